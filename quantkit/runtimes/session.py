@@ -1,0 +1,157 @@
+"""The contract of every engine.
+
+A runtime says whether it can be used here, and opens a session on a graph; a session takes arrays by
+input name and gives arrays by output name. Engines are imported inside `open` only.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from quantkit.errors import UsageError, did_you_mean
+from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import Array, DType, Shape
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor that goes into or comes out of a session.
+
+    Attributes:
+        name: as `str` of its edge: ``softmax``, ``split:1``.
+        dtype: element type.
+        shape: sizes as far as they are known.
+    """
+
+    name: str
+    dtype: DType
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether an engine can be used here, and its version, or why not and what to do."""
+
+    ok: bool
+    detail: str
+
+    @classmethod
+    def yes(cls, version: str) -> Self:
+        return cls(True, version)
+
+    @classmethod
+    def no(cls, reason: str) -> Self:
+        return cls(False, reason)
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """How a session runs.
+
+    Attributes:
+        intra_op: threads inside one operation; None: the engine's default.
+        inter_op: operations run side by side; None: the engine's default.
+        device: ``cpu``, ``gpu`` or ``gpu:N``.
+        precision: arithmetic the engine may use where it has a choice: ``float32`` (the default: as the
+            graph says), ``bfloat16`` or ``float16``.
+        log_placement: ask the engine to log on which device each operation was put.
+    """
+
+    intra_op: int | None = None
+    inter_op: int | None = None
+    device: str = "cpu"
+    precision: str = "float32"
+    log_placement: bool = False
+
+
+class Session(Protocol):
+    """A graph that is ready to run; a context manager that closes itself."""
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]: ...
+
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]: ...
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute the outputs.
+
+        Args:
+            feeds: an array for every input, by name.
+
+        Returns:
+            An array that the caller may keep for every output, by name.
+
+        Raises:
+            UsageError: a feed is missing, unknown, or of the wrong type or shape.
+            UnavailableError: the engine has no kernel for an op.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Runtime(Protocol):
+    """An engine."""
+
+    @property
+    def name(self) -> str:
+        """The word for it on the command line."""
+        ...
+
+    def available(self) -> Availability:
+        """Whether it is installed and runs here; cheap, imports nothing heavy."""
+        ...
+
+    def open(self, model: Graph | Path, options: SessionOptions = SessionOptions()) -> Session:
+        """Make a session.
+
+        Args:
+            model: a graph, or a file in a format of the engine's own (``.onnx``, ``.xml``, ``.tflite``).
+            options: threads, device and precision.
+
+        Raises:
+            UnavailableError: not installed, or the engine can not run this model or device here.
+        """
+        ...
+
+
+def check_feeds(inputs: tuple[TensorInfo, ...], feeds: Mapping[str, Array]) -> None:
+    """Compare feeds with what a session takes; every session calls this first.
+
+    Raises:
+        UsageError: naming the input, what it takes and what it was given.
+    """
+    known = {info.name: info for info in inputs}
+    for name in feeds:
+        if name not in known:
+            raise UsageError(
+                f"{name!r} is not an input of this session",
+                hint=did_you_mean(name, known) or f"its inputs are {', '.join(known)}",
+            )
+    for name, info in known.items():
+        if name not in feeds:
+            raise UsageError(f"input {name!r} is not fed", hint=f"it takes {info.dtype.value} of shape {info.shape}")
+        array = feeds[name]
+        if info.dtype is not DType.STRING and array.dtype != info.dtype.numpy:
+            raise UsageError(
+                f"input {name!r} takes {info.dtype.value}, not {array.dtype.name}",
+                hint=f"convert it first: array.astype('{info.dtype.numpy.name}')",
+            )
+        dims = info.shape.dims
+        if dims is not None and (
+            len(dims) != array.ndim
+            or any(want is not None and want != size for want, size in zip(dims, array.shape, strict=True))
+        ):
+            raise UsageError(
+                f"input {name!r} takes shape {info.shape}, not {Shape(array.shape)}",
+                hint="add or remove a batch dimension, or resize the data",
+            )

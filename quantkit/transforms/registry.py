@@ -1,0 +1,215 @@
+"""The table of transforms, and what makes a function one.
+
+A transform is a function ``(graph, *, option=default, ...) -> Graph``; its signature is its option schema.
+It may return an `Outcome` instead, to say what it changed and what it declined. Options are ``int``, ``float``,
+``bool``, ``str`` or a tuple of one of these (a repeated option), and ``| None``.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints, overload
+
+from quantkit.errors import RecipeError, did_you_mean
+from quantkit.ir.graph import Graph
+from quantkit.ir.rewrite import Outcome
+
+REQUIRED = inspect.Parameter.empty
+TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a transform.
+
+    Attributes:
+        name: as recipes write it.
+        kind: ``int``, ``float``, ``bool`` or ``str``.
+        is_list: whether it may be repeated.
+        default: its value when absent, or `REQUIRED`.
+    """
+
+    name: str
+    kind: type
+    is_list: bool
+    default: Any
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is REQUIRED
+
+    def read(self, words: tuple[str, ...], transform: str) -> Any:
+        """The value of the words that a recipe gives.
+
+        Raises:
+            RecipeError: repeated although it may not be, or not of its kind.
+        """
+        if self.is_list:
+            return tuple(self._read_one(word, transform) for word in words)
+        if len(words) != 1:
+            raise RecipeError(
+                f"{transform}: Expected a single '{self.name}' parameter, but found {len(words)} occurrences",
+                hint=f"give {self.name} once",
+            )
+        return self._read_one(words[0], transform)
+
+    def _read_one(self, word: str, transform: str) -> Any:
+        if self.kind is str:
+            return word
+        if self.kind is bool:
+            if word in TRUTHS:
+                return TRUTHS[word]
+            raise RecipeError(
+                f"{transform}: Couldn't interpret the {self.name} argument as a boolean:{word}"
+                " (expected true, false, 0 or 1)"
+            )
+        try:
+            return self.kind(word)
+        except ValueError:
+            noun = "a number" if self.kind is int else "a float number"
+            raise RecipeError(f"{transform}: Couldn't interpret the {self.name} argument as {noun}:{word}") from None
+
+
+Function = Callable[..., Graph | Outcome]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A named function from graph to graph.
+
+    Attributes:
+        name: the recipe word, and the function's name.
+        function: what it does.
+        options: by name, in the order of the signature.
+        is_exact: whether the answers stay the same up to rounding of float32 arithmetic.
+        services: parameters that the caller provides, not the recipe (``evaluate``).
+    """
+
+    name: str
+    function: Function
+    options: Mapping[str, Option]
+    is_exact: bool
+    services: frozenset[str]
+
+    @property
+    def doc(self) -> str:
+        return inspect.getdoc(self.function) or ""
+
+    def __call__(self, graph: Graph, **options: Any) -> Graph:
+        return self.outcome(graph, **options).graph
+
+    def outcome(self, graph: Graph, **options: Any) -> Outcome:
+        """Apply it with options as Python values."""
+        made = self.function(graph, **options)
+        return made if isinstance(made, Outcome) else Outcome(made)
+
+    def apply(
+        self, graph: Graph, words: Mapping[str, tuple[str, ...]], services: Mapping[str, Any] | None = None
+    ) -> Outcome:
+        """Apply it with options as a recipe writes them.
+
+        Raises:
+            RecipeError: an option is unknown, missing or unreadable.
+        """
+        values = self.read(words)
+        given = {key: value for key, value in (services or {}).items() if key in self.services}
+        return self.outcome(graph, **values, **given)
+
+    def read(self, words: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+        """Option values of a recipe's words.
+
+        Raises:
+            RecipeError: an option is unknown, missing or unreadable.
+        """
+        for name in words:
+            if name not in self.options:
+                known = ", ".join(self.options) or "it has none"
+                raise RecipeError(
+                    f"{self.name} has no option {name!r}",
+                    hint=did_you_mean(name, self.options) or f"its options: {known}",
+                )
+        values = {name: self.options[name].read(given, self.name) for name, given in words.items()}
+        for name, option in self.options.items():
+            if option.is_required and not values.get(name):
+                raise RecipeError(
+                    f"{self.name} expects at least one {name!r} argument",
+                    hint=f"quantkit transforms show {self.name} gives an example",
+                )
+        return values
+
+
+REGISTRY: dict[str, Transform] = {}
+
+
+@overload
+def transform(function: Function, /) -> Transform: ...
+@overload
+def transform(*, exact: bool = True) -> Callable[[Function], Transform]: ...
+def transform(
+    function: Function | None = None, /, *, exact: bool = True
+) -> Transform | Callable[[Function], Transform]:
+    """Register a function under its own name.
+
+    Args:
+        function: ``(graph, *, option=default, ...) -> Graph`` or ``-> Outcome``.
+        exact: whether answers stay the same up to float32 rounding; ``--verify`` holds it to that.
+
+    Raises:
+        RecipeError: the name is taken, or a parameter can not be an option.
+    """
+    if function is None:
+        return lambda one: _registered(one, exact)
+    return _registered(function, exact)
+
+
+def _registered(function: Function, exact: bool) -> Transform:
+    name = function.__name__
+    options: dict[str, Option] = {}
+    services: set[str] = set()
+    hints = get_type_hints(function)
+    parameters = list(inspect.signature(function).parameters.values())
+    for parameter in parameters[1:]:
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            raise RecipeError(
+                f"transform {name!r}: parameter {parameter.name!r} must be keyword-only",
+                hint="put '*,' after graph",
+            )
+        kind = _option_kind(hints.get(parameter.name, str))
+        if kind is None:
+            services.add(parameter.name)
+        else:
+            options[parameter.name] = Option(parameter.name, *kind, parameter.default)
+    made = Transform(name, function, options, exact, frozenset(services))
+    other = REGISTRY.setdefault(name, made)
+    if other is not made and other.function.__module__ != function.__module__:
+        raise RecipeError(
+            f"two transforms are named {name!r}: {other.function.__module__} and {function.__module__}",
+            hint="rename yours",
+        )
+    REGISTRY[name] = made
+    return made
+
+
+def _option_kind(hint: Any) -> tuple[type, bool] | None:
+    """(kind, is it a list) of a type hint; None where no recipe can write such a value."""
+    if get_origin(hint) in (Union, UnionType):
+        kinds = [one for one in get_args(hint) if one is not NoneType]
+        return _option_kind(kinds[0]) if len(kinds) == 1 else None
+    if get_origin(hint) is tuple:
+        return (get_args(hint)[0], True)
+    return (hint, False) if hint in (int, float, bool, str) else None
+
+
+def find(name: str, known: Iterable[str] | None = None) -> Transform:
+    """The transform of a name.
+
+    Raises:
+        RecipeError: there is none; the hint names the nearest ones.
+    """
+    if name in REGISTRY:
+        return REGISTRY[name]
+    raise RecipeError(
+        f"Transform '{name}' not recognized",
+        hint=did_you_mean(name, known or REGISTRY) or "quantkit transforms list names them all",
+    )
