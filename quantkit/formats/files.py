@@ -1,0 +1,204 @@
+"""Model files: what kind a file is, reading it, and writing one that appears complete or not at all."""
+
+import contextlib
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
+from quantkit.formats import graphdef
+from quantkit.ir.graph import Edge, Graph
+
+Ends = Iterable[Edge | str] | None
+
+# What a graph's unread nodes may be without being an output of it.
+NOT_OUTPUTS = frozenset({"Const", "Assign", "NoOp", "Placeholder", "SaveV2", "RestoreV2", "Assert"})
+
+KINDS = {
+    "graphdef": "a frozen TensorFlow graph",
+    "graphdef_text": "a frozen TensorFlow graph in text form",
+    "onnx": "an ONNX model",
+    "saved_model": "a SavedModel folder",
+    "keras": "a Keras model",
+    "tflite": "a LiteRT model",
+    "openvino": "an OpenVINO model",
+}
+ENDINGS = {
+    ".pb": "graphdef",
+    ".pbtxt": "graphdef_text",
+    ".onnx": "onnx",
+    ".keras": "keras",
+    ".h5": "keras",
+    ".hdf5": "keras",
+    ".tflite": "tflite",
+    ".xml": "openvino",
+}
+
+
+def kind_of(path: Path) -> str:
+    """What a file is (a key of `KINDS`), by its content first and its ending second.
+
+    Raises:
+        InputError: it does not exist, is empty, or is nothing quantkit reads; the sentence says what it is.
+    """
+    if path.is_dir():
+        if (path / "saved_model.pb").exists() or (path / "saved_model.pbtxt").exists():
+            return "saved_model"
+        raise InputError(f"{path} is a folder without saved_model.pb", hint="name the model file in it")
+    if not path.exists():
+        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise InputError(
+            f"{path} does not exist",
+            hint=did_you_mean(path.name, siblings) or "quantkit models list names the models that can be fetched",
+        )
+    with _opened(path) as file:
+        head = file.read(512)
+    if not head:
+        raise InputError(f"{path} is empty", hint="the download or the program that wrote it was interrupted")
+    start = head.lstrip().lower()
+    if path.suffix == ".xml" and start.startswith((b"<?xml", b"<net")):
+        return "openvino"
+    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
+        raise InputError(f"{path} is a web page, not a model", hint="download it again: the server sent an error page")
+    if start.startswith(b"version https://git-lfs"):
+        raise InputError(f"{path} is a Git LFS pointer, not the model itself", hint="run git lfs pull")
+    if head[4:8] == b"TFL3":
+        return "tflite"
+    if head.startswith((b"\x1f\x8b", b"\x89HDF", b"PK\x03\x04")):
+        if path.suffix in (".keras", ".h5", ".hdf5"):
+            return "keras"
+        raise InputError(f"{path} is an archive, not a model", hint="unpack it, or use quantkit models fetch --url")
+    kind = ENDINGS.get(path.suffix.lower(), "graphdef")
+    if kind in ("graphdef", "graphdef_text"):
+        return "graphdef_text" if _is_text(head) else "graphdef"
+    return kind
+
+
+def load(path: str | os.PathLike[str], inputs: Ends = None, outputs: Ends = None) -> Graph:
+    """Read a GraphDef, binary or text; large tensors stay in the file until they are used.
+
+    Args:
+        path: the file.
+        inputs: what is fed; None: the placeholders.
+        outputs: what is asked for; None: what nobody reads.
+
+    Raises:
+        InputError: the file is missing, truncated, or no graph.
+        UsageError: an input or output is not in the graph.
+    """
+    path = Path(path)
+    kind = kind_of(path)
+    if kind not in ("graphdef", "graphdef_text"):
+        raise InputError(f"{path} is {KINDS[kind]}, and a frozen graph is needed here")
+    try:
+        graph = _read_text(path) if kind == "graphdef_text" else graphdef.decode(_mapped(path))
+        if not graph.nodes:
+            raise InputError("it holds no nodes")
+    except QuantkitError as error:
+        whole = f"{path.stat().st_size:,} bytes"
+        raise type(error)(
+            f"{path} ({whole}) is truncated, or not a GraphDef: {error.message}",
+            hint=error.hint or "compare its size and checksum with the source's, and fetch it again",
+        ) from None
+    return with_guessed_ends(graph).with_ends(inputs, outputs)
+
+
+def with_guessed_ends(graph: Graph) -> Graph:
+    """The graph with inputs and outputs where it has none: placeholders, and what nobody reads."""
+    inputs = graph.inputs or [name for name, node in graph.nodes.items() if node.op == "Placeholder"]
+    outputs = graph.outputs or [
+        name for name, node in graph.nodes.items() if name not in graph.readers and node.op not in NOT_OUTPUTS
+    ]
+    return graph.with_ends(inputs, outputs)
+
+
+def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = None) -> None:
+    """Write a GraphDef; the file appears complete or not at all.
+
+    Args:
+        graph: what to write.
+        path: where; ``.pbtxt`` chooses the text form.
+        as_text: choose the form whatever the ending is.
+
+    Raises:
+        UsageError: the folder does not exist or the ending is no graph's.
+        InputError: the disk is full or the file can not be written.
+        GraphError: the graph is larger than the format allows.
+    """
+    path = Path(path)
+    if as_text is None:
+        as_text = path.suffix == ".pbtxt"
+    if as_text:
+        text = graphdef.encode_text(graph).encode()
+        write_whole(path, lambda file: file.write(text))
+    else:
+        write_whole(path, lambda file: graphdef.write(graph, file))
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, then put it in its place in one step.
+
+    Raises:
+        UsageError: the folder does not exist.
+        InputError: the file can not be written; what was there before is untouched.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(
+            f"{path.parent} is not a folder, so {path.name} can not be written there", hint="create it first"
+        )
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", hint="name a file in it")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+        os.replace(temporary, path)
+    except OSError as error:
+        reason = "the disk is full" if error.errno == errno.ENOSPC else os.strerror(error.errno or errno.EIO).lower()
+        raise InputError(
+            f"{path} can not be written: {reason}", hint="nothing was changed; make room or choose another place"
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with open(path, "rb") as file:
+            yield file
+    except OSError as error:
+        raise InputError(f"{path} can not be read: {os.strerror(error.errno or errno.EIO).lower()}") from None
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    size = path.stat().st_size
+    if size > graphdef.MAX_BYTES:
+        raise InputError(
+            f"it has {size / 1e9:.2f} GB and a GraphDef can have at most 2.15 GB",
+            hint="keep the weights in a SavedModel and freeze parts of it",
+        )
+    with _opened(path) as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether the beginning of a file reads like a text proto."""
+    try:
+        text = head.decode("utf-8", "strict" if len(head) < 512 else "ignore")
+    except UnicodeDecodeError:
+        return False
+    return all(character.isprintable() or character in "\n\r\t" for character in text)
+
+
+def _read_text(path: Path) -> Graph:
+    with _opened(path) as file:
+        data = file.read()
+    try:
+        return graphdef.decode_text(data.decode())
+    except UnicodeDecodeError as error:
+        raise InputError(f"its text is not UTF-8 at byte {error.start}") from None

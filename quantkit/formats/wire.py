@@ -1,0 +1,82 @@
+"""Protobuf's wire format, as far as finding large tensors in a file needs it.
+
+A file is cut into its fields without copying, so that the bytes of a weight can stay where they are
+while everything around them is parsed.
+"""
+
+from collections.abc import Iterator
+
+from quantkit.errors import InputError
+
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+
+Buffer = memoryview | bytes
+
+
+def fields(data: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """The fields of a message.
+
+    Args:
+        data: the file.
+        start, end: where the message lies.
+
+    Yields:
+        (number, wire type, start of the field, start of its value, end of its value), in bytes.
+
+    Raises:
+        InputError: the message ends in the middle of a field, or is none.
+    """
+    position = start
+    while position < end:
+        begin = position
+        tag, position = varint(data, position, end)
+        kind = tag & 7
+        if kind == LENGTH:
+            length, position = varint(data, position, end)
+            value, position = position, position + length
+        elif kind == VARINT:
+            value = position
+            _, position = varint(data, position, end)
+        elif kind in (FIXED32, FIXED64):
+            value, position = position, position + (4 if kind == FIXED32 else 8)
+        else:
+            raise InputError(f"byte {begin} starts no protobuf field")
+        if position > end or tag < 8:
+            raise InputError(f"the field at byte {begin} ends {position - end} bytes behind the end of its message")
+        yield tag >> 3, kind, begin, value, position
+
+
+def varint(data: Buffer, position: int, end: int) -> tuple[int, int]:
+    """(value, position behind it) of a variable-length integer.
+
+    Raises:
+        InputError: it does not end before ``end``, or is longer than 64 bits.
+    """
+    value = shift = 0
+    while position < end and shift < 70:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+    raise InputError(f"the file ends, or is broken, at byte {position}")
+
+
+def encode_varint(value: int) -> bytes:
+    """A non-negative integer as a variable-length integer.
+
+    >>> encode_varint(300)
+    b'\\xac\\x02'
+    """
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def header(number: int, length: int) -> bytes:
+    """Tag and length of a length-delimited field."""
+    return encode_varint(number << 3 | LENGTH) + encode_varint(length)
