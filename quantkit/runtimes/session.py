@@ -4,11 +4,13 @@ A runtime says whether it can be used here, and opens a session on a graph; a se
 input name and gives arrays by output name. Engines are imported inside `open` only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
+
+import numpy as np
 
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.ir.graph import Graph
@@ -47,6 +49,38 @@ class Availability:
 
 
 @dataclass(frozen=True)
+class Engine:
+    """Which engine a session runs in.
+
+    Attributes:
+        name: the word for it on the command line.
+        version: of the installed package.
+        device: where it runs, in the engine's words: ``CPU``, ``/device:GPU:0``, ``CUDAExecutionProvider``.
+
+    >>> str(Engine("onnxruntime", "1.20.0"))
+    'onnxruntime 1.20.0'
+    """
+
+    name: str
+    version: str
+    device: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An engine that ``auto`` passed over, and why."""
+
+    runtime: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.runtime}: {self.reason}"
+
+
+@dataclass(frozen=True)
 class SessionOptions:
     """How a session runs.
 
@@ -56,7 +90,7 @@ class SessionOptions:
         device: ``cpu``, ``gpu`` or ``gpu:N``.
         precision: arithmetic the engine may use where it has a choice: ``float32`` (the default: as the
             graph says), ``bfloat16`` or ``float16``.
-        log_placement: ask the engine to log on which device each operation was put.
+        log_placement: note on which device each operation was put (`Session.placement`).
     """
 
     intra_op: int | None = None
@@ -67,7 +101,21 @@ class SessionOptions:
 
 
 class Session(Protocol):
-    """A graph that is ready to run; a context manager that closes itself."""
+    """A graph that is ready to run; a context manager that closes itself.
+
+    Attributes:
+        skipped: engines that ``auto`` tried first, with reasons.
+    """
+
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def runtime(self) -> Engine: ...
+
+    @property
+    def placement(self) -> tuple[str, ...]:
+        """Where each operation runs, a line for each; known after the first run, if options asked for it."""
+        ...
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]: ...
@@ -85,12 +133,15 @@ class Session(Protocol):
             An array that the caller may keep for every output, by name.
 
         Raises:
-            UsageError: a feed is missing, unknown, or of the wrong type or shape.
+            UsageError: a feed is missing, unknown, or of the wrong type or shape, or the session is closed.
             UnavailableError: the engine has no kernel for an op.
+            GraphError: an op refuses what reaches it.
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give back what the engine holds; a second time does nothing."""
+        ...
 
     def __enter__(self) -> Self: ...
 
@@ -124,6 +175,68 @@ class Runtime(Protocol):
         ...
 
 
+class FunctionSession:
+    """A session made of one function: all that engines share.
+
+    Args:
+        runtime: the engine.
+        inputs: what is fed, in the order in which ``compute`` takes it.
+        outputs: what is computed, in the order in which ``compute`` gives it.
+        compute: takes checked arrays and gives new ones, which the caller may keep and change.
+        release: called once, by `close`.
+        placement: the lines of `Session.placement`.
+    """
+
+    def __init__(
+        self,
+        runtime: Engine,
+        inputs: tuple[TensorInfo, ...],
+        outputs: tuple[TensorInfo, ...],
+        compute: Callable[[list[Array]], Sequence[Array]],
+        *,
+        release: Callable[[], None] = lambda: None,
+        placement: Callable[[], tuple[str, ...]] = tuple,
+    ) -> None:
+        self.runtime = runtime
+        self.inputs = inputs
+        self.outputs = outputs
+        self.skipped: tuple[Skipped, ...] = ()
+        self._compute: Callable[[list[Array]], Sequence[Array]] | None = compute
+        self._release = release
+        self._placement = placement
+
+    @property
+    def placement(self) -> tuple[str, ...]:
+        return self._placement()
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        if self._compute is None:
+            raise UsageError("this session is closed", hint="open a new one: open_session(model)")
+        arrays = {name: as_array(value) for name, value in feeds.items()}
+        check_feeds(self.inputs, arrays)
+        results = self._compute([arrays[info.name] for info in self.inputs])
+        return {info.name: array for info, array in zip(self.outputs, results, strict=True)}
+
+    def close(self) -> None:
+        if self._compute is not None:
+            self._placement = lambda lines=self._placement(): lines  # type: ignore[misc]
+            self._compute = None
+            self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def as_array(value: Any) -> Array:
+    """A feed as an array; bytes, whose trailing zeros NumPy's own strings would lose, as an object."""
+    return np.array(value, object) if isinstance(value, bytes) else np.asarray(value)
+
+
 def check_feeds(inputs: tuple[TensorInfo, ...], feeds: Mapping[str, Array]) -> None:
     """Compare feeds with what a session takes; every session calls this first.
 
@@ -141,7 +254,12 @@ def check_feeds(inputs: tuple[TensorInfo, ...], feeds: Mapping[str, Array]) -> N
         if name not in feeds:
             raise UsageError(f"input {name!r} is not fed", hint=f"it takes {info.dtype.value} of shape {info.shape}")
         array = feeds[name]
-        if info.dtype is not DType.STRING and array.dtype != info.dtype.numpy:
+        if info.dtype is DType.STRING:
+            if array.dtype.kind not in "OSU":
+                raise UsageError(
+                    f"input {name!r} takes strings, not {array.dtype.name}", hint="feed bytes, or an array of bytes"
+                )
+        elif array.dtype != info.dtype.numpy:
             raise UsageError(
                 f"input {name!r} takes {info.dtype.value}, not {array.dtype.name}",
                 hint=f"convert it first: array.astype('{info.dtype.numpy.name}')",
