@@ -1,0 +1,1 @@
+"""Model cards and the small network that comes with the installation: data only, read with importlib.resources."""
