@@ -122,24 +122,6 @@ class Labels:
                 hint=_HINTS.get(expected, "give the labels this model was trained with"),
             )
 
-    def renumbered(self, order: Order) -> "Labels":
-        """The thousand ImageNet classes in another order, by their WordNet ids.
-
-        Raises:
-            InputError: the WordNet ids of these labels are not those of the thousand classes.
-        """
-        if order is self.order:
-            return self
-        synsets = sorted(self.wordnet.values())
-        if order not in (Order.SYNSETS, Order.SYNSETS_AFTER_0) or len(synsets) != 1000:
-            raise InputError(f"the labels of {self.source!r} can not be put {order}")
-        first = 1 if order is Order.SYNSETS_AFTER_0 else 0
-        named = {synset: self.words[class_id] for class_id, synset in self.wordnet.items()}
-        wordnet = {first + rank: synset for rank, synset in enumerate(synsets)}
-        words = {class_id: named[synset] for class_id, synset in wordnet.items()}
-        background = {0: "background"} if first else {}
-        return Labels(background | words, wordnet, order, _NUMBERS[order], self.source)
-
 
 _HINTS = {
     Order.ILSVRC2012: f"its labels are {LABEL_MAP_FILE} with {WORDS_FILE} beside it, from inception-2015-12-05.tgz",

@@ -1,0 +1,186 @@
+"""What to feed, what to ask for and what the answers mean, where the caller did not say.
+
+A card knows. A plain file may be the graph of a card, also after transforms: it is one when it has the card's
+input and output. Of any other file the first placeholder that takes pictures and the output that nobody
+reads are used, and the rest is assumed, which the caller is told.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quantkit.classify.feeding import picture_size
+from quantkit.classify.labels import Labels, Order, find_labels, order_of, read_labels
+from quantkit.classify.preprocess import Preprocessing
+from quantkit.errors import UsageError
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import DType, Shape
+from quantkit.runtimes.session import TensorInfo
+from quantkit.zoo import ModelCard
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What the caller said about preprocessing; None: nothing.
+
+    Attributes:
+        height: of the input, in pixels.
+        width: of the input, in pixels.
+        mean: subtracted from the pixels.
+        std: the pixels are then divided by it.
+    """
+
+    height: int | None = None
+    width: int | None = None
+    mean: float | None = None
+    std: float | None = None
+
+
+def matching_card(graph: Graph, cards: Iterable[ModelCard]) -> ModelCard | None:
+    """The card whose graph this is, or was before it was transformed."""
+    return next((card for card in cards if _has_ends_of(graph, card)), None)
+
+
+def choose_ends(graph: Graph, card: ModelCard | None, input_layer: str | None, output_layer: str | None) -> Graph:
+    """The graph with one input for pictures and one output of classes.
+
+    Args:
+        graph: as it was read.
+        card: of the model, where there is one.
+        input_layer: what the caller asked to feed.
+        output_layer: what the caller asked for.
+
+    Raises:
+        UsageError: a name is not in the graph, or it does not show which input or output is meant.
+    """
+    source = Edge.parse(input_layer) if input_layer else _input(graph, card)
+    result = Edge.parse(output_layer) if output_layer else _output(graph, card)
+    return graph.with_ends([source], [result])
+
+
+def choose_preprocessing(info: TensorInfo, card: ModelCard | None, flags: Flags = Flags()) -> Preprocessing:
+    """What the input wants: flags first, then its own shape, then the card, then label_image's first defaults.
+
+    Raises:
+        UsageError: the input takes no pictures, or a flag contradicts its shape.
+    """
+    known = Preprocessing() if card is None else _of_card(card)
+    if flags != Flags():
+        # label_image, whose flags these are, squeezes the whole picture.
+        known = replace(known, crop="none")
+    height, width, channels = picture_size(info)
+    for name, said, size in (("height", flags.height, height), ("width", flags.width, width)):
+        if said and size and said != size:
+            raise UsageError(
+                f"--input-{name} is {said}, and input {info.name!r} takes a {name} of {size}",
+                hint=f"leave out --input-{name}: the graph's own is used",
+            )
+    channels = channels or known.channels
+    return Preprocessing(
+        height=flags.height or height or known.height,
+        width=flags.width or width or known.width,
+        channels=channels,
+        mean=_fitting(known.mean, channels) if flags.mean is None else flags.mean,
+        std=_fitting(known.std, channels) if flags.std is None else flags.std,
+        resize=known.resize,
+        crop=known.crop,
+    )
+
+
+def labels_of_card(card: ModelCard, locate: Callable[[ModelCard, str], Path | None]) -> Labels:
+    """The labels that a card names; empty ones where its files are not at hand.
+
+    Args:
+        card: of the model.
+        locate: where a file of a card is here, or None.
+
+    Raises:
+        InputError: a label file is broken.
+    """
+    words = card.labels.names
+    if words:
+        return Labels(dict(enumerate(words)), order=Order(card.labels.order), length=len(words), source=card.name)
+    paths = [locate(card, name) for name in card.labels.files]
+    first = next((path for path in paths if path is not None), None)
+    return read_labels(first) if first is not None and None not in paths else Labels()
+
+
+def labels_beside(graph_file: Path, num_outputs: int) -> Labels:
+    """The 2015 pair that lies beside a graph of its order; empty labels otherwise."""
+    pair = find_labels(graph_file.parent)
+    return read_labels(pair) if pair and order_of(num_outputs) is Order.ILSVRC2012 else Labels()
+
+
+def needs_tensorflow(graph: Graph) -> bool:
+    """Whether the graph is fed encoded pictures, which only TensorFlow decodes."""
+    return any(_dtype(graph[edge.node]) is DType.STRING for edge in graph.inputs)
+
+
+def _has_ends_of(graph: Graph, card: ModelCard) -> bool:
+    names = [Edge.parse(tensor.name).node for tensor in (*card.inputs, *card.outputs)]
+    if not all(name in graph for name in names):
+        return False
+    shape = graph[names[0]].attrs.get("shape")
+    dims = shape.dims if isinstance(shape, Shape) else None
+    # Names like "input" and "softmax" are common; grey and colour are not the same model.
+    return not dims or dims[-1] in (None, card.preprocessing.channels)
+
+
+def _input(graph: Graph, card: ModelCard | None) -> Edge:
+    if card is not None:
+        return Edge.parse(card.inputs[0].name)
+    fitting = [name for name, node in graph.nodes.items() if _takes_pictures(node)]
+    if fitting:
+        return Edge(fitting[0])
+    if "Mul" in graph and "DecodeJpeg" in graph:
+        return Edge("Mul")
+    others = [name for name, node in graph.nodes.items() if node.op == "Placeholder"]
+    raise UsageError(
+        "no placeholder of the graph takes pictures" + (f" ({', '.join(others[:5])} do not)" if others else ""),
+        hint="name the input with --input-layer; quantkit summarize lists them",
+    )
+
+
+def _output(graph: Graph, card: ModelCard | None) -> Edge:
+    if card is not None:
+        return Edge.parse(card.outputs[0].name)
+    unread = graph.outputs or tuple(Edge(name) for name in graph.nodes if name not in graph.readers)
+    softmax = tuple(edge for edge in unread if graph[edge.node].op == "Softmax")
+    for candidates in (unread, softmax):
+        if len(candidates) == 1:
+            return candidates[0]
+    names = ", ".join(str(edge) for edge in unread[:5])
+    raise UsageError(
+        f"the graph has {len(unread)} outputs ({names}{', ...' if len(unread) > 5 else ''})",
+        hint="name the one that gives a number for each class with --output-layer",
+    )
+
+
+def _takes_pictures(node: Node) -> bool:
+    if node.op not in ("Placeholder", "PlaceholderWithDefault"):
+        return False
+    dtype, shape = _dtype(node), node.attrs.get("shape")
+    dims = shape.dims if isinstance(shape, Shape) else None
+    has_channels = not dims or (len(dims) in (3, 4) and bool({1, 3, None} & {dims[-1], dims[-3]}))
+    return has_channels and dtype is not None and (dtype.is_float or dtype is DType.UINT8)
+
+
+def _dtype(node: Node) -> DType | None:
+    dtype = node.attrs.get("dtype")
+    return dtype if isinstance(dtype, DType) else None
+
+
+def _of_card(card: ModelCard) -> Preprocessing:
+    said = card.preprocessing
+    return Preprocessing(
+        said.height, said.width, said.channels, _one(said.mean), _one(said.std), said.resize, said.crop
+    )
+
+
+def _one(numbers: tuple[float, ...]) -> float | tuple[float, ...]:
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _fitting(numbers: float | tuple[float, ...], channels: int) -> float | tuple[float, ...]:
+    """Numbers per channel, for another count of channels: the average of them."""
+    return sum(numbers) / len(numbers) if isinstance(numbers, tuple) and len(numbers) != channels else numbers
