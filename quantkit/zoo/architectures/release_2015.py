@@ -1,0 +1,190 @@
+"""Inception v3 as released in December 2015, node for node, and the idioms of its graph.
+
+Those idioms are what folding has to cope with: batch norm as one op that left TensorFlow after GraphDef version 8,
+a numeric check beside every ReLU and max pool that only a control edge keeps alive, the concatenation whose axis
+comes first, and a JPEG decoder in front.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from quantkit.ir.graph import Graph, Versions
+from quantkit.ir.tensor import DType, Tensor
+from quantkit.zoo.architectures.inception import STEM, Branch, Conv, Fork, Module, Pool, modules
+from quantkit.zoo.architectures.parameters import RELU_POWER, Layer
+from quantkit.zoo.architectures.writer import FLOAT, Signal, Writer, concatenated, pooled
+
+VERSIONS = Versions(producer=8)
+EPSILON = float(np.float32(0.001))
+
+
+class ConvParameters(Protocol):
+    """A kernel (h, w, c_in, c_out) and the four vectors (c_out,) of the batch norm behind it."""
+
+    @property
+    def kernel(self) -> Tensor: ...
+    @property
+    def beta(self) -> Tensor: ...
+    @property
+    def gamma(self) -> Tensor: ...
+    @property
+    def moving_mean(self) -> Tensor: ...
+    @property
+    def moving_variance(self) -> Tensor: ...
+
+
+class ReleaseWriter(Writer):
+    """Writes layers the way the 2015 graph has them."""
+
+    def preprocessing(self, size: tuple[int, int], channels: int) -> str:
+        """From JPEG bytes to (1, h, w, c) floats from -1 to 1; the result is the node ``Mul``."""
+        self.const("DecodeJpeg/contents", Tensor.of(np.array(b"", object)))
+        self.add(
+            "DecodeJpeg",
+            "DecodeJpeg",
+            "DecodeJpeg/contents",
+            channels=channels,
+            ratio=1,
+            fancy_upscaling=True,
+            try_recover_truncated=False,
+            acceptable_fraction=1.0,
+        )
+        self.add("Cast", "Cast", "DecodeJpeg", SrcT=DType.UINT8, DstT=DType.FLOAT)
+        self.const("ExpandDims/dim", 0)
+        self.add("ExpandDims", "ExpandDims", "Cast", "ExpandDims/dim", **FLOAT)
+        self.const("ResizeBilinear/size", size)
+        self.add("ResizeBilinear", "ResizeBilinear", "ExpandDims", "ResizeBilinear/size", align_corners=False, **FLOAT)
+        self.const("Sub/y", 128.0)
+        self.add("Sub", "Sub", "ResizeBilinear", "Sub/y", **FLOAT)
+        self.const("Mul/y", 1 / 128)
+        return self.add("Mul", "Mul", "Sub", "Mul/y", **FLOAT)
+
+    def conv(self, name: str, source: str, parameters: ConvParameters, stride: int = 1, padding: str = "SAME") -> str:
+        """Convolution, batch norm, numeric check, ReLU."""
+        product, norm = f"{name}/Conv2D", f"{name}/batchnorm"
+        self.const(f"{name}/conv2d_params", parameters.kernel)
+        self.add(
+            product,
+            "Conv2D",
+            source,
+            f"{name}/conv2d_params",
+            strides=(1, stride, stride, 1),
+            padding=padding.encode(),
+            use_cudnn_on_gpu=True,
+            **FLOAT,
+        )
+        self.const(f"{norm}/beta", parameters.beta)
+        self.const(f"{norm}/gamma", parameters.gamma)
+        self.const(f"{norm}/moving_mean", parameters.moving_mean)
+        self.const(f"{norm}/moving_variance", parameters.moving_variance)
+        self.add(
+            norm,
+            "BatchNormWithGlobalNormalization",
+            product,
+            f"{norm}/moving_mean",
+            f"{norm}/moving_variance",
+            f"{norm}/beta",
+            f"{norm}/gamma",
+            variance_epsilon=EPSILON,
+            scale_after_normalization=True,
+            **FLOAT,
+        )
+        return self.add(name, "Relu", self.checked(name, norm), **FLOAT)
+
+    def checked(self, name: str, source: str) -> str:
+        """``source`` again, but only after a check that it is finite."""
+        check = self.add(f"{name}/CheckNumerics", "CheckNumerics", source, message=b"tensor had NaN or Inf", **FLOAT)
+        return self.add(f"{name}/control_dependency", "Identity", source, controls=(check,), **FLOAT)
+
+    def pool(self, name: str, source: str, op: str, size: int = 3, stride: int = 1, padding: str = "SAME") -> str:
+        """``MaxPool``, which is checked and says no type, or ``AvgPool``, which is not and does."""
+        is_max = op == "MaxPool"
+        return self.add(
+            name,
+            op,
+            self.checked(name, source) if is_max else source,
+            ksize=(1, size, size, 1),
+            strides=(1, stride, stride, 1),
+            padding=padding.encode(),
+            **({} if is_max else FLOAT),
+        )
+
+    def join(self, module: str, branches: list[str]) -> str:
+        """Concatenation along the channels."""
+        axis = self.const(f"{module}/join/concat_dim", 3)
+        return self.add(f"{module}/join", "Concat", axis, *branches, N=len(branches), **FLOAT)
+
+    def head(self, source: str, size: int, weights: Tensor, biases: Tensor) -> str:
+        """Average over size x size positions, one dense layer, softmax; the result is the node ``softmax``."""
+        pooled = self.pool("pool_3", source, "AvgPool", size, padding="VALID")
+        self.const("pool_3/_reshape/shape", (-1, weights.shape[0]))
+        flat = self.add("pool_3/_reshape", "Reshape", pooled, "pool_3/_reshape/shape", **FLOAT)
+        self.const("softmax/weights", weights)
+        self.const("softmax/biases", biases)
+        self.add(
+            "softmax/logits/MatMul", "MatMul", flat, "softmax/weights", transpose_a=False, transpose_b=False, **FLOAT
+        )
+        self.add("softmax/logits", "BiasAdd", "softmax/logits/MatMul", "softmax/biases", **FLOAT)
+        return self.add("softmax", "Softmax", "softmax/logits", **FLOAT)
+
+
+def inception_v3(seed: int) -> Graph:
+    """The 1004 nodes of the release, in its order."""
+    body = _Body(seed)
+    write = body.write
+    signal = body.chain(STEM, "", Signal(write.preprocessing((299, 299), 3), 3, 0.3))
+    for number, module in enumerate(modules(last_pool="MaxPool")):
+        signal = body.module(module, f"mixed_{number}" if number else "mixed", signal)
+    layer = Layer(seed, "softmax", (1, 1, signal.channels, 1008), signal.power)
+    weights = Tensor(DType.FLOAT, (signal.channels, 1008), lambda: layer.kernel.array[0, 0])
+    write.head(signal.node, 8, weights, layer.bias)
+    return Graph.of(write.nodes, ["Mul"], ["softmax"], versions=VERSIONS)
+
+
+class _Body:
+    """The stem and the modules, named as in the release: by the kind of layer and its number in the branch."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.write = ReleaseWriter()
+
+    def module(self, module: Module, name: str, source: Signal) -> Signal:
+        """Branches of one layer stand alone, the others are towers; forks are written before the pooled branch."""
+        towers = iter(("tower", "tower_1", "tower_2"))
+        joined: list[Signal] = []
+        forks: list[tuple[str, Fork, Signal]] = []
+        for branch in module.branches:
+            prefix = f"{name}/" if len(branch) == 1 else f"{name}/{next(towers)}/"
+            if isinstance(branch[0], Pool):
+                joined += self.forked(forks)
+            if isinstance(branch[-1], Fork):
+                forks.append((prefix, branch[-1], self.chain(branch[:-1], prefix, source)))
+            else:
+                joined.append(self.chain(branch, prefix, source))
+        return concatenated(self.write.join(name, [signal.node for signal in joined]), joined)
+
+    def forked(self, forks: list[tuple[str, Fork, Signal]]) -> list[Signal]:
+        return [
+            self.conv(f"{prefix}mixed/{name}", conv, source)
+            for prefix, fork, source in forks
+            for name, conv in zip(("conv", "conv_1"), fork, strict=True)
+        ]
+
+    def chain(self, layers: Branch, prefix: str, signal: Signal) -> Signal:
+        counts = {"conv": 0, "pool": 0}
+        for layer in layers:
+            kind = "pool" if isinstance(layer, Pool) else "conv"
+            name = f"{prefix}{kind}_{counts[kind]}" if counts[kind] else f"{prefix}{kind}"
+            counts[kind] += 1
+            if isinstance(layer, Conv):
+                signal = self.conv(name, layer, signal)
+            elif isinstance(layer, Pool):
+                node = self.write.pool(name, signal.node, layer.op, stride=layer.stride, padding=layer.padding)
+                signal = pooled(node, layer.op, signal)
+        return signal
+
+    def conv(self, name: str, conv: Conv, source: Signal) -> Signal:
+        layer = Layer(self.seed, name, (*conv.kernel, source.channels, conv.filters), source.power)
+        node = self.write.conv(name, source.node, layer, conv.stride, conv.padding)
+        return Signal(node, conv.filters, RELU_POWER)
