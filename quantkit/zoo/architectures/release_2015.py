@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from quantkit.ir.graph import Graph, Versions
+from quantkit.ir.graph import Edge, Graph, Node, Versions
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.zoo.architectures.inception import STEM, Branch, Conv, Fork, Module, Pool, modules
 from quantkit.zoo.architectures.parameters import RELU_POWER, Layer
@@ -95,7 +95,9 @@ class ReleaseWriter(Writer):
     def checked(self, name: str, source: str) -> str:
         """``source`` again, but only after a check that it is finite."""
         check = self.add(f"{name}/CheckNumerics", "CheckNumerics", source, message=b"tensor had NaN or Inf", **FLOAT)
-        return self.add(f"{name}/control_dependency", "Identity", source, controls=(check,), **FLOAT)
+        guarded = Node(f"{name}/control_dependency", "Identity", (Edge(source),), controls=(check,), attrs=FLOAT)
+        self.nodes.append(guarded)
+        return guarded.name
 
     def pool(self, name: str, source: str, op: str, size: int = 3, stride: int = 1, padding: str = "SAME") -> str:
         """``MaxPool``, which is checked and says no type, or ``AvgPool``, which is not and does."""

@@ -87,7 +87,7 @@ class SlimWriter(Writer):
         return self.add(f"{scope}/{self.era.convolution}", "Conv2D", source, kernel, use_cudnn_on_gpu=True, **attrs)
 
     def decomposed_batch_norm(self, variables: str, scope: str, source: str, layer: Layer) -> str:
-        """x r + (beta - mean r) with r = 1 / sqrt(variance + epsilon); there is no gamma."""
+        """Beta, but no gamma: ``x r + (beta - mean r)`` with ``r = 1 / sqrt(variance + epsilon)``."""
         beta = self.variable(f"{variables}/beta", layer.beta)
         mean = self.variable(f"{variables}/moving_mean", layer.moving_mean)
         variance = self.variable(f"{variables}/moving_variance", layer.moving_variance)

@@ -48,9 +48,9 @@ class Writer:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
 
-    def add(self, name: str, op: str, *inputs: str, controls: tuple[str, ...] = (), **attrs: Attr) -> str:
+    def add(self, name: str, op: str, *inputs: str, **attrs: Attr) -> str:
         """A node that reads output 0 of each of ``inputs``."""
-        self.nodes.append(Node(name, op, tuple(Edge(source) for source in inputs), controls, attrs))
+        self.nodes.append(Node(name, op, tuple(Edge(source) for source in inputs), attrs=attrs))
         return name
 
     def const(self, name: str, values: Any) -> str:
