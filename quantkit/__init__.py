@@ -1,0 +1,39 @@
+"""Rewrite trained networks, make them 8-bit, and prove that the result is faster and still right.
+
+Importing this loads no engine, and little else: each name is imported when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quantkit.bench import benchmark
+    from quantkit.formats import save
+    from quantkit.loading import load
+    from quantkit.recipe import transform
+    from quantkit.runtimes import open_session
+    from quantkit.summary import summarize
+    from quantkit.transforms.registry import transform as transform_function
+
+_HOMES = {
+    "benchmark": "quantkit.bench",
+    "load": "quantkit.loading",
+    "open_session": "quantkit.runtimes",
+    "save": "quantkit.formats",
+    "summarize": "quantkit.summary",
+    "transform": "quantkit.recipe",
+    "transform_function": "quantkit.transforms.registry",
+}
+_NAMES = {"transform_function": "transform"}
+
+__all__ = ["benchmark", "load", "open_session", "save", "summarize", "transform", "transform_function"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), _NAMES.get(name, name))
+    raise AttributeError(f"module 'quantkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

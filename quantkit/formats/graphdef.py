@@ -6,7 +6,8 @@ only while it is written.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import partial
+from mmap import mmap
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -30,6 +31,15 @@ NODE_ATTR, ENTRY_KEY, ENTRY_VALUE, ATTR_TENSOR, TENSOR_CONTENT = 5, 1, 2, 8, 4
 _NUMBERS = {dtype: DATA_TYPES[dtype.value.upper()] for dtype in DType}
 _DTYPES = {number: dtype for dtype, number in _NUMBERS.items()}
 
+_LIST_FIELDS: dict[type, str] = {
+    bytes: "s",
+    int: "i",
+    float: "f",
+    bool: "b",
+    DType: "type",
+    Shape: "shape",
+    Tensor: "tensor",
+}
 _FIELD_OF = {
     DType.FLOAT: "float_val",
     DType.DOUBLE: "double_val",
@@ -46,7 +56,7 @@ _FIELD_OF = {
 }
 
 
-def decode(data: wire.Buffer) -> Graph:
+def decode(data: wire.Buffer | mmap) -> Graph:
     """A graph of a serialized GraphDef; large tensors stay views of ``data``.
 
     Raises:
@@ -125,7 +135,7 @@ def check_size(graph: Graph) -> None:
     if total > MAX_BYTES:
         largest = ", ".join(sorted(sizes, key=lambda name: -sizes[name])[:3])
         raise GraphError(
-            f"the graph holds {total / 1e9:.2f} GB of tensors and a GraphDef file can hold 2.15 GB (largest: {largest})",
+            f"the graph holds {total / 1e9:.2f} GB of tensors, a GraphDef can hold 2.15 GB (largest: {largest})",
             hint="make it smaller first: quantize_weights leaves a quarter",
         )
 
@@ -150,6 +160,16 @@ def encode_text(graph: Graph) -> str:
     """
     message = message_class("GraphDef").FromString(encode(graph))
     return str(text_format.MessageToString(message))
+
+
+def function_names(library: bytes) -> frozenset[str]:
+    """Names of the functions of a serialized function library: nodes may use them as ops.
+
+    Raises:
+        InputError: the library is broken.
+    """
+    message = _parse("FunctionDefLibrary", library)
+    return frozenset(function.signature.name for function in message.function)
 
 
 def _parse(name: str, data: wire.Buffer) -> Any:
@@ -372,12 +392,8 @@ def _content(tensor: Tensor) -> wire.Buffer:
     array = np.ascontiguousarray(tensor.array)
     if array.shape != tensor.shape or array.dtype != tensor.dtype.numpy:
         raise GraphError(f"a tensor said {tensor} and its values are {array.dtype}{array.shape}")
-    return memoryview(array.reshape(-1).view(np.uint8))
-
-
-@cache
-def _list_field(kind: type) -> str:
-    return {bytes: "s", int: "i", float: "f", bool: "b", DType: "type", Shape: "shape", Tensor: "tensor"}[kind]
+    data: memoryview = array.reshape(-1).view(np.uint8).data
+    return data
 
 
 def _encode_attr(message: Any, value: Attr, node: Node) -> None:
@@ -392,7 +408,7 @@ def _write_list(message: Any, values: tuple[Any, ...]) -> None:
     if not values:
         return
     kind = type(values[0])
-    items = getattr(message.list, _list_field(kind))
+    items = getattr(message.list, _LIST_FIELDS[kind])
     if kind is DType:
         items.extend([_NUMBERS[value] for value in values])
     elif kind is Shape:

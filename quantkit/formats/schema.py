@@ -19,8 +19,8 @@ VersionDef: producer 1 int32, min_consumer 2 int32, bad_consumers 3 *int32
 NodeDef: name 1 string, op 2 string, input 3 *string, device 4 string, attr 5 map<string,AttrValue>,
   experimental_debug_info 6 NodeDebugInfo, experimental_type 7 FullTypeDef
 NodeDebugInfo: original_node_names 1 *string, original_func_names 2 *string
-AttrValue: list 1 ?ListValue, s 2 ?bytes, i 3 ?int64, f 4 ?float, b 5 ?bool, type 6 ?DataType, shape 7 ?TensorShapeProto,
-  tensor 8 ?TensorProto, placeholder 9 ?string, func 10 ?NameAttrList
+AttrValue: list 1 ?ListValue, s 2 ?bytes, i 3 ?int64, f 4 ?float, b 5 ?bool, type 6 ?DataType,
+  shape 7 ?TensorShapeProto, tensor 8 ?TensorProto, placeholder 9 ?string, func 10 ?NameAttrList
 ListValue: s 2 *bytes, i 3 *int64, f 4 *float, b 5 *bool, type 6 *DataType, shape 7 *TensorShapeProto,
   tensor 8 *TensorProto, func 9 *NameAttrList
 NameAttrList: name 1 string, attr 2 map<string,AttrValue>
@@ -42,8 +42,9 @@ FunctionDef: signature 1 OpDef, node_def 3 *NodeDef, ret 4 map<string,string>, a
 ArgAttrs: attr 1 map<string,AttrValue>
 GradientDef: function_name 1 string, gradient_func 2 string
 RegisteredGradient: gradient_func 1 string, registered_op_type 2 string
-OpDef: name 1 string, input_arg 2 *ArgDef, output_arg 3 *ArgDef, attr 4 *AttrDef, summary 5 string, description 6 string,
-  deprecation 8 OpDeprecation, is_aggregate 16 bool, is_stateful 17 bool, is_commutative 18 bool,
+OpDef: name 1 string, input_arg 2 *ArgDef, output_arg 3 *ArgDef, attr 4 *AttrDef,
+  summary 5 string, description 6 string, deprecation 8 OpDeprecation,
+  is_aggregate 16 bool, is_stateful 17 bool, is_commutative 18 bool,
   allows_uninitialized_input 19 bool, control_output 20 *string, is_distributed_communication 21 bool
 ArgDef: name 1 string, description 2 string, type 3 DataType, type_attr 4 string, number_attr 5 string,
   type_list_attr 6 string, handle_data 7 *DtypeAndShape, is_ref 16 bool, experimental_full_type 17 FullTypeDef
@@ -58,10 +59,10 @@ _DATA_TYPES = (
     "FLOAT8_E4M3B11FNUZ FLOAT8_E5M2FNUZ INT4 UINT4 INT2 UINT2"
 )
 _FULL_TYPES = (
-    "UNSET 0 VAR 1 ANY 2 PRODUCT 3 NAMED 4 FOR_EACH 20 CALLABLE 100 BOOL 200 UINT8 201 UINT16 202 UINT32 203 UINT64 204 "
-    "INT8 205 INT16 206 INT32 207 INT64 208 HALF 209 FLOAT 210 DOUBLE 211 COMPLEX64 212 COMPLEX128 213 STRING 214 "
-    "BFLOAT16 215 TENSOR 1000 ARRAY 1001 OPTIONAL 1002 LITERAL 1003 ENCODED 1004 SHAPE_TENSOR 1005 DATASET 10102 "
-    "RAGGED 10103 ITERATOR 10104 MUTEX_LOCK 10202 LEGACY_VARIANT 10203"
+    "UNSET 0 VAR 1 ANY 2 PRODUCT 3 NAMED 4 FOR_EACH 20 CALLABLE 100 BOOL 200 UINT8 201 UINT16 202 UINT32 203 "
+    "UINT64 204 INT8 205 INT16 206 INT32 207 INT64 208 HALF 209 FLOAT 210 DOUBLE 211 COMPLEX64 212 COMPLEX128 213 "
+    "STRING 214 BFLOAT16 215 TENSOR 1000 ARRAY 1001 OPTIONAL 1002 LITERAL 1003 ENCODED 1004 SHAPE_TENSOR 1005 "
+    "DATASET 10102 RAGGED 10103 ITERATOR 10104 MUTEX_LOCK 10202 LEGACY_VARIANT 10203"
 )
 
 DATA_TYPES = {name: number for number, name in enumerate(_DATA_TYPES.split())}
@@ -89,9 +90,9 @@ def _pool() -> descriptor_pool.DescriptorPool:
         types.value.add(name=f"DT_{name}_REF", number=number + 100)
     full = file.enum_type.add(name="FullTypeId")
     words = iter(_FULL_TYPES.split())
-    for name, number in zip(words, words, strict=True):
-        full.value.add(name=f"TFT_{name}", number=int(number))
-    for line in _MESSAGES.replace("\n  ", " ").strip().splitlines():
+    for word, code in zip(words, words, strict=True):
+        full.value.add(name=f"TFT_{word}", number=int(code))
+    for line in _MESSAGES.replace(",\n  ", ", ").strip().splitlines():
         name, _, fields = line.partition(": ")
         message = file.message_type.add(name=name)
         for field in fields.split(", "):
@@ -106,8 +107,8 @@ def _add_field(message: Any, name: str, number: str, kind: str) -> None:
     if kind.startswith("map<"):
         entry = message.nested_type.add(name="".join(word.capitalize() for word in name.split("_")) + "Entry")
         entry.options.map_entry = True
-        for number_, (part, what) in enumerate(zip(("key", "value"), kind[4:-1].split(","), strict=True), start=1):
-            _add_field(entry, part, str(number_), what)
+        for place, (part, what) in enumerate(zip(("key", "value"), kind[4:-1].split(","), strict=True), start=1):
+            _add_field(entry, part, str(place), what)
         field.label = _Field.LABEL_REPEATED
         field.type, field.type_name = _Field.TYPE_MESSAGE, f".{PACKAGE}.{message.name}.{entry.name}"
         return

@@ -64,10 +64,10 @@ def varint(data: Buffer, position: int, end: int) -> tuple[int, int]:
 
 
 def encode_varint(value: int) -> bytes:
-    """A non-negative integer as a variable-length integer.
+    r"""A non-negative integer as a variable-length integer.
 
     >>> encode_varint(300)
-    b'\\xac\\x02'
+    b'\xac\x02'
     """
     out = bytearray()
     while value > 0x7F:

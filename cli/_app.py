@@ -1,0 +1,142 @@
+"""The parser, and what turns errors into sentences and exit codes.
+
+Each command is a module of this folder with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> int`. Only the
+module of the command that is called is imported.
+"""
+
+import importlib
+import os
+import sys
+import traceback
+from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any, NoReturn
+
+from quantkit.errors import QuantkitError, UsageError, did_you_mean
+
+INTERRUPTED = 130
+
+# The one line of each command's help lives here, so that `quantkit --help` imports none of them.
+COMMANDS = {
+    "transform": "rewrite a frozen graph with a recipe of transforms",
+    "classify": "say what is on pictures",
+    "benchmark": "compare the latency of models and engines, side by side",
+    "summarize": "inputs, outputs, op counts, size, and what to do next",
+    "models": "list, fetch and locate known models",
+    "transforms": "the reference of every transform",
+    "doctor": "what this machine and installation can run",
+}
+DESCRIPTION = "Rewrite trained networks, make them 8-bit, and prove that the result is faster and still right."
+
+
+class Parser(ArgumentParser):
+    """Reports a wrong command line the way all errors are reported."""
+
+    def error(self, message: str) -> NoReturn:
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        words = message.removeprefix("unrecognized arguments: ").split()
+        near = did_you_mean(words[0].split("=")[0], flags) if message.startswith("unrecognized") else ""
+        raise UsageError(message, hint=near or f"{self.prog} --help lists the flags")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; the value is the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    try:
+        return _run([word for word in words if word != "--debug"])
+    except QuantkitError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"quantkit: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("quantkit: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone (head, less): nothing is wrong, and nothing is left to say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        print(f"quantkit: a bug: {type(error).__name__}: {error}", file=sys.stderr)
+        print("hint: run the same with --debug and report what it prints", file=sys.stderr)
+        return 70
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if words[0] == "--version":
+        print(f"quantkit {version('quantkit')}")
+        return 0
+    name = words[0]
+    if name not in COMMANDS:
+        raise UsageError(
+            f"{name!r} is not a command", hint=did_you_mean(name, COMMANDS) or "quantkit --help lists the commands"
+        )
+    command = importlib.import_module(f".{name}", __package__)
+    parser = _parser(name, command)
+    try:
+        args = parser.parse_args(_kebab(words[1:], parser))
+    except SystemExit as leave:  # --help
+        return int(leave.code or 0)
+    return int(command.run(args))
+
+
+def _parser(name: str, command: Any) -> Parser:
+    parser = Parser(
+        prog=f"quantkit {name}",
+        description=COMMANDS[name][0].upper() + COMMANDS[name][1:] + ".",
+        epilog="examples:\n" + "\n".join(f"  {line}" for line in command.EXAMPLES),
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_arguments(parser)
+    for one in _leaves(parser):
+        one.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+        one.add_argument("-q", "--quiet", action="store_true", help="no progress and no remarks")
+        one.add_argument("-v", "--verbose", action="store_true", help="more remarks")
+        one.add_argument("--debug", action="store_true", default=SUPPRESS, help="show the traceback of an error")
+    return parser
+
+
+def _leaves(parser: ArgumentParser) -> list[ArgumentParser]:
+    """The parsers that take the flags: those of subcommands where there are any."""
+    for action in parser._actions:
+        if isinstance(action.choices, dict):
+            return list(action.choices.values())
+    return [parser]
+
+
+def _kebab(words: list[str], parser: ArgumentParser) -> list[str]:
+    """Flags as the parser knows them: ``--in_graph=G`` is ``--in-graph=G``."""
+    known = {flag for one in (parser, *_leaves(parser)) for action in one._actions for flag in action.option_strings}
+    found = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        kebab = "--" + flag[2:].replace("_", "-")
+        found.append(kebab + equals + value if flag.startswith("--") and kebab in known else word)
+    return found
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {line}" for name, line in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: quantkit COMMAND ...",
+            "",
+            DESCRIPTION,
+            "",
+            "commands:",
+            *lines,
+            "",
+            "quantkit COMMAND --help explains one; quantkit --version.",
+        ]
+    )

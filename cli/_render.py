@@ -1,0 +1,57 @@
+"""Results to stdout, progress and remarks to stderr."""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+
+def emit(args: Namespace, schema: str, document: dict[str, Any], text: "Callable[[Console], None]") -> None:
+    """Print a result.
+
+    Args:
+        args: of the command; ``args.json`` chooses the form.
+        schema: ``quantkit.<command>/1``.
+        document: the result as JSON values.
+        text: prints the same for people.
+    """
+    if args.json:
+        json.dump({"schema": schema, **document}, sys.stdout, indent=2, ensure_ascii=False)
+        print()
+    else:
+        text(console())
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """A rich console; in a pipe it prints plain text of any width."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else 200
+    return Console(stderr=stderr, highlight=False, width=width, soft_wrap=not stream.isatty())
+
+
+def progress(args: Namespace) -> "Progress":
+    """A progress bar on stderr; silent where stderr is no terminal, and with ``--quiet``."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=console(stderr=True),
+        transient=True,
+        disable=args.quiet or not sys.stderr.isatty(),
+    )
+
+
+def log(args: Namespace, message: str) -> None:
+    """A remark on stderr, unless ``--quiet``."""
+    if not args.quiet:
+        print(message, file=sys.stderr)

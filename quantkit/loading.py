@@ -1,0 +1,140 @@
+"""From what names a model to its graph: a file, a folder, a card's name, or an object of TensorFlow's."""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantkit import formats
+from quantkit.errors import InputError, UsageError, did_you_mean
+from quantkit.ir.graph import Edge, Graph
+from quantkit.runtimes import freeze
+from quantkit.zoo import ModelCard, fetch, find_card, list_cards
+from quantkit.zoo.architectures import random_graph
+
+Ends = Iterable[Edge | str] | None
+
+# What every output says of a graph whose parameters were drawn at random.
+MEANINGLESS = "its parameters are random: times are real, answers mean nothing"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that is ready to be worked on.
+
+    Attributes:
+        name: as it was asked for.
+        graph: what it computes; None where the file is an engine's own format, which `path` names.
+        path: the file it came from; None for random weights and objects.
+        card: what is known of it; None for a file of one's own.
+        has_random_weights: whether its answers mean nothing.
+    """
+
+    name: str
+    graph: Graph | None
+    path: Path | None = None
+    card: ModelCard | None = None
+    has_random_weights: bool = False
+
+    @property
+    def runnable(self) -> Graph | Path:
+        """What a runtime opens: the graph, or the file of an engine's own format."""
+        if self.graph is not None:
+            return self.graph
+        if self.path is None:
+            raise InputError(f"{self.name} holds nothing to run")
+        return self.path
+
+
+def load_model(
+    word: str | os.PathLike[str],
+    *,
+    inputs: Ends = None,
+    outputs: Ends = None,
+    random_weights: bool = False,
+    seed: int = 0,
+    offline: bool = False,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> Model:
+    """The model that a command line names.
+
+    Args:
+        word: a file, a SavedModel folder, or the name of a card, which is fetched at first use.
+        inputs: what is fed; None: the card's, or the placeholders.
+        outputs: what is asked for; None: the card's, or what nobody reads.
+        random_weights: build the card's architecture with seeded random parameters instead of fetching it.
+        seed: of the random parameters.
+        offline: never fetch.
+        progress: told bytes done and bytes in all while fetching.
+
+    Raises:
+        InputError: the file is missing or broken, or fetching failed.
+        UsageError: no such card, or an input or output that is not in the graph.
+    """
+    text = os.fspath(word)
+    card = _card(text)
+    if random_weights:
+        if card is None:
+            raise UsageError(
+                f"--random-weights builds the architecture of a card, and {text!r} is none",
+                hint="quantkit models list names the cards",
+            )
+        graph = random_graph(card.name, seed=seed).with_ends(*_card_ends(card, inputs, outputs))
+        return Model(text, graph, card=card, has_random_weights=True)
+    path = fetch(card, offline=offline, progress=progress) if card else Path(text)
+    kind = formats.kind_of(path)
+    if kind in ("saved_model", "keras"):
+        return Model(text, freeze.freeze_file(path).with_ends(inputs, outputs), path)
+    if kind in ("onnx", "tflite", "openvino"):
+        return Model(text, None, path, card)
+    if card:
+        inputs, outputs = _card_ends(card, inputs, outputs)
+    return Model(text, formats.load(path, inputs, outputs), path, card)
+
+
+def load(model: Any, inputs: Ends = None, outputs: Ends = None) -> Graph:
+    """The graph of a model.
+
+    Args:
+        model: a file (``.pb``, ``.pbtxt``, ``.keras``, ``.h5``), a SavedModel folder, a card's name, a serialized
+            GraphDef, a GraphDef, or a Keras model or TensorFlow function.
+        inputs: names of what is fed; None: the placeholders.
+        outputs: names of what is asked for; None: what nobody reads.
+
+    Raises:
+        InputError: it is missing, broken, or nothing that quantkit reads.
+        UsageError: an input or output is not in the graph.
+    """
+    if isinstance(model, Graph):
+        return model.with_ends(inputs, outputs)
+    if isinstance(model, bytes):
+        return formats.with_guessed_ends(formats.graphdef.decode(model)).with_ends(inputs, outputs)
+    if isinstance(model, str | os.PathLike):
+        found = load_model(model, inputs=inputs, outputs=outputs)
+        if found.graph is None:
+            raise InputError(f"{model} is in an engine's own format: it can be run and measured, but not rewritten")
+        return found.graph
+    if hasattr(model, "SerializeToString"):
+        return load(model.SerializeToString(), inputs, outputs)
+    return freeze.freeze_object(model).with_ends(inputs, outputs)
+
+
+def _card(text: str) -> ModelCard | None:
+    """The card of that name, unless it looks like a file."""
+    names = [card.name for card in list_cards()]
+    if text in names:
+        return find_card(text)
+    if not os.path.exists(text) and not Path(text).suffix and os.sep not in text:
+        raise UsageError(
+            f"{text!r} is neither a file nor the name of a model card",
+            hint=did_you_mean(text, names) or f"the cards are {', '.join(names)}",
+        )
+    return None
+
+
+def _card_ends(card: ModelCard, inputs: Ends, outputs: Ends) -> tuple[Ends, Ends]:
+    return (
+        [one.name for one in card.inputs] if inputs is None else inputs,
+        [one.name for one in card.outputs] if outputs is None else outputs,
+    )

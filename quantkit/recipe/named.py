@@ -1,0 +1,82 @@
+"""Recipes by name, and recipes in files.
+
+A recipe file is TOML: a list of steps, each with its transform and its options.
+
+    [[step]]
+    transform = "remove_nodes"
+    op = ["Identity", "CheckNumerics"]
+"""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import InputError, RecipeError, did_you_mean
+from quantkit.recipe.grammar import Step
+from quantkit.recipe.recipe import Recipe, parse, read_options
+
+CLEAN = "strip_unused_nodes remove_nodes(op=Identity, op=CheckNumerics, op=StopGradient) fold_constants"
+FOLD = "fold_batch_norms fold_old_batch_norms"
+TIDY = "strip_unused_nodes sort_by_execution_order"
+
+NAMED = {
+    "inference": f"{CLEAN} {FOLD} merge_duplicate_nodes {TIDY}",
+    "deploy": f"{CLEAN} {FOLD}",
+    "shrink": f"{CLEAN} {FOLD} quantize_weights {TIDY}",
+    "eight_bit": f"add_default_attributes {CLEAN} {FOLD} quantize_weights quantize_nodes {TIDY}",
+}
+
+
+def find_recipe(word: str) -> Recipe:
+    """The recipe of a name, or of a TOML file.
+
+    Raises:
+        RecipeError: no recipe has that name, or the file lists no valid steps.
+        InputError: the file can not be read.
+    """
+    if word in NAMED:
+        return parse(NAMED[word])
+    if Path(word).suffix == ".toml" or os.sep in word:
+        return read_recipe(Path(word))
+    raise RecipeError(
+        f"no recipe is named {word!r}",
+        hint=did_you_mean(word, NAMED) or f"the recipes are {', '.join(NAMED)}; a file ends in .toml",
+    )
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe of a TOML file.
+
+    Raises:
+        InputError: the file can not be read or is no TOML.
+        RecipeError: it lists no steps, or a step is wrong.
+    """
+    try:
+        document = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"{path} can not be read: {(error.strerror or 'unknown error').lower()}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is no TOML file: {error}") from None
+    steps = document.get("step")
+    if not isinstance(steps, list) or not steps:
+        raise RecipeError(f"{path} lists no steps", hint='write [[step]] and transform = "remove_nodes" below it')
+    recipe = Recipe(tuple(_step(fields, path, number) for number, fields in enumerate(steps, start=1)))
+    for step in recipe.steps:
+        read_options(step)
+    return recipe
+
+
+def _step(fields: Any, path: Path, number: int) -> Step:
+    if not isinstance(fields, dict) or not isinstance(fields.get("transform"), str):
+        raise RecipeError(f"{path}: step {number} names no transform", hint='write transform = "fold_constants"')
+    options = {}
+    for key, value in fields.items():
+        if key != "transform":
+            items = value if isinstance(value, list) else [value]
+            options[key] = tuple(_word(item) for item in items)
+    return Step(fields["transform"], options)
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,178 @@
+"""A recipe is an ordered list of transforms; running it gives the new graph and what happened on the way."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from quantkit.errors import QuantkitError, RecipeError
+from quantkit.ir.check import verify
+from quantkit.ir.graph import Graph
+from quantkit.ir.rewrite import Outcome, Skip
+from quantkit.recipe.grammar import Step, parse_steps
+from quantkit.transforms import registry
+from quantkit.transforms.registry import Transform
+
+IGNORE_ERRORS = "ignore_errors"
+
+# What is asked after each step: (graph before, graph after, transform) -> a line to keep, or an error.
+Check = Callable[[Graph, Graph, Transform], str]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Steps in order; ``str(recipe)`` is the classic string, and ``parse(str(recipe)) == recipe``."""
+
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.steps))
+
+
+def parse(text: str) -> Recipe:
+    """A recipe of a transforms string; names and options are looked up at once.
+
+    Raises:
+        RecipeError: bad grammar, an unknown transform or option, an unreadable value, or no transform at all.
+    """
+    recipe = Recipe(parse_steps(text))
+    if not recipe.steps:
+        raise RecipeError("You must specify at least one transform.", hint="quantkit transforms list names them all")
+    for step in recipe.steps:
+        read_options(step)
+    return recipe
+
+
+def read_options(step: Step) -> tuple[Transform, bool]:
+    """The transform of a step, and whether its errors are ignored.
+
+    Raises:
+        RecipeError: no such transform or option, or a value that can not be read.
+    """
+    transform = registry.find(step.name)
+    words = dict(step.options)
+    ignore = words.pop(IGNORE_ERRORS, ("false",))[0].lower()
+    if ignore not in ("true", "false"):
+        raise RecipeError(f"{step.name}: ignore_errors should be true or false, found {ignore}")
+    transform.read(words)
+    return transform, ignore == "true"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one step did.
+
+    Attributes:
+        step: as written.
+        nodes: how many there were before and after.
+        changes: what was matched and done.
+        skips: near-matches that were declined, with reasons.
+        seconds: wall time of the transform.
+        ignored: the error that ``ignore_errors`` swallowed, or nothing.
+        check: what the check after the step found, or nothing.
+    """
+
+    step: Step
+    nodes: tuple[int, int]
+    changes: tuple[str, ...]
+    skips: tuple[Skip, ...]
+    seconds: float
+    ignored: str = ""
+    check: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "transform": str(self.step),
+            "nodes_before": self.nodes[0],
+            "nodes_after": self.nodes[1],
+            "changes": list(self.changes),
+            "skips": [{"node": skip.node, "reason": skip.reason} for skip in self.skips],
+            "seconds": self.seconds,
+            "ignored_error": self.ignored,
+            "check": self.check,
+        }
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What every step of a run did, in order."""
+
+    records: tuple[Record, ...] = field(default=())
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [record.to_json() for record in self.records]
+
+
+def run(
+    recipe: Recipe,
+    graph: Graph,
+    *,
+    services: Mapping[str, Any] | None = None,
+    check: Check | None = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> tuple[Graph, Trace]:
+    """Apply a recipe.
+
+    Args:
+        recipe: what to apply, in order.
+        graph: what to apply it to; it stays as it is.
+        services: what transforms may ask for beside options (``evaluate``: how constants are computed).
+        check: called after each step; an error it raises stops the run.
+        on_step: told before each step, for progress.
+
+    Returns:
+        The new graph and a record for each step.
+
+    Raises:
+        RecipeError: an unknown transform or option.
+        GraphError: a transform failed and ``ignore_errors`` did not say to go on.
+        CheckError: the check refused a step.
+    """
+    records: list[Record] = []
+    for step in recipe.steps:
+        transform, ignores = read_options(step)
+        if on_step:
+            on_step(step)
+        words = {key: given for key, given in step.options.items() if key != IGNORE_ERRORS}
+        start = perf_counter()
+        outcome, ignored = _apply(transform, graph, words, services, ignores)
+        verify(outcome.graph, blame=step.name)
+        seconds = perf_counter() - start
+        found = check(graph, outcome.graph, transform) if check and not ignored else ""
+        nodes = (len(graph), len(outcome.graph))
+        records.append(Record(step, nodes, outcome.changes, outcome.skips, seconds, ignored, found))
+        graph = outcome.graph
+    return graph, Trace(tuple(records))
+
+
+def transform(graph: Graph, recipe: Recipe | str, **services: Any) -> Graph:
+    """The graph after a recipe.
+
+    Args:
+        graph: what to rewrite; it stays as it is.
+        recipe: a recipe, or a transforms string.
+        services: see `run`.
+
+    Raises:
+        RecipeError: the recipe can not be read.
+        GraphError: a transform failed.
+    """
+    return run(parse(recipe) if isinstance(recipe, str) else recipe, graph, services=services)[0]
+
+
+def _apply(
+    transform: Transform,
+    graph: Graph,
+    words: Mapping[str, tuple[str, ...]],
+    services: Mapping[str, Any] | None,
+    ignores: bool,
+) -> tuple[Outcome, str]:
+    try:
+        return transform.apply(graph, words, services), ""
+    except QuantkitError as error:
+        if ignores and not isinstance(error, RecipeError):
+            return Outcome(graph), error.message
+        raise type(error)(
+            f"{transform.name}: {error.message}".replace(f"{transform.name}: {transform.name}", transform.name),
+            error.hint,
+        ) from None

@@ -1,0 +1,132 @@
+"""Does a transform keep the answers? Seeded inputs, before and after."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quantkit.errors import CheckError, UsageError
+from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import Array, DType
+from quantkit.runtimes.session import Session, TensorInfo
+from quantkit.transforms.registry import Transform
+
+# Largest difference that rounding of float32 may leave, as a part of the largest number of an output (or of 1).
+TOLERANCE = 1e-5
+# A transform that gives up precision on purpose must keep at least this much of the signal (cosine of the outputs).
+MIN_COSINE = 0.5
+
+Opener = Callable[[Graph], Session]
+
+
+@dataclass
+class Verifier:
+    """Compares answers before and after each transform; an instance is a check for `run`.
+
+    Args:
+        open_session: an engine.
+        seed: of the inputs.
+        tolerance: see `TOLERANCE`.
+    """
+
+    open_session: Opener
+    seed: int = 0
+    tolerance: float = TOLERANCE
+    feeds: Mapping[str, Array] | None = None
+    last: tuple[Graph, Mapping[str, Array]] | None = field(default=None)
+
+    def __call__(self, before: Graph, after: Graph, transform: Transform) -> str:
+        """Compare, and say how far apart the answers are.
+
+        Raises:
+            CheckError: the answers differ by more than the transform may change them.
+        """
+        old = self.last[1] if self.last and self.last[0] is before else self._answers(before)
+        new = old if after is before else self._answers(after)
+        self.last = (after, new)
+        return compare(old, new, transform, self.tolerance)
+
+    def _answers(self, graph: Graph) -> Mapping[str, Array]:
+        with self.open_session(graph) as session:
+            if self.feeds is None:
+                self.feeds = seeded_feeds(session.inputs, self.seed)
+            return session.run(self._fitting(session))
+
+    def _fitting(self, session: Session) -> dict[str, Array]:
+        """The feeds for the inputs this graph still has; pixels that a transform made 8-bit are fed as such."""
+        feeds = self.feeds or {}
+        return {info.name: feeds[info.name] for info in session.inputs if info.name in feeds}
+
+
+def compare(old: Mapping[str, Array], new: Mapping[str, Array], transform: Transform, tolerance: float) -> str:
+    """How far apart two sets of answers are, in one line.
+
+    Raises:
+        CheckError: further than the transform may change them.
+    """
+    lines = []
+    for name, want in old.items():
+        found = new.get(name)
+        if found is None or found.shape != want.shape:
+            shape = "missing" if found is None else f"of shape {found.shape}"
+            raise CheckError(f"{transform.name} changes output {name!r}: it was of shape {want.shape} and is {shape}")
+        lines.append(_compare_one(name, want, found, transform, tolerance))
+    return "; ".join(lines)
+
+
+def _compare_one(name: str, want: Array, found: Array, transform: Transform, tolerance: float) -> str:
+    if want.dtype.kind not in "fc":
+        if not np.array_equal(want, found):
+            raise CheckError(
+                f"{transform.name} changes output {name!r} in {np.mean(want != found):.1%} of its elements"
+            )
+        return f"{name}: equal"
+    if np.array_equal(want, found, equal_nan=True):
+        return f"{name}: equal"
+    want, found = want.astype(np.float64), found.astype(np.float64)
+    if np.isfinite(want).all() and not np.isfinite(found).all():
+        raise CheckError(f"{transform.name} makes NaN or infinity in output {name!r}")
+    difference = float(np.nanmax(np.abs(want - found)))
+    if transform.is_exact:
+        if difference > tolerance * max(1.0, float(np.nanmax(np.abs(want)))):
+            raise CheckError(
+                f"{transform.name} changes output {name!r} by {difference:.3g}; the tolerance is {tolerance:g}",
+                hint="quantkit transform --explain shows what it did; leave it out, or report this graph",
+            )
+        return f"{name}: largest difference {difference:.2g}"
+    cosine = float((want * found).sum() / max(np.linalg.norm(want) * np.linalg.norm(found), 1e-300))
+    if cosine < MIN_COSINE:
+        raise CheckError(
+            f"{transform.name} changes output {name!r} beyond recognition: cosine {cosine:.3f}",
+            hint="calibrated ranges keep more than ranges computed for each run",
+        )
+    return f"{name}: largest difference {difference:.2g}, cosine {cosine:.4f} (8 bits by design)"
+
+
+def seeded_feeds(inputs: tuple[TensorInfo, ...], seed: int = 0) -> dict[str, Array]:
+    """Random arrays for inputs: floats in [-1, 1), pixels in 0..255, small integers; unknown sizes are 1.
+
+    Raises:
+        UsageError: an input takes strings, or its number of dimensions is unknown.
+    """
+    random = np.random.default_rng(seed)
+    feeds: dict[str, Array] = {}
+    for info in inputs:
+        if info.shape.dims is None or info.dtype is DType.STRING:
+            what = "strings" if info.dtype is DType.STRING else "a tensor of unknown rank"
+            raise UsageError(
+                f"no random values can be made for input {info.name!r}, which takes {what}",
+                hint="choose another --inputs, behind the decoder",
+            )
+        shape = tuple(1 if size is None else size for size in info.shape.dims)
+        feeds[info.name] = _random(random, info.dtype, shape)
+    return feeds
+
+
+def _random(random: np.random.Generator, dtype: DType, shape: tuple[int, ...]) -> Array:
+    if dtype.is_float:
+        return random.uniform(-1, 1, shape).astype(dtype.numpy)
+    if dtype is DType.BOOL:
+        return random.integers(0, 2, shape).astype(bool)
+    high = 256 if dtype in (DType.UINT8, DType.QUINT8) else 8
+    return random.integers(0, high, shape).astype(dtype.numpy)

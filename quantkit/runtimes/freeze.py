@@ -1,0 +1,78 @@
+"""SavedModels, Keras models and TensorFlow functions as frozen graphs: variables become constants.
+
+TensorFlow's own loaders read them, in inference mode; nothing of a model file is executed (Keras' safe mode stays on).
+"""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import InputError, UnavailableError
+from quantkit.formats import graphdef
+from quantkit.ir.graph import Edge, Graph
+
+
+def freeze_file(path: Path, *, signature: str = "serving_default") -> Graph:
+    """The frozen graph of a SavedModel folder or a Keras file.
+
+    Raises:
+        InputError: TensorFlow can not read it, or it has no such signature.
+        UnavailableError: TensorFlow is not installed.
+    """
+    tf = _tensorflow()
+    try:
+        if path.is_dir():
+            signatures = tf.saved_model.load(str(path)).signatures
+            if signature not in signatures:
+                raise InputError(f"{path} has no signature {signature!r}", hint=f"it has {', '.join(signatures)}")
+            return _freeze(signatures[signature])
+        return freeze_object(tf.keras.models.load_model(path, compile=False, safe_mode=True))
+    except (ValueError, OSError, TypeError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"{path} can not be read by TensorFlow: {reason}") from None
+
+
+def freeze_object(model: Any) -> Graph:
+    """The frozen graph of a Keras model, or of a ``tf.function`` with a signature.
+
+    Raises:
+        InputError: it is neither.
+        UnavailableError: TensorFlow is not installed.
+    """
+    tf = _tensorflow()
+    if isinstance(model, tf.keras.Model):
+        specs = [tf.TensorSpec(one.shape, one.dtype, name=one.name.split(":")[0]) for one in model.inputs]
+        function = tf.function(
+            lambda *tensors: model(list(tensors) if len(tensors) > 1 else tensors[0], training=False)
+        )
+        return _freeze(function.get_concrete_function(*specs))
+    if hasattr(model, "get_concrete_function"):
+        return _freeze(model.get_concrete_function())
+    if hasattr(model, "structured_input_signature"):
+        return _freeze(model)
+    raise InputError(
+        f"a {type(model).__name__} is no model that quantkit reads",
+        hint="give a file, a GraphDef, a Keras model or a tf.function with an input signature",
+    )
+
+
+def _freeze(function: Any) -> Graph:
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
+    graph = graphdef.decode(frozen.graph.as_graph_def().SerializeToString())
+    inputs = [Edge.parse(tensor.name) for tensor in frozen.inputs if tensor.dtype.name != "resource"]
+    return graph.with_ends(inputs, [Edge.parse(tensor.name) for tensor in frozen.outputs])
+
+
+def _tensorflow() -> Any:
+    if find_spec("tensorflow") is None:
+        raise UnavailableError(
+            "SavedModels and Keras models are read by TensorFlow, which is not installed",
+            hint="pip install tensorflow, or freeze the model to a .pb elsewhere",
+        )
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+
+    return tf

@@ -1,0 +1,16 @@
+"""Write nodes in an order in which they can run."""
+
+from quantkit.ir.graph import Graph
+from quantkit.transforms.registry import transform
+
+
+@transform
+def sort_by_execution_order(graph: Graph) -> Graph:
+    """Put every node behind all that it reads.
+
+    Before:  c = Relu(b)   a = Placeholder   b = Conv2D(a, w)   w = Const
+    After:   w = Const   a = Placeholder   b = Conv2D(a, w)   c = Relu(b)
+
+    Declines when nodes wait for each other in a cycle that has no Merge.
+    """
+    return graph.with_nodes(graph[name] for name in graph.order)

@@ -1,0 +1,89 @@
+"""Keep what the outputs need; let the graph begin at its inputs."""
+
+from quantkit.errors import RecipeError, did_you_mean
+from quantkit.ir.graph import Graph, Node
+from quantkit.ir.rewrite import Outcome
+from quantkit.ir.tensor import DType, Shape
+from quantkit.transforms.registry import transform
+
+
+@transform
+def strip_unused_nodes(
+    graph: Graph,
+    *,
+    type: str | None = None,
+    shape: str | None = None,
+    name: tuple[str, ...] = (),
+    type_for_name: tuple[str, ...] = (),
+    shape_for_name: tuple[str, ...] = (),
+) -> Outcome:
+    """Remove everything that the outputs do not need, and cut the graph at its inputs.
+
+    An input that is no Placeholder becomes one, of the same name.
+
+    Before:  file -> DecodeJpeg -> Sub -> Mul -> Conv2D -> Softmax      inputs: Mul   outputs: Softmax
+    After:   Mul (Placeholder) -> Conv2D -> Softmax
+
+    Options:
+        type: element type of new placeholders, as a short word: ``float``, ``uint8`` (float).
+        shape: their shape, ``"1,299,299,3"``; a negative size is an unknown one (a scalar).
+        name: inputs that get a type and shape of their own.
+        type_for_name: the type for each ``name``.
+        shape_for_name: the shape for each ``name``.
+
+    Declines when an input is a Placeholder already: it stays as it is.
+    """
+    for given, word, example in (
+        (type_for_name, "type", "type_for_name=int32"),
+        (shape_for_name, "shape", 'shape_for_name="1,3"'),
+    ):
+        if len(given) != len(name):
+            raise RecipeError(
+                f"You must pass a '{word}_for_name' arg for every 'name', e.g. {example}",
+                hint=f"there are {len(name)} name and {len(given)} {word}_for_name",
+            )
+    kept = graph.reachable() | {node for node in graph.input_names if node in graph}
+    own = dict(zip(name, zip(type_for_name, shape_for_name, strict=True), strict=True))
+    nodes: list[Node] = []
+    cut: list[str] = []
+    for node in graph.nodes.values():
+        if node.name not in kept:
+            continue
+        if node.name in graph.input_names and node.op != "Placeholder":
+            type_word, shape_text = own.get(node.name, (type, shape))
+            attrs = {"dtype": _dtype(type_word), "shape": _shape(shape_text)}
+            nodes.append(Node(node.name, "Placeholder", attrs=attrs))
+            cut.append(
+                f"{node.name} ({node.op}) becomes a Placeholder, {attrs['dtype'].value} of shape {attrs['shape']}"
+            )
+        else:
+            nodes.append(node)
+    removed = len(graph) - len(nodes)
+    changes = cut + ([f"{removed} nodes that the outputs do not need"] if removed else [])
+    return Outcome(graph.with_nodes(nodes), tuple(changes))
+
+
+def _dtype(word: str | None) -> DType:
+    try:
+        return DType(word) if word is not None else DType.FLOAT
+    except ValueError:
+        known = [one.value for one in DType]
+        raise RecipeError(
+            f"Couldn't understand type argument '{word}'",
+            hint=did_you_mean(str(word).lower().removeprefix("dt_"), known) or f"the types are {', '.join(known)}",
+        ) from None
+
+
+def _shape(text: str | None) -> Shape:
+    if text is None:
+        return Shape(())
+    words = [word.strip() for word in text.split(",")]
+    if words == [""]:
+        raise RecipeError("Specified shape is empty.", hint='give sizes: shape="1,299,299,3"')
+    try:
+        sizes = [int(word) for word in words]
+    except ValueError:
+        raise RecipeError(
+            f"Couldn't parse as shape: '{text}'", hint='sizes separated by commas: "1,299,299,3"'
+        ) from None
+    return Shape(tuple(None if size < 0 else size for size in sizes))
