@@ -1,0 +1,258 @@
+"""Arithmetic, comparisons and functions of single elements; the type of the inputs is the type of the result."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from quantkit.ir.graph import Node
+from quantkit.ir.tensor import Array, DType
+from quantkit.ops.kernels.registry import kernel
+from quantkit.ops.tensorflow import attribute
+
+Function = Callable[..., Any]
+
+
+def is_integer(array: Array) -> bool:
+    """Whether the elements are whole numbers."""
+    return array.dtype.kind in "iu"
+
+
+def _truncated_quotient(x: Array, y: Array) -> Array:
+    """The quotient, rounded towards zero where both are integers."""
+    if not is_integer(x):
+        return np.trunc(x / y)
+    _refuse_zero(y)
+    floor = x // y
+    return floor + ((floor * y != x) & ((x < 0) != (y < 0)))  # type: ignore[no-any-return]
+
+
+def _div(x: Array, y: Array) -> Array:
+    """C's division: exact for real numbers, towards zero for integers."""
+    return _truncated_quotient(x, y) if is_integer(x) else x / y
+
+
+def _refuse_zero(y: Array) -> None:
+    if np.any(y == 0):
+        raise ValueError("integer division by zero")
+
+
+def _whole_by_whole(function: Function) -> Function:
+    """The function, refusing to divide integers by zero."""
+
+    def checked(x: Array, y: Array) -> Array:
+        if is_integer(x):
+            _refuse_zero(y)
+        return np.asarray(function(x, y))
+
+    return checked
+
+
+def _pow(x: Array, y: Array) -> Array:
+    if is_integer(x) and np.any(y < 0):
+        raise ValueError("integers can not be raised to negative powers")
+    return np.power(x, y)
+
+
+def _where_nonzero(factor: Array, value: Array) -> Array:
+    """0 where the factor is 0, whatever the value."""
+    return np.where(factor == 0, np.zeros((), value.dtype), value)
+
+
+def _shift(function: Function) -> Function:
+    """Shifts clamp at the word's width, as TensorFlow's do."""
+    return lambda x, y: function(x, np.clip(y, 0, x.dtype.itemsize * 8 - 1).astype(x.dtype))
+
+
+BINARY: dict[str, Function] = {
+    "Add": np.add,
+    "AddV2": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": _div,
+    "RealDiv": np.true_divide,
+    "TruncateDiv": _truncated_quotient,
+    "FloorDiv": _whole_by_whole(np.floor_divide),
+    "Mod": _whole_by_whole(np.fmod),
+    "TruncateMod": _whole_by_whole(np.fmod),
+    "FloorMod": _whole_by_whole(np.mod),
+    "Maximum": np.maximum,
+    "Minimum": np.minimum,
+    "Pow": _pow,
+    "SquaredDifference": lambda x, y: np.square(x - y),
+    "DivNoNan": lambda x, y: _where_nonzero(y, x / y),
+    "MulNoNan": lambda x, y: _where_nonzero(y, x * y),
+    "Xdivy": lambda x, y: _where_nonzero(x, x / y),
+    "Xlogy": lambda x, y: _where_nonzero(x, x * np.log(y)),
+    "Xlog1py": lambda x, y: _where_nonzero(x, x * np.log1p(y)),
+    "Atan2": np.arctan2,
+    "NextAfter": np.nextafter,
+    "BitwiseAnd": np.bitwise_and,
+    "BitwiseOr": np.bitwise_or,
+    "BitwiseXor": np.bitwise_xor,
+    "LeftShift": _shift(np.left_shift),
+    "RightShift": _shift(np.right_shift),
+    "LogicalAnd": np.logical_and,
+    "LogicalOr": np.logical_or,
+    "Less": np.less,
+    "LessEqual": np.less_equal,
+    "Greater": np.greater,
+    "GreaterEqual": np.greater_equal,
+    "Complex": lambda real, imag: real + 1j * imag,
+}
+
+# NumPy has neither; math's are exact and slow, which is right for a reference.
+_ERF: Function = np.frompyfunc(math.erf, 1, 1)
+_ERFC: Function = np.frompyfunc(math.erfc, 1, 1)
+_LGAMMA: Function = np.frompyfunc(lambda x: math.inf if x <= 0 and x == math.floor(x) else math.lgamma(x), 1, 1)
+
+SELU_SCALE = 1.0507009873554804934193349852946
+SELU_ALPHA = 1.6732632423543772848170429916717
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)), any shape."""
+    return 1 / (1 + np.exp(-x))
+
+
+UNARY: dict[str, Function] = {
+    "Neg": np.negative,
+    "Abs": np.abs,
+    "ComplexAbs": np.abs,
+    "Sign": np.sign,
+    "Square": np.square,
+    "Sqrt": np.sqrt,
+    "Rsqrt": lambda x: 1 / np.sqrt(x),
+    "Reciprocal": lambda x: 1 / x,
+    "Inv": lambda x: 1 / x,
+    "Exp": np.exp,
+    "Expm1": np.expm1,
+    "Log": np.log,
+    "Log1p": np.log1p,
+    "Sin": np.sin,
+    "Cos": np.cos,
+    "Tan": np.tan,
+    "Asin": np.arcsin,
+    "Acos": np.arccos,
+    "Atan": np.arctan,
+    "Sinh": np.sinh,
+    "Cosh": np.cosh,
+    "Tanh": np.tanh,
+    "Asinh": np.arcsinh,
+    "Acosh": np.arccosh,
+    "Atanh": np.arctanh,
+    "Floor": np.floor,
+    "Ceil": np.ceil,
+    "Round": np.rint,
+    "Rint": np.rint,
+    "IsNan": np.isnan,
+    "IsInf": np.isinf,
+    "IsFinite": np.isfinite,
+    "Invert": np.invert,
+    "LogicalNot": np.logical_not,
+    "Erf": lambda x: _ERF(x).astype(x.dtype),
+    "Erfc": lambda x: _ERFC(x).astype(x.dtype),
+    "Lgamma": lambda x: _LGAMMA(x).astype(x.dtype),
+    "Real": np.real,
+    "Imag": np.imag,
+    "Conj": np.conj,
+    "Angle": np.angle,
+    "Sigmoid": sigmoid,
+    "Relu": lambda x: np.maximum(x, np.zeros((), x.dtype)),
+    "Relu6": lambda x: np.clip(x, np.zeros((), x.dtype), np.asarray(6, x.dtype)),
+    "Elu": lambda x: np.where(x < 0, np.expm1(x), x),
+    "Selu": lambda x: SELU_SCALE * np.where(x < 0, SELU_ALPHA * np.expm1(x), x),
+    "Softplus": lambda x: np.logaddexp(np.zeros((), x.dtype), x),
+    "Softsign": lambda x: x / (1 + np.abs(x)),
+}
+
+
+@kernel(*BINARY)
+def _binary(node: Node, inputs: Sequence[Array]) -> Array:
+    return np.asarray(BINARY[node.op](inputs[0], inputs[1]))
+
+
+@kernel(*UNARY)
+def _unary(node: Node, inputs: Sequence[Array]) -> Array:
+    return np.asarray(UNARY[node.op](inputs[0]))
+
+
+@kernel("Equal", "NotEqual")
+def _equal(node: Node, inputs: Sequence[Array]) -> Array:
+    x, y = inputs
+    compare = np.equal if node.op == "Equal" else np.not_equal
+    try:
+        return np.asarray(compare(x, y))
+    except ValueError:
+        if attribute(node, "incompatible_shape_error"):
+            raise
+        return np.asarray(node.op == "NotEqual")
+
+
+@kernel("ApproximateEqual")
+def _approximate_equal(node: Node, inputs: Sequence[Array]) -> Array:
+    return np.asarray(np.abs(inputs[0] - inputs[1]) < attribute(node, "tolerance"))
+
+
+@kernel("AddN", "AccumulateNV2")
+def _add_n(_: Node, inputs: Sequence[Array]) -> Array:
+    total = inputs[0]
+    for other in inputs[1:]:
+        if other.shape != total.shape:
+            raise ValueError("all tensors of a sum must have the same shape")
+        total = total + other
+    return total
+
+
+@kernel("LeakyRelu")
+def _leaky_relu(node: Node, inputs: Sequence[Array]) -> Array:
+    x = inputs[0]
+    return np.where(x > 0, x, x * np.asarray(attribute(node, "alpha"), x.dtype))
+
+
+@kernel("ClipByValue")
+def _clip_by_value(_: Node, inputs: Sequence[Array]) -> Array:
+    x, low, high = inputs
+    return np.clip(x, low, high)
+
+
+@kernel("Select")
+def _select(_: Node, inputs: Sequence[Array]) -> Array:
+    """The condition is a scalar, of the shape of both, or a vector that picks rows."""
+    condition, x, y = inputs
+    if x.shape != y.shape:
+        raise ValueError("both branches must have the same shape")
+    if condition.ndim == 1 and x.ndim > 1:
+        condition = condition.reshape(-1, *[1] * (x.ndim - 1))
+    return np.where(condition, x, y)
+
+
+@kernel("SelectV2")
+def _select_v2(_: Node, inputs: Sequence[Array]) -> Array:
+    return np.where(*inputs)
+
+
+@kernel("Cast")
+def _cast(node: Node, inputs: Sequence[Array]) -> Array:
+    """C's conversion: towards zero, and whatever the processor gives outside of the range."""
+    x, to = inputs[0], attribute(node, "DstT")
+    if to is DType.STRING:
+        raise ValueError("numbers can not be cast to strings")
+    if to is DType.BFLOAT16 and attribute(node, "Truncate"):
+        x = (x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    drops_imaginary = x.dtype.kind == "c" and to.numpy.kind != "c"
+    return np.asarray(x.real if drops_imaginary else x).astype(to.numpy)
+
+
+@kernel("Bitcast")
+def _bitcast(node: Node, inputs: Sequence[Array]) -> Array:
+    """The same bytes; a wider or narrower type takes or adds the last dimension."""
+    x, to = np.ascontiguousarray(inputs[0]), attribute(node, "type").numpy
+    if x.dtype.itemsize == to.itemsize:
+        return x.reshape(inputs[0].shape).view(to)
+    if x.dtype.itemsize > to.itemsize:
+        return x.reshape(*inputs[0].shape, 1).view(to)
+    if inputs[0].shape[-1:] != (to.itemsize // x.dtype.itemsize,):
+        raise ValueError(f"the last dimension must hold one {to.name}")
+    return np.asarray(x.view(to)[..., 0])

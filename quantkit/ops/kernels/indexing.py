@@ -1,0 +1,158 @@
+"""Ops that pick elements: slices, gathers, selections, one-hot codes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from quantkit.ir.graph import Node
+from quantkit.ir.tensor import Array
+from quantkit.ops.kernels.registry import kernel
+from quantkit.ops.kernels.shapes import axis_of, scalar, sizes
+from quantkit.ops.tensorflow import attribute
+
+
+@kernel("Slice")
+def _slice(_: Node, inputs: Sequence[Array]) -> Array:
+    x, begins, counts = inputs[0], sizes(inputs[1]), sizes(inputs[2])
+    window = []
+    for begin, count, size in zip(begins, counts, x.shape, strict=True):
+        end = size if count == -1 else begin + count
+        if not 0 <= begin <= end <= size:
+            raise ValueError(f"a slice from {begin} of {count} leaves the tensor")
+        window.append(slice(begin, end))
+    return x[tuple(window)]
+
+
+def strided_index(node: Node, begins: Array, ends: Array, strides: Array) -> tuple[Any, ...]:
+    """What NumPy's brackets take for the five masks of a StridedSlice.
+
+    Raises:
+        ValueError: a stride is zero, or not 1 where a dimension is dropped.
+    """
+    index: list[Any] = []
+    masks = {name: attribute(node, f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    for place, (begin, end, stride) in enumerate(zip(sizes(begins), sizes(ends), sizes(strides), strict=True)):
+        has = {name: bool(mask >> place & 1) for name, mask in masks.items()}
+        if has["ellipsis"]:
+            index.append(Ellipsis)
+        elif has["new_axis"]:
+            index.append(None)
+        elif stride == 0 or (has["shrink_axis"] and stride < 0):
+            raise ValueError(f"stride {stride} is not possible here")
+        elif has["shrink_axis"]:
+            index.append(begin)
+        else:
+            index.append(_window(None if has["begin"] else begin, None if has["end"] else end, stride))
+    return tuple(index)
+
+
+def _window(begin: int | None, end: int | None, stride: int) -> slice:
+    return slice(begin, end, stride)
+
+
+@kernel("StridedSlice")
+def _strided_slice(node: Node, inputs: Sequence[Array]) -> Array:
+    return np.asarray(inputs[0][strided_index(node, *inputs[1:])])
+
+
+@kernel("Gather", "GatherV2", "ResourceGather")
+def _gather(node: Node, inputs: Sequence[Array]) -> Array:
+    """Slices of a tensor along an axis; the first ``batch_dims`` dimensions belong together."""
+    x, indices = inputs[:2]
+    batch_dims = attribute(node, "batch_dims") if node.op == "GatherV2" else 0
+    axis = axis_of(scalar(inputs[2]), x.ndim) if node.op == "GatherV2" else 0
+    batch_dims = axis_of(batch_dims, indices.ndim + 1) if batch_dims else 0
+    if indices.size and not (indices.min() >= 0 and indices.max() < x.shape[axis]):
+        raise ValueError(f"indices must be in [0, {x.shape[axis]})")
+    if not batch_dims:
+        return np.take(x, indices, axis)
+    batch = x.shape[:batch_dims]
+    if batch != indices.shape[:batch_dims]:
+        raise ValueError("the batch dimensions differ")
+    rows = x.reshape(-1, *x.shape[batch_dims:])
+    picks = indices.reshape(-1, *indices.shape[batch_dims:])
+    taken = [np.take(row, pick, axis - batch_dims) for row, pick in zip(rows, picks, strict=True)]
+    return np.stack(taken).reshape(*batch, *taken[0].shape)
+
+
+@kernel("GatherNd")
+def _gather_nd(_: Node, inputs: Sequence[Array]) -> Array:
+    x, indices = inputs
+    depth = indices.shape[-1]
+    if np.any(indices < 0) or np.any(indices >= np.array(x.shape[:depth])):
+        raise ValueError("an index leaves the tensor")
+    return x[tuple(np.moveaxis(indices, -1, 0))] if depth else np.broadcast_to(x, (*indices.shape[:-1], *x.shape))
+
+
+@kernel("ScatterNd")
+def _scatter_nd(_: Node, inputs: Sequence[Array]) -> Array:
+    indices, updates, shape = inputs
+    result = np.zeros(sizes(shape), updates.dtype)
+    np.add.at(result, tuple(np.moveaxis(indices, -1, 0)), updates)
+    return result
+
+
+@kernel("TensorScatterUpdate", "TensorScatterAdd")
+def _tensor_scatter(node: Node, inputs: Sequence[Array]) -> Array:
+    x, indices, updates = inputs
+    result, places = x.copy(), tuple(np.moveaxis(indices, -1, 0))
+    if node.op == "TensorScatterAdd":
+        np.add.at(result, places, updates)
+    else:
+        result[places] = updates
+    return result
+
+
+@kernel("DynamicStitch", "ParallelDynamicStitch")
+def _dynamic_stitch(node: Node, inputs: Sequence[Array]) -> Array:
+    """Rows of several tensors, put where the indices say; the last one wins."""
+    count = attribute(node, "N")
+    indices, data = inputs[:count], inputs[count:]
+    length = max((int(index.max()) + 1 for index in indices if index.size), default=0)
+    rest = data[0].shape[indices[0].ndim :]
+    result = np.zeros((length, *rest), data[0].dtype)
+    for index, values in zip(indices, data, strict=True):
+        result[index.reshape(-1)] = values.reshape(-1, *rest)
+    return result
+
+
+@kernel("Where")
+def _where(_: Node, inputs: Sequence[Array]) -> Array:
+    return np.argwhere(inputs[0]).astype(np.int64)
+
+
+@kernel("OneHot")
+def _one_hot(node: Node, inputs: Sequence[Array]) -> Array:
+    indices, depth, on, off = inputs
+    axis = axis_of(attribute(node, "axis"), indices.ndim + 1)
+    codes = np.arange(scalar(depth)).reshape(-1, *[1] * (indices.ndim - axis))
+    return np.where(np.expand_dims(indices, axis) == codes, on, off)
+
+
+@kernel("TopK", "TopKV2")
+def _top_k(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    """The largest k of the last axis, the first of equals first."""
+    x = inputs[0]
+    k = scalar(inputs[1]) if node.op == "TopKV2" else attribute(node, "k")
+    if not 0 <= k <= x.shape[-1]:
+        raise ValueError(f"the last axis has no {k} elements")
+    # Ascending and stable on the reversed axis, read backwards: equals come in their first order.
+    order = x.shape[-1] - 1 - np.argsort(x[..., ::-1], axis=-1, kind="stable")[..., ::-1][..., :k]
+    return np.take_along_axis(x, order, -1), order.astype(np.int32)
+
+
+@kernel("ListDiff")
+def _list_diff(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    x, gone = inputs
+    kept = np.flatnonzero(~np.isin(x, gone))
+    return x[kept], kept.astype(attribute(node, "out_idx").numpy)
+
+
+@kernel("Unique")
+def _unique(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    values, first, places = np.unique(inputs[0], return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(order.size)
+    return values[order], rank[places].astype(attribute(node, "out_idx").numpy)

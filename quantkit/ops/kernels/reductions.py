@@ -1,0 +1,85 @@
+"""Ops that reduce along axes, and running sums."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from quantkit.ir.graph import Node
+from quantkit.ir.tensor import Array
+from quantkit.ops.kernels.elementwise import is_integer
+from quantkit.ops.kernels.registry import kernel
+from quantkit.ops.kernels.shapes import axis_of, scalar, sizes
+from quantkit.ops.tensorflow import attribute
+
+Reduce = Callable[[Array, tuple[int, ...], bool], Any]
+
+
+def _lowest(dtype: np.dtype[Any]) -> Any:
+    return np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf
+
+
+def _highest(dtype: np.dtype[Any]) -> Any:
+    return np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
+
+
+def _summed(x: Array) -> Any:
+    """The type sums are held in: half numbers lose too much in their own."""
+    return np.float32 if x.dtype.itemsize < 4 and x.dtype.kind not in "iub" else x.dtype
+
+
+def _sum(x: Array, axes: tuple[int, ...], keep: bool) -> Array:
+    return np.asarray(np.sum(x, axes, _summed(x), keepdims=keep))
+
+
+def _mean(x: Array, axes: tuple[int, ...], keep: bool) -> Array:
+    mean = _sum(x, axes, keep) / np.prod([x.shape[axis] for axis in axes], dtype=_summed(x))
+    return np.asarray(np.trunc(mean) if is_integer(x) else mean)
+
+
+REDUCTIONS: dict[str, Reduce] = {
+    "Sum": _sum,
+    "Mean": _mean,
+    "Prod": lambda x, axes, keep: np.prod(x, axes, _summed(x), keepdims=keep),
+    "Max": lambda x, axes, keep: np.max(x, axes, keepdims=keep, initial=_lowest(x.dtype)),
+    "Min": lambda x, axes, keep: np.min(x, axes, keepdims=keep, initial=_highest(x.dtype)),
+    "All": lambda x, axes, keep: np.all(x, axes, keepdims=keep),
+    "Any": lambda x, axes, keep: np.any(x, axes, keepdims=keep),
+    "EuclideanNorm": lambda x, axes, keep: np.sqrt(np.sum(np.square(x), axes, _summed(x), keepdims=keep)),
+}
+
+
+@kernel(*REDUCTIONS)
+def _reduce(node: Node, inputs: Sequence[Array]) -> Array:
+    x = inputs[0]
+    axes = tuple(axis_of(axis, x.ndim) for axis in sizes(inputs[1]))
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"an axis is named twice in {axes}")
+    return np.asarray(REDUCTIONS[node.op](x, axes, attribute(node, "keep_dims")))
+
+
+@kernel("ArgMax", "ArgMin")
+def _arg_extreme(node: Node, inputs: Sequence[Array]) -> Array:
+    x = inputs[0]
+    find = np.argmax if node.op == "ArgMax" else np.argmin
+    return np.asarray(find(x, axis_of(scalar(inputs[1]), x.ndim)))
+
+
+@kernel("Cumsum", "Cumprod")
+def _cumulative(node: Node, inputs: Sequence[Array]) -> Array:
+    """Running sums or products; ``exclusive`` leaves the element itself out, ``reverse`` begins at the end."""
+    x = inputs[0]
+    axis = axis_of(scalar(inputs[1]), x.ndim)
+    run, neutral = (np.cumsum, 0) if node.op == "Cumsum" else (np.cumprod, 1)
+    x = np.flip(x, axis) if attribute(node, "reverse") else x
+    if attribute(node, "exclusive"):
+        shifted = np.roll(x, 1, axis)
+        np.moveaxis(shifted, axis, 0)[:1] = neutral
+        x = shifted
+    made = run(x, axis, dtype=x.dtype)
+    return np.flip(made, axis) if attribute(node, "reverse") else made
+
+
+@kernel("L2Loss")
+def _l2_loss(_: Node, inputs: Sequence[Array]) -> Array:
+    return np.asarray(np.sum(np.square(inputs[0])) / 2)

@@ -1,0 +1,358 @@
+"""Ops about shapes: asking for them, changing them, joining, cutting and padding tensors."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from quantkit.ir.graph import Node
+from quantkit.ir.tensor import Array
+from quantkit.ops.kernels.registry import kernel
+from quantkit.ops.tensorflow import attribute
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the front.
+
+    Raises:
+        ValueError: there is no such axis.
+    """
+    axis = int(axis)
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis {axis} does not exist in {rank} dimensions")
+    return axis % rank
+
+
+def scalar(array: Array) -> int:
+    """The integer a tensor of one element holds.
+
+    Raises:
+        ValueError: it has another number of elements.
+    """
+    if array.size != 1:
+        raise ValueError("a tensor of one element is expected")
+    return int(array.reshape(-1)[0])
+
+
+def sizes(array: Array) -> tuple[int, ...]:
+    """A shape that a tensor holds."""
+    return tuple(int(size) for size in array.reshape(-1))
+
+
+@kernel("Shape", "ShapeN")
+def _shape(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    dtype = attribute(node, "out_type").numpy
+    return tuple(np.array(x.shape, dtype) for x in inputs)
+
+
+@kernel("Rank")
+def _rank(_: Node, inputs: Sequence[Array]) -> Array:
+    return np.array(inputs[0].ndim, np.int32)
+
+
+@kernel("Size")
+def _size(node: Node, inputs: Sequence[Array]) -> Array:
+    return np.array(inputs[0].size, attribute(node, "out_type").numpy)
+
+
+@kernel("Reshape")
+def _reshape(_: Node, inputs: Sequence[Array]) -> Array:
+    x, shape = inputs[0], list(sizes(inputs[1]))
+    if shape.count(-1) == 1:
+        known = int(np.prod([size for size in shape if size != -1]))
+        if known == 0 or x.size % known:
+            raise ValueError(f"{x.size} elements do not fill the shape {shape}")
+        shape[shape.index(-1)] = x.size // known
+    return x.reshape(shape)
+
+
+@kernel("ExpandDims")
+def _expand_dims(_: Node, inputs: Sequence[Array]) -> Array:
+    x = inputs[0]
+    return np.expand_dims(x, axis_of(scalar(inputs[1]), x.ndim + 1))
+
+
+@kernel("Squeeze")
+def _squeeze(node: Node, inputs: Sequence[Array]) -> Array:
+    x, dims = inputs[0], attribute(node, "squeeze_dims")
+    return x.squeeze(tuple(axis_of(axis, x.ndim) for axis in dims)) if dims else x.squeeze()
+
+
+@kernel("Transpose", "ConjugateTranspose")
+def _transpose(node: Node, inputs: Sequence[Array]) -> Array:
+    turned = inputs[0].transpose(sizes(inputs[1]))
+    return np.conj(turned) if node.op == "ConjugateTranspose" else turned
+
+
+@kernel("InvertPermutation")
+def _invert_permutation(_: Node, inputs: Sequence[Array]) -> Array:
+    order = inputs[0]
+    if sorted(order.tolist()) != list(range(order.size)):
+        raise ValueError("it is not a permutation")
+    return np.argsort(order).astype(order.dtype)
+
+
+@kernel("Pack")
+def _pack(node: Node, inputs: Sequence[Array]) -> Array:
+    return np.stack(inputs, axis_of(attribute(node, "axis"), inputs[0].ndim + 1))
+
+
+@kernel("Unpack")
+def _unpack(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    x = inputs[0]
+    axis, num = axis_of(attribute(node, "axis"), x.ndim), attribute(node, "num")
+    if x.shape[axis] != num:
+        raise ValueError(f"axis {axis} must hold {num} tensors")
+    return tuple(np.moveaxis(x, axis, 0))
+
+
+def concatenate(values: Sequence[Array], axis: int) -> Array:
+    """Join tensors along an axis.
+
+    Raises:
+        ValueError: another axis differs.
+    """
+    return np.concatenate(values, axis_of(axis, values[0].ndim))
+
+
+@kernel("Concat")
+def _concat(_: Node, inputs: Sequence[Array]) -> Array:
+    return concatenate(inputs[1:], scalar(inputs[0]))
+
+
+@kernel("ConcatV2")
+def _concat_v2(_: Node, inputs: Sequence[Array]) -> Array:
+    return concatenate(inputs[:-1], scalar(inputs[-1]))
+
+
+@kernel("ConcatOffset")
+def _concat_offset(_: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    """Where each tensor begins in the joined one."""
+    axis, shapes = axis_of(scalar(inputs[0]), inputs[1].size), inputs[1:]
+    offsets = []
+    position = 0
+    for shape in shapes:
+        offset = np.zeros_like(shape)
+        offset[axis] = position
+        position += int(shape[axis])
+        offsets.append(offset)
+    return tuple(offsets)
+
+
+@kernel("Split")
+def _split(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    x, num = inputs[1], attribute(node, "num_split")
+    return tuple(np.split(x, num, axis_of(scalar(inputs[0]), x.ndim)))
+
+
+@kernel("SplitV")
+def _split_v(_: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    x, parts = inputs[0], list(sizes(inputs[1]))
+    axis = axis_of(scalar(inputs[2]), x.ndim)
+    if parts.count(-1) == 1:
+        parts[parts.index(-1)] = x.shape[axis] - sum(parts) - 1
+    if sum(parts) != x.shape[axis] or min(parts) < 0:
+        raise ValueError(f"sizes {parts} do not divide axis {axis}")
+    return tuple(np.split(x, np.cumsum(parts)[:-1], axis))
+
+
+@kernel("Tile")
+def _tile(_: Node, inputs: Sequence[Array]) -> Array:
+    x, multiples = inputs[0], sizes(inputs[1])
+    if len(multiples) != x.ndim:
+        raise ValueError(f"{len(multiples)} multiples for {x.ndim} dimensions")
+    return np.tile(x, multiples)
+
+
+def _widths(x: Array, paddings: Array) -> list[tuple[int, int]]:
+    if paddings.shape != (x.ndim, 2):
+        raise ValueError(f"paddings must have shape {x.ndim}x2")
+    return [(int(before), int(after)) for before, after in paddings]
+
+
+@kernel("Pad", "PadV2")
+def _pad(node: Node, inputs: Sequence[Array]) -> Array:
+    x, widths = inputs[0], _widths(inputs[0], inputs[1])
+    return np.pad(x, widths, constant_values=inputs[2].item() if node.op == "PadV2" else 0)
+
+
+@kernel("MirrorPad")
+def _mirror_pad(node: Node, inputs: Sequence[Array]) -> Array:
+    x, widths = inputs[0], _widths(inputs[0], inputs[1])
+    is_reflect = attribute(node, "mode") == b"REFLECT"
+    if any(max(pair) > size - is_reflect for pair, size in zip(widths, x.shape, strict=True)):
+        raise ValueError("paddings are wider than the tensor")
+    return np.pad(x, widths, mode="reflect" if is_reflect else "symmetric")
+
+
+@kernel("Fill")
+def _fill(_: Node, inputs: Sequence[Array]) -> Array:
+    return np.full(sizes(inputs[0]), inputs[1], inputs[1].dtype)
+
+
+@kernel("ZerosLike")
+def _zeros_like(_: Node, inputs: Sequence[Array]) -> Array:
+    return np.full_like(inputs[0], b"") if inputs[0].dtype == object else np.zeros_like(inputs[0])
+
+
+@kernel("OnesLike")
+def _ones_like(_: Node, inputs: Sequence[Array]) -> Array:
+    return np.ones_like(inputs[0])
+
+
+@kernel("Range")
+def _range(_: Node, inputs: Sequence[Array]) -> Array:
+    """Numbers from start, delta apart, summed up step by step for real numbers as TensorFlow does."""
+    start, limit, delta = (array.item() for array in inputs)
+    if delta == 0:
+        raise ValueError("a range needs a step")
+    if inputs[0].dtype.kind in "iu":
+        return np.array(range(start, limit, delta), inputs[0].dtype)
+    steps = np.full(max(0, math.ceil((limit - start) / delta)), delta, inputs[0].dtype)
+    steps[:1] = start
+    return np.cumsum(steps, dtype=inputs[0].dtype)
+
+
+@kernel("LinSpace")
+def _lin_space(_: Node, inputs: Sequence[Array]) -> Array:
+    start, stop, num = inputs[0], inputs[1], scalar(inputs[2])
+    if num < 1:
+        raise ValueError("at least one number is needed")
+    step = (stop - start) / np.asarray(max(1, num - 1), start.dtype)
+    line = np.asarray(start + step * np.arange(num, dtype=start.dtype))
+    line[1:][-1:] = stop
+    return line
+
+
+@kernel("BroadcastTo")
+def _broadcast_to(_: Node, inputs: Sequence[Array]) -> Array:
+    return np.broadcast_to(inputs[0], sizes(inputs[1]))
+
+
+@kernel("BroadcastArgs")
+def _broadcast_args(_: Node, inputs: Sequence[Array]) -> Array:
+    return np.array(np.broadcast_shapes(sizes(inputs[0]), sizes(inputs[1])), inputs[0].dtype)
+
+
+@kernel("Reverse", "ReverseV2")
+def _reverse(node: Node, inputs: Sequence[Array]) -> Array:
+    x, dims = inputs
+    axes = np.flatnonzero(dims) if node.op == "Reverse" else dims
+    return np.flip(x, tuple(axis_of(axis, x.ndim) for axis in sizes(axes)))
+
+
+@kernel("Roll")
+def _roll(_: Node, inputs: Sequence[Array]) -> Array:
+    x, shift, axis = inputs
+    return np.roll(x, sizes(shift), [axis_of(one, x.ndim) for one in sizes(axis)])
+
+
+def space_to_batch(x: Array, blocks: tuple[int, ...], paddings: Array, fill: float = 0) -> Array:
+    """Deal blocks of space out into the batch.
+
+    Args:
+        x: (n, s_1 ... s_m, ...).
+        blocks: m block sizes.
+        paddings: (m, 2), added before the space is cut.
+        fill: value of the padding.
+
+    Returns:
+        (n * prod(blocks), (s_1 + padding) / block_1, ...).
+
+    Raises:
+        ValueError: a padded size is no multiple of its block.
+    """
+    count = len(blocks)
+    widths = [(0, 0), *((int(a), int(b)) for a, b in paddings), *[(0, 0)] * (x.ndim - 1 - count)]
+    x = np.pad(x, widths, constant_values=fill)
+    rest = x.shape[count + 1 :]
+    cut: list[int] = [x.shape[0]]
+    for size, block in zip(x.shape[1 : count + 1], blocks, strict=True):
+        if size % block:
+            raise ValueError(f"padded size {size} is no multiple of the block {block}")
+        cut += [size // block, block]
+    order = [*range(2, 2 * count + 1, 2), 0, *range(1, 2 * count, 2), *range(2 * count + 1, 2 * count + 1 + len(rest))]
+    dealt = x.reshape(*cut, *rest).transpose(order)
+    return (
+        dealt.reshape(-1, *cut[1::2], *rest)
+        if x.size
+        else dealt.reshape(x.shape[0] * int(np.prod(blocks)), *cut[1::2], *rest)
+    )
+
+
+def batch_to_space(x: Array, blocks: tuple[int, ...], crops: Array) -> Array:
+    """Undo `space_to_batch`, and crop.
+
+    Args:
+        x: (n * prod(blocks), s_1 ... s_m, ...).
+        blocks: m block sizes.
+        crops: (m, 2), cut off the joined space.
+
+    Raises:
+        ValueError: the batch is no multiple of the blocks.
+    """
+    count, total = len(blocks), int(np.prod(blocks))
+    if x.shape[0] % total:
+        raise ValueError(f"batch {x.shape[0]} is no multiple of {total}")
+    batch, space, rest = x.shape[0] // total, x.shape[1 : count + 1], x.shape[count + 1 :]
+    order = [count]
+    for axis in range(count):
+        order += [count + 1 + axis, axis]
+    order += range(2 * count + 1, 2 * count + 1 + len(rest))
+    joined = x.reshape(*blocks, batch, *space, *rest).transpose(order)
+    joined = joined.reshape(batch, *(size * block for size, block in zip(space, blocks, strict=True)), *rest)
+    window = [slice(int(a), joined.shape[1 + i] - int(b)) for i, (a, b) in enumerate(crops)]
+    return joined[(slice(None), *window)]
+
+
+@kernel("SpaceToBatchND")
+def _space_to_batch_nd(_: Node, inputs: Sequence[Array]) -> Array:
+    return space_to_batch(inputs[0], sizes(inputs[1]), inputs[2])
+
+
+@kernel("BatchToSpaceND")
+def _batch_to_space_nd(_: Node, inputs: Sequence[Array]) -> Array:
+    return batch_to_space(inputs[0], sizes(inputs[1]), inputs[2])
+
+
+@kernel("SpaceToBatch")
+def _space_to_batch(node: Node, inputs: Sequence[Array]) -> Array:
+    return space_to_batch(inputs[0], (attribute(node, "block_size"),) * 2, inputs[1])
+
+
+@kernel("BatchToSpace")
+def _batch_to_space(node: Node, inputs: Sequence[Array]) -> Array:
+    return batch_to_space(inputs[0], (attribute(node, "block_size"),) * 2, inputs[1])
+
+
+@kernel("SpaceToDepth")
+def _space_to_depth(node: Node, inputs: Sequence[Array]) -> Array:
+    """(n, h, w, c) -> (n, h / b, w / b, b * b * c)."""
+    x, block, is_nchw = inputs[0], attribute(node, "block_size"), _is_nchw(node)
+    x = np.moveaxis(x, 1, -1) if is_nchw else x
+    n, h, w, c = x.shape
+    if h % block or w % block:
+        raise ValueError(f"height and width must be multiples of {block}")
+    dealt = x.reshape(n, h // block, block, w // block, block, c).transpose(0, 1, 3, 2, 4, 5)
+    dealt = dealt.reshape(n, h // block, w // block, block * block * c)
+    return np.moveaxis(dealt, -1, 1) if is_nchw else dealt
+
+
+@kernel("DepthToSpace")
+def _depth_to_space(node: Node, inputs: Sequence[Array]) -> Array:
+    """(n, h, w, b * b * c) -> (n, h * b, w * b, c)."""
+    x, block, is_nchw = inputs[0], attribute(node, "block_size"), _is_nchw(node)
+    x = np.moveaxis(x, 1, -1) if is_nchw else x
+    n, h, w, depth = x.shape
+    if depth % (block * block):
+        raise ValueError(f"the depth must be a multiple of {block * block}")
+    c = depth // (block * block)
+    spread = x.reshape(n, h, w, block, block, c).transpose(0, 1, 3, 2, 4, 5).reshape(n, h * block, w * block, c)
+    return np.moveaxis(spread, -1, 1) if is_nchw else spread
+
+
+def _is_nchw(node: Node) -> bool:
+    layout = attribute(node, "data_format")
+    if layout not in (b"NHWC", b"NCHW"):
+        raise ValueError(f"data format {layout.decode()} is not supported")
+    return bool(layout == b"NCHW")
