@@ -1,15 +1,14 @@
 """What to feed, what to ask for and what the answers mean, where the caller did not say.
 
-A card knows. A plain file may be the graph of a card, also after transforms: it is one when it has the card's
-input and output. Of any other file the first placeholder that takes pictures and the output that nobody
-reads are used, and the rest is assumed, which the caller is told.
+A card knows. Of a plain file the first placeholder that takes pictures and the output that nobody reads are
+used; when these are a card's, also after transforms or in another format, the card knows the rest.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quantkit.classify.feeding import picture_size
+from quantkit.classify.feeding import Feeding, picture_size
 from quantkit.classify.labels import Labels, Order, find_labels, order_of, read_labels
 from quantkit.classify.preprocess import Preprocessing
 from quantkit.errors import UsageError
@@ -36,25 +35,34 @@ class Flags:
     std: float | None = None
 
 
-def matching_card(graph: Graph, cards: Iterable[ModelCard]) -> ModelCard | None:
-    """The card whose graph this is, or was before it was transformed."""
-    return next((card for card in cards if _has_ends_of(graph, card)), None)
+def matching_card(source: TensorInfo, result: TensorInfo, cards: Iterable[ModelCard]) -> ModelCard | None:
+    """The card whose model this is, or was before it was transformed or converted.
+
+    Args:
+        source: what is fed.
+        result: what is asked for.
+        cards: to choose from.
+    """
+    return next((card for card in cards if _fits(card, source, result)), None)
 
 
-def choose_ends(graph: Graph, card: ModelCard | None, input_layer: str | None, output_layer: str | None) -> Graph:
+def choose_ends(
+    graph: Graph, card: ModelCard | None, cards: Iterable[ModelCard], input_layer: str = "", output_layer: str = ""
+) -> Graph:
     """The graph with one input for pictures and one output of classes.
 
     Args:
         graph: as it was read.
-        card: of the model, where there is one.
-        input_layer: what the caller asked to feed.
-        output_layer: what the caller asked for.
+        card: of the model, where it was asked for by its card's name.
+        cards: whose outputs are known.
+        input_layer: what the caller asked to feed; empty: nothing.
+        output_layer: what the caller asked for; empty: nothing.
 
     Raises:
         UsageError: a name is not in the graph, or it does not show which input or output is meant.
     """
     source = Edge.parse(input_layer) if input_layer else _input(graph, card)
-    result = Edge.parse(output_layer) if output_layer else _output(graph, card)
+    result = Edge.parse(output_layer) if output_layer else _output(graph, card, cards)
     return graph.with_ends([source], [result])
 
 
@@ -116,14 +124,16 @@ def needs_tensorflow(graph: Graph) -> bool:
     return any(_dtype(graph[edge.node]) is DType.STRING for edge in graph.inputs)
 
 
-def _has_ends_of(graph: Graph, card: ModelCard) -> bool:
-    names = [Edge.parse(tensor.name).node for tensor in (*card.inputs, *card.outputs)]
-    if not all(name in graph for name in names):
+def _fits(card: ModelCard, source: TensorInfo, result: TensorInfo) -> bool:
+    dims = result.shape.dims
+    count = dims[-1] if dims else None
+    if Edge.parse(result.name) != Edge.parse(card.outputs[0].name) or count not in (None, card.num_classes):
         return False
-    shape = graph[names[0]].attrs.get("shape")
-    dims = shape.dims if isinstance(shape, Shape) else None
-    # Names like "input" and "softmax" are common; grey and colour are not the same model.
-    return not dims or dims[-1] in (None, card.preprocessing.channels)
+    if Feeding.of(source).kind != "resized":
+        return True  # the graph resizes and normalises itself
+    channels = picture_size(source)[2]
+    has_name = Edge.parse(source.name) == Edge.parse(card.inputs[0].name)
+    return has_name and channels in (None, card.preprocessing.channels)
 
 
 def _input(graph: Graph, card: ModelCard | None) -> Edge:
@@ -141,12 +151,14 @@ def _input(graph: Graph, card: ModelCard | None) -> Edge:
     )
 
 
-def _output(graph: Graph, card: ModelCard | None) -> Edge:
+def _output(graph: Graph, card: ModelCard | None, cards: Iterable[ModelCard]) -> Edge:
     if card is not None:
         return Edge.parse(card.outputs[0].name)
     unread = graph.outputs or tuple(Edge(name) for name in graph.nodes if name not in graph.readers)
+    known = {Edge.parse(one.outputs[0].name) for one in cards}
+    of_cards = tuple(edge for edge in unread if edge in known)
     softmax = tuple(edge for edge in unread if graph[edge.node].op == "Softmax")
-    for candidates in (unread, softmax):
+    for candidates in (unread, of_cards, softmax):
         if len(candidates) == 1:
             return candidates[0]
     names = ", ".join(str(edge) for edge in unread[:5])
