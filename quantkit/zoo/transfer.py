@@ -1,0 +1,244 @@
+"""One URL into one file: streamed, resumed where it stopped, tried again when the line drops.
+
+Beside the growing ``X.part`` lies ``X.part.json`` with the server's validator and the full size. The next attempt
+asks for the rest with ``Range`` and ``If-Range``; a server that has another version, or knows no ranges, sends it all
+and the file starts anew. A web page in place of the file is refused before it costs the part that is there.
+"""
+
+import http.client
+import json
+import re
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from quantkit.errors import InputError
+from quantkit.zoo.cache import Tell, writing
+
+CHUNK_BYTES = 1 << 18
+MAX_BYTES = 4 << 30
+TIMEOUT_SECONDS = 30.0
+BACKOFF_SECONDS = 0.5
+FRUITLESS_ATTEMPTS = 3
+ALL_ATTEMPTS = 20
+REPORT_SECONDS = 0.1
+PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+Progress = Callable[[int, int | None], None]
+
+
+class SourceError(InputError):
+    """This source can not give what is wanted; another one may."""
+
+
+class _CutError(Exception):
+    """The connection failed in a way that may pass."""
+
+
+@dataclass(frozen=True)
+class _Note:
+    """Which version of a file a part belongs to."""
+
+    validator: str
+    num_bytes: int
+
+    @classmethod
+    def read(cls, part: Path) -> "_Note | None":
+        try:
+            return cls(**json.loads(_note_of(part).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def download(
+    url: str,
+    part: Path,
+    *,
+    num_bytes: int | None = None,
+    progress: Progress | None = None,
+    tell: Tell = lambda sentence: None,
+) -> None:
+    """Fill a file with what a URL gives.
+
+    Args:
+        url: http, https or file; proxies as the environment says.
+        part: the file; a part of an earlier attempt is continued, and left for the next one on failure.
+        num_bytes: the size it must have, where known.
+        progress: called with bytes so far and in all (None: not known), at most ten times a second.
+        tell: takes a sentence before each new attempt.
+
+    Raises:
+        SourceError: the source refuses, sends something else, or the line drops again and again.
+        InputError: the file can not be written.
+    """
+    report = _throttled(progress)
+    best, fruitless = -1, 0
+    for _ in range(ALL_ATTEMPTS):
+        try:
+            return _connect(url, part, num_bytes, report)
+        except _CutError as cut:
+            reason, done = str(cut), _size(part)
+        fruitless = 0 if done > best else fruitless + 1
+        best = max(best, done)
+        if fruitless == FRUITLESS_ATTEMPTS:
+            break
+        tell(f"{url}: {reason}; trying again")
+        time.sleep(BACKOFF_SECONDS * 2**fruitless)
+    raise SourceError(f"{url}: {reason}", hint="run the command again: it goes on where it stopped")
+
+
+def discard(part: Path) -> None:
+    """Forget a download."""
+    part.unlink(missing_ok=True)
+    _note_of(part).unlink(missing_ok=True)
+
+
+def _connect(url: str, part: Path, num_bytes: int | None, report: Progress) -> None:
+    """One attempt.
+
+    Raises:
+        _CutError: it may go better the next time.
+    """
+    note = _Note.read(part)
+    offset = _size(part) if note else 0
+    if note and offset == note.num_bytes:
+        return
+    try:
+        with urlopen(_request(url, offset, note), timeout=TIMEOUT_SECONDS) as response:
+            offset, total = _place(response, offset, note, part)
+            _receive(url, response, part, offset, total, num_bytes, report)
+    except HTTPError as error:
+        error.close()
+        if error.code == 416:
+            discard(part)
+            raise _CutError("the file has changed on the server") from None
+        raise _failure(url, error.code in PASSING_STATUS, f"HTTP {error.code} {error.reason}") from None
+    except URLError as error:
+        raise _unreachable(url, error.reason) from None
+    except (http.client.InvalidURL, UnicodeError):
+        raise SourceError(
+            f"{url!r} is not a valid URL", hint="write blanks and other letters as %20 and the like"
+        ) from None
+    except (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
+        raise _CutError(f"the connection dropped after {_size(part):,} bytes ({_sentence(error)})") from None
+
+
+def _request(url: str, offset: int, note: _Note | None) -> Request:
+    request = Request(url, headers={"User-Agent": "quantkit", "Accept-Encoding": "identity"})
+    if offset and note:
+        request.add_header("Range", f"bytes={offset}-")
+        if note.validator:
+            request.add_header("If-Range", note.validator)
+    return request
+
+
+def _place(response: Any, offset: int, note: _Note | None, part: Path) -> tuple[int, int | None]:
+    """(where the answer begins in the file, size of the whole file or None)."""
+    if getattr(response, "status", None) == 206 and note:
+        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
+        if found and (int(found[1]), int(found[2])) == (offset, note.num_bytes):
+            return offset, note.num_bytes
+        discard(part)
+        raise _CutError("the server sent another part than asked for")
+    length = response.headers.get("Content-Length", "")
+    return 0, int(length) if length.isdecimal() else None
+
+
+def _receive(
+    url: str, response: Any, part: Path, offset: int, total: int | None, num_bytes: int | None, report: Progress
+) -> None:
+    """Append an answer to the part; a whole answer replaces it."""
+    block = response.read1(CHUNK_BYTES)
+    if offset == 0:
+        _check_first(url, response, block, total, num_bytes)
+        _begin(part, response, total)
+    done, limit = offset, total or num_bytes or MAX_BYTES
+    with writing(part):
+        file = part.open("ab")
+    with file:
+        report(done, total)
+        while block:
+            with writing(part):
+                file.write(block)
+                file.flush()
+            done += len(block)
+            report(done, total)
+            if done > limit:
+                raise SourceError(f"{url}: expected {limit:,} bytes, found more")
+            block = response.read1(CHUNK_BYTES) if done != total else b""
+    if total is not None and done < total:
+        raise _CutError(f"the connection dropped after {done:,} of {total:,} bytes")
+    if total is None:
+        report(done, done)
+
+
+def _begin(part: Path, response: Any, total: int | None) -> None:
+    """Start the part anew, with a note that makes it resumable."""
+    discard(part)
+    etag = response.headers.get("ETag", "")
+    is_strong = etag and not etag.startswith("W/")
+    validator = etag if is_strong else response.headers.get("Last-Modified", "")
+    if total is not None:
+        with writing(part):
+            _note_of(part).write_text(json.dumps(asdict(_Note(validator, total))), encoding="utf-8")
+
+
+def _check_first(url: str, response: Any, block: bytes, total: int | None, num_bytes: int | None) -> None:
+    """Refuse what can not be the file: a portal, an error page with status 200, another size."""
+    is_page = re.match(rb"\s*(<!doctype html|<html|<head|<body)", block, re.IGNORECASE)
+    if is_page or response.headers.get_content_type() == "text/html":
+        raise SourceError(
+            f"{url}: the server sent a web page, {total or len(block):,} bytes",
+            hint="open the address in a browser; a login page or a proxy may stand between",
+        )
+    if num_bytes is not None and total not in (None, num_bytes):
+        raise SourceError(f"{url}: expected {num_bytes:,} bytes, found {total:,}")
+    if total is not None and total > MAX_BYTES:
+        raise SourceError(f"{url}: {total:,} bytes are more than any model needs")
+    if total == 0 or (total is None and not block):
+        raise SourceError(f"{url}: the server sent nothing")
+
+
+def _unreachable(url: str, reason: object) -> Exception:
+    """What a failed connection means."""
+    is_lasting = isinstance(reason, ConnectionRefusedError | ssl.SSLCertVerificationError)
+    is_passing = isinstance(reason, ConnectionError | ssl.SSLError) and not is_lasting
+    if isinstance(reason, FileNotFoundError):
+        return SourceError(f"{url}: there is no such file")
+    return _failure(url, is_passing, _sentence(reason))
+
+
+def _failure(url: str, is_passing: bool, reason: str) -> Exception:
+    return _CutError(reason) if is_passing else SourceError(f"{url}: {reason}")
+
+
+def _sentence(reason: object) -> str:
+    text = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
+    return re.sub(r"^\[.*?\]\s*", "", str(text)) or type(reason).__name__
+
+
+def _throttled(progress: Progress | None) -> Progress:
+    """A callback that passes on the first and last report, and one every `REPORT_SECONDS` between."""
+    last = float("-inf")
+
+    def report(done: int, total: int | None) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if progress and (now - last >= REPORT_SECONDS or done == total):
+            last = now
+            progress(done, total)
+
+    return report
+
+
+def _note_of(part: Path) -> Path:
+    return part.with_name(part.name + ".json")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
