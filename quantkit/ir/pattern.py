@@ -8,8 +8,7 @@ node with exactly that many. Only port 0 of a matched node is followed, save for
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from quantkit.ir.graph import Edge, Graph, Node
 
@@ -56,7 +55,7 @@ def any_(name: str = "") -> Pattern:
 
 
 def const(name: str = "") -> Pattern:
-    """A constant."""
+    """A constant that is not fed."""
     return Pattern(name=name, is_constant=True)
 
 
@@ -66,53 +65,48 @@ class Match:
 
     Attributes:
         root: the node the pattern's head matched.
-        names: nodes by the names the pattern binds.
-        inside: names of the matched nodes that the rewrite may replace (all but `any_` and constants).
+        names: nodes by the names the pattern binds, and the root as ``root``.
     """
 
     root: Node
     names: Mapping[str, Node]
-    inside: frozenset[str] = field(default=frozenset())
 
 
 def match(pattern: Pattern, graph: Graph, root: Node) -> Match | None:
     """The match of ``pattern`` whose head is ``root``, or None."""
-    names: dict[str, Node] = {}
-    inside: set[str] = set()
-    if _bind(pattern, graph, root, names, inside):
-        return Match(root, {**names, "root": root}, frozenset(inside))
+    names = _bound(pattern, graph, root, {})
+    return None if names is None else Match(root, {**names, "root": root})
+
+
+Names = dict[str, Node]
+
+
+def _bound(pattern: Pattern, graph: Graph, node: Node, names: Names) -> Names | None:
+    """The names with those that the pattern binds at a node; None: it does not match."""
+    if pattern.ops and node.op not in pattern.ops:
+        return None
+    if pattern.is_constant and not (node.is_constant and "value" in node.attrs and node.name not in graph.input_names):
+        return None
+    if pattern.name:
+        if names.get(pattern.name, node) is not node:
+            return None
+        names = {**names, pattern.name: node}
+    if pattern.inputs is None:
+        return names
+    if len(node.inputs) != len(pattern.inputs):
+        return None
+    for edges in (node.inputs, node.inputs[::-1]) if pattern.either_order else (node.inputs,):
+        found = _bound_inputs(pattern.inputs, graph, edges, names)
+        if found is not None:
+            return found
     return None
 
 
-def _bind(pattern: Pattern, graph: Graph, node: Node, names: dict[str, Node], inside: set[str]) -> bool:
-    if pattern.ops and node.op not in pattern.ops:
-        return False
-    if pattern.is_constant and "value" not in node.attrs:
-        return False
-    if pattern.is_constant and not node.is_constant:
-        return False
-    if pattern.name:
-        if names.get(pattern.name, node) is not node:
-            return False
-        names[pattern.name] = node
-    if not pattern.matches_all and not pattern.is_constant:
-        inside.add(node.name)
-    if pattern.inputs is None:
-        return True
-    if len(node.inputs) != len(pattern.inputs):
-        return False
-    orders = [node.inputs, node.inputs[::-1]] if pattern.either_order else [node.inputs]
-    for edges in orders:
-        trial: tuple[dict[str, Any], set[str]] = (dict(names), set(inside))
-        if all(_bind_edge(part, graph, edge, *trial) for part, edge in zip(pattern.inputs, edges, strict=True)):
-            names.update(trial[0])
-            inside.update(trial[1])
-            return True
-    return False
-
-
-def _bind_edge(pattern: Pattern, graph: Graph, edge: Edge, names: dict[str, Node], inside: set[str]) -> bool:
-    source = graph.nodes.get(edge.node)
-    if source is None or (edge.port and not pattern.matches_all):
-        return False
-    return _bind(pattern, graph, source, names, inside)
+def _bound_inputs(patterns: tuple[Pattern, ...], graph: Graph, edges: tuple[Edge, ...], names: Names) -> Names | None:
+    found: Names | None = names
+    for part, edge in zip(patterns, edges, strict=True):
+        source = graph.nodes.get(edge.node)
+        if found is None or source is None or (edge.port and not part.matches_all):
+            return None
+        found = _bound(part, graph, source, found)
+    return found

@@ -6,12 +6,17 @@ this match is left as it is.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from typing import NamedTuple
 
-from quantkit.ir.graph import Graph, Node
+from quantkit.errors import GraphError
+from quantkit.ir.graph import Edge, Graph, Node, Use
 from quantkit.ir.pattern import Match, Pattern, match
+
+# A rule may match again where it just rewrote; one that never stops is a mistake in the rule.
+MOST_TURNS = 1000
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,10 @@ class Rule:
     """A pattern and what to do where it is found.
 
     Attributes:
-        pattern: what to look for.
+        pattern: what to look for; its head names the op types it is about.
         rewrite: called with ``graph`` and the nodes the pattern binds, by the names of its parameters
-            (`root` is the head of the match). None means: not this match, and not worth a word.
+            (`root` is the head of the match). The nodes it returns replace those that bear their names, where
+            these stand; the others go in front of the root. None means: not this match, and not worth a word.
     """
 
     pattern: Pattern
@@ -76,89 +82,246 @@ def rule(pattern: Pattern) -> Callable[[Rewrite], Rule]:
 
 
 def apply_rules(graph: Graph, *rules: Rule) -> Outcome:
-    """Apply rules until none matches, each round over matches that do not overlap, in execution order.
+    """Apply rules until none matches, in execution order.
 
-    Matched nodes that nobody reads after a round, and that are no end of the graph, go.
+    Each root is offered to the rules in turn, until one rewrites it or declines it with a `Skip`. The graph a rule
+    sees holds what was rewritten before. Nodes that a rewrite leaves unread go, unless they are ends of the graph;
+    the new root waits for what they waited for, and who waited for them waits for what they read.
+
+    Args:
+        graph: what to rewrite; it stays as it is.
+        rules: each with op types at its pattern's head.
 
     Returns:
-        The graph, a line for each rewrite, and the skips of the last round (earlier ones are repeated there).
+        The graph, a line for each rewrite, and the skips of the final graph.
+
+    Raises:
+        GraphError: the graph has a cycle, or a rule keeps matching what it made.
     """
-    changes: list[str] = []
-    while True:
-        graph, done, skips = _round(graph, rules)
-        changes.extend(done)
-        if not done:
-            return Outcome(graph, tuple(changes), tuple(skips))
-
-
-def _round(graph: Graph, rules: Sequence[Rule]) -> tuple[Graph, list[str], list[Skip]]:
     heads: dict[str, list[Rule]] = {}
     for one in rules:
         for name in one.pattern.ops:
             heads.setdefault(name, []).append(one)
-    claimed: set[str] = set()
-    places: dict[str, list[Node]] = {}
+    if heads.keys().isdisjoint(graph.op_counts):
+        return Outcome(graph)
+    workpiece = _Workpiece(graph)
+    changes: list[str] = []
+    order: Sequence[str] = graph.order
+    for _ in range(MOST_TURNS):
+        done, skips = _sweep(workpiece, order, heads)
+        if not done:
+            return Outcome(workpiece.graph() if changes else graph, tuple(changes), tuple(skips))
+        changes.extend(done)
+        order = workpiece.settle()
+    raise _endless(changes[-1])
+
+
+def _sweep(
+    workpiece: "_Workpiece", order: Sequence[str], heads: Mapping[str, list[Rule]]
+) -> tuple[list[str], list[Skip]]:
+    """Offer each node to the rules once, and again where it was rewritten."""
+    view = workpiece.view
     done: list[str] = []
     skips: list[Skip] = []
-    for name in graph.order:
-        root = graph[name]
-        for one in heads.get(root.op, ()):
-            found = match(one.pattern, graph, root)
-            if found is None or claimed & found.inside:
-                continue
-            made = one(graph, found)
+    for name in order:
+        for turn in count():
+            root = view.nodes.get(name)
+            made = None if root is None else _first(view, root, heads.get(root.op, ()))
+            if root is None or made is None:
+                break
             if isinstance(made, Skip):
                 skips.append(Skip(made.reason, made.node or name))
-            elif made:
-                claimed |= found.inside
-                places[name] = [*made[:-1], made[-1].with_(name=name)]
-                done.append(describe(found, graph))
                 break
-    if not places:
-        return graph, done, skips
-    return _prune(_placed(graph, places), claimed), done, skips
+            workpiece.rewrite(root, made)
+            done.append(describe(root, made))
+            if turn == MOST_TURNS:
+                raise _endless(done[-1])
+    return done, skips
 
 
-def _placed(graph: Graph, places: Mapping[str, list[Node]]) -> Graph:
-    """The graph with new nodes at their roots; a new node that bears an old name replaces that node."""
-    renewed = {node.name for nodes in places.values() for node in nodes}
-    nodes: list[Node] = []
-    for name, node in graph.nodes.items():
-        if name in places:
-            nodes.extend(places[name])
-        elif name not in renewed:
-            nodes.append(node)
-    return Graph.of(
-        nodes,
-        graph.inputs,
-        graph.outputs,
-        dialect=graph.dialect,
-        versions=graph.versions,
-        library=graph.library,
-        extra=graph.extra,
-    )
+def _endless(change: str) -> GraphError:
+    return GraphError(f"a rule rewrites for ever: {change}", hint="a rule must not match what it makes")
 
 
-def _prune(graph: Graph, candidates: set[str]) -> Graph:
-    """Without those candidates, and constants behind them, that nobody reads any more."""
-    gone: set[str] = set()
-    stack = [name for name in candidates if name in graph]
-    count = {name: len(uses) for name, uses in graph.readers.items()}
-    while stack:
-        name = stack.pop()
-        if name in gone or count.get(name, 0) or name in graph.ends:
-            continue
-        gone.add(name)
-        node = graph[name]
-        for source in (*(edge.node for edge in node.inputs), *node.controls):
-            count[source] -= 1
-            if source in candidates or graph[source].is_constant:
-                stack.append(source)
-    return graph.with_nodes(node for node in graph.nodes.values() if node.name not in gone) if gone else graph
+def _first(graph: Graph, root: Node, rules: Sequence[Rule]) -> Sequence[Node] | Skip | None:
+    """What the first rule makes of a root that says anything about it."""
+    for one in rules:
+        found = match(one.pattern, graph, root)
+        made = one(graph, found) if found else None
+        if made:
+            return made
+    return None
 
 
-def describe(found: Match, graph: Graph) -> str:
-    """One line about a match: the head, and the nodes that go into it, in execution order."""
-    inner = [graph[name] for name in found.inside if name != found.root.name]
-    parts = " <- ".join(f"{node.name} ({node.op})" for node in sorted(inner, key=lambda node: node.name))
-    return f"{found.root.name} ({found.root.op})" + (f" <- {parts}" if parts else "")
+def describe(root: Node, made: Sequence[Node]) -> str:
+    """One line about a rewrite: the root, what it became, and the other nodes that were made or changed."""
+    became = root.op if made[-1].op == root.op else f"{root.op} -> {made[-1].op}"
+    others = ", ".join(dict.fromkeys(f"{node.name} ({node.op})" for node in made[:-1]))
+    return f"{root.name} ({became})" + (f" with {others}" if others else "")
+
+
+def free_name(graph: Graph, wanted: str) -> str:
+    """A name no node has: the wanted one, or that with a number."""
+    if wanted not in graph:
+        return wanted
+    return next(name for number in count(1) if (name := f"{wanted}_{number}") not in graph)
+
+
+def shared_with(graph: Graph, node: Node, reader: Node) -> str:
+    """A clause that says who needs the tensors of ``node`` besides one slot of ``reader``; empty: nobody.
+
+    Nodes that only wait for ``node`` do not see its values, and do not count.
+    """
+    if node.name in graph.ends:
+        return f"{node.name} is an {'output' if node.name in graph.output_names else 'input'} of the graph"
+    readings = (use.node.name for use in graph.readers.get(node.name, ()) if use.slot >= 0)
+    first = list(islice(readings, 2))
+    if len(first) < 2:
+        return ""
+    others = [name for name in first if name != reader.name]
+    return f"{node.name} is shared: {others[0]} reads it too" if others else f"{reader.name} reads {node.name} twice"
+
+
+class _Readers(Mapping[str, tuple[Use, ...]]):
+    """`Graph.readers` of a graph whose nodes change: touched names are kept as tables, the others as they were."""
+
+    def __init__(self, graph: Graph, nodes: Mapping[str, Node]) -> None:
+        self._before = graph.readers
+        self._nodes = nodes
+        self._tables: dict[str, dict[tuple[str, int], None]] = {}
+        self._made: dict[str, tuple[Use, ...]] = {}
+
+    def __getitem__(self, name: str) -> tuple[Use, ...]:
+        if name not in self._tables:
+            return self._before.get(name, ())
+        if name not in self._made:
+            self._made[name] = tuple(Use(self._nodes[reader], slot) for reader, slot in self._tables[name])
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._before, **self._tables})
+
+    def __len__(self) -> int:
+        return len({**self._before, **self._tables})
+
+    def is_read(self, name: str) -> bool:
+        """Whether an input slot reads the node."""
+        table = self._tables.get(name)
+        slots = (slot for _, slot in table) if table is not None else (use.slot for use in self[name])
+        return any(slot >= 0 for slot in slots)
+
+    def change(self, old: Node | None, new: Node | None) -> None:
+        """One reader was replaced by another of the same name (None: there was, or is, none)."""
+        for node, adding in ((old, False), (new, True)):
+            if node is None:
+                continue
+            for slot, edge in enumerate(node.inputs):
+                self._set(edge.node, (node.name, slot), adding)
+            for name in node.controls:
+                self._set(name, (node.name, -1), adding)
+
+    def _set(self, name: str, key: tuple[str, int], adding: bool) -> None:
+        table = self._tables.get(name)
+        if table is None:
+            table = self._tables[name] = {(use.node.name, use.slot): None for use in self._before.get(name, ())}
+        if adding:
+            table[key] = None
+        else:
+            table.pop(key, None)
+        self._made.pop(name, None)
+
+
+class _Uses(Mapping[Edge, tuple[Use, ...]]):
+    """`Graph.uses` of a graph whose nodes change."""
+
+    def __init__(self, readers: _Readers) -> None:
+        self._readers = readers
+
+    def __getitem__(self, edge: Edge) -> tuple[Use, ...]:
+        uses = self._readers[edge.node]
+        return tuple(use for use in uses if use.slot >= 0 and use.node.inputs[use.slot].port == edge.port)
+
+    def __iter__(self) -> Iterator[Edge]:
+        edges = (use.node.inputs[use.slot] for name in self._readers for use in self._readers[name] if use.slot >= 0)
+        return iter(dict.fromkeys(edges))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class _Workpiece:
+    """A graph under the driver's hands.
+
+    Rebuilding a `Graph` and its indexes after each rewrite would cost a pass over all nodes, so `view` is the one
+    graph that changes, and only here: its nodes and its two reader indexes are kept current edit by edit.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._before = graph
+        self._order = tuple(graph.nodes)
+        self._nodes = dict(graph.nodes)
+        self._readers = _Readers(graph, self._nodes)
+        self._in_front: dict[str, list[str]] = {}
+        self.view = replace(graph, nodes=self._nodes)
+        self.view.__dict__.update(readers=self._readers, uses=_Uses(self._readers))
+
+    def rewrite(self, root: Node, made: Sequence[Node]) -> None:
+        """Put the nodes a rule made in the place of ``root``."""
+        moved = made[-1].name
+        unread: list[str] = []
+        for node in (*made[:-1], made[-1].with_(name=root.name)):
+            old = self._nodes.get(node.name)
+            if old is None:
+                self._in_front.setdefault(root.name, []).append(node.name)
+            else:
+                unread.extend(edge.node for edge in old.inputs)
+            self._put(node)
+        waits = (*self._nodes[root.name].controls, *root.controls, *self._swept(unread, moved))
+        current = self._nodes[root.name]
+        controls = tuple(name for name in dict.fromkeys(waits) if name in self._nodes and name != root.name)
+        self._put(replace(current, controls=controls))
+
+    def _put(self, node: Node) -> None:
+        """Add or replace a node."""
+        old = self._nodes.get(node.name)
+        if old is not node:
+            self._nodes[node.name] = node
+            self._readers.change(old, node)
+
+    def _swept(self, names: Sequence[str], moved: str) -> list[str]:
+        """Remove what is not read any more, from the readers back; the names of what it waited for.
+
+        A node that others wait for stays, as its effect may be what they wait for, unless it has just ``moved``
+        to the root: then they wait for what it reads, which can not close a cycle.
+        """
+        waits: list[str] = []
+        stack = [*names]
+        while stack:
+            name = stack.pop()
+            node = self._nodes.get(name)
+            if node is None or name in self.view.ends or self._readers.is_read(name):
+                continue
+            waiting = self._readers[name]
+            if waiting and name != moved:
+                continue
+            sources = [edge.node for edge in node.inputs]
+            before = [*(source for source in sources if not self._nodes[source].is_constant), *node.controls]
+            for use in waiting:
+                reader = self._nodes[use.node.name]
+                kept = (control for control in reader.controls if control != name)
+                self._put(replace(reader, controls=tuple(dict.fromkeys((*kept, *before)))))
+            self._readers.change(node, None)
+            del self._nodes[name]
+            waits.extend(node.controls)
+            stack.extend(sources)
+        return waits
+
+    def settle(self) -> tuple[str, ...]:
+        """The names in file order; what was added stands in front of the root it was made for."""
+        names = (one for name in self._order for one in (*self._in_front.pop(name, ()), name))
+        self._order = tuple(name for name in dict.fromkeys(names) if name in self._nodes)
+        return self._order
+
+    def graph(self) -> Graph:
+        """The graph as it is now."""
+        return replace(self._before, nodes={name: self._nodes[name] for name in self.settle()})
