@@ -378,7 +378,8 @@ def _tensor_entry(key: str, tensor: Tensor) -> bytes:
     proto = message_class("TensorProto")(dtype=_NUMBERS[tensor.dtype])
     for size in tensor.shape:
         proto.tensor_shape.dim.add(size=size)
-    inner = proto.SerializeToString(deterministic=True) + wire.header(TENSOR_CONTENT, tensor.num_bytes)
+    known: bytes = proto.SerializeToString(deterministic=True)
+    inner = known + wire.header(TENSOR_CONTENT, tensor.num_bytes)
     attr = wire.header(ATTR_TENSOR, len(inner) + tensor.num_bytes) + inner
     name = key.encode()
     entry = wire.header(ENTRY_KEY, len(name)) + name
@@ -392,8 +393,7 @@ def _content(tensor: Tensor) -> wire.Buffer:
     array = np.ascontiguousarray(tensor.array)
     if array.shape != tensor.shape or array.dtype != tensor.dtype.numpy:
         raise GraphError(f"a tensor said {tensor} and its values are {array.dtype}{array.shape}")
-    data: memoryview = array.reshape(-1).view(np.uint8).data
-    return data
+    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
 def _encode_attr(message: Any, value: Attr, node: Node) -> None:

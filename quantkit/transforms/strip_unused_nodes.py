@@ -51,11 +51,9 @@ def strip_unused_nodes(
             continue
         if node.name in graph.input_names and node.op != "Placeholder":
             type_word, shape_text = own.get(node.name, (type, shape))
-            attrs = {"dtype": _dtype(type_word), "shape": _shape(shape_text)}
-            nodes.append(Node(node.name, "Placeholder", attrs=attrs))
-            cut.append(
-                f"{node.name} ({node.op}) becomes a Placeholder, {attrs['dtype'].value} of shape {attrs['shape']}"
-            )
+            dtype, sizes = _dtype(type_word), _shape(shape_text)
+            nodes.append(Node(node.name, "Placeholder", attrs={"dtype": dtype, "shape": sizes}))
+            cut.append(f"{node.name} ({node.op}) becomes a Placeholder, {dtype.value} of shape {sizes}")
         else:
             nodes.append(node)
     removed = len(graph) - len(nodes)

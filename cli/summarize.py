@@ -1,0 +1,42 @@
+"""``quantkit summarize``: what a graph is, before anything is done to it."""
+
+from argparse import ArgumentParser, Namespace
+
+from quantkit.errors import UsageError
+from quantkit.loading import MEANINGLESS, load_model
+from quantkit.summary import summarize
+
+from ._render import emit
+
+EXAMPLES = ("quantkit summarize digits", "quantkit summarize graph.pb --json")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """What to look at."""
+    parser.add_argument("model", nargs="?", help="model file, SavedModel folder, or name of a card")
+    parser.add_argument("--in-graph", help="the same, as the classic tool calls it")
+    parser.add_argument("--inputs", help="names of what is fed, separated by commas")
+    parser.add_argument("--outputs", help="names of what is asked for, separated by commas")
+    parser.add_argument("--random-weights", action="store_true", help="the architecture of a card, random parameters")
+    parser.add_argument("--offline", action="store_true", help="never fetch a model")
+
+
+def run(args: Namespace) -> int:
+    """Load and summarize."""
+    word = args.model or args.in_graph
+    if not word:
+        raise UsageError("no model is named", hint="quantkit summarize FILE.pb, or the name of a card")
+    model = load_model(
+        word,
+        inputs=args.inputs.split(",") if args.inputs else None,
+        outputs=args.outputs.split(",") if args.outputs else None,
+        random_weights=args.random_weights,
+        offline=args.offline,
+    )
+    if model.graph is None:
+        raise UsageError(f"{word} is in an engine's own format", hint="quantkit benchmark can run it")
+    summary = summarize(model.graph, name=word)
+    remark = f"\n{'note':<14} {MEANINGLESS}" if model.has_random_weights else ""
+    document = {"model": word, "random_weights": model.has_random_weights, **summary.to_json()}
+    emit(args, "quantkit.summarize/1", document, lambda console: console.print(f"{summary}{remark}", markup=False))
+    return 0

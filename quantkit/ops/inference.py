@@ -1,0 +1,279 @@
+"""Static shapes, and the multiply-adds that follow from them.
+
+A rule says what shapes an op gives for the shapes it is given; where a size can not be known it is None, and
+where an op has no rule its outputs have unknown rank. Nothing here raises on a graph that is merely unusual.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import Shape, Tensor
+
+UNKNOWN = Shape(None)
+SCALAR = Shape(())
+
+Dims = tuple[int | None, ...]
+# (node, shapes of its inputs, constants it reads by slot) -> shapes of its outputs, as far as they matter
+Rule = Callable[[Node, Sequence[Shape], Mapping[int, Tensor]], Sequence[Shape]]
+
+_RULES: dict[str, Rule] = {}
+
+
+def infer_shapes(graph: Graph) -> Mapping[Edge, Shape]:
+    """The shape of every edge that something is known of.
+
+    Raises:
+        GraphError: the nodes form a cycle.
+    """
+    shapes: dict[Edge, Shape] = {}
+    for name in graph.order:
+        node = graph[name]
+        rule = _RULES.get(node.op)
+        if rule is None:
+            continue
+        given = [shapes.get(edge, UNKNOWN) for edge in node.inputs]
+        constants = {
+            slot: value for slot, edge in enumerate(node.inputs) if (value := graph.constant_of(edge)) is not None
+        }
+        try:
+            made = rule(node, given, constants)
+        except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError):
+            continue  # the graph does not fit the op: whoever runs it will say so better
+        for port, shape in enumerate(made):
+            shapes[Edge(name, port)] = shape
+    return shapes
+
+
+def multiply_adds(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
+    """Multiplications followed by an addition that a convolution or matrix product does; 0 for other ops.
+
+    Returns:
+        The count, or None where a shape is unknown.
+    """
+    kind = node.op.removeprefix("Quantized")
+    if not kind.startswith(("Conv2D", "DepthwiseConv2dNative", "DepthwiseConv2D", "MatMul", "BatchMatMul")):
+        return 0
+    out, weights = shapes.get(Edge(node.name), UNKNOWN), shapes.get(node.inputs[1], UNKNOWN)
+    if not out.is_known or not weights.is_known:
+        return None
+    kernel = weights.known
+    if kind.startswith("Conv2DBackpropInput"):
+        given = shapes.get(node.inputs[2], UNKNOWN)
+        return math.prod(given.known) * math.prod(kernel[:3]) if given.is_known else None
+    if kind.startswith("Conv2D"):
+        return math.prod(out.known) * math.prod(kernel[:3])
+    if kind.startswith("Depthwise"):
+        return math.prod(out.known) * math.prod(kernel[:2])
+    depth = kernel[-1] if node.attrs.get("transpose_b") or node.attrs.get("adj_y") else kernel[-2]
+    return math.prod(out.known) * depth
+
+
+def _rule(ops: str) -> Callable[[Rule], Rule]:
+    """Register a rule for ops, separated by spaces."""
+
+    def register(rule: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(ops.split(), rule))
+        return rule
+
+    return register
+
+
+def _known(shape: Shape) -> Dims:
+    if shape.dims is None:
+        raise ValueError("unknown rank")
+    return shape.dims
+
+
+@_rule(
+    "Identity CheckNumerics StopGradient Relu Relu6 Elu Selu LeakyRelu Sigmoid Tanh Softmax LogSoftmax Softplus Abs "
+    "Neg Exp Log Sqrt Rsqrt Square Floor Ceil Round Cast BiasAdd LRN ZerosLike OnesLike FakeQuantWithMinMaxVars "
+    "FakeQuantWithMinMaxArgs Erf Sign LogicalNot PlaceholderWithDefault Dequantize"
+)
+def _same(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return given[:1]
+
+
+@_rule(
+    "QuantizeV2 Requantize QuantizedRelu QuantizedRelu6 QuantizedBiasAdd QuantizedReshape FusedBatchNorm "
+    "FusedBatchNormV2 FusedBatchNormV3 BatchNormWithGlobalNormalization"
+)
+def _same_and_scalars(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    if node.op == "QuantizedReshape":
+        return [*_reshape(node, given, constants), SCALAR, SCALAR]
+    return given[:1] if "BatchNorm" in node.op else [given[0], SCALAR, SCALAR]
+
+
+@_rule("Placeholder")
+def _placeholder(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    shape = node.attrs.get("shape")
+    return [shape if isinstance(shape, Shape) else UNKNOWN]
+
+
+@_rule("Const")
+def _const(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return [Shape(node.value.shape)]
+
+
+@_rule(
+    "Add AddV2 Sub Mul Div RealDiv Maximum Minimum Pow SquaredDifference FloorDiv FloorMod Greater GreaterEqual Less "
+    "LessEqual Equal NotEqual LogicalAnd LogicalOr QuantizedAdd QuantizedMul"
+)
+def _broadcast(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    first, second = _known(given[0]), _known(given[1])
+    rank = max(len(first), len(second))
+    pairs = zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second, strict=True)
+    dims = [b if a == 1 else a if b in (1, a) else a if b is None and a is not None else b for a, b in pairs]
+    return [Shape(tuple(dims))] + ([SCALAR, SCALAR] if node.op.startswith("Quantized") else [])
+
+
+def _window(size: int | None, kernel: int, stride: int, padding: Any, dilation: int = 1) -> int | None:
+    """Positions of a window along one axis."""
+    if size is None:
+        return None
+    if padding == b"SAME":
+        return -(-size // stride)
+    reach = (kernel - 1) * dilation + 1
+    before_after = padding if isinstance(padding, int) else 0
+    return (size + before_after - reach) // stride + 1
+
+
+def _spatial(node: Node) -> tuple[int, int, int]:
+    """(height, width, channel) axes."""
+    return (2, 3, 1) if node.attrs.get("data_format", b"NHWC") == b"NCHW" else (1, 2, 3)
+
+
+def _windowed(node: Node, given: Shape, kernel: Sequence[int], channels: int | None) -> Shape:
+    height, width, channel = _spatial(node)
+    dims = list(_known(given))
+    strides: Any = node.attrs.get("strides", (1, 1, 1, 1))
+    dilations: Any = node.attrs.get("dilations") or (1, 1, 1, 1)
+    explicit: Any = node.attrs.get("explicit_paddings") or ()
+    for axis, size in ((height, kernel[0]), (width, kernel[1])):
+        padding: Any = node.attrs.get("padding", b"VALID")
+        if padding == b"EXPLICIT":
+            padding = explicit[2 * axis] + explicit[2 * axis + 1]
+        dims[axis] = _window(dims[axis], size, strides[axis], padding, dilations[axis])
+    dims[channel] = channels if channels is not None else dims[channel]
+    return Shape(tuple(dims))
+
+
+@_rule("Conv2D QuantizedConv2D DepthwiseConv2dNative QuantizedDepthwiseConv2D")
+def _conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    kernel = given[1].known
+    channels = kernel[2] * kernel[3] if "Depthwise" in node.op else kernel[3]
+    made = _windowed(node, given[0], kernel[:2], channels)
+    return [made, SCALAR, SCALAR] if node.op.startswith("Quantized") else [made]
+
+
+@_rule("MaxPool AvgPool QuantizedMaxPool QuantizedAvgPool")
+def _pool(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    size: Any = node.attrs["ksize"]
+    height, width, _ = _spatial(node)
+    made = _windowed(node, given[0], (size[height], size[width]), None)
+    return [made, SCALAR, SCALAR] if node.op.startswith("Quantized") else [made]
+
+
+@_rule("MatMul QuantizedMatMul")
+def _matmul(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    first, second = _known(given[0]), _known(given[1])
+    rows = first[1] if node.attrs.get("transpose_a") else first[0]
+    columns = second[0] if node.attrs.get("transpose_b") else second[1]
+    made = Shape((rows, columns))
+    return [made, SCALAR, SCALAR] if node.op.startswith("Quantized") else [made]
+
+
+@_rule("Concat ConcatV2 QuantizedConcat")
+def _concat(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    slot = len(given) - 1 if node.op == "ConcatV2" else 0
+    count: Any = node.attrs.get("N", len(given) - 1)
+    joined = [_known(shape) for shape in (given[:slot] if slot else given[1 : 1 + count])]
+    axis = int(constants[slot].array) % len(joined[0])
+    dims = list(joined[0])
+    sizes = [dims_[axis] for dims_ in joined]
+    dims[axis] = None if None in sizes else sum(size for size in sizes if size is not None)
+    return [Shape(tuple(dims)), SCALAR, SCALAR][: 3 if node.op.startswith("Quantized") else 1]
+
+
+@_rule("Reshape")
+def _reshape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    wanted = [int(size) for size in constants[1].array.reshape(-1)]
+    if -1 in wanted and given[0].is_known:
+        rest = math.prod(size for size in wanted if size != -1)
+        wanted[wanted.index(-1)] = math.prod(given[0].known) // rest
+    return [Shape(tuple(None if size < 0 else size for size in wanted))]
+
+
+@_rule("Squeeze")
+def _squeeze(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = _known(given[0])
+    listed: Any = node.attrs.get("squeeze_dims") or ()
+    axes = {axis % len(dims) for axis in listed} or {axis for axis, size in enumerate(dims) if size == 1}
+    return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
+
+
+@_rule("ExpandDims")
+def _expand_dims(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = _known(given[0])
+    axis = int(constants[1].array) % (len(dims) + 1)
+    return [Shape((*dims[:axis], 1, *dims[axis:]))]
+
+
+@_rule("Pad PadV2 MirrorPad")
+def _pad(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    widths = constants[1].array.sum(1)
+    return [
+        Shape(tuple(None if size is None else size + int(w) for size, w in zip(_known(given[0]), widths, strict=True)))
+    ]
+
+
+@_rule("Mean Sum Max Min Prod All Any")
+def _reduction(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = _known(given[0])
+    axes = {int(axis) % len(dims) for axis in constants[1].array.reshape(-1)}
+    if node.attrs.get("keep_dims"):
+        return [Shape(tuple(1 if axis in axes else size for axis, size in enumerate(dims)))]
+    return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
+
+
+@_rule("Transpose")
+def _transpose(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = _known(given[0])
+    return [Shape(tuple(dims[int(axis)] for axis in constants[1].array))]
+
+
+@_rule("ResizeBilinear ResizeNearestNeighbor ResizeBicubic QuantizedResizeBilinear")
+def _resize(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    batch, _, _, channels = _known(given[0])
+    height, width = (int(size) for size in constants[1].array)
+    return [Shape((batch, height, width, channels)), SCALAR, SCALAR][: 3 if node.op.startswith("Quantized") else 1]
+
+
+@_rule("Pack")
+def _pack(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = _known(given[0])
+    axis: Any = node.attrs.get("axis", 0)
+    axis %= len(dims) + 1
+    return [Shape((*dims[:axis], len(given), *dims[axis:]))]
+
+
+@_rule("Split")
+def _split(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = list(_known(given[1]))
+    count: Any = node.attrs["num_split"]
+    axis = int(constants[0].array) % len(dims)
+    size = dims[axis]
+    dims[axis] = None if size is None else size // count
+    return [Shape(tuple(dims))] * count
+
+
+@_rule("Shape")
+def _shape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return [Shape((len(_known(given[0])),))]
+
+
+@_rule("DecodeJpeg DecodePng")
+def _decoded(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    channels: Any = node.attrs.get("channels") or None
+    return [Shape((None, None, channels))]

@@ -1,0 +1,154 @@
+"""What a graph is, before anything is done to it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quantkit.ir.graph import Graph, Node
+from quantkit.ir.tensor import DType, Shape, Tensor
+from quantkit.ops.inference import infer_shapes, multiply_adds
+
+BATCH_NORMS = frozenset({"BatchNormWithGlobalNormalization", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
+PASSING = frozenset({"Identity", "CheckNumerics", "StopGradient"})
+CLASSIC_EIGHT_BIT = frozenset({"QuantizedConv2D", "QuantizedMatMul"})
+
+
+@dataclass(frozen=True)
+class End:
+    """An input or output: its edge, element type where known, and shape as far as known."""
+
+    name: str
+    op: str
+    dtype: DType | None
+    shape: Shape
+
+    def to_json(self) -> dict[str, Any]:
+        dims = self.shape.dims
+        return {
+            "name": self.name,
+            "op": self.op,
+            "dtype": self.dtype.value if self.dtype else None,
+            "shape": None if dims is None else list(dims),
+        }
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Facts about a graph.
+
+    Attributes:
+        num_nodes: nodes of the main graph.
+        inputs, outputs: its ends.
+        op_counts: nodes of each op, most first.
+        num_parameters: elements of all constants that are numbers, as the classic tool counts them.
+        num_bytes: bytes of all constants.
+        num_controls: control edges.
+        multiply_adds: of one run with the inputs' shapes (unknown batch: 1); None where a shape is unknown.
+        producer: GraphDef version of the program that wrote it.
+        next_step: what to do with it, and why.
+    """
+
+    num_nodes: int
+    inputs: tuple[End, ...]
+    outputs: tuple[End, ...]
+    op_counts: Mapping[str, int]
+    num_parameters: int
+    num_bytes: int
+    num_controls: int
+    multiply_adds: int | None
+    producer: int
+    next_step: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "nodes": self.num_nodes,
+            "inputs": [end.to_json() for end in self.inputs],
+            "outputs": [end.to_json() for end in self.outputs],
+            "op_counts": dict(self.op_counts),
+            "parameters": self.num_parameters,
+            "constant_bytes": self.num_bytes,
+            "control_edges": self.num_controls,
+            "multiply_adds": self.multiply_adds,
+            "producer": self.producer,
+            "next_step": self.next_step,
+        }
+
+    def __str__(self) -> str:
+        adds = (
+            "unknown (a shape is not static)"
+            if self.multiply_adds is None
+            else f"{self.multiply_adds / 1e6:,.1f} million"
+        )
+        rows = [
+            ("inputs", ", ".join(map(_end_text, self.inputs)) or "none found"),
+            ("outputs", ", ".join(map(_end_text, self.outputs)) or "none found"),
+            ("nodes", f"{self.num_nodes:,}, {self.num_controls} control edges"),
+            ("ops", ", ".join(f"{count} {op}" for op, count in self.op_counts.items())),
+            ("parameters", f"{self.num_parameters:,}, {self.num_bytes / 1e6:,.2f} MB of constants"),
+            ("multiply-adds", adds),
+            ("next", self.next_step),
+        ]
+        return "\n".join(f"{label:<14} {text}" for label, text in rows)
+
+
+def summarize(graph: Graph, *, name: str = "MODEL") -> Summary:
+    """The facts about a graph.
+
+    Args:
+        graph: what to look at.
+        name: how the next command calls it.
+
+    Raises:
+        GraphError: the graph is not well formed.
+    """
+    shapes = infer_shapes(_with_batch_one(graph))
+    counted = [multiply_adds(node, shapes) for node in graph.nodes.values()]
+    known = [count for count in counted if count is not None]
+    constants = [value for node in graph.nodes.values() if isinstance(value := node.attrs.get("value"), Tensor)]
+    return Summary(
+        num_nodes=len(graph),
+        inputs=tuple(_end(graph[edge.node], str(edge), shapes.get(edge, Shape(None))) for edge in graph.inputs),
+        outputs=tuple(_end(graph[edge.node], str(edge), shapes.get(edge, Shape(None))) for edge in graph.outputs),
+        op_counts=graph.op_counts,
+        num_parameters=sum(one.num_elements for one in constants if one.dtype is not DType.STRING),
+        num_bytes=sum(one.num_bytes for one in constants),
+        num_controls=sum(len(node.controls) for node in graph.nodes.values()),
+        multiply_adds=sum(known) if len(known) == len(counted) else None,
+        producer=graph.versions.producer,
+        next_step=_next_step(graph, name),
+    )
+
+
+def _with_batch_one(graph: Graph) -> Graph:
+    """The graph with 1 for an unknown batch: multiply-adds are those of one example."""
+    nodes = []
+    for node in graph.nodes.values():
+        shape = node.attrs.get("shape")
+        if node.op == "Placeholder" and isinstance(shape, Shape) and shape.dims and shape.dims[0] is None:
+            node = node.with_attrs(shape=Shape((1, *shape.dims[1:])))
+        nodes.append(node)
+    return graph.with_nodes(nodes)
+
+
+def _end(node: Node, name: str, shape: Shape) -> End:
+    dtype = next((node.attrs[key] for key in ("dtype", "T", "DstT", "out_type") if key in node.attrs), None)
+    return End(name, node.op, dtype if isinstance(dtype, DType) else None, shape)
+
+
+def _end_text(end: End) -> str:
+    dtype = end.dtype.value if end.dtype else "?"
+    return f"{end.name} ({end.op}, {dtype}, {end.shape})"
+
+
+def _next_step(graph: Graph, name: str) -> str:
+    counts = graph.op_counts
+    if CLASSIC_EIGHT_BIT & counts.keys():
+        return f"quantkit benchmark {name}: classic 8-bit ops run on slow kernels on x86; compare with the float graph"
+    norms = sum(counts.get(op, 0) for op in BATCH_NORMS)
+    passing = sum(counts.get(op, 0) for op in PASSING)
+    if norms or passing:
+        what = " and ".join(
+            text for count, text in ((norms, f"{norms} batch norms"), (passing, f"{passing} passing nodes")) if count
+        )
+        return f"quantkit transform {name} -o OUT.pb --recipe inference: {what} can go"
+    return f"quantkit benchmark {name}: nothing is left to fold"
