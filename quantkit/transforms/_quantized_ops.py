@@ -1,0 +1,203 @@
+"""Float ops and what computes the same on 8-bit codes: the third step of `quantize_nodes`.
+
+A quantized tensor travels as three: codes, and the real numbers the lowest and the highest code stand for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import dropwhile
+
+from quantkit.ir.draft import Draft
+from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
+from quantkit.ir.rewrite import Outcome, Skip
+from quantkit.ir.tensor import DType, Shape, Tensor
+from quantkit.ops.tensorflow import attribute, find_op, input_dtypes, output_dtypes
+
+FLATTEN = Tensor.of([-1])
+FIRST_AXIS = Tensor.of([0])
+EXTREME_ATTRS: dict[str, Attr] = {"T": DType.FLOAT, "keep_dims": False}
+LAYOUT_ATTRS = ("data_format", "padding", "dilations", "strides", "ksize")
+
+
+@dataclass(frozen=True)
+class QuantizedOp:
+    """The 8-bit form of a float op.
+
+    Attributes:
+        name: op type.
+        type_attrs: attributes that say the codes' type.
+        wide_attr: the attribute that says that the results are 32-bit; without one they are 8-bit.
+        copied: attributes taken over from the float op.
+        raw: slots of inputs that stay as they are (shapes, axes).
+        groups_ranges: whether all minima come before all maxima, rather than in pairs.
+    """
+
+    name: str
+    type_attrs: tuple[str, ...]
+    wide_attr: str = ""
+    copied: tuple[str, ...] = ()
+    raw: tuple[int, ...] = ()
+    groups_ranges: bool = False
+
+
+QUANTIZED_OPS = {
+    "Add": QuantizedOp("QuantizedAdd", ("T1", "T2"), "Toutput"),
+    "AvgPool": QuantizedOp("QuantizedAvgPool", ("T",), copied=("ksize", "strides", "padding")),
+    "BiasAdd": QuantizedOp("QuantizedBiasAdd", ("T1", "T2"), "out_type"),
+    "Concat": QuantizedOp("QuantizedConcat", ("T",), copied=("N",), raw=(0,), groups_ranges=True),
+    "Conv2D": QuantizedOp("QuantizedConv2D", ("Tinput", "Tfilter"), "out_type", copied=("strides", "padding")),
+    "MatMul": QuantizedOp("QuantizedMatMul", ("T1", "T2"), "Toutput", copied=("transpose_a", "transpose_b")),
+    "MaxPool": QuantizedOp("QuantizedMaxPool", ("T",), copied=("ksize", "strides", "padding")),
+    "Mul": QuantizedOp("QuantizedMul", ("T1", "T2"), "Toutput"),
+    "Relu": QuantizedOp("QuantizedRelu", ("Tinput",)),
+    "Relu6": QuantizedOp("QuantizedRelu6", ("Tinput",)),
+    "ResizeBilinear": QuantizedOp("QuantizedResizeBilinear", ("T",), copied=("align_corners",), raw=(1,)),
+    "Reshape": QuantizedOp("QuantizedReshape", ("T",), raw=(1,)),
+}
+# Copied only where they differ from these, the default of the quantized op.
+RARE_ATTRS: dict[str, Attr] = {"half_pixel_centers": False, "Tshape": DType.INT32}
+
+
+def quantize_ops(graph: Graph, *, fallback: tuple[float, float] | None, ignored: tuple[str, ...]) -> Outcome:
+    """Put a quantized op, between quantizing its inputs and decoding its result, in the place of each float op.
+
+    Args:
+        graph: what to change.
+        fallback: range of 32-bit results; None: each result's own, found when the graph runs.
+        ignored: op types that stay float.
+    """
+    draft = Draft(graph)
+    changes: list[str] = []
+    skips: list[Skip] = []
+    for node in graph.nodes.values():
+        into = QUANTIZED_OPS.get(node.op)
+        if into is None or node.op in ignored:
+            continue
+        reason = _reason_to_stay(graph, node, into)
+        if reason:
+            skips.append(Skip(reason, node.name))
+        else:
+            draft.replace(node.name, *_quantized(node, into, fallback))
+            changes.append(f"{node.name} ({node.op}) -> {into.name}")
+    return Outcome(draft.graph(), tuple(changes), tuple(skips))
+
+
+def dequantize(name: str, codes: Sequence[Edge]) -> Node:
+    """The node that decodes 8-bit codes (the code tensor, its minimum and its maximum)."""
+    return Node(name, "Dequantize", tuple(codes), attrs={"T": DType.QUINT8, "mode": b"MIN_FIRST"})
+
+
+def quantize(name: str, inputs: Sequence[Edge], dtype: DType) -> Node:
+    """The node that makes codes of a float tensor, given its minimum and its maximum."""
+    return Node(name, "QuantizeV2", tuple(inputs), attrs={"T": dtype, "mode": b"MIN_FIRST"})
+
+
+def requantize(name: str, wide: str, bounds: Sequence[Edge]) -> Node:
+    """The node that makes 8-bit codes, of a range, of the 32-bit ones of the node ``wide``."""
+    attrs: dict[str, Attr] = {"Tinput": DType.QINT32, "out_type": DType.QUINT8}
+    return Node(name, "Requantize", (*ports(wide), *bounds), attrs=attrs)
+
+
+def ports(name: str) -> tuple[Edge, Edge, Edge]:
+    """The three outputs of a quantized op: codes, minimum, maximum."""
+    return Edge(name, 0), Edge(name, 1), Edge(name, 2)
+
+
+def _quantized(node: Node, into: QuantizedOp, fallback: tuple[float, float] | None) -> list[Node]:
+    """The nodes that take a float op's place; the last one bears its name."""
+    name = f"{node.name}/eightbit"
+    made: list[Node] = []
+    codes: dict[Edge, tuple[Edge, Edge, Edge]] = {}
+    for slot, edge in enumerate(node.inputs):
+        if slot not in into.raw and edge not in codes:
+            made.extend(_quantized_input(node.name, edge))
+            codes[edge] = ports(made[-1].name)
+    made.append(Node(name, into.name, _inputs(node, into, codes), node.controls, _attrs(node, into)))
+    if into.wide_attr:
+        made.extend(_narrowed(name, fallback))
+    return [*made, dequantize(node.name, ports(made[-1].name))]
+
+
+def _quantized_input(reader: str, edge: Edge) -> list[Node]:
+    """The nodes that measure a float tensor and make codes of it, the last one holds the codes."""
+    base = f"{reader}_eightbit/{str(edge).replace(':', '__port__')}"
+    shape = constant(f"{base}/reshape_dims", FLATTEN).with_(controls=(edge.node,))
+    axes = constant(f"{base}/reduction_dims", FIRST_AXIS).with_(controls=(edge.node,))
+    flat = Node(f"{base}/reshape", "Reshape", (edge, Edge(shape.name)), attrs={"T": DType.FLOAT})
+    measured = (Edge(flat.name), Edge(axes.name))
+    extremes = [Node(f"{base}/{op.lower()}", op, measured, attrs=EXTREME_ATTRS) for op in ("Min", "Max")]
+    inputs = (edge, *(Edge(one.name) for one in extremes))
+    return [shape, axes, flat, *extremes, quantize(f"{base}/quantize", inputs, DType.QUINT8)]
+
+
+def _inputs(node: Node, into: QuantizedOp, codes: Mapping[Edge, tuple[Edge, Edge, Edge]]) -> tuple[Edge, ...]:
+    """Codes and raw inputs in the old places, then the ranges."""
+    tensors = [edge if slot in into.raw else codes[edge][0] for slot, edge in enumerate(node.inputs)]
+    ranges = [codes[edge][1:] for slot, edge in enumerate(node.inputs) if slot not in into.raw]
+    if into.groups_ranges:
+        ranges = list(zip(*ranges, strict=True))
+    return (*tensors, *(edge for pair in ranges for edge in pair))
+
+
+def _attrs(node: Node, into: QuantizedOp) -> dict[str, Attr]:
+    attrs: dict[str, Attr] = {name: attribute(node, name) for name in into.copied}
+    for name, usual in RARE_ATTRS.items():
+        if node.attrs.get(name, usual) != usual:
+            attrs[name] = node.attrs[name]
+    attrs.update(dict.fromkeys(into.type_attrs, DType.QUINT8))
+    return {**attrs, into.wide_attr: DType.QINT32} if into.wide_attr else attrs
+
+
+def _narrowed(wide: str, fallback: tuple[float, float] | None) -> list[Node]:
+    """The nodes that make 8-bit codes of 32-bit ones."""
+    if fallback is None:
+        bounds = [Node(f"{wide}/requant_range", "RequantizationRange", ports(wide), attrs={"Tinput": DType.QINT32})]
+        edges = ports(bounds[0].name)[:2]
+    else:
+        bounds = [
+            constant(f"{wide}/fallback_{end}", value) for end, value in zip(("min", "max"), fallback, strict=True)
+        ]
+        edges = (Edge(bounds[0].name), Edge(bounds[1].name))
+    return [*bounds, requantize(f"{wide}/requantize", wide, edges)]
+
+
+def _reason_to_stay(graph: Graph, node: Node, into: QuantizedOp) -> str:
+    """Why a node can not be quantized, or nothing."""
+    types = input_dtypes(node)
+    if len(types) != len(node.inputs):
+        return f"it reads {len(node.inputs)} tensors where {node.op} takes {len(types)}"
+    computing = {dtype for slot, dtype in enumerate(types) if slot not in into.raw} | set(output_dtypes(node))
+    if computing != {DType.FLOAT}:
+        return f"it computes in {', '.join(sorted(one.value if one else 'an unknown type' for one in computing))}"
+    return _unsupported_layout(node) or _unsupported_operand(graph, node)
+
+
+def _unsupported_layout(node: Node) -> str:
+    """How a convolution or pool walks its picture, where its quantized form can not."""
+    known = find_op(node.op)
+    attrs = {name: attribute(node, name) for name in LAYOUT_ATTRS if known and name in known.attrs}
+    if attrs.get("data_format", b"NHWC") != b"NHWC":
+        return f"its data_format is {attrs['data_format'].decode()}, {QUANTIZED_OPS[node.op].name} knows NHWC only"
+    if attrs.get("padding", b"SAME") not in (b"SAME", b"VALID"):
+        return f"its padding is {attrs['padding'].decode()}, {QUANTIZED_OPS[node.op].name} knows SAME and VALID"
+    if set(attrs.get("dilations", ())) - {1}:
+        return f"its dilations are {attrs['dilations']}, {QUANTIZED_OPS[node.op].name} knows none"
+    if any(attrs[name][0] != 1 or attrs[name][3] != 1 for name in ("ksize", "strides") if name in attrs):
+        return "it pools or strides over batch or channels"
+    if node.op == "Conv2D" and attrs["strides"][1] != attrs["strides"][2]:
+        return f"its strides {attrs['strides']} differ, {QUANTIZED_OPS[node.op].name} knows equal ones only"
+    return ""
+
+
+def _unsupported_operand(graph: Graph, node: Node) -> str:
+    """A constant operand that the quantized form refuses, or reads wrongly."""
+    if node.op == "Concat":
+        axis = graph.constant_of(node.inputs[0])
+        if axis is not None and axis.num_elements == 1 and axis.array.item() < 0:
+            return f"its axis is {axis.array.item()}, QuantizedConcat counts from the first one only"
+    if node.op in ("Add", "Mul"):
+        for edge in node.inputs:
+            operand = graph.constant_of(edge)
+            if operand is not None and 1 in dropwhile(lambda size: size == 1, operand.shape):
+                return f"{edge.node} of shape {Shape(operand.shape)} is repeated along an inner dimension"
+    return ""
