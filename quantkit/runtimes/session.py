@@ -6,13 +6,15 @@ input name and gives arrays by output name. Engines are imported inside `open` o
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
 
-from quantkit.errors import UsageError, did_you_mean
+from quantkit.errors import UnavailableError, UsageError, did_you_mean
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
 
@@ -235,6 +237,52 @@ class FunctionSession:
 def as_array(value: Any) -> Array:
     """A feed as an array; bytes, whose trailing zeros NumPy's own strings would lose, as an object."""
     return np.array(value, object) if isinstance(value, bytes) else np.asarray(value)
+
+
+def installed(title: str, module: str, *packages: str) -> Availability:
+    """Whether an engine's Python package is there, without importing it.
+
+    Args:
+        title: the engine's name in a sentence.
+        module: what would be imported.
+        packages: distributions that carry the module, the usual one first.
+    """
+    if find_spec(module) is None:
+        return Availability.no(f"{title} is not installed: pip install {packages[0]}")
+    for package in packages:
+        try:
+            return Availability.yes(version(package))
+        except PackageNotFoundError:
+            continue
+    return Availability.yes("of unknown version")
+
+
+def require(answer: Availability) -> None:
+    """Go on only with an engine that is there.
+
+    Raises:
+        UnavailableError: it is not; the hint is the command that installs it.
+    """
+    if not answer.ok:
+        reason, _, command = answer.detail.partition(": ")
+        raise UnavailableError(reason, hint=command)
+
+
+def gpu_index(device: str) -> int | None:
+    """The number of the GPU a device word means; None: the processor.
+
+    >>> gpu_index("gpu:1"), gpu_index("gpu"), gpu_index("cpu")
+    (1, 0, None)
+
+    Raises:
+        UsageError: the word means nothing.
+    """
+    word, _, number = device.partition(":")
+    if device == "cpu":
+        return None
+    if word != "gpu" or not (device == "gpu" or number.isdecimal()):
+        raise UsageError(f"{device!r} is not a device", hint="use cpu, gpu or gpu:N with N from 0")
+    return int(number or 0)
 
 
 def check_feeds(inputs: tuple[TensorInfo, ...], feeds: Mapping[str, Array]) -> None:

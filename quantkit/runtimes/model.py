@@ -1,0 +1,43 @@
+"""What an engine is given: a graph, or a file of a format of its own."""
+
+import os
+from pathlib import Path
+
+from quantkit.errors import UnavailableError
+from quantkit.formats.files import KINDS, kind_of, load
+from quantkit.ir.graph import Graph
+from quantkit.runtimes.to_onnx import to_onnx
+
+
+def read(model: Graph | str | os.PathLike[str]) -> Graph | Path:
+    """A frozen graph's file as a graph; any other file stays where it is, for an engine to open.
+
+    Raises:
+        InputError: the file is missing or no model.
+    """
+    if isinstance(model, Graph):
+        return model
+    path = Path(model)
+    return load(path) if kind_of(path) in ("graphdef", "graphdef_text") else path
+
+
+def as_onnx(model: Graph | Path, title: str, kinds: tuple[str, ...]) -> bytes | Path:
+    """What an engine that reads ONNX opens: bytes made of a graph, or the file.
+
+    Args:
+        model: what the caller gave.
+        title: the engine's name in a sentence.
+        kinds: the kinds of files it reads, as in `quantkit.formats.files.KINDS`.
+
+    Raises:
+        InputError: the file is missing or no model.
+        UnavailableError: the engine reads no such file, or the graph can not be converted.
+    """
+    if isinstance(model, Graph):
+        if model.dialect != "tensorflow":
+            raise UnavailableError(f"{title} opens TensorFlow graphs and ONNX files, not a graph of {model.dialect}")
+        return to_onnx(model)
+    kind = kind_of(model)
+    if kind not in kinds:
+        raise UnavailableError(f"{title} can not read {model.name}, which is {KINDS[kind]}")
+    return model

@@ -1,0 +1,198 @@
+"""TensorFlow graphs as ONNX models, made by tf2onnx once and kept on disk.
+
+A conversion takes seconds, so its result is stored under a digest of all that decides it: the nodes, the
+inputs and outputs, tf2onnx's version and the opset. A refusal is stored as well.
+"""
+
+import contextlib
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from quantkit.errors import QuantkitError, UnavailableError
+from quantkit.formats import graphdef
+from quantkit.formats.files import write_whole
+from quantkit.ir.graph import Edge, Graph
+from quantkit.runtimes import tensorflow
+from quantkit.runtimes.session import installed, require
+from quantkit.zoo import cache_folder
+
+OPSET = 17
+# What all stored conversions may take; the ones unused for longest go first.
+KEPT_BYTES = 2 << 30
+# Ops without any equivalent in ONNX, which no rewriting of tf2onnx removes either: refused without trying.
+NEVER_CONVERTED = re.compile(
+    r"BatchNormWithGlobalNormalization|_?Quantized\w+|Requantiz\w+|QuantizeV2|QuantizeDownAndShrinkRange"
+    r"|Decode(?:Jpeg|Png|Gif|Bmp|Image|WebP|AndCropJpeg)|_Fused\w+"
+)
+_HINT = "TensorFlow runs them: --runtime tensorflow; transforms such as fold_old_batch_norms remove some of them"
+
+
+def to_onnx(graph: Graph) -> bytes:
+    """A serialized ONNX model that computes what the graph does.
+
+    Args:
+        graph: a frozen TensorFlow graph with inputs and outputs; fed tensors may be in its middle.
+
+    Returns:
+        ModelProto bytes; inputs and outputs are named like the graph's: ``softmax``, ``split:1``.
+
+    Raises:
+        UnavailableError: tf2onnx is not installed, or can not convert some ops, which are named.
+        GraphError: TensorFlow refuses the graph.
+    """
+    computed = graph.reachable() - graph.input_names
+    _refuse(graph[name].op for name in computed if NEVER_CONVERTED.fullmatch(graph[name].op))
+    for answer in (installed("tf2onnx", "tf2onnx", "tf2onnx"), tensorflow.RUNTIME.available()):
+        require(answer)
+    graph = _needed(graph)
+    place = cache_folder() / "converted" / f"{_digest(graph)}.onnx"
+    refusal = place.with_suffix(".txt")
+    known = _read(place)
+    if known is not None:
+        return known
+    reason = _read(refusal)
+    if reason is not None:
+        raise UnavailableError(reason.decode(), hint=_HINT)
+    try:
+        data = _convert(graph)
+    except UnavailableError as error:
+        _store(refusal, error.message.encode())
+        raise
+    _store(place, data)
+    return data
+
+
+def _needed(graph: Graph) -> Graph:
+    """Without the nodes that neither inputs nor outputs need; what is behind a fed tensor tells its shape."""
+    ends = graph.with_(outputs=(*graph.outputs, *graph.inputs))
+    names = ends.reachable(stop_at_inputs=False)
+    return graph.with_nodes(node for node in graph.nodes.values() if node.name in names)
+
+
+def _refuse(ops: Iterable[str]) -> None:
+    counts = Counter(ops)
+    if counts:
+        listed = ", ".join(f"{op} ({count})" for op, count in sorted(counts.items()))
+        raise UnavailableError(f"tf2onnx can not convert {listed}", hint=_HINT)
+
+
+def _digest(graph: Graph) -> str:
+    ends = (list(map(str, graph.inputs)), list(map(str, graph.outputs)))
+    found = blake2b(repr((ends, version("tf2onnx"), OPSET)).encode(), digest_size=20)
+    for chunk in graphdef.chunks(graph):
+        found.update(chunk)
+    return found.hexdigest()
+
+
+def _read(path: Path) -> bytes | None:
+    """A stored result, marked as used now; None where there is none."""
+    try:
+        os.utime(path)
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _store(path: Path, data: bytes) -> None:
+    """Keep a result for the next time; a full or read-only disk is no reason to fail."""
+    with contextlib.suppress(OSError, QuantkitError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, lambda file: file.write(data))
+        _drop_oldest(path.parent, KEPT_BYTES)
+
+
+def _drop_oldest(folder: Path, limit: int) -> None:
+    """Remove what was not used for longest until the rest takes at most ``limit`` bytes."""
+    facts = sorted(((file.stat().st_mtime_ns, file.stat().st_size, file) for file in folder.iterdir()), reverse=True)
+    total = 0
+    for _, size, file in facts:
+        total += size
+        if total > limit:
+            file.unlink(missing_ok=True)
+
+
+def _convert(graph: Graph) -> bytes:
+    """Let tf2onnx do it; its log, not its result, tells what went wrong."""
+    names = {_port(edge): str(edge) for edge in (*graph.inputs, *graph.outputs)}
+    tensorflow.import_graph(graph)  # its errors name nodes; tf2onnx's do not
+    with tensorflow.quiet(), _complaints() as complaints:
+        import tf2onnx.convert
+
+        try:
+            model, _ = tf2onnx.convert.from_graph_def(
+                tensorflow.graph_def(graph),
+                input_names=[_port(edge) for edge in dict.fromkeys(graph.inputs)],
+                output_names=[_port(edge) for edge in dict.fromkeys(graph.outputs)],
+                opset=OPSET,
+                tensors_to_rename=names,
+            )
+            data: bytes = model.SerializeToString()
+        except Exception as error:
+            raise UnavailableError(
+                f"tf2onnx {version('tf2onnx')} can not convert the graph: {_first_line(error)}", hint=_HINT
+            ) from error
+    problems = [_problem(record) for record in complaints]
+    _refuse(graph[name].op if name in graph else reason for kind, name, reason in problems if kind == "unsupported")
+    for kind, name, reason in problems:
+        if kind == "failed":
+            op = f" ({graph[name].op})" if name in graph else ""
+            raise UnavailableError(f"tf2onnx can not convert node {name!r}{op}: {reason}", hint=_HINT)
+    return data
+
+
+def _port(edge: Edge) -> str:
+    return f"{edge.node}:{edge.port}"
+
+
+def _first_line(error: object) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+class _Problem(NamedTuple):
+    """What tf2onnx logged about a node: that it knows no such op (`reason` is the op), or why it failed."""
+
+    kind: str
+    name: str
+    reason: str
+
+
+def _problem(record: logging.LogRecord) -> _Problem:
+    args = record.args if isinstance(record.args, tuple) else ()
+    message = str(record.msg)
+    if message == "Tensorflow op [%s: %s] is not supported" and len(args) == 2:
+        return _Problem("unsupported", str(args[0]), str(args[1]))
+    if message.startswith("Failed to convert node") and args:
+        return _Problem("failed", str(args[0]), _first_line(record.exc_info[1] if record.exc_info else message))
+    return _Problem("", "", record.getMessage())
+
+
+class _Listener(logging.Handler):
+    """Keeps records instead of writing them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@contextlib.contextmanager
+def _complaints() -> Iterator[list[logging.LogRecord]]:
+    """What tf2onnx logs as errors meanwhile; nothing of its log reaches the terminal."""
+    logger = logging.getLogger("tf2onnx")
+    listener = _Listener()
+    propagated, logger.propagate = logger.propagate, False
+    logger.addHandler(listener)
+    try:
+        yield listener.records
+    finally:
+        logger.removeHandler(listener)
+        logger.propagate = propagated

@@ -1,0 +1,142 @@
+"""What every engine promises, asked of each."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from graphs import CASES, Case, node, placeholder
+
+from quantkit.errors import GraphError, UnavailableError, UsageError
+from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import DType, Shape
+from quantkit.runtimes.session import Runtime, Session, SessionOptions
+
+
+@pytest.fixture
+def session(runtime: Runtime) -> Iterator[Session]:
+    with runtime.open(CASES["dense"].graph) as opened:
+        yield opened
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+def test_inputs_and_outputs_are_the_graphs(runtime: Runtime, case: Case) -> None:
+    with runtime.open(case.graph) as session:
+        assert {info.name: (info.dtype, info.shape) for info in session.inputs} == {
+            name: (dtype, Shape(dims)) for name, (dtype, dims) in case.inputs.items()
+        }
+        assert [(info.name, info.dtype) for info in session.outputs] == list(case.outputs.items())
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_values_are_those_of_numpy(runtime: Runtime, case: Case, batch: int) -> None:
+    feeds = case.feeds(batch)
+    with runtime.open(case.graph) as session:
+        results = session.run(feeds)
+    expected = case.expected(feeds)
+    assert list(results) == list(case.outputs)
+    for name, result in results.items():
+        assert result.dtype == case.outputs[name].numpy
+        assert result.shape == np.shape(expected[name])
+        np.testing.assert_allclose(result, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_one_session_takes_batches_of_any_size(session: Session) -> None:
+    case = CASES["dense"]
+    for batch in (1, 5, 2, 5):
+        feeds = case.feeds(batch)
+        np.testing.assert_allclose(session.run(feeds)["y"], case.expected(feeds)["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_results_belong_to_the_caller(session: Session) -> None:
+    feeds = CASES["dense"].feeds(2)
+    first = session.run(feeds)
+    kept = {name: array.copy() for name, array in first.items()}
+    second = session.run({"x": feeds["x"] * 2})
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, kept[name])
+        array[...] = 7
+    again = session.run(feeds)
+    assert all(array.max() != 7 for array in second.values())
+    for name, array in again.items():
+        np.testing.assert_array_equal(array, kept[name])
+
+
+def test_feeds_stay_as_they_are(session: Session) -> None:
+    x = CASES["dense"].feeds(2)["x"]
+    kept = x.copy()
+    for array in session.run({"x": x}).values():
+        array[...] = 7
+    np.testing.assert_array_equal(x, kept)
+
+
+def test_feeds_need_not_be_contiguous(session: Session) -> None:
+    x = np.asfortranarray(CASES["dense"].feeds(6)["x"])
+    x.flags.writeable = False
+    np.testing.assert_array_equal(session.run({"x": x[::2]})["y"], session.run({"x": x[::2].copy()})["y"])
+
+
+@pytest.mark.parametrize(
+    ("feeds", "message", "hint"),
+    [
+        ({}, "input 'x' is not fed", "float"),
+        ({"x": np.zeros((1, 4), np.float32), "z": np.zeros(1)}, "'z' is not an input", "x"),
+        ({"x": np.zeros((1, 4))}, "takes float, not float64", "astype"),
+        ({"x": np.zeros((1, 5), np.float32)}, r"takes shape \?x4, not 1x5", "resize"),
+        ({"x": np.zeros(4, np.float32)}, r"takes shape \?x4, not 4", "batch"),
+    ],
+)
+def test_wrong_feeds_are_refused(session: Session, feeds: dict[str, np.ndarray], message: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        session.run(feeds)
+    assert hint in caught.value.hint
+
+
+def test_a_closed_session_stays_closed(runtime: Runtime) -> None:
+    case = CASES["dense"]
+    with runtime.open(case.graph) as session:
+        session.run(case.feeds(1))
+    session.close()
+    with pytest.raises(UsageError, match="closed"):
+        session.run(case.feeds(1))
+
+
+def test_a_session_says_which_engine_it_is(session: Session, runtime: Runtime) -> None:
+    assert session.runtime.name == runtime.name
+    assert str(session.runtime).split()[1][0].isdigit()
+    assert session.skipped == ()
+
+
+@pytest.mark.parametrize(("intra_op", "inter_op"), [(1, None), (2, 1), (None, 2)])
+def test_thread_settings_are_accepted(runtime: Runtime, intra_op: int | None, inter_op: int | None) -> None:
+    case = CASES["dense"]
+    with runtime.open(case.graph, SessionOptions(intra_op=intra_op, inter_op=inter_op)) as session:
+        feeds = case.feeds(1)
+        np.testing.assert_allclose(session.run(feeds)["y"], case.expected(feeds)["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_placement_names_the_operations(runtime: Runtime) -> None:
+    case = CASES["dense"]
+    with runtime.open(case.graph, SessionOptions(log_placement=True)) as session:
+        session.run(case.feeds(1))
+    assert any("CPU" in line for line in session.placement)
+
+
+def test_an_unknown_op_is_named(runtime: Runtime) -> None:
+    graph = Graph.of([placeholder("x", DType.FLOAT, 1), node("y", "Frobnicate", "x")], ["x"], ["y"])
+    with pytest.raises((UnavailableError, GraphError), match="Frobnicate"):
+        runtime.open(graph).run({"x": np.zeros(1, np.float32)})
+
+
+def test_a_gpu_that_is_not_there_is_an_answer(runtime: Runtime) -> None:
+    with pytest.raises(UnavailableError) as caught:
+        runtime.open(CASES["dense"].graph, SessionOptions(device="gpu:99"))
+    assert caught.value.hint
+
+
+def test_a_device_that_is_no_word_is_refused(runtime: Runtime) -> None:
+    with pytest.raises(UsageError, match="'tpu' is not a device"):
+        runtime.open(CASES["dense"].graph, SessionOptions(device="tpu"))
