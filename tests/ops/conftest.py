@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantkit.ir.graph import Node
+from quantkit.ir.graph import Attr, Node
 from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.ops.kernels import evaluate
 from quantkit.ops.tensorflow import find_op, input_dtypes, num_outputs
 
 Compute = Callable[[Node, Sequence[Array]], list[Array]]
@@ -46,9 +47,56 @@ def _compute(node: Node, inputs: Sequence[Array]) -> list[Array]:
     return [np.asarray(tensor.numpy()) for tensor in made]
 
 
+def _typed(op: str, inputs: Sequence[Array], **attrs: Attr) -> Node:
+    """A node whose type attributes are those of its inputs."""
+    signature = find_op(op)
+    assert signature is not None
+    found: dict[str, Attr] = {}
+    position = 0
+    for arg in signature.inputs:
+        if arg.type_list_attr:
+            found[arg.type_list_attr] = tuple(DType.of(x.dtype) for x in inputs[position:])
+            break
+        if arg.type_attr:
+            found[arg.type_attr] = DType.of(inputs[position].dtype)
+        if arg.number_attr and arg.number_attr not in {**found, **attrs}:
+            others = sum(not other.number_attr for other in signature.inputs)
+            found[arg.number_attr] = len(inputs) - others
+        number = {**found, **attrs}.get(arg.number_attr, 1)
+        position += number if isinstance(number, int) else 1
+    return Node("node", op, attrs={**found, **attrs})
+
+
+def _check(op: str, inputs: Sequence[Array], rtol: float = 1e-5, **attrs: Attr) -> None:
+    node = _typed(op, inputs, **attrs)
+    ours, theirs = evaluate(node, inputs), _compute(node, inputs)
+    assert len(ours) == len(theirs)
+    for mine, yours in zip(ours, theirs, strict=True):
+        assert mine.dtype == yours.dtype
+        assert mine.shape == yours.shape
+        if mine.dtype == object:
+            assert mine.tolist() == yours.tolist()
+        elif mine.dtype.kind in "fc":
+            np.testing.assert_allclose(mine, yours, rtol=rtol, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(mine, yours)
+
+
+@pytest.fixture(scope="session")
+def typed() -> Callable[..., Node]:
+    """Makes a node whose type attributes are those of its inputs."""
+    return _typed
+
+
 @pytest.fixture(scope="session")
 def in_tensorflow() -> Compute:
     """Computes a node with TensorFlow's kernel, eagerly."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     pytest.importorskip("tensorflow", reason="pip install tensorflow")
     return _compute
+
+
+@pytest.fixture(scope="session")
+def check(in_tensorflow: Compute) -> Callable[..., None]:
+    """Compares quantkit's kernel with TensorFlow's on inputs."""
+    return _check

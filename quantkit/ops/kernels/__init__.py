@@ -1,16 +1,30 @@
 """TensorFlow's ops in NumPy, with TensorFlow's types and rounding: what folding and the reference engine run."""
 
-from quantkit.ops.kernels import elementwise, indexing, passing, reductions, shapes
+from quantkit.ops.kernels import (
+    convolution,
+    elementwise,
+    images,
+    indexing,
+    neural,
+    passing,
+    pooling,
+    reductions,
+    shapes,
+)
 from quantkit.ops.kernels.registry import KERNELS, evaluate, has_kernel, kernel
 
 __all__ = [
     "KERNELS",
+    "convolution",
     "elementwise",
     "evaluate",
     "has_kernel",
+    "images",
     "indexing",
     "kernel",
+    "neural",
     "passing",
+    "pooling",
     "reductions",
     "shapes",
 ]

@@ -8,6 +8,7 @@ import numpy as np
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array
 from quantkit.ops.kernels.registry import kernel
+from quantkit.ops.kernels.windows import is_nchw
 from quantkit.ops.tensorflow import attribute
 
 
@@ -328,31 +329,24 @@ def _batch_to_space(node: Node, inputs: Sequence[Array]) -> Array:
 @kernel("SpaceToDepth")
 def _space_to_depth(node: Node, inputs: Sequence[Array]) -> Array:
     """(n, h, w, c) -> (n, h / b, w / b, b * b * c)."""
-    x, block, is_nchw = inputs[0], attribute(node, "block_size"), _is_nchw(node)
-    x = np.moveaxis(x, 1, -1) if is_nchw else x
+    x, block, channels_first = inputs[0], attribute(node, "block_size"), is_nchw(node)
+    x = np.moveaxis(x, 1, -1) if channels_first else x
     n, h, w, c = x.shape
     if h % block or w % block:
         raise ValueError(f"height and width must be multiples of {block}")
     dealt = x.reshape(n, h // block, block, w // block, block, c).transpose(0, 1, 3, 2, 4, 5)
     dealt = dealt.reshape(n, h // block, w // block, block * block * c)
-    return np.moveaxis(dealt, -1, 1) if is_nchw else dealt
+    return np.moveaxis(dealt, -1, 1) if channels_first else dealt
 
 
 @kernel("DepthToSpace")
 def _depth_to_space(node: Node, inputs: Sequence[Array]) -> Array:
     """(n, h, w, b * b * c) -> (n, h * b, w * b, c)."""
-    x, block, is_nchw = inputs[0], attribute(node, "block_size"), _is_nchw(node)
-    x = np.moveaxis(x, 1, -1) if is_nchw else x
+    x, block, channels_first = inputs[0], attribute(node, "block_size"), is_nchw(node)
+    x = np.moveaxis(x, 1, -1) if channels_first else x
     n, h, w, depth = x.shape
     if depth % (block * block):
         raise ValueError(f"the depth must be a multiple of {block * block}")
     c = depth // (block * block)
     spread = x.reshape(n, h, w, block, block, c).transpose(0, 1, 3, 2, 4, 5).reshape(n, h * block, w * block, c)
-    return np.moveaxis(spread, -1, 1) if is_nchw else spread
-
-
-def _is_nchw(node: Node) -> bool:
-    layout = attribute(node, "data_format")
-    if layout not in (b"NHWC", b"NCHW"):
-        raise ValueError(f"data format {layout.decode()} is not supported")
-    return bool(layout == b"NCHW")
+    return np.moveaxis(spread, -1, 1) if channels_first else spread

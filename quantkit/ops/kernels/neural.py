@@ -1,0 +1,139 @@
+"""Layers between convolutions: bias, batch norm, softmax, response normalisation, simulated quantization."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quantkit.ir.graph import Node
+from quantkit.ir.tensor import Array
+from quantkit.ops.kernels.registry import kernel
+from quantkit.ops.kernels.windows import channels_last, is_nchw, node_layout
+from quantkit.ops.tensorflow import attribute
+
+
+@kernel("BiasAdd", "BiasAddV1")
+def _bias_add(node: Node, inputs: Sequence[Array]) -> Array:
+    x, bias = inputs
+    axis = 1 if is_nchw(node) else x.ndim - 1
+    if bias.shape != x.shape[axis : axis + 1]:
+        raise ValueError(f"the bias must have {x.shape[axis] if axis < x.ndim else 0} numbers")
+    return x + bias.reshape(-1, *[1] * (x.ndim - 1 - axis))
+
+
+@kernel("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+def _fused_batch_norm(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    """(x - mean) * scale / sqrt(variance + epsilon) + offset, with the batch's own statistics in training.
+
+    Outputs: y, mean, variance, and what the gradient wants: mean and variance again (their population
+    form in training), and in V3 an empty tensor.
+    """
+    given, scale, offset, mean, variance = inputs
+    x = channels_last(node, given).astype(np.float32, copy=False)
+    for vector in (scale, offset):
+        if vector.shape != x.shape[-1:]:
+            raise ValueError(f"scale and offset must have {x.shape[-1]} numbers")
+    used_mean, used_variance = mean, variance
+    reported_mean, reported_variance = mean, variance
+    if attribute(node, "is_training"):
+        count = x.size // max(1, x.shape[-1])
+        used_mean, used_variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
+        rate = attribute(node, "exponential_avg_factor") if node.op == "FusedBatchNormV3" else 1.0
+        unbiased = used_variance * np.float32(count / max(1, count - 1))
+        reported_mean, reported_variance = used_mean, unbiased
+        if rate != 1.0:
+            reported_mean = (1 - rate) * mean + rate * used_mean
+            reported_variance = (1 - rate) * variance + rate * unbiased
+    elif mean.shape != scale.shape or variance.shape != scale.shape:
+        raise ValueError(f"mean and variance must have {x.shape[-1]} numbers")
+    factor = scale / np.sqrt(used_variance + np.float32(attribute(node, "epsilon")))
+    y = x - used_mean
+    y *= factor
+    y += offset
+    extra = (np.zeros(0, np.float32),) if node.op == "FusedBatchNormV3" else ()
+    return (node_layout(node, y), reported_mean, reported_variance, used_mean, used_variance, *extra)
+
+
+@kernel("BatchNormWithGlobalNormalization")
+def _old_batch_norm(node: Node, inputs: Sequence[Array]) -> Array:
+    """(t - mean) * gamma / sqrt(variance + epsilon) + beta; gamma only if scale_after_normalization."""
+    x, mean, variance, beta, gamma = inputs
+    if not mean.shape == variance.shape == beta.shape == gamma.shape == x.shape[-1:]:
+        raise ValueError(f"mean, variance, beta and gamma must have {x.shape[-1] if x.ndim else 0} numbers")
+    factor = 1 / np.sqrt(variance + np.asarray(attribute(node, "variance_epsilon"), x.dtype))
+    if attribute(node, "scale_after_normalization"):
+        factor = factor * gamma
+    y = x - mean
+    y *= factor
+    y += beta
+    return y
+
+
+def softmax(x: Array) -> Array:
+    """exp(x) / sum(exp(x)) along the last axis, any shape."""
+    powers = np.exp(x - x.max(-1, keepdims=True, initial=-np.inf))
+    return np.asarray(powers / powers.sum(-1, keepdims=True))
+
+
+@kernel("Softmax")
+def _softmax(_: Node, inputs: Sequence[Array]) -> Array:
+    x = inputs[0]
+    return softmax(x.astype(np.float32) if x.dtype.itemsize < 4 else x)
+
+
+@kernel("LogSoftmax")
+def _log_softmax(_: Node, inputs: Sequence[Array]) -> Array:
+    x = inputs[0].astype(np.float32) if inputs[0].dtype.itemsize < 4 else inputs[0]
+    shifted = x - x.max(-1, keepdims=True, initial=-np.inf)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+
+
+@kernel("LRN")
+def _lrn(node: Node, inputs: Sequence[Array]) -> Array:
+    """X / (bias + alpha * sum of squares over the channels within the radius) ** beta."""
+    x, radius = inputs[0], attribute(node, "depth_radius")
+    depth = x.shape[-1]
+    squares = np.square(x)
+    total = np.zeros_like(x)
+    for shift in range(-min(radius, depth - 1), min(radius, depth - 1) + 1):
+        total[..., max(0, -shift) : depth - max(0, shift)] += squares[..., max(0, shift) : depth - max(0, -shift)]
+    bias, alpha, beta = (np.asarray(attribute(node, name), x.dtype) for name in ("bias", "alpha", "beta"))
+    return np.asarray(x * np.power(bias + alpha * total, -beta))
+
+
+def simulate_quantization(x: Array, low: Array, high: Array, num_bits: int, narrow_range: bool) -> Array:
+    """Round real numbers to the grid that codes of a range would have, after moving it onto zero.
+
+    Args:
+        x: (..., c) float32.
+        low, high: the range, () or (c,); low <= 0 <= high is not asked for, but usual.
+        num_bits: of the codes.
+        narrow_range: leave out the lowest code.
+
+    Returns:
+        float32 numbers of the shape of ``x``.
+    """
+    first, last = np.float32(narrow_range), np.float32((1 << num_bits) - 1)
+    scale = ((high - low) / (last - first)).astype(np.float32)
+    zero = first - low / scale
+    zero = np.where(zero < first, first, np.where(zero > last, last, np.floor(zero + np.float32(0.5))))
+    nudged_low, nudged_high = (first - zero) * scale, (last - zero) * scale
+    clamped = np.clip(x, nudged_low, nudged_high)
+    inverse = np.float32(1) / scale
+    # Codes are rounded around the zero point, so that real 0 stays exactly 0.
+    codes = np.floor(clamped * inverse - nudged_low * inverse + np.float32(0.5))
+    return np.where((low == 0) & (high == 0), np.float32(0), (codes + first - zero) * scale)
+
+
+@kernel("FakeQuantWithMinMaxArgs")
+def _fake_quant_args(node: Node, inputs: Sequence[Array]) -> Array:
+    low, high = np.array(attribute(node, "min"), np.float32), np.array(attribute(node, "max"), np.float32)
+    return simulate_quantization(inputs[0], low, high, attribute(node, "num_bits"), attribute(node, "narrow_range"))
+
+
+@kernel("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel")
+def _fake_quant_vars(node: Node, inputs: Sequence[Array]) -> Array:
+    x, low, high = inputs
+    wanted = x.shape[-1:] if node.op.endswith("PerChannel") else ()
+    if low.shape != wanted or high.shape != wanted:
+        raise ValueError(f"the range must have the shape {wanted}")
+    return simulate_quantization(x, low, high, attribute(node, "num_bits"), attribute(node, "narrow_range"))

@@ -1,0 +1,52 @@
+"""Pools; padding counts neither for the maximum nor for the average."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quantkit.ir.graph import Node
+from quantkit.ir.tensor import Array
+from quantkit.ops.kernels.registry import kernel
+from quantkit.ops.kernels.shapes import sizes
+from quantkit.ops.kernels.windows import Windows, channels_last, node_layout, pool_windows
+from quantkit.ops.tensorflow import attribute
+
+
+def max_pool(x: Array, windows: Windows) -> Array:
+    """The largest element of each window: (n, h, w, c) -> (n, h, w, c)."""
+    lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
+    padded = windows.pad(x, lowest)
+    made: Array | None = None
+    for _, _, place in windows.taps():
+        made = padded[place].copy() if made is None else np.maximum(made, padded[place], out=made)
+    return x if made is None else made
+
+
+def window_sums(x: Array, windows: Windows) -> Array:
+    """The sum of each window: (n, h, w, c) -> (n, h, w, c)."""
+    padded = windows.pad(x)
+    total = np.zeros((len(x), windows.rows.count, windows.columns.count, x.shape[3]), x.dtype)
+    for _, _, place in windows.taps():
+        total += padded[place]
+    return total
+
+
+def window_counts(windows: Windows) -> Array:
+    """How many elements of each window are not padding: (h, w, 1)."""
+    return np.asarray(np.outer(windows.rows.inside(), windows.columns.inside()))[..., None]
+
+
+@kernel("MaxPool", "MaxPoolV2")
+def _max_pool(node: Node, inputs: Sequence[Array]) -> Array:
+    if node.op == "MaxPoolV2":
+        node = node.with_attrs(ksize=sizes(inputs[1]), strides=sizes(inputs[2]))
+    x = channels_last(node, inputs[0])
+    return node_layout(node, max_pool(x, pool_windows(node, x, attribute(node, "ksize"))))
+
+
+@kernel("AvgPool")
+def _avg_pool(node: Node, inputs: Sequence[Array]) -> Array:
+    x = channels_last(node, inputs[0])
+    windows = pool_windows(node, x, attribute(node, "ksize"))
+    wide = x.astype(np.float32) if x.dtype.itemsize < 4 else x
+    return node_layout(node, window_sums(wide, windows) / window_counts(windows).astype(wide.dtype))
