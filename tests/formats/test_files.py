@@ -1,0 +1,122 @@
+"""Files: what they are, and writing all or nothing."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quantkit.errors import InputError, QuantkitError, UsageError
+from quantkit.formats import files, kind_of, load, save
+from quantkit.ir.graph import Graph, Node, constant
+
+GRAPH = Graph.of([Node("x", "Placeholder"), constant("w", np.arange(3000, dtype=np.float32)), Node("y", "Relu", ())])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.pb", b"", "is empty"),
+        ("page.pb", b"<!DOCTYPE html><html>not found</html>", "is a web page"),
+        ("page2.pb", b"\n\n<HTML><head>", "is a web page"),
+        ("pointer.pb", b"version https://git-lfs.github.com/spec/v1\noid", "is a Git LFS pointer"),
+        ("packed.pb", b"\x1f\x8b\x08\x00 and so on", "is an archive"),
+        ("packed.onnx", b"PK\x03\x04 and so on", "is an archive"),
+        ("prose.pb", b"this is a letter, not a graph", "not a GraphDef in text form"),
+        ("noise.pb", bytes(range(3, 200)), "not a GraphDef"),
+        ("nothing.pb", b"\x22\x00", "holds no nodes"),
+    ],
+)
+def test_what_is_no_graph_is_refused_with_a_sentence(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        load(tmp_path / name)
+    assert caught.value.exit_code == 3
+    assert caught.value.hint
+
+
+def test_a_missing_file_has_near_names(tmp_path: Path) -> None:
+    save(GRAPH, tmp_path / "inception.pb")
+    with pytest.raises(InputError, match="does not exist") as caught:
+        load(tmp_path / "incepton.pb")
+    assert "inception.pb" in caught.value.hint
+
+
+def test_truncation_is_named_everywhere_it_may_happen(tmp_path: Path) -> None:
+    save(GRAPH, tmp_path / "whole.pb")
+    whole = (tmp_path / "whole.pb").read_bytes()
+    cut = tmp_path / "cut.pb"
+    for length in [1, 2, 5, 40, 200, len(whole) // 2, len(whole) - 1]:
+        cut.write_bytes(whole[:length])
+        with pytest.raises(QuantkitError, match="cut.pb"):
+            load(cut)
+
+
+def test_binary_and_text_hold_the_same(tmp_path: Path) -> None:
+    save(GRAPH, tmp_path / "a.pb")
+    save(GRAPH, tmp_path / "b.pbtxt")
+    save(GRAPH, tmp_path / "text.pb", as_text=True)
+    assert (tmp_path / "b.pbtxt").read_text().startswith("node {")
+    assert load(tmp_path / "a.pb") == load(tmp_path / "b.pbtxt") == load(tmp_path / "text.pb")
+    assert kind_of(tmp_path / "text.pb") == "graphdef_text"
+
+
+def test_ends_are_guessed_and_looked_up(tmp_path: Path) -> None:
+    save(GRAPH, tmp_path / "g.pb")
+    graph = load(tmp_path / "g.pb")
+    assert [str(edge) for edge in graph.inputs] == ["x"]
+    assert [str(edge) for edge in graph.outputs] == ["y"]
+    with pytest.raises(UsageError, match="output 'softmx'") as caught:
+        load(tmp_path / "g.pb", outputs=["softmx"])
+    assert caught.value.exit_code == 2
+
+
+def test_overwriting_the_file_that_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "g.pb"
+    save(GRAPH, path)
+    save(load(path), path)
+    np.testing.assert_array_equal(load(path)["w"].value.array, np.arange(3000))
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "g.pb"
+    path.write_bytes(b"precious")
+
+    def fail(file: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(InputError, match="the disk is full"):
+        files.write_whole(path, fail)
+    assert path.read_bytes() == b"precious"
+    assert os.listdir(tmp_path) == ["g.pb"]
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(file: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        files.write_whole(tmp_path / "g.pb", interrupt)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_real_full_disk() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    with pytest.raises(OSError, match="No space"), full.open("wb", buffering=0) as file:
+        files.graphdef.write(GRAPH, file)
+
+
+def test_a_missing_folder_is_the_command_lines_fault(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a folder"):
+        save(GRAPH, tmp_path / "nowhere" / "g.pb")
+
+
+def test_a_file_over_two_gigabytes_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "huge.pb"
+    with path.open("wb") as file:
+        file.write(b"\x0a\x0b\x0a\x01x\x12\x06Custom")
+        file.truncate(3 << 30)
+    with pytest.raises(InputError, match="3.22 GB"):
+        load(path)
