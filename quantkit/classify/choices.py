@@ -4,7 +4,7 @@ A card knows. Of a plain file the first placeholder that takes pictures and the 
 used; when these are a card's, also after transforms or in another format, the card knows the rest.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 from quantkit.runtimes.session import TensorInfo
-from quantkit.zoo import ModelCard
+from quantkit.zoo import ModelCard, label_files
 
 
 @dataclass(frozen=True)
@@ -95,28 +95,29 @@ def choose_preprocessing(info: TensorInfo, card: ModelCard | None, flags: Flags 
     )
 
 
-def labels_of_card(card: ModelCard, locate: Callable[[ModelCard, str], Path | None]) -> Labels:
-    """The labels that a card names; empty ones where its files are not at hand.
+def choose_labels(card: ModelCard | None, model_file: Path | None, result: TensorInfo) -> Labels:
+    """The labels of a model, from its card, from beside its file, or from the cache; empty where none are here.
 
     Args:
-        card: of the model.
-        locate: where a file of a card is here, or None.
+        card: of the model, where there is one.
+        model_file: it came from, where it came from one.
+        result: what is asked for.
 
     Raises:
         InputError: a label file is broken.
     """
-    words = card.labels.names
-    if words:
+    if card is not None and card.labels.names:
+        words = card.labels.names
         return Labels(dict(enumerate(words)), order=Order(card.labels.order), length=len(words), source=card.name)
-    paths = [locate(card, name) for name in card.labels.files]
-    first = next((path for path in paths if path is not None), None)
-    return read_labels(first) if first is not None and None not in paths else Labels()
-
-
-def labels_beside(graph_file: Path, num_outputs: int) -> Labels:
-    """The 2015 pair that lies beside a graph of its order; empty labels otherwise."""
-    pair = find_labels(graph_file.parent)
-    return read_labels(pair) if pair and order_of(num_outputs) is Order.ILSVRC2012 else Labels()
+    folder = model_file.parent if model_file else None
+    if card is not None:
+        beside = [folder / Path(name).name for name in card.labels.files] if folder else []
+        found = beside if beside and all(path.is_file() for path in beside) else label_files(card)
+        return read_labels(found[0]) if found else Labels()
+    dims = result.shape.dims
+    is_release = bool(dims) and dims is not None and order_of(dims[-1] or 0) is Order.ILSVRC2012
+    pair = find_labels(folder) if folder and is_release else None
+    return read_labels(pair) if pair else Labels()
 
 
 def needs_tensorflow(graph: Graph) -> bool:

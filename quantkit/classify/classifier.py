@@ -16,7 +16,7 @@ from quantkit.classify.feeding import Feeding
 from quantkit.classify.labels import Labels, Order
 from quantkit.classify.preprocess import Preprocessing
 from quantkit.errors import GraphError, InputError, UsageError
-from quantkit.ir.tensor import Array
+from quantkit.ir.tensor import Array, DType
 from quantkit.runtimes.session import Session
 
 # A softmax in 8 bits, or in bfloat16, misses 1 by this much.
@@ -125,6 +125,11 @@ class Classifier:
         dims = self._output.shape.dims
         if dims and dims[-1] is not None:
             self._check(dims[-1])
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether mean and deviation are applied here, and not by the graph."""
+        return self._feeding.kind == "resized" and self._feeding.dtype is not DType.UINT8
 
     def classify(self, paths: Iterable[Path]) -> Iterator[Prediction | Refused]:
         """An answer for each picture, in order; a broken picture does not stop the others.

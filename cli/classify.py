@@ -1,0 +1,257 @@
+"""``quantkit classify``: say what is on pictures."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from quantkit.classify.choices import (
+    Flags,
+    choose_ends,
+    choose_labels,
+    choose_preprocessing,
+    matching_card,
+    needs_tensorflow,
+)
+from quantkit.classify.classifier import Classifier, Prediction, Refused
+from quantkit.classify.labels import Order, read_labels
+from quantkit.classify.pictures import Found, find_pictures
+from quantkit.errors import InputError, UnavailableError, UsageError
+from quantkit.loading import MEANINGLESS, Model, load_model
+from quantkit.runtimes import open_session
+from quantkit.runtimes.session import Session, SessionOptions
+from quantkit.zoo import ModelCard, list_cards
+
+from ._render import emit, log, progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+HELP = "say what is on pictures"
+EXAMPLES = (
+    "quantkit classify assets --model digits --top 3",
+    "quantkit classify panda.jpg holiday_photos/ --json",
+    "quantkit classify --image=panda.jpg --graph=graph.pb --labels=labels.txt --input_layer=Mul --output_layer=softmax",
+    "quantkit classify panda.jpg --input-layer DecodeJpeg/contents --runtime tensorflow",
+)
+DEFAULT_MODEL = "inception_v3"
+BAR_CELLS = 20
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Our flags, and those of the classic label_image."""
+    parser.add_argument("pictures", nargs="*", metavar="PICTURE", help="JPEG, PNG, BMP, GIF or WebP file, or a folder")
+    parser.add_argument("--model", help=f"model file, SavedModel folder, or name of a card ({DEFAULT_MODEL})")
+    parser.add_argument("--runtime", default="auto", help="engine: auto takes the fastest that runs the model here")
+    parser.add_argument("--top", type=int, default=5, help="how many classes to show for each picture (5)")
+    parser.add_argument("--labels", help="what the numbers mean: a list, or a file of the 2015 pair (the model's own)")
+    parser.add_argument("--image", action="append", default=[], help="a picture, as label_image has it")
+    parser.add_argument("--graph", help="the same as --model, as label_image has it")
+    parser.add_argument("--input-layer", help="what to feed (the card's, or the first placeholder for pictures)")
+    parser.add_argument("--output-layer", help="what gives a number for each class (the card's, or what nobody reads)")
+    parser.add_argument("--input-width", type=int, help="pixels of the resized picture (the graph's)")
+    parser.add_argument("--input-height", type=int, help="pixels of the resized picture (the graph's)")
+    parser.add_argument("--input-mean", type=float, help="subtracted from the pixels (the card's, or 128)")
+    parser.add_argument("--input-std", type=float, help="what they are then divided by (the card's, or 128)")
+    parser.add_argument("--intra-op", type=int, help="threads inside one operation (the engine's default)")
+    parser.add_argument("--inter-op", type=int, help="operations run side by side (the engine's default)")
+    parser.add_argument(
+        "--random-weights", action="store_true", help="build a card's architecture with random parameters"
+    )
+    parser.add_argument("--offline", action="store_true", help="never fetch a model")
+
+
+def run(args: Namespace) -> int:
+    """Find pictures, open the model, and answer for each."""
+    found = _pictures(args)
+    model = _model(args)
+    runnable = model.runnable
+    runtime = args.runtime
+    if model.graph is not None:
+        runnable = choose_ends(model.graph, model.card, list_cards(), args.input_layer, args.output_layer)
+        if needs_tensorflow(runnable):
+            runtime = _tensorflow(args)
+    start = perf_counter()
+    with open_session(runnable, runtime, SessionOptions(args.intra_op, args.inter_op)) as session:
+        opened_seconds = perf_counter() - start
+        classifier, card = _classifier(args, model, session)
+        _remarks(args, found, model, classifier, card)
+        answers = classifier.classify(found.paths)
+        done = list(answers) if args.json else []
+        emit(
+            args,
+            "quantkit.classify/1",
+            _document(model, classifier, found, done, opened_seconds),
+            lambda console: done.extend(_print(console, args, answers, model, session, opened_seconds)),
+        )
+    _raise_refused([one for one in done if isinstance(one, Refused)], len(done))
+    return 0
+
+
+def _pictures(args: Namespace) -> Found:
+    sources = [*args.pictures, *args.image]
+    if not sources:
+        raise UsageError("no picture was named", hint="quantkit classify PICTURE..., or --image PICTURE")
+    return find_pictures(str(Path(source).expanduser()) if "://" not in source else source for source in sources)
+
+
+def _model(args: Namespace) -> Model:
+    if args.model and args.graph:
+        raise UsageError("--model and --graph name two models", hint="give one of them")
+    word = args.model or args.graph or DEFAULT_MODEL
+    with progress(args) as bar:
+        task = bar.add_task(f"fetching {word}", total=None, visible=False)
+        return load_model(
+            word,
+            random_weights=args.random_weights,
+            offline=args.offline,
+            progress=lambda done, total: bar.update(task, completed=done, total=total, visible=True),
+        )
+
+
+def _tensorflow(args: Namespace) -> str:
+    if args.runtime not in ("auto", "tensorflow"):
+        raise UnavailableError(
+            f"{args.input_layer} takes encoded pictures, which only TensorFlow decodes inside a graph; "
+            f"{args.runtime} can not",
+            hint="use --runtime tensorflow, or leave out --input-layer: quantkit then decodes the pictures",
+        )
+    return "tensorflow"
+
+
+def _classifier(args: Namespace, model: Model, session: Session) -> tuple[Classifier, ModelCard | None]:
+    source, result = session.inputs[0], session.outputs[0]
+    card = model.card or matching_card(source, result, list_cards())
+    # label_image takes 0 as "not given".
+    flags = Flags(args.input_height or None, args.input_width or None, args.input_mean, args.input_std)
+    labels = read_labels(Path(args.labels).expanduser()) if args.labels else choose_labels(card, model.path, result)
+    order = Order(card.labels.order) if card else None
+    return Classifier(session, choose_preprocessing(source, card, flags), labels, order=order, top=args.top), card
+
+
+def _remarks(args: Namespace, found: Found, model: Model, classifier: Classifier, card: ModelCard | None) -> None:
+    """What the user should know before the answers, on stderr."""
+    if found.skipped:
+        log(args, f"skipped {found.skipped} files that are no pictures")
+    if model.has_random_weights:
+        log(args, f"{model.name}: {MEANINGLESS}")
+    if not classifier.labels.are_known:
+        owner = card.labels.card or card.name if card else ""
+        cure = f"quantkit models fetch {owner} brings them" if owner else "give --labels FILE"
+        log(args, f"no labels are here for this model, so class numbers are shown; {cure}")
+    if classifier.normalizes and card is None and (args.input_mean is None or args.input_std is None):
+        log(args, f"no card knows this model: {classifier.preprocessing} is assumed (--input-mean, --input-std)")
+    if args.verbose:
+        log(args, f"preprocessing: {classifier.preprocessing}; labels: {classifier.labels.source or 'none'}")
+        for skipped in classifier.session.skipped:
+            log(args, f"passed over {skipped}")
+
+
+def _print(
+    console: "Console",
+    args: Namespace,
+    answers: Iterator[Prediction | Refused],
+    model: Model,
+    session: Session,
+    opened_seconds: float,
+) -> Iterator[Prediction | Refused]:
+    """Print each answer as it comes, and a line on the whole at the end."""
+    predictions: list[Prediction] = []
+    for answer in answers:
+        if isinstance(answer, Refused):
+            log(args, f"skipped: {answer.error.message}")
+        else:
+            predictions.append(answer)
+            _print_prediction(console, answer)
+        yield answer
+    if not predictions:
+        return
+    stages = (median(stage) for stage in zip(*(one.seconds for one in predictions), strict=True))
+    times = ", ".join(f"{name} {_ms(s)}" for name, s in zip(("decode", "preprocess", "run"), stages, strict=True))
+    many = f"{len(predictions)} pictures, medians" if len(predictions) > 1 else "1 picture, the engine's first run"
+    console.print(f"{model.name} in {session.runtime}, opened in {opened_seconds:.2f} s; {many}: {times}", markup=False)
+    if not all(one.are_probabilities for one in predictions):
+        console.print(
+            f"The numbers of {session.outputs[0].name!r} do not sum to one: they are scores, not probabilities.",
+            markup=False,
+        )
+    if model.has_random_weights:
+        console.print(MEANINGLESS, markup=False)
+
+
+def _print_prediction(console: "Console", prediction: Prediction) -> None:
+    from rich.text import Text
+
+    console.print(Text(str(prediction.path), "bold"), Text(_ms(prediction.seconds.total), "dim"))
+    full = "█" if "utf" in console.encoding.lower() else "#"
+    for score in prediction.scores:
+        if prediction.are_probabilities:
+            cells = round(min(max(score.probability, 0.0), 1.0) * BAR_CELLS)
+            number = f"{score.probability:8.2%}  {full * cells:<{BAR_CELLS}}"
+        else:
+            number = f"{score.probability:12.4f}"
+        # Two classes may have the same words, so the number is always there.
+        number_of_class = "" if score.words.endswith(f" {score.id}") else f" ({score.id})"
+        console.print(Text(number, "cyan") + Text(f"  {score.words}", "default") + Text(number_of_class, "dim"))
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def _document(
+    model: Model,
+    classifier: Classifier,
+    found: Found,
+    answers: Iterable[Prediction | Refused],
+    opened_seconds: float,
+) -> dict[str, Any]:
+    session, labels, said = classifier.session, classifier.labels, classifier.preprocessing
+    return {
+        "model": model.name,
+        "random_weights": model.has_random_weights,
+        "runtime": {"name": session.runtime.name, "version": session.runtime.version},
+        "opened_seconds": opened_seconds,
+        "input": session.inputs[0].name,
+        "output": session.outputs[0].name,
+        "preprocessing": {
+            "height": said.height,
+            "width": said.width,
+            "channels": said.channels,
+            "mean": said.mean,
+            "std": said.std,
+            "resize": said.resize,
+            "crop": said.crop,
+        },
+        "labels": {"source": labels.source, "order": labels.order.value, "are_known": labels.are_known},
+        "skipped_files": found.skipped,
+        "pictures": [_picture(one) for one in answers if isinstance(one, Prediction)],
+        "refused": [
+            {"path": str(one.path), "message": one.error.message} for one in answers if isinstance(one, Refused)
+        ],
+    }
+
+
+def _picture(prediction: Prediction) -> dict[str, Any]:
+    return {
+        "path": str(prediction.path),
+        "seconds": prediction.seconds._asdict(),
+        "are_probabilities": prediction.are_probabilities,
+        "scores": [
+            {"id": score.id, "wordnet": score.wordnet or None, "words": score.words, "probability": score.probability}
+            for score in prediction.scores
+        ],
+    }
+
+
+def _raise_refused(refused: list[Refused], num_pictures: int) -> None:
+    """End with the exit code of broken input when a picture could not be read."""
+    if len(refused) == 1:
+        raise refused[0].error
+    if refused:
+        names = ", ".join(str(one.path) for one in refused[:5]) + (", ..." if len(refused) > 5 else "")
+        raise InputError(
+            f"{len(refused)} of {num_pictures} pictures can not be read: {names}", hint=refused[0].error.message
+        )
