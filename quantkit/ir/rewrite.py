@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Edge, Graph, Node, Use
@@ -182,21 +182,38 @@ def shared_with(graph: Graph, node: Node, reader: Node) -> str:
     return f"{node.name} is shared: {others[0]} reads it too" if others else f"{reader.name} reads {node.name} twice"
 
 
-class _Readers(Mapping[str, tuple[Use, ...]]):
+class _UseList(Sequence[Use]):
+    """Uses that are looked up as they are asked for: the table of a shared constant may be long, and change often."""
+
+    def __init__(self, table: Mapping[tuple[str, int], None], nodes: Mapping[str, Node]) -> None:
+        self._table = table
+        self._nodes = nodes
+
+    def __iter__(self) -> Iterator[Use]:
+        return (Use(self._nodes[reader], slot) for reader, slot in self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @overload
+    def __getitem__(self, place: int) -> Use: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Use]: ...
+    def __getitem__(self, place: int | slice) -> Use | Sequence[Use]:
+        return tuple(self)[place]
+
+
+class _Readers(Mapping[str, Sequence[Use]]):
     """`Graph.readers` of a graph whose nodes change: touched names are kept as tables, the others as they were."""
 
     def __init__(self, graph: Graph, nodes: Mapping[str, Node]) -> None:
         self._before = graph.readers
         self._nodes = nodes
         self._tables: dict[str, dict[tuple[str, int], None]] = {}
-        self._made: dict[str, tuple[Use, ...]] = {}
 
-    def __getitem__(self, name: str) -> tuple[Use, ...]:
-        if name not in self._tables:
-            return self._before.get(name, ())
-        if name not in self._made:
-            self._made[name] = tuple(Use(self._nodes[reader], slot) for reader, slot in self._tables[name])
-        return self._made[name]
+    def __getitem__(self, name: str) -> Sequence[Use]:
+        table = self._tables.get(name)
+        return self._before.get(name, ()) if table is None else _UseList(table, self._nodes)
 
     def __iter__(self) -> Iterator[str]:
         return iter({**self._before, **self._tables})
@@ -206,9 +223,7 @@ class _Readers(Mapping[str, tuple[Use, ...]]):
 
     def is_read(self, name: str) -> bool:
         """Whether an input slot reads the node."""
-        table = self._tables.get(name)
-        slots = (slot for _, slot in table) if table is not None else (use.slot for use in self[name])
-        return any(slot >= 0 for slot in slots)
+        return any(use.slot >= 0 for use in self[name])
 
     def change(self, old: Node | None, new: Node | None) -> None:
         """One reader was replaced by another of the same name (None: there was, or is, none)."""
@@ -228,7 +243,6 @@ class _Readers(Mapping[str, tuple[Use, ...]]):
             table[key] = None
         else:
             table.pop(key, None)
-        self._made.pop(name, None)
 
 
 class _Uses(Mapping[Edge, tuple[Use, ...]]):
@@ -301,7 +315,7 @@ class _Workpiece:
             node = self._nodes.get(name)
             if node is None or name in self.view.ends or self._readers.is_read(name):
                 continue
-            waiting = self._readers[name]
+            waiting = tuple(self._readers[name])
             if waiting and name != moved:
                 continue
             sources = [edge.node for edge in node.inputs]

@@ -1,0 +1,29 @@
+"""Graph to graph, one file for each transform; this list is the table of contents."""
+
+from quantkit.transforms import (
+    add_default_attributes,
+    fold_batch_norms,
+    fold_constants,
+    fold_old_batch_norms,
+    merge_duplicate_nodes,
+    quantize_nodes,
+    quantize_weights,
+    remove_nodes,
+    round_weights,
+    sort_by_execution_order,
+    strip_unused_nodes,
+)
+
+__all__ = [
+    "add_default_attributes",
+    "fold_batch_norms",
+    "fold_constants",
+    "fold_old_batch_norms",
+    "merge_duplicate_nodes",
+    "quantize_nodes",
+    "quantize_weights",
+    "remove_nodes",
+    "round_weights",
+    "sort_by_execution_order",
+    "strip_unused_nodes",
+]
