@@ -1,0 +1,74 @@
+"""Round float constants to few values, so that the file compresses well.
+
+    x'  =  lo + step * (floor((x - lo) / step) + 1/2)        step = (hi - lo) / num_steps
+
+in float32, where lo and hi are the smallest and the largest value of the tensor.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from quantkit.errors import RecipeError
+from quantkit.ir.draft import Draft
+from quantkit.ir.graph import Graph
+from quantkit.ir.rewrite import Outcome
+from quantkit.ir.tensor import Array, DType, Tensor
+from quantkit.transforms.registry import transform
+
+# A tensor of fewer values than this would hardly compress better.
+SMALLEST = 16
+
+
+@transform(exact=False)
+def round_weights(graph: Graph, *, num_steps: int = 256) -> Outcome:
+    """Round float constants of 16 or more elements to the middles of equal steps: the file then packs well.
+
+    Before:  w = Const[float], any values
+    After:   w = Const[float], at most num_steps different values
+
+    Constant tensors, and values that are infinite or not a number, stay as they are.
+
+    Options:
+        num_steps: how many values a tensor may have.
+
+    Raises:
+        RecipeError: num_steps is less than 1.
+    """
+    if num_steps < 1:
+        raise RecipeError(f"round_weights: num_steps must be at least 1, not {num_steps}")
+    draft = Draft(graph)
+    changes: list[str] = []
+    for node in graph.nodes.values():
+        tensor = node.attrs.get("value")
+        if (
+            node.op == "Const"
+            and isinstance(tensor, Tensor)
+            and tensor.dtype is DType.FLOAT
+            and tensor.num_elements >= SMALLEST
+        ):
+            rounded = Tensor(tensor.dtype, tensor.shape, partial(_rounded, tensor, num_steps))
+            draft.replace(node.name, node.with_attrs(value=rounded))
+            changes.append(f"{node.name}: {tensor.num_elements} values")
+    return Outcome(draft.graph(), tuple(changes))
+
+
+def _rounded(tensor: Tensor, num_steps: int) -> Array:
+    """The values of a tensor, rounded."""
+    values = tensor.array
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return values
+    with np.errstate(over="ignore"):
+        low = finite.min()
+        step = (finite.max() - low) / np.float32(num_steps)
+    if not 0 < step < np.inf:
+        return values
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = (values - low) / step
+        np.floor(rounded, out=rounded)
+        np.minimum(rounded, num_steps - 1, out=rounded)
+        rounded += np.float32(0.5)
+        rounded *= step
+        rounded += low
+    return np.where(np.isfinite(values), rounded, values)
