@@ -1,0 +1,149 @@
+"""What only the numpy engine promises; the rest is in tests/conformance."""
+
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quantkit.errors import GraphError, UnavailableError
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.tensor import DType, Shape
+from quantkit.runtimes import reference
+from quantkit.runtimes.reference import RUNTIME
+from quantkit.runtimes.session import SessionOptions
+
+FLOAT = {"T": DType.FLOAT}
+
+
+def placeholder(name: str, *dims: int | None) -> Node:
+    return Node(name, "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(dims)})
+
+
+def node(name: str, op: str, *inputs: str, controls: tuple[str, ...] = (), **attrs: Any) -> Node:
+    return Node(name, op, tuple(map(Edge.parse, inputs)), controls, {**FLOAT, **attrs})
+
+
+CHAIN = Graph.of(
+    [
+        placeholder("x", None, 2),
+        constant("two", np.float32(2)),
+        node("double", "Mul", "x", "two"),
+        node("shifted", "Add", "double", "two"),
+        node("y", "Relu", "shifted"),
+    ],
+    ["x"],
+    ["y"],
+)
+ONES = np.ones((1, 2), np.float32)
+
+
+def test_it_runs_a_graph() -> None:
+    with RUNTIME.open(CHAIN) as session:
+        assert session.inputs[0].shape == Shape((None, 2))
+        np.testing.assert_array_equal(session.run({"x": ONES})["y"], [[4, 4]])
+
+
+def test_any_edge_can_be_fed_and_asked_for() -> None:
+    graph = CHAIN.with_ends(["double"], ["y", "double", "two"])
+    with RUNTIME.open(graph) as session:
+        made = session.run({"double": -3 * ONES})
+    assert {name: array.tolist() for name, array in made.items()} == {"y": [[0, 0]], "double": [[-3, -3]], "two": 2}
+
+
+def test_one_port_can_be_fed_while_the_node_runs_for_another() -> None:
+    graph = Graph.of(
+        [
+            placeholder("x", 4),
+            constant("axis", np.int32(0)),
+            node("split", "Split", "axis", "x", num_split=2),
+            node("y", "Sub", "split:1", "split"),
+        ],
+        ["x", "split:1"],
+        ["y"],
+    )
+    with RUNTIME.open(graph) as session:
+        fed = {"x": np.arange(4, dtype=np.float32), "split:1": np.float32([10, 20])}
+        np.testing.assert_array_equal(session.run(fed)["y"], [10, 19])
+
+
+def test_arrays_go_after_their_last_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: dict[str, int] = {}
+    made: dict[str, weakref.ref[Any]] = {}
+
+    def watched(step: Node, inputs: list[Any]) -> tuple[Any, ...]:
+        alive[step.name] = sum(ref() is not None for ref in made.values())
+        outputs = tuple(np.array(inputs[0]) for _ in range(1))
+        made[step.name] = weakref.ref(outputs[0])
+        return outputs
+
+    names = [f"n{i}" for i in range(6)]
+    chain = [node(name, "Relu", before) for before, name in zip(["x", *names], names, strict=False)]
+    session = RUNTIME.open(Graph.of([placeholder("x", 2), *chain], ["x"], [names[-1]]))
+    monkeypatch.setattr(reference, "evaluate", watched)
+    session.run({"x": np.ones(2, np.float32)})
+    assert max(alive.values()) == 1
+
+
+def test_defaults_checks_and_controls_run() -> None:
+    graph = Graph.of(
+        [
+            constant("default", np.float32([1, np.nan])),
+            Node("x", "PlaceholderWithDefault", (Edge("default"),), attrs={"dtype": DType.FLOAT, "shape": Shape((2,))}),
+            node("check", "CheckNumerics", "x", message=b"x is bad"),
+            node("y", "Identity", "x", controls=("check",)),
+        ],
+        [],
+        ["y"],
+    )
+    with pytest.raises(GraphError, match=r"'check' \(CheckNumerics\).*x is bad : Tensor had NaN"):
+        RUNTIME.open(graph).run({})
+    fed = graph.with_ends(["x"], None)
+    np.testing.assert_array_equal(RUNTIME.open(fed).run({"x": np.float32([3, 4])})["y"], [3, 4])
+
+
+def test_missing_kernels_are_named_when_opening() -> None:
+    graph = Graph.of(
+        [placeholder("x", 2), node("a", "Fft", "x"), node("b", "Wavelet", "a"), node("c", "Relu", "b")], ["x"], ["c"]
+    )
+    with pytest.raises(UnavailableError, match=r"'a': the numpy engine has no kernel for Fft, nor for Wavelet"):
+        RUNTIME.open(graph)
+    behind = graph.with_ends([Edge("b")], None).with_nodes(
+        one.with_(op="Neg") if one.name == "b" else one for one in graph.nodes.values()
+    )
+    np.testing.assert_array_equal(RUNTIME.open(behind).run({"b": np.float32([1, -1])})["c"], [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("graph", "error", "message"),
+    [
+        (CHAIN.with_(inputs=()), GraphError, "placeholder 'x' is needed but not fed"),
+        (CHAIN.with_(outputs=(Edge("z"),)), GraphError, "'z', which is read or asked for, is not in the graph"),
+        (CHAIN.with_(outputs=(Edge("y", 1),)), GraphError, "'y:1' is no tensor: node 'y'.*has 1 outputs"),
+        (CHAIN.with_(dialect="onnx"), UnavailableError, "one of onnx"),
+    ],
+)
+def test_what_can_not_run_is_said(graph: Graph, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        RUNTIME.open(graph)
+
+
+def test_other_devices_and_precisions_are_refused() -> None:
+    for options in (SessionOptions(device="gpu"), SessionOptions(precision="bfloat16")):
+        with pytest.raises(UnavailableError):
+            RUNTIME.open(CHAIN, options)
+
+
+def test_strings_pass_through() -> None:
+    graph = Graph.of(
+        [
+            Node("text", "Placeholder", attrs={"dtype": DType.STRING, "shape": Shape((2,))}),
+            Node("same", "Equal", (Edge("text"), Edge("text")), attrs={"T": DType.STRING}),
+            Node("y", "Identity", (Edge("text"),), attrs={"T": DType.STRING}),
+        ],
+        ["text"],
+        ["y", "same"],
+    )
+    made = RUNTIME.open(graph).run({"text": np.array([b"a", b"b"])})
+    assert made["y"].tolist() == [b"a", b"b"]
+    assert made["same"].tolist() == [True, True]
