@@ -390,7 +390,7 @@ def _tensor_entry(key: str, tensor: Tensor) -> bytes:
 def _content(tensor: Tensor) -> wire.Buffer:
     if isinstance(tensor.stored, memoryview):
         return tensor.stored
-    array = np.ascontiguousarray(tensor.array)
+    array = np.asarray(tensor.array, order="C")
     if array.shape != tensor.shape or array.dtype != tensor.dtype.numpy:
         raise GraphError(f"a tensor said {tensor} and its values are {array.dtype}{array.shape}")
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]

@@ -1,0 +1,139 @@
+"""Running recipes: order, records, ignored errors, checks, files and names."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import quantkit.transforms  # noqa: F401  (fills the registry)
+from quantkit.errors import CheckError, GraphError, InputError, RecipeError
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.tensor import DType, Shape
+from quantkit.recipe import Recipe, parse, run, transform
+from quantkit.recipe.named import NAMED, find_recipe
+from quantkit.recipe.verify import Verifier
+from quantkit.runtimes import open_session
+from quantkit.transforms.registry import REGISTRY
+from quantkit.transforms.registry import transform as register
+
+FLOAT = {"T": DType.FLOAT}
+GRAPH = Graph.of(
+    [
+        Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 3))}),
+        Node("same", "Identity", (Edge("x"),), attrs=FLOAT),
+        constant("two", np.float32(2)),
+        constant("three", np.float32(3)),
+        Node("five", "Add", (Edge("two"), Edge("three")), attrs=FLOAT),
+        Node("y", "Mul", (Edge("same"), Edge("five")), attrs=FLOAT),
+        Node("unused", "Relu", (Edge("y"),), attrs=FLOAT),
+    ],
+    ["x"],
+    ["y"],
+)
+
+
+def test_a_run_gives_the_graph_and_a_record_for_each_step() -> None:
+    graph, trace = run(parse("strip_unused_nodes remove_nodes(op=Identity) fold_constants"), GRAPH)
+    assert sorted(graph.nodes) == ["five/_0__cf__0", "x", "y"]
+    assert [record.nodes for record in trace.records] == [(7, 6), (6, 5), (5, 3)]
+    assert "same (Identity)" in trace.records[1].changes
+    assert trace.to_json()[2]["transform"] == "fold_constants"
+    assert len(GRAPH) == 7
+
+
+def test_errors_name_the_transform_and_may_be_ignored() -> None:
+    broken = Graph.of([*GRAPH.nodes.values(), Node("odd", "NoSuchOp", (Edge("x"),))], ["x"], ["y"])
+    with pytest.raises(GraphError, match=r"add_default_attributes: Op type not registered 'NoSuchOp'.*'odd'"):
+        run(parse("add_default_attributes"), broken)
+    graph, trace = run(parse("add_default_attributes(ignore_errors=true) strip_unused_nodes"), broken)
+    assert "NoSuchOp" in trace.records[0].ignored
+    assert "odd" not in graph
+
+
+def test_the_function_for_python() -> None:
+    assert "same" not in transform(GRAPH, "remove_nodes(op=Identity)")
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_named_recipes_round_trip_and_run(name: str) -> None:
+    recipe = find_recipe(name)
+    assert parse(str(recipe)) == recipe
+    graph, _ = run(recipe, GRAPH)
+    assert "y" in graph
+
+
+def test_recipes_from_toml(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        '[[step]]\ntransform = "remove_nodes"\nop = ["Identity", "CheckNumerics"]\nmax_inputs = 1\n'
+        '[[step]]\ntransform = "fold_constants"\nclear_output_shapes = true\n'
+    )
+    recipe = find_recipe(str(path))
+    assert str(recipe) == (
+        "remove_nodes(op=Identity, op=CheckNumerics, max_inputs=1) fold_constants(clear_output_shapes=true)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        ("[[step", InputError, "is no TOML"),
+        ("a = 1", RecipeError, "lists no steps"),
+        ("[[step]]\nop = 'x'", RecipeError, "step 1 names no transform"),
+        ("[[step]]\ntransform = 'nope'", RecipeError, "not recognized"),
+    ],
+)
+def test_broken_recipe_files(tmp_path: Path, content: str, error: type[Exception], message: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(content)
+    with pytest.raises(error, match=message):
+        find_recipe(str(path))
+
+
+def test_an_unknown_recipe_name() -> None:
+    with pytest.raises(RecipeError, match="no recipe is named 'inferense'") as caught:
+        find_recipe("inferense")
+    assert "inference" in caught.value.hint
+
+
+def verifier() -> Verifier:
+    return Verifier(lambda graph: open_session(graph, "reference"))
+
+
+def test_verify_passes_what_keeps_the_answers() -> None:
+    _, trace = run(parse("strip_unused_nodes remove_nodes(op=Identity) fold_constants"), GRAPH, check=verifier())
+    assert [record.check for record in trace.records] == ["y: equal"] * 3
+
+
+def test_verify_stops_at_the_first_that_changes_the_answers() -> None:
+    def make_it_wrong(graph: Graph) -> Graph:
+        """Scale wrongly."""
+        return graph.with_nodes(
+            constant("two", np.float32(2.001)) if node.name == "two" else node for node in graph.nodes.values()
+        )
+
+    register(make_it_wrong)
+    try:
+        with pytest.raises(CheckError, match="make_it_wrong changes output 'y' by 0.000") as caught:
+            run(parse("strip_unused_nodes make_it_wrong fold_constants"), GRAPH, check=verifier())
+        assert caught.value.exit_code == 1
+    finally:
+        del REGISTRY["make_it_wrong"]
+
+
+def test_verify_stops_at_nan() -> None:
+    def make_it_nan(graph: Graph) -> Graph:
+        """Break."""
+        nan = constant("two", np.float32(np.nan))
+        return graph.with_nodes(nan if node.name == "two" else node for node in graph.nodes.values())
+
+    register(make_it_nan)
+    try:
+        with pytest.raises(CheckError, match="NaN"):
+            run(parse("make_it_nan"), GRAPH, check=verifier())
+    finally:
+        del REGISTRY["make_it_nan"]
+
+
+def test_a_recipe_is_a_value() -> None:
+    assert parse("fold_constants") == Recipe(parse("fold_constants").steps)

@@ -1,0 +1,136 @@
+"""The layers hold: imports point downward, engines stay in their files, and importing is light."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# From the bottom to the top; modules of one line do not import one another, unless one package holds both.
+LAYERS = [
+    {"quantkit.errors"},
+    {"quantkit.ir"},
+    {"quantkit.ops"},
+    {"quantkit.formats", "quantkit.zoo", "quantkit.runtimes.session"},
+    {"quantkit.transforms", "quantkit.runtimes"},
+    {"quantkit.loading", "quantkit.summary"},
+    {"quantkit.recipe"},
+    {"quantkit.bench", "quantkit.classify"},
+    {"quantkit.cli"},
+]
+# Which files may import what only they know.
+HARD_BORDERS = {
+    "google": ("quantkit/formats/",),
+    "onnx": ("quantkit/formats/", "quantkit/runtimes/to_onnx.py"),
+    "tf2onnx": ("quantkit/runtimes/to_onnx.py",),
+    "tensorflow": ("quantkit/runtimes/",),
+    "onnxruntime": ("quantkit/runtimes/onnxruntime.py",),
+    "openvino": ("quantkit/runtimes/openvino.py",),
+    "rich": ("cli/",),
+    "quantkit.cli": ("cli/",),
+    "quantkit.models": (),
+}
+ENGINES = {"tensorflow", "onnxruntime", "openvino", "tf2onnx", "onnx"}
+
+
+def sources() -> list[Path]:
+    return sorted([*ROOT.glob("quantkit/**/*.py"), *ROOT.glob("cli/*.py")])
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = ("quantkit", *parts) if parts[0] == "cli" else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
+    """Modules a file imports; those of TYPE_CHECKING blocks do not count."""
+    tree = ast.parse(path.read_text())
+    skipped = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for child in ast.walk(node)
+    }
+    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    for node in nodes:
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = module_name(path).split(".")
+                package = package if path.name == "__init__.py" else package[:-1]
+                base = ".".join([*package[: len(package) - node.level + 1], *([base] if base else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def layer(module: str) -> int | None:
+    """The number of a module's layer: that of its longest listed prefix."""
+    best: tuple[int, int] | None = None
+    for number, names in enumerate(LAYERS):
+        for name in names:
+            if (module == name or module.startswith(f"{name}.")) and (best is None or len(name) > best[0]):
+                best = (len(name), number)
+    return best[1] if best else None
+
+
+def package(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_name)
+def test_imports_point_downward(path: Path) -> None:
+    module = module_name(path)
+    here = layer(module)
+    if here is None:
+        assert module in ("quantkit", "quantkit.__main__"), f"{module} belongs to no layer"
+        return
+    for imported in imports_of(path):
+        there = layer(imported)
+        if there is not None and package(imported) != package(module):
+            assert there < here, f"{module} imports {imported}, which is not below it"
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_name)
+def test_hard_borders_hold(path: Path) -> None:
+    place = path.relative_to(ROOT).as_posix()
+    for imported in imports_of(path):
+        for name, homes in HARD_BORDERS.items():
+            if imported == name or imported.startswith(f"{name}."):
+                assert place.startswith(homes) if homes else False, f"{place} imports {imported}"
+    for imported in imports_of(path, top_level_only=True):
+        assert imported.split(".")[0] not in ENGINES, f"{place} imports {imported} before it is asked to"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("quantkit/**/*.py")), ids=module_name)
+def test_only_the_command_line_prints(path: Path) -> None:
+    if path.name == "worker.py":
+        return  # its stdout is the channel to the process that started it
+    for node in ast.walk(ast.parse(path.read_text())):
+        assert not (isinstance(node, ast.Name) and node.id == "print"), f"{path.name}:{node.lineno} prints"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert (node.value.id, node.attr) != ("sys", "argv"), f"{path.name}:{node.lineno} reads sys.argv"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import quantkit",
+        "import quantkit as qk; qk.load; qk.transform; qk.save; qk.summarize",
+        "from importlib import import_module; import_module('quantkit.cli').main(['--help'])",
+        "from importlib import import_module; import_module('quantkit.cli').main(['transform', '--help'])",
+        "from importlib import import_module; import_module('quantkit.cli').main(['summarize', 'digits'])",
+    ],
+)
+def test_starting_is_light(statement: str) -> None:
+    script = f"{statement}\nimport sys; print('LOADED', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.rpartition("LOADED")[2].split())
+    assert not loaded & {*ENGINES, "torch", "keras", "sklearn"}

@@ -1,0 +1,45 @@
+"""What is installed is what is there."""
+
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+TOP_LEVEL = {"pyproject.toml", "README.md", "Makefile", "quantkit", "models", "cli", "tests", "assets"}
+LEFT_BY_TOOLS = {"build", "dist", "quantkit.egg-info", "__pycache__"}
+
+
+def test_every_package_is_listed() -> None:
+    on_disk = {".".join(path.parent.relative_to(ROOT).parts) for path in ROOT.glob("quantkit/**/__init__.py")}
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == on_disk | {"quantkit.cli", "quantkit.models"}
+
+
+def test_cli_and_models_are_flat() -> None:
+    for folder in ("cli", "models"):
+        assert not [path for path in (ROOT / folder).iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert [path.name for path in (ROOT / "models").glob("*.py")] == ["__init__.py"]
+
+
+def test_the_top_level_holds_what_was_named() -> None:
+    found = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    assert found - LEFT_BY_TOOLS <= TOP_LEVEL
+
+
+def test_the_command_is_installed() -> None:
+    (command,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
+    assert callable(command.load())
+
+
+def test_every_folder_has_a_readme() -> None:
+    folders = {path.parent for path in ROOT.glob("quantkit/**/__init__.py")} | {ROOT / name for name in ("cli", "models")}
+    folders |= {ROOT / name for name in ("tests", "assets")}
+    assert not [str(folder.relative_to(ROOT)) for folder in folders if not (folder / "README.md").exists()]
+
+
+def test_data_files_are_packaged() -> None:
+    listed = PROJECT["tool"]["setuptools"]["package-data"]
+    for folder, package in (("models", "quantkit.models"), ("quantkit/ops", "quantkit.ops")):
+        data = [path for path in (ROOT / folder).iterdir() if path.suffix in (".toml", ".pb", ".json", ".txt")]
+        missing = [path.name for path in data if not any(path.match(pattern) for pattern in listed[package])]
+        assert not missing
