@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quantkit.classify import jpeg
 from quantkit.errors import InputError, UsageError, did_you_mean
 from quantkit.ir.tensor import Array
 
@@ -101,7 +102,8 @@ def decode(data: bytes, name: str, channels: int = 3) -> Array:
     """Pixels of an encoded picture.
 
     The first frame is taken of an animation; the camera's orientation is applied; transparent parts
-    become white; of 16-bit samples the high byte is kept, as TensorFlow's decoder does.
+    become white; of 16-bit samples the high byte is kept. JPEG and PNG have the very pixels that
+    TensorFlow's decoders give.
 
     Args:
         data: a JPEG, PNG, BMP, GIF or WebP file.
@@ -115,6 +117,7 @@ def decode(data: bytes, name: str, channels: int = 3) -> Array:
         InputError: no picture, a broken one, or one of more than `MAX_PIXELS`.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL.JpegImagePlugin import JpegImageFile
 
     try:
         with warnings.catch_warnings():
@@ -122,8 +125,8 @@ def decode(data: bytes, name: str, channels: int = 3) -> Array:
             warnings.simplefilter("ignore")
             with Image.open(BytesIO(data), formats=FORMATS) as image:
                 _check_size(image, name)
-                image.load()
-                pixels = _as_colour(ImageOps.exif_transpose(image), channels)
+                loaded = jpeg.load(image) if isinstance(image, JpegImageFile) else image
+                pixels = _as_colour(ImageOps.exif_transpose(loaded), channels)
     except (UnidentifiedImageError, Image.DecompressionBombError) as error:
         if isinstance(error, Image.DecompressionBombError):
             raise _too_large(name) from None

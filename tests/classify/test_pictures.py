@@ -1,3 +1,4 @@
+import importlib.util
 from io import BytesIO
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from quantkit.classify import pictures
 from quantkit.classify.pictures import decode, find_pictures, open_picture, read_jpeg
 from quantkit.errors import InputError, UsageError
 
+needs_tensorflow = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: pip install tensorflow"
+)
 RED, GREEN = (200, 30, 40), (10, 220, 60)
 
 
@@ -59,6 +63,44 @@ def test_one_channel_is_luma() -> None:
 def test_cmyk_jpeg_has_its_colours() -> None:
     pixels = decode(encoded(two_halves("CMYK"), "JPEG", quality=95), "cmyk")
     assert np.abs(pixels[16, 4].astype(int) - RED).max() <= 12
+
+
+@pytest.mark.engine
+@needs_tensorflow
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
+@pytest.mark.parametrize("size", [(1, 1), (4, 9), (5, 5), (6, 6), (33, 17), (17, 33), (300, 200)], ids=str)
+def test_jpeg_has_the_pixels_of_tensorflows_decoder(size: tuple[int, int], subsampling: str, progressive: bool) -> None:
+    import tensorflow as tf
+
+    coarse = np.random.default_rng(0).integers(0, 256, (6, 6, 3), np.uint8)
+    image = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+    data = encoded(image, "JPEG", quality=70, subsampling=subsampling, progressive=progressive)
+    np.testing.assert_array_equal(decode(data, "a.jpg"), tf.io.decode_jpeg(data, channels=3).numpy())
+
+
+@pytest.mark.engine
+@needs_tensorflow
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_grey_has_the_pixels_of_tensorflows_decoder(kind: str) -> None:
+    import tensorflow as tf
+
+    ramp = np.random.default_rng(0).integers(0, 256, (20, 30), np.uint8)
+    data = encoded(Image.fromarray(ramp), kind)
+    np.testing.assert_array_equal(decode(data, "a.jpg"), tf.io.decode_image(data, channels=3).numpy())
+
+
+def test_pixels_of_a_jpeg_do_not_depend_on_where_strips_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (75, 40, 3), np.uint8))
+    data = encoded(noise, "JPEG")
+    whole = decode(data, "a.jpg")
+    monkeypatch.setattr("quantkit.classify.jpeg.STRIP_ROWS", 7)
+    np.testing.assert_array_equal(decode(data, "a.jpg"), whole)
+
+
+def test_an_rgb_jpeg_has_its_colours() -> None:
+    pixels = decode(encoded(two_halves(), "JPEG", quality=95, keep_rgb=True), "rgb.jpg")
+    assert np.abs(pixels[16, 4].astype(int) - RED).max() <= 4
 
 
 def test_palette() -> None:
