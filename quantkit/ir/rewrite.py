@@ -210,6 +210,7 @@ class _Readers(Mapping[str, Sequence[Use]]):
         self._before = graph.readers
         self._nodes = nodes
         self._tables: dict[str, dict[tuple[str, int], None]] = {}
+        self._num_readings: dict[str, int] = {}
 
     def __getitem__(self, name: str) -> Sequence[Use]:
         table = self._tables.get(name)
@@ -223,6 +224,8 @@ class _Readers(Mapping[str, Sequence[Use]]):
 
     def is_read(self, name: str) -> bool:
         """Whether an input slot reads the node."""
+        if name in self._num_readings:
+            return self._num_readings[name] > 0
         return any(use.slot >= 0 for use in self[name])
 
     def change(self, old: Node | None, new: Node | None) -> None:
@@ -239,6 +242,9 @@ class _Readers(Mapping[str, Sequence[Use]]):
         table = self._tables.get(name)
         if table is None:
             table = self._tables[name] = {(use.node.name, use.slot): None for use in self._before.get(name, ())}
+            self._num_readings[name] = sum(1 for _, slot in table if slot >= 0)
+        if adding != (key in table):
+            self._num_readings[name] += (1 if adding else -1) * (key[1] >= 0)
         if adding:
             table[key] = None
         else:
