@@ -138,9 +138,10 @@ def _opened(archive: Path) -> Iterator[Iterator[_Entry]]:
 def _zip_entries(packed: zipfile.ZipFile) -> Iterator[_Entry]:
     for info in packed.infolist():
         file_type = stat.S_IFMT(info.external_attr >> 16)
-        is_file = not info.is_dir() and file_type in (0, stat.S_IFREG)
+        is_folder = info.filename.endswith("/")
+        is_file = not is_folder and file_type in (0, stat.S_IFREG)
         # filename is cut at a NUL and has other systems' separators turned: judge what is in the file.
-        yield _Entry(info.orig_filename, is_file, info.is_dir(), partial(packed.open, info))
+        yield _Entry(info.orig_filename, is_file, is_folder, partial(packed.open, info))
 
 
 def _tar_entries(tape: tarfile.TarFile) -> Iterator[_Entry]:

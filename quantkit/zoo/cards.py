@@ -264,7 +264,8 @@ def _value(hint: Any, value: Any, place: str) -> Any:
 
 def _word(kind: Callable[[Any], Any], known: tuple[str, ...], value: Any, place: str) -> Any:
     if value not in known:
-        raise InputError(f"{place}: {value!r} is not one of {', '.join(known)}", did_you_mean(str(value), known))
+        hint = did_you_mean(str(value), known) or "models/README.md explains every key"
+        raise InputError(f"{place}: {value!r} is not one of {', '.join(known)}", hint)
     return kind(value)
 
 

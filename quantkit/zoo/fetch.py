@@ -151,8 +151,8 @@ def _checked(card: ModelCard, url: str | None, sha256: str | None) -> str:
     if url is not None and card.is_bundled:
         raise UsageError(f"{card.name} is part of the installation: it has no url")
     if url is not None and urlsplit(url).scheme not in SCHEMES:
-        hint = f"--url {Path(url).absolute().as_uri()}" if Path(url).exists() else f"it begins with {SCHEMES[1]}://"
-        raise UsageError(f"{url!r} is not a URL of {', '.join(SCHEMES)}", hint)
+        own = Path(url).absolute().as_uri() if Path(url).exists() else "file:///folder/archive.tgz"
+        raise UsageError(f"{url!r} is not a URL of {', '.join(SCHEMES)}", hint=f"name a file as --url {own}")
     if sha256 is None:
         return ""
     if url is None:
@@ -190,11 +190,11 @@ def _published(card: ModelCard) -> list[_Source]:
 def _first_of(sources: list[_Source], card: ModelCard, progress: Progress | None, tell: Tell) -> Fetched:
     failures: list[SourceError] = []
     for source in sources:
+        tell(f"fetching {card.name} from {source.url}")
         try:
             return _from(source, card, progress, tell)
         except SourceError as failure:
             failures.append(failure)
-            tell(failure.message)
     if len(failures) == 1:
         raise InputError(failures[0].message, failures[0].hint)
     raise InputError(

@@ -1,0 +1,189 @@
+"""Archives that nobody has vouched for."""
+
+import gzip
+import io
+import stat
+import tarfile
+import zipfile
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+
+import pytest
+from file_server import digest, odd, tape
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quantkit.errors import InputError
+from quantkit.zoo import archives
+from quantkit.zoo.archives import extract, kind_of, safe_name
+from quantkit.zoo.transfer import SourceError
+
+
+def zipped(entries: dict[str, bytes], modes: dict[str, int] | None = None) -> bytes:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, body in entries.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = (modes or {}).get(name, stat.S_IFREG | 0o644) << 16
+            file.writestr(info, body)
+    return raw.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "inside" / "folder"
+    made.mkdir(parents=True)
+    return made
+
+
+def unpack(data: bytes, folder: Path, *wanted: str) -> dict[str, archives.Stored]:
+    path = folder.parent.parent / "archive"
+    path.write_bytes(data)
+    return extract(path, wanted, folder)
+
+
+@pytest.mark.parametrize("pack", [tape, lambda files: gzip.decompress(tape(files)), zipped], ids=["tgz", "tar", "zip"])
+def test_only_the_wanted_files_are_written(folder: Path, pack: object) -> None:
+    data = pack({"./sub/graph.pb": b"graph", "other": b"other", "labels": b"a\nb"})  # type: ignore[operator]
+    written = unpack(data, folder, "sub/graph.pb", "labels", "missing")
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["graph.pb", "labels"]
+    assert (folder / "sub/graph.pb").read_bytes() == b"graph"
+    assert written["sub/graph.pb"] == archives.Stored(5, digest(b"graph"))
+    assert set(written) == {"sub/graph.pb", "labels"}
+
+
+@pytest.mark.parametrize(
+    "name", ["../graph.pb", "/graph.pb", "a/../../graph.pb", "..\\graph.pb", "C:graph.pb", "a\nb", "x" * 300]
+)
+@pytest.mark.parametrize("pack", [tape, zipped], ids=["tgz", "zip"])
+def test_a_name_that_could_leave_the_folder_refuses_the_whole(folder: Path, name: str, pack: object) -> None:
+    data = pack({name: b"evil", "graph.pb": b"good"})  # type: ignore[operator]
+    with pytest.raises(SourceError, match="refused: an entry is called"):
+        unpack(data, folder, "graph.pb", name)
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        odd("graph.pb", tarfile.SYMTYPE, "/etc/passwd"),
+        odd("graph.pb", tarfile.LNKTYPE, "other"),
+        odd("graph.pb", tarfile.FIFOTYPE),
+        odd("graph.pb", tarfile.CHRTYPE),
+    ],
+    ids=["symbolic link", "hard link", "fifo", "device"],
+)
+def test_links_and_devices_refuse_the_whole(folder: Path, entry: tarfile.TarInfo) -> None:
+    with pytest.raises(SourceError, match=r"'graph.pb' is a link or a device"):
+        unpack(tape({"graph.pb": entry}), folder, "graph.pb")
+    assert not list(folder.iterdir())
+
+
+def test_a_link_in_a_zip_refuses_the_whole(folder: Path) -> None:
+    data = zipped({"graph.pb": b"/etc/passwd"}, {"graph.pb": stat.S_IFLNK | 0o777})
+    with pytest.raises(SourceError, match="link or a device"):
+        unpack(data, folder, "graph.pb")
+
+
+def test_writing_through_a_link_is_not_possible(folder: Path) -> None:
+    data = tape({"sub": odd("sub", tarfile.SYMTYPE, ".."), "sub/graph.pb": b"evil"})
+    with pytest.raises(SourceError, match="link or a device"):
+        unpack(data, folder, "sub/graph.pb")
+    assert not (folder.parent / "graph.pb").exists()
+
+
+def test_a_file_that_is_there_twice_is_refused(folder: Path) -> None:
+    with pytest.raises(SourceError, match=r"it has 'graph.pb' twice"):
+        unpack(tape({"graph.pb": b"one", "./graph.pb": b"two"}), folder, "graph.pb")
+
+
+@pytest.mark.parametrize("position", [200, -6])
+def test_a_damaged_archive(folder: Path, position: int) -> None:
+    data = bytearray(tape({"graph.pb": bytes(range(256)) * 40}))
+    data[position] ^= 0xFF
+    with pytest.raises(SourceError, match="damaged"):
+        unpack(bytes(data), folder, "graph.pb")
+
+
+@pytest.mark.parametrize("length", [60, -20, -4])
+def test_a_truncated_archive(folder: Path, length: int) -> None:
+    with pytest.raises(SourceError, match="damaged"):
+        unpack(tape({"graph.pb": bytes(range(256)) * 40})[:length], folder, "graph.pb")
+
+
+def test_a_truncated_zip(folder: Path) -> None:
+    with pytest.raises(SourceError, match="damaged"):
+        unpack(zipped({"graph.pb": b"graph"})[:-30], folder, "graph.pb")
+
+
+def test_sizes_are_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = {"graph.pb": bytes(2 << 20), "skipped": bytes(9 << 20), "last": b""}
+    monkeypatch.setattr(archives, "MAX_TOTAL_BYTES", 8 << 20)
+    with pytest.raises(SourceError, match="unpacks to more than"):
+        unpack(tape(bomb), folder, "graph.pb")
+    monkeypatch.setattr(archives, "MAX_MEMBER_BYTES", 1 << 20)
+    with pytest.raises(SourceError, match="has more than 1,048,576 bytes"):
+        unpack(zipped(bomb), folder, "graph.pb")
+
+
+def test_a_header_that_asks_for_all_memory_is_refused(folder: Path) -> None:
+    header = tarfile.TarInfo("header")
+    header.type, header.size = tarfile.XHDTYPE, 8**11 - 1
+    data = header.tobuf(tarfile.USTAR_FORMAT)
+    data += bytes(20_000)
+    with pytest.raises(SourceError, match="header of unreasonable length"):
+        unpack(gzip.compress(data), folder, "graph.pb")
+
+
+def test_entries_are_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "MAX_ENTRIES", 3)
+    with pytest.raises(SourceError, match="more than 3 entries"):
+        unpack(tape({str(number): b"" for number in range(4)}), folder, "graph.pb")
+
+
+def test_a_folder_that_can_not_be_written(folder: Path) -> None:
+    (folder / "sub").write_bytes(b"")
+    with pytest.raises(InputError, match="can not be written"):
+        unpack(tape({"sub/graph.pb": b"graph"}), folder, "sub/graph.pb")
+
+
+def test_kinds(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    found = []
+    for data in (tape({}), gzip.decompress(tape({"a": b"a"})), zipped({"a": b"a"}), b"\x0agraph", b""):
+        path.write_bytes(data)
+        found.append(kind_of(path))
+    assert found == ["gzip", "tar", "zip", "other", "other"]
+
+
+PARTS = st.sampled_from(["..", ".", "", "a", "graph.pb", "\\", "C:", "\x00", "\u202e", "é", " ", "~", "-"])
+
+
+@given(st.one_of(st.text(max_size=40), st.lists(PARTS, max_size=6).map("/".join)))
+def test_a_safe_name_stays_inside(name: str) -> None:
+    try:
+        safe = safe_name(name)
+    except SourceError:
+        return
+    path = PurePosixPath(safe)
+    assert not path.is_absolute()
+    assert ".." not in path.parts
+    assert safe.isprintable()
+    assert safe_name(safe) == safe
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(PARTS, min_size=1, max_size=4).map("/".join), min_size=1, max_size=3, unique=True), st.booleans()
+)
+def test_nothing_is_ever_written_outside(names: list[str], is_zip: bool) -> None:
+    with TemporaryDirectory() as root:
+        folder = Path(root) / "one" / "two"
+        folder.mkdir(parents=True)
+        data = zipped(dict.fromkeys(names, b"x")) if is_zip else tape(dict.fromkeys(names, b"x"))
+        with suppress(InputError):
+            unpack(data, folder, *names, "graph.pb", "a", "a/graph.pb")
+        outside = [path for path in Path(root).rglob("*") if path.is_file() and not path.is_relative_to(folder)]
+        assert [path.name for path in outside] == ["archive"]

@@ -1,0 +1,209 @@
+"""One URL into one file, over a line that fails in every way we know."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from file_server import Server, Status, opening_on_a_disk_of
+
+from quantkit.errors import InputError
+from quantkit.zoo import transfer
+from quantkit.zoo.transfer import SourceError, download
+
+BODY = bytes(range(256)) * 3000
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Path:
+    return tmp_path / "model.part"
+
+
+def test_a_whole_file_arrives_with_progress(server: Server, part: Path) -> None:
+    seen: list[tuple[int, int | None]] = []
+    download(server.url("a", BODY), part, progress=lambda done, total: seen.append((done, total)))
+    assert part.read_bytes() == BODY
+    assert seen[0] == (0, len(BODY))
+    assert seen[-1] == (len(BODY), len(BODY))
+
+
+def test_progress_is_reported_at_a_sane_rate(server: Server, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", 1000)
+    seen: list[int] = []
+    download(server.url("a", BODY), part, progress=lambda done, total: seen.append(done))
+    assert len(seen) < 100
+
+
+def test_a_dropped_line_is_resumed_where_it_stopped(server: Server, part: Path) -> None:
+    server.faults = [100_000, 200_000]
+    said: list[str] = []
+    download(server.url("a", BODY), part, tell=said.append)
+    assert part.read_bytes() == BODY
+    assert [asked for _, asked in server.requests] == ["", "bytes=100000-", "bytes=300000-"]
+    assert len(said) == 2
+    assert "100,000 of 768,000 bytes" in said[0]
+
+
+def test_a_server_without_ranges_starts_anew(server: Server, part: Path) -> None:
+    server.faults, server.knows_ranges = [100_000], False
+    download(server.url("a", BODY), part)
+    assert part.read_bytes() == BODY
+
+
+def test_a_line_that_always_drops_is_given_up(server: Server, part: Path) -> None:
+    server.faults, server.knows_ranges = [100_000] * 50, False
+    with pytest.raises(SourceError, match="dropped after 100,000 of 768,000 bytes") as caught:
+        download(server.url("a", BODY), part)
+    assert len(server.requests) == transfer.FRUITLESS_ATTEMPTS + 1
+    assert "goes on where it stopped" in caught.value.hint
+
+
+def test_an_interrupted_download_goes_on_at_the_next_call(server: Server, part: Path) -> None:
+    def stop(done: int, total: int | None) -> None:
+        if done > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        download(server.url("a", BODY), part, progress=stop)
+    half = part.stat().st_size
+    assert half > 0
+    download(server.url("a"), part)
+    assert part.read_bytes() == BODY
+    assert half == len(BODY) or server.requests[-1] == ("a", f"bytes={half}-")
+
+
+def test_a_complete_part_needs_no_request(server: Server, part: Path) -> None:
+    download(server.url("a", BODY), part)
+    download(server.url("a"), part)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("etag", ['"two"', ""])
+def test_another_version_on_the_server_starts_anew(server: Server, part: Path, etag: str) -> None:
+    _leave_half(server, part)
+    changed = BODY[::-1]
+    server.files["a"], server.etag = changed, etag
+    download(server.url("a"), part)
+    assert part.read_bytes() == changed
+
+
+def test_a_shorter_version_on_the_server_starts_anew(server: Server, part: Path) -> None:
+    server.etag = ""
+    _leave_half(server, part)
+    server.files["a"] = b"short"
+    download(server.url("a"), part)
+    assert part.read_bytes() == b"short"
+
+
+def test_another_part_than_asked_for_starts_anew(server: Server, part: Path) -> None:
+    server.etag = ""
+    _leave_half(server, part)
+    server.files["a"] = BODY + b"more"
+    download(server.url("a"), part)
+    assert part.read_bytes() == BODY + b"more"
+
+
+def test_a_part_without_a_note_is_not_trusted(server: Server, part: Path) -> None:
+    part.write_bytes(b"?" * 1000)
+    download(server.url("a", BODY), part)
+    assert part.read_bytes() == BODY
+
+
+@pytest.mark.parametrize("code", [429, 500, 503])
+def test_a_passing_status_is_tried_again(server: Server, part: Path, code: int) -> None:
+    server.faults = [Status(code)]
+    download(server.url("a", BODY), part)
+    assert part.read_bytes() == BODY
+
+
+@pytest.mark.parametrize("code", [401, 403, 404])
+def test_a_lasting_status_is_not(server: Server, part: Path, code: int) -> None:
+    server.faults = [Status(code)]
+    with pytest.raises(SourceError, match=f"HTTP {code}"):
+        download(server.url("a", BODY), part)
+    assert len(server.requests) == 1
+    assert not part.exists()
+
+
+@pytest.mark.parametrize("content_type", ["text/html", "application/octet-stream"])
+def test_a_web_page_is_recognised_and_costs_no_part(server: Server, part: Path, content_type: str) -> None:
+    _leave_half(server, part)
+    half = part.read_bytes()
+    page = b"\n<!DOCTYPE html><p>Log in" + b" " * 2109
+    server.files["a"], server.content_type, server.etag = page, content_type, '"two"'
+    with pytest.raises(SourceError, match="the server sent a web page, 2,134 bytes"):
+        download(server.url("a"), part, num_bytes=len(BODY))
+    assert part.read_bytes() == half
+
+
+def test_a_wrong_size_is_refused_before_the_download(server: Server, part: Path) -> None:
+    with pytest.raises(SourceError, match="expected 88,931,400 bytes, found 768,000"):
+        download(server.url("a", BODY), part, num_bytes=88931400)
+    assert not part.exists()
+
+
+def test_a_body_without_length_is_taken_to_its_end(server: Server, part: Path) -> None:
+    server.sends_length = False
+    seen: list[tuple[int, int | None]] = []
+    download(server.url("a", BODY), part, progress=lambda done, total: seen.append((done, total)))
+    assert part.read_bytes() == BODY
+    assert seen[0] == (0, None)
+    assert seen[-1] == (len(BODY), len(BODY))
+
+
+def test_a_body_without_length_that_is_too_long_is_refused(server: Server, part: Path) -> None:
+    server.sends_length = False
+    with pytest.raises(SourceError, match="expected 1,000 bytes, found more"):
+        download(server.url("a", BODY), part, num_bytes=1000)
+
+
+def test_an_empty_answer_is_refused(server: Server, part: Path) -> None:
+    with pytest.raises(SourceError, match="the server sent nothing"):
+        download(server.url("a", b""), part)
+
+
+def test_a_file_url(tmp_path: Path, part: Path) -> None:
+    (tmp_path / "my model.tgz").write_bytes(BODY)
+    download((tmp_path / "my model.tgz").as_uri(), part, num_bytes=len(BODY))
+    assert part.read_bytes() == BODY
+    with pytest.raises(SourceError, match="there is no such file"):
+        download((tmp_path / "none").as_uri(), tmp_path / "other.part")
+
+
+def test_nobody_listens(part: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(SourceError, match="Connection refused"):
+        download(f"http://127.0.0.1:{port}/a", part)
+
+
+def test_a_url_with_blanks(part: Path) -> None:
+    with pytest.raises(SourceError, match="not a valid URL"):
+        download("http://127.0.0.1/a b", part)
+
+
+def test_a_full_disk_keeps_the_part(server: Server, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", 10_000)
+    with monkeypatch.context() as full:
+        full.setattr(Path, "open", opening_on_a_disk_of(55_000))
+        with pytest.raises(InputError, match="the disk is full") as caught:
+            download(server.url("a", BODY), part)
+    assert not isinstance(caught.value, SourceError)
+    assert "QUANTKIT_CACHE" in caught.value.hint
+    half = part.stat().st_size
+    assert 0 < half <= 55_000
+    download(server.url("a"), part)
+    assert part.read_bytes() == BODY
+    assert server.requests[-1] == ("a", f"bytes={half}-")
+
+
+def _leave_half(server: Server, part: Path) -> None:
+    server.faults = [400_000]
+    server.files["a"] = BODY
+
+    def stop(sentence: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        download(server.url("a"), part, tell=stop)
+    assert part.stat().st_size == 400_000
