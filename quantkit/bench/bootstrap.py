@@ -1,0 +1,93 @@
+"""Intervals by resampling: how far would the number move, had other rounds been drawn?
+
+Times of neighbouring calls resemble each other (the same clock frequency, the same neighbour on the
+machine), so whole blocks of calls are drawn, not single ones. A ratio draws the *same* rounds for both
+sides: what disturbed a round disturbed both, and cancels.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quantkit.ir.tensor import Array
+
+RESAMPLES = 2000
+# Fewer blocks than this say nothing about how blocks differ; single calls are drawn then.
+FEWEST_BLOCKS = 5
+
+Blocks = Sequence[Sequence[float]]
+Interval = tuple[float, float]
+
+
+def median_interval(blocks: Blocks, seed: int = 0, confidence: float = 0.95) -> Interval:
+    """Percentile bootstrap interval of the median over all calls.
+
+    Args:
+        blocks: seconds of the calls of each block.
+        seed: of the draws; equal seeds give equal intervals.
+        confidence: share of resampled medians inside.
+    """
+    blocks = _resamplable(blocks)
+    counts = _draws(len(blocks), np.random.default_rng(seed))
+    return _middle(_medians(blocks, counts), confidence)
+
+
+def ratio_interval(
+    numerator: Blocks, denominator: Blocks, *, is_paired: bool, seed: int = 0, confidence: float = 0.95
+) -> Interval:
+    """Percentile bootstrap interval of the ratio of two medians.
+
+    Args:
+        numerator, denominator: seconds of the calls of each block.
+        is_paired: blocks of equal index ran in one round, and are drawn together.
+        seed: of the draws.
+        confidence: share of resampled ratios inside.
+    """
+    random = np.random.default_rng(seed)
+    if is_paired and min(len(numerator), len(denominator)) >= FEWEST_BLOCKS:
+        rounds = min(len(numerator), len(denominator))
+        upper, lower = numerator[:rounds], denominator[:rounds]
+        counts = _draws(rounds, random)
+        ratios = _medians(upper, counts) / _medians(lower, counts)
+    else:
+        upper, lower = _resamplable(numerator), _resamplable(denominator)
+        ratios = _medians(upper, _draws(len(upper), random)) / _medians(lower, _draws(len(lower), random))
+    return _middle(ratios, confidence)
+
+
+def _resamplable(blocks: Blocks) -> Blocks:
+    return blocks if len(blocks) >= FEWEST_BLOCKS else [[seconds] for block in blocks for seconds in block]
+
+
+def _draws(count: int, random: np.random.Generator) -> Array:
+    """How often each of ``count`` blocks is drawn: (RESAMPLES, count) int."""
+    draws: Array = random.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
+    return draws
+
+
+def _medians(blocks: Blocks, counts: Array) -> Array:
+    """Median over all calls, each block taken ``counts`` times.
+
+    Args:
+        blocks: b blocks.
+        counts: (r, b) int.
+
+    Returns:
+        (r,) float64.
+    """
+    owners = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
+    values = np.concatenate([np.asarray(block, np.float64) for block in blocks])
+    order = np.argsort(values, kind="stable")
+    values = values[order]
+    reached = np.cumsum(counts[:, owners[order]], axis=1)
+    half = reached[:, -1:] / 2
+    low = values[np.argmax(reached >= half, axis=1)]
+    high = values[np.argmax(reached > half, axis=1)]
+    middle: Array = (low + high) / 2
+    return middle
+
+
+def _middle(values: Array, confidence: float) -> Interval:
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(values, (tail, 1 - tail))
+    return float(low), float(high)
