@@ -4,10 +4,9 @@ import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
-from file_server import CARD, GRAPH, LABELS, Handler, Server, tape
+from file_server import CARD, GRAPH, LABELS, Handler, MakeCard, Server, tape
 
 from quantkit.zoo import transfer
 from quantkit.zoo.cards import ModelCard, read_card
@@ -41,10 +40,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def archive() -> bytes:
     return tape({"graph.pb": GRAPH, "labels.txt": LABELS, "unwanted.bin": b"x" * 100})
-
-
-class MakeCard(Protocol):
-    def __call__(self, *urls: str, **facts: Any) -> ModelCard: ...
 
 
 @pytest.fixture

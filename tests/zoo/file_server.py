@@ -9,7 +9,9 @@ import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from quantkit.zoo.cards import ModelCard
 
 GRAPH = b"\x0a" + bytes(range(256)) * 400
 LABELS = b"cat\ndog\n"
@@ -177,3 +179,9 @@ def opening_on_a_disk_of(num_bytes: int) -> Any:
         return Full(path, mode) if mode in ("ab", "wb") else opening(path, mode, *values, **named)
 
     return open_it
+
+
+class MakeCard(Protocol):
+    """Makes the card of the small model: urls of its archive, sizes and digests of archive and graph."""
+
+    def __call__(self, *urls: str, **facts: Any) -> ModelCard: ...

@@ -8,8 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import MakeCard
-from file_server import CARD, GRAPH, LABELS, Server, Status, digest, odd, opening_on_a_disk_of, tape
+from file_server import CARD, GRAPH, LABELS, MakeCard, Server, Status, digest, odd, opening_on_a_disk_of, tape
 
 from quantkit.errors import InputError, UsageError
 from quantkit.zoo import Receipt, fetch, label_files, locate, locate_member, obtain
