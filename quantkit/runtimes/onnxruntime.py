@@ -185,4 +185,10 @@ def _explained(error: Exception, model: str) -> QuantkitError:
             f"ONNX Runtime can not run {model}: {reason}",
             hint="another --runtime may have a kernel: quantkit doctor lists what is installed",
         )
+    running = re.search(r"while running (\w+) node\. Name:'([^']*)' Status Message: (?:\S+:\d+ \S+ )?(.*)", reason)
+    if running:
+        return GraphError(
+            f"node {running[2]!r} ({running[1]}): ONNX Runtime refuses it: {running[3]}",
+            hint="quantkit summarize shows the shapes that the model takes",
+        )
     return GraphError(f"ONNX Runtime refuses {model}: {reason}", hint="quantkit summarize shows its nodes")

@@ -8,6 +8,7 @@ from typing import Any
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.ops.tensorflow import output_dtypes
 from quantkit.runtimes.model import as_onnx
 from quantkit.runtimes.session import (
     Availability,
@@ -73,9 +74,11 @@ class OpenVino:
         except Exception as error:
             raise _explained(error, name, is_file=isinstance(source, Path)) from error
         del source, read
+        inputs = tuple(map(_info, compiled.inputs))
+        unread = _unread(model, inputs) if isinstance(model, Graph) else ()
         return FunctionSession(
             Engine(self.name, openvino.__version__.split("-")[0], device),
-            tuple(map(_info, compiled.inputs)),
+            (*inputs, *unread),
             tuple(map(_info, compiled.outputs)),
             _compute(compiled, name),
             placement=lambda: _placement(compiled, device) if options.log_placement else (),
@@ -122,11 +125,11 @@ def _config(core: Any, device: str, options: SessionOptions) -> dict[str, Any]:
 
 def _compute(compiled: Any, model: str) -> Callable[[list[Array]], Sequence[Array]]:
     request = compiled.create_infer_request()
-    outputs = compiled.outputs
+    inputs, outputs = range(len(compiled.inputs)), compiled.outputs
 
     def compute(arrays: list[Array]) -> Sequence[Array]:
         try:
-            results = request.infer(dict(enumerate(arrays)), share_inputs=True, share_outputs=False)
+            results = request.infer(dict(zip(inputs, arrays, strict=False)), share_inputs=True, share_outputs=False)
         except Exception as error:
             raise _explained(error, model, is_file=False) from error
         return [results[output] for output in outputs]
@@ -144,6 +147,19 @@ def _info(port: Any) -> TensorInfo:
     else:
         shape = Shape(tuple(None if size.is_dynamic else size.get_length() for size in sizes))
     return TensorInfo(port.any_name, _DTYPES[word], shape)
+
+
+def _unread(graph: Graph, known: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
+    """Inputs that no output depends on: OpenVINO forgets them, a session takes them."""
+    names = {info.name for info in known}
+    infos = []
+    for edge in graph.inputs:
+        node = graph[edge.node]
+        dtypes, shape = output_dtypes(node), node.attrs.get("shape")
+        dtype = dtypes[edge.port] if edge.port < len(dtypes) else None
+        if str(edge) not in names and dtype is not None:
+            infos.append(TensorInfo(str(edge), dtype, shape if isinstance(shape, Shape) else Shape(None)))
+    return tuple(infos)
 
 
 def _placement(compiled: Any, device: str) -> tuple[str, ...]:

@@ -65,14 +65,14 @@ class TensorFlow:
                 tf.config.experimental.enable_tensor_float_32_execution(False)
             graph = import_graph(model, device)
             session = tf.compat.v1.Session(graph=graph, config=config)
-        feeds = [_tensor(graph, edge) for edge in model.inputs]
-        fetches = [_tensor(graph, edge) for edge in dict.fromkeys(model.outputs)]
+        feeds = [tensor(graph, edge) for edge in model.inputs]
+        fetches = [tensor(graph, edge) for edge in dict.fromkeys(model.outputs)]
         ops = {node.name: node.op for node in model.nodes.values()}
         steps = _Steps(tf, session, feeds, fetches, options.log_placement)
         return FunctionSession(
             Engine(self.name, tf.__version__, device),
-            tuple(_info(edge, tensor) for edge, tensor in zip(model.inputs, feeds, strict=True)),
-            tuple(_info(edge, tensor) for edge, tensor in zip(dict.fromkeys(model.outputs), fetches, strict=True)),
+            tuple(map(_info, model.inputs, feeds)),
+            tuple(map(_info, dict.fromkeys(model.outputs), fetches)),
             _explaining(tf, steps.compute, ops),
             release=session.close,
             placement=lambda: steps.placement,
@@ -90,8 +90,8 @@ class _Steps:
         self._v1 = tf.compat.v1
         self._call = session.make_callable(fetches, feed_list=feeds)
         # TensorFlow gives a tensor that is both fed and fetched back as the very array it was fed.
-        fed = {tensor.name for tensor in feeds}
-        self._is_fed = [tensor.name in fed for tensor in fetches]
+        fed = {feed.name for feed in feeds}
+        self._is_fed = [fetch.name in fed for fetch in fetches]
         self._must_log = log_placement
 
     def compute(self, arrays: list[Array]) -> Sequence[Array]:
@@ -166,6 +166,21 @@ def import_graph(graph: Graph, device: str = "/device:CPU:0") -> Any:
     return made
 
 
+def tensor(imported: Any, edge: Edge) -> Any:
+    """The tensor of an imported graph that an edge means.
+
+    Raises:
+        GraphError: it has no such node, or the node not so many outputs.
+    """
+    try:
+        return imported.get_tensor_by_name(f"{edge.node}:{edge.port}")
+    except (KeyError, ValueError):
+        raise GraphError(
+            f"{str(edge)!r}, an input or output, is no tensor of the graph",
+            hint=did_you_mean(edge.node, [operation.name for operation in imported.get_operations()]),
+        ) from None
+
+
 def explained(error: Exception, ops: Mapping[str, str]) -> QuantkitError:
     """What a TensorFlow error says of the graph, in a sentence that names node and op.
 
@@ -183,8 +198,8 @@ def explained(error: Exception, ops: Mapping[str, str]) -> QuantkitError:
             f"TensorFlow {version} has no op {op}" + (f", which node {name!r} is" if name else ""),
             hint=did_you_mean(op, op_names()) or "it may live in another package, or in another version of TensorFlow",
         )
-    found = re.search(r"\{\{node ([^}]+)\}\}", text)
-    name = found[1] if found else ""
+    named = re.findall(r"\{\{node ([^}]+)\}\}|\b[Nn]ode '?([\w./>-]+)", text)
+    name = next((one or other for one, other in named if one or other in ops), "")
     op = ops.get(name, "")
     where = f"node {name!r}" + (f" ({op})" if op else "") + ": " if name else ""
     reason = _first_line(text)
@@ -194,7 +209,8 @@ def explained(error: Exception, ops: Mapping[str, str]) -> QuantkitError:
             hint="another --runtime may have a kernel: quantkit doctor lists what is installed",
         )
     return GraphError(
-        f"{where}TensorFlow says: {reason}", hint="" if name else "quantkit summarize shows the graph's nodes"
+        f"{where}TensorFlow refuses it: {reason}" if where else f"TensorFlow refuses the graph: {reason}",
+        hint="quantkit summarize shows the graph; a transform before this step may have broken it",
     )
 
 
@@ -206,7 +222,9 @@ def _first_line(text: str) -> str:
         lines = lines[named[-1] + 1 :] if named else lines[1:]
     line = lines[0] if lines else "nothing"
     # What follows is the whole signature and the whole node.
-    return re.split(r"; (?:Op<|NodeDef|while )|\s*\[\[\{\{|\. Registered:", line)[0].rstrip(". ;")
+    return re.split(r"; (?:Op<|NodeDef|while )|\s*\[\[\{\{|\. Registered:| for '\{\{node | from Op<", line)[0].rstrip(
+        ". ;"
+    )
 
 
 def _explaining(
@@ -290,17 +308,7 @@ def _processor_flags() -> frozenset[str]:
     return frozenset(found[1].split()) if found else frozenset()
 
 
-def _tensor(graph: Any, edge: Edge) -> Any:
-    try:
-        return graph.get_tensor_by_name(f"{edge.node}:{edge.port}")
-    except (KeyError, ValueError):
-        raise GraphError(
-            f"{str(edge)!r}, an input or output, is no tensor of the graph",
-            hint=did_you_mean(edge.node, [operation.name for operation in graph.get_operations()]),
-        ) from None
-
-
-def _info(edge: Edge, tensor: Any) -> TensorInfo:
-    word = tensor.dtype.base_dtype.name
-    shape = Shape(None) if tensor.shape.rank is None else Shape(tuple(tensor.shape.as_list()))
+def _info(edge: Edge, found: Any) -> TensorInfo:
+    word = found.dtype.base_dtype.name
+    shape = Shape(None) if found.shape.rank is None else Shape(tuple(found.shape.as_list()))
     return TensorInfo(str(edge), DType(_SHORT_WORDS.get(word, word)), shape)

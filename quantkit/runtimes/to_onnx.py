@@ -48,7 +48,9 @@ def to_onnx(graph: Graph) -> bytes:
         GraphError: TensorFlow refuses the graph.
     """
     computed = graph.reachable() - graph.input_names
-    _refuse(graph[name].op for name in computed if NEVER_CONVERTED.fullmatch(graph[name].op))
+    hopeless = _unconverted(graph[name].op for name in computed if NEVER_CONVERTED.fullmatch(graph[name].op))
+    if hopeless:
+        raise UnavailableError(hopeless, hint=_HINT)
     for answer in (installed("tf2onnx", "tf2onnx", "tf2onnx"), tensorflow.RUNTIME.available()):
         require(answer)
     graph = _needed(graph)
@@ -57,16 +59,13 @@ def to_onnx(graph: Graph) -> bytes:
     known = _read(place)
     if known is not None:
         return known
-    reason = _read(refusal)
-    if reason is not None:
-        raise UnavailableError(reason.decode(), hint=_HINT)
-    try:
-        data = _convert(graph)
-    except UnavailableError as error:
-        _store(refusal, error.message.encode())
-        raise
-    _store(place, data)
-    return data
+    refused = _read(refusal)
+    if refused is None:
+        data, refused = _convert(graph)
+        _store(refusal if refused else place, refused or data)
+        if not refused:
+            return data
+    raise UnavailableError(refused.decode(), hint=_HINT)
 
 
 def _needed(graph: Graph) -> Graph:
@@ -76,11 +75,10 @@ def _needed(graph: Graph) -> Graph:
     return graph.with_nodes(node for node in graph.nodes.values() if node.name in names)
 
 
-def _refuse(ops: Iterable[str]) -> None:
+def _unconverted(ops: Iterable[str]) -> str:
     counts = Counter(ops)
-    if counts:
-        listed = ", ".join(f"{op} ({count})" for op, count in sorted(counts.items()))
-        raise UnavailableError(f"tf2onnx can not convert {listed}", hint=_HINT)
+    listed = ", ".join(f"{op} ({count})" for op, count in sorted(counts.items()))
+    return f"tf2onnx can not convert {listed}" if counts else ""
 
 
 def _digest(graph: Graph) -> str:
@@ -118,33 +116,37 @@ def _drop_oldest(folder: Path, limit: int) -> None:
             file.unlink(missing_ok=True)
 
 
-def _convert(graph: Graph) -> bytes:
-    """Let tf2onnx do it; its log, not its result, tells what went wrong."""
+def _convert(graph: Graph) -> tuple[bytes, bytes]:
+    """The model, and why it is none (nothing: it is one): tf2onnx's log, not its result, tells."""
+    imported = tensorflow.import_graph(graph)  # its errors name nodes; tf2onnx's do not
+    for edge in (*graph.inputs, *graph.outputs):
+        tensorflow.tensor(imported, edge)
+    del imported
+    message = tensorflow.graph_def(graph)
+    inputs, outputs = (list(map(_port, dict.fromkeys(edges))) for edges in (graph.inputs, graph.outputs))
     names = {_port(edge): str(edge) for edge in (*graph.inputs, *graph.outputs)}
-    tensorflow.import_graph(graph)  # its errors name nodes; tf2onnx's do not
     with tensorflow.quiet(), _complaints() as complaints:
-        import tf2onnx.convert
+        from tf2onnx.convert import from_graph_def
 
         try:
-            model, _ = tf2onnx.convert.from_graph_def(
-                tensorflow.graph_def(graph),
-                input_names=[_port(edge) for edge in dict.fromkeys(graph.inputs)],
-                output_names=[_port(edge) for edge in dict.fromkeys(graph.outputs)],
-                opset=OPSET,
-                tensors_to_rename=names,
+            model, _ = from_graph_def(
+                message, input_names=inputs, output_names=outputs, opset=OPSET, tensors_to_rename=names
             )
             data: bytes = model.SerializeToString()
         except Exception as error:
             raise UnavailableError(
-                f"tf2onnx {version('tf2onnx')} can not convert the graph: {_first_line(error)}", hint=_HINT
+                f"tf2onnx {version('tf2onnx')} can not convert the graph: {_first_line(error)}",
+                hint="TensorFlow may run it as it is: --runtime tensorflow",
             ) from error
-    problems = [_problem(record) for record in complaints]
-    _refuse(graph[name].op if name in graph else reason for kind, name, reason in problems if kind == "unsupported")
+    return data, _refusal(graph, [_problem(record) for record in complaints]).encode()
+
+
+def _refusal(graph: Graph, problems: list["_Problem"]) -> str:
     for kind, name, reason in problems:
         if kind == "failed":
             op = f" ({graph[name].op})" if name in graph else ""
-            raise UnavailableError(f"tf2onnx can not convert node {name!r}{op}: {reason}", hint=_HINT)
-    return data
+            return f"tf2onnx can not convert node {name!r}{op}: {reason}"
+    return _unconverted(reason for kind, _, reason in problems if kind == "unsupported")
 
 
 def _port(edge: Edge) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.graph import Edge, Graph, Node, Versions, constant
 from quantkit.ir.tensor import DType, Shape
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -159,6 +159,7 @@ def whole_numbers() -> Case:
         ],
         ["a", "b", "flag"],
         ["sum", "greater", "off"],
+        versions=Versions(producer=27),  # before 24, a placeholder of shape [] had any shape
     )
 
     def feeds(n: int) -> Arrays:
@@ -175,23 +176,24 @@ def whole_numbers() -> Case:
 
 
 def middle() -> Case:
-    """Fed in its middle, behind an op that no engine has to understand."""
+    """Fed in its middle; what is fed is also asked for, and one input matters to nothing."""
     graph = Graph.of(
         [
             placeholder("pixels", FLOAT, 1, 4),
+            placeholder("unread", FLOAT, 2),
             constant("scale", np.float32(2)),
             node("scaled", "Mul", "pixels", "scale"),
             node("relu", "Relu", "scaled"),
         ],
-        ["scaled"],
-        ["relu"],
+        ["scaled", "unread"],
+        ["relu", "scaled"],
     )
     return Case(
         graph,
-        {"scaled": (FLOAT, (1, 4))},
-        {"relu": FLOAT},
-        lambda n: {"scaled": random(1, 4)},
-        lambda feeds: {"relu": np.maximum(feeds["scaled"], 0)},
+        {"scaled": (FLOAT, (1, 4)), "unread": (FLOAT, (2,))},
+        {"relu": FLOAT, "scaled": FLOAT},
+        lambda n: {"scaled": random(1, 4), "unread": random(2)},
+        lambda feeds: {"relu": np.maximum(feeds["scaled"], 0), "scaled": feeds["scaled"]},
     )
 
 

@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+
+from quantkit.errors import GraphError, UnavailableError
+from quantkit.ir.graph import Edge, Graph, Node, Versions, constant
+from quantkit.ir.tensor import DType, Shape
+from quantkit.runtimes.session import SessionOptions
+from quantkit.runtimes.tensorflow import RUNTIME, explained
+
+pytestmark = pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail)
+
+FLOAT = DType.FLOAT
+
+
+def placeholder(name: str, dtype: DType, *dims: int | None) -> Node:
+    return Node(name, "Placeholder", attrs={"dtype": dtype, "shape": Shape(dims)})
+
+
+def decoder() -> Graph:
+    decode = Node("decode", "DecodeJpeg", (Edge("contents"),), attrs={"channels": 3})
+    return Graph.of([placeholder("contents", DType.STRING), decode], ["contents"], ["decode"])
+
+
+def jpeg() -> bytes:
+    from io import BytesIO
+
+    from PIL import Image
+
+    file = BytesIO()
+    Image.new("RGB", (4, 2), (10, 20, 30)).save(file, "JPEG")
+    return file.getvalue()
+
+
+def test_jpeg_bytes_go_through_the_graphs_own_decoder() -> None:
+    with RUNTIME.open(decoder()) as session:
+        picture = session.run({"contents": jpeg()})["decode"]  # type: ignore[dict-item]
+    assert picture.shape == (2, 4, 3)
+    assert picture.dtype == np.uint8
+
+
+def test_a_failing_op_is_named_with_its_reason() -> None:
+    with (
+        RUNTIME.open(decoder()) as session,
+        pytest.raises(GraphError, match=r"^node 'decode' \(DecodeJpeg\): .*nknown image file format"),
+    ):
+        session.run({"contents": b"no picture"})  # type: ignore[dict-item]
+
+
+def old_graph() -> Graph:
+    numbers = {name: constant(name, np.float32([1, 2])) for name in ("mean", "variance", "beta", "gamma")}
+    attrs = {"T": FLOAT, "variance_epsilon": 0.0, "scale_after_normalization": True}
+    norm = Node("norm", "BatchNormWithGlobalNormalization", tuple(map(Edge, ("x", *numbers))), attrs=attrs)
+    nodes = [placeholder("x", FLOAT, 1, 1, 1, 2), *numbers.values(), norm]
+    return Graph.of(nodes, ["x"], ["norm"], versions=Versions(producer=8))
+
+
+def test_an_old_op_runs_in_a_graph_of_its_time() -> None:
+    with RUNTIME.open(old_graph()) as session:
+        result = session.run({"x": np.float32([3, 4]).reshape(1, 1, 1, 2)})["norm"]
+    np.testing.assert_allclose(result.reshape(-1), [3, 2 / np.sqrt(2) * 2 + 2], rtol=1e-5)
+
+
+def test_an_old_op_in_a_newer_graph_is_refused_by_name() -> None:
+    with pytest.raises((GraphError, UnavailableError), match="BatchNormWithGlobalNormalization"):
+        RUNTIME.open(old_graph().with_(versions=Versions(producer=27)))
+
+
+def test_codes_go_in_and_out_as_the_integers_they_are() -> None:
+    identity = Node("y", "Identity", (Edge("x"),), attrs={"T": DType.QUINT8})
+    graph = Graph.of([placeholder("x", DType.QUINT8, 3), identity], ["x"], ["y"])
+    with RUNTIME.open(graph) as session:
+        assert session.inputs[0].dtype is DType.QUINT8
+        result = session.run({"x": np.uint8([1, 2, 255])})["y"]
+    assert result.dtype == np.uint8
+    assert result.tolist() == [1, 2, 255]
+
+
+def test_an_op_that_is_not_registered_is_named_with_its_node() -> None:
+    graph = Graph.of([placeholder("x", FLOAT, 1), Node("y", "Reluu", (Edge("x"),), attrs={"T": FLOAT})], ["x"], ["y"])
+    with pytest.raises(UnavailableError, match=r"no op Reluu, which node 'y' is") as caught:
+        RUNTIME.open(graph)
+    assert "Relu" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("Node 'y': Unknown input node 'x'", GraphError, "node 'y' (Relu): TensorFlow refuses it: Node 'y'"),
+        ("Bad sizes\n\t [[{{node y}}]]\nmore", GraphError, "node 'y' (Relu): TensorFlow refuses it: Bad sizes"),
+        ("Depth 3 for '{{node y}} = Relu[T=...](x)'", GraphError, "TensorFlow refuses it: Depth 3"),
+        (
+            "No OpKernel was registered to support Op 'Relu' used by {{node y}} with these attrs. Registered: ...",
+            UnavailableError,
+            "node 'y' (Relu): TensorFlow",
+        ),
+        ("OOM when allocating tensor [[{{node y}}]]", UnavailableError, "can not run it here: OOM"),
+        ("", GraphError, "TensorFlow refuses the graph: nothing"),
+    ],
+)
+def test_explanations_are_one_line_with_node_and_op(text: str, kind: type[Exception], message: str) -> None:
+    error = explained(ValueError(text), {"x": "Placeholder", "y": "Relu"})
+    assert type(error) is kind
+    assert message in error.message
+    assert "\n" not in error.message
+    assert error.hint
+
+
+def test_bfloat16_is_used_where_the_processor_has_it() -> None:
+    weights = np.random.default_rng(0).uniform(-1, 1, (64, 64)).astype(np.float32)
+    product = Node("product", "MatMul", (Edge("x"), Edge("w")), attrs={"T": FLOAT})
+    # TensorFlow leaves the node that is asked for as it is.
+    output = Node("y", "Identity", (Edge("product"),), attrs={"T": FLOAT})
+    graph = Graph.of([placeholder("x", FLOAT, None, 64), constant("w", weights), product, output], ["x"], ["y"])
+    try:
+        session = RUNTIME.open(graph, SessionOptions(precision="bfloat16"))
+    except UnavailableError as error:
+        pytest.skip(error.message)
+    with session:
+        result = session.run({"x": weights})["y"]
+    error = np.abs(result - weights @ weights).max()
+    assert 1e-4 < error < 0.1  # eight bits of mantissa, not twenty-four
+
+
+def test_float16_on_a_processor_is_refused() -> None:
+    with pytest.raises(UnavailableError, match="float16"):
+        RUNTIME.open(decoder(), SessionOptions(precision="float16"))
