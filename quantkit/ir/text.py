@@ -1,0 +1,400 @@
+r"""Graphs as text: one line a node, for goldens, differences and messages.
+
+    inputs: x
+    outputs: c
+    x = Placeholder[1x8x8x3]()
+    w = Const[3x3x3x4]()
+    a = Conv2D(x, w, padding=SAME, strides=[1, 1, 1, 1])
+    s = Const([1.0, 2.0, 0.5, -1.0])
+    b = Mul(a, s)
+    c = Identity(b, split:1, ^before) @"/cpu:0"
+
+Brackets hold element type (float is left out) and shape: the value's of a constant, the attributes
+``dtype`` and ``shape`` of a placeholder. A constant without values is drawn at random, seeded by its name. Bare words
+are bytes, or element types; ``<1x?x3>`` is a shape and ``<*>`` one of unknown rank. Attributes are written in order of
+name. What else a file holds (function library, versions, uninterpreted fields) is not written.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from quantkit.errors import GraphError
+from quantkit.ir.graph import Attr, Edge, Graph, Node, Opaque, constant
+from quantkit.ir.tensor import Array, DType, Shape, Tensor
+
+# Constants up to this size are written out; of larger ones the range is told, unless they are the seeded ones.
+MOST_WRITTEN = 16
+
+_NAME = re.compile(r"[A-Za-z0-9_.][\w./>\-]*")
+_WORD = re.compile(r"[A-Za-z_][\w./-]*")
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\(.)")
+_NUMBER = re.compile(r"-?(?:inf|nan|\d+(?:\.\d*)?(?:e[+-]?\d+)?)(?![\w.])")
+_PORT = re.compile(r":(\d+)")
+_KEY = re.compile(r"([A-Za-z_]\w*)\s*=")
+_DIMS = re.compile(r"\*|(?:\d+|\?)(?:x(?:\d+|\?))*")
+_BLANK = re.compile(r"\s*")
+_HEADER = re.compile(r"(inputs|outputs|dialect)\s*:\s*(.*)")
+_TYPE_WORDS = frozenset(dtype.value for dtype in DType)
+_TRUTHS = {"true": True, "false": False}
+
+
+def seeded(name: str, shape: tuple[int, ...], dtype: DType = DType.FLOAT) -> Tensor:
+    """The values of a constant that is written without values: normal, or small integers, seeded by its name."""
+    random = np.random.default_rng(crc32(name.encode()))
+    if dtype.is_float:
+        return Tensor.of(random.standard_normal(shape, np.float32).astype(dtype.numpy), dtype)
+    return Tensor.of(random.integers(0, 2 if dtype is DType.BOOL else 100, shape).astype(dtype.numpy), dtype)
+
+
+def to_text(graph: Graph) -> str:
+    """The text of a graph; `from_text` reads it, unless it holds large constants that are not seeded."""
+    return "\n".join([*_headers(graph), *(node_text(node) for node in graph.nodes.values())]) + "\n"
+
+
+def _headers(graph: Graph) -> Iterable[str]:
+    if graph.dialect != "tensorflow":
+        yield f"dialect: {graph.dialect}"
+    for role, edges in (("inputs", graph.inputs), ("outputs", graph.outputs)):
+        if edges:
+            yield f"{role}: {', '.join(map(_edge_text, edges))}"
+
+
+def node_text(node: Node) -> str:
+    """The line of one node.
+
+    >>> node_text(Node("b", "Mul", (Edge("a"), Edge("s", 1)), ("c",)))
+    'b = Mul(a, s:1, ^c)'
+    """
+    attrs = dict(node.attrs)
+    brackets, values = "", ""
+    value = attrs.get("value")
+    if node.is_constant and isinstance(value, Tensor):
+        if node.op == "Const" and attrs.get("dtype") is value.dtype:
+            del attrs["dtype"]
+        del attrs["value"]
+        brackets, values = _constant_text(node.name, value)
+    elif node.op == "Placeholder" and isinstance(attrs.get("dtype"), DType):
+        brackets = _brackets(attrs.pop("dtype"), attrs.pop("shape", None))
+    shown = [
+        *([values] if values else []),
+        *map(_edge_text, node.inputs),
+        *(f"^{_name_text(name)}" for name in node.controls),
+        *(f"{name}={_attr_text(attrs[name])}" for name in sorted(attrs)),
+    ]
+    device = f" @{_quoted(node.device.encode())}" if node.device else ""
+    return f"{_name_text(node.name)} = {node.op}{brackets}({', '.join(shown)}){device}"
+
+
+def _constant_text(name: str, value: Tensor) -> tuple[str, str]:
+    """Brackets and values of a constant."""
+    if value.num_elements > MOST_WRITTEN or not value.num_elements:
+        brackets = _brackets(value.dtype, Shape(value.shape), always=True)
+        if not value.num_elements or (
+            value.dtype is not DType.STRING and value == seeded(name, value.shape, value.dtype)
+        ):
+            return brackets, ""
+        return brackets, f"~ {_range_text(value)}"
+    return _brackets(value.dtype, None), _values_text(value.array, value.dtype)
+
+
+def _range_text(value: Tensor) -> str:
+    """Smallest and largest value, to three digits, which is what every machine computes alike."""
+    if value.dtype in (DType.STRING, DType.BOOL, DType.COMPLEX64, DType.COMPLEX128):
+        return value.digest.hex()[:8]
+    array = value.array.astype(np.float64)
+    return f"{array.min():.3g}..{array.max():.3g}"
+
+
+def _brackets(dtype: object, shape: object, *, always: bool = False) -> str:
+    words = [dtype.value] if isinstance(dtype, DType) and dtype is not DType.FLOAT else []
+    if isinstance(shape, Shape):
+        words.append(_shape_text(shape) if always or shape.dims else f"<{_shape_text(shape)}>")
+    return f"[{' '.join(words)}]" if words else ""
+
+
+def _shape_text(shape: Shape) -> str:
+    if shape.dims is None:
+        return "*"
+    return "x".join("?" if size is None else str(size) for size in shape.dims)
+
+
+def _values_text(values: Array, dtype: DType) -> str:
+    if dtype.is_float and dtype is not DType.DOUBLE:
+        values = values.astype(np.float32, copy=False)  # holds every shorter float, and prints it shortest
+    return _nested_text(values.tolist(), dtype)
+
+
+def _nested_text(value: Any, dtype: DType) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_nested_text(one, dtype) for one in value)}]"
+    if isinstance(value, bytes | str | complex):
+        return _quoted(value if isinstance(value, bytes) else str(value).encode())
+    if isinstance(value, float) and dtype is DType.DOUBLE:
+        return repr(value)
+    return _number_text(value) if dtype.is_float else str(value).lower()
+
+
+def _number_text(value: Any) -> str:
+    """The shortest decimal that is the same float32."""
+    single = np.float32(value)
+    text = str(single)
+    return text if any(mark in text for mark in ".en") else f"{text}.0"
+
+
+def _attr_text(value: Any) -> str:
+    for kind, written in _WRITTEN:
+        if isinstance(value, kind):
+            return written(value)
+    return f"[{', '.join(map(_attr_text, value))}]"
+
+
+def _tensor_text(value: Tensor) -> str:
+    brackets = _brackets(value.dtype, Shape(value.shape), always=True)
+    return f"Tensor{brackets}({_values_text(value.array, value.dtype)})"
+
+
+def _bytes_text(value: bytes) -> str:
+    word = value.decode("latin-1")
+    is_bare = _WORD.fullmatch(word) and word not in _TYPE_WORDS | {"true", "false", "inf", "nan", "Tensor", "Opaque"}
+    return word if is_bare else _quoted(value)
+
+
+def _quoted(value: bytes) -> str:
+    shown = "".join(chr(code) if 32 <= code < 127 and chr(code) not in '"\\' else f"\\x{code:02x}" for code in value)
+    return f'"{shown}"'
+
+
+def _unquoted(body: str) -> bytes:
+    """The bytes of a quoted text, without the quotes."""
+    text = _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[2], body)
+    return text.encode("latin-1")
+
+
+_WRITTEN: tuple[tuple[type, Callable[[Any], str]], ...] = (
+    (bool, lambda value: str(value).lower()),
+    (int, str),
+    (float, _number_text),
+    (bytes, _bytes_text),
+    (DType, lambda value: str(value.value)),
+    (Shape, lambda value: f"<{_shape_text(value)}>"),
+    (Tensor, _tensor_text),
+    (Opaque, lambda value: f"Opaque({_quoted(value.data.hex().encode())})"),
+)
+
+
+def _name_text(name: str) -> str:
+    return name if _NAME.fullmatch(name) else _quoted(name.encode())
+
+
+def _edge_text(edge: Edge) -> str:
+    return f"{_name_text(edge.node)}:{edge.port}" if edge.port else _name_text(edge.node)
+
+
+def from_text(text: str) -> Graph:
+    """The graph of a text. Names are not looked up: `verify` does that.
+
+    Raises:
+        GraphError: a line can not be read, or two nodes have one name.
+    """
+    nodes: list[Node] = []
+    ends: dict[str, tuple[Edge, ...]] = {}
+    dialect = "tensorflow"
+    for number, line in enumerate(text.splitlines(), 1):
+        reader = _Reader(line, number)
+        header = _HEADER.match(line.strip())
+        if header and header[1] == "dialect":
+            dialect = header[2].strip()
+        elif header:
+            ends[header[1]] = _Reader(header[2], number).list_until("", _Reader.edge)
+        elif line.strip() and not line.lstrip().startswith("#"):
+            nodes.append(reader.node())
+    return Graph.of(nodes, ends.get("inputs", ()), ends.get("outputs", ()), dialect=dialect)
+
+
+class _Reader:
+    """One line, and how far it has been read."""
+
+    def __init__(self, line: str, number: int) -> None:
+        self._line = line
+        self._number = number
+        self._place = 0
+
+    def node(self) -> Node:
+        name = self.name()
+        self._expect("=")
+        op = self._take(_NAME) or self._fail("an op")
+        dtype, shape = self._in_brackets()
+        self._expect("(")
+        value: Tensor | None = None
+        if op in ("Const", "Constant"):
+            value = self._constant(name, dtype, shape)
+            _ = self._skip(",")
+        inputs: list[Edge] = []
+        controls: list[str] = []
+        attrs: dict[str, Attr] = {}
+        self.list_until(")", lambda reader: reader._argument(inputs, controls, attrs))
+        device = _unquoted(self._quoted()).decode() if self._skip("@") else ""
+        if self._rest():
+            self._fail("the end of the line")
+        if value is not None:
+            attrs = {**constant(name, value).attrs, **attrs} if op == "Const" else {"value": value, **attrs}
+        elif op == "Placeholder":
+            attrs = {"dtype": dtype, **({"shape": shape} if shape else {}), **attrs}
+        return Node(name, op, tuple(inputs), tuple(controls), attrs, device)
+
+    def _argument(self, inputs: list[Edge], controls: list[str], attrs: dict[str, Attr]) -> None:
+        if self._skip("^"):
+            controls.append(self.name())
+        elif key := self._match(_KEY):
+            attrs[key[1]] = self._attr()
+        else:
+            inputs.append(self.edge())
+
+    def name(self) -> str:
+        if self._rest().startswith('"'):
+            return _unquoted(self._quoted()).decode()
+        return self._take(_NAME) or self._fail("a name")
+
+    def edge(self) -> Edge:
+        name = self.name()
+        port = _PORT.match(self._line, self._place)
+        self._place = port.end() if port else self._place
+        return Edge(name, int(port[1]) if port else 0)
+
+    def list_until(self, end: str, read: "Callable[[_Reader], Any]") -> tuple[Any, ...]:
+        """Items separated by commas, up to a bracket or the end of the line."""
+        items: list[Any] = []
+        while not (self._skip(end) if end else not self._rest()):
+            if items:
+                self._expect(",")
+            items.append(read(self))
+        return tuple(items)
+
+    def _in_brackets(self) -> tuple[DType, Shape | None]:
+        dtype, shape = DType.FLOAT, None
+        if not self._skip("["):
+            return dtype, shape
+        while not self._skip("]"):
+            if self._rest().startswith("<"):
+                shape = self._shape()
+            elif dims := self._take(_DIMS):
+                shape = _read_shape(dims)
+            else:
+                dtype = self._dtype()
+        return dtype, shape
+
+    def _constant(self, name: str, dtype: DType, shape: Shape | None) -> Tensor:
+        if self._rest().startswith("~"):
+            self._fail("the values of a constant: of this one only the range was written")
+        if self._rest()[:1] in (")", "^") or _KEY.match(self._rest()):
+            return seeded(name, shape.known if shape else (), dtype)
+        return self._tensor(dtype, shape)
+
+    def _tensor(self, dtype: DType, shape: Shape | None) -> Tensor:
+        values = self._literal()
+        if dtype is DType.STRING:
+            array = np.array(values, dtype=object)
+        elif dtype in (DType.COMPLEX64, DType.COMPLEX128):
+            array = np.vectorize(lambda text: complex(text.decode()))(np.array(values, dtype=object))
+        else:
+            array = np.array(values, dtype=np.float64 if dtype.is_float else None)
+        if dtype is not DType.STRING:
+            array = array.astype(dtype.numpy)
+        return Tensor.of(array.reshape(shape.known) if shape else array, dtype)
+
+    def _literal(self) -> Any:
+        if self._skip("["):
+            return list(self.list_until("]", _Reader._literal))
+        if self._rest().startswith('"'):
+            return _unquoted(self._quoted())
+        if number := self._take(_NUMBER):
+            return float(number) if any(mark in number for mark in ".en") else int(number)
+        word = self._take(_WORD)
+        return _TRUTHS[word] if word in _TRUTHS else self._fail("a value")
+
+    def _attr(self) -> Attr:
+        rest = self._rest()
+        if rest.startswith("["):
+            self._skip("[")
+            return tuple(self.list_until("]", _Reader._attr))
+        if rest.startswith("<"):
+            return self._shape()
+        if rest.startswith('"'):
+            return _unquoted(self._quoted())
+        if number := self._take(_NUMBER):
+            return float(np.float32(number)) if any(mark in number for mark in ".en") else int(number)
+        word: str = self._take(_WORD) or self._fail("an attribute value")
+        return self._worded(word)
+
+    def _worded(self, word: str) -> Attr:
+        """An attribute value that begins with a word."""
+        if word in _TRUTHS:
+            return _TRUTHS[word]
+        if word == "Tensor":
+            dtype, shape = self._in_brackets()
+            self._expect("(")
+            tensor = self._tensor(dtype, shape)
+            self._expect(")")
+            return tensor
+        if word == "Opaque":
+            self._expect("(")
+            data = bytes.fromhex(_unquoted(self._quoted()).decode())
+            self._expect(")")
+            return Opaque(data)
+        return DType(word) if word in _TYPE_WORDS else word.encode()
+
+    def _shape(self) -> Shape:
+        self._expect("<")
+        dims = self._take(_DIMS)
+        self._expect(">")
+        return _read_shape(dims)
+
+    def _dtype(self) -> DType:
+        word = self._take(_WORD)
+        return DType(word) if word in _TYPE_WORDS else self._fail("an element type or a shape")
+
+    def _quoted(self) -> str:
+        found = self._match(_QUOTED)
+        return found[1] if found else self._fail("a quoted text")
+
+    def _rest(self) -> str:
+        self._match(_BLANK)
+        return self._line[self._place :]
+
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        start = _BLANK.match(self._line, self._place)
+        found = pattern.match(self._line, start.end() if start else self._place)
+        self._place = found.end() if found else self._place
+        return found
+
+    def _take(self, pattern: re.Pattern[str]) -> str:
+        found = self._match(pattern)
+        return found[0] if found else ""
+
+    def _skip(self, mark: str) -> bool:
+        is_there = self._rest().startswith(mark)
+        self._place += len(mark) if is_there else 0
+        return is_there
+
+    def _expect(self, mark: str) -> None:
+        if not self._skip(mark):
+            self._fail(repr(mark))
+
+    def _fail(self, wanted: str) -> Any:
+        found = self._rest() or "the end of the line"
+        raise GraphError(
+            f"line {self._number}: expected {wanted}, but found {found}",
+            hint="a node is written as: name = Op(input, other:1, ^control, key=value)",
+        )
+
+
+def _read_shape(dims: str) -> Shape:
+    """``1x?x3``, ``*`` for an unknown rank, nothing for a scalar."""
+    if dims == "*":
+        return Shape(None)
+    return Shape(tuple(None if size == "?" else int(size) for size in dims.split("x")) if dims else ())
