@@ -1,5 +1,6 @@
 """Model cards: every installed one, and what is refused."""
 
+import re
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -54,7 +55,21 @@ def test_labels_are_somewhere(card: ModelCard) -> None:
 
 @pytest.mark.parametrize("card", list_cards(), ids=lambda card: card.name)
 def test_the_readme_lists_every_card(card: ModelCard) -> None:
-    assert f"| `{card.name}` |" in README.read_text(encoding="utf-8")
+    (row,) = (line for line in README.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{card.name}` |"))
+    steps = card.preprocessing
+    assert f"`{card.inputs[0].name}` {steps.height}x{steps.width}" in row
+    assert f"(x - {steps.mean[0]:g}) / {steps.std[0]:g}" in row
+    assert f"`{card.outputs[0].name}`, {card.num_classes}" in row
+    if card.archive and card.archive.num_bytes:
+        assert f"{card.archive.num_bytes / 1e6:.1f} MB" in row
+
+
+def test_the_example_of_the_readme_is_a_card() -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    example = re.sub(r'sha256 = "\.\.\."', f'sha256 = "{"0" * 64}"', example)
+    card = read_card(example, "shapes.toml")
+    assert card.accuracy is not None
+    assert len(card.labels.names) == card.num_classes
 
 
 @pytest.mark.parametrize("card", [card for card in list_cards() if card.is_bundled], ids=lambda card: card.name)
