@@ -49,7 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="run seeded inputs before and after each transform; stop where answers change",
     )
-    parser.add_argument("--runtime", default="auto", help="engine that --verify runs (auto)")
+    parser.add_argument("--runtime", help="engine that --verify runs (tensorflow where installed, else reference)")
     parser.add_argument("--seed", type=int, default=0, help="of the inputs that --verify runs (0)")
     parser.add_argument(
         "--evaluate-with", choices=("numpy", "tensorflow"), default="numpy", help="what computes constants (numpy)"
@@ -153,9 +153,11 @@ def _check(args: Namespace) -> Any:
     if not args.verify:
         return None
     from quantkit.recipe.verify import Verifier
-    from quantkit.runtimes import open_session
+    from quantkit.runtimes import find_runtime, open_session
 
-    return Verifier(lambda graph: open_session(graph, args.runtime), seed=args.seed)
+    # The engine the graph was made for; the others would compare their own converters, too.
+    runtime = args.runtime or ("tensorflow" if find_runtime("tensorflow").available().ok else "reference")
+    return Verifier(lambda graph: open_session(graph, runtime), seed=args.seed)
 
 
 def _document(model: Model, graph: Graph, target: Path, recipe: Recipe, trace: Trace) -> dict[str, Any]:

@@ -1,16 +1,16 @@
 """Single nodes computed by TensorFlow, for constants that NumPy has no kernel for."""
 
-import os
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 
 import numpy as np
 
-from quantkit.errors import GraphError, UnavailableError
+from quantkit.errors import GraphError
 from quantkit.formats import graphdef
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, Tensor
 from quantkit.ops.tensorflow import input_dtypes, num_outputs
+from quantkit.runtimes.session import require
+from quantkit.runtimes.tensorflow import RUNTIME, module, quiet
 
 # As much as one op takes: its own graph, on the CPU, and nothing that optimizes it away.
 Evaluate = Callable[[Node, Sequence[Array]], tuple[Array, ...] | None]
@@ -22,17 +22,12 @@ def evaluate_with_tensorflow() -> Evaluate:
     Raises:
         UnavailableError: TensorFlow is not installed.
     """
-    if find_spec("tensorflow") is None:
-        raise UnavailableError(
-            "--evaluate-with tensorflow needs TensorFlow, which is not installed", hint="pip install tensorflow"
-        )
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    require(RUNTIME.available())
     return _evaluate
 
 
 def _evaluate(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...] | None:
-    import tensorflow as tf
-
+    tf = module()
     count = num_outputs(node)
     if count is None:
         return None
@@ -41,7 +36,7 @@ def _evaluate(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...] | None:
     alone = node.with_(name="node", inputs=tuple(Edge(one.name) for one in fed), controls=(), device="")
     definition = tf.compat.v1.GraphDef.FromString(graphdef.encode(Graph.of([*fed, alone])))
     try:
-        with tf.Graph().as_default() as graph, tf.device("/CPU:0"):
+        with quiet(), tf.Graph().as_default() as graph, tf.device("/CPU:0"):
             tf.import_graph_def(definition, name="")
             with tf.compat.v1.Session(graph=graph) as session:
                 values = session.run([f"node:{port}" for port in range(count)])

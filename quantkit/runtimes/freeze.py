@@ -3,14 +3,13 @@
 TensorFlow's own loaders read them, in inference mode; nothing of a model file is executed (Keras' safe mode stays on).
 """
 
-import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from quantkit.errors import InputError, UnavailableError
 from quantkit.formats import graphdef
 from quantkit.ir.graph import Edge, Graph
+from quantkit.runtimes.tensorflow import RUNTIME, module, quiet
 
 
 def freeze_file(path: Path, *, signature: str = "serving_default") -> Graph:
@@ -22,12 +21,13 @@ def freeze_file(path: Path, *, signature: str = "serving_default") -> Graph:
     """
     tf = _tensorflow()
     try:
-        if path.is_dir():
+        with quiet():
+            if not path.is_dir():
+                return freeze_object(tf.keras.models.load_model(path, compile=False, safe_mode=True))
             signatures = tf.saved_model.load(str(path)).signatures
             if signature not in signatures:
                 raise InputError(f"{path} has no signature {signature!r}", hint=f"it has {', '.join(signatures)}")
             return _freeze(signatures[signature])
-        return freeze_object(tf.keras.models.load_model(path, compile=False, safe_mode=True))
     except (ValueError, OSError, TypeError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"{path} can not be read by TensorFlow: {reason}") from None
@@ -67,12 +67,9 @@ def _freeze(function: Any) -> Graph:
 
 
 def _tensorflow() -> Any:
-    if find_spec("tensorflow") is None:
+    if not RUNTIME.available().ok:
         raise UnavailableError(
             "SavedModels and Keras models are read by TensorFlow, which is not installed",
             hint="pip install tensorflow, or freeze the model to a .pb elsewhere",
         )
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    import tensorflow as tf
-
-    return tf
+    return module()
