@@ -97,9 +97,9 @@ def _quantized(node: Node) -> list[Node] | Skip:
         low, high = min(values.min(), np.float32(0)), max(values.max(), np.float32(0))
         width = float(high - low)
     if not np.isfinite([low, high]).all():
-        return Skip(f"{node.name} holds a value that is infinite or not a number", node.name)
+        return Skip("it holds a value that is infinite or not a number", node.name)
     if width > WIDEST_RANGE:
-        return Skip(f"the range [{low}, {high}] of {node.name} is wider than float32 can say", node.name)
+        return Skip(f"its range [{low:g}, {high:g}] is wider than float32 can say", node.name)
     if width < NARROWEST_RANGE:
         low, high = np.float32(0), np.float32(1)
     codes = constant(f"{node.name}_quantized_const", codes_of(values, low, high), DType.QUINT8)
