@@ -89,7 +89,7 @@ def _reason_to_stay(node: Node, low: float, high: float) -> str:
     bits = attribute(node, "num_bits")
     if bits != 8:
         return f"it was trained with {bits} bits, not 8"
-    return "" if low <= 0 <= high and low < high else f"its range [{low:g}, {high:g}] does not hold 0"
+    return "" if low <= 0 <= high and low < high else f"its range [{low:g}, {high:g}] is empty or does not hold 0"
 
 
 def _passing_chain(graph: Graph, node: Node) -> list[Node]:
