@@ -29,7 +29,6 @@ from ._render import emit, log, progress
 if TYPE_CHECKING:
     from rich.console import Console
 
-HELP = "say what is on pictures"
 EXAMPLES = (
     "quantkit classify assets --model digits --top 3",
     "quantkit classify panda.jpg holiday_photos/ --json",
@@ -84,7 +83,7 @@ def run(args: Namespace) -> int:
             args,
             "quantkit.classify/1",
             _document(model, classifier, found, done, opened_seconds),
-            lambda console: done.extend(_print(console, args, answers, model, session, opened_seconds)),
+            lambda console: done.extend(_print(console, answers, model, session, opened_seconds)),
         )
     _raise_refused([one for one in done if isinstance(one, Refused)], len(done))
     return 0
@@ -151,7 +150,6 @@ def _remarks(args: Namespace, found: Found, model: Model, classifier: Classifier
 
 def _print(
     console: "Console",
-    args: Namespace,
     answers: Iterator[Prediction | Refused],
     model: Model,
     session: Session,
@@ -160,9 +158,7 @@ def _print(
     """Print each answer as it comes, and a line on the whole at the end."""
     predictions: list[Prediction] = []
     for answer in answers:
-        if isinstance(answer, Refused):
-            log(args, f"skipped: {answer.error.message}")
-        else:
+        if isinstance(answer, Prediction):
             predictions.append(answer)
             _print_prediction(console, answer)
         yield answer

@@ -36,14 +36,15 @@ class Flags:
 
 
 def matching_card(source: TensorInfo, result: TensorInfo, cards: Iterable[ModelCard]) -> ModelCard | None:
-    """The card whose model this is, or was before it was transformed or converted.
+    """The card whose model this is, or was before it was transformed or converted; None where none or several fit.
 
     Args:
         source: what is fed.
         result: what is asked for.
         cards: to choose from.
     """
-    return next((card for card in cards if _fits(card, source, result)), None)
+    fitting = [card for card in cards if _fits(card, source, result)]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def choose_ends(
