@@ -29,7 +29,7 @@ def main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Main:
 def standin() -> Path:
     named = os.environ.get("QUANTKIT_STANDIN")
     if not named:
-        pytest.skip("QUANTKIT_STANDIN does not name a folder made by ../shared/inception_v3/make_graph.py")
+        pytest.skip("set QUANTKIT_STANDIN to the graph (or its folder) made by ../shared/inception_v3/make_graph.py")
     path = Path(named)
     path = path / "classify_image_graph_def.pb" if path.is_dir() else path
     if not path.exists() or not SHARED.exists():
