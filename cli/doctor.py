@@ -28,7 +28,9 @@ def run(args: Namespace) -> int:
     """Look, run, perhaps measure, and say."""
     with shown_progress(args) as progress:
         found = diagnose(args.model, offline=args.offline, progress=progress)
-        measured = sweep(args.model, args.runtime, found.machine, SWEEP, progress) if args.measure else None
+        measured = None
+        if args.measure:
+            measured = sweep(args.model, args.runtime, found.machine, SWEEP, offline=args.offline, progress=progress)
     document: dict[str, Any] = found.to_json()
     if measured is not None:
         document["measured"] = measured.to_json() | {"verdict": sweep_verdict(measured)}

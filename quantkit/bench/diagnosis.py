@@ -17,7 +17,7 @@ from quantkit.bench.process import WorkerGone, WorkerProcess
 from quantkit.bench.report import Benchmark, aligned, openmp_text, threads_text
 from quantkit.bench.rounds import Progress, Schedule, measure
 from quantkit.loading import load_model
-from quantkit.recipe import run
+from quantkit.recipe import parse, run
 from quantkit.recipe.named import find_recipe
 from quantkit.runtimes import RUNTIMES, find_runtime
 from quantkit.runtimes.session import SessionOptions
@@ -105,33 +105,46 @@ def diagnose(
 def _runnable(model: str, path: Path, offline: bool) -> Candidate:
     """The model without the training-time operations that no engine but TensorFlow has."""
     found = find_candidate(model, offline=offline)
-    graph = load_model(model, offline=offline).graph
-    if graph is None:
+    loaded = load_model(model, offline=offline)
+    if loaded.graph is None:
         return found
-    formats.save(run(find_recipe("inference"), graph)[0], path)
+    recipe = parse(loaded.card.recipe) if loaded.card is not None else find_recipe("inference")
+    graph, _ = run(recipe, loaded.graph)
+    formats.save(graph, path)
     ends = Settings(inputs=tuple(map(str, graph.inputs)), outputs=tuple(map(str, graph.outputs)))
     return replace(found, path=path, settings=ends)
 
 
 def sweep(
-    model: str, runtime: str, machine: Machine, schedule: Schedule, progress: Progress = lambda message, share: None
+    model: str,
+    runtime: str,
+    machine: Machine,
+    schedule: Schedule,
+    *,
+    offline: bool = False,
+    progress: Progress = lambda message, share: None,
 ) -> Benchmark:
     """Measure one model at several thread settings, each in a process of its own; the engine's default comes first.
 
     Args:
-        model: what is run.
+        model: what is run, made ready for inference.
         runtime: engine.
         machine: whose cores the settings use.
         schedule: how much is measured.
+        offline: fetch nothing.
         progress: as for `measure`.
+
+    Raises:
+        UsageError: no such runtime.
     """
     find_runtime(runtime)
-    found = find_candidate(model)
-    candidates = [
-        replace(found, settings=Settings(runtime=runtime, options=SessionOptions(intra_op=intra, inter_op=inter)))
-        for intra, inter in thread_settings(machine)
-    ]
-    return measure(candidates, schedule, progress)
+    with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
+        found = _runnable(model, Path(folder) / "model.pb", offline)
+        settings = [SessionOptions(intra_op=intra, inter_op=inter) for intra, inter in thread_settings(machine)]
+        candidates = [
+            replace(found, settings=replace(found.settings, runtime=runtime, options=options)) for options in settings
+        ]
+        return measure(candidates, schedule, progress)
 
 
 def thread_settings(machine: Machine) -> tuple[tuple[int | None, int | None], ...]:
@@ -255,7 +268,7 @@ def _machine_table(machine: Machine) -> list[str]:
     if machine.cpu_quota is not None:
         cores += f", of which a container grants {machine.cpu_quota:g}"
     memory = f"{machine.memory_bytes / 2**30:.1f} GiB" if machine.memory_bytes else "unknown"
-    caches = ", ".join(f"{level} {size / 2**20:g} MiB" for level, size in machine.cache_bytes)
+    caches = ", ".join(f"{level} {size >> 10} KiB" for level, size in machine.cache_bytes)
     rows = [
         ("processor", f"{machine.cpu}, {cores}"),
         ("instructions", " ".join(machine.isa) or "none of those that speed up 8 bits"),
