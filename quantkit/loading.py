@@ -11,7 +11,7 @@ from quantkit.errors import InputError, UsageError, did_you_mean
 from quantkit.ir.graph import Edge, Graph
 from quantkit.runtimes import freeze
 from quantkit.zoo import ModelCard, fetch, find_card, list_cards
-from quantkit.zoo.architectures import random_graph
+from quantkit.zoo.architectures import is_random, random_graph
 
 Ends = Iterable[Edge | str] | None
 
@@ -90,7 +90,8 @@ def load_model(
         return Model(text, None, path, card)
     if card:
         inputs, outputs = _card_ends(card, inputs, outputs)
-    return Model(text, formats.load(path, inputs, outputs), path, card)
+    graph = formats.load(path, inputs, outputs)
+    return Model(text, graph, path, card, is_random(graph))
 
 
 def load(model: Any, inputs: Ends = None, outputs: Ends = None) -> Graph:

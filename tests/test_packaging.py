@@ -32,7 +32,9 @@ def test_the_command_is_installed() -> None:
 
 
 def test_every_folder_has_a_readme() -> None:
-    folders = {path.parent for path in ROOT.glob("quantkit/**/__init__.py")} | {ROOT / name for name in ("cli", "models")}
+    folders = {path.parent for path in ROOT.glob("quantkit/**/__init__.py")} | {
+        ROOT / name for name in ("cli", "models")
+    }
     folders |= {ROOT / name for name in ("tests", "assets")}
     assert not [str(folder.relative_to(ROOT)) for folder in folders if not (folder / "README.md").exists()]
 

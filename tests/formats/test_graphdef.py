@@ -221,4 +221,7 @@ def test_the_schema_agrees_with_tensorflow() -> None:
 
 
 def test_reading_loads_no_tensorflow() -> None:
-    assert os.system(f'"{os.sys.executable}" -c "import quantkit.formats, sys; sys.exit(\'tensorflow\' in sys.modules)"') == 0
+    assert (
+        os.system(f'"{os.sys.executable}" -c "import quantkit.formats, sys; sys.exit(\'tensorflow\' in sys.modules)"')
+        == 0
+    )

@@ -1,0 +1,242 @@
+"""The command line: exit codes, sentences, flags in both spellings, and what goes to which stream."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quantkit.formats import load, save
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.tensor import DType, Shape
+
+(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
+main = ENTRY.load()
+
+FLOAT = {"T": DType.FLOAT}
+GRAPH = Graph.of(
+    [
+        Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 3))}),
+        Node("same", "Identity", (Edge("x"),), attrs=FLOAT),
+        constant("w", np.eye(3, dtype=np.float32)),
+        Node("y", "MatMul", (Edge("same"), Edge("w")), attrs=FLOAT),
+        Node("left", "Relu", (Edge("y"),), attrs=FLOAT),
+    ],
+    ["x"],
+    ["y"],
+)
+
+
+@pytest.fixture
+def graph_file(tmp_path: Path) -> Path:
+    save(GRAPH, tmp_path / "graph.pb")
+    return tmp_path / "graph.pb"
+
+
+def test_no_command_prints_the_overview(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name in import_module("quantkit.cli._app").COMMANDS:
+        assert f"  {name}" in text
+
+
+@pytest.mark.parametrize("name", import_module("quantkit.cli._app").COMMANDS)
+def test_every_command_has_help_for_every_flag(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    assert "examples:" in capsys.readouterr().out
+    app = import_module("quantkit.cli._app")
+    parser = app._parser(name, import_module(f"quantkit.cli.{name}"))
+    for leaf in app._leaves(parser):
+        for action in leaf._actions:
+            assert action.help, f"{name}: {action.option_strings or action.dest} has no help"
+
+
+@pytest.mark.parametrize("name", import_module("quantkit.cli._app").COMMANDS)
+def test_examples_parse(name: str) -> None:
+    import shlex
+
+    command = import_module(f"quantkit.cli.{name}")
+    app = import_module("quantkit.cli._app")
+    assert command.EXAMPLES
+    for line in command.EXAMPLES:
+        words = shlex.split(line)
+        assert words[:2] == ["quantkit", name]
+        parser = app._parser(name, command)
+        parser.parse_args(app._kebab(words[2:], parser))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message", "hint"),
+    [
+        (["transfrom"], 2, "'transfrom' is not a command", "did you mean 'transform'"),
+        (["transform", "--in_grph=x"], 2, "unrecognized arguments", "did you mean '--in-graph'"),
+        (["transform", "--out_graph=o.pb"], 2, "in_graph graph can't be empty.", "--in_graph=FILE"),
+        (["transform", "G"], 2, "out_graph graph can't be empty.", "--out_graph=FILE"),
+        (["transform", "G", "-o", "O"], 2, "You must specify at least one transform.", ""),
+        (["transform", "G", "-o", "O", "--recipe", "nope"], 2, "no recipe is named 'nope'", "inference"),
+        (["transform", "nothing.pb", "-o", "O", "--recipe", "deploy"], 3, "nothing.pb does not exist", ""),
+        (
+            ["transform", "inceptoin_v3", "-o", "O", "--recipe", "deploy"],
+            2,
+            "neither a file nor the name",
+            "inception_v3",
+        ),
+        (["transform", "G", "-o", "O", "--transforms", "fold_constant"], 2, "not recognized", "fold_constants"),
+        (["transform", "G", "-o", "O", "--transforms", "a(b=“c”)"], 2, "Looking for a value", "typographic"),
+        (["transform", "G", "-o", "O", "--transforms", "fold_constants", "--outputs", "why"], 2, "output 'why'", ""),
+        (["transform", "G", "-o", "O", "--transforms", "fold_constants", "--inputs", "xx"], 2, "input 'xx'", ""),
+        (["transform", "G", "-o", "no/O.pb", "--transforms", "fold_constants"], 2, "no is not a folder", "create it"),
+        (["summarize"], 2, "no model is named", ""),
+        (["transforms", "show", "fold_batchnorms"], 2, "not recognized", "fold_batch_norms"),
+        (["classify", "--model", "digits", "missing.png"], 3, "missing.png", ""),
+    ],
+)
+def test_mistakes_get_a_sentence_a_hint_and_a_code(
+    words: list[str],
+    code: int,
+    message: str,
+    hint: str,
+    graph_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(graph_file.parent)
+    os.rename("graph.pb", "G.pb")
+    assert main([word if word != "G" else "G.pb" for word in words]) == code
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+    assert hint in err.partition("hint: ")[2]
+    assert os.listdir() == ["G.pb"], "nothing may be left behind"
+
+
+def test_the_classic_call(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = graph_file.parent / "out.pb"
+    words = [
+        "transform",
+        f"--in_graph={graph_file}",
+        f"--out_graph={out}",
+        "--inputs=x",
+        "--outputs=y",
+        "--transforms=\n  strip_unused_nodes\n  remove_nodes(op=Identity, op=CheckNumerics)\n",
+    ]
+    assert main(words) == 0
+    assert sorted(load(out).nodes) == ["w", "x", "y"]
+    captured = capsys.readouterr()
+    assert "5 -> 3 nodes" in captured.out
+    assert "Applying strip_unused_nodes" in captured.err
+
+
+def test_output_as_text(graph_file: Path) -> None:
+    out = graph_file.parent / "out.txt"
+    words = ["transform", f"--in_graph={graph_file}", f"--out_graph={out}", "--transforms=remove_device"]
+    words[-1] = "--transforms=sort_by_execution_order"
+    assert main([*words, "--output_as_text"]) == 0
+    assert out.read_text().startswith("node {")
+    assert main([*words, "--output_as_text=false"]) == 0
+    assert not out.read_bytes().startswith(b"node {")
+    assert main([*words, "--output_as_text=maybe"]) == 2
+
+
+def test_json_is_one_document_with_the_same_facts(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = graph_file.parent / "out.pb"
+    assert (
+        main(["transform", str(graph_file), "-o", str(out), "--recipe", "inference", "--outputs=y", "--json", "-q"])
+        == 0
+    )
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert document["schema"] == "quantkit.transform/1"
+    assert (document["nodes_before"], document["nodes_after"]) == (5, 3)
+    assert document["op_counts"] == {"Const": 1, "MatMul": 1, "Placeholder": 1}
+    assert captured.err == ""
+
+
+def test_explain_says_what_was_done_and_what_was_left(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = graph_file.parent / "out.pb"
+    words = ["transform", str(graph_file), "-o", str(out), "--outputs", "same", "--explain", "--transforms"]
+    assert main([*words, "remove_nodes(op=Identity)"]) == 0
+    assert "left same: it is an input or output of the graph" in capsys.readouterr().out
+
+
+def test_verify_with_the_reference_engine(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = graph_file.parent / "out.pb"
+    words = ["transform", str(graph_file), "-o", str(out), "--recipe=inference", "--outputs=y", "--verify"]
+    assert main([*words, "--runtime", "reference"]) == 0
+    assert "verified: y: equal" in capsys.readouterr().out
+
+
+def test_summarize(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summarize", str(graph_file), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["inputs"] == [{"name": "x", "op": "Placeholder", "dtype": "float", "shape": [1, 3]}]
+    assert document["multiply_adds"] == 9
+    assert document["parameters"] == 9
+    assert main(["summarize", f"--in_graph={graph_file}"]) == 0
+    assert "1 passing nodes can go" in capsys.readouterr().out
+
+
+def test_transforms_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["transforms", "list"]) == 0
+    assert "fold_constants" in capsys.readouterr().out
+    assert main(["transforms", "show", "remove_nodes"]) == 0
+    text = capsys.readouterr().out
+    assert "op=str, may be repeated; required" in text
+    assert "max_inputs=int; default 1" in text
+
+
+def test_random_weights_say_that_answers_mean_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summarize", "inception_v3", "--random-weights"]) == 0
+    text = capsys.readouterr().out
+    assert "answers mean nothing" in text
+    assert "5,713.2 million" in text
+
+
+def test_a_reader_that_leaves_is_no_error(graph_file: Path) -> None:
+    command = f'"{sys.executable}" -m quantkit transforms list | head -1'
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+def test_interrupting_is_130_and_leaves_nothing(
+    graph_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("quantkit.formats.files.graphdef.write", interrupt)
+    out = graph_file.parent / "out.pb"
+    assert main(["transform", str(graph_file), "-o", str(out), "--recipe", "deploy"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+    assert os.listdir(graph_file.parent) == ["graph.pb"]
+
+
+def test_a_full_disk(graph_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("quantkit.formats.files.graphdef.write", full)
+    out = graph_file.parent / "out.pb"
+    assert main(["transform", str(graph_file), "-o", str(out), "--recipe", "deploy"]) == 3
+    assert "the disk is full" in capsys.readouterr().err
+    assert os.listdir(graph_file.parent) == ["graph.pb"]
+
+
+def test_a_bug_says_so_and_debug_shows_it(
+    graph_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("quantkit.summary.infer_shapes", broken)
+    assert main(["summarize", str(graph_file)]) == 70
+    assert "a bug: ZeroDivisionError: oops" in capsys.readouterr().err
+    with pytest.raises(ZeroDivisionError):
+        main(["summarize", str(graph_file), "--debug"])
