@@ -110,7 +110,8 @@ def apply_rules(graph: Graph, *rules: Rule) -> Outcome:
     for _ in range(MOST_TURNS):
         done, skips = _sweep(workpiece, order, heads)
         if not done:
-            return Outcome(workpiece.graph() if changes else graph, tuple(changes), tuple(skips))
+            final = workpiece.graph() if changes else graph
+            return Outcome(final, tuple(changes), tuple(skips[name] for name in final.nodes if name in skips))
         changes.extend(done)
         order = workpiece.settle()
     raise _endless(changes[-1])
@@ -118,11 +119,11 @@ def apply_rules(graph: Graph, *rules: Rule) -> Outcome:
 
 def _sweep(
     workpiece: "_Workpiece", order: Sequence[str], heads: Mapping[str, list[Rule]]
-) -> tuple[list[str], list[Skip]]:
-    """Offer each node to the rules once, and again where it was rewritten."""
+) -> tuple[list[str], dict[str, Skip]]:
+    """Offer each node to the rules once, and again where it was rewritten; what was done, and skips by root."""
     view = workpiece.view
     done: list[str] = []
-    skips: list[Skip] = []
+    skips: dict[str, Skip] = {}
     for name in order:
         for turn in count():
             root = view.nodes.get(name)
@@ -130,7 +131,7 @@ def _sweep(
             if root is None or made is None:
                 break
             if isinstance(made, Skip):
-                skips.append(Skip(made.reason, made.node or name))
+                skips[name] = Skip(made.reason, made.node or name)
                 break
             workpiece.rewrite(root, made)
             done.append(describe(root, made))
@@ -328,8 +329,9 @@ class _Workpiece:
             before = [*(source for source in sources if not self._nodes[source].is_constant), *node.controls]
             for use in waiting:
                 reader = self._nodes[use.node.name]
-                kept = (control for control in reader.controls if control != name)
-                self._put(replace(reader, controls=tuple(dict.fromkeys((*kept, *before)))))
+                read = {name, *(edge.node for edge in reader.inputs)}
+                controls = dict.fromkeys(one for one in (*reader.controls, *before) if one not in read)
+                self._put(replace(reader, controls=tuple(controls)))
             self._readers.change(node, None)
             del self._nodes[name]
             waits.extend(node.controls)

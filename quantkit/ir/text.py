@@ -92,12 +92,11 @@ def node_text(node: Node) -> str:
 
 def _constant_text(name: str, value: Tensor) -> tuple[str, str]:
     """Brackets and values of a constant."""
-    if value.num_elements > MOST_WRITTEN or not value.num_elements:
-        brackets = _brackets(value.dtype, Shape(value.shape), always=True)
-        if not value.num_elements or (
-            value.dtype is not DType.STRING and value == seeded(name, value.shape, value.dtype)
-        ):
-            return brackets, ""
+    brackets = _brackets(value.dtype, Shape(value.shape), always=True)
+    is_seeded = value.dtype is not DType.STRING and value == seeded(name, value.shape, value.dtype)
+    if is_seeded or not value.num_elements:
+        return brackets, ""
+    if value.num_elements > MOST_WRITTEN:
         return brackets, f"~ {_range_text(value)}"
     return _brackets(value.dtype, None), _values_text(value.array, value.dtype)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Skip, free_name, shared_with
-from quantkit.ir.tensor import KEPT_BYTES, Array, DType, Tensor
+from quantkit.ir.tensor import KEPT_BYTES, Array, DType, Shape, Tensor
 from quantkit.ops.layers import LAYER_OPS, WEIGHTS_SLOT, broadcast_channels, channel_axis, find_layer
 
 BIAS_OPS = ("BiasAdd", "Add", "AddV2", "Sub")
@@ -93,6 +93,11 @@ def find_foldable(graph: Graph, edge: Edge, reader: Node, depth: int = 0) -> Fou
     return found
 
 
+def described(constant: Node) -> str:
+    """A constant's name, element type and shape."""
+    return f"{constant.name} ({constant.value.dtype.value} {Shape(constant.value.shape)})"
+
+
 def not_constant(graph: Graph, name: str, role: str) -> str:
     """A clause that says that a node should be constant, and how to make it so where that is possible.
 
@@ -142,7 +147,7 @@ def _layer(graph: Graph, node: Node, depth: int) -> Found:
     weights = graph[edge.node]
     shape = weights.value.shape
     if weights.value.dtype not in FOLDED_TYPES or len(shape) != layer.weights_rank:
-        return Skip(f"{weights.name}, the weights of {node.name}, is {weights.value}")
+        return Skip(f"{described(weights)}, the weights of {node.name}, is not of a kind that is folded")
     shared = shared_with(graph, weights, node)
     if shared:
         return Skip(shared)
@@ -178,7 +183,7 @@ def _biased(graph: Graph, node: Node, depth: int) -> Found:
     bias = graph[node.inputs[slot].node]
     values = bias_values(found, node, bias)
     if values is None:
-        return Skip(f"{bias.name}, {bias.value}, is not one bias per channel of {found.name}")
+        return Skip(f"{described(bias)} is not one bias per channel of {found.name}")
     before = found
 
     def fold(affine: Affine, name: str) -> list[Node]:

@@ -16,6 +16,7 @@ from quantkit.transforms._channels import (
     Foldable,
     bias_slot,
     bias_values,
+    described,
     find_foldable,
     is_computed_from_constants,
     not_constant,
@@ -66,7 +67,7 @@ def _folded(graph: Graph, root: Node, source: Edge, factor: Node, *, is_divisor:
         return found
     values = found.per_channel(factor.value)
     if values is None:
-        return Skip(f"{factor.name}, {factor.value}, is not one factor per channel of {found.name}")
+        return Skip(f"{described(factor)} is not one factor per channel of {found.name}")
     scale = _inverse(values) if is_divisor else values
     if not np.isfinite(scale).all():
         return Skip(f"{factor.name} makes factors that are not finite")

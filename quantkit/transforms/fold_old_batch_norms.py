@@ -13,7 +13,7 @@ from quantkit.ir.rewrite import Outcome, Skip, apply_rules, rule
 from quantkit.ir.tensor import Array
 from quantkit.ops.layers import channel_axis
 from quantkit.ops.tensorflow import attribute
-from quantkit.transforms._channels import Affine, find_foldable, is_constant, not_constant
+from quantkit.transforms._channels import Affine, described, find_foldable, is_constant, not_constant
 from quantkit.transforms.registry import transform
 
 GLOBAL = "BatchNormWithGlobalNormalization"
@@ -92,7 +92,7 @@ def _folded(
     statistics = [node for node in (mean, variance, beta, gamma) if node is not None]
     for node in statistics:
         if node.value.shape != (found.num_channels,):
-            return Skip(f"{node.name}, {node.value}, is not one value for each of the {found.num_channels} channels")
+            return Skip(f"{described(node)} is not one value for each of the {found.num_channels} channels")
     affine = _affine(*(node.value.array for node in statistics), epsilon=epsilon)
     if affine is None:
         return Skip("its statistics do not make finite factors")

@@ -1,0 +1,38 @@
+"""Every golden file: the text, and the numbers."""
+
+from pathlib import Path
+
+import pytest
+from golden_cases import FOLDER, SECTIONS, Case, golden_cases, results, runnable
+
+from quantkit.ir.check import verify
+from quantkit.ir.text import from_text
+from quantkit.recipe import parse
+from quantkit.recipe.verify import Verifier
+from quantkit.runtimes.reference import Reference
+from quantkit.transforms.registry import REGISTRY
+
+
+@pytest.mark.parametrize("path", golden_cases(), ids=lambda path: str(path.relative_to(FOLDER).with_suffix("")))
+def test_golden(path: Path, update_goldens: bool) -> None:
+    case = Case.read(path)
+    before = case.before
+    verify(before)
+    found, after = results(case)
+    if update_goldens:
+        path.write_text(case.written(found))
+    else:
+        assert found == {name: case.sections[name] for name in ("after", "error", "skips") if name in case.sections}
+    assert before == from_text("\n".join(case.sections["before"])), "the input graph was changed"
+    if after is not None and "numbers" not in case.sections:
+        last = REGISTRY[parse(" ".join(case.sections["recipe"])).steps[-1].name]
+        Verifier(Reference().open)(runnable(before), runnable(after), last)
+
+
+@pytest.mark.parametrize("path", golden_cases(), ids=lambda path: str(path.relative_to(FOLDER).with_suffix("")))
+def test_golden_is_where_it_belongs(path: Path) -> None:
+    case = Case.read(path)
+    assert path.parent.name in REGISTRY
+    assert any(step.name == path.parent.name for step in parse(" ".join(case.sections["recipe"])).steps)
+    assert case.story, "a golden begins with a comment that says what it shows"
+    assert set(case.sections) <= set(SECTIONS)
