@@ -19,7 +19,8 @@ from typing import NamedTuple
 from quantkit.errors import QuantkitError, UnavailableError
 from quantkit.formats import graphdef
 from quantkit.formats.files import write_whole
-from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.graph import Edge, Graph, constant
+from quantkit.ops.kernels import evaluate
 from quantkit.runtimes import tensorflow
 from quantkit.runtimes.session import installed, require
 from quantkit.zoo import cache_folder
@@ -54,7 +55,7 @@ def to_onnx(graph: Graph) -> bytes:
         raise UnavailableError(hopeless, hint=_HINT)
     for answer in (installed("tf2onnx", "tf2onnx", "tf2onnx"), tensorflow.RUNTIME.available()):
         require(answer)
-    graph = _needed(graph)
+    graph = _needed(_decoded(graph))
     place = cache_folder() / "converted" / f"{_digest(graph)}.onnx"
     refusal = place.with_suffix(".txt")
     known = _read(place)
@@ -74,6 +75,21 @@ def _needed(graph: Graph) -> Graph:
     ends = graph.with_(outputs=(*graph.outputs, *graph.inputs))
     names = ends.reachable(stop_at_inputs=False)
     return graph.with_nodes(node for node in graph.nodes.values() if node.name in names)
+
+
+def _decoded(graph: Graph) -> Graph:
+    """With weights that are stored as codes, as the floats they stand for: ONNX has no such codes."""
+    values = {
+        node.name: tensors
+        for node in graph.nodes.values()
+        if node.op == "Dequantize" and None not in (tensors := [graph.constant_of(edge) for edge in node.inputs])
+    }
+    return graph.with_nodes(
+        constant(node.name, evaluate(node, [tensor.array for tensor in values[node.name] if tensor])[0])
+        if node.name in values
+        else node
+        for node in graph.nodes.values()
+    )
 
 
 def _unconverted(ops: Iterable[str]) -> str:

@@ -96,6 +96,24 @@ def test_an_op_behind_a_fed_tensor_does_not_matter(cache: Path) -> None:
     assert to_onnx(graph)
 
 
+def test_weights_stored_as_codes_become_floats(cache: Path) -> None:
+    import onnx
+
+    nodes = [
+        placeholder("x", None, 2),
+        constant("codes", np.uint8([0, 255]), DType.QUINT8),
+        constant("low", np.float32(0)),
+        constant("high", np.float32(510)),
+        Node("weights", "Dequantize", tuple(map(Edge, ("codes", "low", "high"))), attrs={"T": DType.QUINT8}).with_attrs(
+            mode=b"MIN_FIRST"
+        ),
+        Node("y", "Mul", (Edge("x"), Edge("weights")), attrs={"T": FLOAT}),
+    ]
+    model = onnx.load_from_string(to_onnx(Graph.of(nodes, ["x"], ["y"])))
+    (weights,) = model.graph.initializer
+    np.testing.assert_allclose(onnx.numpy_helper.to_array(weights), [0, 510], rtol=1e-6)
+
+
 def test_what_is_called_hopeless_is_unknown_to_tf2onnx() -> None:
     from tf2onnx import tfonnx  # noqa: F401  (its import registers the handlers)
     from tf2onnx.handler import tf_op

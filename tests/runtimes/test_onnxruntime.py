@@ -1,0 +1,99 @@
+from pathlib import Path
+
+import pytest
+
+from quantkit.errors import GraphError, InputError, UnavailableError
+from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import DType, Shape
+from quantkit.runtimes.onnxruntime import CPU, CUDA, RUNTIME, _explained, _info, _providers
+from quantkit.runtimes.session import SessionOptions
+
+pytestmark = pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail)
+
+
+class Build:
+    """What `onnxruntime` says of itself."""
+
+    __version__ = "1.0"
+
+    def __init__(self, *providers: str) -> None:
+        self.get_available_providers = lambda: list(providers)
+
+
+class Argument:
+    def __init__(self, kind: str, shape: list[object] | None) -> None:
+        self.name, self.type, self.shape = "x", kind, shape
+
+
+def test_a_build_without_cuda_says_what_to_install() -> None:
+    with pytest.raises(UnavailableError, match="can not use a GPU, only CPUExecutionProvider") as caught:
+        _providers(Build(CPU), 0)
+    assert "onnxruntime-gpu" in caught.value.hint
+
+
+def test_the_processor_backs_a_gpu_up() -> None:
+    providers = _providers(Build(CUDA, CPU), 1)
+    assert providers[0][0] == CUDA
+    assert providers[0][1]["device_id"] == 1
+    assert providers[1] == CPU
+    assert _providers(Build(CUDA, CPU), None) == [CPU]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_other_precisions_are_refused(precision: str) -> None:
+    with pytest.raises(UnavailableError, match=precision):
+        RUNTIME.open(Graph.of([]), SessionOptions(precision=precision))
+
+
+def test_graphs_of_other_dialects_are_refused() -> None:
+    with pytest.raises(UnavailableError, match="not a graph of onnx"):
+        RUNTIME.open(Graph.of([], dialect="onnx"))
+
+
+def test_a_file_of_another_engine_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "small.tflite"
+    path.write_bytes(b"\x1c\0\0\0TFL3" + bytes(100))
+    with pytest.raises(UnavailableError, match=r"small\.tflite"):
+        RUNTIME.open(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "expected"),
+    [
+        ("tensor(float)", [1, "n", None], (DType.FLOAT, Shape((1, None, None)))),
+        ("tensor(float16)", [], (DType.HALF, Shape(()))),
+        ("tensor(uint8)", None, (DType.UINT8, Shape(None))),
+    ],
+)
+def test_types_and_shapes(kind: str, shape: list[object] | None, expected: tuple[DType, Shape]) -> None:
+    info = _info(Argument(kind, shape))
+    assert (info.dtype, info.shape) == expected
+
+
+def test_sequences_are_refused() -> None:
+    with pytest.raises(UnavailableError, match=r"seq\(tensor\(float\)\)"):
+        _info(Argument("seq(tensor(float))", []))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : parsing failed.", InputError, "a.onnx is not an ONNX model"),
+        ("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : no Foo(1) node", UnavailableError, "can not run a.onnx: no Foo"),
+        ("[ONNXRuntimeError] : 10 : INVALID_GRAPH : No Op registered for Foo", UnavailableError, "registered for Foo"),
+        ("[ONNXRuntimeError] : 10 : INVALID_GRAPH : a cycle\nmore", GraphError, "refuses a.onnx: a cycle"),
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running MatMul node. Name:'m' "
+            "Status Message: matmul_helper.h:59 Compute MatMul dimension mismatch",
+            GraphError,
+            "node 'm' (MatMul): ONNX Runtime refuses it: MatMul dimension mismatch",
+        ),
+        ("", GraphError, "RuntimeError"),
+    ],
+)
+def test_explanations_are_one_line(text: str, kind: type[Exception], message: str) -> None:
+    error = _explained(RuntimeError(text), "a.onnx")
+    assert type(error) is kind
+    assert message in error.message
+    assert "\n" not in error.message
+    assert error.hint

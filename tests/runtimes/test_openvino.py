@@ -1,0 +1,75 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quantkit.errors import GraphError, InputError, UnavailableError
+from quantkit.runtimes.openvino import RUNTIME, _explained
+from quantkit.runtimes.session import SessionOptions
+
+pytestmark = pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail)
+
+WEIGHTS = np.random.default_rng(0).uniform(-1, 1, (64, 64)).astype(np.float32)
+CONVERSION = "Exception from a.cpp:1:\nCheck 'false' failed at b.cpp:2:\nFrontEnd API failed with GeneralFailure:\n"
+
+
+@pytest.fixture
+def product(tmp_path: Path) -> Path:
+    """x times WEIGHTS, as OpenVINO's own file."""
+    import openvino
+
+    x = openvino.opset8.parameter([-1, 64], np.float32, name="x")
+    y = openvino.opset8.matmul(x, openvino.opset8.constant(WEIGHTS), False, False, name="y")
+    openvino.save_model(openvino.Model([y], [x]), tmp_path / "product.xml", compress_to_fp16=False)
+    return tmp_path / "product.xml"
+
+
+def error_of(path: Path, precision: str) -> float:
+    """The largest difference from NumPy, among results up to about 20."""
+    with RUNTIME.open(path, SessionOptions(precision=precision)) as session:
+        (result,) = session.run({session.inputs[0].name: WEIGHTS}).values()
+    return float(np.abs(result - WEIGHTS @ WEIGHTS).max())
+
+
+def test_float32_is_float32(product: Path) -> None:
+    assert error_of(product, "float32") < 1e-5
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_a_smaller_precision_is_used_or_refused(product: Path, precision: str) -> None:
+    try:
+        error = error_of(product, precision)
+    except UnavailableError as refusal:
+        pytest.skip(refusal.message)
+    assert 1e-4 < error < 0.2  # eight or eleven bits of mantissa, not twenty-four
+
+
+def test_an_unknown_precision_is_refused(product: Path) -> None:
+    with pytest.raises(UnavailableError, match="'float8'"):
+        RUNTIME.open(product, SessionOptions(precision="float8"))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_file", "kind", "message"),
+    [
+        (
+            CONVERSION + "Model can't be parsed\n\n",
+            True,
+            InputError,
+            "OpenVINO can not read m.xml: Model can't be parsed",
+        ),
+        (CONVERSION + "Bad shape\n", False, GraphError, "OpenVINO refuses m.xml: Bad shape"),
+        (
+            "Summary:\n-- No conversion rule found for operations: Foo-18, Bar-17\n",
+            False,
+            UnavailableError,
+            "OpenVINO has no Foo, Bar, which m.xml uses",
+        ),
+        ("", False, GraphError, "OpenVINO refuses m.xml: nothing"),
+    ],
+)
+def test_explanations_are_one_line(text: str, is_file: bool, kind: type[Exception], message: str) -> None:
+    error = _explained(RuntimeError(text), "m.xml", is_file=is_file)
+    assert type(error) is kind
+    assert error.message == message
+    assert error.hint
