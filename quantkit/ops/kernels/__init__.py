@@ -8,6 +8,7 @@ from quantkit.ops.kernels import (
     neural,
     passing,
     pooling,
+    quantized,
     reductions,
     shapes,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "neural",
     "passing",
     "pooling",
+    "quantized",
     "reductions",
     "shapes",
 ]
