@@ -92,7 +92,9 @@ def results(case: Case) -> tuple[dict[str, tuple[str, ...]], Graph | None]:
         after, trace = run(parse(" ".join(case.sections["recipe"])), before)
     except QuantkitError as error:
         return {"error": tuple(error.message.splitlines())}, None
-    is_same = (after.nodes, after.inputs, after.outputs) == (before.nodes, before.inputs, before.outputs)
+    is_same = list(after.nodes.values()) == list(before.nodes.values()) and (
+        (after.inputs, after.outputs) == (before.inputs, before.outputs)
+    )
     sections = {"after": ("unchanged",) if is_same else tuple(to_text(after).splitlines())}
     skips = tuple(str(skip) for record in trace.records for skip in record.skips)
     return sections | ({"skips": skips} if skips else {}), after
