@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from quantkit.errors import InputError, UsageError, did_you_mean
 from quantkit.formats.files import kind_of
 from quantkit.runtimes import AUTO, RUNTIMES
 from quantkit.runtimes.session import SessionOptions
-from quantkit.zoo import fetch, list_cards
+from quantkit.zoo import fetch, find_card, list_cards
 
 Fetching = Callable[[int, int | None], None]
 
@@ -79,13 +80,14 @@ def find_candidate(
         fetching: told bytes done and bytes in all.
 
     Raises:
-        UsageError: no such runtime.
+        UsageError: no such runtime, or neither a file nor a card.
         InputError: the card's model can not be fetched.
     """
     candidate = named(word, settings)
-    if candidate.label not in {card.name for card in list_cards()}:
+    is_card = candidate.label in {card.name for card in list_cards()}
+    if not is_card and (candidate.path.suffix or os.sep in candidate.label or candidate.path.exists()):
         return candidate
-    return replace(candidate, path=fetch(candidate.label, offline=offline, progress=fetching))
+    return replace(candidate, path=fetch(find_card(candidate.label), offline=offline, progress=fetching))
 
 
 def named(word: str, settings: Settings) -> Candidate:

@@ -80,8 +80,8 @@ class Machine:
         """
         parts = [self.cpu]
         if self.physical_cores is not None:
-            parts.append(f"{self.physical_cores} cores")
-        parts.append(f"{self.logical_cores} threads")
+            parts.append(_counted(self.physical_cores, "core"))
+        parts.append(_counted(self.logical_cores, "thread"))
         if self.cpu_quota is not None:
             parts.append(f"of which a container grants {self.cpu_quota:g}")
         if len(self.affinity) not in (0, self.logical_cores):
@@ -133,6 +133,10 @@ def this_machine(root: Path = Path("/")) -> Machine:
         python=platform.python_version(),
         load=_load(),
     )
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def _read(path: Path) -> str | None:

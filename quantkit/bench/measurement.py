@@ -43,7 +43,7 @@ class Context:
         device: ``cpu``, ``gpu`` or ``gpu:N``.
         precision: arithmetic that the engine was allowed.
         environment: variables set for this process only.
-        inputs: type and shape by name, as ``float (1, 299, 299, 3)``.
+        inputs: type and shape by name, as ``float 1x299x299x3``.
         engine_device: where it ran, in the engine's words.
         placement: where each operation ran, a line for each, where this was asked for.
         passed_over: engines that ``auto`` tried first, with reasons.

@@ -79,5 +79,5 @@ def test_json_round_trip(root: Path) -> None:
 
 def test_the_sentence_names_what_decides(root: Path) -> None:
     sentence = this_machine(root).sentence
-    for part in ("A Processor", "1 cores", "grants 1.5", "avx512_vnni", "16 GiB", "NVIDIA H200"):
+    for part in ("A Processor", "1 core, 2 threads", "grants 1.5", "avx512_vnni", "16 GiB", "NVIDIA H200"):
         assert part in sentence
