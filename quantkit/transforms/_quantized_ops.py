@@ -11,6 +11,7 @@ from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Shape, Tensor
+from quantkit.ops.inference import infer_shapes
 from quantkit.ops.tensorflow import attribute, find_op, input_dtypes, output_dtypes
 
 FLATTEN = Tensor.of([-1])
@@ -54,6 +55,7 @@ QUANTIZED_OPS = {
     "ResizeBilinear": QuantizedOp("QuantizedResizeBilinear", ("T",), copied=("align_corners",), raw=(1,)),
     "Reshape": QuantizedOp("QuantizedReshape", ("T",), raw=(1,)),
 }
+UNSUITED_OPS = {"DepthwiseConv2dNative": "QuantizedDepthwiseConv2D wants signed codes as weights"}
 # Copied only where they differ from these, the default of the quantized op.
 RARE_ATTRS: dict[str, Attr] = {"half_pixel_centers": False, "Tshape": DType.INT32}
 
@@ -66,18 +68,20 @@ def quantize_ops(graph: Graph, *, fallback: tuple[float, float] | None, ignored:
         fallback: range of 32-bit results; None: each result's own, found when the graph runs.
         ignored: op types that stay float.
     """
+    shapes = infer_shapes(graph)
     draft = Draft(graph)
     changes: list[str] = []
     skips: list[Skip] = []
     for node in graph.nodes.values():
-        into = QUANTIZED_OPS.get(node.op)
-        if into is None or node.op in ignored:
+        *constants, classic = _classic_form(graph, node, shapes)
+        into = QUANTIZED_OPS.get(classic.op)
+        if node.op in ignored or (into is None and node.op not in UNSUITED_OPS):
             continue
-        reason = _reason_to_stay(graph, node, into)
-        if reason:
+        reason = UNSUITED_OPS[node.op] if into is None else _reason_to_stay(graph, classic, into, shapes)
+        if into is None or reason:
             skips.append(Skip(reason, node.name))
         else:
-            draft.replace(node.name, *_quantized(node, into, fallback))
+            draft.replace(node.name, *constants, *_quantized(classic, into, fallback))
             changes.append(f"{node.name} ({node.op}) -> {into.name}")
     return Outcome(draft.graph(), tuple(changes), tuple(skips))
 
@@ -101,6 +105,26 @@ def requantize(name: str, wide: str, bounds: Sequence[Edge]) -> Node:
 def ports(name: str) -> tuple[Edge, Edge, Edge]:
     """The three outputs of a quantized op: codes, minimum, maximum."""
     return Edge(name, 0), Edge(name, 1), Edge(name, 2)
+
+
+def _classic_form(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> list[Node]:
+    """The node as the op that has an 8-bit form, and before it a constant that this one reads, if it is a new one."""
+    if node.op == "AddV2":
+        return [node.with_(op="Add")]
+    if node.op == "ConcatV2" and node.inputs:
+        node = node.with_(op="Concat", inputs=(node.inputs[-1], *node.inputs[:-1]))
+    if node.op != "Concat" or not node.inputs:
+        return [node]
+    axis = graph.constant_of(node.inputs[0])
+    if axis is None or axis.num_elements != 1:
+        return [node]
+    ranks = [shape.rank for edge in node.inputs[1:] if (shape := shapes.get(edge)) and shape.rank is not None]
+    place = axis.array.item()
+    from_first = place + ranks[0] if place < 0 and ranks else place
+    if from_first < 0 or (from_first == place and axis.dtype is DType.INT32):
+        return [node]
+    counted = constant(f"{node.name}_eightbit/axis", from_first)
+    return [counted, node.reading(0, counted.name).with_attrs(Tidx=DType.INT32)]
 
 
 def _quantized(node: Node, into: QuantizedOp, fallback: tuple[float, float] | None) -> list[Node]:
@@ -161,7 +185,7 @@ def _narrowed(wide: str, fallback: tuple[float, float] | None) -> list[Node]:
     return [*bounds, requantize(f"{wide}/requantize", wide, edges)]
 
 
-def _reason_to_stay(graph: Graph, node: Node, into: QuantizedOp) -> str:
+def _reason_to_stay(graph: Graph, node: Node, into: QuantizedOp, shapes: Mapping[Edge, Shape]) -> str:
     """Why a node can not be quantized, or nothing."""
     types = input_dtypes(node)
     if len(types) != len(node.inputs):
@@ -169,7 +193,11 @@ def _reason_to_stay(graph: Graph, node: Node, into: QuantizedOp) -> str:
     computing = {dtype for slot, dtype in enumerate(types) if slot not in into.raw} | set(output_dtypes(node))
     if computing != {DType.FLOAT}:
         return f"it computes in {', '.join(sorted(one.value if one else 'an unknown type' for one in computing))}"
-    return _unsupported_layout(node) or _unsupported_operand(graph, node)
+    if node.op == "Concat":
+        return _unsupported_axis(graph, node)
+    if node.op in ("Add", "Mul"):
+        return _unsupported_repetition(*(shapes.get(edge, Shape(None)) for edge in node.inputs))
+    return _unsupported_layout(node)
 
 
 def _unsupported_layout(node: Node) -> str:
@@ -189,15 +217,33 @@ def _unsupported_layout(node: Node) -> str:
     return ""
 
 
-def _unsupported_operand(graph: Graph, node: Node) -> str:
-    """A constant operand that the quantized form refuses, or reads wrongly."""
-    if node.op == "Concat":
-        axis = graph.constant_of(node.inputs[0])
-        if axis is not None and axis.num_elements == 1 and axis.array.item() < 0:
-            return f"its axis is {axis.array.item()}, QuantizedConcat counts from the first one only"
-    if node.op in ("Add", "Mul"):
-        for edge in node.inputs:
-            operand = graph.constant_of(edge)
-            if operand is not None and 1 in dropwhile(lambda size: size == 1, operand.shape):
-                return f"{edge.node} of shape {Shape(operand.shape)} is repeated along an inner dimension"
-    return ""
+def _unsupported_axis(graph: Graph, node: Node) -> str:
+    """Where tensors are joined, if QuantizedConcat can not know it."""
+    axis = graph.constant_of(node.inputs[0])
+    if axis is not None and axis.num_elements == 1 and axis.array.item() < 0:
+        return f"its axis is {axis.array.item()}, QuantizedConcat counts from the first, and the rank is not known"
+    return "its axis is a computed int64" if node.attrs.get("Tidx") is DType.INT64 else ""
+
+
+def _unsupported_repetition(first: Shape, second: Shape) -> str:
+    """Operands of which one would be repeated in another way than as a whole, which is all that the 8-bit ops do."""
+    if _repeats_whole(first, second) or _repeats_whole(second, first):
+        return ""
+    return f"operands of shape {first} and {second} repeat along an inner dimension"
+
+
+def _repeats_whole(small: Shape, large: Shape) -> bool:
+    """Whether, as far as sizes are known, the larger tensor is so many copies of the smaller one."""
+    if small.dims is None or large.dims is None:
+        return 1 not in _without_leading_ones(small) + _without_leading_ones(large)
+    sizes = _without_leading_ones(small)
+    ends = large.dims[max(len(large.dims) - len(sizes), 0) :]
+    return len(ends) == len(sizes) and all(_may_be_equal(a, b) for a, b in zip(sizes, ends, strict=True))
+
+
+def _without_leading_ones(shape: Shape) -> list[int | None]:
+    return list(dropwhile(lambda size: size == 1, shape.dims or ()))
+
+
+def _may_be_equal(size: int | None, other: int | None) -> bool:
+    return size == other or (None in (size, other) and 1 not in (size, other))

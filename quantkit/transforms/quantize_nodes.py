@@ -47,7 +47,8 @@ def quantize_nodes(
              r = Dequantize(r/eightbit)
 
     Every op keeps its name, as the Dequantize that decodes its result; what nobody reads any more goes. Ranges that
-    training left as fake-quant nodes are used; other ranges are found while the graph runs.
+    training left as fake-quant nodes are used; other ranges are found while the graph runs. AddV2 and ConcatV2 are
+    taken for what they are, Add and Concat.
 
     Options:
         input_min: with input_max: float placeholders are fed codes of this range instead.
@@ -57,7 +58,7 @@ def quantize_nodes(
         ignore_op: op types that stay float.
 
     Declines when an op does not compute in float, or in a way that its quantized form does not know: NCHW, dilations,
-    explicit padding, unequal strides, a negative Concat axis, operands repeated along an inner dimension.
+    explicit padding, unequal strides, operands repeated along an inner dimension.
 
     Raises:
         RecipeError: half a range is given, or an empty one; ignore_op names no op.

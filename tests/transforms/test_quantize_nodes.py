@@ -38,9 +38,11 @@ W = constant("w", random(3, 3, 4, 5))
 # One node of each op that can be quantized, reading x and what it needs.
 EACH: Mapping[str, tuple[Node, ...]] = {
     "Add": (constant("k", random(4)), op("y", "Add", "x", "k")),
+    "AddV2": (constant("k", random(4)), op("y", "AddV2", "x", "k")),
     "AvgPool": (op("y", "AvgPool", "x", **POOL),),
     "BiasAdd": (constant("k", random(4)), op("y", "BiasAdd", "x", "k")),
     "Concat": (constant("k", 3), op("r", "Tanh", "x"), op("y", "Concat", "k", "r", "x", N=2)),
+    "ConcatV2": (constant("k", np.int64(-1)), op("y", "ConcatV2", "x", "x", "k", N=2, Tidx=DType.INT64)),
     "Conv2D": (W, op("y", "Conv2D", "x", "w", **CONV)),
     "MatMul": (placeholder("m", 3, 4), constant("k", random(4, 2)), op("y", "MatMul", "m", "k")),
     "MaxPool": (op("y", "MaxPool", "x", **POOL),),
@@ -83,7 +85,7 @@ def nearly_float(graph: Graph, tolerance: float, **options: Any) -> None:
 
 
 def test_every_op_of_the_table_is_tried() -> None:
-    assert set(EACH) == set(QUANTIZED_OPS)
+    assert set(EACH) == {*QUANTIZED_OPS, "AddV2", "ConcatV2"}
 
 
 @pytest.mark.parametrize("kind", EACH)
@@ -91,7 +93,7 @@ def test_each_op_keeps_its_name_as_a_dequantize(kind: str) -> None:
     graph = graph_of(*EACH[kind])
     outcome = quantize_nodes.outcome(graph)
     check_types(outcome.graph)
-    into = QUANTIZED_OPS[kind]
+    into = QUANTIZED_OPS[kind.removesuffix("V2")]
     assert outcome.graph["y/eightbit"].op == into.name
     assert outcome.graph["y"].op == "Dequantize"
     assert kind == "Reshape" or kind not in outcome.graph.op_counts
@@ -189,15 +191,63 @@ def test_it_declines_what_quantized_ops_can_not_do(kind: str, attrs: Mapping[str
 
 
 @pytest.mark.parametrize(
-    ("node", "reason"),
+    ("sizes", "others", "is_declined"),
     [
-        (constant("k", -1), "y: its axis is -1, QuantizedConcat counts from the first one only"),
-        (constant("k", random(1, 8, 1, 1)), "y: k of shape 1x8x1x1 is repeated along an inner dimension"),
+        ((1, 8, 8, 4), (4,), False),
+        ((1, 8, 8, 4), (1, 1, 1, 4), False),
+        ((1, 8, 8, 4), (8, 4), False),
+        ((1, 8, 8, 4), (), False),
+        ((None, 8, 8, 4), (None, 8, 8, 4), False),
+        ((None, 8, 8, 4), (1, 8, 8, 4), False),
+        (None, (8, 4), False),
+        (None, None, False),
+        ((1, 8, 8, 4), (8, 1, 1), True),
+        ((2, 8, 8, 4), (2, 1, 1, 4), True),
+        ((2, 8, 8, 4), (2, 8, 8, 1), True),
+        ((None, None, None, 4), (None, 1, 1, 4), True),
+        ((2, 8, 1, 4), (2, 1, 8, 4), True),
+        (None, (8, 1, 1), True),
     ],
 )
-def test_it_declines_operands_that_quantized_ops_read_wrongly(node: Node, reason: str) -> None:
-    reader = op("y", "Concat", "k", "x", "x", N=2) if node.value.dtype is DType.INT32 else op("y", "Add", "x", "k")
-    assert skips(graph_of(node, reader)) == [reason]
+@pytest.mark.parametrize("kind", ["Add", "Mul"])
+def test_operands_may_repeat_as_a_whole_only(
+    sizes: tuple[int, ...] | None, others: tuple[int, ...] | None, is_declined: bool, kind: str
+) -> None:
+    ends = [
+        Node(name, "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(dims)})
+        for name, dims in (("a", sizes), ("b", others))
+    ]
+    graph = graph_of(*ends, op("y", kind, "a", "b"), op("z", kind, "b", "a"), outputs=("y", "z"))
+    declined = [skip.node for skip in quantize_nodes.outcome(graph).skips]
+    assert declined == (["y", "z"] if is_declined else [])
+
+
+def test_the_reason_names_the_shapes() -> None:
+    graph = graph_of(constant("k", random(1, 8, 1, 1)), op("y", "Add", "x", "k"))
+    assert skips(graph) == ["y: operands of shape 1x8x8x4 and 1x8x1x1 repeat along an inner dimension"]
+
+
+def test_joined_axes_are_counted_from_the_first() -> None:
+    anywhere = Node("a", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(None)})
+    last, join = constant("k", -1), op("y", "Concat", "k", "x", "a", N=2)
+    after = quantize_nodes(graph_of(anywhere, last, join))
+    assert after["y_eightbit/axis"].value.array == 3
+    assert after["y/eightbit"].inputs[0] == Edge("y_eightbit/axis")
+    assert quantize_nodes(graph_of(anywhere, last, join.reading(0, "y/k"), constant("y/k", 2)))["y/eightbit"].inputs[
+        0
+    ] == Edge("y/k")
+    assert skips(graph_of(anywhere, last, op("y", "Concat", "k", "a", "a", N=2))) == [
+        "y: its axis is -1, QuantizedConcat counts from the first, and the rank is not known"
+    ]
+    computed = placeholder("i", dtype=DType.INT64)
+    join = op("y", "ConcatV2", "x", "x", "i", N=2, Tidx=DType.INT64)
+    assert skips(graph_of(computed, join)) == ["y: its axis is a computed int64"]
+
+
+def test_depthwise_convolutions_stay_with_a_reason() -> None:
+    graph = graph_of(constant("k", random(3, 3, 4, 1)), op("y", "DepthwiseConv2dNative", "x", "k", **CONV))
+    assert skips(graph) == ["y: QuantizedDepthwiseConv2D wants signed codes as weights"]
+    assert skips(graph, ignore_op=("DepthwiseConv2dNative",)) == []
 
 
 def test_it_declines_a_wrong_number_of_inputs() -> None:
