@@ -12,7 +12,7 @@ from pathlib import Path
 from quantkit.bench import Benchmark, Interrupted, benchmark
 from quantkit.bench.comparison import Comparison
 from quantkit.bench.rounds import Progress
-from quantkit.errors import CheckError, UsageError
+from quantkit.errors import CheckError, QuantkitError, UsageError
 from quantkit.formats.files import write_whole
 
 from ._app import INTERRUPTED
@@ -20,7 +20,7 @@ from ._render import console, emit, log
 
 EXAMPLES = (
     "quantkit benchmark digits",
-    "quantkit benchmark digits@tensorflow digits@onnxruntime digits@openvino --save digits.json",
+    "quantkit benchmark digits@tensorflow digits@reference --save digits.json",
     "quantkit benchmark graph.pb folded.pb --runtime tensorflow --intra-op 1 --inter-op 2 --fail-below 1.0",
 )
 # The flag of each environment variable that an OpenMP runtime reads as it loads.
@@ -167,10 +167,12 @@ def _check(args: Namespace, measured: Benchmark) -> None:
 
 def _exit_code(measured: Benchmark) -> int:
     """What could not run is told by its row if anything could; a broken model is an error all the same."""
-    codes = [failure.exit_code for failure in measured.failures]
     if not measured.measurements:
-        return codes[0]
-    return next((code for code in codes if code in (2, 3)), 0)
+        first = measured.failures[0]
+        error = QuantkitError(f"nothing could be measured: {first.reason}", first.hint)
+        error.exit_code = first.exit_code
+        raise error
+    return next((failure.exit_code for failure in measured.failures if failure.exit_code in (2, 3)), 0)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -1,11 +1,12 @@
 """Intervals by resampling: how far would the number move, had other rounds been drawn?
 
 Times of neighbouring calls resemble each other (the same clock frequency, the same neighbour on the
-machine), so whole blocks of calls are drawn, not single ones. A ratio draws the *same* rounds for both
-sides: what disturbed a round disturbed both, and cancels.
+machine), so whole blocks of calls are drawn, not single ones. Where two models took turns, what disturbed
+a round disturbed both: the ratio is taken within each round, and rounds are drawn.
 """
 
 from collections.abc import Sequence
+from statistics import median
 
 import numpy as np
 
@@ -17,6 +18,7 @@ FEWEST_BLOCKS = 5
 
 Blocks = Sequence[Sequence[float]]
 Interval = tuple[float, float]
+Estimate = tuple[float, Interval]
 
 
 def median_interval(blocks: Blocks, seed: int = 0, confidence: float = 0.95) -> Interval:
@@ -32,27 +34,40 @@ def median_interval(blocks: Blocks, seed: int = 0, confidence: float = 0.95) -> 
     return _middle(_medians(blocks, counts), confidence)
 
 
-def ratio_interval(
-    numerator: Blocks, denominator: Blocks, *, is_paired: bool, seed: int = 0, confidence: float = 0.95
-) -> Interval:
-    """Percentile bootstrap interval of the ratio of two medians.
+def paired_ratio(numerator: Blocks, denominator: Blocks, seed: int = 0, confidence: float = 0.95) -> Estimate:
+    """The ratio of two models that ran in the same rounds: the median, over the rounds, of each round's ratio.
+
+    Args:
+        numerator, denominator: seconds of the calls of each block; equal indices ran in one round.
+        seed: of the draws.
+        confidence: share of resampled ratios inside.
+
+    Returns:
+        The ratio, and its percentile bootstrap interval.
+    """
+    rounds = min(len(numerator), len(denominator))
+    if rounds < FEWEST_BLOCKS:
+        return unpaired_ratio(numerator, denominator, seed, confidence)
+    pairs = zip(numerator[:rounds], denominator[:rounds], strict=True)
+    ratios = [[median(upper) / median(lower)] for upper, lower in pairs]
+    return median(ratio for (ratio,) in ratios), median_interval(ratios, seed, confidence)
+
+
+def unpaired_ratio(numerator: Blocks, denominator: Blocks, seed: int = 0, confidence: float = 0.95) -> Estimate:
+    """The ratio of two medians of models that ran at different times.
 
     Args:
         numerator, denominator: seconds of the calls of each block.
-        is_paired: blocks of equal index ran in one round, and are drawn together.
         seed: of the draws.
         confidence: share of resampled ratios inside.
+
+    Returns:
+        The ratio, and its percentile bootstrap interval.
     """
     random = np.random.default_rng(seed)
-    if is_paired and min(len(numerator), len(denominator)) >= FEWEST_BLOCKS:
-        rounds = min(len(numerator), len(denominator))
-        upper, lower = numerator[:rounds], denominator[:rounds]
-        counts = _draws(rounds, random)
-        ratios = _medians(upper, counts) / _medians(lower, counts)
-    else:
-        upper, lower = _resamplable(numerator), _resamplable(denominator)
-        ratios = _medians(upper, _draws(len(upper), random)) / _medians(lower, _draws(len(lower), random))
-    return _middle(ratios, confidence)
+    drawn = [_medians(blocks, _draws(len(blocks), random)) for blocks in map(_resamplable, (numerator, denominator))]
+    whole = [median(seconds for block in blocks for seconds in block) for blocks in (numerator, denominator)]
+    return whole[0] / whole[1], _middle(drawn[0] / drawn[1], confidence)
 
 
 def _resamplable(blocks: Blocks) -> Blocks:

@@ -1,12 +1,13 @@
 """Two measurements of one machine: how many times as fast, and how surely.
 
-speed-up = median(first) / median(this)        above 1: this one is faster
+The speed-up is the first's time over this one's: above 1, this one is faster. Of models that took turns it
+is taken within each round, and the median of the rounds is shown.
 """
 
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from quantkit.bench.bootstrap import ratio_interval
+from quantkit.bench.bootstrap import paired_ratio, unpaired_ratio
 from quantkit.bench.measurement import Context, Measurement
 from quantkit.errors import UsageError
 
@@ -35,8 +36,8 @@ class Comparison:
         """
         _check_alike(first.context, other.context)
         is_paired = bool(first.context.started) and first.context.started == other.context.started
-        low, high = ratio_interval(first.blocks, other.blocks, is_paired=is_paired, seed=first.context.seed)
-        ratio = first.summary.median / other.summary.median
+        estimate = paired_ratio if is_paired else unpaired_ratio
+        ratio, (low, high) = estimate(first.blocks, other.blocks, first.context.seed)
         return cls(ratio, min(low, ratio), max(high, ratio), is_paired)
 
     @property

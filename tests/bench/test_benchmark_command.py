@@ -117,7 +117,9 @@ def test_a_gpu_where_there_is_none_is_a_clear_answer(tiny_model: Path, capsys: p
     with pytest.raises(UnavailableError) as error:
         find_runtime("reference").open(tiny_graph(), side_by_side.SessionOptions(device="gpu"))
     assert quantkit(str(tiny_model), "--runtime", "reference", "--device", "gpu:0", *QUICK) == 4
-    assert error.value.message in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert error.value.message in captured.out
+    assert error.value.message in captured.err
 
 
 def rows_of(*medians: float) -> Benchmark:

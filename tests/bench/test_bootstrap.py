@@ -1,10 +1,12 @@
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from quantkit.bench.bootstrap import _medians, median_interval, ratio_interval
+from quantkit.bench.bootstrap import Estimate, _medians, median_interval, paired_ratio, unpaired_ratio
 
 SECONDS = st.floats(1e-6, 1e3)
 BLOCKS = st.lists(st.lists(SECONDS, min_size=1, max_size=6), min_size=5, max_size=9)
@@ -43,27 +45,39 @@ def test_the_unit_of_time_does_not_matter(blocks: list[list[float]]) -> None:
 
 @given(BLOCKS)
 def test_a_model_against_itself_is_exactly_as_fast(blocks: list[list[float]]) -> None:
-    assert ratio_interval(blocks, blocks, is_paired=True) == (1.0, 1.0)
+    assert paired_ratio(blocks, blocks) == (1.0, (1.0, 1.0))
+
+
+@given(BLOCKS, st.floats(0.1, 10.0))
+def test_a_ratio_that_is_the_same_in_every_round_is_certain(blocks: list[list[float]], factor: float) -> None:
+    slower = [[factor * value for value in block] for block in blocks]
+    ratio, interval = paired_ratio(slower, blocks)
+    assert_allclose((ratio, *interval), (factor,) * 3)
 
 
 def test_pairing_cancels_what_disturbed_a_whole_round() -> None:
     disturbance = [1.0, 1.5, 1.0, 3.0, 1.2, 1.0, 2.0, 1.1, 1.0, 1.7]
     first = [[2 * slow] * 3 for slow in disturbance]
     other = [[1 * slow] * 3 for slow in disturbance]
-    paired = ratio_interval(first, other, is_paired=True)
-    independent = ratio_interval(first, other, is_paired=False)
-    assert paired == pytest.approx((2.0, 2.0))
-    assert independent[1] - independent[0] > 0.5
+    assert paired_ratio(first, other)[1] == pytest.approx((2.0, 2.0))
+    low, high = unpaired_ratio(first, other)[1]
+    assert high - low > 0.5
 
 
-def test_the_interval_of_the_ratio_holds_the_truth_about_as_often_as_it_says() -> None:
+def test_too_few_rounds_are_not_paired() -> None:
+    first, other = [[2.0, 2.2], [2.1, 1.9]], [[1.0, 1.1], [1.05, 0.95]]
+    assert paired_ratio(first, other) == unpaired_ratio(first, other)
+
+
+@pytest.mark.parametrize("estimate", [paired_ratio, unpaired_ratio])
+def test_the_interval_holds_the_truth_about_as_often_as_it_says(estimate: Callable[..., Estimate]) -> None:
     random = np.random.default_rng(7)
     trials, hits = 60, 0
     for _ in range(trials):
-        disturbance = random.lognormal(0, 0.2, (20, 1))
+        disturbance = random.lognormal(0, 0.2, (20, 1)) if estimate is paired_ratio else 1.0
         first = 1.1 * disturbance * random.lognormal(0, 0.1, (20, 5))
         other = disturbance * random.lognormal(0, 0.1, (20, 5))
-        low, high = ratio_interval(first.tolist(), other.tolist(), is_paired=True)
+        _, (low, high) = estimate(first.tolist(), other.tolist())
         hits += low <= 1.1 <= high
     # 95 % is promised in the limit; with 20 rounds a bootstrap is a little narrow.
     assert hits >= 0.85 * trials
