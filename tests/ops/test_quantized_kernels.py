@@ -66,6 +66,12 @@ def test_into_codes_and_back(in_tensorflow: Compute, low: float, high: float) ->
 
 
 @pytest.mark.engine
+def test_a_sum_whose_zero_lies_beside_code_0(in_tensorflow: Compute) -> None:
+    ends = [real(-16.581689834594727), real(7.093461513519287), real(-2.9874937534332275), real(13.318258285522461)]
+    both(in_tensorflow, "QuantizedBiasAdd", [codes(9, 7), codes(7), *ends], T1=Q8, T2=Q8, out_type=Q32)
+
+
+@pytest.mark.engine
 def test_ranges_of_slices(in_tensorflow: Compute) -> None:
     x = np.random.default_rng(0).uniform(-2, 2, (4, 5, 3)).astype(F)
     ends = [np.array([-1, -2, -0.5], F), np.array([1, 0.5, 2], F)]

@@ -96,21 +96,28 @@ class Range:
 
     def real_exactly(self, codes: Array) -> Array:
         """Real numbers of codes, float32, computed in float64 as single elements are."""
-        step = (self.high - self.low).astype(F64) / self.num_steps
+        step = self._span / (self.num_steps + 1)
         low = rounded(self.low / step.astype(F32)).astype(F64) * step.astype(F32)
         reals = low + (codes.astype(F64) - self.lowest) * step
         return np.where(self.high == self.low, self.low, reals).astype(F32)
 
     def unclamped(self, reals: Array) -> Array:
         """Codes of real numbers, int64, which may leave the type; computed in float64."""
-        span = (self.high - self.low).astype(F64)
-        scale = self.num_steps / span
+        scale = (self.num_steps + 1) / self._span
         codes = rounded(reals.astype(F64) * scale) - rounded(self.low.astype(F64) * scale)
-        return np.where(span == 0, 0, codes).astype(np.int64) + self.lowest
+        return np.where(self.high == self.low, 0, codes).astype(np.int64) + self.lowest
 
     def codes_exactly(self, reals: Array) -> Array:
         """Codes of real numbers, clamped, computed in float64 as single elements are."""
         return self.clamped(self.unclamped(reals))
+
+    @property
+    def _span(self) -> Array:
+        """The width of the range and one step, float64, multiplied out as TensorFlow does it.
+
+        The low end of a symmetric 32-bit range is half a step beside a code: the last bit decides which.
+        """
+        return np.asarray((self.high - self.low).astype(F64) * ((self.num_steps + 1) / self.num_steps))
 
     def clamped(self, codes: Array) -> Array:
         """Whole numbers as codes of the type, the nearest where they leave it."""
@@ -362,7 +369,8 @@ def _bias_add(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]
         raise ValueError(f"the bias must have {x.shape[-1] if x.ndim else 0} numbers")
     made = _sum_range(left, right, BIAS_ADD_HEADROOM)
     terms = [made.codes(one.real(codes)) for one, codes in ((left, x), (right, bias))]
-    return terms[0] + terms[1], *made.ends
+    # Real 0 may lie one code beside 0; TensorFlow shifts the sum by as much.
+    return terms[0] + terms[1] + np.int32(made.zero), *made.ends
 
 
 # ------------------------------------------------------------------------------ ops that keep codes as they are
