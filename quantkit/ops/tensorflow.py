@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,8 +81,7 @@ class OpDef:
 
 @cache
 def _table() -> dict[str, Any]:
-    text = files("quantkit.ops").joinpath("tensorflow_ops.json").read_text()
-    return json.loads(text)  # type: ignore[no-any-return]
+    return json.loads(Path(__file__).with_name("tensorflow_ops.json").read_text())  # type: ignore[no-any-return]
 
 
 @cache
