@@ -1,0 +1,191 @@
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quantkit.errors import GraphError
+from quantkit.ir.check import verify
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.pattern import any_, op
+from quantkit.ir.rewrite import Skip, apply_rules, free_name, rule, shared_with
+from quantkit.ir.text import from_text, to_text
+
+
+@rule(op("Neg")(op("Neg", "inner")(any_("x"))))
+def twice(graph: Graph, root: Node, inner: Node) -> list[Node] | Skip:
+    """-(-x) is x."""
+    shared = shared_with(graph, inner, root)
+    return Skip(shared) if shared else [root.with_(op="Identity", inputs=inner.inputs)]
+
+
+@rule(op("Square"))
+def written_out(graph: Graph, root: Node) -> list[Node]:
+    copy = Node(free_name(graph, f"{root.name}/copy"), "Identity", root.inputs)
+    return [copy, Node("product", "Mul", (root.inputs[0], Edge(copy.name)))]
+
+
+def rewritten(text: str, *rules: object) -> str:
+    before = from_text(text)
+    outcome = apply_rules(before, *rules)  # type: ignore[arg-type]
+    verify(outcome.graph)
+    assert before == from_text(text)
+    return "\n".join(line for line in to_text(outcome.graph).splitlines() if "Placeholder" not in line)
+
+
+def test_the_last_node_takes_name_and_readers_and_the_others_stand_in_front() -> None:
+    text = "outputs: b\nx = Placeholder()\na = Square(x)\nb = Relu(a)"
+    assert rewritten(text, written_out) == "outputs: b\na/copy = Identity(x)\na = Mul(x, a/copy)\nb = Relu(a)"
+
+
+def test_a_taken_name_gets_a_number() -> None:
+    text = "outputs: a, a/copy\nx = Placeholder()\na/copy = Relu(x)\na = Square(x)"
+    assert "a/copy_1 = Identity(x)" in rewritten(text, written_out)
+
+
+def test_what_is_not_read_any_more_goes() -> None:
+    text = "outputs: c\nx = Placeholder()\na = Neg(x)\nb = Neg(a)\nc = Relu(b)"
+    assert rewritten(text, twice) == "outputs: c\nb = Identity(x)\nc = Relu(b)"
+
+
+def test_an_output_stays() -> None:
+    outcome = apply_rules(from_text("outputs: a, b\nx = Placeholder()\na = Neg(x)\nb = Neg(a)"), twice)
+    assert outcome.skips == (Skip("a is an output of the graph", "b"),)
+    assert not outcome.changes
+
+
+def test_rules_see_what_was_rewritten_before() -> None:
+    text = "outputs: d\nx = Placeholder()\na = Square(x)\nb = Neg(a)\nc = Neg(b)\nd = Square(c)"
+    after = rewritten(text, twice, written_out)
+    first, second = "a/copy = Identity(x)\na = Mul(x, a/copy)", "d/copy = Identity(c)\nd = Mul(c, d/copy)"
+    assert after == f"outputs: d\n{first}\nc = Identity(a)\n{second}"
+
+
+def test_changes_say_what_became_of_the_root() -> None:
+    outcome = apply_rules(from_text("outputs: a\nx = Placeholder()\na = Square(x)"), written_out)
+    assert outcome.changes == ("a (Square -> Mul) with a/copy (Identity)",)
+
+
+def test_skips_are_those_of_the_final_graph_in_file_order() -> None:
+    text = "outputs: b, d, e\nx = Placeholder()\na = Neg(x)\nb = Neg(a)\nc = Neg(x)\nd = Neg(c)\ne = Add(a, c)"
+    assert [str(skip) for skip in apply_rules(from_text(text), twice).skips] == [
+        "b: a is shared: e reads it too",
+        "d: c is shared: e reads it too",
+    ]
+
+
+def test_a_skip_settles_the_root() -> None:
+    @rule(op("Neg"))
+    def never(graph: Graph, root: Node) -> Skip:
+        return Skip("first")
+
+    @rule(op("Neg"))
+    def too_late(graph: Graph, root: Node) -> list[Node]:
+        raise AssertionError
+
+    outcome = apply_rules(from_text("x = Placeholder()\na = Neg(x)"), never, too_late)
+    assert [str(skip) for skip in outcome.skips] == ["a: first"]
+
+
+def test_the_new_root_waits_for_what_the_old_nodes_waited_for() -> None:
+    text = "outputs: b\nx = Placeholder()\np = Print(x)\nq = Print(x)\na = Neg(x, ^p)\nb = Neg(a, ^q)"
+    assert rewritten(text, twice).splitlines()[-1] == "b = Identity(x, ^q, ^p)"
+
+
+def test_who_waits_for_a_node_that_is_only_waited_for_keeps_it() -> None:
+    text = "outputs: b, c\nx = Placeholder()\na = Neg(x)\nb = Neg(a)\nc = Relu(x, ^a)"
+    assert "a = Neg(x)" in rewritten(text, twice)
+
+
+def test_who_waits_for_a_node_that_moves_to_the_root_waits_for_what_it_reads() -> None:
+    @rule(op("Relu")(op("Neg", "inner")))
+    def merged(graph: Graph, inner: Node) -> list[Node]:
+        return [inner.with_attrs(relu=True)]
+
+    text = "outputs: b, c\nx = Placeholder()\ny = Placeholder()\na = Neg(x)\nb = Relu(a, ^c)\nc = Relu(y, ^a)"
+    after = from_text(rewritten(text, merged))
+    assert after["c"].controls == ("x",)
+    assert after["b"].controls == ("c",)
+    assert "a" not in after
+
+
+def test_a_rule_that_never_ends_is_an_error() -> None:
+    @rule(op("Neg"))
+    def again(graph: Graph, root: Node) -> list[Node]:
+        return [root.with_attrs(turn=1)]
+
+    with pytest.raises(GraphError, match="rewrites for ever: a"):
+        apply_rules(from_text("x = Placeholder()\na = Neg(x)"), again)
+
+
+def test_a_rule_sees_current_readers_and_uses() -> None:
+    seen: list[tuple[int, int]] = []
+
+    @rule(op("Relu"))
+    def look(graph: Graph, root: Node) -> Sequence[Node] | None:
+        seen.append((len(graph.readers["a"]), len(graph.uses[Edge("a")])))
+        assert all(use.node is graph[use.node.name] for use in graph.readers["a"])
+        return None
+
+    text = "outputs: c\nx = Placeholder()\na = Exp(x)\nb = Square(a, ^a)\nc = Relu(b)"
+    apply_rules(from_text(text), written_out, look)
+    assert seen == [(3, 2), (3, 2)]
+
+
+def test_who_shares() -> None:
+    graph = from_text("""
+        inputs: x
+        outputs: c
+        x = Placeholder()
+        a = Neg(x)
+        b = Add(a, a)
+        c = Relu(b, ^a)
+        d = Relu(b)
+    """)
+    assert shared_with(graph, graph["a"], graph["b"]) == "b reads a twice"
+    assert shared_with(graph, graph["b"], graph["c"]) == "b is shared: d reads it too"
+    assert shared_with(graph, graph["c"], graph["d"]) == "c is an output of the graph"
+    assert shared_with(graph, graph["x"], graph["a"]) == "x is an input of the graph"
+    assert shared_with(graph, graph["d"], graph["c"]) == ""
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """Nodes of the rules' ops and others, with control inputs, in any file order."""
+    nodes = [Node("x", "Placeholder")]
+    for number in range(draw(st.integers(1, 20))):
+        before = st.sampled_from([node.name for node in nodes])
+        kind = draw(st.sampled_from(["Neg", "Neg", "Square", "Add", "Relu"]))
+        inputs = tuple(Edge(draw(before)) for _ in range(2 if kind == "Add" else 1))
+        controls = (draw(before),) if draw(st.integers(0, 3)) == 0 else ()
+        nodes.append(Node(f"n{number}", kind, inputs, controls))
+    outputs = draw(st.lists(st.sampled_from([node.name for node in nodes]), min_size=1, max_size=2, unique=True))
+    return Graph.of(draw(st.permutations(nodes)), ["x"], outputs)
+
+
+@given(graphs())
+def test_any_graph_stays_valid_and_is_rewritten_to_the_end(graph: Graph) -> None:
+    outcome = apply_rules(graph, twice, written_out)
+    verify(outcome.graph)
+    assert set(outcome.graph.order) == set(outcome.graph.nodes)
+    assert (outcome.graph.inputs, outcome.graph.outputs) == (graph.inputs, graph.outputs)
+    assert "Square" not in outcome.graph.op_counts
+    again = apply_rules(outcome.graph, twice, written_out)
+    assert (again.graph, again.changes) == (outcome.graph, ())
+    assert [skip.node for skip in again.skips] == [skip.node for skip in outcome.skips]
+
+
+@pytest.mark.parametrize("kind", ["Neg", "Square", "Relu"])
+def test_time_grows_with_the_graph_only(kind: str) -> None:
+    def seconds(length: int) -> float:
+        names = ["x", *(f"n{number}" for number in range(length))]
+        nodes = [Node(name, kind, (Edge(before),)) for before, name in pairwise(names)]
+        graph = Graph.of([Node("x", "Placeholder"), *nodes], ["x"], [names[-1]])
+        start = time.process_time()
+        apply_rules(graph, twice, written_out)
+        return time.process_time() - start
+
+    seconds(200)
+    assert seconds(16000) < 40 * max(seconds(1000), 0.002)
