@@ -178,7 +178,7 @@ def thread_advice(machine: Machine, engines: Sequence[Engine]) -> tuple[str, ...
         "quantkit benchmark starts a process for every setting",
     ]
     heeding = [engine.name for engine in engines if engine.openmp]
-    deaf = [engine.name for engine in engines if not engine.problem and not engine.openmp]
+    deaf = [one.name for one in engines if not one.problem and not one.openmp and one.name != "reference"]
     if deaf:
         lines.append(
             f"KMP_AFFINITY, KMP_BLOCKTIME and OMP_NUM_THREADS change nothing in {', '.join(deaf)}: "
@@ -300,7 +300,7 @@ def _engine_table(engines: Sequence[Engine]) -> list[str]:
 def _engine_lines(engine: Engine) -> list[str]:
     if engine.problem:
         return [f"{engine.name}: {engine.problem}"]
-    lines = [f"{engine.name}: {openmp_text(engine.openmp)}"]
+    lines = [f"{engine.name}: {openmp_text(engine.name, engine.openmp)}"]
     if engine.onednn:
         lines.append(f"{engine.name}: {', '.join(engine.onednn)}")
     if engine.gpu != "yes":

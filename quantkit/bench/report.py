@@ -131,22 +131,24 @@ def threads_text(context: Context) -> str:
 def openmp_lines(measurements: Iterable[Measurement]) -> tuple[str, ...]:
     """A sentence for each engine: whether its process has an OpenMP runtime that heeds ``KMP_*`` and ``OMP_*``."""
     engines = {
-        (context.runtime, context.version): openmp_text(context.openmp)
+        (context.runtime, context.version): openmp_text(context.runtime, context.openmp)
         for context in (measurement.context for measurement in measurements)
     }
     return tuple(f"{name} {version}: {text}" for (name, version), text in engines.items())
 
 
-def openmp_text(libraries: Sequence[str]) -> str:
-    """What OpenMP variables can do in a process that loaded these libraries.
+def openmp_text(runtime: str, libraries: Sequence[str]) -> str:
+    """What OpenMP variables can do in an engine's process that loaded these libraries.
 
-    >>> openmp_text(["libgomp"])
+    >>> openmp_text("tensorflow", ["libgomp"])
     'libgomp is loaded: it heeds OMP_*, not KMP_*'
     """
-    if not libraries:
-        return "no OpenMP runtime in its process: KMP_* and OMP_* change nothing, --intra-op and --inter-op do"
     heeds = {name: "KMP_* and OMP_*" if name in READS_KMP else "OMP_*, not KMP_*" for name in libraries}
-    return "; ".join(f"{name} is loaded: it heeds {variables}" for name, variables in heeds.items())
+    if heeds:
+        return "; ".join(f"{name} is loaded: it heeds {variables}" for name, variables in heeds.items())
+    if runtime == "reference":
+        return "no OpenMP runtime: KMP_* change nothing; OMP_NUM_THREADS sets the threads of NumPy's matrix products"
+    return "no OpenMP runtime in its process: KMP_* and OMP_* change nothing; --intra-op and --inter-op set its threads"
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:

@@ -70,17 +70,18 @@ def test_other_documents_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("libraries", "words"),
+    ("runtime", "libraries", "words"),
     [
-        ((), "no OpenMP runtime in its process: KMP_* and OMP_* change nothing"),
-        (("libiomp5",), "libiomp5 is loaded: it heeds KMP_* and OMP_*"),
-        (("libgomp",), "libgomp is loaded: it heeds OMP_*, not KMP_*"),
+        ("tensorflow", (), "no OpenMP runtime in its process: KMP_* and OMP_* change nothing"),
+        ("tensorflow", ("libiomp5",), "libiomp5 is loaded: it heeds KMP_* and OMP_*"),
+        ("tensorflow", ("libgomp",), "libgomp is loaded: it heeds OMP_*, not KMP_*"),
+        ("reference", (), "OMP_NUM_THREADS sets the threads of NumPy's matrix products"),
     ],
 )
-def test_each_engine_has_one_line_on_openmp(libraries: tuple[str, ...], words: str) -> None:
-    lines = openmp_lines([measured(FAST, openmp=libraries), measured(SLOW, openmp=libraries)])
+def test_each_engine_has_one_line_on_openmp(runtime: str, libraries: tuple[str, ...], words: str) -> None:
+    lines = openmp_lines([measured(times, runtime=runtime, openmp=libraries) for times in (FAST, SLOW)])
     assert len(lines) == 1
-    assert lines[0].startswith("reference 1: ")
+    assert lines[0].startswith(f"{runtime} 1: ")
     assert words in lines[0]
 
 
