@@ -94,11 +94,12 @@ def test_nothing_that_runs_is_exit_code_4(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 @pytest.mark.engine
-def test_tensorflow_says_how_onednn_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = diagnosis.RUNTIMES["tensorflow"]
+@pytest.mark.parametrize("name", ["tensorflow", "openvino"])
+def test_engines_run_while_onednn_says_how_it_computes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    runtime = diagnosis.RUNTIMES[name]
     if not runtime.available().ok:
         pytest.skip(runtime.available().detail)
-    monkeypatch.setattr(diagnosis, "RUNTIMES", {"tensorflow": runtime})
+    monkeypatch.setattr(diagnosis, "RUNTIMES", {name: runtime})
     (engine,) = diagnosis.diagnose().engines
     assert engine.problem == ""
     assert engine.version
