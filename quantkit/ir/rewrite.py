@@ -12,6 +12,7 @@ from itertools import count, islice
 from typing import NamedTuple, overload
 
 from quantkit.errors import GraphError
+from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node, Use
 from quantkit.ir.pattern import Match, Pattern, match
 
@@ -96,25 +97,40 @@ def apply_rules(graph: Graph, *rules: Rule) -> Outcome:
         The graph, a line for each rewrite, and the skips of the final graph.
 
     Raises:
-        GraphError: the graph has a cycle, or a rule keeps matching what it made.
+        GraphError: a name in the graph resolves to nothing; there is something to rewrite, but the nodes form a
+            cycle; a rule keeps matching what it made.
     """
     heads: dict[str, list[Rule]] = {}
     for one in rules:
         for name in one.pattern.ops:
             heads.setdefault(name, []).append(one)
-    if heads.keys().isdisjoint(graph.op_counts):
-        return Outcome(graph)
+    verify(graph)
+    skips = _skips_where_nothing_is_done(graph, heads)
+    if skips is not None:
+        return Outcome(graph, (), skips)
     workpiece = _Workpiece(graph)
     changes: list[str] = []
     order: Sequence[str] = graph.order
     for _ in range(MOST_TURNS):
-        done, skips = _sweep(workpiece, order, heads)
+        done, declined = _sweep(workpiece, order, heads)
         if not done:
-            final = workpiece.graph() if changes else graph
-            return Outcome(final, tuple(changes), tuple(skips[name] for name in final.nodes if name in skips))
+            final = workpiece.graph()
+            return Outcome(final, tuple(changes), tuple(declined[name] for name in final.nodes if name in declined))
         changes.extend(done)
         order = workpiece.settle()
     raise _endless(changes[-1])
+
+
+def _skips_where_nothing_is_done(graph: Graph, heads: Mapping[str, list[Rule]]) -> tuple[Skip, ...] | None:
+    """The skips, if no rule rewrites anything; else None. Most calls end here, without sorting the graph."""
+    skips: list[Skip] = []
+    for name, root in graph.nodes.items():
+        made = _first(graph, root, heads[root.op]) if root.op in heads else None
+        if isinstance(made, Skip):
+            skips.append(Skip(made.reason, made.node or name))
+        elif made is not None:
+            return None
+    return tuple(skips)
 
 
 def _sweep(

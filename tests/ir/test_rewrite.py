@@ -120,6 +120,16 @@ def test_a_rule_that_never_ends_is_an_error() -> None:
         apply_rules(from_text("x = Placeholder()\na = Neg(x)"), again)
 
 
+def test_a_broken_graph_is_named_as_such() -> None:
+    with pytest.raises(GraphError, match="node 'b' .* reads 'a', which is not in the graph"):
+        apply_rules(from_text("b = Neg(a)"), twice)
+
+
+def test_where_nothing_matches_the_graph_is_the_same_object() -> None:
+    graph = from_text("outputs: a, b\nx = Placeholder()\na = Neg(x)\nb = Neg(a)")
+    assert apply_rules(graph, twice, written_out).graph is graph
+
+
 def test_a_rule_sees_current_readers_and_uses() -> None:
     seen: list[tuple[int, int]] = []
 
