@@ -12,7 +12,7 @@ run() {
 run quantkit summarize digits
 run quantkit transform digits -o "$work/folded.pb" --recipe inference --verify
 run quantkit transform digits -o "$work/eightbit.pb" --recipe eight_bit
-run quantkit classify --model digits assets/digit_*.png --top 2
-run quantkit classify --graph "$work/folded.pb" --model digits assets/digit_3.png --top 2
+run quantkit classify --model digits assets/digit_*.png --top 1
+run quantkit classify --model "$work/folded.pb" assets/digit_3.png --top 2
 run quantkit benchmark digits "$work/folded.pb" "$work/eightbit.pb" "$work/folded.pb@onnxruntime" "$work/folded.pb@openvino" \
     --runtime tensorflow --runs 200

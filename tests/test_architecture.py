@@ -18,7 +18,7 @@ LAYERS = [
     {"quantkit.transforms", "quantkit.runtimes"},
     {"quantkit.loading", "quantkit.summary"},
     {"quantkit.recipe"},
-    {"quantkit.bench", "quantkit.classify"},
+    {"quantkit.bench", "quantkit.classify", "quantkit.quantization"},
     {"quantkit.cli"},
 ]
 # Which files may import what only they know.

@@ -1,18 +1,7 @@
-"""The messages of GraphDef, as a table: field numbers are facts.
+"""The messages of GraphDef, as a table; see `quantkit.formats.descriptors`."""
 
-The table is turned into classes in a descriptor pool of our own, so that reading a graph needs no
-TensorFlow and can not clash with one that is loaded. Fields that are not listed survive as unknown
-fields of the binary form.
-"""
+from quantkit.formats.descriptors import Schema
 
-from functools import cache
-from typing import Any
-
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-PACKAGE = "tensorflow"
-
-# message: field number kind; `*` marks a repeated field, `map<key, value>` a map, `?` a member of a oneof.
 _MESSAGES = """
 GraphDef: node 1 *NodeDef, library 2 FunctionDefLibrary, version 3 int32, versions 4 VersionDef
 VersionDef: producer 1 int32, min_consumer 2 int32, bad_consumers 3 *int32
@@ -66,61 +55,16 @@ _FULL_TYPES = (
 )
 
 DATA_TYPES = {name: number for number, name in enumerate(_DATA_TYPES.split())}
+_TYPE_WORDS = {f"DT_{name}": number for name, number in DATA_TYPES.items()}
+_REFERENCES = {f"DT_{name}_REF": number + 100 for name, number in DATA_TYPES.items() if number}
+_FULL_WORDS = _FULL_TYPES.split()
 
-_Field = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {
-    word: getattr(_Field, f"TYPE_{word.upper()}")
-    for word in ("bool", "bytes", "double", "float", "int32", "int64", "string", "uint32", "uint64")
-}
-
-
-@cache
-def message_class(name: str) -> Any:
-    """The protobuf class of a message of the table."""
-    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"{PACKAGE}.{name}"))
-
-
-@cache
-def _pool() -> descriptor_pool.DescriptorPool:
-    file = descriptor_pb2.FileDescriptorProto(name="quantkit/graphdef.proto", package=PACKAGE, syntax="proto3")
-    types = file.enum_type.add(name="DataType")
-    for name, number in DATA_TYPES.items():
-        types.value.add(name=f"DT_{name}", number=number)
-    for name, number in list(DATA_TYPES.items())[1:]:
-        types.value.add(name=f"DT_{name}_REF", number=number + 100)
-    full = file.enum_type.add(name="FullTypeId")
-    words = iter(_FULL_TYPES.split())
-    for word, code in zip(words, words, strict=True):
-        full.value.add(name=f"TFT_{word}", number=int(code))
-    for line in _MESSAGES.replace(",\n  ", ", ").strip().splitlines():
-        name, _, fields = line.partition(": ")
-        message = file.message_type.add(name=name)
-        for field in fields.split(", "):
-            _add_field(message, *field.split())
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return pool
-
-
-def _add_field(message: Any, name: str, number: str, kind: str) -> None:
-    field = message.field.add(name=name, number=int(number), label=_Field.LABEL_OPTIONAL)
-    if kind.startswith("map<"):
-        entry = message.nested_type.add(name="".join(word.capitalize() for word in name.split("_")) + "Entry")
-        entry.options.map_entry = True
-        for place, (part, what) in enumerate(zip(("key", "value"), kind[4:-1].split(","), strict=True), start=1):
-            _add_field(entry, part, str(place), what)
-        field.label = _Field.LABEL_REPEATED
-        field.type, field.type_name = _Field.TYPE_MESSAGE, f".{PACKAGE}.{message.name}.{entry.name}"
-        return
-    if kind.startswith("?"):
-        if not message.oneof_decl:
-            message.oneof_decl.add(name="value" if message.name == "AttrValue" else "attr")
-        field.oneof_index = 0
-    elif kind.startswith("*"):
-        field.label = _Field.LABEL_REPEATED
-    kind = kind.lstrip("?*")
-    if kind in _SCALARS:
-        field.type = _SCALARS[kind]
-    else:
-        field.type = _Field.TYPE_ENUM if kind in ("DataType", "FullTypeId") else _Field.TYPE_MESSAGE
-        field.type_name = f".{PACKAGE}.{kind}"
+SCHEMA = Schema(
+    "tensorflow",
+    _MESSAGES,
+    {
+        "DataType": {**_TYPE_WORDS, **_REFERENCES},
+        "FullTypeId": {f"TFT_{_FULL_WORDS[i]}": int(_FULL_WORDS[i + 1]) for i in range(0, len(_FULL_WORDS), 2)},
+    },
+)
+message_class = SCHEMA.message_class

@@ -1,7 +1,6 @@
 """``quantkit classify``, through the console entry point."""
 
 import json
-import os
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -23,18 +22,6 @@ def main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Main:
     (found,) = entry_points(group="console_scripts", name="quantkit")
     loaded: Main = found.load()
     return loaded
-
-
-@pytest.fixture(scope="session")
-def standin() -> Path:
-    named = os.environ.get("QUANTKIT_STANDIN")
-    if not named:
-        pytest.skip("set QUANTKIT_STANDIN to the graph (or its folder) made by ../shared/inception_v3/make_graph.py")
-    path = Path(named)
-    path = path / "classify_image_graph_def.pb" if path.is_dir() else path
-    if not path.exists() or not SHARED.exists():
-        pytest.skip(f"{path} or ../shared/inception_v3 is not there")
-    return path
 
 
 def document(main: Main, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
@@ -203,7 +190,13 @@ def test_what_is_wrong_is_said_in_a_sentence(
 @pytest.mark.engine
 @pytest.mark.models
 def test_the_panda(main: Main, capsys: pytest.CaptureFixture[str], standin: Path) -> None:
-    words = [str(SHARED / "cropped_panda.jpg"), "--model", str(standin), "--labels", str(SHARED)]
+    words = [
+        str(SHARED / "cropped_panda.jpg"),
+        "--model",
+        str(standin / "classify_image_graph_def.pb"),
+        "--labels",
+        str(SHARED),
+    ]
     best = document(main, capsys, *words)["pictures"][0]["scores"][0]
     assert (best["id"], best["wordnet"]) == (169, "n02510455")
     assert best["words"].startswith("giant panda")
@@ -222,7 +215,13 @@ def test_the_other_releases_labels_are_refused(
         lines[index] = words
     labels = tmp_path / "imagenet_slim_labels.txt"
     labels.write_text("\n".join(lines))
-    words = [str(SHARED / "cropped_panda.jpg"), "--graph", str(standin), "--labels", str(labels)]
+    words = [
+        str(SHARED / "cropped_panda.jpg"),
+        "--graph",
+        str(standin / "classify_image_graph_def.pb"),
+        "--labels",
+        str(labels),
+    ]
     code, error = refusal(main, capsys, *words)
     assert code == 3
     assert "every answer would be wrong" in error

@@ -1,4 +1,3 @@
-import os
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +86,8 @@ def test_release_of_2015_is_old_and_has_control_edges() -> None:
 
 
 @pytest.mark.models
-def test_release_of_2015_node_for_node() -> None:
-    path = os.environ.get("QUANTKIT_STANDIN", "")
-    if not Path(path).is_file():
-        pytest.skip("set QUANTKIT_STANDIN to a classify_image_graph_def.pb of the 2015 release")
-    expected, graph = load(path), random_graph("inception_v3")
+def test_release_of_2015_node_for_node(standin: Path) -> None:
+    expected, graph = load(standin / "classify_image_graph_def.pb"), random_graph("inception_v3")
     assert list(map(outline, graph.nodes.values())) == list(map(outline, expected.nodes.values()))
     for node in expected.nodes.values():
         if node.is_constant and not node.value.dtype.is_float:

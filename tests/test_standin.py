@@ -1,0 +1,134 @@
+"""The main job on the real graph: the stand-in of the 2015 Inception v3, node for node the release."""
+
+import json
+import subprocess
+import sys
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import entry_points
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+from fingerprint import fingerprint
+
+from quantkit.formats import load
+from quantkit.recipe.verify import seeded_feeds
+from quantkit.runtimes import open_session
+
+pytestmark = pytest.mark.models
+
+(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
+main = ENTRY.load()
+EXPECTED = json.loads((Path(__file__).parent / "golden" / "standin.json").read_text())
+PANDA = Path(__file__).parent.parent.parent / "shared" / "inception_v3" / "cropped_panda.jpg"
+
+FLOAT = """
+  add_default_attributes
+  strip_unused_nodes(type=float, shape="1,299,299,3")
+  remove_nodes(op=Identity, op=CheckNumerics)
+  fold_constants(ignore_errors=true)
+  fold_batch_norms
+  fold_old_batch_norms
+"""
+RECIPES = {
+    "float": f"{FLOAT} strip_unused_nodes sort_by_execution_order",
+    "eightbit": f"{FLOAT} quantize_weights quantize_nodes strip_unused_nodes sort_by_execution_order",
+}
+
+
+@pytest.fixture(scope="module")
+def transformed(standin: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The graphs that the old tutorial's command makes, with and without the quantize steps."""
+    folder = tmp_path_factory.mktemp("transformed")
+    for name, recipe in RECIPES.items():
+        words = ["transform", f"--in_graph={standin}/classify_image_graph_def.pb", f"--out_graph={folder}/{name}.pb"]
+        assert main([*words, "--inputs=Mul", "--outputs=softmax", f"--transforms={recipe}", "-q"]) == 0
+    return {name: folder / f"{name}.pb" for name in RECIPES}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_it_is_the_original_tools_graph_bit_for_bit(name: str, transformed: dict[str, Path]) -> None:
+    """The digests were taken of the graphs that TensorFlow 2.12.1's transform_graph makes of the same file."""
+    assert fingerprint(load(transformed[name], ["Mul"], ["softmax"])) == EXPECTED[name]
+
+
+@pytest.mark.engine
+def test_folding_keeps_the_answers(standin: Path, transformed: dict[str, Path]) -> None:
+    pytest.importorskip("tensorflow", reason="pip install tensorflow")
+    answers = []
+    for path in (standin / "classify_image_graph_def.pb", transformed["float"]):
+        with open_session(load(path, ["Mul"], ["softmax"]), "tensorflow") as session:
+            answers.append(session.run(seeded_feeds(session.inputs))["softmax"])
+    np.testing.assert_allclose(answers[1], answers[0], rtol=0, atol=1e-5)
+    # The same in units of what the answers are: at most a rounding error of a hundred layers.
+    assert np.linalg.norm(answers[1] - answers[0]) < 1e-4 * np.linalg.norm(answers[0])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_memory_stays_below_two_and_a_half_files(name: str, standin: Path, tmp_path: Path) -> None:
+    """Peak memory of the whole process, in a process of its own."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("peak memory is read from /proc")
+    source = standin / "classify_image_graph_def.pb"
+    script = (
+        "import sys; from importlib import import_module\n"
+        "code = import_module('quantkit.cli').main(sys.argv[1:])\n"
+        "assert code == 0\n"
+        "print(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0], file=sys.stderr)"
+    )
+    words = ["transform", str(source), "-o", str(tmp_path / "out.pb"), "-q", "--inputs=Mul", "--outputs=softmax"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words, f"--transforms={RECIPES[name]}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stderr.split()[-1]) * 1024 < 2.5 * source.stat().st_size
+
+
+def test_explain_and_verify(standin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tensorflow", reason="pip install tensorflow")
+    source = standin / "classify_image_graph_def.pb"
+    words = ["transform", str(source), "-o", str(tmp_path / "out.pb"), "--inputs=Mul", "--outputs=softmax"]
+    assert main([*words, f"--transforms={RECIPES['float']}", "--explain", "--verify", "-q"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("verified: ") == len(RECIPES["float"].split("\n")) - 1 + 1
+    assert "fold_old_batch_norms: 796 -> 514 nodes" in text
+    assert "86 more (--verbose lists them)" in text
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def address(standin: Path) -> Any:
+    """Where a local server offers the archive."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *words: Quiet(*words, directory=str(standin)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/inception-2015-12-05.tgz"
+    server.shutdown()
+    server.server_close()
+
+
+def test_fetched_then_classified(
+    standin: Path, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import hashlib
+
+    if not PANDA.exists():
+        pytest.skip("needs ../shared/inception_v3/cropped_panda.jpg")
+    monkeypatch.setenv("QUANTKIT_CACHE", str(tmp_path))
+    digest = hashlib.sha256((standin / "inception-2015-12-05.tgz").read_bytes()).hexdigest()
+    assert main(["models", "fetch", "inception_v3", "--url", address, "--sha256", "0" * 64]) == 3
+    assert "sha-256" in capsys.readouterr().err.lower()
+    assert main(["models", "fetch", "inception_v3", "--url", address, "--sha256", digest]) == 0
+    capsys.readouterr()
+    assert main(["classify", str(PANDA), "--offline", "--json", "-q"]) == 0
+    (picture,) = json.loads(capsys.readouterr().out)["pictures"]
+    best = picture["scores"][0]
+    assert best["words"].startswith("giant panda")
+    assert best["probability"] == pytest.approx(0.9506, abs=2e-3)
