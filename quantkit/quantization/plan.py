@@ -1,0 +1,493 @@
+"""Which tensors become 8 bits, in which form, and why the others do not.
+
+A *unit* is what an engine computes in one go:
+
+    Conv2D | DepthwiseConv2dNative | MatMul  [+ bias]  [+ Add of a residual]  [+ Relu | Relu6]
+
+Codes go into a unit and leave it; inside, numbers are 32 bits. Between units, pools, concatenations, reshapes and
+pads are *carried*: they work on codes, whose range they pass on. The rest stays float, each node with its reason.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from quantkit.errors import GraphError, InputError, UsageError, did_you_mean
+from quantkit.formats.files import write_whole
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import DType
+from quantkit.ops.inference import infer_shapes
+from quantkit.ops.layers import LAYER_OPS, WEIGHTS_SLOT, broadcast_channels, find_layer
+from quantkit.quantization.ranges import Ranges, read_json
+from quantkit.quantization.scheme import Scheme, Spec
+
+SCHEMA = "quantkit.plan/1"
+UNIT_OPS = LAYER_OPS - {"Conv2DBackpropInput"}
+ADDS = frozenset({"Add", "AddV2"})
+ACTIVATIONS = frozenset({"Relu", "Relu6"})
+CONCATS = frozenset({"Concat", "ConcatV2"})
+AVERAGES = frozenset({"AvgPool", "Mean"})
+# Ops that only move codes: what comes out is some of what went in.
+MOVING = frozenset({"MaxPool", "Reshape", "Squeeze", "ExpandDims", "Pad", "MirrorPad", "Identity", "Relu", "Relu6"})
+CARRIED_OPS = CONCATS | AVERAGES | MOVING
+_SOURCES = frozenset({"Const", "Placeholder", "NoOp"})
+_REASONS = {
+    "Softmax": "its small probabilities would all become one code",
+    "Conv2DBackpropInput": "engines have no 8-bit form of it that is faster",
+    "BatchNormWithGlobalNormalization": "it is not folded into its layer: run fold_old_batch_norms first",
+    **dict.fromkeys(
+        ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),
+        "it is not folded into its layer: run fold_batch_norms first",
+    ),
+    "CheckNumerics": "it only watches: remove_nodes(op=CheckNumerics) takes it out",
+}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A layer and what is computed with it in one go.
+
+    Attributes:
+        layer: the node of the convolution or matrix product.
+        weights: the constant it multiplies with.
+        bias: the node that adds a constant per channel, or nothing.
+        add: the node that adds a residual, or nothing.
+        activation: the Relu or Relu6, or nothing.
+        input: what the layer reads.
+        summand: what ``add`` adds to the layer's own result.
+        inner: the layer's own result that ``add`` reads, for engines that add in an op of its own.
+        output: what leaves the unit.
+    """
+
+    layer: str
+    weights: str
+    input: Edge
+    output: Edge
+    bias: str = ""
+    add: str = ""
+    activation: str = ""
+    summand: Edge | None = None
+    inner: Edge | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the last node."""
+        return self.output.node
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Its nodes in execution order."""
+        return tuple(name for name in (self.layer, self.bias, self.add, self.activation) if name)
+
+    @property
+    def reads(self) -> tuple[Edge, ...]:
+        """The edges whose codes it reads."""
+        return (self.input,) if self.summand is None else (self.input, self.summand)
+
+    def to_json(self) -> dict[str, str]:
+        """Names by role, those that are there."""
+        written = {key: str(value) for key, value in vars(self).items() if value is not None}
+        return {key: value for key, value in written.items() if value}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, str]) -> Self:
+        """The unit of names by role."""
+        edges = ("input", "output", "summand", "inner")
+        return cls(**{key: Edge.parse(value) if key in edges else value for key, value in document.items()})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every decision about a graph; no data has been seen.
+
+    Attributes:
+        scheme: what was wanted.
+        activations: form of the codes, by edge.
+        weights: form of the codes, by constant; `Spec.axes` says which dimensions number the channels.
+        groups: edges that share one range.
+        units: in execution order.
+        carried: nodes that work on codes and pass their range on, in execution order.
+        kept_float: the other nodes, and why.
+        edges: the edges to observe, in execution order: of each group those that its other edges follow from.
+    """
+
+    scheme: Scheme
+    activations: Mapping[Edge, Spec]
+    weights: Mapping[str, Spec]
+    groups: tuple[frozenset[Edge], ...]
+    units: tuple[Unit, ...]
+    carried: tuple[str, ...]
+    kept_float: Mapping[str, str]
+    edges: tuple[Edge, ...]
+
+    @cached_property
+    def unit_of(self) -> Mapping[str, Unit]:
+        """The unit of each of its nodes."""
+        return {name: unit for unit in self.units for name in unit.nodes}
+
+    def group_of(self, edge: Edge) -> frozenset[Edge]:
+        """The edges that share the range of an edge, itself included."""
+        return self._groups.get(edge, frozenset({edge}))
+
+    @cached_property
+    def _groups(self) -> Mapping[Edge, frozenset[Edge]]:
+        return {edge: group for group in self.groups for edge in group}
+
+    def require(self, ranges: Ranges) -> None:
+        """See that every quantized edge has a range.
+
+        Raises:
+            InputError: naming the first one that has none.
+        """
+        for edge in self.activations:
+            if edge not in ranges:
+                raise InputError(
+                    f"the ranges lack {str(edge)!r}, which the plan quantizes",
+                    hint="they were collected for another graph or scheme: calibrate once more",
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `from_json` reads them."""
+        return {
+            "schema": SCHEMA,
+            "scheme": self.scheme.to_json(),
+            "units": [unit.to_json() for unit in self.units],
+            "carried": list(self.carried),
+            "kept_float": dict(self.kept_float),
+            "activations": {str(edge): str(spec) for edge, spec in self.activations.items()},
+            "weights": {name: str(spec) for name, spec in self.weights.items()},
+            "groups": [sorted(map(str, group)) for group in self.groups],
+            "observed": list(map(str, self.edges)),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """The plan of plain values.
+
+        Raises:
+            InputError: they are none.
+        """
+        if document.get("schema") != SCHEMA:
+            raise InputError(f"this is no plan: the schema is {document.get('schema')!r}, not {SCHEMA!r}")
+        try:
+            return cls(
+                Scheme.from_json(document["scheme"]),
+                {Edge.parse(name): Spec.parse(text) for name, text in document["activations"].items()},
+                {name: Spec.parse(text) for name, text in document["weights"].items()},
+                tuple(frozenset(map(Edge.parse, group)) for group in document["groups"]),
+                tuple(map(Unit.from_json, document["units"])),
+                tuple(document["carried"]),
+                dict(document["kept_float"]),
+                tuple(map(Edge.parse, document["observed"])),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"this plan is damaged: {error}", hint="annotate the graph once more") from None
+
+    @cached_property
+    def text(self) -> str:
+        """The file's text."""
+        return json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to a file; it appears whole or not at all."""
+        write_whole(Path(path), lambda file: file.write(self.text.encode()))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The plan of a file.
+
+        Raises:
+            InputError: it can not be read, or holds no plan.
+        """
+        return cls.from_json(read_json(Path(path)))
+
+
+def annotate(graph: Graph, scheme: Scheme | None = None) -> Plan:
+    """Decide which tensors of a graph become 8 bits.
+
+    Args:
+        graph: a TensorFlow graph in float with inputs and outputs; batch norms folded.
+        scheme: what is wanted; None: what suits the target ``onnx``.
+
+    Raises:
+        GraphError: the graph is not TensorFlow's, or has no outputs.
+        UsageError: ``keep_float`` names what is not there.
+    """
+    if graph.dialect != "tensorflow":
+        raise GraphError(
+            f"8 bits are planned on TensorFlow graphs, and this is one of {graph.dialect} ops",
+            hint="give the graph that the file was made from",
+        )
+    if not graph.outputs:
+        raise GraphError("the graph has no outputs, so nothing in it is needed", hint="name them: --outputs softmax")
+    return _Annotation(graph, scheme or Scheme()).plan()
+
+
+class _Annotation:
+    """The state of one call of `annotate`."""
+
+    def __init__(self, graph: Graph, scheme: Scheme) -> None:
+        self.graph = graph
+        self.scheme = scheme
+        self.shapes = infer_shapes(graph)
+        needed = graph.reachable()
+        self.nodes = [graph[name] for name in graph.order if name in needed]
+        self.place = {node.name: number for number, node in enumerate(self.nodes)}
+        self.reasons: dict[str, str] = {}
+        self.weights: dict[str, Spec] = {}
+        present = {*graph.nodes, *graph.op_counts, *UNIT_OPS, *CARRIED_OPS}
+        for word in scheme.keep_float:
+            if word not in present:
+                raise UsageError(
+                    f"keep_float names {word!r}, which is neither a node nor an op of the graph",
+                    hint=did_you_mean(word, present) or "quantkit summarize lists the ops",
+                )
+
+    def plan(self) -> Plan:
+        units = self._units()
+        inside = {name for unit in units for name in unit.nodes}
+        carried = self._carried(units, inside)
+        activations = self._quantized_edges(units, carried)
+        groups = self._groups(carried, activations)
+        specs = self._specs(activations, groups)
+        return Plan(
+            self.scheme,
+            specs,
+            {unit.weights: self.weights[unit.weights] for unit in units},
+            groups,
+            units,
+            tuple(carried),
+            self._kept(inside, carried),
+            self._observed(activations, groups, carried),
+        )
+
+    # Units
+
+    def _units(self) -> tuple[Unit, ...]:
+        units: list[Unit] = []
+        for node in self.nodes:
+            if node.op in UNIT_OPS and self._may_quantize(node):
+                reason = self._objection(node)
+                if reason:
+                    self.reasons[node.name] = reason
+                else:
+                    units.append(self._with_bias(node))
+        tails = {unit.output: unit for unit in units}
+        for node in self.nodes:
+            if node.op in ADDS and self._may_quantize(node):
+                self._take_residual(node, tails)
+        return tuple(sorted(map(self._activated, tails.values()), key=lambda unit: self.place[unit.name]))
+
+    def _may_quantize(self, node: Node) -> bool:
+        if node.name in self.graph.input_names:
+            return False
+        if node.name in self.scheme.keep_float or node.op in self.scheme.keep_float:
+            self.reasons[node.name] = "the scheme keeps it in float"
+            return False
+        return True
+
+    def _objection(self, node: Node) -> str:
+        """Why a layer can not be 8 bits; empty: it can."""
+        if node.attrs.get("T", DType.FLOAT) is not DType.FLOAT:
+            return "it does not compute in float"
+        if find_layer(node) is None or node.attrs.get("data_format", b"NHWC") != b"NHWC":
+            return f"its data format {_word(node.attrs.get('data_format'))} is not NHWC"
+        weights = self.graph.constant_of(node.inputs[WEIGHTS_SLOT])
+        if weights is None:
+            return "its weights are computed, not constant"
+        spec = self.weights.setdefault(node.inputs[WEIGHTS_SLOT].node, self._weights_spec(node))
+        if spec != self._weights_spec(node):
+            return "it shares its weights with a layer that numbers their channels otherwise"
+        if not np.isfinite(weights.array).all():
+            return f"its weights {node.inputs[WEIGHTS_SLOT].node} hold NaN or infinity"
+        if node.attrs.get("transpose_a"):
+            return "it transposes what it reads"
+        return ""
+
+    def _sole_reader(self, edge: Edge) -> tuple[Node, int] | None:
+        """The only node that reads an edge, and in which slot."""
+        uses = self.graph.uses.get(edge, ())
+        if len(uses) != 1 or edge.node in self.graph.ends or uses[0].node.name not in self.place:
+            return None
+        return uses[0].node, uses[0].slot
+
+    def _with_bias(self, layer: Node) -> Unit:
+        output = Edge(layer.name)
+        weights = layer.inputs[WEIGHTS_SLOT].node
+        unit = Unit(layer.name, weights, layer.inputs[0], output)
+        found = self._sole_reader(output)
+        if found and self._is_bias(layer, *found) and self._may_quantize(found[0]):
+            return replace(unit, bias=found[0].name, output=Edge(found[0].name))
+        return unit
+
+    def _is_bias(self, layer: Node, node: Node, slot: int) -> bool:
+        if node.op not in ADDS | {"BiasAdd"} or (node.op == "BiasAdd" and slot != 0):
+            return False
+        value = self.graph.constant_of(node.inputs[1 - slot])
+        facts = find_layer(layer)
+        weights = self.graph.constant_of(layer.inputs[WEIGHTS_SLOT])
+        if value is None or facts is None or weights is None:
+            return False
+        channels = facts.num_channels(weights.shape)
+        return broadcast_channels(value, rank=facts.rank, axis=facts.axis, num_channels=channels) is not None
+
+    def _take_residual(self, add: Node, tails: dict[Edge, Unit]) -> None:
+        """Let the operand that is computed last, if it is a unit nobody else reads, add the other one."""
+        if len(add.inputs) != 2 or add.name in {name for unit in tails.values() for name in unit.nodes}:
+            return
+        slots = [slot for slot in (0, 1) if add.inputs[slot] in tails and self._sole_reader(add.inputs[slot])]
+        slots = [slot for slot in slots if not tails[add.inputs[slot]].add]
+        shapes = [self.shapes.get(edge) for edge in add.inputs]
+        if any(self.graph.constant_of(edge) for edge in add.inputs):
+            self.reasons[add.name] = "it adds a constant that is no bias of a layer"
+        elif not slots:
+            self.reasons[add.name] = "neither of what it adds is a layer's own result that only it reads"
+        elif None in shapes or shapes[0] != shapes[1]:
+            self.reasons[add.name] = "its operands are not known to have one shape"
+        else:
+            slot = max(slots, key=lambda one: self.place[add.inputs[one].node])
+            inner, summand = add.inputs[slot], add.inputs[1 - slot]
+            unit = tails.pop(inner)
+            output = Edge(add.name)
+            tails[output] = replace(unit, add=add.name, inner=inner, summand=summand, output=output)
+
+    def _activated(self, unit: Unit) -> Unit:
+        found = self._sole_reader(unit.output)
+        if found and found[0].op in ACTIVATIONS and self._may_quantize(found[0]):
+            return replace(unit, activation=found[0].name, output=Edge(found[0].name))
+        return unit
+
+    # What is carried
+
+    def _carried(self, units: tuple[Unit, ...], inside: set[str]) -> dict[str, tuple[Edge, ...]]:
+        """The data edges that each carried node reads: those whose results somebody wants as codes."""
+        wanted = {edge for unit in units for edge in unit.reads}
+        found: dict[str, tuple[Edge, ...]] = {}
+        for node in reversed(self.nodes):
+            if node.op not in CARRIED_OPS or node.name in inside or not self._may_quantize(node):
+                continue
+            reads = self._carried_reads(node)
+            if not reads:
+                self.reasons[node.name] = "it computes in a way that codes can not follow"
+            elif Edge(node.name) not in wanted:
+                self.reasons[node.name] = "nothing that reads it computes in 8 bits"
+            else:
+                found[node.name] = reads
+                wanted.update(reads)
+        return dict(reversed(found.items()))
+
+    def _carried_reads(self, node: Node) -> tuple[Edge, ...]:
+        """The data inputs of a node that can be carried; empty: it can not."""
+        if node.attrs.get("T", DType.FLOAT) is not DType.FLOAT:
+            return ()
+        if node.attrs.get("data_format", b"NHWC") != b"NHWC":
+            return ()
+        if node.op in CONCATS:
+            reads = node.inputs[1:] if node.op == "Concat" else node.inputs[:-1]
+            return () if any(self.graph.constant_of(edge) for edge in reads) else reads
+        if node.op == "Mean" and not self._is_spatial_mean(node):
+            return ()
+        return node.inputs[:1]
+
+    def _is_spatial_mean(self, node: Node) -> bool:
+        axes = self.graph.constant_of(node.inputs[1])
+        shape = self.shapes.get(node.inputs[0])
+        return (
+            axes is not None
+            and shape is not None
+            and shape.rank == 4
+            and sorted(int(axis) % 4 for axis in axes.array.reshape(-1)) == [1, 2]
+        )
+
+    # Edges
+
+    def _quantized_edges(self, units: tuple[Unit, ...], carried: Mapping[str, tuple[Edge, ...]]) -> list[Edge]:
+        edges = {edge for unit in units for edge in unit.reads}
+        edges |= {edge for reads in carried.values() for edge in reads}
+        # An engine that does not fuse the add quantizes what it reads.
+        edges |= {unit.inner for unit in units if unit.inner is not None}
+        return sorted(edges, key=self._edge_place)
+
+    def _edge_place(self, edge: Edge) -> tuple[int, int]:
+        return self.place[edge.node], edge.port
+
+    def _groups(
+        self, carried: Mapping[str, tuple[Edge, ...]], activations: Iterable[Edge]
+    ) -> tuple[frozenset[Edge], ...]:
+        leader: dict[Edge, Edge] = {edge: edge for edge in activations}
+
+        def find(edge: Edge) -> Edge:
+            while leader[edge] != edge:
+                edge = leader[edge]
+            return edge
+
+        for name, reads in carried.items():
+            if self._shares_range(self.graph[name]):
+                for edge in reads:
+                    leader[find(edge)] = find(Edge(name))
+        groups: dict[Edge, list[Edge]] = {}
+        for edge in leader:
+            groups.setdefault(find(edge), []).append(edge)
+        return tuple(frozenset(group) for group in groups.values() if len(group) > 1)
+
+    def _shares_range(self, node: Node) -> bool:
+        if node.op in CONCATS:
+            return self.scheme.share_concat_ranges
+        return self.scheme.share_pool_ranges if node.op in AVERAGES else True
+
+    def _specs(self, activations: list[Edge], groups: tuple[frozenset[Edge], ...]) -> dict[Edge, Spec]:
+        signed = self.scheme.signed_activations
+        if signed is None:
+            return dict.fromkeys(activations, self.scheme.activations)
+        shared = {edge: group for group in groups for edge in group}
+        positive = self._non_negative()
+        return {
+            edge: self.scheme.activations if shared.get(edge, {edge}) <= positive else signed for edge in activations
+        }
+
+    def _non_negative(self) -> set[Edge]:
+        """Edges that never hold negative numbers."""
+        found: set[Edge] = set()
+        for node in self.nodes:
+            reads = self._carried_reads(node) if node.op in CARRIED_OPS else ()
+            if node.op in ACTIVATIONS | {"Sigmoid", "Softmax"} or (reads and found.issuperset(reads)):
+                found.add(Edge(node.name))
+        return found
+
+    def _observed(
+        self, activations: list[Edge], groups: tuple[frozenset[Edge], ...], carried: Mapping[str, tuple[Edge, ...]]
+    ) -> tuple[Edge, ...]:
+        """All but what a carried node copies from edges that are observed: it adds nothing to their range."""
+        shared = {edge: group for group in groups for edge in group}
+        followers = {
+            Edge(name) for name, reads in carried.items() if shared.get(Edge(name), frozenset()).issuperset(reads)
+        }
+        return tuple(edge for edge in activations if edge not in followers)
+
+    # Constants and the rest
+
+    def _weights_spec(self, layer: Node) -> Spec:
+        facts = find_layer(layer)
+        spec = self.scheme.weights
+        return replace(spec, axes=facts.weights_axes) if facts and spec.per_channel else spec
+
+    def _kept(self, inside: set[str], carried: Mapping[str, tuple[Edge, ...]]) -> dict[str, str]:
+        return {
+            node.name: self.reasons.get(node.name) or _REASONS.get(node.op) or f"no 8-bit form of {node.op} is known"
+            for node in self._computing()
+            if node.name not in inside and node.name not in carried
+        }
+
+    def _computing(self) -> Iterator[Node]:
+        for node in self.nodes:
+            if node.op not in _SOURCES and node.name not in self.graph.input_names:
+                yield node
+
+
+def _word(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

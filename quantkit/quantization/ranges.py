@@ -1,0 +1,196 @@
+"""What calibration found: the real numbers that each tensor's codes must reach.
+
+A file, so that quantizing again needs no data:
+
+    {"schema": "quantkit.ranges/1",
+     "provenance": {"graph": "5d41...", "data": "9a0b...", "scheme": "11fe...", "count": 100},
+     "ranges": {"Mul": [-1.0, 0.9921875], "conv": [0.0, 2.5]}}
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from quantkit.errors import InputError
+from quantkit.formats import graphdef
+from quantkit.formats.files import write_whole
+from quantkit.ir.graph import Edge, Graph
+
+SCHEMA = "quantkit.ranges/1"
+
+
+class Range(NamedTuple):
+    """The lowest and the highest number, both float32."""
+
+    low: float
+    high: float
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether nothing but one value was ever there."""
+        return self.low == self.high
+
+    def joined(self, other: "Range") -> "Range":
+        """The range that holds both.
+
+        >>> Range(-1.0, 2.0).joined(Range(0.0, 3.0))
+        Range(low=-1.0, high=3.0)
+        """
+        return Range(min(self.low, other.low), max(self.high, other.high))
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What the ranges were made of.
+
+    Attributes:
+        graph: `graph_digest` of the float graph.
+        data: digest of what was fed.
+        scheme: `Scheme.digest`.
+        count: examples fed.
+    """
+
+    graph: str = ""
+    data: str = ""
+    scheme: str = ""
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Ranges(Mapping[Edge, Range]):
+    """Range by edge.
+
+    Attributes:
+        ranges: of every edge that a plan quantizes.
+        provenance: what they were made of.
+        remarks: what the guard saw: a NaN, a dead range, a channel that dwarfs the others.
+        corrections: mean quantization error of a unit's output by channel, by unit; empty: not measured.
+    """
+
+    ranges: Mapping[Edge, Range]
+    provenance: Provenance = Provenance()
+    remarks: tuple[str, ...] = ()
+    corrections: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def __getitem__(self, edge: Edge) -> Range:
+        return self.ranges[edge]
+
+    def __iter__(self) -> Iterator[Edge]:
+        return iter(self.ranges)
+
+    def __len__(self) -> int:
+        return len(self.ranges)
+
+    def __hash__(self) -> int:
+        return hash(self.provenance)
+
+    def doubts(self, graph: Graph, scheme_digest: str) -> tuple[str, ...]:
+        """Why these ranges may not be meant for a graph and a scheme, a sentence each; empty: they are."""
+        found = []
+        if self.provenance.graph and self.provenance.graph != graph_digest(graph):
+            found.append("the ranges were collected on another graph")
+        if self.provenance.scheme and self.provenance.scheme != scheme_digest:
+            found.append("the ranges were collected with another scheme")
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `from_json` reads them."""
+        provenance = self.provenance
+        document: dict[str, Any] = {
+            "schema": SCHEMA,
+            "provenance": {
+                "graph": provenance.graph,
+                "data": provenance.data,
+                "scheme": provenance.scheme,
+                "count": provenance.count,
+            },
+            "remarks": list(self.remarks),
+            "ranges": {str(edge): [_short(low), _short(high)] for edge, (low, high) in self.ranges.items()},
+        }
+        if self.corrections:
+            document["corrections"] = {name: list(map(_short, values)) for name, values in self.corrections.items()}
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Ranges of plain values.
+
+        Raises:
+            InputError: they are none.
+        """
+        if document.get("schema") != SCHEMA:
+            raise InputError(
+                f"these are no ranges: the schema is {document.get('schema')!r}, not {SCHEMA!r}",
+                hint="quantkit quantize --save-ranges writes such a file",
+            )
+        try:
+            ranges = {
+                Edge.parse(name): Range(float(np.float32(low)), float(np.float32(high)))
+                for name, (low, high) in document["ranges"].items()
+            }
+            provenance = Provenance(**document["provenance"])
+            corrections = {name: tuple(map(float, values)) for name, values in document.get("corrections", {}).items()}
+            return cls(ranges, provenance, tuple(document.get("remarks", ())), corrections)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"these ranges are damaged: {error}", hint="collect them once more") from None
+
+    @cached_property
+    def text(self) -> str:
+        """The file's text: one edge a line."""
+        document = self.to_json()
+        lines = [f'"{key}": {json.dumps(value)}' for key, value in document.items() if key != "ranges"]
+        edges = ",\n  ".join(f"{json.dumps(name)}: {json.dumps(ends)}" for name, ends in document["ranges"].items())
+        return "{" + ",\n ".join([*lines, f'"ranges": {{\n  {edges}}}']) + "}\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the file; it appears whole or not at all."""
+        write_whole(Path(path), lambda file: file.write(self.text.encode()))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The ranges of a file.
+
+        Raises:
+            InputError: it can not be read, or holds no ranges.
+        """
+        return cls.from_json(read_json(Path(path)))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object of a file.
+
+    Raises:
+        InputError: the file can not be read, or holds none.
+    """
+    try:
+        document = json.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"{path} can not be read: {(error.strerror or 'unknown error').lower()}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is no JSON file: {error}") from None
+    if not isinstance(document, dict):
+        raise InputError(f"{path} holds no JSON object")
+    return document
+
+
+def graph_digest(graph: Graph) -> str:
+    """Equal for graphs of equal nodes, weights and ends."""
+    found = blake2b(repr((list(map(str, graph.inputs)), list(map(str, graph.outputs)))).encode(), digest_size=8)
+    for chunk in graphdef.chunks(graph):
+        found.update(chunk)
+    return found.hexdigest()
+
+
+def _short(value: float) -> float:
+    """The shortest decimal that is the same float32.
+
+    >>> _short(float(np.float32(0.1)))
+    0.1
+    """
+    return float(str(np.float32(value)))

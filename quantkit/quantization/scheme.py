@@ -1,0 +1,268 @@
+"""What is to be 8 bits, and how: decisions that need neither a graph nor data.
+
+A `Scheme` is written as TOML:
+
+    target = "onnx"
+    weights = "qint8 symmetric per_channel"
+    activations = "quint8 affine"
+    observer = "mean_squared_error"
+    keep_float = ["Softmax", "conv_1"]
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from hashlib import blake2b
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+from quantkit.errors import InputError, UsageError, did_you_mean
+from quantkit.formats.files import write_whole
+from quantkit.ir.tensor import DType
+
+CODES = MappingProxyType({DType.QUINT8: (0, 255), DType.QINT8: (-128, 127)})
+_FLAGS = ("per_channel", "half_range")
+OBSERVERS = ("min_max", "moving_average", "percentile", "entropy", "mean_squared_error")
+_OBSERVER = re.compile(r"(\w+)(?:\((\d+(?:\.\d+)?)\))?")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The form of one tensor's codes; its text is what `str` gives and `parse` reads.
+
+    Attributes:
+        dtype: ``QUINT8`` or ``QINT8``.
+        symmetric: whether real 0 is code 0, so that a scale alone says everything; else affine, with a zero point.
+        per_channel: whether each output channel has a scale of its own.
+        half_range: whether codes keep to 7 bits, for processors that add pairs of products in 16 bits.
+        axes: dimensions of a constant that together number the channels; empty: not known yet, or one scale.
+
+    >>> str(Spec(DType.QINT8, symmetric=True, per_channel=True, axes=(3,)))
+    'qint8 symmetric per_channel axes=3'
+    >>> Spec.parse("quint8 affine")
+    Spec(dtype=<DType.QUINT8: 'quint8'>, symmetric=False, per_channel=False, half_range=False, axes=())
+    """
+
+    dtype: DType
+    symmetric: bool
+    per_channel: bool = False
+    half_range: bool = False
+    axes: tuple[int, ...] = ()
+
+    @property
+    def codes(self) -> tuple[int, int]:
+        """The lowest and the highest code; symmetric signed ones leave out the lowest, which has no opposite."""
+        low, high = CODES[self.dtype]
+        low = -high if low and self.symmetric else low
+        return (int(low / 2), high // 2) if self.half_range else (low, high)
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether negative numbers have codes."""
+        return self.dtype is DType.QINT8 or not self.symmetric
+
+    def __str__(self) -> str:
+        words = [self.dtype.value, "symmetric" if self.symmetric else "affine"]
+        words += [flag for flag in _FLAGS if getattr(self, flag)]
+        words += [f"axes={','.join(map(str, self.axes))}"] if self.axes else []
+        return " ".join(words)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The spec of a text.
+
+        Raises:
+            UsageError: a word is unknown, or the type or symmetry is missing.
+        """
+        known = {dtype.value: dtype for dtype in CODES}
+        dtypes: list[DType] = []
+        symmetries: list[bool] = []
+        found: dict[str, Any] = {}
+        for word in text.split():
+            if word in known:
+                dtypes.append(known[word])
+            elif word in ("symmetric", "affine"):
+                symmetries.append(word == "symmetric")
+            elif word in _FLAGS:
+                found[word] = True
+            elif re.fullmatch(r"axes=\d+(,\d+)*", word):
+                found["axes"] = tuple(map(int, word[5:].split(",")))
+            else:
+                raise UsageError(
+                    f"{word!r} means nothing in the spec {text!r}",
+                    hint=did_you_mean(word, (*known, "symmetric", "affine", *_FLAGS))
+                    or "write for example: qint8 symmetric per_channel",
+                )
+        if len(dtypes) != 1 or len(symmetries) != 1:
+            raise UsageError(
+                f"the spec {text!r} must name one type and one symmetry", hint="write for example: quint8 affine"
+            )
+        return cls(dtypes[0], symmetries[0], **found)
+
+
+WEIGHTS = Spec(DType.QINT8, symmetric=True, per_channel=True)
+AFFINE = Spec(DType.QUINT8, symmetric=False)
+UNSIGNED = Spec(DType.QUINT8, symmetric=True)
+SIGNED = Spec(DType.QINT8, symmetric=True)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What is quantized, and how.
+
+    Attributes:
+        target: whose kernels the specs suit: a key of `TARGETS`.
+        weights: form of the layers' constants.
+        activations: form of what flows between layers.
+        signed_activations: form where negative numbers occur and ``activations`` has no codes for them; None: the
+            same form everywhere.
+        observer: how a range is chosen: one of `OBSERVERS`, with its number where it takes one: ``percentile(99.9)``.
+        keep_float: node names, or op names, that stay float.
+        share_concat_ranges: whether all that a concatenation joins has one range, so that joining only copies.
+        share_pool_ranges: whether an average pool's result has the range of what it reads.
+        bias_correction: whether the mean error of each layer's output is taken out through its bias.
+        equalize: whether scales are moved between neighbouring layers before quantizing, where that is exact.
+    """
+
+    target: str = "onnx"
+    weights: Spec = WEIGHTS
+    activations: Spec = AFFINE
+    signed_activations: Spec | None = None
+    observer: str = "mean_squared_error"
+    keep_float: tuple[str, ...] = ()
+    share_concat_ranges: bool = True
+    share_pool_ranges: bool = True
+    bias_correction: bool = False
+    equalize: bool = False
+
+    def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            raise UsageError(
+                f"{self.target!r} is not a target",
+                hint=did_you_mean(self.target, TARGETS) or f"use {', '.join(TARGETS)}",
+            )
+        found = _OBSERVER.fullmatch(self.observer)
+        if found is None or found[1] not in OBSERVERS:
+            raise UsageError(
+                f"{self.observer!r} is not an observer",
+                hint=did_you_mean(self.observer, OBSERVERS) or f"use {', '.join(OBSERVERS)}",
+            )
+        if not self.activations.is_signed and self.signed_activations is None:
+            raise UsageError(
+                f"activations = {str(self.activations)!r} has no codes for negative numbers",
+                hint='give signed_activations as well, for example "qint8 symmetric"',
+            )
+
+    @classmethod
+    def for_target(cls, target: str, **changes: Any) -> Self:
+        """The scheme that suits a target's kernels, with other fields changed.
+
+        Raises:
+            UsageError: no target or field has that name.
+        """
+        if target not in TARGETS:
+            raise UsageError(
+                f"{target!r} is not a target", hint=did_you_mean(target, TARGETS) or f"use {', '.join(TARGETS)}"
+            )
+        known = [one.name for one in fields(cls)]
+        for name in changes:
+            if name not in known:
+                raise UsageError(f"a scheme has no field {name!r}", hint=did_you_mean(name, known))
+        return cls(**{"target": target, **TARGETS[target], **changes})
+
+    def with_(self, **changes: Any) -> Self:
+        """A copy with other fields."""
+        return replace(self, **changes)
+
+    @property
+    def observer_name(self) -> str:
+        return self.observer.partition("(")[0]
+
+    @property
+    def observer_number(self) -> float | None:
+        """The number in the observer's brackets."""
+        found = _OBSERVER.fullmatch(self.observer)
+        return float(found[2]) if found and found[2] else None
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal schemes."""
+        return blake2b(self.to_toml().encode(), digest_size=8).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by field; `from_json` reads them."""
+        written = {one.name: _written(getattr(self, one.name)) for one in fields(self)}
+        return {name: value for name, value in written.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """The scheme of plain values; what they leave out is as the target wants it.
+
+        Raises:
+            UsageError: a field is unknown or of the wrong type.
+        """
+        values = {name: _read(name, value) for name, value in document.items()}
+        return cls.for_target(values.pop("target", "onnx"), **values)
+
+    def to_toml(self) -> str:
+        """The scheme as a TOML document."""
+        return "".join(f"{name} = {_toml(value)}\n" for name, value in self.to_json().items())
+
+    def save(self, path: str | Path) -> None:
+        """Write the scheme to a TOML file."""
+        write_whole(Path(path), lambda file: file.write(self.to_toml().encode()))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The scheme of a TOML file.
+
+        Raises:
+            InputError: the file can not be read or is no TOML.
+            UsageError: a field is unknown or of the wrong type.
+        """
+        try:
+            document = tomllib.loads(Path(path).read_text())
+        except OSError as error:
+            raise InputError(f"{path} can not be read: {(error.strerror or 'unknown error').lower()}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is no TOML file: {error}") from None
+        return cls.from_json(document)
+
+
+# What each target's kernels compute fast: onnx: u8 x s8 with zero points; tensorflow: oneDNN's scale-only codes.
+TARGETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "onnx": {"share_pool_ranges": False},
+        "tensorflow": {"activations": UNSIGNED, "signed_activations": SIGNED},
+        "eightbit": {"weights": AFFINE},
+        "litert": {"activations": Spec(DType.QINT8, symmetric=False)},
+    }
+)
+_KINDS: Mapping[str, type] = {"target": str, "observer": str, "share_concat_ranges": bool, "share_pool_ranges": bool}
+_KINDS = {**_KINDS, "bias_correction": bool, "equalize": bool}
+_SPECS = ("weights", "activations", "signed_activations")
+
+
+def _written(value: Any) -> Any:
+    return str(value) if isinstance(value, Spec) else list(value) if isinstance(value, tuple) else value
+
+
+def _read(name: str, value: Any) -> Any:
+    if name in _SPECS and isinstance(value, str):
+        return Spec.parse(value)
+    if name == "keep_float" and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if name in _SPECS or name == "keep_float" or not isinstance(value, _KINDS.get(name, object)):
+        raise UsageError(f"the scheme's {name} can not be {value!r}", hint="quantkit quantize --help shows a scheme")
+    return value
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

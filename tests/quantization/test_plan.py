@@ -1,0 +1,133 @@
+from pathlib import Path
+
+import pytest
+
+from quantkit.errors import GraphError, InputError, UsageError
+from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.text import from_text
+from quantkit.loading import load
+from quantkit.quantization import Plan, Range, Ranges, Scheme, annotate
+from quantkit.recipe import parse, run
+
+HEAD = "inputs: x\noutputs: {out}\nx = Placeholder[<1x8x8x4>]()\nw = Const[1x1x4x4]()\nb = Const[4]()\n"
+
+
+def graph_of(body: str, out: str = "y") -> Graph:
+    conv = "Conv2D({}, {}, strides=[1, 1, 1, 1], padding=SAME)"
+    for layer in ("x", "a", "r", "s", "p", "c"):
+        body = body.replace(f"conv({layer})", conv.format(layer, "w"))
+    return from_text(HEAD.format(out=out) + body)
+
+
+def digits() -> Graph:
+    graph = load("digits", ["Mul"], ["softmax"])
+    made = run(parse("strip_unused_nodes remove_nodes(op=Identity, op=CheckNumerics) fold_old_batch_norms"), graph)
+    return made[0]
+
+
+def test_a_chain_is_one_unit() -> None:
+    plan = annotate(graph_of("a = conv(x)\ns = BiasAdd(a, b)\ny = Relu(s)"))
+    (unit,) = plan.units
+    assert unit.nodes == ("a", "s", "y")
+    assert (unit.input, unit.output) == (Edge("x"), Edge("y"))
+    assert list(plan.activations) == [Edge("x")], "nobody wants y as codes"
+    assert str(plan.weights["w"]) == "qint8 symmetric per_channel axes=3"
+    assert plan.kept_float == {}
+
+
+def test_what_two_read_stays_outside() -> None:
+    plan = annotate(graph_of("a = conv(x)\nr = Relu(a)\ny = Neg(a)\nz = Neg(r)", out="y, z"))
+    assert plan.units[0].nodes == ("a",)
+    assert plan.kept_float["r"] == "nothing that reads it computes in 8 bits"
+    assert "no 8-bit form of Neg" in plan.kept_float["y"]
+
+
+def test_the_later_layer_adds_the_residual() -> None:
+    plan = annotate(graph_of("a = conv(x)\nr = Relu(a)\np = conv(r)\ns = AddV2(p, r)\nc = Relu6(s)\ny = conv(c)"))
+    assert [unit.nodes for unit in plan.units] == [("a", "r"), ("p", "s", "c"), ("y",)]
+    residual = plan.units[1]
+    assert (residual.summand, residual.inner) == (Edge("r"), Edge("p"))
+    assert set(plan.activations) == {Edge("x"), Edge("r"), Edge("p"), Edge("c")}
+
+
+def test_everything_a_concat_joins_shares_a_range() -> None:
+    body = "a = conv(x)\nr = Relu(a)\np = MaxPool(r, ksize=[1, 3, 3, 1], strides=[1, 1, 1, 1], padding=SAME)\n"
+    body += "axis = Const[int32](3)\nc = ConcatV2(r, p, x, axis)\nw2 = Const[1x1x12x4]()\n"
+    body += "y = Conv2D(c, w2, strides=[1, 1, 1, 1], padding=SAME)"
+    plan = annotate(graph_of(body))
+    assert plan.groups == (frozenset({Edge("x"), Edge("r"), Edge("p"), Edge("c")}),)
+    assert plan.edges == (Edge("x"), Edge("r")), "the pool and the concat add nothing"
+    assert plan.carried == ("p", "c")
+    apart = annotate(graph_of(body), Scheme(share_concat_ranges=False))
+    assert apart.groups == (frozenset({Edge("r"), Edge("p")}),)
+
+
+def test_signs_decide_the_form_of_scale_only_codes() -> None:
+    graph = graph_of("a = conv(x)\nr = Relu(a)\np = conv(r)\ny = conv(p)")
+    plan = annotate(graph, Scheme.for_target("tensorflow"))
+    assert {str(edge): str(spec) for edge, spec in plan.activations.items()} == {
+        "x": "qint8 symmetric",
+        "r": "quint8 symmetric",
+        "p": "qint8 symmetric",
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "node", "reason"),
+    [
+        ("y = Conv2D(x, x, strides=[1, 1, 1, 1], padding=SAME)", "y", "computed, not constant"),
+        ("y = Conv2D(x, w, strides=[1, 1, 1, 1], padding=SAME, data_format=NCHW)", "y", "NCHW is not NHWC"),
+        ("bad = Const[4x4](nan)\ny = MatMul(x, bad)", "y", "its weights bad hold NaN"),
+        ("a = conv(x)\ny = Softmax(a)", "y", "small probabilities"),
+        ("a = conv(x)\ny = FusedBatchNormV3(a, b, b, b, b)", "y", "run fold_batch_norms first"),
+        ("y = AddV2(x, x)", "y", "neither of what it adds"),
+    ],
+)
+def test_what_stays_float_says_why(body: str, node: str, reason: str) -> None:
+    body = body.replace("Const[4x4](nan)", "Const([[nan, 1.0], [1.0, 1.0]])")
+    assert reason in annotate(graph_of(body)).kept_float[node]
+
+
+def test_the_scheme_keeps_nodes_and_ops_in_float() -> None:
+    graph = graph_of("a = conv(x)\nr = Relu(a)\ny = conv(r)")
+    plan = annotate(graph, Scheme(keep_float=("a",)))
+    assert [unit.layer for unit in plan.units] == ["y"]
+    assert plan.kept_float["a"] == "the scheme keeps it in float"
+    assert not annotate(graph, Scheme(keep_float=("Conv2D",))).units
+    with pytest.raises(UsageError, match="keep_float names 'q'"):
+        annotate(graph, Scheme(keep_float=("q",)))
+
+
+def test_what_can_not_be_planned_is_said() -> None:
+    graph = graph_of("y = conv(x)")
+    with pytest.raises(GraphError, match="no outputs"):
+        annotate(graph.with_(outputs=()))
+    with pytest.raises(GraphError, match="onnx"):
+        annotate(graph.with_(dialect="onnx"))
+
+
+@pytest.mark.parametrize("target", ["onnx", "tensorflow", "eightbit"])
+def test_the_bundled_network_is_8_bits_but_for_its_softmax(target: str) -> None:
+    plan = annotate(digits(), Scheme.for_target(target))
+    assert len(plan.units) == 21
+    assert list(plan.kept_float) == ["softmax"]
+
+
+def test_every_computing_node_has_an_answer() -> None:
+    graph = digits()
+    plan = annotate(graph)
+    answered = {*plan.unit_of, *plan.carried, *plan.kept_float}
+    assert answered == {name for name, node in graph.nodes.items() if node.op not in ("Const", "Placeholder")}
+
+
+def test_plans_round_trip_and_ask_for_ranges(tmp_path: Path) -> None:
+    plan = annotate(digits())
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    ranges = Ranges(dict.fromkeys(plan.activations, Range(0.0, 1.0)))
+    plan.require(ranges)
+    with pytest.raises(InputError, match="the ranges lack 'Mul'"):
+        plan.require(Ranges({edge: one for edge, one in ranges.items() if edge != Edge("Mul")}))
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(InputError, match="no plan"):
+        Plan.load(tmp_path / "other.json")

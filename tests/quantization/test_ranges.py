@@ -1,0 +1,44 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quantkit.errors import InputError
+from quantkit.ir.graph import Edge
+from quantkit.ir.text import from_text
+from quantkit.quantization.ranges import Provenance, Range, Ranges, graph_digest
+
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@given(st.dictionaries(st.sampled_from([Edge("a"), Edge("b", 1), Edge("c/d")]), st.tuples(FLOATS, FLOATS)))
+def test_ranges_round_trip_bit_for_bit(values: dict[Edge, tuple[float, float]]) -> None:
+    ranges = Ranges({edge: Range(*ends) for edge, ends in values.items()}, Provenance("g", "d", "s", 3), ("a remark",))
+    assert Ranges.from_json(json.loads(ranges.text)) == ranges
+
+
+def test_a_range_takes_a_line(tmp_path: Path) -> None:
+    ranges = Ranges({Edge("a"): Range(float(np.float32(-0.1)), 1.0)}, corrections={"a": (0.5, 0.25)})
+    ranges.save(tmp_path / "ranges.json")
+    assert '\n  "a": [-0.1, 1.0]' in (tmp_path / "ranges.json").read_text()
+    assert Ranges.load(tmp_path / "ranges.json") == ranges
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "nonsense", '{"schema": "quantkit.ranges/1", "ranges": {"a": 3}}'])
+def test_damage_is_said(text: str, tmp_path: Path) -> None:
+    (tmp_path / "ranges.json").write_text(text)
+    with pytest.raises(InputError):
+        Ranges.load(tmp_path / "ranges.json")
+
+
+def test_ranges_of_another_graph_or_scheme_are_doubted() -> None:
+    graph = from_text("inputs: x\noutputs: y\nx = Placeholder()\nw = Const(1.0)\ny = Mul(x, w)")
+    other = from_text("inputs: x\noutputs: y\nx = Placeholder()\nw = Const(2.0)\ny = Mul(x, w)")
+    ranges = Ranges({}, Provenance(graph_digest(graph), "d", "s", 1))
+    assert ranges.doubts(graph, "s") == ()
+    assert ranges.doubts(other, "s") == ("the ranges were collected on another graph",)
+    assert ranges.doubts(graph, "t") == ("the ranges were collected with another scheme",)
+    assert Ranges({}).doubts(graph, "t") == (), "made by hand: nothing is claimed"

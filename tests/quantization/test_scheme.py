@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quantkit.errors import InputError, UsageError
+from quantkit.ir.tensor import DType
+from quantkit.quantization.scheme import OBSERVERS, TARGETS, Scheme, Spec
+
+SPECS = st.builds(
+    Spec,
+    st.sampled_from([DType.QUINT8, DType.QINT8]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.integers(0, 5), max_size=2).map(tuple),
+)
+
+
+@given(SPECS)
+def test_a_spec_is_what_its_text_says(spec: Spec) -> None:
+    assert Spec.parse(str(spec)) == spec
+
+
+@given(SPECS)
+def test_real_zero_has_a_code(spec: Spec) -> None:
+    low, high = spec.codes
+    assert low <= 0 <= high
+    assert high - low in (255, 254, 127, 126)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_schemes_round_trip_through_toml(target: str, tmp_path: Path) -> None:
+    scheme = Scheme.for_target(target, keep_float=('od"d', "Softmax"), observer="percentile(99.5)", equalize=True)
+    scheme.save(tmp_path / "scheme.toml")
+    assert Scheme.load(tmp_path / "scheme.toml") == scheme
+
+
+def test_a_file_says_only_what_differs(tmp_path: Path) -> None:
+    (tmp_path / "scheme.toml").write_text('target = "tensorflow"\nobserver = "min_max"\n')
+    assert Scheme.load(tmp_path / "scheme.toml") == Scheme.for_target("tensorflow", observer="min_max")
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+def test_an_observer_may_carry_a_number(observer: str) -> None:
+    assert Scheme(observer=observer).observer_number is None
+    assert Scheme(observer=f"{observer}(99.5)").observer_number == 99.5
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ('target = "onxx"', "onnx"),
+        ('observer = "entropi"', "entropy"),
+        ('weights = "qint8 symetric"', "symmetric"),
+        ('weights = "qint8"', "affine"),
+        ("activations = 8", "--help"),
+        ("keep_float = 'Softmax'", "--help"),
+        ("equalise = true", "equalize"),
+        ("equalize = 1", "--help"),
+        ('activations = "quint8 symmetric"', "signed_activations"),
+    ],
+)
+def test_what_is_wrong_with_a_scheme_is_said(text: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / "scheme.toml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        Scheme.load(tmp_path / "scheme.toml")
+    assert hint in caught.value.hint
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.toml can not be read"):
+        Scheme.load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("target onnx")
+    with pytest.raises(InputError, match="is no TOML"):
+        Scheme.load(tmp_path / "bad.toml")
