@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
-from quantkit.formats import graphdef
+from quantkit.formats import graphdef, onnx
 from quantkit.ir.graph import Edge, Graph
 
 Ends = Iterable[Edge | str] | None
@@ -78,12 +78,12 @@ def kind_of(path: Path) -> str:
 
 
 def load(path: str | os.PathLike[str], inputs: Ends = None, outputs: Ends = None) -> Graph:
-    """Read a GraphDef, binary or text; large tensors stay in the file until they are used.
+    """Read a GraphDef, binary or text, or an ONNX model; large tensors stay in the file until they are used.
 
     Args:
         path: the file.
         inputs: what is fed; None: the placeholders.
-        outputs: what is asked for; None: what nobody reads.
+        outputs: what is asked for; None: what the model says, or what nobody reads.
 
     Raises:
         InputError: the file is missing, truncated, or no graph.
@@ -91,19 +91,28 @@ def load(path: str | os.PathLike[str], inputs: Ends = None, outputs: Ends = None
     """
     path = Path(path)
     kind = kind_of(path)
-    if kind not in ("graphdef", "graphdef_text"):
-        raise InputError(f"{path} is {KINDS[kind]}, and a frozen graph is needed here")
+    reader = _READERS.get(kind)
+    if reader is None:
+        raise InputError(f"{path} is {KINDS[kind]}, and a frozen graph or an ONNX model is needed here")
     try:
-        graph = _read_text(path) if kind == "graphdef_text" else graphdef.decode(_mapped(path))
+        graph = reader(path)
         if not graph.nodes:
             raise InputError("it holds no nodes")
     except QuantkitError as error:
         whole = f"{path.stat().st_size:,} bytes"
+        wanted = "an ONNX model" if kind == "onnx" else "a GraphDef"
         raise type(error)(
-            f"{path} ({whole}) is truncated, or not a GraphDef: {error.message}",
+            f"{path} ({whole}) is truncated, or not {wanted}: {error.message}",
             hint=error.hint or "compare its size and checksum with the source's, and fetch it again",
         ) from None
-    return with_guessed_ends(graph).with_ends(inputs, outputs)
+    return with_guessed_ends(graph).with_ends(_found(graph, inputs), _found(graph, outputs))
+
+
+def _found(graph: Graph, ends: Ends) -> Ends:
+    """Ends by name: values of an ONNX model may be called ``softmax:0``."""
+    if ends is None or graph.dialect != onnx.DIALECT:
+        return ends
+    return [onnx.edge_of(graph, end) if isinstance(end, str) else end for end in ends]
 
 
 def with_guessed_ends(graph: Graph) -> Graph:
@@ -116,7 +125,7 @@ def with_guessed_ends(graph: Graph) -> Graph:
 
 
 def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = None) -> None:
-    """Write a GraphDef; the file appears complete or not at all.
+    """Write a GraphDef, or the ONNX model that the graph is; the file appears complete or not at all.
 
     Args:
         graph: what to write.
@@ -124,11 +133,19 @@ def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = N
         as_text: choose the form whatever the ending is.
 
     Raises:
-        UsageError: the folder does not exist or the ending is no graph's.
+        UsageError: the folder does not exist, or the ending is that of another format.
         InputError: the disk is full or the file can not be written.
         GraphError: the graph is larger than the format allows.
     """
     path = Path(path)
+    if (graph.dialect == onnx.DIALECT) != (path.suffix.lower() == ".onnx"):
+        raise UsageError(
+            f"{path.name} can not hold a graph of dialect {graph.dialect}",
+            hint="an ONNX graph is written to a file that ends in .onnx, a TensorFlow graph to .pb or .pbtxt",
+        )
+    if graph.dialect == onnx.DIALECT:
+        write_whole(path, lambda file: onnx.write(graph, file))
+        return
     if as_text is None:
         as_text = path.suffix == ".pbtxt"
     if as_text:
@@ -179,7 +196,7 @@ def _mapped(path: Path) -> mmap.mmap:
     size = path.stat().st_size
     if size > graphdef.MAX_BYTES:
         raise InputError(
-            f"it has {size / 1e9:.2f} GB and a GraphDef can have at most 2.15 GB",
+            f"it has {size / 1e9:.2f} GB and a graph in one file can have at most 2.15 GB",
             hint="keep the weights in a SavedModel and freeze parts of it",
         )
     with _opened(path) as file:
@@ -202,3 +219,10 @@ def _read_text(path: Path) -> Graph:
         return graphdef.decode_text(data.decode())
     except UnicodeDecodeError as error:
         raise InputError(f"its text is not UTF-8 at byte {error.start}") from None
+
+
+_READERS: dict[str, Callable[[Path], Graph]] = {
+    "graphdef": lambda path: graphdef.decode(_mapped(path)),
+    "graphdef_text": _read_text,
+    "onnx": lambda path: onnx.decode(_mapped(path), onnx.files_beside(path.parent)),
+}

@@ -1,0 +1,57 @@
+"""The messages of an ONNX model, as a table; see `quantkit.formats.descriptors`."""
+
+from quantkit.formats.descriptors import Schema
+from quantkit.ir.tensor import DType
+
+# Enums are plain numbers here, so that values of later versions survive. The original is proto2; what proto3 does
+# not tell apart (a field that is zero and one that is missing) means the same in ONNX.
+_MESSAGES = """
+ModelProto: ir_version 1 int64, producer_name 2 string, producer_version 3 string, domain 4 string,
+  model_version 5 int64, doc_string 6 string, graph 7 GraphProto, opset_import 8 *OperatorSetIdProto,
+  metadata_props 14 *StringStringEntryProto
+OperatorSetIdProto: domain 1 string, version 2 int64
+StringStringEntryProto: key 1 string, value 2 string
+GraphProto: node 1 *NodeProto, name 2 string, initializer 5 *TensorProto, doc_string 10 string,
+  input 11 *ValueInfoProto, output 12 *ValueInfoProto, value_info 13 *ValueInfoProto,
+  sparse_initializer 15 *SparseTensorProto
+NodeProto: input 1 *string, output 2 *string, name 3 string, op_type 4 string, attribute 5 *AttributeProto,
+  doc_string 6 string, domain 7 string
+AttributeProto: name 1 string, f 2 float, i 3 int64, s 4 bytes, t 5 TensorProto, g 6 GraphProto, floats 7 *float,
+  ints 8 *int64, strings 9 *bytes, tensors 10 *TensorProto, graphs 11 *GraphProto, doc_string 13 string,
+  tp 14 TypeProto, type_protos 15 *TypeProto, type 20 int32, ref_attr_name 21 string,
+  sparse_tensor 22 SparseTensorProto, sparse_tensors 23 *SparseTensorProto
+TensorProto: dims 1 *int64, data_type 2 int32, float_data 4 *float, int32_data 5 *int32, string_data 6 *bytes,
+  int64_data 7 *int64, name 8 string, raw_data 9 bytes, double_data 10 *double, uint64_data 11 *uint64,
+  doc_string 12 string, external_data 13 *StringStringEntryProto, data_location 14 int32
+SparseTensorProto: values 1 TensorProto, indices 2 TensorProto, dims 3 *int64
+ValueInfoProto: name 1 string, type 2 TypeProto, doc_string 3 string
+TypeProto: tensor_type 1 ?TensorTypeProto, denotation 6 string
+TensorTypeProto: elem_type 1 int32, shape 2 TensorShapeProto
+TensorShapeProto: dim 1 *DimensionProto
+DimensionProto: dim_value 1 ?int64, dim_param 2 ?string, denotation 3 string
+"""
+
+DTYPES = {
+    1: DType.FLOAT,
+    2: DType.UINT8,
+    3: DType.INT8,
+    4: DType.UINT16,
+    5: DType.INT16,
+    6: DType.INT32,
+    7: DType.INT64,
+    8: DType.STRING,
+    9: DType.BOOL,
+    10: DType.HALF,
+    11: DType.DOUBLE,
+    12: DType.UINT32,
+    13: DType.UINT64,
+    14: DType.COMPLEX64,
+    15: DType.COMPLEX128,
+    16: DType.BFLOAT16,
+    17: DType.FLOAT8_E4M3FN,
+    19: DType.FLOAT8_E5M2,
+}
+NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+
+SCHEMA = Schema("onnx", _MESSAGES)
+message_class = SCHEMA.message_class

@@ -1,0 +1,309 @@
+"""ONNX <-> Graph: meaning survives, tensors stay lazy, broken files are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quantkit.errors import GraphError, InputError, QuantkitError, UsageError
+from quantkit.formats import load, onnx, save
+from quantkit.formats.onnx_schema import DTYPES, message_class
+from quantkit.ir.graph import Edge, Graph, Node, Opaque, constant
+from quantkit.ir.tensor import DType, Shape, Tensor
+
+
+def info(name: str, *dims: int | str) -> Any:
+    message = message_class("ValueInfoProto")(name=name)
+    message.type.tensor_type.elem_type = 1
+    for size in dims:
+        message.type.tensor_type.shape.dim.add(**{"dim_value" if isinstance(size, int) else "dim_param": size})
+    return message
+
+
+def add_node(graph: Any, op: str, inputs: list[str], outputs: list[str], **fields: Any) -> Any:
+    return graph.node.add(op_type=op, input=inputs, output=outputs, **fields)
+
+
+def rich_model() -> Any:
+    """A model with every kind of attribute, subgraphs, left-out values, other domains and unknown fields."""
+    message = message_class("ModelProto")(ir_version=8, producer_name="somebody", doc_string="a model")
+    message.opset_import.add(domain="", version=17)
+    message.opset_import.add(domain="com.microsoft", version=1)
+    message.metadata_props.add(key="who", value="me")
+    graph = message.graph
+    graph.name, graph.doc_string = "rich", "every kind"
+    graph.input.extend([info("x", "n", 4), info("flag")])
+    graph.output.extend([info("parts:1", "n", 2), info("resized", "n", "m")])
+    graph.value_info.append(info("relu", "n", 4))
+    graph.initializer.add(name="sizes", dims=[2], data_type=7, int64_data=[4, 4])
+    add_node(graph, "Relu", ["x"], ["relu"], name="Relu_0", doc_string="positive")
+    add_node(graph, "Split", ["relu"], ["parts", "parts:1", "third"])
+    resize = add_node(graph, "Resize", ["relu", "", "", "sizes"], ["resized"])
+    resize.attribute.add(name="mode", type=3, s=b"linear")
+    custom = add_node(graph, "Custom", ["parts"], ["custom"], domain="com.microsoft")
+    for name, kind, field, value in (
+        ("f", 1, "f", 0.5),
+        ("i", 2, "i", -3),
+        ("floats", 6, "floats", [0.5, 0.25]),
+        ("ints", 7, "ints", [1, -2]),
+        ("no_ints", 7, "ints", []),
+        ("no_floats", 6, "floats", []),
+        ("strings", 8, "strings", [b"a", b""]),
+    ):
+        attribute = custom.attribute.add(name=name, type=kind)
+        getattr(attribute, field).extend(value) if isinstance(value, list) else setattr(attribute, field, value)
+    tensor = custom.attribute.add(name="t", type=4).t
+    tensor.data_type, tensor.dims[:], tensor.float_data[:] = 1, [2], [1, 2]
+    tensors = custom.attribute.add(name="ts", type=9).tensors
+    tensors.add(data_type=1, dims=[1], raw_data=b"\0\0\x80?")
+    choice = add_node(graph, "If", ["flag"], ["chosen"])
+    for name in ("then_branch", "else_branch"):
+        branch = choice.attribute.add(name=name, type=5).g
+        branch.name = name
+        add_node(branch, "Neg", ["relu"], [f"{name}/y"])
+        branch.output.append(info(f"{name}/y"))
+    constant_node = add_node(graph, "Constant", [], ["seven"])
+    constant_node.attribute.add(name="value_int", type=2, i=7)
+    skipped = add_node(graph, "Dropout", ["seven"], ["", "mask"])
+    skipped.attribute.add(name="seed", type=2, i=0)
+    return message
+
+
+def canonical(data: bytes) -> Any:
+    """The message, without what two writers may say in two ways."""
+    message = message_class("ModelProto").FromString(data)
+    for node in message.graph.node:
+        if not node.domain:
+            node.ClearField("domain")
+        node.attribute.sort(key=lambda one: one.name)
+    for tensor in message.graph.initializer:
+        tensor.ClearField("int64_data")
+        tensor.ClearField("raw_data")
+    for node in message.graph.node:
+        for attribute in node.attribute:
+            for tensor in (attribute.t, *attribute.tensors):
+                tensor.ClearField("float_data")
+                tensor.ClearField("raw_data")
+    return message
+
+
+def test_everything_survives_a_round_trip() -> None:
+    data = rich_model().SerializeToString(deterministic=True)
+    graph = onnx.decode(data)
+    made = onnx.encode(graph)
+    assert canonical(made) == canonical(data)
+    assert onnx.decode(made) == graph
+
+
+def test_unknown_fields_survive() -> None:
+    model = rich_model()
+    unknown = b"\xfa\x3e\x03abc"  # field 1007
+    data = model.SerializeToString(deterministic=True) + unknown
+    node = message_class("NodeProto").FromString(model.graph.node[0].SerializeToString() + unknown)
+    model.graph.node[0].CopyFrom(node)
+    assert onnx.encode(onnx.decode(data)).count(unknown) == 1
+    assert onnx.encode(onnx.decode(model.SerializeToString())).count(unknown) == 1
+
+
+def test_names_of_values_are_edges() -> None:
+    graph = onnx.decode(rich_model().SerializeToString())
+    assert graph.inputs == (Edge("x"), Edge("flag"))
+    assert graph.outputs == (Edge("parts", 1), Edge("resized"))
+    assert graph["resized"].inputs == (Edge("relu"), Edge(""), Edge(""), Edge("sizes"))
+    assert graph["chosen"].controls == ("relu",)
+    assert graph["mask"].op == "Dropout"
+    assert onnx.value_name(graph["mask"], 0) == ""
+    assert onnx.value_name(graph["parts"], 2) == "third"
+    assert onnx.edge_of(graph, "third") == Edge("parts", 2)
+    assert onnx.edge_of(graph, "elsewhere:1") == Edge("elsewhere", 1)
+
+
+def test_values_are_understood() -> None:
+    graph = onnx.decode(rich_model().SerializeToString())
+    custom = graph["custom"]
+    assert custom.op == "com.microsoft.Custom"
+    assert custom.attrs["ints"] == (1, -2)
+    assert custom.attrs["no_ints"] == ()
+    assert isinstance(custom.attrs["no_floats"], Opaque)
+    assert custom.attrs["t"] == Tensor.of(np.float32([1, 2]))
+    assert isinstance(graph["chosen"].attrs["then_branch"], Opaque)
+    assert graph["x"].attrs == {"dtype": DType.FLOAT, "shape": Shape((None, 4))}
+    assert onnx.opsets(graph) == {"": 17, "com.microsoft": 1}
+
+
+def test_large_tensors_are_views_of_the_file() -> None:
+    values = np.arange(5000, dtype=np.float32)
+    value = Tensor.of(values)
+    nodes = [Node("w", "Constant", attrs={"value": value}), Node("k", "Keep", (Edge("w"),), attrs={"t": value})]
+    data = onnx.encode(Graph.of(nodes, [], ["k"], dialect="onnx"))
+    graph = onnx.decode(data)
+    for tensor in (graph["w"].value, graph["k"].attrs["t"]):
+        assert isinstance(tensor, Tensor)
+        assert np.shares_memory(tensor.array, np.frombuffer(data, np.uint8))
+        np.testing.assert_array_equal(tensor.array, values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize("count", [0, 1, 7, 3000])
+def test_tensors_of_every_type_survive(dtype: DType, count: int) -> None:
+    values = np.array([b"x" * (i % 5) for i in range(count)], object)
+    if dtype is not DType.STRING:
+        values = (np.arange(count) % 2).astype(dtype.numpy)
+    graph = Graph.of([Node("c", "Constant", attrs={"value": Tensor.of(values, dtype)})], dialect="onnx")
+    found = onnx.decode(onnx.encode(graph))["c"].value
+    assert (found.dtype, found.shape) == (dtype, (count,))
+    np.testing.assert_array_equal(found.array, values)
+
+
+@pytest.mark.parametrize(
+    ("fields", "values"),
+    [
+        ({"data_type": 1, "float_data": [2.5, 1]}, np.float32([2.5, 1])),
+        ({"data_type": 2, "int32_data": [200, 1]}, np.uint8([200, 1])),
+        ({"data_type": 3, "int32_data": [-100, 1]}, np.int8([-100, 1])),
+        ({"data_type": 9, "int32_data": [0, 1]}, np.array([False, True])),
+        ({"data_type": 10, "int32_data": [0x3C00, 0]}, np.float16([1, 0])),
+        ({"data_type": 12, "uint64_data": [1 << 31, 1]}, np.uint32([1 << 31, 1])),
+        ({"data_type": 14, "float_data": [1, 2, 3, 4]}, np.complex64([1 + 2j, 3 + 4j])),
+        ({"data_type": 11, "double_data": [0.1, 1]}, np.float64([0.1, 1])),
+    ],
+)
+def test_typed_fields_are_read(fields: dict[str, Any], values: np.ndarray) -> None:
+    message = message_class("ModelProto")()
+    message.graph.initializer.add(name="c", dims=[2], **fields)
+    np.testing.assert_array_equal(onnx.decode(message.SerializeToString())["c"].value.array, values)
+
+
+def test_types_that_quantkit_has_not_are_carried() -> None:
+    message = message_class("ModelProto")()
+    message.graph.initializer.add(name="c", dims=[3], data_type=22, raw_data=b"\x12\x03")
+    graph = onnx.decode(message.SerializeToString())
+    assert isinstance(graph["c"].attrs["value"], Opaque)
+    (node,) = message_class("ModelProto").FromString(onnx.encode(graph)).graph.node
+    assert node.attribute[0].t.raw_data == b"\x12\x03"
+
+
+def test_tensors_in_files_beside_the_model(tmp_path: Path) -> None:
+    values = np.arange(6, dtype=np.float32)
+    (tmp_path / "weights.bin").write_bytes(b"junk" + values.tobytes())
+    message = message_class("ModelProto")()
+    tensor = message.graph.initializer.add(name="w", dims=[6], data_type=1, data_location=1)
+    for key, value in (("location", "weights.bin"), ("offset", "4"), ("length", "24")):
+        tensor.external_data.add(key=key, value=value)
+    (tmp_path / "m.onnx").write_bytes(message.SerializeToString())
+    np.testing.assert_array_equal(load(tmp_path / "m.onnx")["w"].value.array, values)
+    with pytest.raises(InputError, match="another file"):
+        onnx.decode(message.SerializeToString())
+    for key, value, match in (
+        ("length", "25", "behind the end"),
+        ("location", "../x", "outside"),
+        ("offset", "a", "n"),
+    ):
+        broken = message_class("ModelProto").FromString(message.SerializeToString())
+        for entry in broken.graph.initializer[0].external_data:
+            entry.value = value if entry.key == key else entry.value
+        (tmp_path / "m.onnx").write_bytes(broken.SerializeToString())
+        with pytest.raises(InputError, match=match):
+            load(tmp_path / "m.onnx")
+
+
+def test_nodes_out_of_order_are_put_in_order() -> None:
+    nodes = [Node("z", "Neg", (Edge("y"),)), Node("y", "Relu", (Edge("x"),)), Node("x", "Placeholder")]
+    made = onnx.encode(Graph.of(nodes, ["x"], ["z"], dialect="onnx"))
+    assert [node.op_type for node in message_class("ModelProto").FromString(made).graph.node] == ["Relu", "Neg"]
+
+
+def test_a_renamed_input_keeps_its_named_dimensions_unless_its_shape_changed() -> None:
+    graph = onnx.decode(rich_model().SerializeToString())
+
+    def dims(shape: Shape) -> list[Any]:
+        changed = graph.with_nodes([graph["x"].with_attrs(shape=shape), *list(graph.nodes.values())[1:]])
+        (found, _) = message_class("ModelProto").FromString(onnx.encode(changed)).graph.input
+        return [one.dim_param or one.dim_value for one in found.type.tensor_type.shape.dim]
+
+    assert dims(Shape((None, 4))) == ["n", 4]
+    assert dims(Shape((8, 4))) == [8, 4]
+
+
+def test_files_are_saved_and_loaded_by_their_ending(tmp_path: Path) -> None:
+    graph = onnx.decode(rich_model().SerializeToString())
+    save(graph, tmp_path / "m.onnx")
+    found = load(tmp_path / "m.onnx")
+    assert found == graph
+    assert load(tmp_path / "m.onnx", outputs=["third"]).outputs == (Edge("parts", 2),)
+    with pytest.raises(UsageError, match="dialect onnx"):
+        save(graph, tmp_path / "m.pb")
+    with pytest.raises(UsageError, match="dialect tensorflow"):
+        save(Graph.of([constant("c", 1.0)]), tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda graph: graph.node[0].output.__setitem__(0, "x"), "two values are named 'x'"),
+        (lambda graph: graph.node[0].input.__setitem__(0, "nothing"), "'relu' .* names 'nothing'"),
+        (lambda graph: graph.output.add(name="nothing"), "the list of outputs names 'nothing'"),
+        (lambda graph: graph.node[0].ClearField("output"), "'Relu_0' .* no output"),
+        (lambda graph: setattr(graph.node[0], "op_type", ""), "which is no name"),
+        (lambda graph: graph.initializer[0].dims.append(3), "sizes.* lists 2 values"),
+        (lambda graph: graph.initializer.add(name="r", dims=[2], data_type=1, raw_data=b"123"), "8 bytes and has 3"),
+        (lambda graph: graph.initializer.add(name="r", dims=[-1], data_type=1), "the shape"),
+    ],
+)
+def test_wrong_models_are_refused_with_a_sentence(change: Any, message: str) -> None:
+    model = rich_model()
+    change(model.graph)
+    with pytest.raises(InputError, match=message):
+        onnx.decode(model.SerializeToString())
+
+
+def test_a_model_without_a_graph_is_refused() -> None:
+    with pytest.raises(InputError, match="holds no graph"):
+        onnx.decode(b"\x08\x07")
+
+
+def test_two_values_of_one_name_are_not_written() -> None:
+    nodes = [Node("x", "Placeholder"), Node("s", "Split", (Edge("x"),)), Node("s:1", "Neg", (Edge("s", 1),))]
+    with pytest.raises(GraphError, match="'s:1'"):
+        onnx.encode(Graph.of(nodes, ["x"], ["s:1"], dialect="onnx"))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2000), st.integers(0, 255), st.booleans())
+def test_mutated_bytes_are_read_or_refused(place: int, byte: int, is_cut: bool) -> None:
+    data = bytearray(rich_model().SerializeToString(deterministic=True))
+    place %= len(data)
+    data[place] = byte
+    try:
+        onnx.encode(onnx.decode(bytes(data[:place] if is_cut else data)))
+    except QuantkitError as error:
+        assert error.message  # noqa: PT017
+
+
+@pytest.mark.engine
+def test_onnx_itself_accepts_what_is_written() -> None:
+    checker = pytest.importorskip("onnx", reason="pip install onnx")
+    helper = checker.helper
+    x = helper.make_tensor_value_info("x", 1, ["n", 2])
+    y = helper.make_tensor_value_info("y", 1, ["n", 2])
+    w = checker.numpy_helper.from_array(np.ones((2, 2), np.float32), "w")
+    model = helper.make_model(helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [w]))
+    again = checker.load_from_string(onnx.encode(onnx.decode(model.SerializeToString())))
+    checker.checker.check_model(again, full_check=True)
+    assert again.graph.input == model.graph.input
+
+    made = Graph.of(
+        [
+            Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 2))}),
+            Node("w", "Constant", attrs={"value": Tensor.of(np.ones((2, 2), np.float32))}),
+            Node("y", "Gemm", (Edge("x"), Edge("w")), attrs={"alpha": 0.5, "transB": 1}),
+        ],
+        ["x"],
+        ["y"],
+        dialect="onnx",
+        extra=onnx.header({"y": (DType.FLOAT, Shape((None, 2)))}),
+    )
+    checker.checker.check_model(checker.load_from_string(onnx.encode(made)), full_check=True)
