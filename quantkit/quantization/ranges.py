@@ -8,9 +8,9 @@ A file, so that quantizing again needs no data:
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -70,13 +70,13 @@ class Ranges(Mapping[Edge, Range]):
         ranges: of every edge that a plan quantizes.
         provenance: what they were made of.
         remarks: what the guard saw: a NaN, a dead range, a channel that dwarfs the others.
-        corrections: mean quantization error of a unit's output by channel, by unit; empty: not measured.
+        means: mean of each channel by edge, which bias correction needs; empty: not asked for.
     """
 
     ranges: Mapping[Edge, Range]
     provenance: Provenance = Provenance()
     remarks: tuple[str, ...] = ()
-    corrections: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    means: Mapping[Edge, tuple[float, ...]] = field(default_factory=dict)
 
     def __getitem__(self, edge: Edge) -> Range:
         return self.ranges[edge]
@@ -89,6 +89,14 @@ class Ranges(Mapping[Edge, Range]):
 
     def __hash__(self) -> int:
         return hash(self.provenance)
+
+    def shared(self, groups: Iterable[frozenset[Edge]]) -> "Ranges":
+        """The same, with one range for all edges of a group: the one that holds them all."""
+        joined = dict(self.ranges)
+        for group in groups:
+            members = [self.ranges[edge] for edge in group if edge in self.ranges]
+            joined.update(dict.fromkeys(group, reduce(Range.joined, members)) if members else {})
+        return replace(self, ranges=joined)
 
     def doubts(self, graph: Graph, scheme_digest: str) -> tuple[str, ...]:
         """Why these ranges may not be meant for a graph and a scheme, a sentence each; empty: they are."""
@@ -113,8 +121,8 @@ class Ranges(Mapping[Edge, Range]):
             "remarks": list(self.remarks),
             "ranges": {str(edge): [_short(low), _short(high)] for edge, (low, high) in self.ranges.items()},
         }
-        if self.corrections:
-            document["corrections"] = {name: list(map(_short, values)) for name, values in self.corrections.items()}
+        if self.means:
+            document["means"] = {str(edge): list(map(_short, values)) for edge, values in self.means.items()}
         return document
 
     @classmethod
@@ -135,8 +143,8 @@ class Ranges(Mapping[Edge, Range]):
                 for name, (low, high) in document["ranges"].items()
             }
             provenance = Provenance(**document["provenance"])
-            corrections = {name: tuple(map(float, values)) for name, values in document.get("corrections", {}).items()}
-            return cls(ranges, provenance, tuple(document.get("remarks", ())), corrections)
+            means = {Edge.parse(name): tuple(map(float, values)) for name, values in document.get("means", {}).items()}
+            return cls(ranges, provenance, tuple(document.get("remarks", ())), means)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"these ranges are damaged: {error}", hint="collect them once more") from None
 

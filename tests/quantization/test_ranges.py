@@ -21,7 +21,7 @@ def test_ranges_round_trip_bit_for_bit(values: dict[Edge, tuple[float, float]]) 
 
 
 def test_a_range_takes_a_line(tmp_path: Path) -> None:
-    ranges = Ranges({Edge("a"): Range(float(np.float32(-0.1)), 1.0)}, corrections={"a": (0.5, 0.25)})
+    ranges = Ranges({Edge("a"): Range(float(np.float32(-0.1)), 1.0)}, means={Edge("a"): (0.5, 0.25)})
     ranges.save(tmp_path / "ranges.json")
     assert '\n  "a": [-0.1, 1.0]' in (tmp_path / "ranges.json").read_text()
     assert Ranges.load(tmp_path / "ranges.json") == ranges
@@ -42,3 +42,10 @@ def test_ranges_of_another_graph_or_scheme_are_doubted() -> None:
     assert ranges.doubts(other, "s") == ("the ranges were collected on another graph",)
     assert ranges.doubts(graph, "t") == ("the ranges were collected with another scheme",)
     assert Ranges({}).doubts(graph, "t") == (), "made by hand: nothing is claimed"
+
+
+def test_a_group_gets_the_range_that_holds_all_of_it() -> None:
+    ranges = Ranges({Edge("a"): Range(0.0, 1.0), Edge("b"): Range(-2.0, 0.5), Edge("c"): Range(0.0, 9.0)})
+    shared = ranges.shared([frozenset({Edge("a"), Edge("b"), Edge("d")})])
+    assert shared[Edge("a")] == shared[Edge("b")] == shared[Edge("d")] == Range(-2.0, 1.0)
+    assert shared[Edge("c")] == Range(0.0, 9.0)

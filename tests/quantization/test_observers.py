@@ -1,0 +1,130 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from quantkit.errors import UsageError
+from quantkit.ir.tensor import Array
+from quantkit.quantization.grid import Grid
+from quantkit.quantization.observers import Entropy, Histogram, MinMax, Observer, make_observer
+from quantkit.quantization.ranges import Range
+from quantkit.quantization.scheme import AFFINE, OBSERVERS, SIGNED, UNSIGNED, Scheme, Spec
+
+ANY = arrays.arrays(np.float32, arrays.array_shapes(min_side=0, max_dims=4, max_side=9), elements=st.floats(width=32))
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**60), max_value=2.0**60)
+BATCHES = st.lists(arrays.arrays(np.float32, st.integers(0, 40), elements=FINITE), max_size=5)
+SPECS = st.sampled_from([AFFINE, SIGNED, Spec.parse("qint8 affine")])
+
+
+def fed(observer: Observer, batches: list[Array]) -> Observer:
+    for batch in batches:
+        observer.observe(batch)
+    return observer
+
+
+@given(st.lists(ANY, max_size=4), st.sampled_from(OBSERVERS), SPECS)
+@settings(max_examples=150, deadline=None)
+def test_every_range_is_finite_and_within_what_was_seen(batches: list[Array], name: str, spec: Spec) -> None:
+    observer = fed(make_observer(Scheme(observer=name), spec), batches)
+    low, high = observer.range()
+    values = np.concatenate([np.zeros(0, np.float32), *(batch.reshape(-1) for batch in batches)])
+    finite = values[np.isfinite(values)]
+    assert np.isfinite([low, high]).all()
+    assert low <= high
+    assert observer.num_nan == np.isnan(values).sum()
+    assert observer.num_infinite == np.isinf(values).sum()
+    if finite.size:
+        assert finite.min() <= low
+        assert high <= finite.max()
+    else:
+        assert (low, high) == (0, 0)
+
+
+@given(FINITE, st.sampled_from(OBSERVERS), st.integers(1, 30))
+@settings(deadline=None)
+def test_a_constant_is_its_own_range(value: float, name: str, count: int) -> None:
+    observer = fed(make_observer(Scheme(observer=name), AFFINE), [np.full(count, value, np.float32)] * 2)
+    low, high = observer.range()
+    assert low <= value <= high or name in ("entropy", "mean_squared_error", "percentile")
+    assert abs(low - value) <= abs(value) + 1e-30
+    assert np.isfinite([low, high]).all()
+
+
+@given(BATCHES)
+def test_extremes_do_not_depend_on_how_data_is_cut(batches: list[Array]) -> None:
+    whole = np.concatenate([np.zeros(0, np.float32), *batches])
+    assert fed(MinMax(), batches).range() == fed(MinMax(), [whole]).range()
+
+
+@given(BATCHES)
+def test_a_histogram_loses_no_value_however_it_grows(batches: list[Array]) -> None:
+    histogram = Histogram(64)
+    values = np.concatenate([np.zeros(0, np.float32), *batches]).astype(np.float64)
+    for batch in batches:
+        histogram.add(batch)
+    assert histogram.counts.sum() + histogram.zeros == values.size
+    values = values[values != 0]
+    if values.size:
+        places = np.floor(values / histogram.width).astype(np.int64) - histogram.first
+        assert np.array_equal(np.bincount(places, minlength=64), histogram.counts), "rebinned exactly"
+
+
+@given(BATCHES, BATCHES, st.sampled_from(OBSERVERS))
+@settings(deadline=None)
+def test_an_observer_goes_on_where_another_stopped(before: list[Array], after: list[Array], name: str) -> None:
+    scheme = Scheme(observer=name)
+    first = fed(make_observer(scheme, AFFINE), before)
+    second = make_observer(scheme, AFFINE)
+    second.restore(first.state())
+    assert fed(second, after).range() == fed(first, after).range()
+
+
+@pytest.mark.parametrize("name", ["percentile(99.9)", "entropy", "mean_squared_error"])
+def test_a_rare_giant_is_cut_off(name: str) -> None:
+    values = np.random.default_rng(0).laplace(size=100_000).astype(np.float32)
+    values[7] = 1000.0
+    low, high = fed(make_observer(Scheme(observer=name), AFFINE), [values]).range()
+    assert high < 500
+    assert low < -5
+
+
+@pytest.mark.parametrize("spec", [AFFINE, SIGNED, UNSIGNED])
+def test_the_least_squared_error_is_below_that_of_the_extremes(spec: Spec) -> None:
+    values = np.random.default_rng(1).laplace(size=8000).astype(np.float32)
+    values = np.abs(values) if spec is UNSIGNED else values
+    errors = {}
+    for name in ("min_max", "mean_squared_error"):
+        grid = Grid.of_range(spec, fed(make_observer(Scheme(observer=name), spec), [values]).range())
+        errors[name] = float(np.square(grid.rounded(values) - values).mean())
+    assert errors["mean_squared_error"] < errors["min_max"] * 1.01, "bins know the numbers to half a bin"
+
+
+def test_numbers_that_fill_their_range_keep_it() -> None:
+    values = np.linspace(-1, 1, 4001, dtype=np.float32)
+    for name in ("entropy", "mean_squared_error"):
+        low, high = fed(make_observer(Scheme(observer=name), AFFINE), [values]).range()
+        assert low < -0.98
+        assert high > 0.98
+
+
+def test_a_sample_of_a_large_array_sees_all_channels() -> None:
+    values = np.zeros((1, 64, 64, 32), np.float32)
+    values[..., 5] = 3.0
+    observer = Entropy(UNSIGNED)
+    for _ in range(3):
+        observer.observe(values)
+    assert observer.range() == Range(0.0, 3.0)
+    assert 0.02 < observer.histogram.counts.sum() / (observer.histogram.counts.sum() + observer.histogram.zeros) < 0.04
+
+
+def test_a_moving_average_forgets() -> None:
+    observer = make_observer(Scheme(observer="moving_average(0.5)"), AFFINE)
+    fed(observer, [np.float32([0, 8]), np.float32([0, 4]), np.float32([-2, 4])])
+    assert observer.range() == Range(-1.0, 5.0)
+
+
+@pytest.mark.parametrize("word", ["percentile(20)", "moving_average(1.5)", "entropy(3)"])
+def test_numbers_out_of_bounds_are_refused(word: str) -> None:
+    with pytest.raises(UsageError):
+        make_observer(Scheme(observer=word), AFFINE)
