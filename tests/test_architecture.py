@@ -15,6 +15,7 @@ LAYERS = [
     {"quantkit.ir"},
     {"quantkit.ops"},
     {"quantkit.formats", "quantkit.zoo", "quantkit.runtimes.session"},
+    {"quantkit.dialects"},
     {"quantkit.transforms", "quantkit.runtimes"},
     {"quantkit.loading", "quantkit.summary"},
     {"quantkit.recipe"},

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from quantkit.errors import UnavailableError
+from quantkit.formats import onnx
 from quantkit.formats.files import KINDS, kind_of, load
 from quantkit.ir.graph import Graph
 from quantkit.runtimes.to_onnx import to_onnx
@@ -34,9 +35,9 @@ def as_onnx(model: Graph | Path, title: str, kinds: tuple[str, ...]) -> bytes | 
         UnavailableError: the engine reads no such file, or the graph can not be converted.
     """
     if isinstance(model, Graph):
-        if model.dialect != "tensorflow":
-            raise UnavailableError(f"{title} opens TensorFlow graphs and ONNX files, not a graph of {model.dialect}")
-        return to_onnx(model)
+        if model.dialect not in ("tensorflow", onnx.DIALECT):
+            raise UnavailableError(f"{title} opens TensorFlow and ONNX graphs, not a graph of {model.dialect}")
+        return onnx.encode(model) if model.dialect == onnx.DIALECT else to_onnx(model)
     kind = kind_of(model)
     if kind not in kinds:
         raise UnavailableError(f"{title} can not read {model.name}, which is {KINDS[kind]}")

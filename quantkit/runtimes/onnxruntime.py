@@ -1,4 +1,4 @@
-"""ONNX Runtime: ONNX files, and TensorFlow graphs through tf2onnx."""
+"""ONNX Runtime: ONNX files and graphs, and TensorFlow graphs that are converted to ONNX."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""OpenVINO: its own, ONNX and LiteRT files, and TensorFlow graphs through tf2onnx."""
+"""OpenVINO: its own, ONNX and LiteRT files, ONNX graphs, and TensorFlow graphs that are converted to ONNX."""
 
 import re
 from collections.abc import Callable, Sequence

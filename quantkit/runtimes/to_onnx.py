@@ -1,7 +1,8 @@
-"""TensorFlow graphs as ONNX models, made by tf2onnx once and kept on disk.
+"""TensorFlow graphs as ONNX models: by our own conversion where it knows every op, else by tf2onnx.
 
-A conversion takes seconds, so its result is stored under a digest of all that decides it: the nodes, the
-inputs and outputs, tf2onnx's version and the opset. A refusal is stored as well.
+Ours takes milliseconds. A conversion by tf2onnx takes seconds and gigabytes, so its result is kept on disk under
+a digest of all that decides it: the nodes, the inputs and outputs, tf2onnx's version and the opset. A refusal is
+stored as well.
 """
 
 import contextlib
@@ -16,13 +17,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
+from quantkit.dialects import tensorflow_to_onnx
 from quantkit.errors import QuantkitError, UnavailableError
-from quantkit.formats import graphdef
+from quantkit.formats import graphdef, onnx
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph, constant
 from quantkit.ops.kernels import evaluate
 from quantkit.runtimes import tensorflow
-from quantkit.runtimes.session import installed, require
+from quantkit.runtimes.session import installed
 from quantkit.zoo import cache_folder
 
 OPSET = 17
@@ -46,16 +48,33 @@ def to_onnx(graph: Graph) -> bytes:
         ModelProto bytes; inputs and outputs are named like the graph's: ``softmax``, ``split:1``.
 
     Raises:
-        UnavailableError: tf2onnx is not installed, or can not convert some ops, which are named.
+        UnavailableError: neither conversion knows some ops, which are named.
         GraphError: TensorFlow refuses the graph.
     """
     computed = graph.reachable() - graph.input_names
     hopeless = _unconverted(graph[name].op for name in computed if NEVER_CONVERTED.fullmatch(graph[name].op))
     if hopeless:
         raise UnavailableError(hopeless, hint=_HINT)
-    for answer in (installed("tf2onnx", "tf2onnx", "tf2onnx"), tensorflow.RUNTIME.available()):
-        require(answer)
-    graph = _needed(_decoded(graph))
+    graph = _decoded(graph)
+    try:
+        return onnx.encode(tensorflow_to_onnx.convert(graph))
+    except UnavailableError as refusal:
+        for answer in (installed("tf2onnx", "tf2onnx", "tf2onnx"), tensorflow.RUNTIME.available()):
+            if not answer.ok:
+                raise UnavailableError(
+                    refusal.message, hint=f"tf2onnx may know more, but it is not at hand: {answer.detail}"
+                ) from None
+    return by_tf2onnx(graph)
+
+
+def by_tf2onnx(graph: Graph) -> bytes:
+    """As `to_onnx`, by tf2onnx, or from the disk where it did that before.
+
+    Raises:
+        UnavailableError: tf2onnx can not convert some ops, which are named.
+        GraphError: TensorFlow refuses the graph.
+    """
+    graph = _needed(graph)
     place = cache_folder() / "converted" / f"{_digest(graph)}.onnx"
     refusal = place.with_suffix(".txt")
     known = _read(place)
@@ -95,7 +114,7 @@ def _decoded(graph: Graph) -> Graph:
 def _unconverted(ops: Iterable[str]) -> str:
     counts = Counter(ops)
     listed = ", ".join(f"{op} ({count})" for op, count in sorted(counts.items()))
-    return f"tf2onnx can not convert {listed}" if counts else ""
+    return f"no ONNX form is known of {listed}" if counts else ""
 
 
 def _digest(graph: Graph) -> str:

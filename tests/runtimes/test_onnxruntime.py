@@ -1,9 +1,10 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from quantkit.errors import GraphError, InputError, UnavailableError
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 from quantkit.runtimes.onnxruntime import CPU, CUDA, RUNTIME, _explained, _info, _providers
 from quantkit.runtimes.session import SessionOptions
@@ -46,8 +47,15 @@ def test_other_precisions_are_refused(precision: str) -> None:
 
 
 def test_graphs_of_other_dialects_are_refused() -> None:
-    with pytest.raises(UnavailableError, match="not a graph of onnx"):
-        RUNTIME.open(Graph.of([], dialect="onnx"))
+    with pytest.raises(UnavailableError, match="not a graph of circle"):
+        RUNTIME.open(Graph.of([], dialect="circle"))
+
+
+def test_onnx_graphs_are_opened_as_they_are() -> None:
+    x = Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 2))})
+    graph = Graph.of([x, Node("y", "HardSwish", (Edge("x"),))], ["x"], ["y"], dialect="onnx")
+    with RUNTIME.open(graph) as session:
+        assert session.run({"x": np.full((1, 2), 3, np.float32)})["y"].tolist() == [[3, 3]]
 
 
 def test_a_file_of_another_engine_is_refused(tmp_path: Path) -> None:

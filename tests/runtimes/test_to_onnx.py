@@ -9,7 +9,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.runtimes import tensorflow
 from quantkit.runtimes import to_onnx as module
-from quantkit.runtimes.session import installed
+from quantkit.runtimes.session import Availability, installed
 from quantkit.runtimes.to_onnx import NEVER_CONVERTED, to_onnx
 
 ANSWERS = (installed("tf2onnx", "tf2onnx", "tf2onnx"), tensorflow.RUNTIME.available())
@@ -34,7 +34,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "converted"
 
 
-def small(op: str = "Relu") -> Graph:
+def small(op: str = "Atan") -> Graph:
+    """A graph that tf2onnx has to convert."""
     return Graph.of([placeholder("x", None, 2), node("y", op, "x")], ["x"], ["y"])
 
 
@@ -45,7 +46,7 @@ def test_ends_keep_their_names_and_the_opset_is_recent(cache: Path) -> None:
         [
             placeholder("x", 2, 4),
             constant("axis", np.array([1], np.int32)).with_(name="axes"),
-            node("negative", "Neg", "x"),
+            node("negative", "Atan", "x"),
             Node("sum", "Sum", (Edge("negative"), Edge("axes")), attrs={"T": FLOAT, "Tidx": DType.INT32}),
         ],
         ["x"],
@@ -58,6 +59,19 @@ def test_ends_keep_their_names_and_the_opset_is_recent(cache: Path) -> None:
     onnx.checker.check_model(model)
 
 
+def test_what_quantkit_converts_itself_needs_no_tensorflow(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "by_tf2onnx", lambda graph: pytest.fail("asked tf2onnx"))
+    assert to_onnx(small("Relu"))
+    assert not cache.exists()
+
+
+def test_without_tf2onnx_the_refusal_names_the_node(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "installed", lambda *names: Availability.no("pip install tf2onnx"))
+    with pytest.raises(UnavailableError, match=r"node 'y' \(Atan\)") as caught:
+        to_onnx(small())
+    assert "pip install tf2onnx" in caught.value.hint
+
+
 def test_a_conversion_is_made_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = to_onnx(small())
     assert len(list(cache.iterdir())) == 1
@@ -66,14 +80,14 @@ def test_a_conversion_is_made_once(cache: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_other_nodes_and_other_ends_are_other_conversions(cache: Path) -> None:
-    graph = Graph.of([placeholder("x", None, 2), node("y", "Relu", "x"), node("z", "Neg", "y")], ["x"], ["z"])
-    digests = {module._digest(one) for one in (graph, graph.with_ends(["y"], None), small(), small("Neg"))}
+    graph = Graph.of([placeholder("x", None, 2), node("y", "Atan", "x"), node("z", "Neg", "y")], ["x"], ["z"])
+    digests = {module._digest(one) for one in (graph, graph.with_ends(["y"], None), small(), small("Sin"))}
     assert len(digests) == 4
 
 
 def test_ops_that_can_not_be_converted_are_named_and_remembered(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = small("Lgamma")
-    with pytest.raises(UnavailableError, match=r"tf2onnx can not convert Lgamma \(1\)") as first:
+    with pytest.raises(UnavailableError, match=r"Lgamma \(1\)") as first:
         to_onnx(graph)
     monkeypatch.setattr(module, "_convert", lambda graph: pytest.fail("tried again"))
     with pytest.raises(UnavailableError) as second:

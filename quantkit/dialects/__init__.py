@@ -1,0 +1,5 @@
+"""Graphs of one dialect as graphs of another; pure, and without any engine."""
+
+from quantkit.dialects.tensorflow_to_onnx import Translation, convert, translate
+
+__all__ = ["Translation", "convert", "translate"]
