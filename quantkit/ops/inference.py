@@ -268,6 +268,17 @@ def _split(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) 
     return [Shape(tuple(dims))] * count
 
 
+@_rule("SplitV")
+def _split_by_sizes(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = _known(given[0])
+    axis = int(constants[2].array) % len(dims)
+    sizes = [int(size) for size in constants[1].array.reshape(-1)]
+    whole = dims[axis]
+    if -1 in sizes and whole is not None:
+        sizes[sizes.index(-1)] = whole - sum(size for size in sizes if size != -1)
+    return [Shape((*dims[:axis], None if size < 0 else size, *dims[axis + 1 :])) for size in sizes]
+
+
 @_rule("Shape")
 def _shape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     return [Shape((len(_known(given[0])),))]

@@ -43,13 +43,15 @@ def check_promises(transform: Transform, graph: Graph, **options: Any) -> None:
     assert (again.graph, again.changes) == (outcome.graph, ())
 
 
-def seconds_grow_linearly(transform: Transform, graph: Callable[[int], Graph], small: int = 250) -> None:
+def seconds_grow_linearly(
+    transform: Transform, graph: Callable[[int], Graph], small: int = 250, **options: Any
+) -> None:
     """Sixteen times the nodes take no more than forty times as long."""
 
     def seconds(count: int) -> float:
         made = graph(count)
         start = process_time()
-        transform(made)
+        transform(made, **options)
         return process_time() - start
 
     seconds(20)

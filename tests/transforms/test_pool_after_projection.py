@@ -1,6 +1,6 @@
 """Pools and projections on random towers: answers, names, work saved."""
 
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 from hypothesis import given
@@ -99,6 +99,6 @@ def test_fifty_thousand_nodes_take_about_a_second() -> None:
         nodes.append(Node(f"p{number}", "AvgPool", (Edge("x"),), attrs=AVERAGE))
         nodes.append(Node(f"c{number}", "Conv2D", (Edge(f"p{number}"), Edge("w")), attrs=CONVOLUTION))
     graph = Graph.of(nodes, ["x"], [f"c{number}" for number in range(25_000)])
-    start = perf_counter()
+    start = process_time()
     assert len(pool_after_projection.outcome(graph).changes) == 25_000
-    assert perf_counter() - start < 5, "a second where nothing else runs"
+    assert process_time() - start < 5, "a second where nothing else runs"
