@@ -40,7 +40,7 @@ class Grid:
         >>> float(grid.scale), int(grid.zero_point)
         (0.0078125, 128)
         """
-        return cls._of(spec, np.float32(span.low), np.float32(span.high))
+        return cls.of_ends(spec, span.low, span.high)
 
     @classmethod
     def of_weights(cls, spec: Spec, values: Array) -> Self:
@@ -51,12 +51,13 @@ class Grid:
             values: the constant, finite.
         """
         if not (spec.per_channel and spec.axes):
-            return cls._of(spec, values.min(initial=0), values.max(initial=0))
+            return cls.of_ends(spec, values.min(initial=0), values.max(initial=0))
         rest = tuple(axis for axis in range(values.ndim) if axis not in spec.axes)
-        return cls._of(spec, values.min(rest, initial=0).reshape(-1), values.max(rest, initial=0).reshape(-1))
+        return cls.of_ends(spec, values.min(rest, initial=0).reshape(-1), values.max(rest, initial=0).reshape(-1))
 
     @classmethod
-    def _of(cls, spec: Spec, low: npt.ArrayLike, high: npt.ArrayLike) -> Self:
+    def of_ends(cls, spec: Spec, low: npt.ArrayLike, high: npt.ArrayLike) -> Self:
+        """The finest grids of a spec that reach from ``low`` to ``high``, both () or (c,)."""
         first, last = spec.codes
         low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
         if spec.symmetric:

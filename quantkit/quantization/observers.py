@@ -23,8 +23,9 @@ SAMPLES = 1 << 13
 # Strides that share no factor with a number of channels, so that a sample meets them all.
 _PRIMES = np.array([1, 2, 3, 5, 7, 11, 13, 17, 23, 31, 41, 53, 71, 97, 127, 167, 223, 293, 389, 521, 691, 919, 1223])
 # Ends are tried at these fractions of the extremes.
-FRACTIONS = (*np.linspace(0.99, 0.3, 70), *np.geomspace(0.28, 0.003, 30))
+FRACTIONS = np.concatenate([np.linspace(1.0, 0.3, 71), np.geomspace(0.28, 0.003, 29)])
 
+Floats = npt.NDArray[np.float64]
 State = dict[str, Array]
 
 
@@ -131,7 +132,7 @@ class Histogram:
         self.zeros = 0
 
     @property
-    def centres(self) -> npt.NDArray[np.float64]:
+    def centres(self) -> Floats:
         return (self.first + np.arange(len(self.counts), dtype=np.float64) + 0.5) * self.width
 
     def add(self, values: Array) -> None:
@@ -274,7 +275,7 @@ class MeanSquaredError(Streaming):
     def _chosen(self, ends: Range) -> Range:
         used = self.histogram.counts > 0
         centres, counts = self.histogram.centres[used], self.histogram.counts[used].astype(np.float64)
-        return _searched(self.spec, ends, lambda span: _squared_error(Grid.of_range(self.spec, span), centres, counts))
+        return _searched(self.spec, ends, lambda lows, highs: _squared_errors(self.spec, lows, highs, centres, counts))
 
 
 class Entropy(Streaming):
@@ -294,37 +295,52 @@ class Entropy(Streaming):
 
     def _chosen(self, ends: Range) -> Range:
         centres, counts = self.histogram.centres, self.histogram.counts.astype(np.float64)
-        return _searched(
-            self.spec, ends, lambda span: _divergence(Grid.of_range(self.spec, span), span, centres, counts)
-        )
+
+        def costs(lows: Floats, highs: Floats) -> Floats:
+            spans = map(Range, lows.tolist(), highs.tolist())
+            return np.array([_divergence(self.spec, span, centres, counts) for span in spans])
+
+        return _searched(self.spec, ends, costs)
 
 
-def _searched(spec: Spec, ends: Range, cost: Callable[[Range], float]) -> Range:
-    """The cheapest range: the ends are drawn in together where codes are symmetric, else one after the other."""
-    best, least = ends, cost(ends)
+def _searched(spec: Spec, ends: Range, costs: Callable[[Floats, Floats], Floats]) -> Range:
+    """The cheapest range: the ends are drawn in together where codes are symmetric, else one after the other.
+
+    Args:
+        spec: form of the codes.
+        ends: the extremes.
+        costs: of ranges, from their lows and highs, both (n,).
+    """
     high_only, low_only = (False, True), (True, False)
+    best = ends
     for draws_low, draws_high in [(True, True)] if spec.symmetric else [high_only, low_only, high_only]:
-        start = best
-        if (draws_high and start.high > 0) or (draws_low and start.low < 0):
-            for fraction in FRACTIONS:
-                low = start.low * fraction if draws_low and start.low < 0 else start.low
-                high = start.high * fraction if draws_high and start.high > 0 else start.high
-                span = Range(*_float32(low, high))
-                paid = cost(span)
-                if paid < least:
-                    least, best = paid, span
+        if (draws_high and best.high > 0) or (draws_low and best.low < 0):
+            lows = np.multiply(best.low, FRACTIONS if draws_low and best.low < 0 else 1.0 + 0 * FRACTIONS)
+            highs = np.multiply(best.high, FRACTIONS if draws_high and best.high > 0 else 1.0 + 0 * FRACTIONS)
+            cheapest = int(np.argmin(costs(lows, highs)))
+            best = Range(*_float32(float(lows[cheapest]), float(highs[cheapest])))
     return best
 
 
-def _squared_error(grid: Grid, values: npt.NDArray[np.float64], counts: npt.NDArray[np.float64]) -> float:
-    scale, zero = float(grid.scale), int(grid.zero_point)
-    low, high = grid.spec.codes
-    rounded = (np.clip(np.rint(values / scale) + zero, low, high) - zero) * scale
-    return float(np.dot((rounded - values) ** 2, counts))
+def _squared_errors(spec: Spec, lows: Floats, highs: Floats, values: Floats, counts: Floats) -> Floats:
+    """Sum of squared errors of rounding and clipping, for each range."""
+    grid = Grid.of_ends(spec, lows, highs)
+    scale, zero = grid.scale.astype(np.float64)[:, None], grid.zero_point[:, None]
+    low, high = spec.codes
+    levels = values / scale
+    np.rint(levels, out=levels)
+    np.clip(levels, low - zero, high - zero, out=levels)
+    levels *= scale
+    levels -= values
+    levels *= levels
+    errors: Floats = levels @ counts
+    return errors
 
 
-def _divergence(grid: Grid, span: Range, values: npt.NDArray[np.float64], counts: npt.NDArray[np.float64]) -> float:
-    low, high = grid.spec.codes
+def _divergence(spec: Spec, span: Range, values: Floats, counts: Floats) -> float:
+    """Kullback-Leibler divergence of what codes show from the clipped numbers."""
+    grid = Grid.of_range(spec, span)
+    low, high = spec.codes
     inside = np.flatnonzero((values >= min(span.low, 0.0)) & (values <= max(span.high, 0.0)))
     if not inside.size:
         return inf

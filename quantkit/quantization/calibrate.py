@@ -1,0 +1,354 @@
+"""Run data through the float graph and choose a range for every edge: the only step that needs data.
+
+Pictures go through one by one; while the engine computes the next one, a thread looks at what the last one gave. So
+memory holds two pictures' tensors and a histogram for each edge, however many pictures there are.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from hashlib import blake2b
+from math import prod
+from pathlib import Path
+from time import monotonic
+from zipfile import BadZipFile
+
+import numpy as np
+
+from quantkit.errors import InputError, UsageError
+from quantkit.formats.files import write_whole
+from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.tensor import Array
+from quantkit.ops.inference import infer_shapes
+from quantkit.quantization.observers import BINS, Observer, make_observer
+from quantkit.quantization.plan import Plan
+from quantkit.quantization.ranges import Provenance, Range, Ranges
+from quantkit.runtimes import AUTO, open_session
+from quantkit.runtimes.session import Session, SessionOptions, TensorInfo
+
+Batch = Array | Mapping[str, Array]
+# What a small network's examples may take together, where the graph leaves their number open.
+CHUNK_BYTES = 32 << 20
+MOST_AT_ONCE = 64
+# Channels are looked at one by one in this many arrays of each edge only: it takes longer than all else.
+GUARDED = 4
+# A channel that reaches so many times as far as the middle one leaves the others few codes.
+DWARFING = 100.0
+SAVE_SECONDS = 10.0
+
+
+def memory_bound(graph: Graph, plan: Plan, *, at_once: int = 1) -> int:
+    """Bytes that calibrating takes at most beyond Python and the engine's own code.
+
+    The engine holds its weights, a copy of them while it loads, its working tensors and the observed ones; beside
+    them there are the two last sets of observed tensors and the histograms.
+    """
+    shapes = infer_shapes(graph)
+    weights = sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant)
+    sizes = {edge: prod(size or at_once for size in shape.dims or ()) * 4 for edge, shape in shapes.items()}
+    flowing = sum(size for edge, size in sizes.items() if not graph[edge.node].is_constant)
+    observed = sum(sizes.get(edge, 0) for edge in plan.edges)
+    return 4 * weights + flowing + 3 * observed + len(plan.edges) * BINS * 16
+
+
+def open_observed(graph: Graph, plan: Plan, runtime: str = AUTO, options: SessionOptions = SessionOptions()) -> Session:
+    """A session that gives every edge the plan observes, in the fastest engine that can.
+
+    Raises:
+        UnavailableError: no engine can run the graph here.
+        GraphError: the engine refuses the graph.
+    """
+    fed = set(graph.inputs)
+    wanted = [edge for edge in plan.edges if edge not in fed]
+    return open_session(graph.with_ends(None, wanted or graph.outputs), runtime, options)
+
+
+def examples_at_once(graph: Graph, plan: Plan) -> int:
+    """How many examples go through together: as many as the graph takes, or as memory allows where that is open."""
+    shapes = infer_shapes(graph)
+    first = shapes.get(graph.inputs[0]) if graph.inputs else None
+    if first is None or not first.dims:
+        return 1
+    if first.dims[0] is not None:
+        return first.dims[0]
+    example = sum(prod(size or 1 for size in shapes[edge].dims or ()) * 4 for edge in plan.edges if edge in shapes)
+    return int(np.clip(CHUNK_BYTES // max(example, 1), 1, MOST_AT_ONCE))
+
+
+def collect(
+    session: Session,
+    plan: Plan,
+    batches: Iterable[Batch],
+    *,
+    at_once: int = 1,
+    graph_digest: str = "",
+    progress: Callable[[int], None] = lambda count: None,
+    resume: Path | None = None,
+) -> Ranges:
+    """Choose a range for every edge that a plan quantizes.
+
+    Args:
+        session: of the float graph, whose outputs are `Plan.edges`: `open_observed` opens it.
+        plan: which edges, and how ranges are chosen.
+        batches: arrays of examples (n, ...) for the only input, or arrays by input name.
+        at_once: examples that run together.
+        graph_digest: of the float graph, for the provenance.
+        progress: told how many examples are done.
+        resume: a file that keeps what was observed while it goes on; when it is there already and began with the
+            same data, its examples are not run again. It is removed at the end.
+
+    Raises:
+        InputError: there is no example.
+        UsageError: an example does not fit the input.
+    """
+    observation = _Observation(plan, session, graph_digest)
+    state = _State(resume, observation)
+    state.load()
+    examples = _examples(session.inputs, batches, at_once)
+    with ThreadPoolExecutor(1) as observer:
+        pending: Future[None] | None = None
+        try:
+            for feeds in examples:
+                if observation.skips(feeds):
+                    continue
+                outputs = session.run(feeds)
+                if pending is not None:
+                    pending.result()
+                    state.save()
+                    progress(observation.count)
+                pending = observer.submit(observation.observe, feeds, outputs)
+        finally:
+            if pending is not None:
+                pending.result()
+                state.save(last=True)
+    progress(observation.count)
+    if not observation.count:
+        raise InputError("there is no example to calibrate with", hint="give at least one: a few dozen are usual")
+    ranges = observation.ranges()
+    state.remove()
+    return ranges
+
+
+def _examples(inputs: tuple[TensorInfo, ...], batches: Iterable[Batch], at_once: int) -> Iterator[dict[str, Array]]:
+    """Feeds of at most ``at_once`` examples each."""
+    for batch in batches:
+        if isinstance(batch, Mapping):
+            named = dict(batch)
+        elif len(inputs) == 1:
+            named = {inputs[0].name: batch}
+        else:
+            raise UsageError(
+                f"the graph takes {len(inputs)} inputs, and an array does not say for which it is",
+                hint=f"give arrays by name: {', '.join(info.name for info in inputs)}",
+            )
+        known = {info.name: info for info in inputs}
+        arrays = {name: _as_fed(np.asarray(array), known.get(name)) for name, array in named.items()}
+        counts = {len(array) if array.ndim else 0 for array in arrays.values()}
+        if len(counts) != 1:
+            raise UsageError("the arrays of one batch hold different numbers of examples")
+        for start in range(0, counts.pop(), at_once):
+            yield {name: array[start : start + at_once] for name, array in arrays.items()}
+
+
+def _as_fed(array: Array, info: TensorInfo | None) -> Array:
+    """The array, in the precision of the input it is for."""
+    is_close = info is not None and array.dtype.kind == "f" and info.dtype.numpy.kind == "f"
+    return array.astype(info.dtype.numpy, copy=False) if is_close and info is not None else array
+
+
+class _Observation:
+    """What has been seen so far."""
+
+    def __init__(self, plan: Plan, session: Session, graph_digest: str) -> None:
+        self.plan = plan
+        self.count = 0
+        self.resumed_count = 0
+        self.graph_digest = graph_digest
+        self.observers: dict[Edge, Observer] = {}
+        for edge in plan.edges:
+            # One observer sees all that shares a range.
+            shared = next((self.observers[one] for one in plan.group_of(edge) if one in self.observers), None)
+            self.observers[edge] = shared or make_observer(plan.scheme, plan.activations[edge])
+        self.guard = _Guard(plan)
+        self.means = _Means(plan) if plan.scheme.bias_correction else None
+        self._given = {info.name for info in session.outputs}
+        self._data = blake2b(digest_size=8)
+        self._resumed_data = ""
+
+    @property
+    def data_digest(self) -> str:
+        return self._data.hexdigest()
+
+    def skips(self, feeds: Mapping[str, Array]) -> bool:
+        """Whether an earlier call has run this example already.
+
+        Raises:
+            InputError: the earlier call was fed something else.
+        """
+        if self.count >= self.resumed_count:
+            return False
+        self._note(feeds)
+        if self.count >= self.resumed_count and self.data_digest != self._resumed_data:
+            raise InputError(
+                "the interrupted calibration was fed other data", hint="remove its state file to begin anew"
+            )
+        return True
+
+    def go_on_after(self, count: int, data_digest: str) -> None:
+        self.resumed_count, self._resumed_data = count, data_digest
+
+    def observe(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        for edge, observer in self.observers.items():
+            name = str(edge)
+            values = outputs[name] if name in self._given else feeds[name]
+            observer.observe(values)
+            self.guard.look(edge, values)
+            if self.means is not None:
+                self.means.add(edge, values)
+        self._note(feeds)
+
+    def _note(self, feeds: Mapping[str, Array]) -> None:
+        for name in sorted(feeds):
+            self._data.update(name.encode() + np.ascontiguousarray(feeds[name]).reshape(-1).view(np.uint8).data)
+        self.count += max(len(array) for array in feeds.values())
+
+    def ranges(self) -> Ranges:
+        found = {id(observer): observer.range() for observer in self.observers.values()}
+        by_edge: dict[Edge, Range] = {}
+        for edge in self.plan.activations:
+            seen = next(one for one in (edge, *self.plan.group_of(edge)) if one in self.observers)
+            by_edge[edge] = found[id(self.observers[seen])]
+        provenance = Provenance(self.graph_digest, self.data_digest, self.plan.scheme.digest, self.count)
+        remarks = self.guard.remarks(self.observers)
+        return Ranges(by_edge, provenance, remarks, {} if self.means is None else self.means.of_edges())
+
+
+class _Guard:
+    """Looks for numbers that no range serves: NaN, infinity, a single value, a channel that dwarfs the others."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.reach: dict[Edge, Array] = {}
+        self.extremes: dict[Edge, Range] = {}
+        self._looked: dict[Edge, int] = {}
+
+    def look(self, edge: Edge, values: Array) -> None:
+        count = self._looked.get(edge, 0)
+        self._looked[edge] = count + 1
+        if count >= GUARDED or values.ndim < 2 or not values.size:
+            return
+        flat = values.reshape(-1, values.shape[-1])
+        with np.errstate(invalid="ignore"):
+            reach = np.maximum(np.abs(flat.max(0)), np.abs(flat.min(0)))
+        self.reach[edge] = np.maximum(self.reach.get(edge, 0), reach)
+
+    def remarks(self, observers: Mapping[Edge, Observer]) -> tuple[str, ...]:
+        """Sentences, the first affected layer first; of NaN and infinity only the first layer is told."""
+        found: list[str] = []
+        seen: set[int] = set()
+        is_broken = False
+        for edge, observer in observers.items():
+            bad = observer.num_nan + observer.num_infinite
+            if bad and not is_broken:
+                what = "NaN" if observer.num_nan else "infinity"
+                found.append(f"{edge}: {what} in {bad} values; it is the first layer with any")
+                is_broken = True
+            if id(observer) not in seen and not bad and observer.range().is_dead:
+                found.append(f"{edge}: always {observer.range().low:g}, so its range is dead")
+            seen.add(id(observer))
+            found.extend(self._dwarfed(edge))
+        return tuple(found)
+
+    def _dwarfed(self, edge: Edge) -> Iterator[str]:
+        reach = self.reach.get(edge)
+        alive = reach[np.isfinite(reach) & (reach > 0)] if reach is not None else np.zeros(0)
+        if reach is None or alive.size < 3:
+            return
+        channel, middle = int(np.nanargmax(reach)), float(np.median(alive))
+        if np.isfinite(reach[channel]) and reach[channel] >= DWARFING * middle:
+            times = reach[channel] / middle
+            yield f"{edge}: channel {channel} reaches {times:.0f} times as far as the middle one and takes its codes"
+
+
+class _Means:
+    """The mean of each channel of the edges that units read."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.sums: dict[Edge, Array] = {}
+        self.rows: dict[Edge, int] = {}
+        self._wanted = {unit.input for unit in plan.units}
+
+    def add(self, edge: Edge, values: Array) -> None:
+        if edge in self._wanted and values.ndim >= 2:
+            flat = values.reshape(-1, values.shape[-1])
+            self.sums[edge] = self.sums.get(edge, 0) + flat.sum(0, dtype=np.float64)
+            self.rows[edge] = self.rows.get(edge, 0) + len(flat)
+
+    def of_edges(self) -> dict[Edge, tuple[float, ...]]:
+        return {edge: tuple((total / self.rows[edge]).tolist()) for edge, total in self.sums.items()}
+
+
+class _State:
+    """What was observed, on disk, so that an interrupted calibration goes on where it stopped."""
+
+    def __init__(self, path: Path | None, observation: _Observation) -> None:
+        self.path = path
+        self.observation = observation
+        self._saved = monotonic()
+
+    @property
+    def _key(self) -> str:
+        seen = self.observation
+        return f"{seen.graph_digest} {seen.plan.scheme.digest} {' '.join(map(str, seen.plan.edges))}"
+
+    def load(self) -> None:
+        """Take up what an earlier call saved; what belongs to another graph or scheme is not used."""
+        if self.path is None or not self.path.exists():
+            return
+        try:
+            with np.load(self.path, allow_pickle=False) as stored:
+                if str(stored["key"]) != self._key:
+                    return
+                arrays = {name: stored[name] for name in stored.files}
+        except (OSError, ValueError, KeyError, BadZipFile):
+            return
+        for number, observer in enumerate(self._observers()):
+            prefix = f"{number}/"
+            observer.restore({name[len(prefix) :]: one for name, one in arrays.items() if name.startswith(prefix)})
+        if self.observation.means is not None:
+            self._restore_means(arrays)
+        self.observation.go_on_after(int(arrays["count"]), str(arrays["data"]))
+
+    def _restore_means(self, arrays: Mapping[str, Array]) -> None:
+        means = self.observation.means
+        for name, array in arrays.items():
+            if means is not None and name.startswith("mean "):
+                edge = Edge.parse(name[5:])
+                means.sums[edge], means.rows[edge] = array[:-1], int(array[-1])
+
+    def save(self, *, last: bool = False) -> None:
+        """Write the state, not more often than every few seconds."""
+        if self.path is None or (not last and monotonic() - self._saved < SAVE_SECONDS):
+            return
+        self._saved = monotonic()
+        observation = self.observation
+        arrays: dict[str, Array] = {
+            f"{number}/{name}": array
+            for number, observer in enumerate(self._observers())
+            for name, array in observer.state().items()
+        }
+        if observation.means is not None:
+            for edge, total in observation.means.sums.items():
+                arrays[f"mean {edge}"] = np.append(total, observation.means.rows[edge])
+        facts = {"key": self._key, "data": observation.data_digest, "count": observation.count}
+        arrays.update({name: np.array(value) for name, value in facts.items()})
+        write_whole(self.path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+
+    def remove(self) -> None:
+        if self.path is not None:
+            with suppress(OSError):
+                os.unlink(self.path)
+
+    def _observers(self) -> list[Observer]:
+        return list({id(observer): observer for observer in self.observation.observers.values()}.values())
