@@ -176,8 +176,9 @@ def test_real_workers_side_by_side(tiny_model: Path) -> None:
 
 def test_ctrl_c_ends_the_workers_and_keeps_what_was_finished(tiny_model: Path) -> None:
     script = (
-        "import json, sys\n"
+        "import json, signal, sys\n"
         "from pathlib import Path\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "from quantkit.bench import Interrupted\n"
         "from quantkit.bench import rounds\n"
         "from quantkit.bench.candidate import Candidate, Settings\n"
