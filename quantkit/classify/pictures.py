@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quantkit.classify import jpeg
+from quantkit.data import PICTURE_ENDINGS
 from quantkit.errors import InputError, UsageError, did_you_mean
 from quantkit.ir.tensor import Array
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
-SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".gif", ".webp"})
 
 # 100 million pixels are 300 MB once decoded: more than any camera, less than this machine's memory.
 MAX_PIXELS = 100_000_000
@@ -54,11 +54,11 @@ def find_pictures(sources: Iterable[str | Path]) -> Found:
         path = _local(source)
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.is_file())
-            pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
+            pictures = [file for file in files if file.suffix.lower() in PICTURE_ENDINGS]
             if not pictures:
                 raise InputError(
                     f"folder {str(path)!r} holds no pictures",
-                    hint=f"looked for {', '.join(sorted(SUFFIXES))} among {len(files)} files",
+                    hint=f"looked for {', '.join(sorted(PICTURE_ENDINGS))} among {len(files)} files",
                 )
             paths += pictures
             skipped += len(files) - len(pictures)
