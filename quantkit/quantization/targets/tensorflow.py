@@ -412,19 +412,27 @@ class _Conversion:
             return self.codes_of(unit.input), {}, ""
         read, outside = self._pad_before(unit, layer)
         coded = self.codes_of(read)
-        if not coded.zero and outside is None:
-            pads = _explicit(layer)
-            return coded, _padding_attrs(pads) if pads else {"padding": layer.attrs["padding"], "padding_list": ()}, ""
-        pads = outside or self._pads(layer, read, kernel)
+        same = self._same_pads(layer, read, kernel)
+        if layer.attrs["padding"] == b"SAME" and not coded.zero:
+            return coded, {"padding": b"SAME", "padding_list": ()}, ""
+        pads = outside or (same if layer.attrs["padding"] == b"SAME" else _explicit(layer))
         if pads is None:
             return None, None, "its padding depends on a size that is not known, and its input has a shifted 0"
-        if not coded.zero or not any(map(any, pads)):
-            return coded, _padding_attrs(pads), ""
+        if not any(map(any, pads)):
+            return coded, {"padding": b"VALID", "padding_list": ()}, ""
+        if not coded.zero and pads == same:
+            return coded, {"padding": b"SAME", "padding_list": ()}, ""
+        # TensorFlow infers a wrong shape for a depthwise convolution with listed paddings.
+        if not coded.zero and layer.op == "Conv2D":
+            listed = (0, 0, *(size for pair in pads for size in pair), 0, 0)
+            return coded, {"padding": b"VALID", "padding_list": listed}, ""
+        return self._padded_codes(unit, read, coded, pads), {"padding": b"VALID", "padding_list": ()}, ""
+
+    def _padded_codes(self, unit: Unit, read: Edge, coded: _Coded, pads: Pads) -> _Coded:
         name = f"{unit.name}/padded"
         sizes = self.constant(f"{name}/sizes", np.array([(0, 0), *pads, (0, 0)], np.int32))
         node = Node(name, "Pad", (read, sizes), attrs={"Tpaddings": DType.INT32})
-        self.nodes.setdefault(sizes.node, self.nodes[sizes.node])
-        return coded._replace(edge=self._on_bytes(name, node, coded)), _padding_attrs(((0, 0), (0, 0))), ""
+        return coded._replace(edge=self._on_bytes(name, node, coded))
 
     def _pad_before(self, unit: Unit, layer: Node) -> tuple[Edge, Pads | None]:
         """What a layer reads behind a Pad that it can do itself, and that padding."""
@@ -436,13 +444,8 @@ class _Conversion:
             return unit.input, None
         return pad.inputs[0], _pairs(sizes.array[1:3])
 
-    def _pads(self, layer: Node, read: Edge, kernel: tuple[int, ...]) -> Pads | None:
-        """Rows before and after, columns before and after; None: not known."""
-        if layer.attrs["padding"] == b"VALID":
-            return ((0, 0), (0, 0))
-        explicit = _explicit(layer)
-        if explicit:
-            return explicit
+    def _same_pads(self, layer: Node, read: Edge, kernel: tuple[int, ...]) -> Pads | None:
+        """What SAME padding would add to the rows and the columns; None: not known."""
         dims = self.shapes.get(read, UNKNOWN).dims or (None,) * 4
         strides, dilations = _numbers(layer, "strides"), _numbers(layer, "dilations")
         found = [_same(dims[at], kernel[at - 1], strides[at], dilations[at]) for at in (1, 2)]
@@ -592,20 +595,15 @@ def _numbers(layer: Node, name: str) -> tuple[int, ...]:
     return value if isinstance(value, tuple) and value else (1, 1, 1, 1)
 
 
-def _explicit(layer: Node) -> Pads | None:
-    """Paddings that a layer names itself."""
+def _explicit(layer: Node) -> Pads:
+    """Paddings that a layer names itself; VALID: none."""
     if layer.attrs["padding"] != b"EXPLICIT":
-        return None
+        return ((0, 0), (0, 0))
     return _pairs(np.reshape(np.array(layer.attrs["explicit_paddings"]), (4, 2))[1:3])
 
 
 def _pairs(values: Array) -> Pads:
     return tuple((int(before), int(after)) for before, after in values)
-
-
-def _padding_attrs(pads: Pads) -> dict[str, Attr]:
-    listed = (0, 0, *(size for pair in pads for size in pair), 0, 0) if any(map(any, pads)) else ()
-    return {"padding": b"VALID", "padding_list": listed}
 
 
 def _same(size: int | None, kernel: int, stride: int, dilation: int) -> tuple[int, int] | None:

@@ -1,0 +1,176 @@
+"""Whether this host's TensorFlow computes a graph of fused 8-bit ops, and computes it right.
+
+The 8-bit graph runs once on seeded numbers. Each unit is then computed in float from the very codes that its 8-bit
+form read, so that a wrong kernel shows at its own node and rounding does not add up from layer to layer.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quantkit.errors import CheckError, GraphError, UnavailableError
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import Array, DType
+from quantkit.quantization.grid import Grid
+from quantkit.quantization.plan import Plan, Unit
+from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.targets.tensorflow import codes_name, grids
+from quantkit.runtimes.session import Session, TensorInfo, require
+from quantkit.runtimes.tensorflow import RUNTIME
+
+# Rounded weights and codes differ from float by about 1 % of a result's spread; a kernel that reads codes wrongly by
+# more than 15 %.
+MOST_ERROR = 0.1
+ROUNDING_CODES = 4
+ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+
+
+@dataclass(frozen=True)
+class UnitError:
+    """How far a unit's 8-bit form is from float on the same inputs.
+
+    Attributes:
+        unit: the unit's last node in the float graph.
+        error: root mean square of the difference, over that of the float result and a few codes.
+    """
+
+    unit: str
+    error: float
+
+
+def check_on_this_host(
+    graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph, *, seed: int = 0
+) -> tuple[UnitError, ...]:
+    """Run an 8-bit graph here and compare it with the float graph, unit by unit.
+
+    Args:
+        graph: the float graph.
+        plan: what was quantized.
+        ranges: with what ranges.
+        quantized: what `convert` made of these.
+        seed: of the numbers that are fed; they fill the inputs' ranges.
+
+    Returns:
+        The error of every unit whose result is in codes, in execution order.
+
+    Raises:
+        UnavailableError: TensorFlow is not there, runs without oneDNN, or has no kernel for a node, which is named.
+        GraphError: TensorFlow refuses the graph.
+        CheckError: a unit's numbers are wrong; the first such node is named.
+    """
+    require_onednn()
+    codes = {edge: grid for edge, grid in grids(graph, plan, ranges).items() if codes_name(edge) in quantized}
+    fetched = [Edge(codes_name(edge)) for edge in codes]
+    with RUNTIME.open(quantized.with_ends(None, [*fetched, *quantized.outputs])) as session:
+        feeds = _seeded(session, plan, ranges, seed)
+        found = _explained(session, feeds)
+    _require_finite(quantized, found)
+    numbers = {edge: grid.decode(_bytes(found[codes_name(edge)])) for edge, grid in codes.items()}
+    errors = tuple(_unit_errors(graph, plan, codes, numbers))
+    for one in errors:
+        if not one.error <= MOST_ERROR:
+            raise CheckError(
+                f"node {codes_name(Edge(one.unit))!r}: this host computes it {one.error:.0%} away from float",
+                hint=f"keep it in float: keep_float = [{one.unit!r}]",
+            )
+    return errors
+
+
+def require_onednn() -> None:
+    """See that fused 8-bit ops have kernels here.
+
+    Raises:
+        UnavailableError: TensorFlow is not installed, or oneDNN is switched off or not built in.
+    """
+    if os.environ.get(ONEDNN, "1").strip().lower() in ("0", "false"):
+        raise UnavailableError(
+            f"the 8-bit ops of the target tensorflow are oneDNN's, and {ONEDNN}=0 switches oneDNN off",
+            hint=f"unset {ONEDNN}, or set it to 1, in a new process",
+        )
+    require(RUNTIME.available())
+
+
+def _seeded(session: Session, plan: Plan, ranges: Ranges, seed: int) -> dict[str, Array]:
+    generator = np.random.default_rng(seed)
+    return {info.name: _numbers(generator, info, plan, ranges) for info in session.inputs}
+
+
+def _numbers(generator: np.random.Generator, info: TensorInfo, plan: Plan, ranges: Ranges) -> Array:
+    if info.shape.dims is None:
+        raise GraphError(f"the shape of the input {info.name!r} is not known", hint="give it: --shape 1,224,224,3")
+    shape = [size or 1 for size in info.shape.dims]
+    if info.dtype is not DType.FLOAT:
+        return generator.integers(0, 256, shape).astype(info.dtype.numpy)
+    edge = Edge.parse(info.name)
+    low, high = ranges.get(edge, (-1.0, 1.0))
+    return generator.uniform(low, high, shape).astype(np.float32)
+
+
+def _explained(session: Session, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    try:
+        return session.run(feeds)
+    except GraphError as error:
+        if re.search(r"Missing \d+-th output", str(error)):
+            raise UnavailableError(
+                f"{error}: TensorFlow runs without oneDNN here",
+                hint=f"x86 wheels have it: see that {ONEDNN} is not 0",
+            ) from error
+        raise
+
+
+def _require_finite(quantized: Graph, found: Mapping[str, Array]) -> None:
+    for edge in quantized.outputs:
+        values = found[str(edge)]
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise CheckError(
+                f"the output {str(edge)!r} holds NaN or infinity in 8 bits",
+                hint="quantkit compare finds the first bad layer",
+            )
+
+
+def _bytes(codes: Array) -> Array:
+    """Codes as plain bytes: TensorFlow gives its quantized types as records."""
+    return codes.view(np.uint8) if codes.dtype.names or codes.dtype.itemsize == 1 else codes
+
+
+def _unit_errors(
+    graph: Graph, plan: Plan, codes: Mapping[Edge, Grid], numbers: Mapping[Edge, Array]
+) -> Iterator[UnitError]:
+    units = [unit for unit in plan.units if unit.output in codes and all(edge in numbers for edge in unit.reads)]
+    alone, feeds = _separated(graph, units, numbers)
+    with RUNTIME.open(alone) as session:
+        found = session.run(feeds)
+    for number, unit in enumerate(units):
+        grid = codes[unit.output]
+        wanted = grid.rounded(found[f"unit_{number}/{unit.name}"])
+        wrong = _root_mean_square(wanted - numbers[unit.output])
+        # Where all numbers are a few codes, rounding them is a large part of them.
+        yield UnitError(unit.name, wrong / (_root_mean_square(wanted) + ROUNDING_CODES * float(grid.scale)))
+
+
+def _separated(graph: Graph, units: Sequence[Unit], numbers: Mapping[Edge, Array]) -> tuple[Graph, dict[str, Array]]:
+    """A graph in which each unit reads inputs of its own, and what to feed it."""
+    made: dict[str, Node] = {}
+    feeds: dict[str, Array] = {}
+    outputs: list[Edge] = []
+    for number, unit in enumerate(units):
+        prefix = f"unit_{number}/"
+        for edge in unit.reads:
+            name = prefix + edge.node
+            made[name] = Node(name, "Placeholder", attrs={"dtype": DType.FLOAT})
+            feeds[name] = numbers[edge]
+        inside = [graph[name] for name in unit.nodes]
+        constants = [graph[edge.node] for node in inside for edge in node.inputs if graph[edge.node].is_constant]
+        for node in (*constants, *inside):
+            name = prefix + node.name
+            inputs = tuple(Edge(prefix + edge.node) for edge in node.inputs)
+            made[name] = node.with_(name=name, inputs=inputs, controls=())
+        outputs.append(Edge(prefix + unit.name))
+    return Graph.of(made.values(), feeds, outputs, versions=graph.versions), feeds
+
+
+def _root_mean_square(values: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
