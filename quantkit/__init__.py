@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from quantkit.bench import benchmark
     from quantkit.formats import save
     from quantkit.loading import load
+    from quantkit.quantization import calibrate, quantize
     from quantkit.recipe import transform
     from quantkit.runtimes import open_session
     from quantkit.summary import summarize
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "benchmark": "quantkit.bench",
+    "calibrate": "quantkit.quantization",
     "load": "quantkit.loading",
     "open_session": "quantkit.runtimes",
+    "quantize": "quantkit.quantization",
     "save": "quantkit.formats",
     "summarize": "quantkit.summary",
     "transform": "quantkit.recipe",
@@ -26,7 +29,17 @@ _HOMES = {
 }
 _NAMES = {"transform_function": "transform"}
 
-__all__ = ["benchmark", "load", "open_session", "save", "summarize", "transform", "transform_function"]
+__all__ = [
+    "benchmark",
+    "calibrate",
+    "load",
+    "open_session",
+    "quantize",
+    "save",
+    "summarize",
+    "transform",
+    "transform_function",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -411,6 +411,8 @@ class _Annotation:
         edges |= {edge for reads in carried.values() for edge in reads}
         # An engine that does not fuse the add quantizes what it reads.
         edges |= {unit.inner for unit in units if unit.inner is not None}
+        if self.scheme.split_units:
+            edges |= {Edge(name) for unit in units for name in unit.nodes}
         return sorted(edges, key=self._edge_place)
 
     def _edge_place(self, edge: Edge) -> tuple[int, int]:
@@ -467,7 +469,8 @@ class _Annotation:
         followers = {
             Edge(name) for name, reads in carried.items() if shared.get(Edge(name), frozenset()).issuperset(reads)
         }
-        return tuple(edge for edge in activations if edge not in followers)
+        # Bias correction asks for the mean of what each unit reads, whoever made it.
+        return tuple(edge for edge in activations if self.scheme.bias_correction or edge not in followers)
 
     # Constants and the rest
 

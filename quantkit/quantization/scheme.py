@@ -122,6 +122,7 @@ class Scheme:
         keep_float: node names, or op names, that stay float.
         share_concat_ranges: whether all that a concatenation joins has one range, so that joining only copies.
         share_pool_ranges: whether an average pool's result has the range of what it reads.
+        split_units: whether a layer, its bias and its activation are ops of their own, with codes between them.
         bias_correction: whether the mean error of each layer's output is taken out through its bias.
         equalize: whether scales are moved between neighbouring layers before quantizing, where that is exact.
     """
@@ -134,6 +135,7 @@ class Scheme:
     keep_float: tuple[str, ...] = ()
     share_concat_ranges: bool = True
     share_pool_ranges: bool = True
+    split_units: bool = False
     bias_correction: bool = False
     equalize: bool = False
 
@@ -236,12 +238,12 @@ TARGETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "onnx": {"share_pool_ranges": False},
         "tensorflow": {"activations": UNSIGNED, "signed_activations": SIGNED},
-        "eightbit": {"weights": AFFINE},
+        "eightbit": {"weights": AFFINE, "split_units": True},
         "litert": {"activations": Spec(DType.QINT8, symmetric=False)},
     }
 )
-_KINDS: Mapping[str, type] = {"target": str, "observer": str, "share_concat_ranges": bool, "share_pool_ranges": bool}
-_KINDS = {**_KINDS, "bias_correction": bool, "equalize": bool}
+_SWITCHES = ("share_concat_ranges", "share_pool_ranges", "split_units", "bias_correction", "equalize")
+_KINDS: Mapping[str, type] = {"target": str, "observer": str, **dict.fromkeys(_SWITCHES, bool)}
 _SPECS = ("weights", "activations", "signed_activations")
 
 

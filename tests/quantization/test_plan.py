@@ -21,7 +21,12 @@ def graph_of(body: str, out: str = "y") -> Graph:
 
 def digits() -> Graph:
     graph = load("digits", ["Mul"], ["softmax"])
-    made = run(parse("strip_unused_nodes remove_nodes(op=Identity, op=CheckNumerics) fold_old_batch_norms"), graph)
+    made = run(
+        parse(
+            'strip_unused_nodes(type=float, shape="1,16,16,1") remove_nodes(op=Identity, op=CheckNumerics) fold_old_batch_norms'
+        ),
+        graph,
+    )
     return made[0]
 
 

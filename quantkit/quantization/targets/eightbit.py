@@ -1,0 +1,77 @@
+"""The classic 8-bit ops, with calibrated ranges in the place of those they would find while they run.
+
+    before   Requantize(x32, RequantizationRange(x32))      QuantizeV2(x, Min(x), Max(x))
+    after    Requantize(x32, low, high)                     QuantizeV2(x, low, high)
+
+Ranges that are fixed cost no pass over the data, and do not change with the picture.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from quantkit.ir.draft import Draft
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.quantization.grid import Grid
+from quantkit.quantization.plan import CARRIED_OPS, UNIT_OPS, Plan
+from quantkit.quantization.ranges import Range, Ranges
+from quantkit.quantization.scheme import AFFINE
+from quantkit.transforms.merge_duplicate_nodes import merge_duplicate_nodes
+from quantkit.transforms.quantize_nodes import quantize_nodes
+from quantkit.transforms.quantize_weights import quantize_weights
+from quantkit.transforms.strip_unused_nodes import strip_unused_nodes
+
+CODED = "/eightbit"
+
+
+def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
+    """The graph in classic 8-bit ops.
+
+    Args:
+        graph: in float.
+        plan: of it, with `Scheme.split_units`.
+        ranges: of every edge of the plan.
+    """
+    kept = tuple(_float_ops(graph, plan))
+    coded = quantize_nodes(quantize_weights(graph), ignore_op=kept)
+    draft = Draft(coded)
+    for node in coded.nodes.values():
+        edge = _measured(coded, node)
+        found = None if edge is None else _range(graph, plan, ranges, edge)
+        if found is not None:
+            low, high = constant(f"{node.name}/low", found.low), constant(f"{node.name}/high", found.high)
+            first = 3 if node.op == "Requantize" else 1
+            inputs = (*node.inputs[:first], Edge(low.name), Edge(high.name))
+            draft.replace(node.name, low, high, node.with_(inputs=inputs))
+    return strip_unused_nodes(merge_duplicate_nodes(draft.graph()))
+
+
+def _float_ops(graph: Graph, plan: Plan) -> Iterator[str]:
+    """Ops that the plan keeps float wherever they are."""
+    at_work = {graph[name].op for name in (*plan.unit_of, *plan.carried)}
+    for op in graph.op_counts:
+        if op in UNIT_OPS | CARRIED_OPS | {"Add", "AddV2", "BiasAdd", "Mul"} and op not in at_work:
+            yield op
+
+
+def _measured(coded: Graph, node: Node) -> Edge | None:
+    """The float edge whose range a node finds while it runs."""
+    if node.op == "Requantize" and coded[node.inputs[3].node].op == "RequantizationRange":
+        return Edge(node.inputs[0].node.removesuffix(CODED))
+    if node.op == "QuantizeV2" and coded[node.inputs[1].node].op == "Min":
+        return node.inputs[0]
+    return None
+
+
+def _range(graph: Graph, plan: Plan, ranges: Ranges, edge: Edge) -> Range | None:
+    """The range an edge's codes reach, moved so that 0 is exactly a code; None: nothing is known of it."""
+    unit = plan.unit_of.get(edge.node)
+    if unit is not None and unit.activation and edge in (Edge(name) for name in unit.nodes[-2:]):
+        edge = unit.output  # what the activation cuts off needs no codes
+    value = graph.constant_of(edge)
+    found = ranges.get(edge) if value is None else Range(float(value.array.min()), float(value.array.max()))
+    if found is None or not np.isfinite(found).all():
+        return None
+    grid = Grid.of_range(AFFINE, found)
+    scale, zero = float(grid.scale), int(grid.zero_point)
+    return Range(-zero * scale, (255 - zero) * scale)

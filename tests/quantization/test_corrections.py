@@ -1,0 +1,114 @@
+import numpy as np
+import pytest
+
+from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.tensor import Array
+from quantkit.ir.text import from_text
+from quantkit.quantization import Ranges, Scheme, annotate, calibrate
+from quantkit.quantization.corrections import correct_biases, equalize
+from quantkit.quantization.grid import Grid
+from quantkit.runtimes import open_session
+
+DENSE = """
+inputs: x
+outputs: y
+x = Placeholder[<?x8>]()
+w = Const[8x16]()
+b = Const[16]()
+v = Const[16x4]()
+c = Const[4]()
+m = MatMul(x, w, T=float)
+n = BiasAdd(m, b, T=float)
+r = Relu(n, T=float)
+p = MatMul(r, v, T=float)
+y = BiasAdd(p, c, T=float)
+"""
+CONVOLVED = """
+inputs: x
+outputs: y
+x = Placeholder[<1x6x6x4>]()
+w = Const[3x3x4x2]()
+b = Const[8]()
+v = Const[1x1x8x4]()
+c = Const[4]()
+m = DepthwiseConv2dNative(x, w, T=float, strides=[1, 1, 1, 1], padding=VALID, data_format=NHWC)
+n = BiasAdd(m, b, T=float)
+r = Relu(n, T=float)
+p = Conv2D(r, v, T=float, strides=[1, 1, 1, 1], padding=VALID, data_format=NHWC)
+y = BiasAdd(p, c, T=float)
+"""
+RANDOM = np.random.default_rng(0)
+
+
+def outputs(graph: Graph, inputs: Array) -> Array:
+    with open_session(graph, "reference") as session:
+        return np.concatenate([session.run({"x": one[None]})["y"] for one in inputs])
+
+
+def examples(text: str) -> Array:
+    shape = (32, 8) if text is DENSE else (32, 6, 6, 4)
+    return RANDOM.normal(1.0, 0.5, size=shape).astype(np.float32)
+
+
+def with_rounded_weights(graph: Graph, scheme: Scheme) -> Graph:
+    plan = annotate(graph, scheme)
+    nodes = dict(graph.nodes)
+    for name, spec in plan.weights.items():
+        values = nodes[name].value.array
+        made = from_text(f"{name} = Const(0.0)")[name]
+        value = type(nodes[name].value).of(Grid.of_weights(spec, values).rounded(values))
+        nodes[name] = made.with_attrs(value=value)
+    return graph.with_nodes(nodes.values())
+
+
+@pytest.mark.parametrize("text", [DENSE, CONVOLVED])
+def test_corrected_biases_keep_the_mean(text: str) -> None:
+    graph, inputs = from_text(text), examples(text)
+    coarse = Scheme.for_target("onnx", bias_correction=True, weights=Scheme().weights.parse("qint8 symmetric"))
+    ranges = calibrate(graph, [inputs], scheme=coarse, runtime="reference")
+    plan = annotate(graph, coarse)
+    assert set(ranges.means) == {Edge("x"), Edge("r")}
+    wanted = outputs(graph, inputs)
+    plain = outputs(with_rounded_weights(graph, coarse), inputs)
+    corrected = outputs(with_rounded_weights(correct_biases(graph, plan, ranges), coarse), inputs)
+    axes = tuple(range(wanted.ndim - 1))
+    before = np.abs((plain - wanted).mean(axes)).sum()
+    after = np.abs((corrected - wanted).mean(axes)).sum()
+    assert after < 0.2 * before
+
+
+def test_units_without_means_stay() -> None:
+    graph = from_text(DENSE)
+    assert correct_biases(graph, annotate(graph), Ranges({})) == graph
+
+
+@pytest.mark.parametrize("text", [DENSE, CONVOLVED])
+def test_equalizing_evens_out_reaches_and_changes_no_answer(text: str) -> None:
+    graph = from_text(text)
+    uneven = graph["w"].value.array * np.geomspace(0.1, 10, graph["w"].value.shape[-1], dtype=np.float32)
+    graph = graph.with_nodes(
+        node.with_attrs(value=type(node.value).of(uneven)) if node.name == "w" else node
+        for node in graph.nodes.values()
+    )
+    inputs = examples(text)
+    made = equalize(graph, annotate(graph))
+    np.testing.assert_allclose(outputs(made, inputs), outputs(graph, inputs), rtol=1e-4, atol=1e-4)
+
+    def spread(one: Graph) -> float:
+        reach = np.abs(one["w"].value.array).max(tuple(range(one["w"].value.array.ndim - 1)))
+        return float(reach.max() / reach.min())
+
+    assert spread(made) < 0.5 * spread(graph)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("r = Relu(n", "r = Relu6(n"),
+        ("outputs: y", "outputs: y, r"),
+        ("v = Const[16x4]()", "v = Const[16x4]()\nz = Neg(w)"),
+    ],
+)
+def test_where_it_would_not_be_exact_nothing_is_equalized(old: str, new: str) -> None:
+    graph = from_text(DENSE.replace(old, new))
+    assert equalize(graph, annotate(graph)) == graph
