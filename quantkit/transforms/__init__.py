@@ -3,8 +3,10 @@
 from quantkit.transforms import (
     add_default_attributes,
     fold_batch_norms,
+    fold_clamps,
     fold_constants,
     fold_old_batch_norms,
+    fold_pads,
     merge_duplicate_nodes,
     merge_sibling_convolutions,
     pool_after_projection,
@@ -19,8 +21,10 @@ from quantkit.transforms import (
 __all__ = [
     "add_default_attributes",
     "fold_batch_norms",
+    "fold_clamps",
     "fold_constants",
     "fold_old_batch_norms",
+    "fold_pads",
     "merge_duplicate_nodes",
     "merge_sibling_convolutions",
     "pool_after_projection",
