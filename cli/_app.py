@@ -4,6 +4,7 @@ Each command is a module of this folder with `EXAMPLES`, `add_arguments(parser)`
 module of the command that is called is imported.
 """
 
+import errno
 import importlib
 import os
 import sys
@@ -13,9 +14,10 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from quantkit.errors import QuantkitError, UsageError, did_you_mean
+from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
 
 INTERRUPTED = 130
+A_BUG = 70
 
 # The one line of each command's help lives here, so that `quantkit --help` imports none of them.
 COMMANDS = {
@@ -45,27 +47,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     try:
-        return _run([word for word in words if word != "--debug"])
-    except QuantkitError as error:
-        if debug:
-            traceback.print_exc()
-        print(f"quantkit: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
-        return error.exit_code
+        code = _run([word for word in words if word != "--debug"])
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("quantkit: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has gone (head, less): nothing is wrong, and nothing is left to say.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return 0
     except Exception as error:
-        if debug:
-            raise
-        print(f"quantkit: a bug: {type(error).__name__}: {error}", file=sys.stderr)
-        print("hint: run the same with --debug and report what it prints", file=sys.stderr)
-        return 70
+        return _reported(error, debug=debug)
+    return code
+
+
+def _reported(error: Exception, *, debug: bool) -> int:
+    """Say what went wrong; the value is the exit code."""
+    if debug:
+        traceback.print_exception(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        _forget_output()
+        what = f"the disk is full: {error.filename or 'the output'} can not be written"
+        error = InputError(what, hint="make room, or write to another disk")
+    if isinstance(error, QuantkitError):
+        print(f"quantkit: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        return error.exit_code
+    print(f"quantkit: a bug: {type(error).__name__}: {error}", file=sys.stderr)
+    print("hint: run the same with --debug and report what it prints", file=sys.stderr)
+    return A_BUG
+
+
+def _forget_output() -> None:
+    """Drop what is left to print: Python would try it once more, and fail, as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(words: list[str]) -> int:

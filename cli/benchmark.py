@@ -12,8 +12,8 @@ from pathlib import Path
 from quantkit.bench import Benchmark, Interrupted, benchmark
 from quantkit.bench.comparison import Comparison
 from quantkit.bench.rounds import Progress
-from quantkit.errors import CheckError, QuantkitError, UsageError
-from quantkit.formats.files import write_whole
+from quantkit.errors import CheckError, QuantkitError
+from quantkit.formats.files import check_target, write_whole
 
 from ._app import INTERRUPTED
 from ._render import console, emit, log
@@ -63,8 +63,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Measure, print, save, check."""
-    if args.save is not None and not args.save.absolute().parent.is_dir():
-        raise UsageError(f"{args.save.parent} is not a folder, so {args.save.name} can not be written there")
+    if args.save is not None:
+        check_target(args.save)
     try:
         measured = _measure(args)
     except Interrupted as interrupted:

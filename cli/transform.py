@@ -72,7 +72,11 @@ def run(args: Namespace) -> int:
         offline=args.offline,
     )
     if model.graph is None:
-        raise UsageError(f"{source} is in an engine's own format, which transforms do not rewrite")
+        raise UsageError(
+            f"{source} is in an engine's own format, which transforms do not rewrite",
+            hint="name the frozen graph that it was made of",
+        )
+    formats.check_target(target, model.graph)
     recipe = _fitted(recipe, model)
     graph, trace = run_recipe(
         recipe,

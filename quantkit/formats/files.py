@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
+from quantkit.errors import GraphError, InputError, QuantkitError, UsageError, did_you_mean
 from quantkit.formats import graphdef, onnx
 from quantkit.ir.graph import Edge, Graph
 
@@ -36,6 +36,10 @@ ENDINGS = {
     ".tflite": "tflite",
     ".xml": "openvino",
 }
+
+
+class TooLargeError(InputError):
+    """A file is whole, but larger than its format allows."""
 
 
 def kind_of(path: Path) -> str:
@@ -99,13 +103,25 @@ def load(path: str | os.PathLike[str], inputs: Ends = None, outputs: Ends = None
         if not graph.nodes:
             raise InputError("it holds no nodes")
     except QuantkitError as error:
-        whole = f"{path.stat().st_size:,} bytes"
-        wanted = "an ONNX model" if kind == "onnx" else "a GraphDef"
-        raise type(error)(
-            f"{path} ({whole}) is truncated, or not {wanted}: {error.message}",
-            hint=error.hint or "compare its size and checksum with the source's, and fetch it again",
-        ) from None
+        raise _explained(error, path, kind) from None
     return with_guessed_ends(graph).with_ends(_found(graph, inputs), _found(graph, outputs))
+
+
+def _explained(error: QuantkitError, path: Path, kind: str) -> QuantkitError:
+    """What is wrong with a file, in a sentence that names it."""
+    if isinstance(error, GraphError | TooLargeError):
+        return type(error)(f"{path}: {error.message}", error.hint)
+    if kind == "graphdef_text":
+        return InputError(
+            f"{path} is text, but not a GraphDef: {error.message}",
+            hint=error.hint or "a frozen graph is binary, or text that begins with 'node {'",
+        )
+    whole = f"{path.stat().st_size:,} bytes"
+    wanted = "an ONNX model" if kind == "onnx" else "a GraphDef"
+    return InputError(
+        f"{path} ({whole}) is truncated, or not {wanted}: {error.message}",
+        hint=error.hint or "compare its size and checksum with the source's, and fetch it again",
+    )
 
 
 def _found(graph: Graph, ends: Ends) -> Ends:
@@ -138,11 +154,7 @@ def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = N
         GraphError: the graph is larger than the format allows.
     """
     path = Path(path)
-    if (graph.dialect == onnx.DIALECT) != (path.suffix.lower() == ".onnx"):
-        raise UsageError(
-            f"{path.name} can not hold a graph of dialect {graph.dialect}",
-            hint="an ONNX graph is written to a file that ends in .onnx, a TensorFlow graph to .pb or .pbtxt",
-        )
+    check_target(path, graph)
     if graph.dialect == onnx.DIALECT:
         write_whole(path, lambda file: onnx.write(graph, file))
         return
@@ -155,29 +167,55 @@ def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = N
         write_whole(path, lambda file: graphdef.write(graph, file))
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then put it in its place in one step.
+def check_target(path: Path, graph: Graph | None = None) -> None:
+    """Refuse early what no file can be written to, and a graph that is not of the file's format.
 
     Raises:
-        UsageError: the folder does not exist.
-        InputError: the file can not be written; what was there before is untouched.
+        UsageError: the folder does not exist, the path is a folder, or the ending is that of another format.
     """
-    if not path.parent.is_dir():
+    if not path.absolute().parent.is_dir():
         raise UsageError(
             f"{path.parent} is not a folder, so {path.name} can not be written there", hint="create it first"
         )
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint="name a file in it")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    if graph is not None and (graph.dialect == onnx.DIALECT) != (path.suffix.lower() == ".onnx"):
+        raise UsageError(
+            f"{path.name} can not hold a graph of dialect {graph.dialect}",
+            hint="an ONNX graph is written to a file that ends in .onnx, a TensorFlow graph to .pb or .pbtxt",
+        )
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, then put it in its place in one step.
+
+    A link stays, and what it names is replaced; a device or pipe (``/dev/stdout``) is written to as it is.
+
+    Raises:
+        UsageError: the folder does not exist.
+        InputError: the file can not be written; what was there before is untouched.
+    """
+    check_target(path)
+    target = path.resolve()
     try:
-        with open(temporary, "wb") as file:
-            write(file)
-        os.replace(temporary, path)
+        if target.exists() and not target.is_file():
+            with open(target, "wb") as file:
+                write(file)
+        else:
+            _replace(target, write)
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else os.strerror(error.errno or errno.EIO).lower()
         raise InputError(
             f"{path} can not be written: {reason}", hint="nothing was changed; make room or choose another place"
         ) from None
+
+
+def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+        os.replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -195,8 +233,8 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 def _mapped(path: Path) -> mmap.mmap:
     size = path.stat().st_size
     if size > graphdef.MAX_BYTES:
-        raise InputError(
-            f"it has {size / 1e9:.2f} GB and a graph in one file can have at most 2.15 GB",
+        raise TooLargeError(
+            f"it has {size / 1e9:.2f} GB, and a graph in one file can have at most 2.15 GB",
             hint="keep the weights in a SavedModel and freeze parts of it",
         )
     with _opened(path) as file:

@@ -5,6 +5,7 @@ stay views of the file. Writing streams node by node, so that a weight which a t
 only while it is written.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from mmap import mmap
@@ -89,7 +90,8 @@ def decode_text(text: str) -> Graph:
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
-        raise InputError(f"not a GraphDef in text form: line {error}") from None
+        where = f"line {error.GetLine()}, column {error.GetColumn()}: " if error.GetLine() else ""
+        raise InputError(where + re.sub(r"^\d+:\d+ : ", "", str(error)).rstrip(".")) from None
     nodes = [_decode_node(node) for node in message.node]
     versions = _decode_versions(message.versions)
     library = message.library.SerializeToString(deterministic=True)
@@ -199,7 +201,7 @@ def _large_tensor(view: memoryview, start: int, end: int) -> tuple[str, Tensor |
     key, value = "", (0, 0)
     for number, _, _, begin, stop in wire.fields(view, start, end):
         if number == ENTRY_KEY:
-            key = bytes(view[begin:stop]).decode()
+            key = _text(view[begin:stop])
         elif number == ENTRY_VALUE:
             value = (begin, stop)
     parts = list(wire.fields(view, *value))
@@ -215,6 +217,13 @@ def _large_tensor(view: memoryview, start: int, end: int) -> tuple[str, Tensor |
     if content is None:
         return key, None
     return key, _decode_tensor(_parse("TensorProto", b"".join(small)), content)
+
+
+def _text(data: memoryview) -> str:
+    try:
+        return bytes(data).decode()
+    except UnicodeDecodeError:
+        raise InputError("the name of an attribute in it is not UTF-8") from None
 
 
 _KNOWN_NODE_FIELDS = ("name", "op", "input", "device", "attr")

@@ -31,6 +31,8 @@ def fields(data: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int, 
         begin = position
         tag, position = varint(data, position, end)
         kind = tag & 7
+        if tag < 8:
+            raise InputError(f"byte {begin} starts no protobuf field")
         if kind == LENGTH:
             length, position = varint(data, position, end)
             value, position = position, position + length
@@ -41,7 +43,7 @@ def fields(data: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int, 
             value, position = position, position + (4 if kind == FIXED32 else 8)
         else:
             raise InputError(f"byte {begin} starts no protobuf field")
-        if position > end or tag < 8:
+        if position > end:
             raise InputError(f"the field at byte {begin} ends {position - end} bytes behind the end of its message")
         yield tag >> 3, kind, begin, value, position
 

@@ -17,7 +17,7 @@ def verify(graph: Graph, *, blame: str = "") -> None:
     after = f"after {blame}, " if blame else ""
     nodes = graph.nodes
     for node in nodes.values():
-        for name in (*(edge.node for edge in node.inputs), *node.controls):
+        for name in node.sources:
             if name not in nodes:
                 raise GraphError(
                     f"{after}node {node.name!r} ({node.op}) reads {name!r}, which is not in the graph",

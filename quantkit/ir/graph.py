@@ -89,6 +89,11 @@ class Node:
         return replace(self, inputs=(*self.inputs[:slot], new, *self.inputs[slot + 1 :]))
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the nodes it reads, slot by slot, then of those it waits for."""
+        return (*(edge.node for edge in self.inputs), *self.controls)
+
+    @property
     def is_constant(self) -> bool:
         return self.op in ("Const", "Constant")
 
@@ -276,7 +281,7 @@ class Graph:
         waiting: dict[str, int] = {}
         stack: list[str] = []
         for node in self.nodes.values():
-            for name in (*(edge.node for edge in node.inputs), *node.controls):
+            for name in node.sources:
                 if name not in self.nodes:
                     raise GraphError(
                         f"node {node.name!r} reads {name!r}, which is not in the graph",
@@ -310,9 +315,7 @@ class Graph:
         name = min(stuck)
         while name not in path:
             path.append(name)
-            node = self.nodes[name]
-            before = [edge.node for edge in node.inputs] + list(node.controls)
-            name = next(source for source in before if source in stuck)
+            name = next(source for source in self.nodes[name].sources if source in stuck)
         return [*path[path.index(name) :][::-1][:6], "..."]
 
     def reachable(self, stop_at_inputs: bool = True) -> set[str]:
@@ -333,14 +336,14 @@ class Graph:
                 continue
             node = self.nodes.get(name)
             if node is None:
+                reader = next((node.name for node in self.nodes.values() if name in node.sources), "")
                 raise GraphError(
-                    f"Input node {name} not found in graph",
+                    f"Input node {name} not found in graph" + (f": {reader} reads it" if reader else ""),
                     hint=did_you_mean(name, self.nodes) or "check --outputs: quantkit summarize lists the outputs",
                 )
             found.add(name)
             if name not in stop:
-                stack.extend(edge.node for edge in node.inputs)
-                stack.extend(node.controls)
+                stack.extend(node.sources)
         return found
 
     @cached_property

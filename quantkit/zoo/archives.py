@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Literal
 
-from quantkit.zoo.cache import Stored, writing
+from quantkit.zoo.cache import Stored, opened, writing
 from quantkit.zoo.transfer import SourceError
 
 MAX_MEMBER_BYTES = 2 << 30
@@ -93,7 +93,7 @@ def safe_name(name: str) -> str:
     'models/graph.pb'
     """
     parts = [part for part in name.split("/") if part not in ("", ".")]
-    climbs = ".." in parts or name.startswith("/") or "\\" in name or re.match("[A-Za-z]:", name)
+    climbs = ".." in parts or name.startswith("/") or "\\" in name or re.match("[A-Za-z]:", "/".join(parts))
     if climbs or not name.isprintable() or any(len(part.encode()) > 255 for part in parts):
         raise SourceError(f"the archive is refused: an entry is called {name[:200]!r}")
     return "/".join(parts)
@@ -108,16 +108,13 @@ def copy(source: IO[bytes], target: Path) -> Stored:
     digest, num_bytes = sha256(), 0
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        file = target.open("wb")
-    with file:
+    with opened(target, "wb") as write:
         while block := source.read(CHUNK_BYTES):
             num_bytes += len(block)
             if num_bytes > MAX_MEMBER_BYTES:
                 raise SourceError(f"{target.name} has more than {MAX_MEMBER_BYTES:,} bytes")
             digest.update(block)
-            with writing(target):
-                file.write(block)
-                file.flush()
+            write(block)
     return Stored(num_bytes, digest.hexdigest())
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal
 
 from quantkit.errors import InputError
 
@@ -125,6 +126,27 @@ def drop_parts(name: str) -> None:
     """Forget unfinished downloads of a model."""
     for path in cache_folder().glob(f"{name}-*.part*"):
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def opened(path: Path, mode: Literal["wb", "ab"]) -> Iterator[Callable[[bytes], None]]:
+    """A file to write block by block, each on the disk before the next one comes.
+
+    Only what the file system refuses becomes an `InputError`; errors of whoever reads the blocks pass as they are.
+    """
+    with writing(path):
+        file = path.open(mode)
+
+    def write(block: bytes) -> None:
+        with writing(path):
+            file.write(block)
+            file.flush()
+
+    try:
+        yield write
+    finally:
+        with writing(path):  # what a full disk refused is tried once more
+            file.close()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from quantkit.errors import InputError
-from quantkit.zoo.cache import Tell, writing
+from quantkit.zoo.cache import Tell, opened, writing
 
 CHUNK_BYTES = 1 << 18
 MAX_BYTES = 4 << 30
@@ -28,6 +28,8 @@ FRUITLESS_ATTEMPTS = 3
 ALL_ATTEMPTS = 20
 REPORT_SECONDS = 0.1
 PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+CHECK_NETWORK = "check the address, the network and the proxy (HTTPS_PROXY)"
 
 Progress = Callable[[int, int | None], None]
 
@@ -158,14 +160,10 @@ def _receive(
         _check_first(url, response, block, total, num_bytes)
         _begin(part, response, total)
     done, limit = offset, total or num_bytes or MAX_BYTES
-    with writing(part):
-        file = part.open("ab")
-    with file:
+    with opened(part, "ab") as write:
         report(done, total)
         while block:
-            with writing(part):
-                file.write(block)
-                file.flush()
+            write(block)
             done += len(block)
             report(done, total)
             if done > limit:
@@ -209,12 +207,12 @@ def _unreachable(url: str, reason: object) -> Exception:
     is_lasting = isinstance(reason, ConnectionRefusedError | ssl.SSLCertVerificationError)
     is_passing = isinstance(reason, ConnectionError | ssl.SSLError) and not is_lasting
     if isinstance(reason, FileNotFoundError):
-        return SourceError(f"{url}: there is no such file")
+        return SourceError(f"{url}: there is no such file", hint="a file of this machine is file:///folder/archive.tgz")
     return _failure(url, is_passing, _sentence(reason))
 
 
 def _failure(url: str, is_passing: bool, reason: str) -> Exception:
-    return _CutError(reason) if is_passing else SourceError(f"{url}: {reason}")
+    return _CutError(reason) if is_passing else SourceError(f"{url}: {reason}", hint=CHECK_NETWORK)
 
 
 def _sentence(reason: object) -> str:

@@ -237,6 +237,26 @@ def test_a_bug_says_so_and_debug_shows_it(
 
     monkeypatch.setattr("quantkit.summary.infer_shapes", broken)
     assert main(["summarize", str(graph_file)]) == 70
-    assert "a bug: ZeroDivisionError: oops" in capsys.readouterr().err
-    with pytest.raises(ZeroDivisionError):
-        main(["summarize", str(graph_file), "--debug"])
+    err = capsys.readouterr().err
+    assert "a bug: ZeroDivisionError: oops" in err
+    assert "Traceback" not in err
+    assert main(["summarize", str(graph_file), "--debug"]) == 70
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_full_disk_behind_the_output_is_no_bug(graph_file: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with open("/dev/full", "wb") as full:
+        words = [sys.executable, "-m", "quantkit", "summarize", str(graph_file)]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith("quantkit: the disk is full: the output can not be written\nhint: ")
+
+
+def test_what_can_not_be_written_is_refused_before_any_work(
+    graph_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for out in (graph_file.parent, graph_file.parent / "no" / "out.pb", graph_file.parent / "out.onnx"):
+        assert main(["transform", str(graph_file), "-o", str(out), "--recipe", "deploy"]) == 2
+        assert "Applying" not in capsys.readouterr().err

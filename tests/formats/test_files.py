@@ -22,8 +22,11 @@ GRAPH = Graph.of([Node("x", "Placeholder"), constant("w", np.arange(3000, dtype=
         ("pointer.pb", b"version https://git-lfs.github.com/spec/v1\noid", "is a Git LFS pointer"),
         ("packed.pb", b"\x1f\x8b\x08\x00 and so on", "is an archive"),
         ("packed.onnx", b"PK\x03\x04 and so on", "is an archive"),
-        ("prose.pb", b"this is a letter, not a graph", "not a GraphDef in text form"),
+        ("prose.pb", b"this is a letter, not a graph", "is text, but not a GraphDef: line 1, column 1: "),
+        ("twins.pbtxt", b'node { name: "x" } node { name: "x" }', "twins.pbtxt: two nodes are named 'x'"),
         ("noise.pb", bytes(range(3, 200)), "not a GraphDef"),
+        ("zeros.pb", bytes(1000), "byte 0 starts no protobuf field"),
+        ("key.pb", b"\x0a\x8b\x10\x2a\x88\x10\x0a\x01\xc4\x12\x82\x10" + bytes(2050), "not UTF-8"),
         ("nothing.pb", b"\x22\x00", "holds no nodes"),
     ],
 )
@@ -100,12 +103,23 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_real_full_disk() -> None:
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("no /dev/full here")
-    with pytest.raises(OSError, match="No space"), full.open("wb", buffering=0) as file:
-        files.graphdef.write(GRAPH, file)
+def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "link.pb").symlink_to(tmp_path / "graph.pb")
+    save(GRAPH, tmp_path / "link.pb")
+    assert (tmp_path / "link.pb").is_symlink()
+    assert load(tmp_path / "graph.pb") == load(tmp_path / "link.pb")
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.pb"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        save(GRAPH, pipe)
+        assert os.read(reader, 1 << 16) == files.graphdef.encode(GRAPH)
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_a_missing_folder_is_the_command_lines_fault(tmp_path: Path) -> None:
@@ -118,5 +132,5 @@ def test_a_file_over_two_gigabytes_is_refused_unread(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.write(b"\x0a\x0b\x0a\x01x\x12\x06Custom")
         file.truncate(3 << 30)
-    with pytest.raises(InputError, match="3.22 GB"):
+    with pytest.raises(InputError, match=r"huge.pb: it has 3.22 GB"):
         load(path)

@@ -176,7 +176,7 @@ def opening_on_a_disk_of(num_bytes: int) -> Any:
             return super().write(block)
 
     def open_it(path: Path, mode: str = "r", *values: Any, **named: Any) -> Any:
-        return Full(path, mode) if mode in ("ab", "wb") else opening(path, mode, *values, **named)
+        return io.BufferedWriter(Full(path, mode)) if mode in ("ab", "wb") else opening(path, mode, *values, **named)
 
     return open_it
 
