@@ -12,24 +12,19 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from hashlib import blake2b
 from importlib.metadata import version
-from pathlib import Path
 from typing import NamedTuple
 
 from quantkit.dialects import tensorflow_to_onnx
-from quantkit.errors import QuantkitError, UnavailableError
-from quantkit.formats import graphdef, onnx
-from quantkit.formats.files import write_whole
+from quantkit.errors import UnavailableError
+from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, constant
 from quantkit.ops.kernels import evaluate
 from quantkit.runtimes import tensorflow
+from quantkit.runtimes.conversions import kept, needed
 from quantkit.runtimes.session import installed
-from quantkit.zoo import cache_folder
 
 OPSET = 17
-# What all stored conversions may take; the ones unused for longest go first.
-KEPT_BYTES = 2 << 30
 # Ops without any equivalent in ONNX, which no rewriting of tf2onnx removes either: refused without trying.
 NEVER_CONVERTED = re.compile(
     r"BatchNormWithGlobalNormalization|_?Quantized\w+|Requantiz\w+|QuantizeV2|QuantizeDownAndShrinkRange"
@@ -74,26 +69,7 @@ def by_tf2onnx(graph: Graph) -> bytes:
         UnavailableError: tf2onnx can not convert some ops, which are named.
         GraphError: TensorFlow refuses the graph.
     """
-    graph = _needed(graph)
-    place = cache_folder() / "converted" / f"{_digest(graph)}.onnx"
-    refusal = place.with_suffix(".txt")
-    known = _read(place)
-    if known is not None:
-        return known
-    refused = _read(refusal)
-    if refused is None:
-        data, refused = _convert(graph)
-        _store(refusal if refused else place, refused or data)
-        if not refused:
-            return data
-    raise UnavailableError(refused.decode(), hint=_HINT)
-
-
-def _needed(graph: Graph) -> Graph:
-    """Without the nodes that neither inputs nor outputs need; what is behind a fed tensor tells its shape."""
-    ends = graph.with_(outputs=(*graph.outputs, *graph.inputs))
-    names = ends.reachable(stop_at_inputs=False)
-    return graph.with_nodes(node for node in graph.nodes.values() if node.name in names)
+    return kept(needed(graph), ".onnx", (version("tf2onnx"), OPSET), _convert, _HINT)
 
 
 def _decoded(graph: Graph) -> Graph:
@@ -117,42 +93,7 @@ def _unconverted(ops: Iterable[str]) -> str:
     return f"no ONNX form is known of {listed}" if counts else ""
 
 
-def _digest(graph: Graph) -> str:
-    ends = (list(map(str, graph.inputs)), list(map(str, graph.outputs)))
-    found = blake2b(repr((ends, version("tf2onnx"), OPSET)).encode(), digest_size=20)
-    for chunk in graphdef.chunks(graph):
-        found.update(chunk)
-    return found.hexdigest()
-
-
-def _read(path: Path) -> bytes | None:
-    """A stored result, marked as used now; None where there is none."""
-    try:
-        os.utime(path)
-        return path.read_bytes()
-    except OSError:
-        return None
-
-
-def _store(path: Path, data: bytes) -> None:
-    """Keep a result for the next time; a full or read-only disk is no reason to fail."""
-    with contextlib.suppress(OSError, QuantkitError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, lambda file: file.write(data))
-        _drop_oldest(path.parent, KEPT_BYTES)
-
-
-def _drop_oldest(folder: Path, limit: int) -> None:
-    """Remove what was not used for longest until the rest takes at most ``limit`` bytes."""
-    facts = sorted(((file.stat().st_mtime_ns, file.stat().st_size, file) for file in folder.iterdir()), reverse=True)
-    total = 0
-    for _, size, file in facts:
-        total += size
-        if total > limit:
-            file.unlink(missing_ok=True)
-
-
-def _convert(graph: Graph) -> tuple[bytes, bytes]:
+def _convert(graph: Graph) -> tuple[bytes, str]:
     """The model, and why it is none (nothing: it is one): tf2onnx's log, not its result, tells."""
     imported = tensorflow.import_graph(graph)  # its errors name nodes; tf2onnx's do not
     for edge in (*graph.inputs, *graph.outputs):
@@ -176,7 +117,7 @@ def _convert(graph: Graph) -> tuple[bytes, bytes]:
             ) from error
     del model
     gc.collect()  # tf2onnx's graphs refer to themselves: without this, gigabytes would stay
-    return data, _refusal(graph, [_problem(record) for record in complaints]).encode()
+    return data, _refusal(graph, [_problem(record) for record in complaints])
 
 
 def _refusal(graph: Graph, problems: list["_Problem"]) -> str:

@@ -7,7 +7,7 @@ import pytest
 from quantkit.errors import GraphError, UnavailableError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
-from quantkit.runtimes import tensorflow
+from quantkit.runtimes import conversions, tensorflow
 from quantkit.runtimes import to_onnx as module
 from quantkit.runtimes.session import Availability, installed
 from quantkit.runtimes.to_onnx import NEVER_CONVERTED, to_onnx
@@ -81,7 +81,7 @@ def test_a_conversion_is_made_once(cache: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_other_nodes_and_other_ends_are_other_conversions(cache: Path) -> None:
     graph = Graph.of([placeholder("x", None, 2), node("y", "Atan", "x"), node("z", "Neg", "y")], ["x"], ["z"])
-    digests = {module._digest(one) for one in (graph, graph.with_ends(["y"], None), small(), small("Sin"))}
+    digests = {conversions.digest(one, ()) for one in (graph, graph.with_ends(["y"], None), small(), small("Sin"))}
     assert len(digests) == 4
 
 
@@ -146,7 +146,7 @@ def test_a_full_disk_is_no_reason_to_fail(cache: Path, monkeypatch: pytest.Monke
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "write_whole", full)
+    monkeypatch.setattr(conversions, "write_whole", full)
     assert to_onnx(small())
     assert not list(cache.iterdir())
 
@@ -155,5 +155,5 @@ def test_the_oldest_conversions_go_first(tmp_path: Path) -> None:
     for age, name in enumerate(("new", "middle", "old")):
         (tmp_path / name).write_bytes(b"x" * 10)
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    module._drop_oldest(tmp_path, 25)
+    conversions._drop_oldest(tmp_path, 25)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["middle", "new"]
