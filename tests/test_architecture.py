@@ -30,11 +30,12 @@ HARD_BORDERS = {
     "tensorflow": ("quantkit/runtimes/",),
     "onnxruntime": ("quantkit/runtimes/onnxruntime.py",),
     "openvino": ("quantkit/runtimes/openvino.py",),
+    "ai_edge_litert": ("quantkit/runtimes/litert.py",),
     "rich": ("cli/",),
     "quantkit.cli": ("cli/",),
     "quantkit.models": (),
 }
-ENGINES = {"tensorflow", "onnxruntime", "openvino", "tf2onnx", "onnx"}
+ENGINES = {"ai_edge_litert", "tensorflow", "onnxruntime", "openvino", "tf2onnx", "onnx"}
 
 
 def sources() -> list[Path]:

@@ -5,13 +5,13 @@ from types import MappingProxyType
 
 from quantkit.errors import UnavailableError, UsageError, did_you_mean
 from quantkit.ir.graph import Graph
-from quantkit.runtimes import onnxruntime, openvino, reference, tensorflow
+from quantkit.runtimes import litert, onnxruntime, openvino, reference, tensorflow
 from quantkit.runtimes.model import read
 from quantkit.runtimes.session import Runtime, Session, SessionOptions, Skipped
 
 # By name, in the order in which `auto` tries them: the fastest first.
 RUNTIMES = MappingProxyType[str, Runtime](
-    {one.RUNTIME.name: one.RUNTIME for one in (openvino, onnxruntime, tensorflow, reference)}
+    {one.RUNTIME.name: one.RUNTIME for one in (openvino, onnxruntime, tensorflow, litert, reference)}
 )
 AUTO = "auto"
 
