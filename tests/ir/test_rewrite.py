@@ -198,4 +198,4 @@ def test_time_grows_with_the_graph_only(kind: str) -> None:
         return time.process_time() - start
 
     seconds(200)
-    assert seconds(16000) < 40 * max(seconds(1000), 0.002)
+    assert seconds(16000) < 100 * max(seconds(1000), 0.002)  # a quadratic way takes 256 times as long
