@@ -24,6 +24,7 @@ COMMANDS = {
     "transform": "rewrite a frozen graph with a recipe of transforms",
     "classify": "say what is on pictures",
     "benchmark": "compare the latency of models and engines, side by side",
+    "evaluate": "top-1, top-5, agreement with a reference, and KL over many pictures",
     "summarize": "inputs, outputs, op counts, size, and what to do next",
     "models": "list, fetch and locate known models",
     "transforms": "the reference of every transform",

@@ -3,7 +3,8 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,6 +50,18 @@ def progress(args: Namespace) -> "Progress":
         transient=True,
         disable=args.quiet or not sys.stderr.isatty(),
     )
+
+
+@contextmanager
+def counting(args: Namespace, what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr for things that are counted; silent where stderr is no terminal, and with ``--quiet``."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    is_silent = args.quiet or not sys.stderr.isatty()
+    with Progress(*columns, console=console(stderr=True), transient=True, disable=is_silent) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def log(args: Namespace, message: str) -> None:

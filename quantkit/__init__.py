@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quantkit.bench import benchmark
+    from quantkit.classify.evaluation import evaluate
     from quantkit.formats import save
     from quantkit.loading import load
     from quantkit.quantization import calibrate, quantize
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "benchmark": "quantkit.bench",
     "calibrate": "quantkit.quantization",
+    "evaluate": "quantkit.classify.evaluation",
     "load": "quantkit.loading",
     "open_session": "quantkit.runtimes",
     "quantize": "quantkit.quantization",
@@ -32,6 +34,7 @@ _NAMES = {"transform_function": "transform"}
 __all__ = [
     "benchmark",
     "calibrate",
+    "evaluate",
     "load",
     "open_session",
     "quantize",

@@ -1,0 +1,450 @@
+"""A model's answers over a set of pictures, against what they show and against another model's answers.
+
+Each picture is decoded once and fed to both models, to each as its own input wants it: float or uint8, channels
+last or first, one by one or in batches.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from quantkit.classify.choices import (
+    Flags,
+    choose_ends,
+    choose_labels,
+    choose_preprocessing,
+    matching_card,
+    needs_tensorflow,
+)
+from quantkit.classify.feeding import Feeding
+from quantkit.classify.labels import Labels, Order, read_labels
+from quantkit.classify.preprocess import Preprocessing
+from quantkit.data import Data, Sample, find_data
+from quantkit.errors import InputError, UsageError
+from quantkit.evaluation import Quality, Tally
+from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import Array
+from quantkit.loading import Model, load_model
+from quantkit.runtimes import AUTO, open_session
+from quantkit.runtimes.session import Engine, Session, SessionOptions
+from quantkit.zoo import ModelCard, list_cards
+
+Progress = Callable[[int, int], None]
+# Pictures that run together where the graph leaves that open: more hardly run faster on a processor.
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well a model did.
+
+    Attributes:
+        model: as it was named.
+        runtime: the engine it ran in.
+        quality: what its answers came to.
+        reference: what it was compared with; empty: nothing.
+        reference_runtime: the engine that ran in.
+        pictures_per_second: in the model's own engine; its first batch does not count where there are more.
+        seconds: of everything, decoding and the reference included.
+        refused: pictures that could not be read, and why.
+        unknown_labels: samples whose label is none of the model's classes.
+        preprocessing: how pictures were made ready, in a sentence.
+    """
+
+    model: str
+    runtime: Engine
+    quality: Quality
+    reference: str = ""
+    reference_runtime: Engine | None = None
+    pictures_per_second: float = 0.0
+    seconds: float = 0.0
+    refused: Mapping[str, str] = field(default_factory=dict)
+    unknown_labels: int = 0
+    preprocessing: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "model": self.model,
+            "runtime": {"name": self.runtime.name, "version": self.runtime.version},
+            "reference": self.reference or None,
+            "reference_runtime": self.reference_runtime
+            and {"name": self.reference_runtime.name, "version": self.reference_runtime.version},
+            **self.quality.to_json(),
+            "pictures_per_second": self.pictures_per_second,
+            "seconds": self.seconds,
+            "preprocessing": self.preprocessing,
+            "unknown_labels": self.unknown_labels,
+            "refused": [{"name": name, "message": message} for name, message in self.refused.items()],
+        }
+
+    def __str__(self) -> str:
+        quality = self.quality
+        lines = [f"{self.model} in {self.runtime}, {quality.samples} pictures"]
+        shares = (("top-1", quality.top1), ("top-5", quality.top5), ("agreement", quality.agreement))
+        lines += [f"  {name:<12} {share}" for name, share in shares if share is not None]
+        if quality.divergence is not None:
+            lines.append(f"  {'KL':<12} {quality.divergence:.3g}")
+        lines.append(f"  {'speed':<12} {self.pictures_per_second:.1f} pictures per second")
+        if self.reference:
+            lines.append(f"  {'reference':<12} {self.reference} in {self.reference_runtime}")
+        if quality.not_finite:
+            lines.append(f"  {quality.not_finite} answers hold NaN or infinity: quantkit compare names the layer")
+        if self.refused:
+            name, message = next(iter(self.refused.items()))
+            lines.append(f"  {len(self.refused)} pictures could not be read, the first: {name}: {message}")
+        if self.unknown_labels:
+            lines.append(f"  {self.unknown_labels} labels are none of the model's classes and do not count")
+        return "\n".join(lines)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C; what was counted until then is kept.
+
+    Args:
+        evaluation: of the samples that were done.
+    """
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        super().__init__("interrupted")
+        self.evaluation = evaluation
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An opened model and how it wants its pictures.
+
+    Attributes:
+        name: as it was asked for.
+        session: of one input and an output with a number for each class.
+        preprocessing: what the input wants.
+        card: what is known of it.
+        path: the file it came from.
+    """
+
+    name: str
+    session: Session
+    preprocessing: Preprocessing
+    card: ModelCard | None = None
+    path: Path | None = None
+
+    @property
+    def feeding(self) -> Feeding:
+        return Feeding.of(self.session.inputs[0])
+
+    @property
+    def reading(self) -> tuple[str, int]:
+        """What decides how a file is read: subjects of the same one share its pixels."""
+        return "jpeg" if self.feeding.kind == "jpeg" else "pixels", self.preprocessing.channels
+
+    def prepared(self, decoded: bytes | Array) -> bytes | Array:
+        """What the input takes for one picture.
+
+        Args:
+            decoded: an encoded picture, or its pixels (h, w, c) uint8.
+        """
+        return self.feeding.prepare(decoded, self.preprocessing)
+
+    def prepared_row(self, row: Array) -> bytes | Array:
+        """What the input takes for one row of tensors, which is not cropped.
+
+        Args:
+            row: (h, w, c) uint8 pixels, or numbers as the input takes them, with channels first or last.
+
+        Raises:
+            UsageError: the input takes pixels and the row holds other numbers.
+        """
+        if row.dtype == np.uint8:
+            return self.feeding.prepare(row, replace(self.preprocessing, crop="none"))
+        feeding, dims = self.feeding, self.session.inputs[0].shape.dims
+        if not feeding.dtype.is_float:
+            raise UsageError(
+                f"{self.name} takes {feeding.dtype.value} and the data is {row.dtype}",
+                hint="give pictures, or an array of uint8 pixels",
+            )
+        if dims and row.ndim == 3 and not _fits(dims[-3:], row.shape):
+            turned = row.transpose((2, 0, 1) if feeding.channels_first else (1, 2, 0))
+            row = np.ascontiguousarray(turned) if _fits(dims[-3:], turned.shape) else row
+        return row.astype(feeding.dtype.numpy, copy=False)
+
+    def answers(self, pictures: Sequence[bytes | Array], batch_size: int) -> Array:
+        """What the model says, (n, k) float64.
+
+        Args:
+            pictures: prepared ones.
+            batch_size: how many run together, where the graph leaves that open.
+        """
+        feeding, rows = self.feeding, []
+        source, result = self.session.inputs[0].name, self.session.outputs[0].name
+        size = 1 if not feeding.has_batch_axis else feeding.batch or batch_size
+        for start in range(0, len(pictures), size):
+            part = pictures[start : start + size]
+            outputs = self.session.run({source: feeding.join(part)})[result]
+            rows.append(outputs.reshape(feeding.batch or len(part), -1)[: len(part)].astype(np.float64))
+        return np.concatenate(rows)
+
+
+def evaluate(
+    model: Any,
+    data: str | os.PathLike[str] | Data,
+    *,
+    reference: Any = None,
+    runtime: str = AUTO,
+    reference_runtime: str = AUTO,
+    labels: str | os.PathLike[str] | None = None,
+    limit: int | None = None,
+    batch: int = BATCH,
+    options: SessionOptions = SessionOptions(),
+    flags: Flags = Flags(),
+    input_layer: str = "",
+    output_layer: str = "",
+    offline: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> Evaluation:
+    """Count how often a model is right, and how near it is to a reference.
+
+    Args:
+        model: a graph, a file, or the name of a card.
+        data: pictures or tensors, as `quantkit.data.find_data` takes them.
+        reference: another version of the model, whose answers count as right for agreement and KL.
+        runtime: the engine of the model.
+        reference_runtime: the engine of the reference.
+        labels: a label file; None: the model's own.
+        limit: how many samples at most; the same ones each time.
+        batch: samples that run together, where the graph leaves that open.
+        options: threads, device and precision, of both.
+        flags: what is known of the preprocessing; nothing: the card's, or what the input shows.
+        input_layer: what to feed; empty: the card's, or what takes pictures.
+        output_layer: what gives a number for each class; empty: the card's, or what nobody reads.
+        offline: fetch nothing.
+        progress: told samples done and in all.
+
+    Raises:
+        UsageError: an input takes no pictures, or the two models tell other classes apart.
+        InputError: a file is missing or broken, or no sample could be read.
+        Interrupted: by Ctrl-C, with what was counted.
+    """
+    if batch < 1 or (limit is not None and limit < 1):
+        raise UsageError("the batch size, and the number of pictures, are at least 1")
+    samples = data.part(limit) if isinstance(data, Data) else find_data(data, limit)
+    with ExitStack() as stack:
+
+        def opened(one: Any, engine: str) -> Subject:
+            subject = open_subject(one, engine, options, flags, input_layer, output_layer, offline)
+            stack.callback(subject.session.close)
+            return subject
+
+        subject = opened(model, runtime)
+        other = None if reference is None else opened(reference, reference_runtime)
+        if other is not None and flags == Flags():
+            subject, other = _alike(subject, other)
+        named = _labels(subject, other, Path(labels).expanduser() if labels else None)
+        return _Run(subject, other, samples, named, batch).evaluation(progress)
+
+
+def open_subject(
+    model: Any,
+    runtime: str = AUTO,
+    options: SessionOptions = SessionOptions(),
+    flags: Flags = Flags(),
+    input_layer: str = "",
+    output_layer: str = "",
+    offline: bool = False,
+) -> Subject:
+    """A model that is ready for pictures; the caller closes its session.
+
+    Args:
+        model: a graph, a file, or the name of a card.
+        runtime: its engine.
+        options: threads, device and precision.
+        flags: what is known of the preprocessing.
+        input_layer: what to feed; empty: the card's, or what takes pictures.
+        output_layer: what gives a number for each class; empty: the card's, or what nobody reads.
+        offline: fetch nothing.
+
+    Raises:
+        UsageError: it does not show which input or output is meant, or the input takes no pictures.
+    """
+    found = Model("the graph", model) if isinstance(model, Graph) else model
+    found = found if isinstance(found, Model) else load_model(found, offline=offline)
+    runnable = found.runnable
+    if isinstance(runnable, Graph):
+        runnable = choose_ends(runnable, found.card, list_cards(), input_layer, output_layer)
+        runtime = "tensorflow" if runtime == AUTO and needs_tensorflow(runnable) else runtime
+    session = open_session(runnable, runtime, options)
+    try:
+        if len(session.inputs) != 1:
+            names = ", ".join(info.name for info in session.inputs)
+            raise UsageError(
+                f"{found.name} takes {len(session.inputs)} inputs ({names}); evaluating feeds one",
+                hint="name it with --input-layer",
+            )
+        source, result = session.inputs[0], session.outputs[0]
+        card = found.card or matching_card(source, result, list_cards())
+        return Subject(found.name, session, choose_preprocessing(source, card, flags), card, found.path)
+    except UsageError:
+        session.close()
+        raise
+
+
+def class_of(label: str, labels: Labels, num_classes: int) -> int | None:
+    """The class that a label means: by WordNet id, by words, or by number; None: none of the model's.
+
+    Args:
+        label: of a sample.
+        labels: the model's.
+        num_classes: numbers that the model gives.
+
+    >>> class_of("n02510455", Labels({1: "giant panda"}, {1: "n02510455"}, length=2), 2)
+    1
+    >>> class_of("giant panda", Labels({1: "giant panda, panda"}, length=2), 2)
+    1
+    """
+    for number, synset in labels.wordnet.items():
+        if synset == label:
+            return number
+    wanted = label.replace("_", " ").casefold()
+    firsts = {number: text.partition(",")[0] for number, text in labels.words.items()}
+    for words in (labels.words, firsts):
+        found = [number for number, text in words.items() if text.casefold() == wanted]
+        if len(found) == 1:
+            return found[0]
+    return int(label) if label.isdecimal() and int(label) < num_classes else None
+
+
+class _Run:
+    """One evaluation as it goes on."""
+
+    def __init__(self, subject: Subject, other: Subject | None, data: Data, labels: Labels, batch: int) -> None:
+        self.subject = subject
+        self.other = other
+        self.data = data
+        self.labels = labels
+        self.batch = batch
+        self.tally = Tally()
+        self.refused: dict[str, str] = {}
+        self.unknown_labels = 0
+        self.timings: list[tuple[int, float]] = []
+        self.start = perf_counter()
+        self.classes: dict[str, int | None] = {}
+        if len(data.arrays) > 1:
+            raise UsageError(
+                f"{data.source} holds {len(data.arrays)} arrays ({', '.join(data.arrays)}), and one is fed",
+                hint="write one of them, with labels or without",
+            )
+
+    def evaluation(self, progress: Progress) -> Evaluation:
+        """Run everything.
+
+        Raises:
+            InputError: no sample could be read.
+            Interrupted: by Ctrl-C.
+        """
+        pending = iter(self.data.samples)
+        done = 0
+        try:
+            while chunk := list(islice(pending, self.batch)):
+                self._take(chunk)
+                done += len(chunk)
+                progress(done, len(self.data))
+        except KeyboardInterrupt:
+            if not self.tally.samples:
+                raise
+            raise Interrupted(self._result()) from None
+        if not self.tally.samples:
+            name, message = next(iter(self.refused.items()))
+            raise InputError(f"none of {len(self.refused)} pictures can be read; {name}: {message}")
+        return self._result()
+
+    def _take(self, chunk: list[Sample]) -> None:
+        subjects = [one for one in (self.subject, self.other) if one is not None]
+        ready = list(self._ready(chunk, subjects))
+        if not ready:
+            return
+        start = perf_counter()
+        answers = self.subject.answers([fed[0] for _, fed in ready], self.batch)
+        self.timings.append((len(ready), perf_counter() - start))
+        reference = None if self.other is None else self.other.answers([fed[1] for _, fed in ready], self.batch)
+        self.tally.add(answers, [self._class(sample, answers.shape[1]) for sample, _ in ready], reference)
+
+    def _ready(self, chunk: list[Sample], subjects: Sequence[Subject]) -> Iterator[tuple[Sample, list[bytes | Array]]]:
+        """Each sample as the model and its reference take it; pictures that can not be read are noted."""
+        if self.data.arrays:
+            (name,) = self.data.arrays
+            for sample, row in zip(chunk, self.data.rows(name, chunk), strict=True):
+                yield sample, [subject.prepared_row(row) for subject in subjects]
+            return
+        for sample in chunk:
+            path = Path(sample.path or sample.name)
+            decoded: dict[tuple[str, int], bytes | Array] = {}
+            try:
+                for subject in subjects:
+                    if subject.reading not in decoded:
+                        decoded[subject.reading] = subject.feeding.read(path, subject.preprocessing.channels)
+            except InputError as error:
+                self.refused[str(path)] = error.message
+            else:
+                yield sample, [subject.prepared(decoded[subject.reading]) for subject in subjects]
+
+    def _class(self, sample: Sample, num_classes: int) -> int | None:
+        if not sample.label:
+            return None
+        if sample.label not in self.classes:
+            self.classes[sample.label] = class_of(sample.label, self.labels, num_classes)
+        found = self.classes[sample.label]
+        self.unknown_labels += found is None
+        return found
+
+    def _result(self) -> Evaluation:
+        subject, other = self.subject, self.other
+        timings = self.timings[1:] or self.timings
+        return Evaluation(
+            subject.name,
+            subject.session.runtime,
+            self.tally.quality,
+            other.name if other else "",
+            other.session.runtime if other else None,
+            sum(count for count, _ in timings) / sum(seconds for _, seconds in timings),
+            perf_counter() - self.start,
+            self.refused,
+            self.unknown_labels,
+            str(subject.preprocessing),
+        )
+
+
+def _fits(wanted: Sequence[int | None], shape: tuple[int, ...]) -> bool:
+    return len(wanted) == len(shape) and all(want in (None, size) for want, size in zip(wanted, shape, strict=True))
+
+
+def _alike(subject: Subject, other: Subject) -> tuple[Subject, Subject]:
+    """Two versions of one model are made ready alike: who has no card takes what the other's card says."""
+    if subject.card is None and other.card is not None:
+        info = subject.session.inputs[0]
+        return replace(subject, preprocessing=choose_preprocessing(info, other.card)), other
+    if other.card is None and subject.card is not None:
+        info = other.session.inputs[0]
+        return subject, replace(other, preprocessing=choose_preprocessing(info, subject.card))
+    return subject, other
+
+
+def _labels(subject: Subject, other: Subject | None, file: Path | None) -> Labels:
+    """The labels given, or the model's, or those of its reference, which tells the same classes apart."""
+    if file is not None:
+        found, card = read_labels(file), subject.card
+        dims = subject.session.outputs[0].shape.dims
+        if dims and dims[-1] is not None:
+            found.check(dims[-1], Order(card.labels.order) if card else None)
+        return found
+    for one in (subject, other):
+        if one is not None:
+            found = choose_labels(one.card, one.path, one.session.outputs[0])
+            if found.are_known:
+                return found
+    return Labels()
