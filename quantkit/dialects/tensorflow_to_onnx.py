@@ -399,9 +399,15 @@ def _take_bias(translator: _Translator, layer: Node, inputs: list[Edge], channel
     if node.op != "BiasAdd" and is_channels_first(layer):
         return layer
     bias = translator.graph.constant_of(node.inputs[1 - slot])
-    if bias is None or bias.dtype is not DType.FLOAT or bias.shape != (channels,):
+    if bias is None or bias.dtype is not DType.FLOAT or bias.shape[-1:] != (channels,):
         return layer
-    inputs.append(translator.keep(node.inputs[1 - slot].node, bias))
+    rank = translator.rank(Edge(layer.name))
+    if bias.num_elements != channels or (rank is not None and len(bias.shape) > rank):
+        return layer
+    flat = bias if len(bias.shape) == 1 else Tensor(bias.dtype, (channels,), lambda: bias.array.reshape(channels))
+    inputs.append(
+        translator.keep(f"{node.inputs[1 - slot].node}/bias" if flat is not bias else node.inputs[1 - slot].node, flat)
+    )
     translator.done.add(node.name)
     return node
 

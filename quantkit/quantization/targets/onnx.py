@@ -1,0 +1,193 @@
+"""ONNX models in 8 bits: pairs of QuantizeLinear and DequantizeLinear where codes flow.
+
+    code = clamp(round(value / scale) + zero_point, 0, 255)        activations, one scale a tensor
+    code = round(value / scale[c])                                 weights, -127 .. 127, one scale an output channel
+    code = round(value / (scale_in * scale[c]))                    biases, 32 bits
+
+An engine replaces ``Dequantize -> op -> Quantize`` by the op's 8-bit form. A ReLU needs no op of its own: where
+nothing is below zero, zero is code 0, and quantizing clamps to it.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+
+import numpy as np
+
+from quantkit.dialects.tensorflow_to_onnx import Translation, translate, transposed
+from quantkit.errors import GraphError
+from quantkit.ir.graph import Attr, Edge, Graph, Node
+from quantkit.ir.tensor import Array, DType, Tensor
+from quantkit.quantization.grid import Grid
+from quantkit.quantization.plan import Plan, Unit
+from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.scheme import Spec
+
+# A picture's bytes are codes already.
+BYTES = Spec(DType.QUINT8, symmetric=False)
+# Codes as ONNX calls their types.
+CODES = {DType.QUINT8: DType.UINT8, DType.QINT8: DType.INT8}
+# Biases keep far from the end of 32 bits, because products are added to them.
+MOST_BIAS = float(1 << 29)
+# How a layer's weights are laid out in ONNX: the order of their dimensions.
+LAYOUTS = {"Conv2D": (3, 2, 0, 1), "DepthwiseConv2dNative": (2, 3, 0, 1)}
+# Where an activation ends above.
+ACTIVATIONS = {"Relu": np.inf, "Relu6": 6.0}
+
+
+def convert(graph: Graph, plan: Plan, ranges: Ranges, *, takes_codes: bool = False) -> Graph:
+    """The ONNX graph in which a plan's edges are codes.
+
+    Args:
+        graph: the float graph that was planned.
+        plan: of `annotate` with a scheme for ``onnx``.
+        ranges: of every edge the plan quantizes.
+        takes_codes: whether inputs that are quantized are fed as codes. With a range of -1 .. 127/128 these are
+            the picture's own bytes, and nothing is lost or computed at the input.
+
+    Raises:
+        InputError: a range is missing.
+        GraphError: the plan does not fit the graph.
+        UnavailableError: an op of the graph has no ONNX form.
+    """
+    plan.require(ranges)
+    return _Quantization(graph, plan, ranges, translate(graph), takes_codes).graph()
+
+
+@dataclass
+class _Quantization:
+    """One conversion: the float graph in ONNX, and what takes the place of its nodes.
+
+    Attributes:
+        instead: which edge the readers of an edge read instead.
+    """
+
+    source: Graph
+    plan: Plan
+    ranges: Ranges
+    translation: Translation
+    takes_codes: bool
+    grids: dict[Edge, Grid] = field(init=False)
+    nodes: dict[str, Node] = field(init=False)
+    made: list[Node] = field(default_factory=list)
+    instead: dict[Edge, Edge] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.grids = {edge: self._grid(edge, spec) for edge, spec in self.plan.activations.items()}
+        self.nodes = dict(self.translation.graph.nodes)
+
+    def _grid(self, edge: Edge, spec: Spec) -> Grid:
+        if _casts_bytes(self.source[edge.node]) and self.plan.group_of(edge) == {edge}:
+            return Grid(BYTES, np.float32(1), np.int32(0))  # type: ignore[arg-type]
+        return Grid.of_range(spec, self.ranges[edge])
+
+    def graph(self) -> Graph:
+        for unit in self.plan.units:
+            self._quantize_layer(unit)
+        for edge, grid in self.grids.items():
+            self._quantize_edge(edge, grid)
+        before = self.translation.graph
+        nodes = [*map(self._rewired, self.nodes.values()), *self.made]
+        made = before.with_nodes(nodes)
+        kept = made.reachable() | made.input_names
+        return made.with_nodes(node for node in nodes if node.name in kept)
+
+    def _rewired(self, node: Node) -> Node:
+        if not any(edge in self.instead for edge in node.inputs):
+            return node
+        return node.with_(inputs=tuple(self.instead.get(edge, edge) for edge in node.inputs))
+
+    def _keep(self, name: str, values: Array) -> Edge:
+        """A small constant."""
+        self.made.append(Node(name, "Constant", attrs={"value": Tensor.of(values)}))
+        return Edge(name)
+
+    # Layers
+
+    def _quantize_layer(self, unit: Unit) -> None:
+        edges = self.translation.edges
+        place = edges.get(Edge(unit.layer)) or edges.get(Edge(unit.bias))
+        layer = self.nodes.get(place.node) if place else None
+        weights = self.source.constant_of(Edge(unit.weights))
+        if layer is None or weights is None or unit.input not in self.grids:
+            raise GraphError(f"the plan's unit {unit.name!r} does not fit the graph", hint="annotate the graph again")
+        kind = self.source[unit.layer].op
+        shape = self.nodes[layer.inputs[1].node].value.shape
+        spec = self.plan.weights[unit.weights]
+        step = np.float64(self.grids[unit.input].scale)
+        bias = self.nodes[layer.inputs[2].node].value.array if len(layer.inputs) > 2 else None
+        grid = _with_room(Grid.of_weights(spec, weights.array), step, bias)
+        scales = grid.scale
+        codes = Tensor(CODES[spec.dtype], weights.shape, partial(_codes, weights, grid))
+        codes = transposed(codes, LAYOUTS[kind], shape) if kind in LAYOUTS else codes
+        name = layer.name
+        self.made.append(Node(f"{name}/weights", "Constant", attrs={"value": codes}))
+        axis = 0 if layer.op == "Conv" or layer.attrs.get("transB") else 1
+        reads = [layer.inputs[0], self._values(f"{name}/weights", scales, np.int8, axis)]
+        if bias is not None:
+            self._keep(f"{name}/bias", np.rint(bias / (step * scales)).astype(np.int32))
+            reads.append(self._values(f"{name}/bias", (step * scales).astype(np.float32), np.int32, 0))
+        self.nodes[name] = layer.with_(inputs=tuple(reads))
+
+    def _values(self, codes: str, scales: Array, integer: type, axis: int) -> Edge:
+        """What codes of a constant stand for."""
+        scale = self._keep(f"{codes}/scale", scales.astype(np.float32))
+        point = self._keep(f"{codes}/zero", np.zeros(scales.shape, integer))
+        attrs: dict[str, Attr] = {"axis": axis} if scales.shape else {}
+        self.made.append(Node(f"{codes}/values", "DequantizeLinear", (Edge(codes), scale, point), attrs=attrs))
+        return Edge(f"{codes}/values")
+
+    # Edges
+
+    def _quantize_edge(self, edge: Edge, grid: Grid) -> None:
+        place = self.translation.edges[edge]
+        node = self.nodes[place.node]
+        if node.op == "Transpose" and node.inputs[0].node in self._fed_images:
+            place = node.inputs[0]  # codes are made of it before it is transposed
+        raw = self._without_activation(edge, place, grid)
+        scale = self._keep(f"{edge}/scale", grid.scale)
+        zero = self._keep(f"{edge}/zero", grid.zero_point.astype(grid.spec.dtype.numpy))
+        source = self.nodes[place.node]
+        if source.op == "Cast" and grid.spec is BYTES:
+            codes = source.inputs[0]
+        elif source.op == "Placeholder" and self.takes_codes:
+            self.nodes[place.node] = source.with_attrs(dtype=CODES[grid.spec.dtype])
+            codes = place
+        else:
+            self.made.append(Node(f"{edge}/codes", "QuantizeLinear", (raw, scale, zero)))
+            codes = Edge(f"{edge}/codes")
+        self.made.append(Node(f"{edge}/values", "DequantizeLinear", (codes, scale, zero)))
+        self.instead[place] = Edge(f"{edge}/values")
+
+    @cached_property
+    def _fed_images(self) -> frozenset[str]:
+        """Inputs, and what is cast of their bytes."""
+        fed = self.translation.graph.input_names
+        casts = [node.name for node in self.nodes.values() if node.op == "Cast" and node.inputs[0].node in fed]
+        return frozenset({*fed, *casts})
+
+    def _without_activation(self, edge: Edge, place: Edge, grid: Grid) -> Edge:
+        """What is to be quantized: not the activation, where quantizing clamps to the same ends."""
+        node = self.source[edge.node]
+        top = ACTIVATIONS.get(node.op)
+        lowest, highest = grid.spec.codes
+        if top is None or grid.zero_point != lowest or edge in self.source.outputs:
+            return place
+        if (highest - lowest) * grid.scale > top * (1 + 1e-6):
+            return place
+        return self.nodes[place.node].inputs[0]
+
+
+def _casts_bytes(node: Node) -> bool:
+    return node.op == "Cast" and node.attrs.get("SrcT") is DType.UINT8
+
+
+def _with_room(grid: Grid, step: float, bias: Array | None) -> Grid:
+    """The grid of weights, coarser where the bias would else not fit into 32 bits."""
+    if bias is None:
+        return grid
+    least = np.abs(bias) / (step * MOST_BIAS)
+    return replace(grid, scale=np.maximum(grid.scale, least if grid.scale.ndim else least.max()).astype(np.float32))
+
+
+def _codes(weights: Tensor, grid: Grid) -> Array:
+    return grid.encode(weights.array)

@@ -1,0 +1,193 @@
+"""Graphs in 8 bits as ONNX: which nodes there are, and numbers within half a step of the float graph's."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quantkit.errors import InputError
+from quantkit.formats import onnx
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.tensor import DType, Shape, Tensor
+from quantkit.quantization.plan import annotate
+from quantkit.quantization.ranges import Range, Ranges
+from quantkit.quantization.targets.onnx import convert
+from quantkit.runtimes import find_runtime
+from quantkit.runtimes.session import Runtime
+
+FLOAT = DType.FLOAT
+SIZE = 12
+IMAGE = (1, SIZE, SIZE, 8)
+
+
+def node(name: str, op: str, *inputs: str, **attrs: Any) -> Node:
+    return Node(name, op, tuple(map(Edge.parse, inputs)), attrs={"T": FLOAT, **attrs})
+
+
+def placeholder(*dims: int, dtype: DType = FLOAT) -> Node:
+    return Node("x", "Placeholder", attrs={"dtype": dtype, "shape": Shape(dims)})
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).normal(0, 0.2, shape).astype(np.float32)
+
+
+def layer(
+    name: str, source: str, kernel: tuple[int, ...], *, op: str = "Conv2D", activation: str = "Relu"
+) -> list[Node]:
+    channels = kernel[2] * kernel[3] if op != "Conv2D" else kernel[3]
+    nodes = [
+        constant(f"{name}/w", random(*kernel)),
+        constant(f"{name}/b", random(channels)),
+        node(f"{name}/conv", op, source, f"{name}/w", strides=(1, 1, 1, 1), padding=b"SAME"),
+        node(f"{name}/biased" if activation else name, "BiasAdd", f"{name}/conv", f"{name}/b"),
+    ]
+    return nodes + ([node(name, activation, f"{name}/biased")] if activation else [])
+
+
+def network() -> Graph:
+    """What convolutional networks are made of: joined branches, pools, a depthwise layer, a sum, a classifier."""
+    return Graph.of(
+        [
+            placeholder(1, SIZE, SIZE, 3),
+            *layer("first", "x", (3, 3, 3, 8)),
+            node("pool", "MaxPool", "first", ksize=(1, 2, 2, 1), strides=(1, 2, 2, 1), padding=b"SAME"),
+            *layer("left", "pool", (1, 1, 8, 8)),
+            *layer("right", "pool", (1, 1, 8, 12), activation="Relu6"),
+            node("average", "AvgPool", "pool", ksize=(1, 3, 3, 1), strides=(1, 1, 1, 1), padding=b"SAME"),
+            constant("axis", np.int32(3)),
+            Node(
+                "joined", "ConcatV2", tuple(map(Edge, ("left", "right", "average", "axis"))), attrs={"T": FLOAT, "N": 3}
+            ),
+            *layer("depthwise", "joined", (3, 3, 28, 1), op="DepthwiseConv2dNative", activation="Relu6"),
+            *layer("projected", "depthwise", (1, 1, 28, 28), activation=""),
+            node("sum", "AddV2", "projected", "joined"),
+            *layer("last", "sum", (1, 1, 28, 16)),
+            constant("axes", np.int32([1, 2])),
+            node("mean", "Mean", "last", "axes", keep_dims=False),
+            constant("dense/w", random(16, 10)),
+            constant("dense/b", random(10)),
+            node("dense", "MatMul", "mean", "dense/w", transpose_a=False, transpose_b=False),
+            node("logits", "BiasAdd", "dense", "dense/b"),
+            node("y", "Softmax", "logits"),
+        ],
+        ["x"],
+        ["y"],
+    )
+
+
+def pictures(count: int) -> np.ndarray:
+    """Bytes of pictures as the network takes them: multiples of 1/128 from -1 on."""
+    codes = np.random.default_rng(0).integers(0, 256, (count, SIZE, SIZE, 3))
+    return ((codes - 128) / 128).astype(np.float32)
+
+
+def calibrated(graph: Graph, scheme: Any = None) -> tuple[Graph, Any, Ranges]:
+    """The plan, and the extremes of a few pictures as ranges."""
+    plan = annotate(graph, scheme)
+    wanted = [edge for edge in plan.activations if edge not in graph.inputs]
+    ranges = dict.fromkeys(graph.inputs, Range(-1.0, 127 / 128))
+    with find_runtime("reference").open(graph.with_ends(None, wanted)) as session:
+        for picture in pictures(4):
+            for name, values in session.run({"x": picture[None]}).items():
+                found = Range(float(values.min()), float(values.max()))
+                ranges[Edge(name)] = ranges.get(Edge(name), found).joined(found)
+    return graph, plan, Ranges(ranges).shared(plan.groups)
+
+
+@pytest.fixture(params=["onnxruntime", "openvino"])
+def engine(request: pytest.FixtureRequest) -> Runtime:
+    found = find_runtime(request.param)
+    if not found.available().ok:
+        pytest.skip(found.available().detail)
+    return found
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("takes_codes", [False, True])
+def test_answers_are_those_of_the_float_graph(engine: Runtime, takes_codes: bool) -> None:
+    graph, plan, ranges = calibrated(network())
+    made = convert(graph, plan, ranges, takes_codes=takes_codes)
+    x = pictures(6)[5:]
+    with find_runtime("reference").open(graph) as session:
+        expected = session.run({"x": x})["y"]
+    with engine.open(made) as session:
+        (result,) = session.run({"x": (x * 128 + 128).astype(np.uint8) if takes_codes else x}).values()
+    np.testing.assert_allclose(result, expected, atol=0.02)
+    assert abs(result - expected).max() > 0
+
+
+@pytest.mark.engine
+def test_onnx_accepts_the_model() -> None:
+    checker = pytest.importorskip("onnx", reason="pip install onnx")
+    data = onnx.encode(convert(*calibrated(network())))
+    checker.checker.check_model(checker.load_from_string(data), full_check=True)
+
+
+def test_every_layer_reads_codes_and_activations_are_clamps() -> None:
+    graph, plan, ranges = calibrated(network())
+    made = convert(graph, plan, ranges)
+    layers = [one for one in made.nodes.values() if one.op in ("Conv", "Gemm")]
+    assert len(layers) == 7
+    for one in layers:
+        assert {made[edge.node].op for edge in one.inputs} <= {"DequantizeLinear", "Transpose"}, one.name
+        weights = made[made[one.inputs[1].node].inputs[0].node].value
+        assert weights.dtype is DType.INT8
+        assert made[made[one.inputs[2].node].inputs[0].node].value.dtype is DType.INT32
+    assert not {"Relu", "Clip"} & set(made.op_counts)
+    assert made.op_counts["Transpose"] == 1
+    assert made["joined/scale"].value == made["left/scale"].value == made["average/scale"].value
+
+
+def test_the_network_input_can_be_the_pictures_bytes() -> None:
+    graph, plan, ranges = calibrated(network())
+    made = convert(graph, plan, ranges, takes_codes=True)
+    assert made["x"].attrs["dtype"] is DType.UINT8
+    assert made["x/scale"].value == Tensor.of(np.float32(1 / 128))
+    assert made["x/zero"].value == Tensor.of(np.uint8(128))
+    assert "x/codes" not in made
+
+
+def test_bytes_that_are_cast_are_codes_already() -> None:
+    cast = Node("cast", "Cast", (Edge("x"),), attrs={"SrcT": DType.UINT8, "DstT": FLOAT})
+    graph = Graph.of(
+        [placeholder(1, 4, 4, 3, dtype=DType.UINT8), cast, *layer("y", "cast", (3, 3, 3, 4))], ["x"], ["y"]
+    )
+    plan = annotate(graph)
+    made = convert(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(0.0, 250.0))))
+    assert "Cast" not in made.op_counts
+    assert made["cast/scale"].value == Tensor.of(np.float32(1))
+
+
+def test_codes_are_the_nearest() -> None:
+    graph, plan, ranges = calibrated(network())
+    made = convert(graph, plan, ranges)
+    codes = made["right/biased/weights"].value.array.astype(np.float32)
+    scales = made["right/biased/weights/scale"].value.array
+    real = graph["right/w"].value.array.transpose(3, 2, 0, 1)
+    np.testing.assert_allclose(codes * scales[:, None, None, None], real, atol=float(scales.max()) / 2 * 1.0001)
+    assert (abs(codes).max(axis=(1, 2, 3)) == 127).all()
+    bias = made["right/biased/bias"].value.array * made["right/biased/bias/scale"].value.array
+    np.testing.assert_allclose(bias, graph["right/b"].value.array, atol=1e-4)
+
+
+def test_a_large_bias_makes_the_weights_coarser_instead_of_overflowing() -> None:
+    nodes = layer("a", "x", (1, 1, 3, 4)) + layer("y", "a", (1, 1, 4, 4))
+    nodes = [constant("a/b", np.float32([1e9, 0, 0, 0])) if one.name == "a/b" else one for one in nodes]
+    made = convert(*calibrated(Graph.of([placeholder(1, SIZE, SIZE, 3), *nodes], ["x"], ["y"])))
+    bias = made["a/biased/bias"].value.array
+    assert bias[0] > 1 << 28
+    np.testing.assert_allclose(bias[0] * made["a/biased/bias/scale"].value.array[0], 1e9, rtol=1e-6)
+
+
+def test_outputs_stay_float_and_keep_their_names() -> None:
+    graph = network().with_ends(None, ["y", "joined", "left"])
+    graph, plan, ranges = calibrated(graph)
+    made = convert(graph, plan, ranges)
+    assert made.outputs == (Edge("y"), Edge("joined"), Edge("left"))
+
+
+def test_a_missing_range_is_said() -> None:
+    graph, plan, ranges = calibrated(network())
+    with pytest.raises(InputError, match="lack"):
+        convert(graph, plan, Ranges({edge: span for edge, span in ranges.items() if edge != Edge("pool")}))
