@@ -63,5 +63,5 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> did_you_mean("remove_node", ["fold_constants", "remove_nodes"])
     "did you mean 'remove_nodes'?"
     """
-    near = get_close_matches(word, list(known), n=3, cutoff=0.7)
+    near = get_close_matches(word, list(known), n=3, cutoff=0.65)
     return f"did you mean {' or '.join(repr(name) for name in near)}?" if near else ""

@@ -105,7 +105,9 @@ class Classifier:
         batch_size: int = 1,
     ) -> None:
         if top < 1 or batch_size < 1:
-            raise UsageError("the number of classes to show, and the batch size, are at least 1")
+            raise UsageError(
+                f"--top is {top} and the batch {batch_size}, and both are at least 1", hint="--top 5 shows five classes"
+            )
         if len(session.inputs) != 1:
             names = ", ".join(info.name for info in session.inputs)
             raise UsageError(

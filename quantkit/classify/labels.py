@@ -189,13 +189,16 @@ def _read_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise InputError(f"label file {str(path)!r} can not be read: {error.strerror or error}") from None
+        raise InputError(
+            f"label file {str(path)!r} can not be read: {error.strerror or error}",
+            hint="leave out --labels: the labels that came with the model are used",
+        ) from None
     except UnicodeDecodeError:
         raise InputError(
             f"label file {str(path)!r} is not text", hint="labels are text with one class per line, in UTF-8"
         ) from None
     if not text.strip():
-        raise InputError(f"label file {str(path)!r} is empty")
+        raise InputError(f"label file {str(path)!r} is empty", hint="copy it from the archive again")
     if text.lstrip()[:15].lower().startswith(("<!doctype", "<html")):
         raise InputError(f"label file {str(path)!r} is a web page", hint="the download saved an error page: try again")
     return text
@@ -208,11 +211,15 @@ def _read_pair(label_map: Path, words: Path) -> Labels:
         synset = re.search(r'target_class_string:\s*"([^"]*)"', entry)
         if number is None or synset is None:
             raise InputError(
-                f"label map {str(label_map)!r} has an entry without class or WordNet id: {entry.strip()!r}"
+                f"label map {str(label_map)!r} has an entry without class or WordNet id: {entry.strip()!r}",
+                hint="copy it from the archive again",
             )
         class_id = int(number[1])
         if wordnet.setdefault(class_id, synset[1]) != synset[1]:
-            raise InputError(f"label map {str(label_map)!r} gives class {class_id} two WordNet ids")
+            raise InputError(
+                f"label map {str(label_map)!r} gives class {class_id} two WordNet ids",
+                hint="copy it from the archive again",
+            )
     if not wordnet:
         raise InputError(f"label map {str(label_map)!r} has no entries", hint="copy it from the archive again")
     if not words.is_file():

@@ -76,7 +76,9 @@ def read_bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise InputError(f"picture {str(path)!r} can not be read: {error.strerror or error}") from None
+        raise InputError(
+            f"picture {str(path)!r} can not be read: {error.strerror or error}", hint="choose a file that you may read"
+        ) from None
     if not data:
         raise InputError(f"picture {str(path)!r} is empty", hint="copy or download it again")
     return data

@@ -11,6 +11,7 @@ from typing import BinaryIO
 from quantkit.errors import GraphError, InputError, QuantkitError, UsageError, did_you_mean
 from quantkit.formats import graphdef, onnx
 from quantkit.ir.graph import Edge, Graph
+from quantkit.ops.tensorflow import num_outputs
 
 Ends = Iterable[Edge | str] | None
 
@@ -104,7 +105,19 @@ def load(path: str | os.PathLike[str], inputs: Ends = None, outputs: Ends = None
             raise InputError("it holds no nodes")
     except QuantkitError as error:
         raise _explained(error, path, kind) from None
-    return with_guessed_ends(graph).with_ends(_found(graph, inputs), _found(graph, outputs))
+    graph = with_guessed_ends(graph).with_ends(_found(graph, inputs), _found(graph, outputs))
+    _check_ports(graph)
+    return graph
+
+
+def _check_ports(graph: Graph) -> None:
+    for edge in (*graph.inputs, *graph.outputs):
+        count = num_outputs(graph[edge.node]) if edge.port and graph.dialect == "tensorflow" else None
+        if count is not None and edge.port >= count:
+            raise UsageError(
+                f"{str(edge)!r} is not in the graph: {edge.node} ({graph[edge.node].op}) has {count} outputs",
+                hint=f"its first one is {edge.node}:0, and its name alone means that one",
+            )
 
 
 def _explained(error: QuantkitError, path: Path, kind: str) -> QuantkitError:

@@ -5,14 +5,14 @@ from quantkit.ir.graph import Graph
 
 
 def verify(graph: Graph, *, blame: str = "") -> None:
-    """Check what every transform must keep: names resolve, and the ends exist.
+    """Check what every transform must keep: names resolve, the ends exist, and the nodes can run one after another.
 
     Args:
         graph: what to check.
         blame: the transform that just ran, for the message.
 
     Raises:
-        GraphError: naming the first node that reads what is not there.
+        GraphError: naming the first node that reads what is not there, or nodes that wait for each other.
     """
     after = f"after {blame}, " if blame else ""
     nodes = graph.nodes
@@ -30,3 +30,7 @@ def verify(graph: Graph, *, blame: str = "") -> None:
                 f"{after}{edge.node!r}, an input or output of the graph, does not exist",
                 hint=did_you_mean(edge.node, nodes),
             )
+    try:
+        _ = graph.order
+    except GraphError as error:
+        raise GraphError(f"{after}{error.message}", error.hint) from None

@@ -18,6 +18,7 @@ NAME = re.compile(r"[A-Za-z0-9_]+")
 BARE = re.compile(r"[A-Za-z0-9\-./_]+")
 QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 SPACE = re.compile(r"\s*")
+EXAMPLE = "remove_nodes(op=Identity, op=CheckNumerics) fold_constants"
 # Typographic characters that word processors put in the place of plain ones.
 SMART = (
     dict.fromkeys("\u201c\u201d\u201e\u201f\u2033", '"')
@@ -129,7 +130,8 @@ class _Reader:
         shown = line[first : first + 90]
         pointer = " " * (at - line_start - first) + "^"
         where = f"line {self.text.count(chr(10), 0, at) + 1}, column {at - line_start + 1}"
-        return RecipeError(f"{message}{found} ({where})\n    {shown}\n    {pointer}", hint=_advice(rest[:1]))
+        hint = _advice(rest[:1]) or f"the form is {EXAMPLE}"
+        return RecipeError(f"{message}{found} ({where})\n    {shown}\n    {pointer}", hint)
 
 
 def _advice(character: str) -> str:

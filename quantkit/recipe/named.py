@@ -28,6 +28,9 @@ NAMED = {
 }
 
 
+FORM = 'write [[step]], and transform = "remove_nodes" below it'
+
+
 def find_recipe(word: str) -> Recipe:
     """The recipe of a name, or of a TOML file.
 
@@ -55,12 +58,15 @@ def read_recipe(path: Path) -> Recipe:
     try:
         document = tomllib.loads(path.read_text())
     except OSError as error:
-        raise InputError(f"{path} can not be read: {(error.strerror or 'unknown error').lower()}") from None
+        raise InputError(
+            f"{path} can not be read: {(error.strerror or 'unknown error').lower()}",
+            hint=f"name a file that is there, or one of the recipes {', '.join(NAMED)}",
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no TOML file: {error}") from None
+        raise InputError(f"{path} is no TOML file: {error}", hint=FORM) from None
     steps = document.get("step")
     if not isinstance(steps, list) or not steps:
-        raise RecipeError(f"{path} lists no steps", hint='write [[step]] and transform = "remove_nodes" below it')
+        raise RecipeError(f"{path} lists no steps", hint=FORM)
     recipe = Recipe(tuple(_step(fields, path, number) for number, fields in enumerate(steps, start=1)))
     for step in recipe.steps:
         read_options(step)

@@ -53,7 +53,10 @@ def read_options(step: Step) -> tuple[Transform, bool]:
     words = dict(step.options)
     ignore = words.pop(IGNORE_ERRORS, ("false",))[0].lower()
     if ignore not in ("true", "false"):
-        raise RecipeError(f"{step.name}: ignore_errors should be true or false, found {ignore}")
+        raise RecipeError(
+            f"{step.name}: ignore_errors should be true or false, found {ignore}",
+            hint=f"write {step.name}(ignore_errors=true)",
+        )
     transform.read(words)
     return transform, ignore == "true"
 

@@ -61,14 +61,17 @@ class Option:
             if word in TRUTHS:
                 return TRUTHS[word]
             raise RecipeError(
-                f"{transform}: Couldn't interpret the {self.name} argument as a boolean:{word}"
-                " (expected true, false, 0 or 1)"
+                f"{transform}: Couldn't interpret the {self.name} argument as a boolean:{word}",
+                hint="expected true, false, 0 or 1",
             )
         try:
             return self.kind(word)
         except ValueError:
-            noun = "a number" if self.kind is int else "a float number"
-            raise RecipeError(f"{transform}: Couldn't interpret the {self.name} argument as {noun}:{word}") from None
+            noun, example = ("a number", "16") if self.kind is int else ("a float number", "0.5")
+            raise RecipeError(
+                f"{transform}: Couldn't interpret the {self.name} argument as {noun}:{word}",
+                hint=f"write {self.name}={example}",
+            ) from None
 
 
 Function = Callable[..., Graph | Outcome]

@@ -25,7 +25,9 @@ def remove_nodes(graph: Graph, *, op: tuple[str, ...], max_inputs: int = 1) -> O
     outputs than the first is read.
     """
     if max_inputs < 1:
-        raise RecipeError(f"remove_nodes: max_inputs must be at least 1, not {max_inputs}")
+        raise RecipeError(
+            f"remove_nodes: max_inputs must be at least 1, not {max_inputs}", hint="leave it out: 1 is the default"
+        )
     last_ports: dict[str, int] = {}
     for edge in graph.uses:
         last_ports[edge.node] = max(last_ports.get(edge.node, 0), edge.port)

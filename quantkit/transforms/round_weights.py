@@ -36,7 +36,9 @@ def round_weights(graph: Graph, *, num_steps: int = 256) -> Outcome:
         RecipeError: num_steps is less than 1.
     """
     if num_steps < 1:
-        raise RecipeError(f"round_weights: num_steps must be at least 1, not {num_steps}")
+        raise RecipeError(
+            f"round_weights: num_steps must be at least 1, not {num_steps}", hint="256 keeps 8 bits of each weight"
+        )
     draft = Draft(graph)
     changes: list[str] = []
     for node in graph.nodes.values():

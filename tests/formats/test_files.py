@@ -72,6 +72,8 @@ def test_ends_are_guessed_and_looked_up(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="output 'softmx'") as caught:
         load(tmp_path / "g.pb", outputs=["softmx"])
     assert caught.value.exit_code == 2
+    with pytest.raises(UsageError, match=r"'y:1' is not in the graph: y \(Relu\) has 1 outputs"):
+        load(tmp_path / "g.pb", outputs=["y:1"])
 
 
 def test_overwriting_the_file_that_is_read(tmp_path: Path) -> None:

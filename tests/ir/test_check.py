@@ -1,0 +1,24 @@
+import pytest
+
+from quantkit.errors import GraphError
+from quantkit.ir.check import verify
+from quantkit.ir.text import from_text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = Placeholder()\ny = Relu(xx)", "node 'y' \\(Relu\\) reads 'xx', which is not in the graph"),
+        ("x = Placeholder()\ny = Relu(x, ^z)", "node 'y' \\(Relu\\) reads 'z'"),
+        ("outputs: z\nx = Placeholder()", "'z', an input or output of the graph, does not exist"),
+        ("x = Placeholder()\na = Add(x, b)\nb = Relu(a)", "2 nodes wait for each other in a cycle: b, a"),
+        ("a = NoOp(^b)\nb = NoOp(^a)", "2 nodes wait for each other in a cycle"),
+    ],
+)
+def test_a_broken_graph_is_refused_and_the_transform_blamed(text: str, message: str) -> None:
+    with pytest.raises(GraphError, match=f"after fold_constants, {message}"):
+        verify(from_text(text), blame="fold_constants")
+
+
+def test_a_loop_through_merge_is_whole() -> None:
+    verify(from_text("x = Enter()\nm = Merge(x, n)\ny = Relu(m)\nn = NextIteration(y)"))
