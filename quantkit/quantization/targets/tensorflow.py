@@ -30,6 +30,7 @@ from quantkit.quantization.scheme import AFFINE, Spec
 TOP = 255
 RELU6_TOP = 6.0
 _AGAIN = "the plan was made for another graph: annotate once more"
+_SUM = "QuantizedConv2DWithBiasSumAndReluAndRequantize"
 _CODES = DType.QUINT8
 _WEIGHTS = DType.QINT8
 
@@ -154,7 +155,7 @@ class _Conversion:
             library=self.source.library,
             extra=self.source.extra,
         )
-        ordered = _summands_last(made)
+        ordered = keep_summands(made)
         needed = ordered.reachable() | ordered.input_names
         return ordered.with_nodes(node for node in ordered.nodes.values() if node.name in needed)
 
@@ -618,30 +619,27 @@ def _same(size: int | None, kernel: int, stride: int, dilation: int) -> tuple[in
     return total // 2, total - total // 2
 
 
-def _summands_last(graph: Graph) -> Graph:
-    """Let whatever else reads a residual run before the sum, which writes over it.
+def keep_summands(graph: Graph) -> Graph:
+    """Give a residual sum a copy of what it adds where something else may read that later: the sum writes over it.
 
-    Readers that come after the sum get a copy, made by a pool of one number.
+    `convert` has done so for the graph's own ends. Who asks for further tensors of an 8-bit graph does it again with
+    these as outputs: TensorFlow crashes where a sum can not have its summand for itself.
     """
     nodes = dict(graph.nodes)
     for node in graph.nodes.values():
-        if node.op != "QuantizedConv2DWithBiasSumAndReluAndRequantize":
+        if node.op != _SUM:
             continue
         slot = len(node.inputs) - 3
         summand = node.inputs[slot]
-        others = [use.node.name for use in graph.uses[summand] if use.node.name != node.name]
-        if not others and graph[summand.node].op not in ("Bitcast",):
-            continue
-        before = _ancestors(graph, node.name)
-        if summand.node not in graph.ends and all(name in before for name in others):
-            continue
-        copy = Node(
-            free_name(graph, f"{node.name}/summand"),
-            "QuantizedMaxPool",
-            (summand, *node.inputs[slot + 1 :]),
-            attrs={"T": _CODES, "ksize": (1, 1, 1, 1), "strides": (1, 1, 1, 1), "padding": b"VALID"},
-        )
-        nodes[copy.name] = copy
+        if graph[summand.node].op != "Bitcast" and summand.node not in graph.ends:
+            others = {use.node.name for use in graph.uses[summand]} - {node.name}
+            if not others or others <= _ancestors(graph, node.name):
+                continue
+        # A pool of one number copies; the mark keeps TensorFlow from making one node of equal copies.
+        window: dict[str, Attr] = dict.fromkeys(("ksize", "strides"), (1, 1, 1, 1))
+        attrs: dict[str, Attr] = {"T": _CODES, "padding": b"VALID", "_copied_for": node.name.encode(), **window}
+        copy = Node(free_name(graph, f"{node.name}/summand"), "QuantizedMaxPool", (summand, *node.inputs[slot + 1 :]))
+        nodes[copy.name] = copy.with_(attrs=attrs)
         nodes[node.name] = node.reading(slot, Edge(copy.name))
     return graph.with_nodes(nodes.values())
 

@@ -17,7 +17,7 @@ from quantkit.ir.tensor import Array, DType
 from quantkit.quantization.grid import Grid
 from quantkit.quantization.plan import Plan, Unit
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.targets.tensorflow import codes_name, grids
+from quantkit.quantization.targets.tensorflow import codes_name, grids, keep_summands
 from quantkit.runtimes.session import Session, TensorInfo, require
 from quantkit.runtimes.tensorflow import RUNTIME
 
@@ -64,7 +64,7 @@ def check_on_this_host(
     require_onednn()
     codes = {edge: grid for edge, grid in grids(graph, plan, ranges).items() if codes_name(edge) in quantized}
     fetched = [Edge(codes_name(edge)) for edge in codes]
-    with RUNTIME.open(quantized.with_ends(None, [*fetched, *quantized.outputs])) as session:
+    with RUNTIME.open(keep_summands(quantized.with_ends(None, [*fetched, *quantized.outputs]))) as session:
         feeds = _seeded(session, plan, ranges, seed)
         found = _explained(session, feeds)
     _require_finite(quantized, found)
