@@ -1,6 +1,7 @@
 """Graph to graph, one file for each transform; this list is the table of contents."""
 
 from quantkit.transforms import (
+    absorb_preprocessing,
     add_default_attributes,
     fold_batch_norms,
     fold_clamps,
@@ -19,6 +20,7 @@ from quantkit.transforms import (
 )
 
 __all__ = [
+    "absorb_preprocessing",
     "add_default_attributes",
     "fold_batch_norms",
     "fold_clamps",
