@@ -22,6 +22,7 @@ A_BUG = 70
 # The one line of each command's help lives here, so that `quantkit --help` imports none of them.
 COMMANDS = {
     "transform": "rewrite a frozen graph with a recipe of transforms",
+    "quantize": "make a graph 8-bit with calibrated ranges, and say what came of it",
     "classify": "say what is on pictures",
     "benchmark": "compare the latency of models and engines, side by side",
     "evaluate": "top-1, top-5, agreement with a reference, and KL over many pictures",

@@ -35,6 +35,7 @@ MOST_AT_ONCE = 64
 GUARDED = 4
 # A channel that reaches so many times as far as the middle one leaves the others few codes.
 DWARFING = 100.0
+MEAN_ROWS = 401
 SAVE_SECONDS = 10.0
 
 
@@ -53,15 +54,15 @@ def memory_bound(graph: Graph, plan: Plan, *, at_once: int = 1) -> int:
 
 
 def open_observed(graph: Graph, plan: Plan, runtime: str = AUTO, options: SessionOptions = SessionOptions()) -> Session:
-    """A session that gives every edge the plan observes, in the fastest engine that can.
+    """A session that gives every edge the plan observes, and the graph's outputs, in the fastest engine that can.
 
     Raises:
         UnavailableError: no engine can run the graph here.
         GraphError: the engine refuses the graph.
     """
     fed = set(graph.inputs)
-    wanted = [edge for edge in plan.edges if edge not in fed]
-    return open_session(graph.with_ends(None, wanted or graph.outputs), runtime, options)
+    wanted = dict.fromkeys(edge for edge in (*graph.outputs, *plan.edges) if edge not in fed)
+    return open_session(graph.with_ends(None, wanted), runtime, options)
 
 
 def examples_at_once(graph: Graph, plan: Plan) -> int:
@@ -84,17 +85,19 @@ def collect(
     at_once: int = 1,
     graph_digest: str = "",
     progress: Callable[[int], None] = lambda count: None,
+    answers: Callable[[Mapping[str, Array], Mapping[str, Array]], None] = lambda feeds, outputs: None,
     resume: Path | None = None,
 ) -> Ranges:
     """Choose a range for every edge that a plan quantizes.
 
     Args:
-        session: of the float graph, whose outputs are `Plan.edges`: `open_observed` opens it.
+        session: of the float graph, whose outputs hold `Plan.edges`: `open_observed` opens it.
         plan: which edges, and how ranges are chosen.
         batches: arrays of examples (n, ...) for the only input, or arrays by input name.
         at_once: examples that run together.
         graph_digest: of the float graph, for the provenance.
         progress: told how many examples are done.
+        answers: given the feeds and outputs of every run, for whoever wants to know what the float graph says.
         resume: a file that keeps what was observed while it goes on; when it is there already and began with the
             same data, its examples are not run again. It is removed at the end.
 
@@ -113,6 +116,7 @@ def collect(
                 if observation.skips(feeds):
                     continue
                 outputs = session.run(feeds)
+                answers(feeds, outputs)
                 if pending is not None:
                     pending.result()
                     state.save()
@@ -272,7 +276,7 @@ class _Guard:
 
 
 class _Means:
-    """The mean of each channel of the edges that units read."""
+    """The mean of each channel of the edges that units read, over a sample of positions."""
 
     def __init__(self, plan: Plan) -> None:
         self.sums: dict[Edge, Array] = {}
@@ -280,10 +284,14 @@ class _Means:
         self._wanted = {unit.input for unit in plan.units}
 
     def add(self, edge: Edge, values: Array) -> None:
-        if edge in self._wanted and values.ndim >= 2:
-            flat = values.reshape(-1, values.shape[-1])
-            self.sums[edge] = self.sums.get(edge, 0) + flat.sum(0, dtype=np.float64)
-            self.rows[edge] = self.rows.get(edge, 0) + len(flat)
+        if edge not in self._wanted or values.ndim < 2:
+            return
+        rows = values.reshape(-1, values.shape[-1])
+        # Neighbours are alike: a few hundred positions, others for each picture, say as much as all.
+        step = max(len(rows) // MEAN_ROWS, 1)
+        rows = rows[self.rows.get(edge, 0) % step :: step]
+        self.sums[edge] = self.sums.get(edge, 0) + rows.sum(0, dtype=np.float64)
+        self.rows[edge] = self.rows.get(edge, 0) + len(rows)
 
     def of_edges(self) -> dict[Edge, tuple[float, ...]]:
         return {edge: tuple((total / self.rows[edge]).tolist()) for edge, total in self.sums.items()}

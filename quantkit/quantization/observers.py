@@ -342,7 +342,8 @@ def _divergence(spec: Spec, span: Range, values: Floats, counts: Floats) -> floa
     grid = Grid.of_range(spec, span)
     low, high = spec.codes
     inside = np.flatnonzero((values >= min(span.low, 0.0)) & (values <= max(span.high, 0.0)))
-    if not inside.size:
+    # Fewer bins than codes are all shown as they are, which says nothing about rounding.
+    if inside.size < min((high - low) // 2, int(np.count_nonzero(counts))):
         return inf
     first, last = int(inside[0]), int(inside[-1])
     kept = counts[first : last + 1].copy()

@@ -1,0 +1,433 @@
+"""``quantkit quantize``: calibrate, convert to 8 bits, and say what came of it."""
+
+import tempfile
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantkit import formats
+from quantkit.bench.candidate import Candidate, Settings
+from quantkit.bench.comparison import Comparison
+from quantkit.bench.machine import this_machine
+from quantkit.bench.rounds import Schedule, measure
+from quantkit.classify.choices import Flags, choose_preprocessing, matching_card
+from quantkit.classify.evaluation import Subject
+from quantkit.data import Data, find_data
+from quantkit.errors import UsageError
+from quantkit.evaluation import Quality, Tally
+from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import Array
+from quantkit.loading import MEANINGLESS, Model, load_model
+from quantkit.quantization import Plan, Ranges, Scheme, annotate, convert, prepare
+from quantkit.quantization.calibrate import collect, memory_bound, open_observed
+from quantkit.quantization.ranges import graph_digest
+from quantkit.quantization.scheme import TARGETS
+from quantkit.quantization.verdict import EIGHT_BITS, FLOAT, Census, census
+from quantkit.recipe import parse
+from quantkit.recipe import run as run_recipe
+from quantkit.recipe.named import find_recipe
+from quantkit.runtimes import open_session
+from quantkit.runtimes.session import Engine, Session, SessionOptions
+from quantkit.zoo import list_cards
+
+from ._render import counting, emit, log
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EXAMPLES = (
+    "quantkit quantize digits -o digits.int8.onnx --calibration assets/digits_heldout.npz --target onnx",
+    "quantkit quantize graph.pb -o fast.pb --calibration pictures/ --target tensorflow --save-ranges graph.ranges.json",
+    "quantkit quantize graph.pb -o again.onnx --ranges graph.ranges.json --scheme scheme.toml",
+)
+# What makes 8 bits fast, each exact in float, applied behind the recipe that folds.
+REWRITES = "pool_after_projection fold_pads fold_clamps"
+# The engine that a target is for, and the threads that suit it there: many small ops gain from running side by side.
+ENGINES = {"onnx": "openvino", "tensorflow": "tensorflow", "eightbit": "tensorflow", "litert": "litert"}
+ADVICE = {
+    "onnx": "OpenVINO and ONNX Runtime choose their threads well by themselves",
+    "tensorflow": "run it with intra-op 1 and inter-op as many as there are cores: --intra-op 1 --inter-op {cores}",
+    "eightbit": "threads hardly matter: each op runs on one",
+    "litert": "as many threads as there are cores: --intra-op {cores}",
+}
+PICTURES = 100
+# Pictures that the verdict runs again are kept, up to here.
+KEPT_BYTES = 160 << 20
+SHOWN = 5
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """What to quantize, with which data, into what, and how it is judged."""
+    parser.add_argument("model", metavar="MODEL", help="model file, SavedModel folder, or name of a card")
+    parser.add_argument("-o", "--output", required=True, help="file to write")
+    parser.add_argument(
+        "--calibration", help="pictures: a folder, flat or one for each class, a list file, .npz or .npy"
+    )
+    parser.add_argument("--target", choices=sorted(TARGETS), help="form of the 8-bit graph (the scheme's, or onnx)")
+    parser.add_argument("--scheme", help="TOML file: what becomes 8 bits, and how (what suits the target)")
+    parser.add_argument("--observer", help="how ranges are chosen, such as min_max or percentile(99.9) (the scheme's)")
+    parser.add_argument("--half-range", action="store_true", help="7-bit weights, for processors without VNNI (auto)")
+    parser.add_argument("--ranges", help="ranges of an earlier calibration, instead of --calibration")
+    parser.add_argument("--save-ranges", help="file to write the ranges to")
+    parser.add_argument("--save-plan", help="file to write to what becomes 8 bits, and why the rest does not")
+    parser.add_argument("--limit", type=_count, default=PICTURES, help=f"pictures to calibrate with ({PICTURES})")
+    parser.add_argument("--held-out", help="other pictures to compare with float on (those of --calibration)")
+    parser.add_argument(
+        "--recipe", help="prepare the float graph with this recipe (the card's, or inference; rewrites)"
+    )
+    parser.add_argument("--inputs", help="names of what is fed, separated by commas")
+    parser.add_argument("--outputs", help="names of what is asked for, separated by commas")
+    parser.add_argument("--input-mean", type=float, help="subtracted from the pixels (the card's, or 128)")
+    parser.add_argument("--input-std", type=float, help="what they are then divided by (the card's, or 128)")
+    parser.add_argument("--runtime", default="auto", help="engine that calibrates (the fastest that can)")
+    parser.add_argument("--runs", type=_whole, default=40, help="timed calls for the speed-up; 0: do not measure (40)")
+    parser.add_argument("--offline", action="store_true", help="never fetch a model")
+
+
+def run(args: Namespace) -> int:
+    """Prepare, calibrate, convert, judge."""
+    scheme = _scheme(args)
+    output = Path(args.output).expanduser()
+    if args.ranges and args.calibration:
+        raise UsageError("--ranges and --calibration both say where ranges come from", hint="give one of them")
+    if not args.ranges and not args.calibration:
+        raise UsageError(
+            "there are no pictures to calibrate with", hint="give --calibration PICTURES, or --ranges FILE"
+        )
+    model, graph = _float_graph(args, scheme)
+    if model.has_random_weights:
+        log(args, f"{model.name}: {MEANINGLESS}")
+    plan = annotate(graph, scheme)
+    if args.save_plan:
+        plan.save(Path(args.save_plan).expanduser())
+    answers = _Answers()
+    if args.ranges:
+        ranges = Ranges.load(Path(args.ranges).expanduser())
+        for doubt in ranges.doubts(graph, scheme.digest):
+            log(args, doubt)
+    else:
+        ranges = _calibrated(args, model, graph, plan, answers, output)
+    quantized = convert(graph, plan, ranges)
+    _check(graph, plan, ranges, quantized)
+    formats.save(quantized, output)
+    verdict = _Verdict(model.name, output, plan, ranges, census(graph, plan, ranges, quantized))
+    verdict = replace(verdict, float_bytes=_num_bytes(graph))
+    verdict = _compared(args, model, graph, quantized, answers, verdict)
+    verdict = _timed(args, graph, verdict)
+    emit(args, "quantkit.quantize/1", verdict.to_json(), verdict.print)
+    return 0
+
+
+def _scheme(args: Namespace) -> Scheme:
+    scheme = Scheme.load(Path(args.scheme).expanduser()) if args.scheme else Scheme.for_target(args.target or "onnx")
+    if args.target and args.target != scheme.target:
+        raise UsageError(f"--target is {args.target}, and {args.scheme} is for {scheme.target}", hint="leave one out")
+    if args.observer:
+        scheme = scheme.with_(observer=args.observer)
+    if args.half_range or _saturates(scheme):
+        scheme = scheme.with_(weights=replace(scheme.weights, half_range=True))
+    return scheme
+
+
+def _saturates(scheme: Scheme) -> bool:
+    """Whether this processor adds pairs of u8 x s8 products in 16 bits, which full weights overflow."""
+    isa = this_machine().isa
+    has_dot_products = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"} & set(isa)
+    return scheme.target in ("onnx", "tensorflow") and "avx2" in isa and not has_dot_products
+
+
+def _float_graph(args: Namespace, scheme: Scheme) -> tuple[Model, Graph]:
+    """The model, and its graph with all that is exact in float done already."""
+    model = load_model(args.model, inputs=_names(args.inputs), outputs=_names(args.outputs), offline=args.offline)
+    if model.graph is None:
+        raise UsageError(
+            f"{args.model} is in an engine's own format, which can not be quantized",
+            hint="give the TensorFlow graph that it was made from",
+        )
+    if args.recipe:
+        recipe = find_recipe(args.recipe) if " " not in args.recipe and "(" not in args.recipe else parse(args.recipe)
+    else:
+        before = parse(model.card.recipe) if model.card is not None else find_recipe("inference")
+        recipe = parse(f"{before} {REWRITES}")
+    graph, _ = run_recipe(recipe, model.graph)
+    return model, prepare(graph, scheme)
+
+
+@dataclass
+class _Answers:
+    """What the float graph said to the first examples, and what it was fed."""
+
+    feeds: list[dict[str, Array]] = field(default_factory=list)
+    outputs: list[Array] = field(default_factory=list)
+    num_bytes: int = 0
+
+    def take(self, name: str, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        size = sum(array.nbytes for array in feeds.values())
+        if self.num_bytes + size <= KEPT_BYTES:
+            self.num_bytes += size
+            self.feeds.append(dict(feeds))
+            self.outputs.append(outputs[name])
+
+
+def _calibrated(args: Namespace, model: Model, graph: Graph, plan: Plan, answers: _Answers, output: Path) -> Ranges:
+    data = find_data(args.calibration, args.limit)
+    megabytes = (memory_bound(graph, plan) + KEPT_BYTES) / 1e6
+    log(args, f"calibrating with {len(data)} of {data.source}, in at most {megabytes:.0f} MB")
+    state = output.with_name(f"{output.name}.calibration")
+    with open_observed(graph, plan, args.runtime) as session, counting(args, "calibrating") as shown:
+        name = str(graph.outputs[0])
+        ranges = collect(
+            session,
+            plan,
+            _batches(args, model, session, data),
+            graph_digest=graph_digest(graph),
+            progress=lambda count: shown(count, len(data)),
+            answers=lambda feeds, outputs: answers.take(name, feeds, outputs),
+            resume=state,
+        )
+    if args.save_ranges:
+        ranges.save(Path(args.save_ranges).expanduser())
+    return ranges
+
+
+def _batches(args: Namespace, model: Model, session: Session, data: Data) -> Iterator[Array | Mapping[str, Array]]:
+    """Examples, one by one, as the graph takes them."""
+    if len(data.arrays) > 1:
+        for sample in data.samples:
+            yield {name: data.rows(name, [sample]) for name in data.arrays}
+        return
+    subject = _subject(args, model, session)
+    for sample in data.samples:
+        if sample.path is not None:
+            decoded = subject.feeding.read(sample.path, subject.preprocessing.channels)
+            yield subject.feeding.join([subject.prepared(decoded)])
+        else:
+            (name,) = data.arrays
+            yield subject.feeding.join([subject.prepared_row(data.rows(name, [sample])[0])])
+
+
+def _subject(args: Namespace, model: Model, session: Session) -> Subject:
+    source = session.inputs[0]
+    card = model.card or matching_card(source, session.outputs[0], list_cards())
+    flags = Flags(mean=args.input_mean, std=args.input_std)
+    return Subject(model.name, session, choose_preprocessing(source, card, flags), card, model.path)
+
+
+def _check(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> None:
+    """See that this host computes the graph right before it is written, where kernels are known to be broken."""
+    if plan.scheme.target == "tensorflow":
+        from quantkit.quantization.targets.tensorflow_check import check_on_this_host
+
+        check_on_this_host(graph, plan, ranges, quantized)
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What came of it."""
+
+    model: str
+    output: Path
+    plan: Plan
+    ranges: Ranges
+    census: Census
+    float_bytes: int = 0
+    engine: Engine | None = None
+    quality: Quality | None = None
+    judged_on: str = ""
+    speed: Comparison | None = None
+    milliseconds: tuple[float, float] | None = None
+    unmeasured: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.output.stat().st_size
+
+    @property
+    def threads(self) -> str:
+        return ADVICE[self.plan.scheme.target].format(cores=_cores())
+
+    @property
+    def next_step(self) -> tuple[str, str]:
+        """Why it is not faster, and the one command to run next; empty where it is."""
+        if self.speed is None or self.speed.low > 1:
+            return "", ""
+        target = self.plan.scheme.target
+        if target == "eightbit":
+            return (
+                "the classic ops run on reference kernels on x86, whatever their ranges",
+                f"quantkit quantize {self.model} -o fast.pb --target tensorflow --ranges RANGES.json",
+            )
+        if self.census.share < 0.5:
+            first = self.census.left_overs[0]
+            return (
+                f"most of the work is still float, above all {first.name} ({first.op}): {first.reason}",
+                f"quantkit summarize {self.model}",
+            )
+        engine = self.engine.name if self.engine else ENGINES[target]
+        return (
+            f"{self.census.conversions} conversions and the engine's overhead weigh more than the arithmetic saved",
+            f"quantkit benchmark {self.model} {self.output}@{engine} --sweep",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        reason, command = self.next_step
+        return {
+            "model": self.model,
+            "output": str(self.output),
+            "target": self.plan.scheme.target,
+            "scheme": self.plan.scheme.to_json(),
+            "calibration": {
+                "pictures": self.ranges.provenance.count,
+                "data": self.ranges.provenance.data,
+                "remarks": list(self.ranges.remarks),
+            },
+            **self.census.to_json(),
+            "num_bytes": self.num_bytes,
+            "float_num_bytes": self.float_bytes,
+            "engine": None if self.engine is None else {"name": self.engine.name, "version": self.engine.version},
+            "quality": None if self.quality is None else {"on": self.judged_on, **self.quality.to_json()},
+            "speed_up": None if self.speed is None else self.speed.to_json(),
+            "milliseconds": None if self.milliseconds is None else list(self.milliseconds),
+            "not_measured": self.unmeasured or None,
+            "threads": self.threads,
+            "reason": reason or None,
+            "next_command": command or None,
+        }
+
+    def print(self, console: "Console") -> None:
+        for line in self.lines():
+            console.print(line, markup=False)
+
+    def lines(self) -> Iterator[str]:
+        counted, size = self.census, self.num_bytes
+        times = self.float_bytes / max(size, 1)
+        yield f"{self.output}: {_megabytes(size)}, {times:.1f} times smaller than in float"
+        yield ""
+        width = max(map(len, (*counted.table, "op")))
+        yield f"{'op':<{width}}  {EIGHT_BITS:>6}  {FLOAT:>6}"
+        for op, (coded, kept) in counted.table.items():
+            yield f"{op:<{width}}  {coded or '':>6}  {kept or '':>6}"
+        yield ""
+        yield f"{100 * counted.share:.1f} % of the multiply-adds are 8 bits; {counted.conversions} conversions are left"
+        for one in counted.left_overs[:SHOWN]:
+            cost = f", {one.multiply_adds / 1e6:.1f} million multiply-adds" if one.multiply_adds else ""
+            yield f"  float: {one.name} ({one.op}{cost}): {one.reason}"
+        if len(counted.left_overs) > SHOWN:
+            yield f"  float: {len(counted.left_overs) - SHOWN} more (--save-plan lists them)"
+        for remark in self.ranges.remarks:
+            yield f"  careful: {remark}"
+        yield from self._quality_lines()
+        yield from self._speed_lines()
+
+    def _quality_lines(self) -> Iterator[str]:
+        quality = self.quality
+        if quality is not None and quality.agreement is not None and quality.divergence is not None:
+            yield f"agreement with float {quality.agreement}, KL {quality.divergence:.4f}, on {self.judged_on}"
+            if quality.not_finite:
+                yield f"  {quality.not_finite} answers hold NaN or infinity: quantkit compare names the layer"
+
+    def _speed_lines(self) -> Iterator[str]:
+        if self.speed is not None and self.milliseconds is not None:
+            before, after = self.milliseconds
+            yield f"in {self.engine}: {self.speed.verdict}, {before:.1f} -> {after:.1f} ms"
+        elif self.unmeasured:
+            yield f"speed not measured: {self.unmeasured}"
+        yield f"threads: {self.threads}"
+        reason, command = self.next_step
+        if reason:
+            yield f"not faster: {reason}"
+            yield f"next: {command}"
+
+
+def _compared(
+    args: Namespace, model: Model, graph: Graph, quantized: Graph, answers: _Answers, verdict: _Verdict
+) -> _Verdict:
+    """Answers beside those of the float graph, in the engine that the target is for."""
+    target = verdict.plan.scheme.target
+    options = _threads(target)
+    judged = f"{len(answers.feeds)} calibration pictures"
+    with open_session(verdict.output, ENGINES[target], options) as session:
+        verdict = replace(verdict, engine=session.runtime)
+        if args.held_out:
+            answers = _held_out(args, model, graph)
+            judged = f"{len(answers.feeds)} pictures of {args.held_out}"
+        if not answers.feeds or len(session.outputs) != 1:
+            return verdict
+        tally = Tally()
+        result = session.outputs[0].name
+        for feeds, wanted in zip(answers.feeds, answers.outputs, strict=True):
+            rows = len(wanted)
+            found = session.run(feeds)[result]
+            tally.add(found.reshape(rows, -1), (), wanted.reshape(rows, -1))
+    return replace(verdict, quality=tally.quality, judged_on=judged)
+
+
+def _held_out(args: Namespace, model: Model, graph: Graph) -> _Answers:
+    answers = _Answers()
+    data = find_data(args.held_out)
+    with open_session(graph, args.runtime) as session, counting(args, "comparing") as shown:
+        for count, batch in enumerate(_batches(args, model, session, data), 1):
+            feeds = dict(batch) if isinstance(batch, Mapping) else {session.inputs[0].name: batch}
+            answers.take(session.outputs[0].name, feeds, session.run(feeds))
+            shown(count, len(data))
+    return answers
+
+
+def _timed(args: Namespace, graph: Graph, verdict: _Verdict) -> _Verdict:
+    """The speed-up over the float graph in the same engine, each with the threads that suit it."""
+    if not args.runs:
+        return replace(verdict, unmeasured="--runs is 0")
+    target = verdict.plan.scheme.target
+    engine = ENGINES[target]
+    with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
+        source = Path(folder) / "float.pb"
+        formats.save(graph, source)
+        ends = (tuple(map(str, graph.inputs)), tuple(map(str, graph.outputs)))
+        inputs, outputs = (None, None) if target in ("onnx", "litert") else ends
+        candidates = (
+            Candidate(FLOAT, source, Settings(engine, inputs=ends[0], outputs=ends[1])),
+            Candidate(EIGHT_BITS, verdict.output, Settings(engine, _threads(target), inputs=inputs, outputs=outputs)),
+        )
+        made = measure(candidates, Schedule(args.runs, rounds=min(args.runs, 10)))
+    if made.failures:
+        return replace(verdict, unmeasured=made.failures[0].reason)
+    speed = made.comparisons[1]
+    if not isinstance(speed, Comparison):
+        return replace(verdict, unmeasured=speed.message if speed else "nothing to compare with")
+    before, after = (one.summary.median * 1e3 for one in made.measurements)
+    return replace(verdict, speed=speed, milliseconds=(before, after))
+
+
+def _threads(target: str) -> SessionOptions:
+    return SessionOptions(intra_op=1, inter_op=_cores()) if target == "tensorflow" else SessionOptions()
+
+
+def _cores() -> int:
+    machine = this_machine()
+    return min(machine.physical_cores or machine.logical_cores, len(machine.affinity) or machine.logical_cores)
+
+
+def _num_bytes(graph: Graph) -> int:
+    return sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant)
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes > 1e5 else f"{num_bytes} bytes"
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 0")
+    return int(text)
