@@ -30,7 +30,8 @@ def update_goldens(request: pytest.FixtureRequest) -> bool:
 def standin() -> Path:
     """The folder with the stand-in of the 2015 Inception v3: its graph and its archive.
 
-    QUANTKIT_STANDIN names one that exists; else it is made from ../shared once, and kept in the system's temporary folder.
+    QUANTKIT_STANDIN names one that exists; else it is made from ../shared once, and kept in the system's temporary
+    folder.
     """
     if named := os.environ.get("QUANTKIT_STANDIN"):
         return Path(named) if Path(named).is_dir() else Path(named).parent

@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a reader of the README would stand; commands find there what earlier ones wrote."""
     made = tmp_path_factory.mktemp("readme")
     (made / "assets").symlink_to(ROOT / "assets")
-    (made / "labels.txt").write_text("\n".join(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]))
+    (made / "labels.txt").write_text("zero one two three four five six seven eight nine".replace(" ", "\n"))
     return made
 
 
@@ -84,7 +84,7 @@ def test_the_recipe_file(folder: Path) -> None:
 def test_the_tables_are_the_committed_measurements() -> None:
     from readme_table import filled
 
-    assert filled(README) == README, "run python tests/bench/readme_table.py"
+    assert filled(README) == README, "run python tests/support/readme_table.py"
 
 
 def test_the_committed_measurements_can_be_read() -> None:

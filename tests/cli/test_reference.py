@@ -6,9 +6,10 @@ from pathlib import Path
 README = Path(__file__).parent.parent.parent / "cli" / "README.md"
 TOP = """# The command line
 
-One short module for each command, with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> exit code`; `_app.py` makes the parser and turns
-errors into sentences and exit codes, `_render.py` prints. Results go to stdout, progress and remarks to stderr. Flags in snake_case are
-accepted wherever the kebab form is. Every command takes `--json`, `--quiet`, `--verbose` and `--debug`.
+One short module for each command, with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> exit code`; `_app.py`
+makes the parser and turns errors into sentences and exit codes, `_render.py` prints. Results go to stdout, progress
+and remarks to stderr. Flags in snake_case are accepted wherever the kebab form is. Every command takes `--json`,
+`--quiet`, `--verbose` and `--debug`.
 
 This page is made by `pytest tests/cli --update-goldens`.
 """

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from graphs import CASES, Case, node, placeholder
+from conformance_cases import CASES, Case, node, placeholder
 
 from quantkit.errors import GraphError, UnavailableError, UsageError
 from quantkit.ir.graph import Graph

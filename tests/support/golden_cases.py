@@ -28,7 +28,7 @@ from quantkit.ir.text import from_text, to_text
 from quantkit.ops.tensorflow import find_op
 from quantkit.recipe import parse, run
 
-FOLDER = Path(__file__).parent / "golden"
+FOLDER = Path(__file__).parent.parent / "golden"
 SECTIONS = ("recipe", "before", "after", "error", "skips", "numbers")
 WRITTEN = ("after", "error", "skips")
 

@@ -1,6 +1,7 @@
 """A digest of a graph that two tools' versions of it share when they are the same graph.
 
-``python tests/fingerprint.py GRAPH.pb`` prints what `tests/golden/standin.json` holds for a graph of the original tool.
+``python tests/support/fingerprint.py GRAPH.pb`` prints what `tests/golden/standin.json` holds for a graph of the
+original tool.
 """
 
 import hashlib

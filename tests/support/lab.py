@@ -1,4 +1,4 @@
-"""What the tests of this folder measure: a tiny graph, scripted clocks, made-up measurements."""
+"""What the tests of the latency lab measure: a tiny graph, scripted clocks, made-up measurements."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The tables of the README, made of the committed measurements: ``python tests/bench/readme_table.py`` writes them."""
+"""The tables of the README, made of the committed measurements; ``python tests/support/readme_table.py`` does it."""
 
 import json
 import re
