@@ -133,7 +133,8 @@ def _classifier(args: Namespace, model: Model, session: Session) -> tuple[Classi
 def _remarks(args: Namespace, found: Found, model: Model, classifier: Classifier, card: ModelCard | None) -> None:
     """What the user should know before the answers, on stderr."""
     if found.skipped:
-        log(args, f"skipped {found.skipped} files that are no pictures")
+        files = "1 file that is no picture" if found.skipped == 1 else f"{found.skipped} files that are no pictures"
+        log(args, f"skipped {files}")
     if model.has_random_weights:
         log(args, f"{model.name}: {MEANINGLESS}")
     if not classifier.labels.are_known:
@@ -189,7 +190,7 @@ def _print_prediction(console: "Console", prediction: Prediction) -> None:
         else:
             number = f"{score.probability:12.4f}"
         # Two classes may have the same words, so the number is always there.
-        number_of_class = "" if score.words.endswith(f" {score.id}") else f" ({score.id})"
+        number_of_class = "" if score.words.split()[-1:] == [str(score.id)] else f" ({score.id})"
         console.print(Text(number, "cyan") + Text(f"  {score.words}", "default") + Text(number_of_class, "dim"))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit import formats
-from quantkit.errors import UsageError
+from quantkit.errors import RecipeError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.loading import MEANINGLESS, Model, load_model
 from quantkit.recipe import Recipe, Record, Trace, parse
@@ -63,6 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Read, transform, write, and say what happened."""
     source, target = _ends(args)
+    as_text = True if _is_true(args.output_as_text) else None
     recipe = _recipe(args)
     model = load_model(
         source,
@@ -85,7 +86,7 @@ def run(args: Namespace) -> int:
         check=_check(args),
         on_step=lambda step: log(args, f"Applying {step.name}"),
     )
-    formats.save(graph, target, as_text=True if _is_true(args.output_as_text) else None)
+    formats.save(graph, target, as_text=as_text)
     for record in trace.records:
         if record.ignored:
             log(args, f"{record.step.name}: Ignoring error {record.ignored}")
@@ -115,7 +116,12 @@ def _ends(args: Namespace) -> tuple[str, Path]:
 def _recipe(args: Namespace) -> Recipe:
     if args.transforms is not None and args.recipe:
         raise UsageError("--transforms and --recipe name two recipes", hint="give one of them")
-    return find_recipe(args.recipe) if args.recipe else parse(args.transforms or "")
+    if not args.transforms and not args.recipe:
+        raise RecipeError(
+            "You must specify at least one transform.",
+            hint="--recipe inference is a good first recipe; quantkit transforms list names all for --transforms",
+        )
+    return find_recipe(args.recipe) if args.recipe else parse(args.transforms)
 
 
 def _fitted(recipe: Recipe, model: Model) -> Recipe:
@@ -157,10 +163,12 @@ def _check(args: Namespace) -> Any:
     if not args.verify:
         return None
     from quantkit.recipe.verify import Verifier
-    from quantkit.runtimes import find_runtime, open_session
+    from quantkit.runtimes import AUTO, find_runtime, open_session
 
     # The engine the graph was made for; the others would compare their own converters, too.
     runtime = args.runtime or ("tensorflow" if find_runtime("tensorflow").available().ok else "reference")
+    if runtime != AUTO:
+        find_runtime(runtime)  # a misspelled one is refused before any work
     return Verifier(lambda graph: open_session(graph, runtime), seed=args.seed)
 
 

@@ -192,7 +192,9 @@ def check_target(path: Path, graph: Graph | None = None) -> None:
         )
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint="name a file in it")
-    if graph is not None and (graph.dialect == onnx.DIALECT) != (path.suffix.lower() == ".onnx"):
+    # An ending that names no format is free for TensorFlow graphs, as it was in the classic tool.
+    kind = ENDINGS.get(path.suffix.lower(), "graphdef").removesuffix("_text")
+    if graph is not None and kind != ("onnx" if graph.dialect == onnx.DIALECT else "graphdef"):
         raise UsageError(
             f"{path.name} can not hold a graph of dialect {graph.dialect}",
             hint="an ONNX graph is written to a file that ends in .onnx, a TensorFlow graph to .pb or .pbtxt",

@@ -129,6 +129,14 @@ def test_a_missing_folder_is_the_command_lines_fault(tmp_path: Path) -> None:
         save(GRAPH, tmp_path / "nowhere" / "g.pb")
 
 
+@pytest.mark.parametrize("name", ["g.tflite", "g.keras", "g.h5", "g.onnx", "g.XML"])
+def test_a_frozen_graph_takes_no_name_of_another_format(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="can not hold a graph of dialect tensorflow"):
+        save(GRAPH, tmp_path / name)
+    save(GRAPH, tmp_path / "any.name")
+    assert [path.name for path in tmp_path.iterdir()] == ["any.name"]
+
+
 def test_a_file_over_two_gigabytes_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "huge.pb"
     with path.open("wb") as file:
