@@ -1,5 +1,6 @@
 """What every exact rewrite promises, and pieces of the graphs that tests rewrite."""
 
+import gc
 from collections.abc import Callable, Mapping
 from time import process_time
 from typing import Any
@@ -49,10 +50,17 @@ def seconds_grow_linearly(
     """Sixteen times the nodes take no more than forty times as long."""
 
     def seconds(count: int) -> float:
-        made = graph(count)
-        start = process_time()
-        transform(made, **options)
-        return process_time() - start
+        """The best of three; what the garbage collector does in between depends on everything else in memory."""
+        tries = []
+        for _ in range(3):
+            made = graph(count)
+            gc.collect()
+            gc.disable()
+            start = process_time()
+            transform(made, **options)
+            tries.append(process_time() - start)
+            gc.enable()
+        return min(tries)
 
     seconds(20)
     assert seconds(16 * small) < 40 * max(seconds(small), 0.005)

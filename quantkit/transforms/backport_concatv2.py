@@ -1,0 +1,41 @@
+"""ConcatV2 as engines of 2016 know it."""
+
+import numpy as np
+
+from quantkit.ir.draft import Draft
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.rewrite import Outcome, Skip, free_name
+from quantkit.ir.tensor import DType
+from quantkit.transforms.registry import transform
+
+
+@transform
+def backport_concatv2(graph: Graph) -> Outcome:
+    """Write ConcatV2 as Concat, which reads the axis first.
+
+    Before:  y = ConcatV2(a, b, axis)
+    After:   y = Concat(axis, a, b)
+
+    Options: none. An axis of int64, which Concat does not take, becomes a constant of int32.
+
+    Declines when an axis of int64 is not constant.
+    """
+    draft = Draft(graph)
+    changes: list[str] = []
+    skips: list[Skip] = []
+    for node in graph.nodes.values():
+        if node.op != "ConcatV2" or not node.inputs:
+            continue
+        axis = node.inputs[-1]
+        added: list[Node] = []
+        if node.attrs.get("Tidx") is DType.INT64:
+            value = graph.constant_of(axis)
+            if value is None or axis.node in graph.input_names:
+                skips.append(Skip(f"its axis {axis} is int64 and not constant", node.name))
+                continue
+            added.append(constant(free_name(graph, f"{node.name}/axis"), value.array.astype(np.int32)))
+            axis = Edge(added[0].name)
+        old = node.with_(op="Concat", inputs=(axis, *node.inputs[:-1])).with_attrs(Tidx=None)
+        draft.replace(node.name, *added, old)
+        changes.append(node.name)
+    return Outcome(draft.graph() if changes else graph, tuple(changes), tuple(skips))
