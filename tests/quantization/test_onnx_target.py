@@ -9,8 +9,9 @@ from quantkit.errors import InputError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
-from quantkit.quantization.plan import annotate
+from quantkit.quantization.plan import Plan, annotate
 from quantkit.quantization.ranges import Range, Ranges
+from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets.onnx import convert
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import Runtime
@@ -82,9 +83,9 @@ def pictures(count: int) -> np.ndarray:
     return ((codes - 128) / 128).astype(np.float32)
 
 
-def calibrated(graph: Graph, scheme: Any = None) -> tuple[Graph, Any, Ranges]:
+def calibrated(graph: Graph) -> tuple[Graph, Plan, Ranges]:
     """The plan, and the extremes of a few pictures as ranges."""
-    plan = annotate(graph, scheme)
+    plan = annotate(graph, Scheme.for_target("onnx"))
     wanted = [edge for edge in plan.activations if edge not in graph.inputs]
     ranges = dict.fromkeys(graph.inputs, Range(-1.0, 127 / 128))
     with find_runtime("reference").open(graph.with_ends(None, wanted)) as session:
@@ -137,6 +138,34 @@ def test_every_layer_reads_codes_and_activations_are_clamps() -> None:
     assert not {"Relu", "Clip"} & set(made.op_counts)
     assert made.op_counts["Transpose"] == 1
     assert made["joined/scale"].value == made["left/scale"].value == made["average/scale"].value
+    assert made["pool/scale"].value == made["first/scale"].value
+
+
+def test_averages_stay_float_for_onnx_runtime() -> None:
+    made = convert(*calibrated(network()))
+    assert made["average"].op == "Concat"
+    assert made["average"].inputs == (Edge("average/average"),)
+
+
+def test_what_an_average_and_its_relu_make_begins_at_zero() -> None:
+    pool = node("average", "AvgPool", "wide", ksize=(1, 3, 3, 1), strides=(1, 1, 1, 1), padding=b"SAME")
+    graph = Graph.of(
+        [
+            placeholder(1, SIZE, SIZE, 3),
+            *layer("wide", "x", (1, 1, 3, 6), activation=""),
+            pool,
+            node("clamped", "Relu", "average"),
+            *layer("y", "clamped", (1, 1, 6, 4)),
+        ],
+        ["x"],
+        ["y"],
+    )
+    graph, plan, ranges = calibrated(graph)
+    made = convert(graph, plan, ranges)
+    assert made["clamped/zero"].value == Tensor.of(np.uint8(0))
+    assert "average/codes" not in made
+    assert made["wide/zero"].value.array > 0
+    assert "Relu" not in {one.op for name, one in made.nodes.items() if name != "y"}
 
 
 def test_the_network_input_can_be_the_pictures_bytes() -> None:
@@ -153,7 +182,7 @@ def test_bytes_that_are_cast_are_codes_already() -> None:
     graph = Graph.of(
         [placeholder(1, 4, 4, 3, dtype=DType.UINT8), cast, *layer("y", "cast", (3, 3, 3, 4))], ["x"], ["y"]
     )
-    plan = annotate(graph)
+    plan = annotate(graph, Scheme.for_target("onnx"))
     made = convert(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(0.0, 250.0))))
     assert "Cast" not in made.op_counts
     assert made["cast/scale"].value == Tensor.of(np.float32(1))
