@@ -411,6 +411,8 @@ class _Annotation:
         edges |= {edge for reads in carried.values() for edge in reads}
         # An engine that does not fuse the add quantizes what it reads.
         edges |= {unit.inner for unit in units if unit.inner is not None}
+        if self.scheme.quantize_outputs:
+            edges |= {unit.output for unit in units}
         if self.scheme.split_units:
             edges |= {Edge(name) for unit in units for name in unit.nodes}
         return sorted(edges, key=self._edge_place)

@@ -123,6 +123,7 @@ class Scheme:
         share_concat_ranges: whether all that a concatenation joins has one range, so that joining only copies.
         share_pool_ranges: whether an average pool's result has the range of what it reads.
         split_units: whether a layer, its bias and its activation are ops of their own, with codes between them.
+        quantize_outputs: whether what leaves a layer is codes even where only float ops read it.
         bias_correction: whether the mean error of each layer's output is taken out through its bias.
         equalize: whether scales are moved between neighbouring layers before quantizing, where that is exact.
     """
@@ -136,6 +137,7 @@ class Scheme:
     share_concat_ranges: bool = True
     share_pool_ranges: bool = True
     split_units: bool = False
+    quantize_outputs: bool = False
     bias_correction: bool = False
     equalize: bool = False
 
@@ -239,10 +241,21 @@ TARGETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "onnx": {"share_pool_ranges": False},
         "tensorflow": {"activations": UNSIGNED, "signed_activations": SIGNED},
         "eightbit": {"weights": AFFINE, "split_units": True},
-        "litert": {"activations": Spec(DType.QINT8, symmetric=False)},
+        "litert": {
+            "activations": Spec(DType.QINT8, symmetric=False),
+            "share_pool_ranges": False,
+            "quantize_outputs": True,
+        },
     }
 )
-_SWITCHES = ("share_concat_ranges", "share_pool_ranges", "split_units", "bias_correction", "equalize")
+_SWITCHES = (
+    "share_concat_ranges",
+    "share_pool_ranges",
+    "split_units",
+    "quantize_outputs",
+    "bias_correction",
+    "equalize",
+)
 _KINDS: Mapping[str, type] = {"target": str, "observer": str, **dict.fromkeys(_SWITCHES, bool)}
 _SPECS = ("weights", "activations", "signed_activations")
 
