@@ -32,9 +32,14 @@ def console(*, stderr: bool = False) -> "Console":
     """A rich console; in a pipe it prints plain text of any width."""
     from rich.console import Console
 
+    class ExitCodeKeeper(Console):
+        def on_broken_pipe(self) -> None:
+            """A reader that has gone is no failed check, which rich's own exit code 1 would say."""
+            raise BrokenPipeError
+
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 200
-    return Console(stderr=stderr, highlight=False, width=width, soft_wrap=not stream.isatty())
+    return ExitCodeKeeper(stderr=stderr, highlight=False, width=width, soft_wrap=not stream.isatty())
 
 
 def progress(args: Namespace) -> "Progress":

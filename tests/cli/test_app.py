@@ -244,6 +244,16 @@ def test_a_bug_says_so_and_debug_shows_it(
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["transforms", "show", "fold_constants"], ["models", "list", "--json"], ["--help"]])
+def test_a_reader_that_leaves_is_no_failure(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        command = [sys.executable, "-m", "quantkit", *words]
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_full_disk_behind_the_output_is_no_bug(graph_file: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
