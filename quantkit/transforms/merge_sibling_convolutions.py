@@ -258,7 +258,10 @@ def _rewritten(graph: Graph, merged: Sequence[_Merged]) -> Graph:
     made = made.with_nodes(_rejoined(node, repeated.get(node.name, set())) for node in made.nodes.values())
     before = [node for one in merged for branch in one.branches for node in branch.nodes]
     before.extend(graph[name] for name in repeated)
-    unread = {edge.node for node in before for edge in node.inputs} - made.readers.keys() - graph.ends
+    unread = {edge.node for node in before for edge in node.inputs} - graph.ends
+    for node in made.nodes.values():
+        unread.difference_update(edge.node for edge in node.inputs)
+        unread.difference_update(node.controls)
     return made.with_nodes(node for node in made.nodes.values() if not (node.is_constant and node.name in unread))
 
 

@@ -112,7 +112,7 @@ def test_weights_are_read_only_when_the_merged_ones_are() -> None:
 
 def test_it_costs_linear_time() -> None:
     weights = Tensor.of(np.ones((1, 1, 8, 8), np.float32))
-    seconds_grow_linearly(merge_sibling_convolutions, lambda count: siblings(count, weights), gain=0)
+    seconds_grow_linearly(merge_sibling_convolutions, lambda count: siblings(count, weights), small=100, gain=0)
 
 
 def test_a_negative_gain_is_refused() -> None:

@@ -1,7 +1,5 @@
 """Pools and projections on random towers: answers, names, work saved."""
 
-from time import process_time
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,7 +77,7 @@ def test_what_is_saved_is_told() -> None:
     )
 
 
-def test_pools_in_a_row_and_many_towers_take_linear_time() -> None:
+def test_pools_in_a_row_take_linear_time() -> None:
     def row(length: int) -> Graph:
         nodes = [placeholder((1, 6, 6, 4)), constant("w", np.ones((1, 1, 4, 2), np.float32))]
         source = "x"
@@ -93,12 +91,12 @@ def test_pools_in_a_row_and_many_towers_take_linear_time() -> None:
     seconds_grow_linearly(pool_after_projection, row)
 
 
-def test_fifty_thousand_nodes_take_about_a_second() -> None:
-    nodes = [placeholder((1, 6, 6, 4)), constant("w", np.ones((1, 1, 4, 2), np.float32))]
-    for number in range(25_000):
-        nodes.append(Node(f"p{number}", "AvgPool", (Edge("x"),), attrs=AVERAGE))
-        nodes.append(Node(f"c{number}", "Conv2D", (Edge(f"p{number}"), Edge("w")), attrs=CONVOLUTION))
-    graph = Graph.of(nodes, ["x"], [f"c{number}" for number in range(25_000)])
-    start = process_time()
-    assert len(pool_after_projection.outcome(graph).changes) == 25_000
-    assert process_time() - start < 5, "a second where nothing else runs"
+def test_many_towers_take_linear_time() -> None:
+    def towers_of(count: int) -> Graph:
+        nodes = [placeholder((1, 6, 6, 4)), constant("w", np.ones((1, 1, 4, 2), np.float32))]
+        for number in range(count):
+            nodes.append(Node(f"p{number}", "AvgPool", (Edge("x"),), attrs=AVERAGE))
+            nodes.append(Node(f"c{number}", "Conv2D", (Edge(f"p{number}"), Edge("w")), attrs=CONVOLUTION))
+        return Graph.of(nodes, ["x"], [f"c{number}" for number in range(count)])
+
+    seconds_grow_linearly(pool_after_projection, towers_of, small=150)
