@@ -9,7 +9,6 @@ from typing import Any
 from quantkit import formats
 from quantkit.errors import InputError, UsageError, did_you_mean
 from quantkit.ir.graph import Edge, Graph
-from quantkit.runtimes import freeze
 from quantkit.zoo import ModelCard, fetch, find_card, list_cards
 from quantkit.zoo.architectures import is_random, random_graph
 
@@ -85,6 +84,8 @@ def load_model(
     path = fetch(card, offline=offline, progress=progress) if card else Path(text)
     kind = formats.kind_of(path)
     if kind in ("saved_model", "keras"):
+        from quantkit.runtimes import freeze
+
         return Model(text, freeze.freeze_file(path).with_ends(inputs, outputs), path)
     if kind in ("onnx", "tflite", "openvino"):
         return Model(text, None, path, card)
@@ -118,6 +119,8 @@ def load(model: Any, inputs: Ends = None, outputs: Ends = None) -> Graph:
         return found.graph
     if hasattr(model, "SerializeToString"):
         return load(model.SerializeToString(), inputs, outputs)
+    from quantkit.runtimes import freeze
+
     return freeze.freeze_object(model).with_ends(inputs, outputs)
 
 

@@ -74,7 +74,7 @@ def _resamplable(blocks: Blocks) -> Blocks:
     return blocks if len(blocks) >= FEWEST_BLOCKS else [[seconds] for block in blocks for seconds in block]
 
 
-def _draws(count: int, random: np.random.Generator) -> Array:
+def _draws(count: int, random: "np.random.Generator") -> Array:
     """How often each of ``count`` blocks is drawn: (RESAMPLES, count) int."""
     draws: Array = random.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
     return draws

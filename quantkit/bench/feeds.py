@@ -50,7 +50,7 @@ def _dims(info: TensorInfo, batch: int | None, known: Shape | None) -> tuple[int
     return tuple(batch or 1 if size is None else size for size in dims)
 
 
-def _values(info: TensorInfo, dims: tuple[int, ...], random: np.random.Generator) -> Array:
+def _values(info: TensorInfo, dims: tuple[int, ...], random: "np.random.Generator") -> Array:
     """Real numbers from -1 to 1, pixels from 0 to 255, other integers 0 or 1 (good as ids and as masks)."""
     if info.dtype in (DType.STRING, DType.RESOURCE, DType.VARIANT):
         raise UsageError(

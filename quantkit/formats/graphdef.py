@@ -12,7 +12,6 @@ from mmap import mmap
 from typing import Any, BinaryIO
 
 import numpy as np
-from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
 from quantkit.errors import GraphError, InputError
@@ -86,6 +85,8 @@ def decode_text(text: str) -> Graph:
     Raises:
         InputError: the text is no GraphDef; the message gives line and column.
     """
+    from google.protobuf import text_format
+
     message = message_class("GraphDef")()
     try:
         text_format.Parse(text, message)
@@ -160,6 +161,8 @@ def encode_text(graph: Graph) -> str:
     Raises:
         GraphError: it would be larger than a protobuf message may be.
     """
+    from google.protobuf import text_format
+
     message = message_class("GraphDef").FromString(encode(graph))
     return str(text_format.MessageToString(message))
 

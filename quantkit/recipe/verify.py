@@ -152,7 +152,7 @@ def seeded_feeds(inputs: tuple[TensorInfo, ...], seed: int = 0) -> dict[str, Arr
     return feeds
 
 
-def _random(random: np.random.Generator, dtype: DType, shape: tuple[int, ...]) -> Array:
+def _random(random: "np.random.Generator", dtype: DType, shape: tuple[int, ...]) -> Array:
     if dtype.is_float:
         return random.uniform(-1, 1, shape).astype(dtype.numpy)
     if dtype is DType.BOOL:

@@ -24,7 +24,6 @@ from quantkit.runtimes.session import (
     require,
 )
 from quantkit.runtimes.tensorflow import quiet
-from quantkit.runtimes.to_litert import to_litert
 
 _SHORT_WORDS = {"float32": "float", "float64": "double", "float16": "half"}
 
@@ -115,6 +114,8 @@ class _Steps:
 
 def _source(model: Graph | Path) -> Mapping[str, Any]:
     if isinstance(model, Graph):
+        from quantkit.runtimes.to_litert import to_litert
+
         return {"model_content": to_litert(model)}
     kind = kind_of(model)
     if kind != "tflite":

@@ -7,7 +7,6 @@ from quantkit.errors import UnavailableError
 from quantkit.formats import onnx
 from quantkit.formats.files import KINDS, kind_of, load
 from quantkit.ir.graph import Graph
-from quantkit.runtimes.to_onnx import to_onnx
 
 
 def read(model: Graph | str | os.PathLike[str]) -> Graph | Path:
@@ -37,7 +36,11 @@ def as_onnx(model: Graph | Path, title: str, kinds: tuple[str, ...]) -> bytes | 
     if isinstance(model, Graph):
         if model.dialect not in ("tensorflow", onnx.DIALECT):
             raise UnavailableError(f"{title} opens TensorFlow and ONNX graphs, not a graph of {model.dialect}")
-        return onnx.encode(model) if model.dialect == onnx.DIALECT else to_onnx(model)
+        if model.dialect == onnx.DIALECT:
+            return onnx.encode(model)
+        from quantkit.runtimes.to_onnx import to_onnx
+
+        return to_onnx(model)
     kind = kind_of(model)
     if kind not in kinds:
         raise UnavailableError(f"{title} can not read {model.name}, which is {KINDS[kind]}")

@@ -6,7 +6,6 @@ input name and gives arrays by output name. Engines are imported inside `open` o
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -247,6 +246,8 @@ def installed(title: str, module: str, *packages: str) -> Availability:
         module: what would be imported.
         packages: distributions that carry the module, the usual one first.
     """
+    from importlib.metadata import PackageNotFoundError, version
+
     if find_spec(module) is None:
         return Availability.no(f"{title} is not installed: pip install {packages[0]}")
     for package in packages:

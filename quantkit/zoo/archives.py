@@ -18,8 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Literal
 
-from quantkit.zoo.cache import Stored, opened, writing
-from quantkit.zoo.transfer import SourceError
+from quantkit.zoo.cache import SourceError, Stored, opened, writing
 
 MAX_MEMBER_BYTES = 2 << 30
 MAX_TOTAL_BYTES = 8 << 30

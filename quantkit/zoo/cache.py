@@ -22,6 +22,11 @@ from quantkit.errors import InputError
 RECEIPT = "receipt.json"
 SCHEMA = "quantkit.receipt/1"
 Tell = Callable[[str], None]
+Progress = Callable[[int, int | None], None]
+
+
+class SourceError(InputError):
+    """This source can not give what is wanted; another one may."""
 
 
 @dataclass(frozen=True)

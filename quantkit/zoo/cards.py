@@ -10,14 +10,15 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 from quantkit.errors import InputError, UsageError, did_you_mean
 from quantkit.ir.tensor import DType
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 Made = TypeVar("Made")
 Order = Literal["ilsvrc2012", "synsets_after_0", "synsets", "own"]
@@ -202,8 +203,10 @@ def find_card(name: str) -> ModelCard:
     return cards[name]
 
 
-def model_files() -> Traversable:
+def model_files() -> "Traversable":
     """The installed folder of cards and bundled models."""
+    from importlib.resources import files
+
     return files("quantkit.models")
 
 

@@ -14,10 +14,19 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from quantkit.errors import InputError, UsageError
-from quantkit.zoo import archives, transfer
-from quantkit.zoo.cache import Receipt, Stored, Tell, cache_folder, drop_parts, locked, new_folder, part_of
+from quantkit.zoo.cache import (
+    Progress,
+    Receipt,
+    SourceError,
+    Stored,
+    Tell,
+    cache_folder,
+    drop_parts,
+    locked,
+    new_folder,
+    part_of,
+)
 from quantkit.zoo.cards import ModelCard, find_card, model_files
-from quantkit.zoo.transfer import Progress, SourceError
 
 SCHEMES = ("http", "https", "file")
 # A GraphDef begins with one of its fields: node, library, an obsolete version, versions.
@@ -205,6 +214,8 @@ def _first_of(sources: list[_Source], card: ModelCard, progress: Progress | None
 
 def _from(source: _Source, card: ModelCard, progress: Progress | None, tell: Tell) -> Fetched:
     """Download, verify, unpack and publish one source; what fails a check is not kept."""
+    from quantkit.zoo import transfer
+
     part = part_of(card.name, source.url)
     transfer.download(source.url, part, num_bytes=source.num_bytes, progress=progress, tell=tell)
     try:
@@ -242,6 +253,8 @@ def _compare(what: str, stored: Stored, num_bytes: int | None, digest: str) -> N
 
 def _unpack(source: _Source, part: Path, card: ModelCard, folder: Path) -> dict[str, Stored]:
     """The card's members out of a downloaded file, verified unless it is the caller's own."""
+    from quantkit.zoo import archives
+
     if archives.kind_of(part) == "other":
         members = _bare_graph(source, part, card, folder)
     else:
@@ -258,6 +271,8 @@ def _unpack(source: _Source, part: Path, card: ModelCard, folder: Path) -> dict[
 
 
 def _bare_graph(source: _Source, part: Path, card: ModelCard, folder: Path) -> dict[str, Stored]:
+    from quantkit.zoo import archives
+
     with part.open("rb") as file:
         start = file.read(1)
     if not (source.is_own or source.is_graph) or start[0] not in GRAPH_STARTS:

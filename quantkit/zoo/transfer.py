@@ -10,15 +10,13 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from quantkit.errors import InputError
-from quantkit.zoo.cache import Tell, opened, writing
+from quantkit.zoo.cache import Progress, SourceError, Tell, opened, writing
 
 CHUNK_BYTES = 1 << 18
 MAX_BYTES = 4 << 30
@@ -30,12 +28,6 @@ REPORT_SECONDS = 0.1
 PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 CHECK_NETWORK = "check the address, the network and the proxy (HTTPS_PROXY)"
-
-Progress = Callable[[int, int | None], None]
-
-
-class SourceError(InputError):
-    """This source can not give what is wanted; another one may."""
 
 
 class _CutError(Exception):

@@ -89,7 +89,7 @@ def test_the_pointer_is_under_the_mistake_on_later_lines() -> None:
     [
         ("", "at least one transform", "transforms list"),
         (" \n ", "at least one transform", "transforms list"),
-        ("remove_node(op=Identity)", "Transform 'remove_node' not recognized", "did you mean 'remove_nodes'?"),
+        ("remove_node(op=Identity)", "Transform 'remove_node' not recognized", "did you mean 'remove_nodes'"),
         ("remove_nodes(ops=Identity)", "has no option 'ops'", "did you mean 'op'?"),
         ("remove_nodes", "at least one 'op'", "transforms show remove_nodes"),
         ("remove_nodes(op=A, max_inputs=two)", "Couldn't interpret the max_inputs argument as a number:two", ""),

@@ -5,15 +5,17 @@ nothing, and the graph says so: its output nodes carry an attribute that `is_ran
 loading and transforms. Attributes whose names begin with an underscore are for annotations: every engine lets them be.
 """
 
+from importlib import import_module
+
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.ir.graph import Graph
-from quantkit.zoo.architectures import mobilenet, release_2015, release_2016
 
+# The module and function that builds each; imported when it is asked for.
 ARCHITECTURES = {
-    "inception_v3": release_2015.inception_v3,
-    "inception_v3_2016": release_2016.inception_v3,
-    "mobilenet_v1": mobilenet.mobilenet_v1,
-    "mobilenet_v2": mobilenet.mobilenet_v2,
+    "inception_v3": ("release_2015", "inception_v3"),
+    "inception_v3_2016": ("release_2016", "inception_v3"),
+    "mobilenet_v1": ("mobilenet", "mobilenet_v1"),
+    "mobilenet_v2": ("mobilenet", "mobilenet_v2"),
 }
 MARK = "_random_parameters"
 
@@ -34,7 +36,8 @@ def random_graph(card_name: str, seed: int = 0) -> Graph:
             f"there are no random weights for {card_name!r}",
             hint=did_you_mean(card_name, ARCHITECTURES) or f"architectures that can be built: {known}",
         )
-    graph = ARCHITECTURES[card_name](seed)
+    module, function = ARCHITECTURES[card_name]
+    graph: Graph = getattr(import_module(f"{__name__}.{module}"), function)(seed)
     return graph.with_nodes(
         node.with_attrs(**{MARK: seed}) if node.name in graph.output_names else node for node in graph.nodes.values()
     )
