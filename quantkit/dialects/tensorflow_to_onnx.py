@@ -125,7 +125,8 @@ class _Translator:
         graph = self.graph
         for edge in graph.inputs:
             self._feed(edge)
-        needed = graph.reachable()
+        # An order of execution that data does not impose, ONNX can not say: it has no side effects to put in order.
+        needed = graph.with_nodes(node.with_(controls=()) for node in graph.nodes.values()).reachable()
         for name in graph.order:
             node = graph[name]
             if name not in needed or name in self.done or node.op == "Const" or self._is_fed(node):

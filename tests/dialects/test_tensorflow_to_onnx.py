@@ -245,6 +245,11 @@ def test_values_can_be_found() -> None:
     assert Edge("conv") not in found.edges
 
 
+def test_what_only_has_to_run_before_is_left_out() -> None:
+    nodes = [node("check", "NoOp", "x"), node("y", "Relu", "x").with_(controls=("check",))]
+    assert dict(convert(image_graph(*nodes)).op_counts) == {"Placeholder": 1, "Relu": 1}
+
+
 def test_fed_in_the_middle() -> None:
     graph = CASES["bias_and_relu"].with_ends(["conv"], ["y"])
     made = convert(graph)
