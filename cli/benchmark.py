@@ -65,6 +65,8 @@ def run(args: Namespace) -> int:
     """Measure, print, save, check."""
     if args.save is not None:
         check_target(args.save)
+    if args.fail_below is not None and len(args.models) == 1:
+        raise UsageError("--fail-below compares with the first model, and only one is named", hint="name two or more")
     try:
         measured = _measure(args)
     except Interrupted as interrupted:

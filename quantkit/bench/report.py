@@ -114,6 +114,7 @@ class Benchmark:
                 *_table(self),
                 "",
                 "median, p90: ms a call, lower is better. speed-up: times as fast as the first row, higher is better.",
+                *_threads_legend(self),
                 *_machine_lines(self),
                 *openmp_lines(self.measurements),
                 *_remarks(self),
@@ -217,6 +218,13 @@ def _ms(seconds: float) -> str:
     """
     value = seconds * 1000
     return f"{value:.{3 if value < 10 else 2 if value < 100 else 1}f}"
+
+
+def _threads_legend(benchmark: Benchmark) -> list[str]:
+    contexts = [measurement.context for measurement in benchmark.measurements]
+    if all((context.intra_op, context.inter_op) == (None, None) for context in contexts):
+        return []
+    return ["threads: inside an operation, operations side by side; a dot where the engine decides."]
 
 
 def _machine_lines(benchmark: Benchmark) -> list[str]:

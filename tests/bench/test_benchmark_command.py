@@ -79,6 +79,7 @@ def test_a_line_says_whether_openmp_heeds_the_variables(tiny_model: Path, capsys
         (("--runs", "0"), "'0' is not a whole number from 1"),
         (("--time-budget", "soon"), "'soon' is not a time"),
         (("--fail-below", "x"), "'x' is not a ratio"),
+        (("--fail-below", "2"), "only one is named"),
         (("--save", "/no/such/folder/times.json"), "is not a folder"),
     ],
 )

@@ -32,6 +32,8 @@ def test_the_table_names_engines_times_and_failures() -> None:
     assert "not measured: c.pb in openvino: no kernel for Foo (hint: try another runtime)" in text
     assert "lower is better" in text
     assert "higher is better" in text
+    assert "threads: inside an operation, operations side by side" in text
+    assert "threads:" not in str(side_by_side())
     assert "a processor, 2 cores" in text
 
 
