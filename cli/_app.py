@@ -11,7 +11,6 @@ import sys
 import traceback
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any, NoReturn
 
 from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
@@ -26,6 +25,7 @@ COMMANDS = {
     "classify": "say what is on pictures",
     "benchmark": "compare the latency of models and engines, side by side",
     "evaluate": "top-1, top-5, agreement with a reference, and KL over many pictures",
+    "compare": "two versions of one model layer by layer: signal to noise, worst first",
     "summarize": "inputs, outputs, op counts, size, and what to do next",
     "models": "list, fetch and locate known models",
     "transforms": "the reference of every transform",
@@ -91,6 +91,8 @@ def _run(words: list[str]) -> int:
         print(_overview())
         return 0
     if words[0] == "--version":
+        from importlib.metadata import version
+
         print(f"quantkit {version('quantkit')}")
         return 0
     name = words[0]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from quantkit.formats import save
     from quantkit.loading import load
     from quantkit.quantization import calibrate, quantize
+    from quantkit.quantization.compare import compare
     from quantkit.recipe import transform
     from quantkit.runtimes import open_session
     from quantkit.summary import summarize
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "benchmark": "quantkit.bench",
     "calibrate": "quantkit.quantization",
+    "compare": "quantkit.quantization.compare",
     "evaluate": "quantkit.classify.evaluation",
     "load": "quantkit.loading",
     "open_session": "quantkit.runtimes",
@@ -34,6 +36,7 @@ _NAMES = {"transform_function": "transform"}
 __all__ = [
     "benchmark",
     "calibrate",
+    "compare",
     "evaluate",
     "load",
     "open_session",

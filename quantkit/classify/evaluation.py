@@ -5,7 +5,7 @@ last or first, one by one or in batches.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -33,7 +33,7 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.loading import Model, load_model
 from quantkit.runtimes import AUTO, open_session
-from quantkit.runtimes.session import Engine, Session, SessionOptions
+from quantkit.runtimes.session import Engine, Session, SessionOptions, TensorInfo
 from quantkit.zoo import ModelCard, list_cards
 
 Progress = Callable[[int, int], None]
@@ -118,6 +118,99 @@ class Interrupted(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
+class Preparation:
+    """How samples become what one input takes.
+
+    Attributes:
+        info: of the input.
+        preprocessing: what it wants.
+    """
+
+    info: TensorInfo
+    preprocessing: Preprocessing
+
+    @property
+    def feeding(self) -> Feeding:
+        return Feeding.of(self.info)
+
+    @property
+    def reading(self) -> tuple[str, int]:
+        """What decides how a file is read: preparations of the same one share its pixels."""
+        return "jpeg" if self.feeding.kind == "jpeg" else "pixels", self.preprocessing.channels
+
+    def of_picture(self, decoded: bytes | Array) -> bytes | Array:
+        """What the input takes for one picture.
+
+        Args:
+            decoded: an encoded picture, or its pixels (h, w, c) uint8.
+        """
+        return self.feeding.prepare(decoded, self.preprocessing)
+
+    def of_row(self, row: Array) -> bytes | Array:
+        """What the input takes for one row of tensors, which is not cropped.
+
+        Args:
+            row: (h, w, c) uint8 pixels, or numbers as the input takes them, with channels first or last.
+
+        Raises:
+            UsageError: the input takes pixels and the row holds other numbers.
+        """
+        if row.dtype == np.uint8:
+            return self.feeding.prepare(row, replace(self.preprocessing, crop="none"))
+        feeding, dims = self.feeding, self.info.shape.dims
+        if not feeding.dtype.is_float:
+            raise UsageError(
+                f"input {self.info.name!r} takes {feeding.dtype.value} and the data is {row.dtype}",
+                hint="give pictures, or an array of uint8 pixels",
+            )
+        if dims and row.ndim == 3 and not _fits(dims[-3:], row.shape):
+            turned = row.transpose((2, 0, 1) if feeding.channels_first else (1, 2, 0))
+            row = np.ascontiguousarray(turned) if _fits(dims[-3:], turned.shape) else row
+        return row.astype(feeding.dtype.numpy, copy=False)
+
+    def feed(self, prepared: bytes | Array) -> Array:
+        """The array to feed for a single sample."""
+        return self.feeding.join([prepared])
+
+
+def prepared_samples(
+    data: Data, samples: Iterable[Sample], preparations: Sequence[Preparation], refused: dict[str, str]
+) -> Iterator[tuple[Sample, list[bytes | Array]]]:
+    """Each sample as every input takes it; pictures are decoded once.
+
+    Args:
+        data: that the samples are of.
+        samples: to prepare.
+        preparations: one for each input.
+        refused: where pictures that can not be read are noted, with the reason.
+
+    Raises:
+        UsageError: the data holds several arrays, or one that an input does not take.
+    """
+    if len(data.arrays) > 1:
+        raise UsageError(
+            f"{data.source} holds {len(data.arrays)} arrays ({', '.join(data.arrays)}), and one is fed",
+            hint="write one of them, with labels or without",
+        )
+    for sample in samples:
+        for name in data.arrays:
+            row = data.rows(name, [sample])[0]
+            yield sample, [preparation.of_row(row) for preparation in preparations]
+        if data.arrays:
+            continue
+        path = Path(sample.path or sample.name)
+        decoded: dict[tuple[str, int], bytes | Array] = {}
+        try:
+            for one in preparations:
+                if one.reading not in decoded:
+                    decoded[one.reading] = one.feeding.read(path, one.preprocessing.channels)
+        except InputError as error:
+            refused[str(path)] = error.message
+        else:
+            yield sample, [one.of_picture(decoded[one.reading]) for one in preparations]
+
+
+@dataclass(frozen=True)
 class Subject:
     """An opened model and how it wants its pictures.
 
@@ -136,43 +229,20 @@ class Subject:
     path: Path | None = None
 
     @property
-    def feeding(self) -> Feeding:
-        return Feeding.of(self.session.inputs[0])
+    def preparation(self) -> Preparation:
+        return Preparation(self.session.inputs[0], self.preprocessing)
 
     @property
-    def reading(self) -> tuple[str, int]:
-        """What decides how a file is read: subjects of the same one share its pixels."""
-        return "jpeg" if self.feeding.kind == "jpeg" else "pixels", self.preprocessing.channels
+    def feeding(self) -> Feeding:
+        return self.preparation.feeding
 
     def prepared(self, decoded: bytes | Array) -> bytes | Array:
-        """What the input takes for one picture.
-
-        Args:
-            decoded: an encoded picture, or its pixels (h, w, c) uint8.
-        """
-        return self.feeding.prepare(decoded, self.preprocessing)
+        """As `Preparation.of_picture`."""
+        return self.preparation.of_picture(decoded)
 
     def prepared_row(self, row: Array) -> bytes | Array:
-        """What the input takes for one row of tensors, which is not cropped.
-
-        Args:
-            row: (h, w, c) uint8 pixels, or numbers as the input takes them, with channels first or last.
-
-        Raises:
-            UsageError: the input takes pixels and the row holds other numbers.
-        """
-        if row.dtype == np.uint8:
-            return self.feeding.prepare(row, replace(self.preprocessing, crop="none"))
-        feeding, dims = self.feeding, self.session.inputs[0].shape.dims
-        if not feeding.dtype.is_float:
-            raise UsageError(
-                f"{self.name} takes {feeding.dtype.value} and the data is {row.dtype}",
-                hint="give pictures, or an array of uint8 pixels",
-            )
-        if dims and row.ndim == 3 and not _fits(dims[-3:], row.shape):
-            turned = row.transpose((2, 0, 1) if feeding.channels_first else (1, 2, 0))
-            row = np.ascontiguousarray(turned) if _fits(dims[-3:], turned.shape) else row
-        return row.astype(feeding.dtype.numpy, copy=False)
+        """As `Preparation.of_row`."""
+        return self.preparation.of_row(row)
 
     def answers(self, pictures: Sequence[bytes | Array], batch_size: int) -> Array:
         """What the model says, (n, k) float64.
@@ -334,11 +404,6 @@ class _Run:
         self.timings: list[tuple[int, float]] = []
         self.start = perf_counter()
         self.classes: dict[str, int | None] = {}
-        if len(data.arrays) > 1:
-            raise UsageError(
-                f"{data.source} holds {len(data.arrays)} arrays ({', '.join(data.arrays)}), and one is fed",
-                hint="write one of them, with labels or without",
-            )
 
     def evaluation(self, progress: Progress) -> Evaluation:
         """Run everything.
@@ -364,8 +429,8 @@ class _Run:
         return self._result()
 
     def _take(self, chunk: list[Sample]) -> None:
-        subjects = [one for one in (self.subject, self.other) if one is not None]
-        ready = list(self._ready(chunk, subjects))
+        preparations = [one.preparation for one in (self.subject, self.other) if one is not None]
+        ready = list(prepared_samples(self.data, chunk, preparations, self.refused))
         if not ready:
             return
         start = perf_counter()
@@ -373,25 +438,6 @@ class _Run:
         self.timings.append((len(ready), perf_counter() - start))
         reference = None if self.other is None else self.other.answers([fed[1] for _, fed in ready], self.batch)
         self.tally.add(answers, [self._class(sample, answers.shape[1]) for sample, _ in ready], reference)
-
-    def _ready(self, chunk: list[Sample], subjects: Sequence[Subject]) -> Iterator[tuple[Sample, list[bytes | Array]]]:
-        """Each sample as the model and its reference take it; pictures that can not be read are noted."""
-        if self.data.arrays:
-            (name,) = self.data.arrays
-            for sample, row in zip(chunk, self.data.rows(name, chunk), strict=True):
-                yield sample, [subject.prepared_row(row) for subject in subjects]
-            return
-        for sample in chunk:
-            path = Path(sample.path or sample.name)
-            decoded: dict[tuple[str, int], bytes | Array] = {}
-            try:
-                for subject in subjects:
-                    if subject.reading not in decoded:
-                        decoded[subject.reading] = subject.feeding.read(path, subject.preprocessing.channels)
-            except InputError as error:
-                self.refused[str(path)] = error.message
-            else:
-                yield sample, [subject.prepared(decoded[subject.reading]) for subject in subjects]
 
     def _class(self, sample: Sample, num_classes: int) -> int | None:
         if not sample.label:

@@ -20,7 +20,7 @@ import numpy as np
 from quantkit.errors import GraphError, UsageError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
-from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.ir.tensor import Array, DType
 from quantkit.quantization.matching import Pair, Places, Probe, match
 from quantkit.quantization.targets.tensorflow import keep_summands
 from quantkit.runtimes import AUTO, RUNTIMES, open_session
@@ -35,8 +35,10 @@ FLOOR = 10.0
 SAMPLES = 8
 # Without data, pixels stand for what float inputs usually take.
 CENTRE = SCALE = np.float32(128)
-# A channel whose noise is as large as its signal says nothing any more.
-LOST = 0.0
+# Where noise has half the power of the signal, a channel says little any more.
+LOST = 3.0
+# Fewer numbers in a channel say little of it.
+MANY = 16
 SHOWN = 20
 
 
@@ -58,9 +60,9 @@ class Row:
         op: that makes it there.
         other: the tensor it was compared with.
         sqnr: signal to noise in decibels; infinite where both are equal.
-        channel_sqnr: that of the middle channel.
+        channel_sqnr: that of the middle channel; the same as ``sqnr`` where channels hold few numbers.
         channels: how many there are.
-        lost_channels: of these, how many hold more noise than signal.
+        lost_channels: of these, how many hold more noise than half their signal.
         cosine: 1 where both point the same way.
         lost: decibels less than what the layer reads.
         problems: what is wrong with its numbers: NaN, infinite, dead (all zero), constant; and in which version.
@@ -117,8 +119,8 @@ class Comparison:
 
     @property
     def bad(self) -> tuple[Row, ...]:
-        """Rows that are broken, or below the floor, in execution order."""
-        return tuple(row for row in self.rows if row.worst < self.floor)
+        """Rows that are broken, below the floor, or have lost most of their channels, in execution order."""
+        return tuple(row for row in self.rows if row.is_broken or row.sqnr < self.floor or row.channel_sqnr <= LOST)
 
     @property
     def first_bad(self) -> Row | None:
@@ -216,6 +218,9 @@ def compare(
         UnavailableError: no engine can run one of them.
         Interrupted: by Ctrl-C, with what was summed.
     """
+    for name, graph in zip(names, (first, second), strict=True):
+        if not graph.inputs or not graph.outputs:
+            raise UsageError(f"{name} does not say what is fed and what is asked for", hint="name inputs and outputs")
     mine, theirs = Places(first), Places(second)
     pairs = match(mine, theirs)
     if not pairs:
@@ -229,12 +234,13 @@ def compare(
         _open(second, [pair.theirs for pair in pairs], runtimes[1], options) as other,
     ):
         run = _Run(mine, pairs)
-        common = {pair.name for pair in pairs}
-        alone = tuple(name for name in mine.probes if name not in common)
 
         def result() -> Comparison:
+            rows = run.rows()
+            compared = {row.name for row in rows}
+            alone = tuple(name for name in mine.probes if name not in compared)
             engines = (one.runtime, other.runtime)
-            return Comparison(names, engines, run.rows(), run.samples, alone, floor, batches is None)
+            return Comparison(names, engines, rows, run.samples, alone, floor, batches is None)
 
         try:
             for feeds, other_feeds in feeder(one.inputs, other.inputs):
@@ -262,7 +268,8 @@ class _Tensor:
     highs: list[float] = field(default_factory=lambda: [-inf, -inf])
     not_a_number: list[int] = field(default_factory=lambda: [0, 0])
     infinite: list[int] = field(default_factory=lambda: [0, 0])
-    mismatch: str = ""
+    count: int = 0
+    has_other_shape: bool = False
 
     def add(self, mine: Array, theirs: Array, step: float | None) -> None:
         """Add the tensors of a sample.
@@ -278,8 +285,8 @@ class _Tensor:
             theirs = theirs.transpose(self.turn)
         if mine.shape != theirs.shape and mine.size == theirs.size:
             theirs = theirs.reshape(mine.shape)
-        if mine.shape != theirs.shape:
-            self.mismatch = f"of shape {Shape(mine.shape)} and {Shape(theirs.shape)}"
+        self.has_other_shape |= mine.shape != theirs.shape
+        if self.has_other_shape:
             return
         if self.sums is None:
             self.shift = _shift(mine, theirs, step)
@@ -302,6 +309,7 @@ class _Tensor:
         if self.has_channels_first and mine.ndim == 4:
             mine, theirs = mine.transpose(0, 2, 3, 1), theirs.transpose(0, 2, 3, 1)
         channels = mine.shape[-1] if mine.ndim > 1 else 1
+        self.count += mine.size // max(channels, 1)
         a, b = (values.reshape(-1, channels).astype(np.float64) for values in (mine, theirs))
         usable = np.isfinite(a) & np.isfinite(b)
         if not usable.all():
@@ -316,7 +324,7 @@ class _Tensor:
         sums = self.sums or Sums(none, none, none, none)
         signal, noise, other, product = (float(one.sum()) for one in sums)
         has_signal = sums.signal > 0
-        of_channels = _decibels_of(sums.signal[has_signal], sums.noise[has_signal])
+        of_channels = _decibels_of(sums.signal[has_signal], sums.noise[has_signal])[: None if self.count >= MANY else 0]
         sqnr = float(_decibels_of(np.array(signal), np.array(noise)))
         return Row(
             self.pair.name,
@@ -347,9 +355,6 @@ class _Tensor:
             if any(flags):
                 found.append(f"{what} {'in both' if all(flags) else where[flags[1]]}")
                 is_broken |= flags[1] and not (dead[0] or constant[0])
-        if self.mismatch:
-            found.append(self.mismatch)
-            is_broken = True
         return tuple(found), is_broken
 
 
@@ -370,10 +375,10 @@ class _Run:
 
     def rows(self) -> tuple[Row, ...]:
         """In execution order."""
-        rows = [tensor.row() for tensor in self.tensors]
+        rows = {number: tensor.row() for number, tensor in enumerate(self.tensors) if not tensor.has_other_shape}
         made: dict[str, list[int]] = {}
-        for number, pair in enumerate(self.pairs):
-            made.setdefault(pair.mine.edge.node, []).append(number)
+        for number in rows:
+            made.setdefault(self.pairs[number].mine.edge.node, []).append(number)
         reached: dict[str, float] = {}
         for name, node in self.places.live.items():
             before = min((reached.get(edge.node, inf) for edge in node.inputs), default=inf)
@@ -382,7 +387,7 @@ class _Run:
             for number in numbers:
                 lost = before - rows[number].sqnr
                 rows[number] = replace(rows[number], lost=lost if isfinite(lost) else 0.0)
-        return tuple(rows)
+        return tuple(rows.values())
 
 
 def _decibels_of(signal: Array, noise: Array) -> Array:
@@ -473,7 +478,7 @@ def _random_row(random: np.random.Generator, info: TensorInfo, partner: TensorIn
     dims = info.shape.dims
     if dims is None or None in dims[1:] or info.dtype is DType.STRING:
         raise UsageError(
-            f"input {info.name!r} takes {info.dtype.value} of shape {info.shape}, for which no random numbers can be made",
+            f"input {info.name!r} takes {info.dtype.value} of shape {info.shape}: no random numbers are made for that",
             hint="give --data, or choose an input of known size",
         )
     shape = tuple(size or 1 for size in dims[1:])

@@ -31,7 +31,7 @@ EQUAL = 0.1
 # What formats and quantizers add to the name of a tensor, or of its codes.
 _ADDED = re.compile(
     r"(?::0|/values|/codes|/unclipped|/float|/eightbit|/requantize|/quantize|/nchw|/nhwc"
-    r"|_DequantizeLinear_Output|_dequantized|_quantized|_output_0|__\d+)$"
+    r"|_DequantizeLinear_Output|_dequantized|_quantized|_output_0)$"
 )
 _CODES = (DType.QUINT8, DType.QINT8)
 _LAYERS = re.compile(

@@ -1,0 +1,215 @@
+"""``quantkit compare``: two versions of one model, layer by layer."""
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from quantkit import formats
+from quantkit.bench.candidate import split_runtime
+from quantkit.classify.choices import Flags, choose_ends, choose_preprocessing, matching_card
+from quantkit.classify.evaluation import Preparation, prepared_samples
+from quantkit.data import Data, find_data
+from quantkit.errors import CheckError, InputError, UnavailableError, UsageError
+from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.tensor import DType, Shape
+from quantkit.loading import MEANINGLESS, Model, load_model
+from quantkit.quantization.compare import FLOOR, SAMPLES, SHOWN, Comparison, Feeder, Feeds, Interrupted, compare
+from quantkit.runtimes.session import SessionOptions, TensorInfo
+from quantkit.structure import EQUAL, first_difference
+from quantkit.zoo import list_cards
+
+from ._app import INTERRUPTED
+from ._render import counting, emit, log, progress
+
+EXAMPLES = (
+    "quantkit compare graph.pb small.pb --data pictures/ --limit 20",
+    "quantkit compare digits@tensorflow digits@reference --data assets --min-sqnr 40",
+    "quantkit compare float.pb small.onnx --json",
+    "quantkit compare before.pb after.pb --structure",
+)
+# Layers are much alike from picture to picture: few show which one is wrong.
+PICTURES = 16
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Which versions, on what, and what is good enough."""
+    parser.add_argument("first", metavar="A", help="the version that is right; FILE@RUNTIME chooses its engine")
+    parser.add_argument("second", metavar="B", help="the other version, of the same or another format")
+    parser.add_argument("--data", help=f"pictures, as evaluate takes them ({SAMPLES} seeded random inputs)")
+    parser.add_argument("--limit", type=_count, help=f"samples at most ({PICTURES} pictures, {SAMPLES} random inputs)")
+    parser.add_argument("--seed", type=int, default=0, help="of random inputs (0)")
+    parser.add_argument("--runtime", default="auto", help="engine of both (tensorflow or reference; onnxruntime)")
+    parser.add_argument("--inputs", help="names of what is fed, separated by commas (the card's, or the placeholders)")
+    parser.add_argument(
+        "--outputs", help="names of what is asked for, separated by commas (the card's, or unread ones)"
+    )
+    parser.add_argument("--floor", type=float, default=FLOOR, help=f"decibels below which a layer is bad ({FLOOR:g})")
+    parser.add_argument("--show", type=_count, default=SHOWN, help=f"how many tensors to show, worst first ({SHOWN})")
+    parser.add_argument("--min-sqnr", type=float, help="exit 1 if a tensor has fewer decibels, or is broken")
+    parser.add_argument("--structure", action="store_true", help="compare nodes, not numbers: exit 1 where they differ")
+    parser.add_argument("--input-mean", type=float, help="subtracted from the pixels (the card's, or 128)")
+    parser.add_argument("--input-std", type=float, help="what they are then divided by (the card's, or 128)")
+    parser.add_argument("--intra-op", type=_count, help="threads inside one operation (the engine's default)")
+    parser.add_argument("--inter-op", type=_count, help="operations run side by side (the engine's default)")
+    parser.add_argument("--offline", action="store_true", help="never fetch a model")
+
+
+def run(args: Namespace) -> int:
+    """Compare, print, check."""
+    (first, engine), (second, other_engine) = (_model(args, word) for word in (args.first, args.second))
+    if args.structure:
+        return _structure(args, _graph(args, first, raw=True), _graph(args, second, raw=True))
+    for model in (first, second):
+        if model.has_random_weights:
+            log(args, f"{model.name}: {MEANINGLESS}")
+    graphs = _graph(args, first), _graph(args, second)
+    refused: dict[str, str] = {}
+    data = find_data(args.data, args.limit or PICTURES) if args.data else None
+    feeder = None if data is None else _feeder(args, data, (first, second), graphs, refused)
+    total = len(data) if data is not None else args.limit or SAMPLES
+    try:
+        with counting(args, "comparing") as shown:
+            found = compare(
+                *graphs,
+                feeder,
+                names=(first.name, second.name),
+                runtimes=(engine, other_engine),
+                options=SessionOptions(args.intra_op, args.inter_op),
+                samples=total,
+                seed=args.seed,
+                floor=args.floor,
+                progress=lambda done: shown(done, total),
+            )
+    except Interrupted as interrupted:
+        _deliver(args, interrupted.comparison)
+        return INTERRUPTED
+    for name, message in refused.items():
+        log(args, f"left out {name}: {message}")
+    _deliver(args, found)
+    _check(args, found)
+    return 0
+
+
+def _model(args: Namespace, word: str) -> tuple[Model, str]:
+    """The model of ``MODEL`` or ``MODEL@RUNTIME``, and its engine."""
+    name, runtime = split_runtime(word)
+    with progress(args) as bar:
+        task = bar.add_task(f"fetching {name}", total=None, visible=False)
+        model = load_model(
+            name if not Path(name).expanduser().exists() else Path(name).expanduser(),
+            offline=args.offline,
+            progress=lambda done, total: bar.update(task, completed=done, total=total, visible=True),
+        )
+    return model, runtime or args.runtime
+
+
+def _graph(args: Namespace, model: Model, *, raw: bool = False) -> Graph:
+    """The graph of a model, with what is fed and what is asked for.
+
+    Raises:
+        UnavailableError: it is in a format whose inside is not read.
+    """
+    graph = model.graph
+    if graph is None:
+        path = Path(model.path or model.name)
+        kind = formats.kind_of(path)
+        if kind != "onnx":
+            raise UnavailableError(
+                f"{model.name} is {formats.files.KINDS[kind]}, whose layers can not be read",
+                hint="quantkit evaluate compares what such models answer; .pb and .onnx are compared layer by layer",
+            )
+        graph = formats.load(path)
+    if raw:
+        return graph
+    if args.inputs or args.outputs:
+        return graph.with_ends(*(words.split(",") if words else None for words in (args.inputs, args.outputs)))
+    if graph.inputs and graph.outputs:
+        return graph
+    return choose_ends(graph, model.card, list_cards())
+
+
+def _feeder(
+    args: Namespace, data: Data, models: tuple[Model, Model], graphs: tuple[Graph, Graph], refused: dict[str, str]
+) -> Feeder:
+    """Makes of each sample what both versions take; who has no card takes what the other's card says."""
+    cards = list_cards()
+
+    def feeder(mine: Sequence[TensorInfo], theirs: Sequence[TensorInfo]) -> Iterator[tuple[Feeds, Feeds]]:
+        infos = [_only(model, inputs) for model, inputs in zip(models, (mine, theirs), strict=True)]
+        results = [TensorInfo(_output(graph), DType.FLOAT, Shape(None)) for graph in graphs]
+        found = [
+            model.card or matching_card(info, result, cards)
+            for model, info, result in zip(models, infos, results, strict=True)
+        ]
+        flags = Flags(None, None, args.input_mean, args.input_std)
+        card = found[0] or found[1]
+        preparations = [
+            Preparation(info, choose_preprocessing(info, own or card, flags))
+            for info, own in zip(infos, found, strict=True)
+        ]
+        if card is None and args.input_mean is None:
+            log(args, f"no card knows these models: {preparations[0].preprocessing} is assumed (--input-mean)")
+        for _, prepared in prepared_samples(data, data.samples, preparations, refused):
+            one, other = (
+                {preparation.info.name: preparation.feed(sample)}
+                for preparation, sample in zip(preparations, prepared, strict=True)
+            )
+            yield one, other
+        if len(refused) == len(data):
+            raise InputError(f"none of {len(refused)} pictures can be read; {next(iter(refused.values()))}")
+
+    return feeder
+
+
+def _only(model: Model, inputs: Sequence[TensorInfo]) -> TensorInfo:
+    if len(inputs) != 1:
+        raise UsageError(
+            f"{model.name} takes {len(inputs)} inputs ({', '.join(info.name for info in inputs)}), and one is fed",
+            hint="leave --data out: random numbers fit any inputs",
+        )
+    return inputs[0]
+
+
+def _output(graph: Graph) -> str:
+    """The name of the first output, as TensorFlow has it."""
+    return str(Edge.parse(graph.outputs[0].node.removesuffix(":0")))
+
+
+def _structure(args: Namespace, actual: Graph, expected: Graph) -> int:
+    difference = first_difference(actual, expected)
+    emit(
+        args,
+        "quantkit.compare/1",
+        {"equal": not difference, "difference": difference or None},
+        lambda page: page.print(difference or EQUAL, markup=False, soft_wrap=True),
+    )
+    return 1 if difference else 0
+
+
+def _deliver(args: Namespace, found: Comparison) -> None:
+    text = found.text(None if args.verbose else args.show)
+    emit(args, "quantkit.compare/1", found.to_json(), lambda page: page.print(text, markup=False, soft_wrap=True))
+
+
+def _check(args: Namespace, found: Comparison) -> None:
+    """Hold every tensor to ``--min-sqnr``.
+
+    Raises:
+        CheckError: one is below it, or broken.
+    """
+    if args.min_sqnr is None:
+        return
+    below = [row for row in found.rows if row.is_broken or row.sqnr < args.min_sqnr]
+    if below:
+        first = below[0]
+        what = ", ".join(first.problems) if first.is_broken else f"{first.sqnr:.1f} dB"
+        raise CheckError(
+            f"--min-sqnr {args.min_sqnr:g}: {len(below)} of {len(found.rows)} tensors fall short, "
+            f"the first is {first.name} ({first.op}): {what}"
+        )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)

@@ -1,0 +1,273 @@
+"""Two versions of a model, tensor by tensor: what is joined, what is measured, and what is named."""
+
+import json
+from importlib.metadata import entry_points
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quantkit as qk
+from quantkit.errors import GraphError, UsageError
+from quantkit.formats import onnx
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.tensor import Array, DType, Shape, Tensor
+from quantkit.quantization.compare import Comparison, Interrupted, compare
+from quantkit.quantization.matching import Places, match
+from quantkit.structure import first_difference
+
+ASSETS = Path(__file__).parent.parent.parent / "assets"
+(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
+main = ENTRY.load()
+FLOAT = {"T": DType.FLOAT}
+CONVOLUTION = {"strides": (1, 1, 1, 1), "padding": b"SAME", **FLOAT}
+RANDOM = np.random.default_rng(5)
+WEIGHTS = [RANDOM.normal(size=shape).astype(np.float32) for shape in ((3, 3, 3, 4), (1, 1, 4, 5), (3, 3, 5, 6))]
+
+
+def layered(weights: list[Array] = WEIGHTS, prefix: str = "", **attrs: Any) -> Graph:
+    """Three convolutions with bias and Relu."""
+    nodes = [Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 8, 8, 3))})]
+    at = Edge("x")
+    for number, values in enumerate(weights):
+        name = f"{prefix}layer_{number}"
+        nodes += [
+            constant(f"{name}/weights", values),
+            constant(f"{name}/offsets", np.linspace(0.1, 0.5, values.shape[3], dtype=np.float32)),
+            Node(f"{name}/conv", "Conv2D", (at, Edge(f"{name}/weights")), attrs=CONVOLUTION),
+            Node(f"{name}/biased", "BiasAdd", (Edge(f"{name}/conv"), Edge(f"{name}/offsets")), attrs=FLOAT),
+            Node(name, "Relu", (Edge(f"{name}/biased"),), attrs=FLOAT),
+        ]
+        at = Edge(name)
+    return Graph.of(nodes, ["x"], [at])
+
+
+def run(first: Graph, second: Graph, **options: Any) -> Comparison:
+    return compare(first, second, runtimes=("reference", "reference"), **{"samples": 2, **options})
+
+
+def changed(place: int, values: Array) -> Graph:
+    return layered([values if number == place else one for number, one in enumerate(WEIGHTS)])
+
+
+def test_equal_graphs_are_equal() -> None:
+    found = run(layered(), layered())
+    assert [row.name for row in found.rows if row.op == "Relu"] == ["layer_0", "layer_1", "layer_2"]
+    assert all(row.sqnr == inf and row.cosine == pytest.approx(1) and not row.problems for row in found.rows)
+    assert found.first_bad is None
+    assert found.only_mine == ()
+    assert "no layer is below 10 dB" in str(found)
+
+
+def test_the_numbers_are_those_of_the_formulas() -> None:
+    batch = RANDOM.normal(size=(3, 8, 8, 3)).astype(np.float32)
+    first, second = layered(), changed(1, (WEIGHTS[1] * 1.05).astype(np.float32))
+    found = run(first, second, batches=[batch[:2], batch[2:]])
+    assert found.samples == 3
+    rows = {row.name: row for row in found.rows}
+    assert rows["layer_0"].sqnr == inf
+    with (
+        qk.open_session(first.with_ends(None, ["layer_1"]), "reference") as one,
+        qk.open_session(second.with_ends(None, ["layer_1"]), "reference") as other,
+    ):
+        pairs = [(one.run({"x": row[None]})["layer_1"], other.run({"x": row[None]})["layer_1"]) for row in batch]
+    mine, theirs = (np.stack(values).astype(np.float64) for values in zip(*pairs, strict=True))
+    noise = ((mine - theirs) ** 2).sum()
+    assert rows["layer_1"].sqnr == pytest.approx(10 * np.log10((mine**2).sum() / noise))
+    assert rows["layer_1"].cosine == pytest.approx((mine * theirs).sum() / np.sqrt((mine**2).sum() * (theirs**2).sum()))
+    by_channel = 10 * np.log10((mine**2).sum((0, 1, 2, 3)) / ((mine - theirs) ** 2).sum((0, 1, 2, 3)))
+    assert rows["layer_1"].channel_sqnr == pytest.approx(np.median(by_channel))
+
+
+def test_the_first_bad_layer_is_that_which_was_broken() -> None:
+    found = run(layered(), changed(1, WEIGHTS[1][..., ::-1].copy()))
+    assert found.first_bad is not None
+    assert found.first_bad.name == "layer_1"
+    assert {row.name for row in found.bad} == {"layer_1", "layer_2/conv", "layer_2/biased", "layer_2"}
+    assert [row.name for row in found.worst_first][-1].startswith("layer_0")
+    document = json.loads(json.dumps(found.to_json()))
+    assert document["first_bad"] == "layer_1"
+    assert document["layers"][-1]["sqnr"] is None
+
+
+def test_nan_and_dead_and_constant_layers_are_named() -> None:
+    broken = WEIGHTS[1].copy()
+    broken[0, 0, 1, 2] = np.nan
+    found = run(changed(1, broken), changed(1, broken))
+    assert found.first_bad is not None
+    assert found.first_bad.name == "layer_1/conv"
+    assert found.first_bad.problems == ("NaN in both",)
+    found = run(layered(), changed(1, broken))
+    assert found.first_bad is not None
+    assert found.first_bad.problems == ("NaN in the second",)
+    graph = layered()
+    offsets = constant("layer_1/offsets", np.full(5, -1e6, np.float32))
+    silent = graph.with_nodes(offsets if node.name == offsets.name else node for node in graph.nodes.values())
+    dead = run(graph, silent.with_ends(None, ["layer_1"]))
+    assert dead.first_bad is not None
+    assert dead.first_bad.name == "layer_1/biased"
+    assert dead.bad[-1].problems == ("dead (all zero) in the second",)
+    both = run(silent, silent)
+    assert both.first_bad is None
+    assert "layer_1 (Relu): dead (all zero) in both" in both.text(0)
+
+
+def test_small_channels_beside_a_large_one_are_seen() -> None:
+    """Rounding to the range of one large channel leaves the others without a code."""
+    large = WEIGHTS[2].copy()
+    large[..., 0] = np.abs(large[..., 0]) * 2000
+    rounded = large.copy()
+    rounded[..., 1:] = 0
+    found = run(changed(2, large), changed(2, rounded))
+    (row,) = [row for row in found.rows if row.name == "layer_2"]
+    assert row.sqnr > 30
+    assert row.lost_channels == 5
+    assert found.first_bad is not None
+    assert found.first_bad.name.startswith("layer_2")
+
+
+def test_layers_without_a_common_name_are_joined_by_their_weights() -> None:
+    found = run(layered(), layered(prefix="tower/"))
+    assert [(row.name, row.other) for row in found.rows if row.op == "Relu"] == [
+        (f"layer_{number}", f"tower/layer_{number}") for number in range(3)
+    ]
+    assert all(row.sqnr == inf for row in found.rows)
+    stranger = layered([RANDOM.normal(size=values.shape).astype(np.float32) for values in WEIGHTS], prefix="other/")
+    stranger = stranger.with_(outputs=())
+    with pytest.raises(UsageError, match="what is asked for"):
+        run(layered(), stranger)
+
+
+def test_strangers_have_nothing_in_common() -> None:
+    nodes = [
+        Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 3))}),
+        Node("y", "Cast", (Edge("x"),), attrs={"SrcT": DType.FLOAT, "DstT": DType.INT32}),
+    ]
+    with pytest.raises(GraphError, match="no tensor in common"):
+        run(layered(), Graph.of(nodes, ["x"], ["y"]))
+
+
+def test_folded_batch_norms_hide_what_is_inside_a_layer() -> None:
+    """A convolution whose weights were scaled keeps its name, and makes other numbers."""
+    raw = qk.load("digits", inputs=["Mul"], outputs=["softmax"])
+    recipe = 'strip_unused_nodes(shape="1,16,16,1") fold_constants fold_batch_norms fold_old_batch_norms'
+    found = run(raw, qk.transform(raw, recipe))
+    assert found.first_bad is None
+    assert min(row.sqnr for row in found.rows) > 90
+    assert "conv/Conv2D" in found.only_mine
+    assert {"conv", "softmax", "mixed/join"} <= {row.name for row in found.rows}
+
+
+def test_the_classic_eight_bits_are_read_as_numbers() -> None:
+    raw = qk.load("digits", inputs=["Mul"], outputs=["softmax"])
+    recipe = 'strip_unused_nodes(shape="1,16,16,1") fold_constants fold_batch_norms fold_old_batch_norms'
+    folded = qk.transform(raw, recipe)
+    small = qk.transform(folded, "quantize_weights quantize_nodes")
+    with np.load(ASSETS / "digits_heldout.npz") as file:
+        pixels = file["images"][:2]
+    found = run(folded, small, batches=[pixels])
+    layers = [row for row in found.rows if row.op == "Relu"]
+    assert len(layers) == len([node for node in folded.nodes.values() if node.op == "Relu"])
+    assert all(15 < row.sqnr < 60 for row in layers)
+    assert found.first_bad is None
+
+
+@pytest.mark.engine
+def test_channels_first_and_codes_of_onnx() -> None:
+    """A QDQ model: the Relu is left to the codes, whose numbers are those of the float Relu."""
+    pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+    weights = WEIGHTS[0].transpose(3, 2, 0, 1)
+    nodes = [
+        Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 3, 8, 8))}),
+        *(
+            Node(name, "Constant", attrs={"value": Tensor.of(values)})
+            for name, values in (
+                ("w", np.ascontiguousarray(weights)),
+                ("b", np.linspace(0.1, 0.5, 4, dtype=np.float32)),
+                ("scale", np.float32(0.05)),
+                ("zero", np.uint8(0)),
+            )
+        ),
+        Node("layer_0/conv", "Conv", (Edge("x"), Edge("w"), Edge("b")), attrs={"pads": (1, 1, 1, 1)}),
+        Node("layer_0/codes", "QuantizeLinear", (Edge("layer_0/conv"), Edge("scale"), Edge("zero"))),
+        Node("layer_0/values", "DequantizeLinear", (Edge("layer_0/codes"), Edge("scale"), Edge("zero"))),
+    ]
+    info = {"layer_0/values": (DType.FLOAT, Shape((1, 4, 8, 8)))}
+    small = Graph.of(nodes, ["x"], ["layer_0/values"], dialect="onnx", extra=onnx.header(info))
+    first = layered(WEIGHTS[:1])
+    pairs = {pair.name: str(pair.theirs.edge) for pair in match(Places(first), Places(small))}
+    assert pairs["layer_0"] == "layer_0/values"
+    found = compare(first, small, runtimes=("reference", "onnxruntime"), samples=2)
+    (row,) = [row for row in found.rows if row.name == "layer_0"]
+    assert 30 < row.sqnr < 60
+    assert row.channels == 4
+
+
+def test_other_inputs_are_refused() -> None:
+    found = layered()
+    both = Graph.of(
+        [*found.nodes.values(), Node("z", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1,))})],
+        ["x", "z"],
+        found.outputs,
+    )
+    with pytest.raises(UsageError, match="takes 1 inputs and the other 2"):
+        run(found, both)
+    with pytest.raises(UsageError, match="no sample"):
+        run(found, found, batches=[])
+
+
+def test_interrupting_keeps_what_was_summed() -> None:
+    def interrupt(done: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as stopped:
+        run(layered(), layered(), progress=interrupt)
+    assert stopped.value.comparison.samples == 1
+
+
+def test_structure_is_told_in_the_classic_words() -> None:
+    graph = Graph.of([Node("x", "Placeholder"), Node("y", "Relu", (Edge("x"),), attrs={"T": DType.FLOAT, "_note": 1})])
+    other = {node.name: node for node in graph.nodes.values()}
+
+    def difference(**changes: Any) -> str:
+        return first_difference(graph.with_nodes({**other, "y": other["y"].with_(**changes)}.values()), graph)
+
+    assert first_difference(graph, graph) == ""
+    assert difference(attrs={"T": DType.FLOAT}) == ""
+    assert difference(op="Elu") == "Node named 'y' has op 'Elu' that is not expected 'Relu'"
+    assert difference(device="/gpu:0") == "Node named 'y' has device '/gpu:0' that is not expected ''"
+    assert difference(controls=("x",)) == "Node named 'y' has inputs 'x, ^x' that don't match expected 'x'"
+    assert (
+        difference(attrs={"T": DType.HALF})
+        == "Node named 'y' has attr 'T' with value: half that does not match expected: float"
+    )
+    assert first_difference(graph.with_nodes([other["x"]]), graph) == "Did not find expected node 'y'"
+    assert first_difference(graph, graph.with_nodes([other["x"]])) == "Found unexpected node 'y'"
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = tmp_path / "first.pb", tmp_path / "second.pb"
+    qk.save(layered(), first)
+    qk.save(changed(1, -WEIGHTS[1]), second)
+    words = ["compare", str(first), str(second), "--runtime", "reference", "--limit", "2"]
+    assert main(words) == 0
+    assert "first bad layer: layer_1" in capsys.readouterr().out
+    assert main([*words, "--json", "-q"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["samples"], document["random"]) == ("quantkit.compare/1", 2, True)
+    assert main([*words, "--min-sqnr", "20"]) == 1
+    assert "tensors fall short" in capsys.readouterr().err
+    assert main(["compare", str(first), str(first), "--structure"]) == 0
+    assert capsys.readouterr().out == "Graphs are equal.\n"
+    assert main(["compare", str(first), str(second), "--structure"]) == 1
+    assert "has attr 'value' with value: float 1x1x4x5" in capsys.readouterr().out
+    assert main(["compare", str(first), str(tmp_path / "none.pb"), "--structure"]) == 3
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_the_command_feeds_pictures(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "digits@reference", "digits@reference", "--data", str(ASSETS), "--limit", "2"]
+    assert main([*words, "--min-sqnr", "100"]) == 0
+    assert "2 samples" in capsys.readouterr().out
