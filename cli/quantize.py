@@ -3,6 +3,7 @@
 import tempfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +13,15 @@ from quantkit.bench.candidate import Candidate, Settings
 from quantkit.bench.comparison import Comparison
 from quantkit.bench.machine import this_machine
 from quantkit.bench.rounds import Schedule, measure
-from quantkit.classify.choices import Flags, choose_preprocessing, matching_card
-from quantkit.classify.evaluation import Subject
+from quantkit.classify.choices import Flags, choose_ends, choose_preprocessing, matching_card
+from quantkit.classify.evaluation import Preparation, prepared_samples
 from quantkit.data import Data, find_data
 from quantkit.errors import UsageError
 from quantkit.evaluation import Quality, Tally
 from quantkit.ir.graph import Graph
-from quantkit.ir.tensor import Array
+from quantkit.ir.tensor import Array, DType
 from quantkit.loading import MEANINGLESS, Model, load_model
+from quantkit.ops.inference import UNKNOWN, infer_shapes
 from quantkit.quantization import Plan, Ranges, Scheme, annotate, convert, prepare
 from quantkit.quantization.calibrate import collect, memory_bound, open_observed
 from quantkit.quantization.ranges import graph_digest
@@ -29,7 +31,7 @@ from quantkit.recipe import parse
 from quantkit.recipe import run as run_recipe
 from quantkit.recipe.named import find_recipe
 from quantkit.runtimes import open_session
-from quantkit.runtimes.session import Engine, Session, SessionOptions
+from quantkit.runtimes.session import Engine, Session, SessionOptions, TensorInfo
 from quantkit.zoo import list_cards
 
 from ._render import counting, emit, log
@@ -46,6 +48,7 @@ EXAMPLES = (
 REWRITES = "pool_after_projection fold_pads fold_clamps"
 # The engine that a target is for, and the threads that suit it there: many small ops gain from running side by side.
 ENGINES = {"onnx": "openvino", "tensorflow": "tensorflow", "eightbit": "tensorflow", "litert": "litert"}
+ENDINGS = {"onnx": (".onnx",), "tensorflow": (".pb", ".pbtxt"), "eightbit": (".pb", ".pbtxt"), "litert": (".tflite",)}
 ADVICE = {
     "onnx": "OpenVINO and ONNX Runtime choose their threads well by themselves",
     "tensorflow": "run it with intra-op 1 and inter-op as many as there are cores: --intra-op 1 --inter-op {cores}",
@@ -53,6 +56,8 @@ ADVICE = {
     "litert": "as many threads as there are cores: --intra-op {cores}",
 }
 PICTURES = 100
+# Enough to tell twice as fast from as fast; quantkit benchmark measures more closely.
+RUNS, WARMUP = 16, 3
 # Pictures that the verdict runs again are kept, up to here.
 KEPT_BYTES = 160 << 20
 SHOWN = 5
@@ -82,7 +87,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--input-mean", type=float, help="subtracted from the pixels (the card's, or 128)")
     parser.add_argument("--input-std", type=float, help="what they are then divided by (the card's, or 128)")
     parser.add_argument("--runtime", default="auto", help="engine that calibrates (the fastest that can)")
-    parser.add_argument("--runs", type=_whole, default=40, help="timed calls for the speed-up; 0: do not measure (40)")
+    parser.add_argument("--runs", type=_whole, default=RUNS, help=f"timed calls for the speed-up; 0: none ({RUNS})")
     parser.add_argument("--offline", action="store_true", help="never fetch a model")
 
 
@@ -92,6 +97,12 @@ def run(args: Namespace) -> int:
     output = Path(args.output).expanduser()
     if args.ranges and args.calibration:
         raise UsageError("--ranges and --calibration both say where ranges come from", hint="give one of them")
+    formats.check_target(output)
+    if output.suffix.lower() not in ENDINGS[scheme.target]:
+        raise UsageError(
+            f"{output.name} can not hold the target {scheme.target}",
+            hint=f"name a file that ends in {' or '.join(ENDINGS[scheme.target])}",
+        )
     if not args.ranges and not args.calibration:
         raise UsageError(
             "there are no pictures to calibrate with", hint="give --calibration PICTURES, or --ranges FILE"
@@ -111,7 +122,7 @@ def run(args: Namespace) -> int:
         ranges = _calibrated(args, model, graph, plan, answers, output)
     quantized = convert(graph, plan, ranges)
     _check(graph, plan, ranges, quantized)
-    formats.save(quantized, output)
+    _write(quantized, output, scheme.target)
     verdict = _Verdict(model.name, output, plan, ranges, census(graph, plan, ranges, quantized))
     verdict = replace(verdict, float_bytes=_num_bytes(graph))
     verdict = _compared(args, model, graph, quantized, answers, verdict)
@@ -146,13 +157,29 @@ def _float_graph(args: Namespace, scheme: Scheme) -> tuple[Model, Graph]:
             f"{args.model} is in an engine's own format, which can not be quantized",
             hint="give the TensorFlow graph that it was made from",
         )
+    model = _recognized(args, model, model.graph)
     if args.recipe:
         recipe = find_recipe(args.recipe) if " " not in args.recipe and "(" not in args.recipe else parse(args.recipe)
     else:
         before = parse(model.card.recipe) if model.card is not None else find_recipe("inference")
         recipe = parse(f"{before} {REWRITES}")
+    assert model.graph is not None
     graph, _ = run_recipe(recipe, model.graph)
     return model, prepare(graph, scheme)
+
+
+def _recognized(args: Namespace, model: Model, graph: Graph) -> Model:
+    """The model with the ends that pictures go through, and the card whose file or transformed form it is."""
+    if not args.inputs and not args.outputs:
+        with suppress(UsageError):  # it takes no pictures: its own ends are right
+            graph = choose_ends(graph, model.card, list_cards())
+    if len(graph.inputs) != 1 or not graph.outputs:
+        return replace(model, graph=graph)
+    shapes = infer_shapes(graph)
+    source, result = (
+        TensorInfo(str(edge), DType.FLOAT, shapes.get(edge, UNKNOWN)) for edge in (graph.inputs[0], graph.outputs[0])
+    )
+    return replace(model, graph=graph, card=model.card or matching_card(source, result, list_cards()))
 
 
 @dataclass
@@ -193,26 +220,24 @@ def _calibrated(args: Namespace, model: Model, graph: Graph, plan: Plan, answers
 
 
 def _batches(args: Namespace, model: Model, session: Session, data: Data) -> Iterator[Array | Mapping[str, Array]]:
-    """Examples, one by one, as the graph takes them."""
+    """Examples, one by one, as the graph takes them; pictures that can not be read are left out and named."""
     if len(data.arrays) > 1:
         for sample in data.samples:
             yield {name: data.rows(name, [sample]) for name in data.arrays}
         return
-    subject = _subject(args, model, session)
-    for sample in data.samples:
-        if sample.path is not None:
-            decoded = subject.feeding.read(sample.path, subject.preprocessing.channels)
-            yield subject.feeding.join([subject.prepared(decoded)])
-        else:
-            (name,) = data.arrays
-            yield subject.feeding.join([subject.prepared_row(data.rows(name, [sample])[0])])
+    preparation = _preparation(args, model, session)
+    refused: dict[str, str] = {}
+    for _, (prepared,) in prepared_samples(data, data.samples, [preparation], refused):
+        yield preparation.feed(prepared)
+    for name, reason in refused.items():
+        log(args, f"left out {name}: {reason}")
 
 
-def _subject(args: Namespace, model: Model, session: Session) -> Subject:
+def _preparation(args: Namespace, model: Model, session: Session) -> Preparation:
     source = session.inputs[0]
     card = model.card or matching_card(source, session.outputs[0], list_cards())
     flags = Flags(mean=args.input_mean, std=args.input_std)
-    return Subject(model.name, session, choose_preprocessing(source, card, flags), card, model.path)
+    return Preparation(source, choose_preprocessing(source, card, flags))
 
 
 def _check(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> None:
@@ -221,6 +246,15 @@ def _check(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> None:
         from quantkit.quantization.targets.tensorflow_check import check_on_this_host
 
         check_on_this_host(graph, plan, ranges, quantized)
+
+
+def _write(quantized: Graph, output: Path, target: str) -> None:
+    if target == "litert":
+        from quantkit.runtimes.to_litert import save_litert
+
+        save_litert(quantized, output)
+    else:
+        formats.save(quantized, output)
 
 
 @dataclass(frozen=True)
@@ -390,7 +424,7 @@ def _timed(args: Namespace, graph: Graph, verdict: _Verdict) -> _Verdict:
             Candidate(FLOAT, source, Settings(engine, inputs=ends[0], outputs=ends[1])),
             Candidate(EIGHT_BITS, verdict.output, Settings(engine, _threads(target), inputs=inputs, outputs=outputs)),
         )
-        made = measure(candidates, Schedule(args.runs, rounds=min(args.runs, 10)))
+        made = measure(candidates, Schedule(args.runs, WARMUP, rounds=min(args.runs, 10)))
     if made.failures:
         return replace(verdict, unmeasured=made.failures[0].reason)
     speed = made.comparisons[1]

@@ -135,7 +135,7 @@ class Scheme:
     observer: str = "mean_squared_error"
     keep_float: tuple[str, ...] = ()
     share_concat_ranges: bool = True
-    share_pool_ranges: bool = True
+    share_pool_ranges: bool = False
     split_units: bool = False
     quantize_outputs: bool = False
     bias_correction: bool = False
@@ -238,12 +238,11 @@ class Scheme:
 # What each target's kernels compute fast: onnx: u8 x s8 with zero points; tensorflow: oneDNN's scale-only codes.
 TARGETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "onnx": {"share_pool_ranges": False},
-        "tensorflow": {"activations": UNSIGNED, "signed_activations": SIGNED},
-        "eightbit": {"weights": AFFINE, "split_units": True},
+        "onnx": {},
+        "tensorflow": {"activations": UNSIGNED, "signed_activations": SIGNED, "share_pool_ranges": True},
+        "eightbit": {"weights": AFFINE, "share_pool_ranges": True, "split_units": True},
         "litert": {
             "activations": Spec(DType.QINT8, symmetric=False),
-            "share_pool_ranges": False,
             "quantize_outputs": True,
         },
     }

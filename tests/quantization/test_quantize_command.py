@@ -1,0 +1,114 @@
+import json
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quantkit.formats import load
+from quantkit.quantization import Plan, Ranges, Scheme
+
+(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
+main = ENTRY.load()
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pictures") / "pictures.npy"
+    np.save(path, np.random.default_rng(0).uniform(-1, 1, (12, 16, 16, 1)).astype(np.float32))
+    return path
+
+
+def quantized(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    code = main(["quantize", "digits", *words, "--json"])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    document: dict[str, Any] = json.loads(captured.out)
+    return document
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("target", "name"), [("onnx", "d.onnx"), ("tensorflow", "d.pb"), ("eightbit", "d.pb")])
+def test_every_target_keeps_the_answers(
+    target: str, name: str, tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / name
+    words = ["-o", str(output), "--calibration", str(pictures), "--target", target, "--runs", "0"]
+    document = quantized(words, capsys)
+    assert document["schema"] == "quantkit.quantize/1"
+    assert document["ops"]["Conv2D"] == {"8 bits": 20, "float": 0}
+    assert [one["op"] for one in document["left_overs"]] == ["Softmax"]
+    assert document["calibration"]["pictures"] == 12
+    assert document["quality"]["agreement"]["value"] >= 0.75
+    assert document["num_bytes"] == output.stat().st_size < document["float_num_bytes"]
+    assert document["not_measured"] == "--runs is 0"
+    assert not list(tmp_path.glob("*.calibration")), "the state is gone"
+
+
+@pytest.mark.engine
+def test_ranges_are_used_again_without_data(tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ranges, plan = tmp_path / "ranges.json", tmp_path / "plan.json"
+    first = ["-o", str(tmp_path / "a.onnx"), "--calibration", str(pictures), "--runs", "0"]
+    quantized([*first, "--save-ranges", str(ranges), "--save-plan", str(plan)], capsys)
+    assert Ranges.load(ranges).provenance.count == 12
+    assert Plan.load(plan).scheme == Scheme()
+    document = quantized(["-o", str(tmp_path / "b.onnx"), "--ranges", str(ranges), "--runs", "0"], capsys)
+    assert document["quality"] is None
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+
+@pytest.mark.engine
+def test_the_verdict_measures_against_float(tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "d.onnx"
+    held_out = tmp_path / "held_out.npy"
+    np.save(held_out, np.load(pictures)[:5])
+    words = ["-o", str(output), "--calibration", str(pictures), "--held-out", str(held_out), "--runs", "4"]
+    assert main(["quantize", "digits", *words, "--scheme", _scheme(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "100.0 % of the multiply-adds are 8 bits" not in text
+    assert "float: conv/Conv2D (Conv2D" in text
+    assert "the scheme keeps it in float" in text
+    assert "on 5 pictures of" in text
+    assert "in openvino" in text
+
+
+def _scheme(folder: Path) -> str:
+    Scheme(keep_float=("conv/Conv2D",), observer="min_max").save(folder / "scheme.toml")
+    return str(folder / "scheme.toml")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["-o", "d.onnx"], 2, "no pictures to calibrate with"),
+        (["-o", "d.onnx", "--ranges", "r", "--calibration", "p"], 2, "both say where ranges come from"),
+        (["-o", "d.pb", "--calibration", "p", "--target", "onnx"], 2, "d.pb can not hold the target onnx"),
+        (["-o", "d.onnx", "--calibration", "nowhere"], 3, "nowhere does not exist"),
+        (["-o", "d.onnx", "--calibration", "p", "--observer", "entropi"], 2, "'entropi' is not an observer"),
+    ],
+)
+def test_mistakes_are_said_before_any_work(
+    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantize", "digits", *words]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_the_classic_ops_are_told_to_be_slow(tmp_path: Path) -> None:
+    command = import_module("quantkit.cli.quantize")
+    comparison = import_module("quantkit.bench.comparison").Comparison(0.2, 0.19, 0.21, True)
+    plan = Plan(Scheme.for_target("eightbit"), {}, {}, (), (), (), {}, ())
+    counted = import_module("quantkit.quantization.verdict").Census({}, 0, (), 1, 0, 1)
+    verdict = command._Verdict("digits", tmp_path / "d.pb", plan, Ranges({}), counted, speed=comparison)
+    reason, command_line = verdict.next_step
+    assert "reference kernels" in reason
+    assert "--target tensorflow" in command_line
+
+
+def test_the_written_graph_loads(tmp_path: Path, pictures: Path) -> None:
+    output = tmp_path / "d.onnx"
+    words = ["-o", str(output), "--calibration", str(pictures), "--runs", "0", "-q", "--runtime", "reference"]
+    assert main(["quantize", "digits", *words]) == 0
+    assert load(output).op_counts["QuantizeLinear"] > 20
