@@ -160,9 +160,7 @@ def _placement(interpreter: Any) -> tuple[str, ...]:
 def _explained(error: Exception, model: str, *, is_file: bool) -> QuantkitError:
     """What a LiteRT error says, in a sentence; its text begins with places in LiteRT's source."""
     text = str(error)
-    missing = re.search(
-        r"[Uu]nresolved custom op: (\w+)|Select TensorFlow op\(s\).*?node number \d+ \(Flex(\w+)\)", text
-    )
+    missing = re.search(r"unresolved custom op: (?:Flex)?(\w+)|\(Flex(\w+)\)", text)
     if missing:
         return UnavailableError(
             f"LiteRT has no {missing[1] or missing[2]}, which {model} uses",

@@ -5,6 +5,7 @@ tensors, with the ranges that these ops give, and weights with a scale for each 
 """
 
 import re
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -75,7 +76,9 @@ def _convert(graph: Graph) -> tuple[bytes, str]:
         if FAKE_QUANT in graph.op_counts:
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
         try:
-            return converter.convert(), ""
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return converter.convert(), ""
         except Exception as error:  # its own classes are not public
             return b"", _refusal(str(error))
 

@@ -1,0 +1,199 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quantkit.errors import GraphError, InputError, UnavailableError, UsageError
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.tensor import DType, Shape
+from quantkit.runtimes import open_session, tensorflow
+from quantkit.runtimes import to_litert as module
+from quantkit.runtimes.litert import RUNTIME, _explained, _info, _threads
+from quantkit.runtimes.session import SessionOptions
+from quantkit.runtimes.to_litert import save_litert, to_litert
+
+ANSWERS = (RUNTIME.available(), tensorflow.RUNTIME.available())
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(not all(one.ok for one in ANSWERS), reason=" ".join(one.detail for one in ANSWERS)),
+]
+FLOAT = DType.FLOAT
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("QUANTKIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "converted"
+
+
+def small(op: str = "Neg", *dims: int | None) -> Graph:
+    place = Node("a/x", "Placeholder", attrs={"dtype": FLOAT, "shape": Shape(dims or (None, 2))})
+    return Graph.of([place, Node("b/y", op, (Edge("a/x"),), attrs={"T": FLOAT})], ["a/x"], ["b/y"])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    save_litert(small(), tmp_path / "small.tflite")
+    return tmp_path / "small.tflite"
+
+
+def test_a_file_has_the_graphs_names(file: Path) -> None:
+    with RUNTIME.open(file) as session:
+        assert [(info.name, info.dtype, info.shape) for info in session.inputs] == [("a/x", FLOAT, Shape((None, 2)))]
+        for n in (1, 4, 0, 2):
+            x = np.ones((n, 2), np.float32)
+            np.testing.assert_array_equal(session.run({"a/x": x})["b/y"], -x)
+
+
+def test_a_signatures_names_come_first(tmp_path: Path) -> None:
+    tf = tensorflow.module()
+
+    class Model(tf.Module):  # type: ignore[misc, name-defined]
+        @tf.function(input_signature=[tf.TensorSpec([1, 2], name="left"), tf.TensorSpec([1, 2], name="right")])
+        def __call__(self, left: Any, right: Any) -> Any:
+            return {"sum": left + right, "difference": left - right}
+
+    model = Model()
+    tf.saved_model.save(model, str(tmp_path / "saved"), signatures=model.__call__)
+    path = tmp_path / "two.tflite"
+    path.write_bytes(tf.lite.TFLiteConverter.from_saved_model(str(tmp_path / "saved")).convert())
+    with RUNTIME.open(path) as session:
+        assert {info.name for info in session.inputs} == {"left", "right"}
+        feeds = {"left": np.float32([[1, 2]]), "right": np.float32([[3, 5]])}
+        results = session.run(feeds)
+    np.testing.assert_array_equal(results["sum"], [[4, 7]])
+    np.testing.assert_array_equal(results["difference"], [[-2, -3]])
+
+
+@pytest.mark.filterwarnings("ignore:Statistics for quantized inputs")
+def test_codes_go_in_and_out_as_the_file_says(tmp_path: Path) -> None:
+    tf = tensorflow.module()
+    function = tf.function(tf.nn.relu, input_signature=[tf.TensorSpec([1, 4], name="x")]).get_concrete_function()
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([function])
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: ([np.float32([[-1, 0, 1, 2]])] for _ in range(2))
+    converter.inference_input_type, converter.inference_output_type = tf.int8, tf.uint8
+    (tmp_path / "codes.tflite").write_bytes(converter.convert())
+    with RUNTIME.open(tmp_path / "codes.tflite") as session:
+        assert [info.dtype for info in (*session.inputs, *session.outputs)] == [DType.INT8, DType.UINT8]
+        (result,) = session.run({session.inputs[0].name: np.int8([[-128, -43, 42, 127]])}).values()
+    assert result.dtype == np.uint8
+    assert result.max() > result.min()
+
+
+def test_auto_opens_a_file(file: Path) -> None:
+    with open_session(file) as session:
+        (result,) = session.run({session.inputs[0].name: np.float32([[1, 2]])}).values()
+    np.testing.assert_array_equal(result, [[-1, -2]])
+
+
+def test_a_conversion_is_made_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = to_litert(small())
+    assert [path.suffix for path in cache.iterdir()] == [".tflite"]
+    monkeypatch.setattr(module, "_convert", lambda graph: pytest.fail("converted again"))
+    assert to_litert(small()) == made
+
+
+def test_ops_that_can_not_be_converted_are_named_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnavailableError, match=r"no LiteRT form of BesselI0e \(1\)"):
+        to_litert(small("BesselI0e"))
+    monkeypatch.setattr(module, "_convert", lambda graph: pytest.fail("tried again"))
+    with pytest.raises(UnavailableError, match="BesselI0e") as caught:
+        to_litert(small("BesselI0e"))
+    assert "--runtime tensorflow" in caught.value.hint
+
+
+def test_graphs_of_other_dialects_are_refused() -> None:
+    with pytest.raises(UnavailableError, match="not of one of onnx"):
+        RUNTIME.open(Graph.of([], dialect="onnx"))
+
+
+def test_an_output_that_does_not_exist_is_the_graphs_fault() -> None:
+    with pytest.raises(GraphError, match="'b/y:3'"):
+        to_litert(small().with_ends(None, ["b/y:3"]))
+
+
+def test_ranges_make_whole_numbers() -> None:
+    from ai_edge_litert.interpreter import Interpreter
+
+    nodes = [
+        Node("x", "Placeholder", attrs={"dtype": FLOAT, "shape": Shape((1, 8))}),
+        constant("low", np.float32(-1)),
+        constant("high", np.float32(1)),
+        constant("w", np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)),
+        Node("codes", module.FAKE_QUANT, tuple(map(Edge, ("x", "low", "high"))), attrs={"num_bits": 8}),
+        Node("product", "MatMul", (Edge("codes"), Edge("w")), attrs={"T": FLOAT}),
+        constant("bottom", np.float32(-16)),
+        constant("top", np.float32(16)),
+        Node("y", module.FAKE_QUANT, tuple(map(Edge, ("product", "bottom", "top"))), attrs={"num_bits": 8}),
+    ]
+    interpreter = Interpreter(model_content=to_litert(Graph.of(nodes, ["x"], ["y"])))
+    scales = {
+        len(details["quantization_parameters"]["scales"])
+        for details in interpreter.get_tensor_details()
+        if details["dtype"] is np.int8
+    }
+    assert scales == {1, 4}  # of activations, and of each channel of the weights
+
+
+def test_only_tflite_files_are_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"small\.pb"):
+        save_litert(small(), tmp_path / "small.pb")
+
+
+def test_a_file_of_another_engine_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "small.onnx").write_bytes(b"\x08\x08" + bytes(100))
+    with pytest.raises(UnavailableError, match=r"small\.onnx"):
+        RUNTIME.open(tmp_path / "small.onnx")
+
+
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(100))
+    with pytest.raises(InputError, match=r"broken\.tflite"):
+        RUNTIME.open(tmp_path / "broken.tflite")
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_other_precisions_are_refused(precision: str) -> None:
+    with pytest.raises(UnavailableError, match=precision):
+        RUNTIME.open(Graph.of([]), SessionOptions(precision=precision))
+
+
+@pytest.mark.parametrize(("intra_op", "inter_op", "threads"), [(3, None, 3), (None, 2, 2), (2, 3, 6)])
+def test_threads_are_one_pool(intra_op: int | None, inter_op: int | None, threads: int) -> None:
+    assert _threads(SessionOptions(intra_op=intra_op, inter_op=inter_op)) == threads
+    assert _threads(SessionOptions()) >= 1
+
+
+def test_elements_that_no_session_takes_are_named() -> None:
+    details = {"index": 0, "name": "x:0", "dtype": np.void, "shape_signature": np.int32([1])}
+    with pytest.raises(UnavailableError, match="'x' has elements of type void"):
+        _info(details, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "is_file", "kind", "message"),
+    [
+        (
+            "Encountered unresolved custom op: Foo.\nSee instructions: https://x",
+            True,
+            UnavailableError,
+            "LiteRT has no Foo, which m uses",
+        ),
+        (
+            "Select TensorFlow op(s), included in the given model, is(are) not supported by this interpreter. "
+            "Node number 1 (FlexFoo) failed to prepare.",
+            True,
+            UnavailableError,
+            "LiteRT has no Foo, which m uses",
+        ),
+        ("tflite/kernels/add.cc:12 a != b (1 != 2)\nmore", False, GraphError, "LiteRT refuses m: a != b (1 != 2)"),
+        ("", True, InputError, "LiteRT can not read m: RuntimeError"),
+    ],
+)
+def test_explanations_are_one_line(text: str, is_file: bool, kind: type[Exception], message: str) -> None:
+    error = _explained(RuntimeError(text), "m", is_file=is_file)
+    assert type(error) is kind
+    assert error.message == message
+    assert error.hint
