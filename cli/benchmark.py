@@ -12,7 +12,7 @@ from pathlib import Path
 from quantkit.bench import Benchmark, Interrupted, benchmark
 from quantkit.bench.comparison import Comparison
 from quantkit.bench.rounds import Progress
-from quantkit.errors import CheckError, QuantkitError
+from quantkit.errors import CheckError, QuantkitError, UsageError
 from quantkit.formats.files import check_target, write_whole
 
 from ._app import INTERRUPTED
