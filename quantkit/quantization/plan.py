@@ -376,10 +376,16 @@ class _Annotation:
                 self.reasons[node.name] = "it computes in a way that codes can not follow"
             elif Edge(node.name) not in wanted:
                 self.reasons[node.name] = "nothing that reads it computes in 8 bits"
+            elif node.op in ACTIVATIONS and not self._may_be_coded(reads[0], inside):
+                self.reasons[node.name] = "what it reads is float"
             else:
                 found[node.name] = reads
                 wanted.update(reads)
         return dict(reversed(found.items()))
+
+    def _may_be_coded(self, edge: Edge, inside: set[str]) -> bool:
+        """Whether an edge comes as codes anyway; else an activation works on floats, and half the codes are saved."""
+        return edge.node in inside or self.graph[edge.node].op in CARRIED_OPS
 
     def _carried_reads(self, node: Node) -> tuple[Edge, ...]:
         """The data inputs of a node that can be carried; empty: it can not."""

@@ -98,6 +98,8 @@ def test_the_scheme_keeps_nodes_and_ops_in_float() -> None:
     plan = annotate(graph, Scheme(keep_float=("a",)))
     assert [unit.layer for unit in plan.units] == ["y"]
     assert plan.kept_float["a"] == "the scheme keeps it in float"
+    assert plan.kept_float["r"] == "what it reads is float"
+    assert list(plan.activations) == [Edge("r")], "codes are made behind the activation"
     assert not annotate(graph, Scheme(keep_float=("Conv2D",))).units
     with pytest.raises(UsageError, match="keep_float names 'q'"):
         annotate(graph, Scheme(keep_float=("q",)))
