@@ -32,14 +32,15 @@ def console(*, stderr: bool = False) -> "Console":
     """A rich console; in a pipe it prints plain text of any width."""
     from rich.console import Console
 
-    class ExitCodeKeeper(Console):
+    class Page(Console):
         def on_broken_pipe(self) -> None:
             """A reader that has gone is no failed check, which rich's own exit code 1 would say."""
             raise BrokenPipeError
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 200
-    return ExitCodeKeeper(stderr=stderr, highlight=False, width=width, soft_wrap=not stream.isatty())
+    # The terminal breaks long lines, so that a path or a command copied from it is whole.
+    return Page(stderr=stderr, highlight=False, width=width, soft_wrap=not stderr)
 
 
 def progress(args: Namespace) -> "Progress":
