@@ -21,7 +21,7 @@ FOLD = "fold_batch_norms fold_old_batch_norms"
 TIDY = "strip_unused_nodes sort_by_execution_order"
 
 NAMED = {
-    "inference": f"{CLEAN} {FOLD} merge_duplicate_nodes {TIDY}",
+    "inference": f"{CLEAN} {FOLD} fold_pads fold_clamps merge_duplicate_nodes {TIDY}",
     "deploy": f"{CLEAN} {FOLD}",
     "shrink": f"{CLEAN} {FOLD} quantize_weights {TIDY}",
     "eight_bit": f"add_default_attributes {CLEAN} {FOLD} quantize_weights quantize_nodes {TIDY}",

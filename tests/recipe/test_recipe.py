@@ -137,3 +137,19 @@ def test_verify_stops_at_nan() -> None:
 
 def test_a_recipe_is_a_value() -> None:
     assert parse("fold_constants") == Recipe(parse("fold_constants").steps)
+
+
+def test_verify_says_when_an_input_takes_another_type() -> None:
+    _, trace = run(parse("strip_unused_nodes absorb_preprocessing(mean=128, std=128)"), PIXELS, check=verifier())
+    assert trace.records[1].check == "input 'x' takes uint8 now: answers can not be compared"
+
+
+PIXELS = Graph.of(
+    [
+        Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 4, 4, 1))}),
+        constant("w", np.ones((2, 2, 1, 3), np.float32)),
+        Node("y", "Conv2D", (Edge("x"), Edge("w")), attrs={**FLOAT, "strides": (1, 1, 1, 1), "padding": b"VALID"}),
+    ],
+    ["x"],
+    ["y"],
+)
