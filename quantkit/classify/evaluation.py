@@ -101,7 +101,10 @@ class Evaluation:
             name, message = next(iter(self.refused.items()))
             lines.append(f"  {len(self.refused)} pictures could not be read, the first: {name}: {message}")
         if self.unknown_labels:
-            lines.append(f"  {self.unknown_labels} labels are none of the model's classes and do not count")
+            lines.append(
+                f"  {self.unknown_labels} labels are none of the model's classes and do not count: "
+                "--labels FILE says what its numbers mean"
+            )
         return "\n".join(lines)
 
 

@@ -37,9 +37,11 @@ SAMPLES = 8
 CENTRE = SCALE = np.float32(128)
 # Where noise has half the power of the signal, a channel says little any more.
 LOST = 3.0
+# A channel so many times as large as the middle one leaves the others few codes.
+DWARFING = 100.0
 # Fewer numbers in a channel say little of it.
 MANY = 16
-SHOWN = 20
+SHOWN, NOTED = 20, 10
 
 
 class Sums(NamedTuple):
@@ -65,8 +67,10 @@ class Row:
         lost_channels: of these, how many hold more noise than half their signal.
         cosine: 1 where both point the same way.
         lost: decibels less than what the layer reads.
-        problems: what is wrong with its numbers: NaN, infinite, dead (all zero), constant; and in which version.
+        problems: what is wrong with its numbers: NaN, infinite, dead (all zero), constant, and in which version; or
+            one channel dwarfs the others in the first.
         is_broken: whether one of these is no property of the first version, or makes its numbers useless.
+        is_uneven: whether one channel dwarfs the others, so that few codes are left for them.
     """
 
     name: str
@@ -80,6 +84,7 @@ class Row:
     lost: float
     problems: tuple[str, ...] = ()
     is_broken: bool = False
+    is_uneven: bool = False
 
     @property
     def worst(self) -> float:
@@ -127,6 +132,11 @@ class Comparison:
         """The first layer, in execution order, whose numbers are not those of the first version."""
         return next(iter(self.bad), None)
 
+    @property
+    def first_uneven(self) -> Row | None:
+        """The first layer, in execution order, of which one channel dwarfs the others."""
+        return next((row for row in self.rows if row.is_uneven), None)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, worst first."""
         first = self.first_bad
@@ -137,6 +147,7 @@ class Comparison:
             "random": self.is_random,
             "floor": self.floor,
             "first_bad": first.name if first else None,
+            "first_uneven": self.first_uneven.name if self.first_uneven else None,
             "bad": [row.name for row in self.bad],
             "layers": [row.to_json() for row in self.worst_first],
             "only_first": list(self.only_mine),
@@ -156,6 +167,9 @@ class Comparison:
             lines.append(f"first bad layer: {first.name} ({first.op}): {_reason(first, self.floor)}")
         else:
             lines.append(f"no layer is below {self.floor:g} dB")
+        uneven = self.first_uneven
+        if uneven:
+            lines.append(f"first uneven layer: {uneven.name} ({uneven.op}): {', '.join(uneven.problems)}")
         rows = self.worst_first if shown is None else self.worst_first[:shown]
         width = max((len(row.name) for row in rows), default=5)
         lines.append(f"{'tensor':<{width}}  {'op':<22} {'dB':>6} {'channel':>8} {'lost':>6} {'cosine':>8}  remarks")
@@ -165,7 +179,9 @@ class Comparison:
         if len(rows) < len(self.rows):
             lines.append(f"... and {len(self.rows) - len(rows)} better ones")
         noted = [row for row in self.rows if row.problems and row not in rows]
-        lines += [f"{row.name} ({row.op}): {', '.join(row.problems)}" for row in noted]
+        lines += [f"{row.name} ({row.op}): {', '.join(row.problems)}" for row in noted[:NOTED]]
+        if noted[NOTED:]:
+            lines.append(f"... and {len(noted) - NOTED} more with remarks")
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -320,6 +336,7 @@ class _Tensor:
     def row(self) -> Row:
         """What it came to."""
         problems, is_broken = self.problems()
+        dwarfing = self._dwarfing()
         none = np.zeros(1)
         sums = self.sums or Sums(none, none, none, none)
         signal, noise, other, product = (float(one.sum()) for one in sums)
@@ -336,8 +353,9 @@ class _Tensor:
             int((of_channels <= LOST).sum()),
             product / sqrt(signal * other) if signal * other > 0 else float(signal == other),
             0.0,
-            problems,
+            (*problems, dwarfing) if dwarfing else problems,
             is_broken,
+            bool(dwarfing),
         )
 
     def problems(self) -> tuple[tuple[str, ...], bool]:
@@ -356,6 +374,14 @@ class _Tensor:
                 found.append(f"{what} {'in both' if all(flags) else where[flags[1]]}")
                 is_broken |= flags[1] and not (dead[0] or constant[0])
         return tuple(found), is_broken
+
+    def _dwarfing(self) -> str:
+        """A channel of the first version beside which the others get few codes."""
+        if self.sums is None or self.count < MANY or not self.sums.signal.any() or any(self.not_a_number):
+            return ""
+        sizes = np.sqrt(self.sums.signal)
+        ratio = sizes.max() / np.median(sizes[sizes > 0])
+        return f"channel {int(sizes.argmax())} is {ratio:.0f} times the middle one" if ratio > DWARFING else ""
 
 
 class _Run:

@@ -124,6 +124,9 @@ def test_small_channels_beside_a_large_one_are_seen() -> None:
     (row,) = [row for row in found.rows if row.name == "layer_2"]
     assert row.sqnr > 30
     assert row.lost_channels == 5
+    assert found.first_uneven is not None
+    assert found.first_uneven.name.startswith("layer_2")
+    assert "channel 0 is" in str(found)
     assert found.first_bad is not None
     assert found.first_bad.name.startswith("layer_2")
 
