@@ -1,6 +1,6 @@
 """Arrays of 2016."""
 
-from rewritten_graphs import seconds_grow_linearly
+from rewritten_graphs import work_grows_linearly
 
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
@@ -60,5 +60,5 @@ def test_handles_are_strings_through_a_loop() -> None:
     assert {after[name].attrs["T"] for name in carriers} == {DType.STRING}
 
 
-def test_it_costs_linear_time() -> None:
-    seconds_grow_linearly(backport_tensor_array_v3, arrays, small=500)
+def test_work_grows_linearly() -> None:
+    work_grows_linearly(backport_tensor_array_v3, arrays)

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from rewritten_graphs import check_promises, placeholder, seconds_grow_linearly
+from rewritten_graphs import check_promises, placeholder, work_grows_linearly
 
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
@@ -35,7 +35,7 @@ def test_promises(graph: Graph) -> None:
     check_promises(fold_clamps, graph)
 
 
-def test_it_costs_linear_time() -> None:
+def test_work_grows_linearly() -> None:
     def chain(length: int) -> Graph:
         nodes = [placeholder((2, 3)), constant("zero", np.float32(0)), constant("six", np.float32(6))]
         source = "x"
@@ -46,4 +46,4 @@ def test_it_costs_linear_time() -> None:
         return Graph.of(nodes, ["x"], [source])
 
     assert fold_clamps(chain(3)).op_counts["Relu6"] == 3
-    seconds_grow_linearly(fold_clamps, chain)
+    work_grows_linearly(fold_clamps, chain)

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from rewritten_graphs import CONVOLUTION, check_promises, placeholder, seconds_grow_linearly
+from rewritten_graphs import CONVOLUTION, check_promises, placeholder, work_grows_linearly
 
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
@@ -81,7 +81,7 @@ def test_a_pad_that_stays_is_explained(graph: Graph) -> None:
             assert node.name in explained
 
 
-def test_it_costs_linear_time() -> None:
+def test_work_grows_linearly() -> None:
     def chain(length: int) -> Graph:
         widths = np.int32([[0, 0], [1, 1], [1, 1], [0, 0]])
         nodes = [
@@ -98,4 +98,4 @@ def test_it_costs_linear_time() -> None:
         return Graph.of(nodes, ["x"], [source])
 
     assert fold_pads(chain(3))["conv1"].attrs["padding"] == b"SAME"
-    seconds_grow_linearly(fold_pads, chain)
+    work_grows_linearly(fold_pads, chain)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rewritten_graphs import CONVOLUTION, check_promises, placeholder, seconds_grow_linearly
+from rewritten_graphs import CONVOLUTION, check_promises, placeholder, work_grows_linearly
 
 from quantkit.errors import RecipeError
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
@@ -110,9 +110,9 @@ def test_weights_are_read_only_when_the_merged_ones_are() -> None:
     assert merged["a0/merged/weights"].value.array.shape == (1, 1, 8, 16)
 
 
-def test_it_costs_linear_time() -> None:
+def test_work_grows_linearly() -> None:
     weights = Tensor.of(np.ones((1, 1, 8, 8), np.float32))
-    seconds_grow_linearly(merge_sibling_convolutions, lambda count: siblings(count, weights), small=100, gain=0)
+    work_grows_linearly(merge_sibling_convolutions, lambda count: siblings(count, weights), gain=0)
 
 
 def test_a_negative_gain_is_refused() -> None:

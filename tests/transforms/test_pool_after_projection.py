@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from rewritten_graphs import AVERAGE, CONVOLUTION, check_promises, placeholder, seconds_grow_linearly
+from rewritten_graphs import AVERAGE, CONVOLUTION, check_promises, placeholder, work_grows_linearly
 
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
@@ -88,7 +88,7 @@ def test_pools_in_a_row_take_linear_time() -> None:
         return Graph.of(nodes, ["x"], ["y"])
 
     assert pool_after_projection(row(3000)).nodes["y/before_pool"].inputs[0] == Edge("x")
-    seconds_grow_linearly(pool_after_projection, row)
+    work_grows_linearly(pool_after_projection, row)
 
 
 def test_many_towers_take_linear_time() -> None:
@@ -99,4 +99,4 @@ def test_many_towers_take_linear_time() -> None:
             nodes.append(Node(f"c{number}", "Conv2D", (Edge(f"p{number}"), Edge("w")), attrs=CONVOLUTION))
         return Graph.of(nodes, ["x"], [f"c{number}" for number in range(count)])
 
-    seconds_grow_linearly(pool_after_projection, towers_of, small=150)
+    work_grows_linearly(pool_after_projection, towers_of)
