@@ -1,0 +1,259 @@
+"""Two threads for one graph: what is independent runs side by side, in an order that is written into the graph.
+
+Small 8-bit layers gain nothing from several threads each, and TensorFlow starts what is ready in no good order: the
+longest branch of a block is often begun last. Here each node gets a stream and a place in it, longest way to the end
+first, and waits for the node before it through a control input. Before the first branch, where there is nothing to run
+side by side, rows are: the upper and the lower half of the picture go through the first layers separately.
+
+No number changes. One thread runs the same nodes one after the other.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
+from quantkit.ir.rewrite import free_name
+from quantkit.ir.tensor import DType, Shape
+from quantkit.ops.inference import UNKNOWN
+
+STREAMS = 2
+# Rows that both halves compute, over all rows: more than this is not worth a second thread.
+MOST_OVERLAP = 0.15
+FEWEST_ROWS = 8
+_CONVOLUTION = "QuantizedConv2DWithBiasAndReluAndRequantize"
+_POOLS = frozenset({"QuantizedMaxPool", "QuantizedAvgPool"})
+# Multiply-adds, or numbers read, in a microsecond on one core; and microseconds that starting a node takes. Only
+# their proportions matter, and they differ little between processors.
+_SPEEDS = {"Conv2D": 450e3, "MatMul": 30e3, "DepthwiseConv2D": 20e3, "Pool": 60e3, "Concat": 20e3, "QuantizeV2": 5e3}
+_START = 5.0
+
+
+def side_by_side(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
+    """The graph for two threads: halves of rows first, then streams.
+
+    Args:
+        graph: of fused 8-bit ops.
+        shapes: of the nodes' first outputs, as far as they are known.
+    """
+    halved, known = _halved(graph, shapes)
+    return in_streams(halved, dict(_costs(halved, known)))
+
+
+def in_streams(graph: Graph, costs: Mapping[str, float], *, count: int = STREAMS) -> Graph:
+    """The graph with control inputs that make it run in streams, as list scheduling orders it.
+
+    Args:
+        graph: what runs; constants and fed nodes stay out of the streams.
+        costs: of each node that takes time, in any unit; the others are free and wait for nobody.
+        count: how many nodes run side by side.
+    """
+    after = _timed_readers(graph, costs)
+    before = {name: {one for one in costs if name in after[one]} for name in costs}
+    way = _ways_to_the_end(graph, costs, after)
+    ends: dict[str, float] = {}
+    free = [0.0] * count
+    last = [""] * count
+    waits: dict[str, str] = {}
+    waiting = {name: len(names) for name, names in before.items()}
+    ready = [name for name in costs if not waiting[name]]
+    while ready:
+        starts = {name: max((ends[one] for one in before[name]), default=0.0) for name in ready}
+        stream = min(range(count), key=free.__getitem__)
+        now = max(free[stream], min(starts.values()))
+        name = max((one for one in ready if starts[one] <= now), key=way.__getitem__)
+        # Where what it reads was computed, the thread goes on without a hand-over.
+        stream = next((at for at in range(count) if last[at] in before[name] and free[at] <= now), stream)
+        ready.remove(name)
+        ends[name] = now + costs[name]
+        if last[stream] and last[stream] not in before[name]:
+            waits[name] = last[stream]
+        free[stream], last[stream] = ends[name], name
+        for one in after[name]:
+            waiting[one] -= 1
+            if not waiting[one]:
+                ready.append(one)
+    return graph.with_nodes(
+        node.with_(controls=(*node.controls, waits[node.name])) if node.name in waits else node
+        for node in graph.nodes.values()
+    )
+
+
+def _timed_readers(graph: Graph, costs: Mapping[str, float]) -> dict[str, set[str]]:
+    """The nodes with costs that read each node, directly or through free ones."""
+    found: dict[str, set[str]] = {}
+    for name in reversed(graph.order):
+        readers = {use.node.name for use in graph.readers.get(name, ())}
+        found[name] = {one for one in readers if one in costs}.union(
+            *(found[one] for one in readers if one not in costs)
+        )
+    return {name: found[name] for name in costs}
+
+
+def _ways_to_the_end(graph: Graph, costs: Mapping[str, float], after: Mapping[str, set[str]]) -> dict[str, float]:
+    """Cost of the dearest way from each node to an end, itself included."""
+    ways: dict[str, float] = {}
+    for name in reversed(graph.order):
+        if name in costs:
+            ways[name] = costs[name] + max((ways[one] for one in after[name]), default=0.0)
+    return ways
+
+
+def _costs(graph: Graph, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, float]]:
+    """Microseconds, roughly, of each node that computes; nodes of unknown size cost what starting them takes."""
+    for node in graph.nodes.values():
+        kind = next((kind for kind in _SPEEDS if kind in node.op), None)
+        if kind is None:
+            continue
+        size = int(np.prod([size or 1 for size in shapes.get(node.name, UNKNOWN).dims or (0,)]))
+        if kind in ("Conv2D", "MatMul", "DepthwiseConv2D"):
+            weights = graph.constant_of(node.inputs[1])
+            kernel = weights.shape if weights is not None else ()
+            size *= int(np.prod(kernel[:2] if "Depthwise" in node.op else kernel[:-1]))
+            kind = "DepthwiseConv2D" if "Depthwise" in node.op else kind
+        elif kind == "Pool":
+            size *= int(np.prod(_numbers(node, "ksize")))
+        yield node.name, _START + size / _SPEEDS[kind]
+
+
+@dataclass(frozen=True)
+class _Link:
+    """One layer of the first ones, along rows.
+
+    Attributes:
+        node: the convolution or pool.
+        rows: of what it reads.
+        kernel, stride: along rows.
+        pads: rows and columns before and after.
+    """
+
+    node: Node
+    rows: int
+    kernel: int
+    stride: int
+    pads: tuple[tuple[int, int], tuple[int, int]]
+
+    def read_rows(self, first: int, last: int) -> tuple[int, int, int, int]:
+        """Rows from, rows to, padding before, padding after, for the output's rows ``first`` to ``last``."""
+        start = first * self.stride - self.pads[0][0]
+        end = (last - 1) * self.stride - self.pads[0][0] + self.kernel
+        return max(start, 0), min(end, self.rows), max(-start, 0), max(end - self.rows, 0)
+
+
+def _halved(graph: Graph, shapes: Mapping[str, Shape]) -> tuple[Graph, Mapping[str, Shape]]:
+    """The graph with its first layers in two halves of rows, where that pays; and all shapes."""
+    chain = _chain(graph, shapes)
+    size = _rows_and_columns(shapes, chain[-1].node.name) if chain else None
+    if size is None or size[0] < FEWEST_ROWS:
+        return graph, shapes
+    middle = (size[0] + 1) // 2
+    halves = [_ways(chain, 0, middle), _ways(chain, middle, size[0])]
+    twice = sum(way[1] - way[0] for half in halves for way in half) / sum(link.rows for link in chain) - 1
+    if twice > MOST_OVERLAP:
+        return graph, shapes
+    known = dict(shapes)
+    made: list[Node] = []
+    ends = [_half(graph, chain, ways, number, made, known) for number, ways in enumerate(halves)]
+    last = chain[-1].node
+    axis = constant(free_name(graph, f"{last.name}/rows"), np.int32(1))
+    spans = last.inputs[-2:] if last.op == _CONVOLUTION else last.inputs[1:3]
+    inputs = (*map(Edge, ends), Edge(axis.name), spans[0], spans[0], spans[1], spans[1])
+    attrs: dict[str, Attr] = {"N": 2, "T": DType.QUINT8, "Tidx": DType.INT32}
+    join = Node(last.name, "QuantizedConcatV2", inputs, controls=last.controls, attrs=attrs)
+    gone = {link.node.name for link in chain}
+    rest = [node for node in graph.nodes.values() if node.name not in gone]
+    return graph.with_nodes([*rest, *made, axis, join]), known
+
+
+def _chain(graph: Graph, shapes: Mapping[str, Shape]) -> list[_Link]:
+    """The first layers, as long as each is read by one other only; empty: fewer than two convolutions."""
+    first = next((graph[name] for name in graph.order if graph[name].op == _CONVOLUTION), None)
+    chain: list[_Link] = []
+    node = first
+    while node is not None and (link := _link(graph, node, shapes)) is not None and not node.controls:
+        chain.append(link)
+        uses = graph.readers.get(node.name, ())
+        alone = len(uses) == 1 and uses[0].slot == 0 and node.name not in graph.ends
+        node = uses[0].node if alone else None
+    return chain if sum(link.node.op == _CONVOLUTION for link in chain) > 1 else []
+
+
+def _link(graph: Graph, node: Node, shapes: Mapping[str, Shape]) -> _Link | None:
+    if node.op not in {_CONVOLUTION, *_POOLS}:
+        return None
+    read, made = _rows_and_columns(shapes, node.inputs[0].node), _rows_and_columns(shapes, node.name)
+    weights = graph.constant_of(node.inputs[1])
+    if read is None or made is None or any(size != 1 for size in _numbers(node, "dilations")):
+        return None
+    kernel = _numbers(node, "ksize")[1:3] if weights is None or node.op in _POOLS else weights.shape[:2]
+    strides = _numbers(node, "strides")[1:3]
+    if node.attrs["padding"] == b"VALID":
+        listed = _numbers(node, "padding_list") or (0,) * 8
+        pads = ((listed[2], listed[3]), (listed[4], listed[5]))
+    elif node.op == _CONVOLUTION:
+        rows, columns = (max((made[at] - 1) * strides[at] + kernel[at] - read[at], 0) for at in (0, 1))
+        pads = ((rows // 2, rows - rows // 2), (columns // 2, columns - columns // 2))
+    else:
+        return None
+    return _Link(node, read[0], kernel[0], strides[0], pads)
+
+
+def _rows_and_columns(shapes: Mapping[str, Shape], name: str) -> tuple[int, int] | None:
+    dims = shapes.get(name, UNKNOWN).dims
+    if dims is None or len(dims) != 4 or dims[1] is None or dims[2] is None:
+        return None
+    return dims[1], dims[2]
+
+
+def _numbers(node: Node, name: str) -> tuple[int, ...]:
+    value = node.attrs.get(name)
+    return value if isinstance(value, tuple) else ()
+
+
+def _ways(chain: list[_Link], first: int, last: int) -> list[tuple[int, int, int, int]]:
+    """What each link reads, for some rows of what the last one makes."""
+    ways = []
+    for link in reversed(chain):
+        ways.append(link.read_rows(first, last))
+        first, last = ways[-1][:2]
+    return ways[::-1]
+
+
+def _half(
+    graph: Graph,
+    chain: list[_Link],
+    ways: list[tuple[int, int, int, int]],
+    number: int,
+    made: list[Node],
+    shapes: dict[str, Shape],
+) -> str:
+    """Add the chain for one half; the name of its last node."""
+    prefix = free_name(graph, f"half_{number}")
+    source = chain[0].node.inputs[0]
+    first, last = ways[0][:2]
+    begin = constant(f"{prefix}/begin", np.array([0, first, 0, 0], np.int32))
+    size = constant(f"{prefix}/size", np.array([-1, last - first, -1, -1], np.int32))
+    names = [f"{prefix}/bytes", f"{prefix}/rows", f"{prefix}/codes"]
+    made += [
+        begin,
+        size,
+        Node(names[0], "Bitcast", (source,), attrs={"T": DType.QUINT8, "type": DType.UINT8}),
+        Node(names[1], "Slice", (Edge(names[0]), Edge(begin.name), Edge(size.name)), attrs=_SLICE),
+        Node(names[2], "Bitcast", (Edge(names[1]),), attrs={"T": DType.UINT8, "type": DType.QUINT8}),
+    ]
+    name = names[2]
+    for link, way in zip(chain, ways, strict=True):
+        node = link.node.with_(name=f"{prefix}/{link.node.name}").reading(0, name)
+        if node.op == _CONVOLUTION:
+            listed = (0, 0, *way[2:], *link.pads[1], 0, 0)
+            node = node.with_attrs(padding=b"VALID", padding_list=listed if any(listed) else ())
+        made.append(node)
+        name = node.name
+        dims = shapes[link.node.name].dims or ()
+        rows = (way[1] - way[0] + sum(way[2:]) - link.kernel) // link.stride + 1
+        shapes[name] = Shape((dims[0], rows, *dims[2:]))
+    return name
+
+
+_SLICE: dict[str, Attr] = {"T": DType.UINT8, "Index": DType.INT32}
