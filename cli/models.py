@@ -93,15 +93,19 @@ def _fetched(args: Namespace) -> Fetched:
         def report(done: int, total: int | None) -> None:
             bar.update(task, completed=done, total=total, visible=True)
 
-        return obtain(
-            args.name,
-            offline=args.offline,
-            url=args.url,
-            sha256=args.sha256,
-            force=args.force,
-            progress=report,
-            tell=lambda sentence: log(args, sentence),
-        )
+        try:
+            return obtain(
+                args.name,
+                offline=args.offline,
+                url=args.url,
+                sha256=args.sha256,
+                force=args.force,
+                progress=report,
+                tell=lambda sentence: log(args, sentence),
+            )
+        except KeyboardInterrupt:
+            log(args, "what has come is kept: the same command goes on from there")
+            raise
 
 
 def _path(args: Namespace) -> None:

@@ -199,7 +199,6 @@ def _published(card: ModelCard) -> list[_Source]:
 def _first_of(sources: list[_Source], card: ModelCard, progress: Progress | None, tell: Tell) -> Fetched:
     failures: list[SourceError] = []
     for source in sources:
-        tell(f"fetching {card.name} from {source.url}")
         try:
             return _from(source, card, progress, tell)
         except SourceError as failure:
@@ -217,6 +216,8 @@ def _from(source: _Source, card: ModelCard, progress: Progress | None, tell: Tel
     from quantkit.zoo import transfer
 
     part = part_of(card.name, source.url)
+    kept = transfer.kept_bytes(part)
+    tell(f"fetching {card.name} from {source.url}" + (f", of which {kept / 1e6:.1f} MB are here" if kept else ""))
     transfer.download(source.url, part, num_bytes=source.num_bytes, progress=progress, tell=tell)
     try:
         stored = _stored(part)

@@ -86,6 +86,11 @@ def download(
     raise SourceError(f"{url}: {reason}", hint="run the command again: it goes on where it stopped")
 
 
+def kept_bytes(part: Path) -> int:
+    """How much of an earlier attempt the next one can go on from."""
+    return _size(part) if _Note.read(part) else 0
+
+
 def discard(part: Path) -> None:
     """Forget a download."""
     part.unlink(missing_ok=True)
@@ -99,7 +104,7 @@ def _connect(url: str, part: Path, num_bytes: int | None, report: Progress) -> N
         _CutError: it may go better the next time.
     """
     note = _Note.read(part)
-    offset = _size(part) if note else 0
+    offset = kept_bytes(part)
     if note and offset == note.num_bytes:
         return
     try:

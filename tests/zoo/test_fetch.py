@@ -292,7 +292,9 @@ def test_a_killed_download_is_resumed(server: Server, card_text: str, tmp_path: 
         process.send_signal(signal.SIGKILL)
     server.gate.set()
     server.gate = None
-    assert fetch(read_card(card_text, "small.toml")).read_bytes() == GRAPH
+    said: list[str] = []
+    assert fetch(read_card(card_text, "small.toml"), tell=said.append).read_bytes() == GRAPH
+    assert said[0].endswith(", of which 0.0 MB are here")
     assert server.requests[-1][1] == "bytes=50-"
     assert leftovers(cache) == []
 
