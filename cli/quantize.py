@@ -1,12 +1,14 @@
 """``quantkit quantize``: calibrate, convert to 8 bits, and say what came of it."""
 
+import re
 import tempfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quantkit import formats
 from quantkit.bench.candidate import Candidate, Settings
@@ -16,7 +18,7 @@ from quantkit.bench.rounds import Schedule, measure
 from quantkit.classify.choices import Flags, choose_ends, choose_preprocessing, matching_card
 from quantkit.classify.evaluation import Preparation, prepared_samples
 from quantkit.data import Data, find_data
-from quantkit.errors import UsageError
+from quantkit.errors import CheckError, UsageError
 from quantkit.evaluation import Quality, Tally
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType
@@ -24,9 +26,11 @@ from quantkit.loading import MEANINGLESS, Model, load_model
 from quantkit.ops.inference import UNKNOWN, infer_shapes
 from quantkit.quantization import Plan, Ranges, Scheme, annotate, convert, prepare
 from quantkit.quantization.calibrate import collect, memory_bound, open_observed
+from quantkit.quantization.fallback import Fallback, search
+from quantkit.quantization.fallback import Quality as Loss
 from quantkit.quantization.ranges import graph_digest
 from quantkit.quantization.scheme import TARGETS
-from quantkit.quantization.verdict import EIGHT_BITS, FLOAT, Census, census
+from quantkit.quantization.verdict import EIGHT_BITS, FLOAT, census
 from quantkit.recipe import parse
 from quantkit.recipe import run as run_recipe
 from quantkit.recipe.named import find_recipe
@@ -35,9 +39,10 @@ from quantkit.runtimes.session import Engine, Session, SessionOptions, TensorInf
 from quantkit.zoo import list_cards
 
 from ._render import counting, emit, log
+from ._verdict import Verdict, cores
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 EXAMPLES = (
     "quantkit quantize digits -o digits.int8.onnx --calibration assets/digits_heldout.npz --target onnx",
@@ -49,18 +54,11 @@ REWRITES = "pool_after_projection fold_pads fold_clamps"
 # The engine that a target is for, and the threads that suit it there: many small ops gain from running side by side.
 ENGINES = {"onnx": "openvino", "tensorflow": "tensorflow", "eightbit": "tensorflow", "litert": "litert"}
 ENDINGS = {"onnx": (".onnx",), "tensorflow": (".pb", ".pbtxt"), "eightbit": (".pb", ".pbtxt"), "litert": (".tflite",)}
-ADVICE = {
-    "onnx": "OpenVINO and ONNX Runtime choose their threads well by themselves",
-    "tensorflow": "run it with intra-op 1 and inter-op as many as there are cores: --intra-op 1 --inter-op {cores}",
-    "eightbit": "threads hardly matter: each op runs on one",
-    "litert": "as many threads as there are cores: --intra-op {cores}",
-}
 PICTURES = 100
 # Enough to tell twice as fast from as fast; quantkit benchmark measures more closely.
 RUNS, WARMUP = 16, 3
 # Pictures that the verdict runs again are kept, up to here.
 KEPT_BYTES = 160 << 20
-SHOWN = 5
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -88,6 +86,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--input-std", type=float, help="what they are then divided by (the card's, or 128)")
     parser.add_argument("--runtime", default="auto", help="engine that calibrates (the fastest that can)")
     parser.add_argument("--runs", type=_whole, default=RUNS, help=f"timed calls for the speed-up; 0: none ({RUNS})")
+    parser.add_argument(
+        "--max-drop", type=_share, help="keep layers in float until no more answers are lost than this part, e.g. 0.01"
+    )
+    parser.add_argument("--time-budget", type=_seconds, default=600.0, help="for --max-drop, as 90s or 10m (10m)")
     parser.add_argument("--offline", action="store_true", help="never fetch a model")
 
 
@@ -103,6 +105,8 @@ def run(args: Namespace) -> int:
             f"{output.name} can not hold the target {scheme.target}",
             hint=f"name a file that ends in {' or '.join(ENDINGS[scheme.target])}",
         )
+    if args.max_drop is not None and args.ranges:
+        raise UsageError("--max-drop needs pictures to measure the drop with", hint="give --calibration, not --ranges")
     if not args.ranges and not args.calibration:
         raise UsageError(
             "there are no pictures to calibrate with", hint="give --calibration PICTURES, or --ranges FILE"
@@ -120,14 +124,22 @@ def run(args: Namespace) -> int:
             log(args, doubt)
     else:
         ranges = _calibrated(args, model, graph, plan, answers, output)
+    found = None if args.max_drop is None else _fallback(args, graph, plan, ranges, answers, output)
+    if found is not None:
+        plan = annotate(graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(found.keep_float))))
     quantized = convert(graph, plan, ranges)
     _check(graph, plan, ranges, quantized)
     _write(quantized, output, scheme.target)
-    verdict = _Verdict(model.name, output, plan, ranges, census(graph, plan, ranges, quantized))
-    verdict = replace(verdict, float_bytes=_num_bytes(graph))
-    verdict = _compared(args, model, graph, quantized, answers, verdict)
+    verdict = Verdict(model.name, output, plan, ranges, census(graph, plan, ranges, quantized))
+    verdict = replace(verdict, float_bytes=_num_bytes(graph), fallback=found)
+    verdict = _compared(args, model, graph, answers, verdict)
     verdict = _timed(args, graph, verdict)
     emit(args, "quantkit.quantize/1", verdict.to_json(), verdict.print)
+    if found is not None and not found.is_reached:
+        raise CheckError(
+            f"the drop is {found.quality.drop:.4f}, and --max-drop is {args.max_drop:g}",
+            hint="give --time-budget more, or quantize fewer layers with keep_float in a --scheme",
+        )
     return 0
 
 
@@ -257,145 +269,63 @@ def _write(quantized: Graph, output: Path, target: str) -> None:
         formats.save(quantized, output)
 
 
-@dataclass(frozen=True)
-class _Verdict:
-    """What came of it."""
+def _fallback(args: Namespace, graph: Graph, plan: Plan, ranges: Ranges, answers: _Answers, output: Path) -> Fallback:
+    """The layers that must stay float for the answers to stay within ``--max-drop``."""
+    scheme = plan.scheme
+    facts = ranges.provenance
+    state = output.with_name(f"{output.name}.{facts.graph[:6]}{facts.data[:6]}{facts.scheme[:4]}.fallback")
 
-    model: str
-    output: Path
-    plan: Plan
-    ranges: Ranges
-    census: Census
-    float_bytes: int = 0
-    engine: Engine | None = None
-    quality: Quality | None = None
-    judged_on: str = ""
-    speed: Comparison | None = None
-    milliseconds: tuple[float, float] | None = None
-    unmeasured: str = ""
+    def measured(layers: frozenset[str]) -> Loss:
+        fewer = annotate(graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(layers))))
+        with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
+            file = Path(folder) / f"tried{output.suffix}"
+            _write(convert(graph, fewer, ranges), file, scheme.target)
+            quality = _quality(file, graph, scheme.target, answers)[0]
+        agreement, divergence = quality.agreement, quality.divergence
+        return Loss(1 - agreement.value if agreement else 1.0, inf if divergence is None else divergence)
 
-    @property
-    def num_bytes(self) -> int:
-        return self.output.stat().st_size
-
-    @property
-    def threads(self) -> str:
-        return ADVICE[self.plan.scheme.target].format(cores=_cores())
-
-    @property
-    def next_step(self) -> tuple[str, str]:
-        """Why it is not faster, and the one command to run next; empty where it is."""
-        if self.speed is None or self.speed.low > 1:
-            return "", ""
-        target = self.plan.scheme.target
-        if target == "eightbit":
-            return (
-                "the classic ops run on reference kernels on x86, whatever their ranges",
-                f"quantkit quantize {self.model} -o fast.pb --target tensorflow --ranges RANGES.json",
-            )
-        if self.census.share < 0.5:
-            first = self.census.left_overs[0]
-            return (
-                f"most of the work is still float, above all {first.name} ({first.op}): {first.reason}",
-                f"quantkit summarize {self.model}",
-            )
-        engine = self.engine.name if self.engine else ENGINES[target]
-        return (
-            f"{self.census.conversions} conversions and the engine's overhead weigh more than the arithmetic saved",
-            f"quantkit benchmark {self.model} {self.output}@{engine} --sweep",
+    suspects = {remark.partition(":")[0] for remark in ranges.remarks}
+    likely = [unit.layer for unit in plan.units if suspects & {str(unit.output), str(unit.input)}]
+    with counting(args, "searching") as shown:
+        found = search(
+            [unit.layer for unit in plan.units],
+            measured,
+            max_drop=args.max_drop,
+            seconds=args.time_budget,
+            likely=likely,
+            state=state,
+            progress=lambda what, share: shown(round(1000 * share), 1000),
         )
-
-    def to_json(self) -> dict[str, Any]:
-        reason, command = self.next_step
-        return {
-            "model": self.model,
-            "output": str(self.output),
-            "target": self.plan.scheme.target,
-            "scheme": self.plan.scheme.to_json(),
-            "calibration": {
-                "pictures": self.ranges.provenance.count,
-                "data": self.ranges.provenance.data,
-                "remarks": list(self.ranges.remarks),
-            },
-            **self.census.to_json(),
-            "num_bytes": self.num_bytes,
-            "float_num_bytes": self.float_bytes,
-            "engine": None if self.engine is None else {"name": self.engine.name, "version": self.engine.version},
-            "quality": None if self.quality is None else {"on": self.judged_on, **self.quality.to_json()},
-            "speed_up": None if self.speed is None else self.speed.to_json(),
-            "milliseconds": None if self.milliseconds is None else list(self.milliseconds),
-            "not_measured": self.unmeasured or None,
-            "threads": self.threads,
-            "reason": reason or None,
-            "next_command": command or None,
-        }
-
-    def print(self, console: "Console") -> None:
-        for line in self.lines():
-            console.print(line, markup=False)
-
-    def lines(self) -> Iterator[str]:
-        counted, size = self.census, self.num_bytes
-        times = self.float_bytes / max(size, 1)
-        yield f"{self.output}: {_megabytes(size)}, {times:.1f} times smaller than in float"
-        yield ""
-        width = max(map(len, (*counted.table, "op")))
-        yield f"{'op':<{width}}  {EIGHT_BITS:>6}  {FLOAT:>6}"
-        for op, (coded, kept) in counted.table.items():
-            yield f"{op:<{width}}  {coded or '':>6}  {kept or '':>6}"
-        yield ""
-        yield f"{100 * counted.share:.1f} % of the multiply-adds are 8 bits; {counted.conversions} conversions are left"
-        for one in counted.left_overs[:SHOWN]:
-            cost = f", {one.multiply_adds / 1e6:.1f} million multiply-adds" if one.multiply_adds else ""
-            yield f"  float: {one.name} ({one.op}{cost}): {one.reason}"
-        if len(counted.left_overs) > SHOWN:
-            yield f"  float: {len(counted.left_overs) - SHOWN} more (--save-plan lists them)"
-        for remark in self.ranges.remarks:
-            yield f"  careful: {remark}"
-        yield from self._quality_lines()
-        yield from self._speed_lines()
-
-    def _quality_lines(self) -> Iterator[str]:
-        quality = self.quality
-        if quality is not None and quality.agreement is not None and quality.divergence is not None:
-            yield f"agreement with float {quality.agreement}, KL {quality.divergence:.4f}, on {self.judged_on}"
-            if quality.not_finite:
-                yield f"  {quality.not_finite} answers hold NaN or infinity: quantkit compare names the layer"
-
-    def _speed_lines(self) -> Iterator[str]:
-        if self.speed is not None and self.milliseconds is not None:
-            before, after = self.milliseconds
-            yield f"in {self.engine}: {self.speed.verdict}, {before:.1f} -> {after:.1f} ms"
-        elif self.unmeasured:
-            yield f"speed not measured: {self.unmeasured}"
-        yield f"threads: {self.threads}"
-        reason, command = self.next_step
-        if reason:
-            yield f"not faster: {reason}"
-            yield f"next: {command}"
+    if found.is_complete:
+        state.unlink(missing_ok=True)
+    return found
 
 
-def _compared(
-    args: Namespace, model: Model, graph: Graph, quantized: Graph, answers: _Answers, verdict: _Verdict
-) -> _Verdict:
-    """Answers beside those of the float graph, in the engine that the target is for."""
-    target = verdict.plan.scheme.target
-    options = _threads(target)
-    judged = f"{len(answers.feeds)} calibration pictures"
-    with open_session(verdict.output, ENGINES[target], options) as session:
-        verdict = replace(verdict, engine=session.runtime)
-        if args.held_out:
-            answers = _held_out(args, model, graph)
-            judged = f"{len(answers.feeds)} pictures of {args.held_out}"
-        if not answers.feeds or len(session.outputs) != 1:
-            return verdict
-        tally = Tally()
+def _quality(file: Path, graph: Graph, target: str, answers: _Answers) -> tuple[Quality, Engine]:
+    """Answers of a written graph beside those of the float graph, in the engine that the target is for."""
+    tally = Tally()
+    with open_session(_runnable(file, graph, target), ENGINES[target], _threads(target)) as session:
         result = session.outputs[0].name
         for feeds, wanted in zip(answers.feeds, answers.outputs, strict=True):
-            rows = len(wanted)
-            found = session.run(feeds)[result]
-            tally.add(found.reshape(rows, -1), (), wanted.reshape(rows, -1))
-    return replace(verdict, quality=tally.quality, judged_on=judged)
+            tally.add(session.run(feeds)[result].reshape(len(wanted), -1), (), wanted.reshape(len(wanted), -1))
+        return tally.quality, session.runtime
+
+
+def _runnable(file: Path, graph: Graph, target: str) -> Graph | Path:
+    """What the engine opens; a frozen graph's file does not keep its ends."""
+    return file if target in ("onnx", "litert") else formats.load(file, graph.inputs, graph.outputs)
+
+
+def _compared(args: Namespace, model: Model, graph: Graph, answers: _Answers, verdict: Verdict) -> Verdict:
+    """How near the answers are to those of the float graph."""
+    judged = f"{len(answers.feeds)} calibration pictures"
+    if args.held_out:
+        answers = _held_out(args, model, graph)
+        judged = f"{len(answers.feeds)} pictures of {args.held_out}"
+    if not answers.feeds or len(graph.outputs) != 1:
+        return verdict
+    quality, engine = _quality(verdict.output, graph, verdict.plan.scheme.target, answers)
+    return replace(verdict, quality=quality, engine=engine, judged_on=judged)
 
 
 def _held_out(args: Namespace, model: Model, graph: Graph) -> _Answers:
@@ -409,7 +339,7 @@ def _held_out(args: Namespace, model: Model, graph: Graph) -> _Answers:
     return answers
 
 
-def _timed(args: Namespace, graph: Graph, verdict: _Verdict) -> _Verdict:
+def _timed(args: Namespace, graph: Graph, verdict: Verdict) -> Verdict:
     """The speed-up over the float graph in the same engine, each with the threads that suit it."""
     if not args.runs:
         return replace(verdict, unmeasured="--runs is 0")
@@ -431,24 +361,16 @@ def _timed(args: Namespace, graph: Graph, verdict: _Verdict) -> _Verdict:
     if not isinstance(speed, Comparison):
         return replace(verdict, unmeasured=speed.message if speed else "nothing to compare with")
     before, after = (one.summary.median * 1e3 for one in made.measurements)
-    return replace(verdict, speed=speed, milliseconds=(before, after))
+    context = made.measurements[1].context
+    return replace(verdict, speed=speed, milliseconds=(before, after), engine=Engine(context.runtime, context.version))
 
 
 def _threads(target: str) -> SessionOptions:
-    return SessionOptions(intra_op=1, inter_op=_cores()) if target == "tensorflow" else SessionOptions()
-
-
-def _cores() -> int:
-    machine = this_machine()
-    return min(machine.physical_cores or machine.logical_cores, len(machine.affinity) or machine.logical_cores)
+    return SessionOptions(intra_op=1, inter_op=cores()) if target == "tensorflow" else SessionOptions()
 
 
 def _num_bytes(graph: Graph) -> int:
     return sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant)
-
-
-def _megabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:.1f} MB" if num_bytes > 1e5 else f"{num_bytes} bytes"
 
 
 def _names(text: str | None) -> list[str] | None:
@@ -465,3 +387,16 @@ def _whole(text: str) -> int:
     if not text.isdecimal():
         raise ArgumentTypeError(f"{text!r} is not a whole number from 0")
     return int(text)
+
+
+def _share(text: str) -> float:
+    if not re.fullmatch(r"0?\.\d+|0|1", text):
+        raise ArgumentTypeError(f"{text!r} is not a part of one such as 0.01")
+    return float(text)
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not found or float(found[1]) == 0:
+        raise ArgumentTypeError(f"{text!r} is not a time such as 90s or 10m")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]

@@ -138,7 +138,7 @@ class Scheme:
     share_pool_ranges: bool = False
     split_units: bool = False
     quantize_outputs: bool = False
-    bias_correction: bool = False
+    bias_correction: bool = True
     equalize: bool = False
 
     def __post_init__(self) -> None:
@@ -239,7 +239,12 @@ class Scheme:
 TARGETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "onnx": {},
-        "tensorflow": {"activations": UNSIGNED, "signed_activations": SIGNED, "share_pool_ranges": True},
+        "tensorflow": {
+            "activations": UNSIGNED,
+            "signed_activations": SIGNED,
+            "share_pool_ranges": True,
+            "observer": "entropy",
+        },
         "eightbit": {"weights": AFFINE, "share_pool_ranges": True, "split_units": True},
         "litert": {
             "activations": Spec(DType.QINT8, symmetric=False),

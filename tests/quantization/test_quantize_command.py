@@ -101,7 +101,7 @@ def test_the_classic_ops_are_told_to_be_slow(tmp_path: Path) -> None:
     comparison = import_module("quantkit.bench.comparison").Comparison(0.2, 0.19, 0.21, True)
     plan = Plan(Scheme.for_target("eightbit"), {}, {}, (), (), (), {}, ())
     counted = import_module("quantkit.quantization.verdict").Census({}, 0, (), 1, 0, 1)
-    verdict = command._Verdict("digits", tmp_path / "d.pb", plan, Ranges({}), counted, speed=comparison)
+    verdict = command.Verdict("digits", tmp_path / "d.pb", plan, Ranges({}), counted, speed=comparison)
     reason, command_line = verdict.next_step
     assert "reference kernels" in reason
     assert "--target tensorflow" in command_line
@@ -112,3 +112,26 @@ def test_the_written_graph_loads(tmp_path: Path, pictures: Path) -> None:
     words = ["-o", str(output), "--calibration", str(pictures), "--runs", "0", "-q", "--runtime", "reference"]
     assert main(["quantize", "digits", *words]) == 0
     assert load(output).op_counts["QuantizeLinear"] > 20
+
+
+@pytest.mark.engine
+def test_layers_stay_float_until_the_drop_is_small(
+    tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = import_module("quantkit.cli.quantize")
+    wanted = "conv/Conv2D"
+
+    def quality(file: Path, *rest: Any) -> Any:
+        graph = load(file)
+        (first,) = [node for node in graph.nodes.values() if node.op == "Conv" and node.name.split("/")[0] == "conv"]
+        is_right = graph[first.inputs[1].node].op != "DequantizeLinear"
+        share = import_module("quantkit.evaluation").Share
+        return import_module("quantkit.evaluation").Quality(10, None, None, share(10 if is_right else 4, 10), 0.1), None
+
+    monkeypatch.setattr(command, "_quality", quality)
+    output = tmp_path / "d.onnx"
+    words = ["-o", str(output), "--calibration", str(pictures), "--runs", "0", "--max-drop", "0.05"]
+    document = quantized(words, capsys)
+    assert document["fallback"]["keep_float"] == [wanted]
+    assert document["ops"]["Conv2D"] == {"8 bits": 19, "float": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["d.onnx"]

@@ -1,0 +1,169 @@
+"""What ``quantkit quantize`` says when it is done: precision, left-overs, size, answers, speed, and what to do next."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantkit.bench.comparison import Comparison
+from quantkit.bench.machine import this_machine
+from quantkit.evaluation import Quality
+from quantkit.quantization import Plan, Ranges
+from quantkit.quantization.fallback import Fallback
+from quantkit.quantization.verdict import EIGHT_BITS, FLOAT, Census
+from quantkit.runtimes.session import Engine
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ADVICE = {
+    "onnx": "OpenVINO and ONNX Runtime choose their threads well by themselves",
+    "tensorflow": "run it with intra-op 1 and inter-op as many as there are cores: --intra-op 1 --inter-op {cores}",
+    "eightbit": "threads hardly matter: each op runs on one",
+    "litert": "as many threads as there are cores: --intra-op {cores}",
+}
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of it."""
+
+    model: str
+    output: Path
+    plan: Plan
+    ranges: Ranges
+    census: Census
+    float_bytes: int = 0
+    engine: Engine | None = None
+    quality: Quality | None = None
+    judged_on: str = ""
+    speed: Comparison | None = None
+    milliseconds: tuple[float, float] | None = None
+    unmeasured: str = ""
+    fallback: Fallback | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.output.stat().st_size
+
+    @property
+    def threads(self) -> str:
+        return ADVICE[self.plan.scheme.target].format(cores=cores())
+
+    @property
+    def next_step(self) -> tuple[str, str]:
+        """Why it is not faster, and the one command to run next; empty where it is."""
+        if self.speed is None or self.speed.low > 1:
+            return "", ""
+        target = self.plan.scheme.target
+        if target == "eightbit":
+            return (
+                "the classic ops run on reference kernels on x86, whatever their ranges",
+                f"quantkit quantize {self.model} -o fast.pb --target tensorflow --ranges RANGES.json",
+            )
+        if self.census.share < 0.5:
+            first = self.census.left_overs[0]
+            return (
+                f"most of the work is still float, above all {first.name} ({first.op}): {first.reason}",
+                f"quantkit summarize {self.model}",
+            )
+        engine = self.engine.name if self.engine else self.plan.scheme.target
+        return (
+            f"{self.census.conversions} conversions and the engine's overhead weigh more than the arithmetic saved",
+            f"quantkit benchmark {self.model}@{engine} {self.output}@{engine} --runs 300",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        reason, command = self.next_step
+        return {
+            "model": self.model,
+            "output": str(self.output),
+            "target": self.plan.scheme.target,
+            "scheme": self.plan.scheme.to_json(),
+            "calibration": {
+                "pictures": self.ranges.provenance.count,
+                "data": self.ranges.provenance.data,
+                "remarks": list(self.ranges.remarks),
+            },
+            **self.census.to_json(),
+            "num_bytes": self.num_bytes,
+            "float_num_bytes": self.float_bytes,
+            "engine": None if self.engine is None else {"name": self.engine.name, "version": self.engine.version},
+            "quality": None if self.quality is None else {"on": self.judged_on, **self.quality.to_json()},
+            "speed_up": None if self.speed is None else self.speed.to_json(),
+            "milliseconds": None if self.milliseconds is None else list(self.milliseconds),
+            "not_measured": self.unmeasured or None,
+            "threads": self.threads,
+            "fallback": None if self.fallback is None else self.fallback.to_json(),
+            "reason": reason or None,
+            "next_command": command or None,
+        }
+
+    def print(self, console: "Console") -> None:
+        for line in self.lines():
+            console.print(line, markup=False)
+
+    def lines(self) -> Iterator[str]:
+        counted, size = self.census, self.num_bytes
+        times = self.float_bytes / max(size, 1)
+        yield f"{self.output}: {_megabytes(size)}, {times:.1f} times smaller than in float"
+        yield ""
+        width = max(map(len, (*counted.table, "op")))
+        yield f"{'op':<{width}}  {EIGHT_BITS:>6}  {FLOAT:>6}"
+        for op, (coded, kept) in counted.table.items():
+            yield f"{op:<{width}}  {coded or '':>6}  {kept or '':>6}"
+        yield ""
+        yield f"{100 * counted.share:.1f} % of the multiply-adds are 8 bits; {counted.conversions} conversions are left"
+        for one in counted.left_overs[:SHOWN]:
+            cost = f", {one.multiply_adds / 1e6:.1f} million multiply-adds" if one.multiply_adds else ""
+            yield f"  float: {one.name} ({one.op}{cost}): {one.reason}"
+        if len(counted.left_overs) > SHOWN:
+            yield f"  float: {len(counted.left_overs) - SHOWN} more (--save-plan lists them)"
+        for remark in self.ranges.remarks:
+            yield f"  careful: {remark}"
+        if self.fallback is not None:
+            yield from _fallback_lines(self.fallback)
+        yield from self._quality_lines()
+        yield from self._speed_lines()
+
+    def _quality_lines(self) -> Iterator[str]:
+        quality = self.quality
+        if quality is not None and quality.agreement is not None and quality.divergence is not None:
+            yield f"agreement with float {quality.agreement}, KL {quality.divergence:.4f}, on {self.judged_on}"
+            if quality.not_finite:
+                yield f"  {quality.not_finite} answers hold NaN or infinity: quantkit compare names the layer"
+
+    def _speed_lines(self) -> Iterator[str]:
+        if self.speed is not None and self.milliseconds is not None:
+            before, after = self.milliseconds
+            yield f"in {self.engine}: {self.speed.verdict}, {before:.1f} -> {after:.1f} ms"
+        elif self.unmeasured:
+            yield f"speed not measured: {self.unmeasured}"
+        yield f"threads: {self.threads}"
+        reason, command = self.next_step
+        if reason:
+            yield f"not faster: {reason}"
+            yield f"next: {command}"
+
+
+def _fallback_lines(found: Fallback) -> Iterator[str]:
+    """What each layer that stays float bought."""
+    yield f"drop {found.baseline.drop:.4f} with everything in 8 bits, {found.quality.drop:.4f} as written"
+    for row in found.rows:
+        if row.is_float:
+            bought = row.bought or row.gain
+            gain = f" buys {bought.drop:.4f} of the drop and {bought.divergence:.4f} of the KL" if bought else ""
+            yield f"  float: {row.unit}{gain}"
+    if not found.is_complete:
+        yield "  the time was over before the search was: the same command goes on, with more --time-budget"
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    machine = this_machine()
+    return min(machine.physical_cores or machine.logical_cores, len(machine.affinity) or machine.logical_cores)
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes > 1e5 else f"{num_bytes} bytes"
