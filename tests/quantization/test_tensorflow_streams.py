@@ -50,7 +50,7 @@ def stem() -> Graph:
                 "padding": b"VALID",
                 "T": DType.FLOAT,
             }
-            nodes.append(Node("pool", "MaxPool", (Edge("two"),), attrs=pool))
+            nodes.append(Node("pool", "MaxPool", (Edge("two"),), attrs={**pool, "T": DType.FLOAT}))
         read, channels = "pool" if name != "one" else "one", 8
     nodes += [constant("axis", np.int32(3))]
     joined: dict[str, Attr] = {"N": 2, "T": DType.FLOAT, "Tidx": DType.INT32}
