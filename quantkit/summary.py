@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from quantkit.ir.graph import Graph, Node
@@ -101,8 +102,9 @@ def summarize(graph: Graph, *, name: str = "MODEL") -> Summary:
     Raises:
         GraphError: the graph is not well formed.
     """
-    shapes = infer_shapes(_with_batch_one(graph))
-    counted = [multiply_adds(node, shapes) for node in graph.nodes.values()]
+    shapes = infer_shapes(graph)
+    of_one = infer_shapes(_with_batch_one(graph))
+    counted = [multiply_adds(node, of_one) for node in graph.nodes.values()]
     known = [count for count in counted if count is not None]
     constants = [value for node in graph.nodes.values() if isinstance(value := node.attrs.get("value"), Tensor)]
     return Summary(
@@ -141,7 +143,7 @@ def _end_text(end: End) -> str:
 
 
 def _next_step(graph: Graph, name: str) -> str:
-    counts = graph.op_counts
+    counts, name = graph.op_counts, quote(name)
     if CLASSIC_EIGHT_BIT & counts.keys():
         return f"quantkit benchmark {name}: classic 8-bit ops run on slow kernels on x86; compare with the float graph"
     norms = sum(counts.get(op, 0) for op in BATCH_NORMS)

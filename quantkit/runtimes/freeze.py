@@ -3,6 +3,7 @@
 TensorFlow's own loaders read them, in inference mode; nothing of a model file is executed (Keras' safe mode stays on).
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from quantkit.runtimes.tensorflow import RUNTIME, module, quiet
 def freeze_file(path: Path, *, signature: str = "serving_default") -> Graph:
     """The frozen graph of a SavedModel folder or a Keras file.
 
+    Args:
+        path: the folder or file.
+        signature: which one of a SavedModel; where it has a single one, that is taken whatever its name.
+
     Raises:
         InputError: TensorFlow can not read it, or it has no such signature.
         UnavailableError: TensorFlow is not installed.
@@ -24,10 +29,8 @@ def freeze_file(path: Path, *, signature: str = "serving_default") -> Graph:
         with quiet():
             if not path.is_dir():
                 return freeze_object(tf.keras.models.load_model(path, compile=False, safe_mode=True))
-            signatures = tf.saved_model.load(str(path)).signatures
-            if signature not in signatures:
-                raise InputError(f"{path} has no signature {signature!r}", hint=f"it has {', '.join(signatures)}")
-            return _freeze(signatures[signature])
+            loaded = tf.saved_model.load(str(path))  # owns the variables: a signature alone would lose them
+            return _freeze(_signature(loaded.signatures, signature, path))
     except (ValueError, OSError, TypeError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"{path} can not be read by TensorFlow: {reason}") from None
@@ -54,6 +57,18 @@ def freeze_object(model: Any) -> Graph:
     raise InputError(
         f"a {type(model).__name__} is no model that quantkit reads",
         hint="give a file, a GraphDef, a Keras model or a tf.function with an input signature",
+    )
+
+
+def _signature(signatures: Mapping[str, Any], name: str, path: Path) -> Any:
+    """The signature of that name, or the only one."""
+    if name in signatures:
+        return signatures[name]
+    if len(signatures) == 1:
+        return next(iter(signatures.values()))
+    raise InputError(
+        f"{path} has no signature {name!r}, but {', '.join(sorted(signatures)) or 'none at all'}",
+        hint=f"export it with one signature, or with one that is called {name!r}",
     )
 
 
