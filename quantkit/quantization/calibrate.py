@@ -5,7 +5,8 @@ memory holds two pictures' tensors and a histogram for each edge, however many p
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import blake2b
@@ -49,7 +50,7 @@ def memory_bound(graph: Graph, plan: Plan, *, at_once: int = 1) -> int:
     weights = sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant)
     sizes = {edge: prod(size or at_once for size in shape.dims or ()) * 4 for edge, shape in shapes.items()}
     flowing = sum(size for edge, size in sizes.items() if not graph[edge.node].is_constant)
-    observed = sum(sizes.get(edge, 0) for edge in plan.edges)
+    observed = sum(sizes.get(edge, 0) for edge in {*plan.edges, *plan.averaged})
     return 4 * weights + flowing + 3 * observed + len(plan.edges) * BINS * 16
 
 
@@ -61,7 +62,7 @@ def open_observed(graph: Graph, plan: Plan, runtime: str = AUTO, options: Sessio
         GraphError: the engine refuses the graph.
     """
     fed = set(graph.inputs)
-    wanted = dict.fromkeys(edge for edge in (*graph.outputs, *plan.edges) if edge not in fed)
+    wanted = dict.fromkeys(edge for edge in (*graph.outputs, *plan.edges, *plan.averaged) if edge not in fed)
     return open_session(graph.with_ends(None, wanted), runtime, options)
 
 
@@ -91,7 +92,7 @@ def collect(
     """Choose a range for every edge that a plan quantizes.
 
     Args:
-        session: of the float graph, whose outputs hold `Plan.edges`: `open_observed` opens it.
+        session: of the float graph, whose outputs hold `Plan.edges` and `Plan.averaged`: `open_observed` opens it.
         plan: which edges, and how ranges are chosen.
         batches: arrays of examples (n, ...) for the only input, or arrays by input name.
         at_once: examples that run together.
@@ -175,7 +176,7 @@ class _Observation:
             shared = next((self.observers[one] for one in plan.group_of(edge) if one in self.observers), None)
             self.observers[edge] = shared or make_observer(plan.scheme, plan.activations[edge])
         self.guard = _Guard(plan)
-        self.means = _Means(plan) if plan.scheme.bias_correction else None
+        self.means = _Means() if plan.averaged else None
         self._given = {info.name for info in session.outputs}
         self._data = blake2b(digest_size=8)
         self._resumed_data = ""
@@ -203,13 +204,17 @@ class _Observation:
         self.resumed_count, self._resumed_data = count, data_digest
 
     def observe(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-        for edge, observer in self.observers.items():
+        def values(edge: Edge) -> Array:
             name = str(edge)
-            values = outputs[name] if name in self._given else feeds[name]
-            observer.observe(values)
-            self.guard.look(edge, values)
+            return outputs[name] if name in self._given else feeds[name]
+
+        for edge, observer in self.observers.items():
+            before = observer.num_nan, observer.num_infinite
+            observer.observe(values(edge))
+            self.guard.look(edge, values(edge), observer.num_nan - before[0], observer.num_infinite - before[1])
+        for edge in self.plan.averaged:
             if self.means is not None:
-                self.means.add(edge, values)
+                self.means.add(edge, values(edge))
         self._note(feeds)
 
     def _note(self, feeds: Mapping[str, Array]) -> None:
@@ -234,13 +239,15 @@ class _Guard:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.reach: dict[Edge, Array] = {}
-        self.extremes: dict[Edge, Range] = {}
-        self._looked: dict[Edge, int] = {}
+        self.num_nan: Counter[Edge] = Counter()
+        self.num_infinite: Counter[Edge] = Counter()
+        self._looked: Counter[Edge] = Counter()
 
-    def look(self, edge: Edge, values: Array) -> None:
-        count = self._looked.get(edge, 0)
-        self._looked[edge] = count + 1
-        if count >= GUARDED or values.ndim < 2 or not values.size:
+    def look(self, edge: Edge, values: Array, num_nan: int, num_infinite: int) -> None:
+        self.num_nan[edge] += num_nan
+        self.num_infinite[edge] += num_infinite
+        self._looked[edge] += 1
+        if self._looked[edge] > GUARDED or values.ndim < 2 or not values.size:
             return
         flat = values.reshape(-1, values.shape[-1])
         with np.errstate(invalid="ignore"):
@@ -248,43 +255,47 @@ class _Guard:
         self.reach[edge] = np.maximum(self.reach.get(edge, 0), reach)
 
     def remarks(self, observers: Mapping[Edge, Observer]) -> tuple[str, ...]:
-        """Sentences, the first affected layer first; of NaN and infinity only the first layer is told."""
-        found: list[str] = []
-        seen: set[int] = set()
-        is_broken = False
-        for edge, observer in observers.items():
-            bad = observer.num_nan + observer.num_infinite
-            if bad and not is_broken:
-                what = "NaN" if observer.num_nan else "infinity"
-                found.append(f"{edge}: {what} in {bad} values; it is the first layer with any")
-                is_broken = True
-            if id(observer) not in seen and not bad and observer.range().is_dead:
-                found.append(f"{edge}: always {observer.range().low:g}, so its range is dead")
-            seen.add(id(observer))
-            found.extend(self._dwarfed(edge))
+        """Sentences; of what spreads from layer to layer only the first layer is told, and how many follow."""
+        broken = [edge for edge in observers if self.num_nan[edge] + self.num_infinite[edge]]
+        dwarfed = [text for edge in observers if (text := self._dwarfed(edge))]
+        found = [f"{broken[0]}: {self._odd(broken[0])}{_followers(broken)}"] if broken else []
+        found += [f"{dwarfed[0]}{_followers(dwarfed)}"] if dwarfed else []
+        for edge in observers:
+            reach = self.reach.get(edge)
+            if edge not in broken and reach is not None and not reach.any():
+                found.append(f"{edge}: always 0, so its range is dead")
+            elif edge not in broken and observers[edge].range().is_dead:
+                found.append(f"{edge}: always {observers[edge].range().low:g}, so its range is dead")
         return tuple(found)
 
-    def _dwarfed(self, edge: Edge) -> Iterator[str]:
+    def _odd(self, edge: Edge) -> str:
+        nan, infinite = self.num_nan[edge], self.num_infinite[edge]
+        return f"NaN in {nan} values" if nan else f"infinity in {infinite} values"
+
+    def _dwarfed(self, edge: Edge) -> str:
         reach = self.reach.get(edge)
         alive = reach[np.isfinite(reach) & (reach > 0)] if reach is not None else np.zeros(0)
-        if reach is None or alive.size < 3:
-            return
-        channel, middle = int(np.nanargmax(reach)), float(np.median(alive))
-        if np.isfinite(reach[channel]) and reach[channel] >= DWARFING * middle:
-            times = reach[channel] / middle
-            yield f"{edge}: channel {channel} reaches {times:.0f} times as far as the middle one and takes its codes"
+        if reach is None or alive.size < 3 or not np.isfinite(reach).all():
+            return ""
+        channel, times = int(reach.argmax()), float(reach.max() / np.median(alive))
+        if times < DWARFING:
+            return ""
+        return f"{edge}: channel {channel} reaches {times:.0f} times as far as the middle one and takes its codes"
+
+
+def _followers(affected: Sequence[object]) -> str:
+    return f"; {len(affected) - 1} layers behind it, too" if len(affected) > 1 else ""
 
 
 class _Means:
-    """The mean of each channel of the edges that units read, over a sample of positions."""
+    """The mean of each channel, over a sample of positions."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self) -> None:
         self.sums: dict[Edge, Array] = {}
         self.rows: dict[Edge, int] = {}
-        self._wanted = {unit.input for unit in plan.units}
 
     def add(self, edge: Edge, values: Array) -> None:
-        if edge not in self._wanted or values.ndim < 2:
+        if values.ndim < 2:
             return
         rows = values.reshape(-1, values.shape[-1])
         # Neighbours are alike: a few hundred positions, others for each picture, say as much as all.

@@ -44,6 +44,7 @@ _REASONS = {
         ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),
         "it is not folded into its layer: run fold_batch_norms first",
     ),
+    "BiasAdd": "the layer it belongs to is float",
     "CheckNumerics": "it only watches: remove_nodes(op=CheckNumerics) takes it out",
 }
 
@@ -113,7 +114,7 @@ class Plan:
         units: in execution order.
         carried: nodes that work on codes and pass their range on, in execution order.
         kept_float: the other nodes, and why.
-        edges: the edges to observe, in execution order: of each group those that its other edges follow from.
+        edges: the edges whose range is observed, in execution order: of each group those that the others follow from.
     """
 
     scheme: Scheme
@@ -129,6 +130,11 @@ class Plan:
     def unit_of(self) -> Mapping[str, Unit]:
         """The unit of each of its nodes."""
         return {name: unit for unit in self.units for name in unit.nodes}
+
+    @property
+    def averaged(self) -> tuple[Edge, ...]:
+        """The edges whose channels' means bias correction needs: what units read."""
+        return tuple(dict.fromkeys(unit.input for unit in self.units)) if self.scheme.bias_correction else ()
 
     def group_of(self, edge: Edge) -> frozenset[Edge]:
         """The edges that share the range of an edge, itself included."""
@@ -448,14 +454,21 @@ class _Annotation:
     def _shares_range(self, node: Node) -> bool:
         if node.op in CONCATS:
             return self.scheme.share_concat_ranges
-        return self.scheme.share_pool_ranges if node.op in AVERAGES else True
+        if node.op in AVERAGES:
+            return self.scheme.share_pool_ranges and not self._is_clamped(Edge(node.name))
+        return node.op not in ACTIVATIONS or self._is_clamped(node.inputs[0])
+
+    def _is_clamped(self, edge: Edge) -> bool:
+        """Whether only an activation reads an edge: codes that end where the activation does cut it off themselves."""
+        found = self._sole_reader(edge)
+        return found is not None and found[0].op in ACTIVATIONS
 
     def _specs(self, activations: list[Edge], groups: tuple[frozenset[Edge], ...]) -> dict[Edge, Spec]:
         signed = self.scheme.signed_activations
         if signed is None:
             return dict.fromkeys(activations, self.scheme.activations)
         shared = {edge: group for group in groups for edge in group}
-        positive = self._non_negative()
+        positive = self._non_negative() | set(filter(self._is_clamped, activations))
         return {
             edge: self.scheme.activations if shared.get(edge, {edge}) <= positive else signed for edge in activations
         }
@@ -472,13 +485,15 @@ class _Annotation:
     def _observed(
         self, activations: list[Edge], groups: tuple[frozenset[Edge], ...], carried: Mapping[str, tuple[Edge, ...]]
     ) -> tuple[Edge, ...]:
-        """All but what a carried node copies from edges that are observed: it adds nothing to their range."""
+        """All but what a carried node copies from edges that are observed, and what an activation cuts off."""
         shared = {edge: group for group in groups for edge in group}
-        followers = {
-            Edge(name) for name, reads in carried.items() if shared.get(Edge(name), frozenset()).issuperset(reads)
-        }
-        # Bias correction asks for the mean of what each unit reads, whoever made it.
-        return tuple(edge for edge in activations if self.scheme.bias_correction or edge not in followers)
+        left_out = set()
+        for name, reads in carried.items():
+            if self.graph[name].op not in ACTIVATIONS:
+                left_out |= {Edge(name)} if shared.get(Edge(name), frozenset()).issuperset(reads) else set()
+            elif self._is_clamped(reads[0]):
+                left_out.add(reads[0])
+        return tuple(edge for edge in activations if edge not in left_out)
 
     # Constants and the rest
 

@@ -97,7 +97,7 @@ def test_a_damaged_state_is_not_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "remark"),
     [
-        ("b = Const[6]()", "b = Const([nan, 0, 0, 0, 0, 0.0])", "r: NaN in 20 values; it is the first layer"),
+        ("b = Const[6]()", "b = Const([nan, 0, 0, 0, 0, 0.0])", "r: NaN in 20 values"),
         ("b = Const[6]()", "b = Const([-99, -99, -99, -99, -99, -99.0])", "r: always 0, so its range is dead"),
         ("b = Const[6]()", "b = Const([0, 0, 9000, 0, 0, 0.0])", "r: channel 2 reaches"),
     ],

@@ -55,13 +55,24 @@ def test_everything_a_concat_joins_shares_a_range() -> None:
     body = "a = conv(x)\nr = Relu(a)\np = MaxPool(r, ksize=[1, 3, 3, 1], strides=[1, 1, 1, 1], padding=SAME)\n"
     body += "axis = Const[int32](3)\nc = ConcatV2(r, p, x, axis)\nw2 = Const[1x1x12x4]()\n"
     body += "y = Conv2D(c, w2, strides=[1, 1, 1, 1], padding=SAME)"
-    plan = annotate(graph_of(body), Scheme(bias_correction=False))
+    plan = annotate(graph_of(body))
     assert plan.groups == (frozenset({Edge("x"), Edge("r"), Edge("p"), Edge("c")}),)
     assert plan.edges == (Edge("x"), Edge("r")), "the pool and the concat add nothing"
     assert plan.carried == ("p", "c")
-    assert Edge("c") in annotate(graph_of(body)).edges, "bias correction asks for its mean"
+    assert annotate(graph_of(body)).averaged == (Edge("x"), Edge("c")), "bias correction asks for their means"
     apart = annotate(graph_of(body), Scheme(share_concat_ranges=False))
     assert apart.groups == (frozenset({Edge("r"), Edge("p")}),)
+
+
+def test_what_only_an_activation_reads_ends_where_it_does() -> None:
+    body = (
+        "a = conv(x)\np = AvgPool(a, ksize=[1, 3, 3, 1], strides=[1, 1, 1, 1], padding=SAME)\nr = Relu(p)\ny = conv(r)"
+    )
+    for target in ("onnx", "tensorflow"):
+        plan = annotate(graph_of(body), Scheme.for_target(target))
+        assert plan.groups == (frozenset({Edge("p"), Edge("r")}),), "the pool's input keeps its negative numbers"
+        assert plan.edges == (Edge("x"), Edge("a"), Edge("r"))
+    assert str(plan.activations[Edge("p")]) == "quint8 symmetric"
 
 
 def test_signs_decide_the_form_of_scale_only_codes() -> None:
