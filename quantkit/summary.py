@@ -76,7 +76,7 @@ class Summary:
 
     def __str__(self) -> str:
         adds = (
-            "unknown (a shape is not static)"
+            "unknown (a shape is not static, or there are loops or calls)"
             if self.multiply_adds is None
             else f"{self.multiply_adds / 1e6:,.1f} million"
         )

@@ -22,3 +22,9 @@ def test_an_open_batch_is_shown_open_and_counted_as_one() -> None:
 
 def test_the_next_command_can_be_pasted() -> None:
     assert "quantkit transform 'my model.pb' -o OUT.pb" in str(summarize(layer(1), name="my model.pb"))
+
+
+def test_what_a_loop_multiplies_is_not_known() -> None:
+    graph = layer(1)
+    loop = Node("loop", "StatelessWhile", (Edge("y"),))
+    assert summarize(Graph.of([*graph.nodes.values(), loop], ["x"], ["loop"])).multiply_adds is None

@@ -50,8 +50,10 @@ def multiply_adds(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
     """Multiplications followed by an addition that a convolution or matrix product does; 0 for other ops.
 
     Returns:
-        The count, or None where a shape is unknown.
+        The count, or None where a shape is unknown, or the op runs other graphs (loops, branches, calls).
     """
+    if node.op.endswith(("While", "If", "Case", "PartitionedCall")):
+        return None
     kind = node.op.removeprefix("Quantized")
     if not kind.startswith(("Conv2D", "DepthwiseConv2dNative", "DepthwiseConv2D", "MatMul", "BatchMatMul")):
         return 0

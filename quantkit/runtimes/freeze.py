@@ -66,10 +66,8 @@ def _signature(signatures: Mapping[str, Any], name: str, path: Path) -> Any:
         return signatures[name]
     if len(signatures) == 1:
         return next(iter(signatures.values()))
-    raise InputError(
-        f"{path} has no signature {name!r}, but {', '.join(sorted(signatures)) or 'none at all'}",
-        hint=f"export it with one signature, or with one that is called {name!r}",
-    )
+    others = f"no signature {name!r}, but {', '.join(sorted(signatures))}" if signatures else "no signatures"
+    raise InputError(f"{path} has {others}", hint=f"export it with one signature, or with one that is called {name!r}")
 
 
 def _freeze(function: Any) -> Graph:

@@ -76,7 +76,7 @@ def test_a_model_in_memory_is_the_same(model: Any) -> None:
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [(("one",), ""), (("serving_default", "b"), ""), (("a", "b"), "but a, b"), ((), "but none at all")],
+    [(("one",), ""), (("serving_default", "b"), ""), (("a", "b"), "but a, b"), ((), "has no signatures")],
 )
 def test_the_signature_is_the_default_or_the_only_one(names: tuple[str, ...], message: str, tmp_path: Path) -> None:
     tf = tensorflow.module()
