@@ -382,6 +382,8 @@ class _Annotation:
                 self.reasons[node.name] = "it computes in a way that codes can not follow"
             elif Edge(node.name) not in wanted:
                 self.reasons[node.name] = "nothing that reads it computes in 8 bits"
+            elif node.op in AVERAGES and self.scheme.float_global_pools and self._is_global(node):
+                self.reasons[node.name] = "averaging all positions is little work, and codes cut off what it gains"
             elif node.op in ACTIVATIONS and not self._may_be_coded(reads[0], inside):
                 self.reasons[node.name] = "what it reads is float"
             else:
@@ -405,6 +407,10 @@ class _Annotation:
         if node.op == "Mean" and not self._is_spatial_mean(node):
             return ()
         return node.inputs[:1]
+
+    def _is_global(self, node: Node) -> bool:
+        dims = self.shapes[Edge(node.name)].dims if Edge(node.name) in self.shapes else None
+        return node.op == "Mean" or (dims is not None and dims[1:3] == (1, 1))
 
     def _is_spatial_mean(self, node: Node) -> bool:
         axes = self.graph.constant_of(node.inputs[1])

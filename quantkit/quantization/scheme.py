@@ -122,6 +122,8 @@ class Scheme:
         keep_float: node names, or op names, that stay float.
         share_concat_ranges: whether all that a concatenation joins has one range, so that joining only copies.
         share_pool_ranges: whether an average pool's result has the range of what it reads.
+        float_global_pools: whether averages over all positions are computed in float: they are little work, and
+            kernels that average codes cut off what averaging gains.
         split_units: whether a layer, its bias and its activation are ops of their own, with codes between them.
         quantize_outputs: whether what leaves a layer is codes even where only float ops read it.
         bias_correction: whether the mean error of each layer's output is taken out through its bias.
@@ -136,6 +138,7 @@ class Scheme:
     keep_float: tuple[str, ...] = ()
     share_concat_ranges: bool = True
     share_pool_ranges: bool = False
+    float_global_pools: bool = False
     split_units: bool = False
     quantize_outputs: bool = False
     bias_correction: bool = True
@@ -243,7 +246,7 @@ TARGETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "activations": UNSIGNED,
             "signed_activations": SIGNED,
             "share_pool_ranges": True,
-            "observer": "entropy",
+            "float_global_pools": True,
         },
         "eightbit": {"weights": AFFINE, "share_pool_ranges": True, "split_units": True},
         "litert": {
@@ -255,6 +258,7 @@ TARGETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 _SWITCHES = (
     "share_concat_ranges",
     "share_pool_ranges",
+    "float_global_pools",
     "split_units",
     "quantize_outputs",
     "bias_correction",

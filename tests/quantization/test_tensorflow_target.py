@@ -237,7 +237,7 @@ def observed(graph: Graph, plan: Plan) -> Ranges:
 
 
 def quantized(graph: Graph, **scheme: Any) -> tuple[Plan, Ranges, Graph]:
-    plan = annotate(graph, Scheme.for_target("tensorflow", **scheme))
+    plan = annotate(graph, Scheme.for_target("tensorflow", **{"float_global_pools": False, **scheme}))
     ranges = observed(graph, plan)
     return plan, ranges, convert(graph, plan, ranges)
 

@@ -140,6 +140,8 @@ def _unit_errors(
     graph: Graph, plan: Plan, codes: Mapping[Edge, Grid], numbers: Mapping[Edge, Array]
 ) -> Iterator[UnitError]:
     units = [unit for unit in plan.units if unit.output in codes and all(edge in numbers for edge in unit.reads)]
+    if not units:
+        return
     alone, feeds = _separated(graph, units, numbers)
     with RUNTIME.open(alone) as session:
         found = session.run(feeds)
