@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check clean
 
 demo: $(STAMP)
 	@PATH="$(abspath $(BIN)):$$PATH" sh assets/demo.sh
