@@ -56,9 +56,9 @@ ENGINES = {"onnx": "openvino", "tensorflow": "tensorflow", "eightbit": "tensorfl
 ENDINGS = {"onnx": (".onnx",), "tensorflow": (".pb", ".pbtxt"), "eightbit": (".pb", ".pbtxt"), "litert": (".tflite",)}
 PICTURES = 100
 # Enough to tell twice as fast from as fast; quantkit benchmark measures more closely.
-RUNS, WARMUP = 16, 3
+RUNS, WARMUP = 12, 2
 # Pictures that the verdict runs again are kept, up to here.
-KEPT_BYTES = 160 << 20
+KEPT_BYTES = 64 << 20
 
 
 def add_arguments(parser: ArgumentParser) -> None:
