@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
 
-from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import Shape
 from quantkit.ops.inference import infer_shapes, multiply_adds
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
@@ -78,7 +79,7 @@ def census(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> Census
         quantized: what it became.
     """
     kept = {**plan.kept_float, **_refused(graph, plan, ranges)}
-    shapes = infer_shapes(graph)
+    shapes = infer_shapes(_of_one_example(graph))
     table: dict[str, tuple[int, int]] = {}
     coded_adds = 0
     for name in (*plan.unit_of, *plan.carried, *plan.kept_float):
@@ -95,6 +96,18 @@ def census(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> Census
         sum(one.multiply_adds or 0 for one in left),
         sum(unit.layer not in kept for unit in plan.units),
     )
+
+
+def _of_one_example(graph: Graph) -> Graph:
+    """The graph with 1 where its inputs leave a size open."""
+
+    def closed(node: Node) -> Node:
+        shape = node.attrs.get("shape")
+        if node.name not in graph.input_names or not isinstance(shape, Shape) or shape.dims is None:
+            return node
+        return node.with_attrs(shape=Shape(tuple(size or 1 for size in shape.dims)))
+
+    return graph.with_nodes(map(closed, graph.nodes.values()))
 
 
 def _refused(graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
