@@ -7,6 +7,7 @@ module of the command that is called is imported.
 import errno
 import importlib
 import os
+import re
 import sys
 import traceback
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
@@ -38,9 +39,13 @@ class Parser(ArgumentParser):
     """Reports a wrong command line the way all errors are reported."""
 
     def error(self, message: str) -> NoReturn:
-        flags = [flag for action in self._actions for flag in action.option_strings]
-        words = message.removeprefix("unrecognized arguments: ").split()
-        near = did_you_mean(words[0].split("=")[0], flags) if message.startswith("unrecognized") else ""
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
+            near = did_you_mean(choice[1], re.findall(r"'(.*?)'", choice[2]))
+        elif message.startswith("unrecognized"):
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            near = did_you_mean(message.removeprefix("unrecognized arguments: ").split()[0].split("=")[0], flags)
+        else:
+            near = ""
         raise UsageError(message, hint=near or f"{self.prog} --help lists the flags")
 
 

@@ -92,6 +92,10 @@ class Evaluation:
         lines += [f"  {name:<12} {share}" for name, share in shares if share is not None]
         if quality.divergence is not None:
             lines.append(f"  {'KL':<12} {quality.divergence:.3g}")
+        if quality.top1 is None and quality.agreement is None:
+            lines.append(
+                "  nothing tells what is right: put the pictures in a folder for each class, or give --reference"
+            )
         lines.append(f"  {'speed':<12} {self.pictures_per_second:.1f} pictures per second")
         if self.reference:
             lines.append(f"  {'reference':<12} {self.reference} in {self.reference_runtime}")

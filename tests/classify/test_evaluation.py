@@ -68,6 +68,8 @@ def test_folders_of_classes_and_lists(tmp_path: Path) -> None:
     found = evaluate("digits", tmp_path / "list.txt", runtime="reference")
     assert (found.quality.top1, found.unknown_labels) == (Share(3, 3), 1)
     assert "none of the model's classes" in str(found)
+    assert "nothing tells what is right" not in str(found)
+    assert "nothing tells what is right" in str(evaluate("digits", ASSETS, runtime="reference"))
     (tmp_path / "only").mkdir()
     (tmp_path / "only" / "broken.png").write_bytes(b"no picture")
     with pytest.raises(InputError, match="none of 1 pictures"):

@@ -93,6 +93,8 @@ def test_examples_parse(name: str) -> None:
         (["transform", "G", "-o", "O", "--transforms", "fold_constants", "--inputs", "xx"], 2, "input 'xx'", ""),
         (["transform", "G", "-o", "no/O.pb", "--transforms", "fold_constants"], 2, "no is not a folder", "create it"),
         (["summarize"], 2, "no model is named", ""),
+        (["models", "lst"], 2, "invalid choice: 'lst'", "did you mean 'list'"),
+        (["quantize", "G", "-o", "O", "--target", "onx"], 2, "invalid choice: 'onx'", "did you mean 'onnx'"),
         (["transforms", "show", "fold_batchnorms"], 2, "not recognized", "fold_batch_norms"),
         (["classify", "--model", "digits", "missing.png"], 3, "missing.png", ""),
     ],
