@@ -404,7 +404,8 @@ KINDS = st.sampled_from(
 @st.composite
 def networks(draw: st.DrawFn) -> Graph:
     """Networks of 1x8x8x4 tensors."""
-    nodes = [constant("w", random(3, 3, 4, 4)), constant("b", random(4)), constant("axis", 0)]
+    nodes = [constant("w", random(3, 3, 4, 4)), constant("b", random(4))]
+    nodes += [constant("axis", 3), constant("narrow", random(1, 1, 8, 4))]
     tensors = ["x"]
     for number in range(draw(st.integers(1, 12))):
         name, kind = f"n{number}", draw(KINDS)
@@ -415,7 +416,7 @@ def networks(draw: st.DrawFn) -> Graph:
             nodes.append(op(name, kind, draw(source), draw(source)))
         elif kind == "Concat":
             nodes.append(op(f"{name}/join", kind, "axis", draw(source), draw(source), N=2))
-            nodes.append(op(name, "MaxPool", f"{name}/join", ksize=(1, 1, 1, 1), strides=(1, 1, 1, 1), padding=b"SAME"))
+            nodes.append(op(name, "Conv2D", f"{name}/join", "narrow", **CONV))
         else:
             second = {"Conv2D": ["w"], "BiasAdd": ["b"]}.get(kind, [])
             attrs = {"Conv2D": CONV, "MaxPool": {**POOL, "strides": (1, 1, 1, 1), "padding": b"SAME"}}.get(kind, {})
