@@ -1,6 +1,8 @@
 """OpenVINO: its own, ONNX and LiteRT files, ONNX graphs, and TensorFlow graphs that are converted to ONNX."""
 
+import importlib
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from quantkit.runtimes.session import (
     require,
 )
 
+REPORTS = "openvino_telemetry"
 # A precision as the hint wants it, and as a device lists it among its capabilities.
 _PRECISIONS = {"float32": ("f32", "FP32"), "bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16")}
 _DTYPES = {
@@ -61,8 +64,7 @@ class OpenVino:
             GraphError: OpenVINO refuses the graph.
         """
         require(self.available())
-        import openvino
-
+        openvino = _module()
         core = openvino.Core()
         device = _device(core, openvino.__version__, gpu_index(options.device))
         config = _config(core, device, options)
@@ -86,6 +88,19 @@ class OpenVino:
 
 
 RUNTIME = OpenVino()
+
+
+def _module() -> Any:
+    """OpenVINO without its usage reports: importing it writes to the home folder and calls the network otherwise."""
+    is_imported = "openvino" in sys.modules or REPORTS in sys.modules
+    if not is_imported:
+        # OpenVINO works without this package, and None makes Python say that it is not installed.
+        sys.modules[REPORTS] = None  # type: ignore[assignment]
+    try:
+        return importlib.import_module("openvino")
+    finally:
+        if not is_imported:
+            del sys.modules[REPORTS]
 
 
 def _device(core: Any, version: str, gpu: int | None) -> str:

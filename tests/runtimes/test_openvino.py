@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -73,3 +76,18 @@ def test_explanations_are_one_line(text: str, is_file: bool, kind: type[Exceptio
     assert type(error) is kind
     assert error.message == message
     assert error.hint
+
+
+def test_opening_sends_no_usage_reports(product: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    script = (
+        "import sys; from pathlib import Path; from quantkit.runtimes import open_session\n"
+        "with open_session(Path(sys.argv[1]), 'openvino'): pass\n"
+        "print([name for name in sys.modules if name.startswith('openvino_telemetry')])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "CI"} | {"HOME": str(home)}
+    words = [sys.executable, "-c", script, str(product)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert not list(home.iterdir())
