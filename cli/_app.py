@@ -12,6 +12,7 @@ import sys
 import traceback
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the value is the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may have letters that the terminal lacks
     try:
         code = _run([word for word in words if word != "--debug"])
         sys.stdout.flush()

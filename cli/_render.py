@@ -22,7 +22,8 @@ def emit(args: Namespace, schema: str, document: dict[str, Any], text: "Callable
         text: prints the same for people.
     """
     if args.json:
-        json.dump({"schema": schema, **document}, sys.stdout, indent=2, ensure_ascii=False)
+        is_unicode = "utf" in (sys.stdout.encoding or "").lower()
+        json.dump({"schema": schema, **document}, sys.stdout, indent=2, ensure_ascii=not is_unicode)
         print()
     else:
         text(console())

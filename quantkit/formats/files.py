@@ -185,6 +185,7 @@ def check_target(path: Path, graph: Graph | None = None) -> None:
 
     Raises:
         UsageError: the folder does not exist, the path is a folder, or the ending is that of another format.
+        InputError: the folder may not be written to.
     """
     if not path.absolute().parent.is_dir():
         raise UsageError(
@@ -192,6 +193,9 @@ def check_target(path: Path, graph: Graph | None = None) -> None:
         )
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint="name a file in it")
+    target = path.resolve()
+    if (target.is_file() or not target.exists()) and not os.access(target.parent, os.W_OK):
+        raise InputError(f"{path} can not be written: permission denied", hint="choose another folder")
     # An ending that names no format is free for TensorFlow graphs, as it was in the classic tool.
     kind = ENDINGS.get(path.suffix.lower(), "graphdef").removesuffix("_text")
     if graph is not None and kind != ("onnx" if graph.dialect == onnx.DIALECT else "graphdef"):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib import import_module
 from importlib.metadata import entry_points
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -272,3 +273,23 @@ def test_what_can_not_be_written_is_refused_before_any_work(
     for out in (graph_file.parent, graph_file.parent / "no" / "out.pb", graph_file.parent / "out.onnx"):
         assert main(["transform", str(graph_file), "-o", str(out), "--recipe", "deploy"]) == 2
         assert "Applying" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "\\xfc\\udcff"), ("utf-8", "ü\\udcff")])
+def test_letters_that_the_terminal_lacks_are_escaped(
+    encoding: str, shown: str, graph_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = graph_file.with_name("ü\udcff.pb")  # a byte that is no UTF-8
+    try:
+        path.write_bytes(graph_file.read_bytes())
+    except (OSError, UnicodeError):
+        pytest.skip("this file system takes no such name")
+    for flag in ([], ["--json"]):
+        bare = BytesIO()
+        monkeypatch.setattr(sys, "stdout", TextIOWrapper(bare, encoding=encoding, write_through=True))
+        assert main(["summarize", str(path), *flag]) == 0
+        text = bare.getvalue().decode(encoding)
+        if flag:
+            assert json.loads(text)["model"] == str(path)
+        else:
+            assert f"{shown}.pb" in text

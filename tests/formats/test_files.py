@@ -124,6 +124,13 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+def test_a_folder_that_may_not_be_written_to_is_told_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files.os, "access", lambda folder, mode: False)
+    with pytest.raises(InputError, match=r"g\.pb can not be written: permission denied"):
+        files.check_target(tmp_path / "g.pb")
+    files.check_target(Path("/dev/null"))
+
+
 def test_a_missing_folder_is_the_command_lines_fault(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a folder"):
         save(GRAPH, tmp_path / "nowhere" / "g.pb")
