@@ -78,15 +78,27 @@ def run(args: Namespace) -> int:
         classifier, card = _classifier(args, model, session)
         _remarks(args, found, model, classifier, card)
         answers = classifier.classify(found.paths)
-        done = list(answers) if args.json else []
+        done: list[Prediction | Refused] = []
+        stopped = _all_of(answers, done) if args.json else None
         emit(
             args,
             "quantkit.classify/1",
             _document(model, classifier, found, done, opened_seconds),
             lambda console: done.extend(_print(console, answers, model, session, opened_seconds)),
         )
+    if stopped:
+        raise stopped
     _raise_refused([one for one in done if isinstance(one, Refused)], len(done))
     return 0
+
+
+def _all_of(answers: Iterator[Prediction | Refused], done: list[Prediction | Refused]) -> KeyboardInterrupt | None:
+    """Collect the answers; Ctrl-C ends that, and those that are there are kept."""
+    try:
+        done.extend(answers)
+    except KeyboardInterrupt as stopped:
+        return stopped
+    return None
 
 
 def _pictures(args: Namespace) -> Found:

@@ -240,9 +240,11 @@ def _remarks(benchmark: Benchmark) -> list[str]:
             hint = f" (hint: {row.outcome.hint})" if row.outcome.hint else ""
             lines.append(f"not measured: {row.label} in {row.runtime}: {row.outcome.reason}{hint}")
             continue
-        where = f"{row.label} in {row.outcome.context.runtime}"
+        context = row.outcome.context
+        threads = threads_text(context)
+        where = f"{row.label} in {context.runtime}" + (f" with threads {threads}" if threads != "default" else "")
         lines.extend(f"unstable: {where}: {warning}" for warning in row.outcome.summary.warnings)
-        lines.extend(f"{where}: auto passed over {skipped}" for skipped in row.outcome.context.passed_over)
+        lines.extend(f"{where}: auto passed over {skipped}" for skipped in context.passed_over)
         if isinstance(comparison, UsageError):
             lines.append(f"not compared: {where}: {comparison.message}")
     return [*lines, *benchmark.notes]

@@ -42,6 +42,8 @@ def test_unstable_rows_say_why() -> None:
     text = str(shaky)
     assert text.splitlines()[1].endswith("unstable")
     assert "unstable: a.pb in reference: first call 10.0x slower" in text
+    shaky = Benchmark((Row("a.pb", "auto", measured([0.1, *FAST], intra_op=1, inter_op=2)),))
+    assert "unstable: a.pb in reference with threads 1,2: first call" in str(shaky)
 
 
 def test_what_can_not_be_compared_has_no_ratio_but_a_reason() -> None:

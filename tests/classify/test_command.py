@@ -1,13 +1,15 @@
 """``quantkit classify``, through the console entry point."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+
+from quantkit.classify.classifier import Classifier, Prediction, Refused
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "inception_v3"
@@ -225,3 +227,20 @@ def test_the_other_releases_labels_are_refused(
     code, error = refusal(main, capsys, *words)
     assert code == 3
     assert "every answer would be wrong" in error
+
+
+def test_ctrl_c_keeps_the_answers_that_are_there(
+    main: Main, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Classifier.classify
+
+    def interrupted(self: Classifier, paths: Sequence[Path]) -> Iterator[Prediction | Refused]:
+        yield from whole(self, paths[:2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Classifier, "classify", interrupted)
+    words = ["classify", *map(str, DIGITS), "--model", "digits", "--runtime", "reference"]
+    assert main([*words, "--json"]) == 130
+    assert [one["path"] for one in json.loads(capsys.readouterr().out)["pictures"]] == [str(one) for one in DIGITS[:2]]
+    assert main(words) == 130
+    assert str(DIGITS[1]) in capsys.readouterr().out
