@@ -4,9 +4,11 @@ What disturbs the machine for a second then disturbs all of them, and cancels in
 Each candidate has a process of its own; only one of the processes runs at a time.
 """
 
+import os
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -123,12 +125,13 @@ class _Turn:
             self.process.close()
             self.process = None
 
-    def prepare(self, schedule: Schedule, timeout: float) -> None:
-        """Open the model and warm it up."""
-        opened = self.ask(self.candidate.to_request(schedule.seed), timeout)
-        if opened is not None:
-            self.opened = opened
-            self.warm = self.ask({"do": "warm_up", "calls": schedule.warmup}, timeout) or {}
+    def open(self, schedule: Schedule, timeout: float) -> None:
+        """Load the engine and the model."""
+        self.opened = self.ask(self.candidate.to_request(schedule.seed), timeout) or {}
+
+    def warm_up(self, schedule: Schedule, timeout: float) -> None:
+        """Call it until the times stand still."""
+        self.warm = self.ask({"do": "warm_up", "calls": schedule.warmup}, timeout) or {}
 
     def sizes(self, schedule: Schedule) -> list[int]:
         """Calls in each round."""
@@ -205,13 +208,26 @@ class _Lineup:
         }
 
     def open(self, workers: ExitStack) -> None:
-        """Start a worker for each, one after the other: what is opened must not disturb what warms up."""
-        for index, turn in enumerate(self._turns):
-            timeout = self._timeout()
+        """Open all, as many at once as there are processors; then warm up one after the other, undisturbed."""
+        timeout = self._timeout()
+        for turn in self._turns:
             settings = turn.candidate.settings
-            self._progress(f"opening {turn.candidate.label} in {settings.runtime}", index / len(self._turns) / 2)
             turn.process = workers.enter_context(WorkerProcess(settings.environment, settings.cpus))
-            turn.prepare(self._schedule, timeout)
+        pool = ThreadPoolExecutor(os.cpu_count())
+        opening = [pool.submit(turn.open, self._schedule, timeout) for turn in self._turns]
+        try:
+            for index, (turn, opened) in enumerate(zip(self._turns, opening, strict=True)):
+                where = f"{turn.candidate.label} in {turn.candidate.settings.runtime}"
+                self._progress(f"opening {where}", index / len(self._turns) / 4)
+                opened.result()
+        finally:
+            # After an interruption, threads end with the workers they wait for, which `workers` ends.
+            pool.shutdown(wait=False, cancel_futures=True)
+        for index, turn in enumerate(self._turns):
+            if turn.failure is None:
+                where = f"{turn.candidate.label} in {turn.candidate.settings.runtime}"
+                self._progress(f"warming up {where}", (1 + index / len(self._turns)) / 4)
+                turn.warm_up(self._schedule, self._timeout())
 
     def run(self) -> None:
         """All rounds."""

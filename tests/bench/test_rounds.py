@@ -87,7 +87,7 @@ def test_every_candidate_runs_once_in_every_round(fake: type[FakeWorker], tiny_m
 def test_all_are_warm_before_any_is_measured(fake: type[FakeWorker], tiny_model: Path) -> None:
     measure(candidates(tiny_model, {}, {}), SHORT)
     words = [do for _, do in fake.asked]
-    assert words[:4] == ["open", "warm_up", "open", "warm_up"]
+    assert words[:4] == ["open", "open", "warm_up", "warm_up"]
     assert set(words[4:]) == {"run"}
 
 
@@ -95,7 +95,7 @@ def test_equal_seeds_give_equal_orders(fake: type[FakeWorker], tiny_model: Path)
     def order(seed: int) -> list[tuple[int, str]]:
         fake.asked, fake.number = [], 0
         measure(candidates(tiny_model, {}, {}, {}), replace(SHORT, seed=seed))
-        return fake.asked
+        return [turn for turn in fake.asked if turn[1] == "run"]
 
     assert order(1) == order(1)
     assert order(1) != order(2)
@@ -139,8 +139,8 @@ def test_a_candidate_that_dies_is_a_row_and_others_go_on(fake: type[FakeWorker],
 def test_the_time_budget_keeps_what_was_finished(
     fake: type[FakeWorker], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Read once for the deadline, then before each opening and each turn: the seventh reading is too late.
-    readings = iter([0.0, *[1.0] * 6, 99.0])
+    # Read for the deadline, before the openings, each warm-up and each turn: the ninth reading is too late.
+    readings = iter([0.0, *[1.0] * 7, 99.0])
     monkeypatch.setattr(rounds, "monotonic", lambda: next(readings))
     benchmark = measure(candidates(tiny_model, {}, {}), replace(SHORT, time_budget=50.0))
     assert not benchmark.is_complete
