@@ -5,21 +5,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from quantkit import formats
-from quantkit.bench.candidate import split_runtime
 from quantkit.classify.choices import Flags, choose_ends, choose_preprocessing, matching_card
 from quantkit.classify.evaluation import Preparation, prepared_samples
 from quantkit.data import Data, find_data
 from quantkit.errors import CheckError, InputError, UnavailableError, UsageError
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
-from quantkit.loading import MEANINGLESS, Model, load_model
+from quantkit.loading import MEANINGLESS, Model
 from quantkit.quantization.compare import FLOOR, SAMPLES, SHOWN, Comparison, Feeder, Feeds, Interrupted, compare
 from quantkit.runtimes.session import SessionOptions, TensorInfo
 from quantkit.structure import EQUAL, first_difference
 from quantkit.zoo import list_cards
 
 from ._app import INTERRUPTED
-from ._render import counting, emit, log, progress
+from ._loading import model_and_runtime
+from ._render import counting, emit, log
 
 EXAMPLES = (
     "quantkit compare graph.pb small.pb --data pictures/ --limit 20",
@@ -56,7 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Compare, print, check."""
-    (first, engine), (second, other_engine) = (_model(args, word) for word in (args.first, args.second))
+    (first, engine), (second, other_engine) = (model_and_runtime(args, word) for word in (args.first, args.second))
     if args.structure:
         return _structure(args, _graph(args, first, raw=True), _graph(args, second, raw=True))
     for model in (first, second):
@@ -88,19 +88,6 @@ def run(args: Namespace) -> int:
     _deliver(args, found)
     _check(args, found)
     return 0
-
-
-def _model(args: Namespace, word: str) -> tuple[Model, str]:
-    """The model of ``MODEL`` or ``MODEL@RUNTIME``, and its engine."""
-    name, runtime = split_runtime(word)
-    with progress(args) as bar:
-        task = bar.add_task(f"fetching {name}", total=None, visible=False)
-        model = load_model(
-            name if not Path(name).expanduser().exists() else Path(name).expanduser(),
-            offline=args.offline,
-            progress=lambda done, total: bar.update(task, completed=done, total=total, visible=True),
-        )
-    return model, runtime or args.runtime
 
 
 def _graph(args: Namespace, model: Model, *, raw: bool = False) -> Graph:

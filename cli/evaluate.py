@@ -1,17 +1,16 @@
 """``quantkit evaluate``: how right a model is, and how near to its reference."""
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from pathlib import Path
 
-from quantkit.bench.candidate import split_runtime
 from quantkit.classify.choices import Flags
 from quantkit.classify.evaluation import BATCH, Evaluation, Interrupted, evaluate
 from quantkit.errors import CheckError
-from quantkit.loading import MEANINGLESS, Model, load_model
+from quantkit.loading import MEANINGLESS
 from quantkit.runtimes.session import SessionOptions
 
 from ._app import INTERRUPTED
-from ._render import counting, emit, log, progress
+from ._loading import model_and_runtime
+from ._render import counting, emit, log
 
 EXAMPLES = (
     "quantkit evaluate digits --data assets/digits_heldout.npz",
@@ -51,8 +50,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Evaluate, print, check."""
-    model, runtime = _model(args, args.model)
-    reference, reference_runtime = _model(args, args.reference) if args.reference else (None, args.runtime)
+    model, runtime = model_and_runtime(args, args.model)
+    reference, reference_runtime = model_and_runtime(args, args.reference) if args.reference else (None, args.runtime)
     for one in (model, reference):
         if one is not None and one.has_random_weights:
             log(args, f"{one.name}: {MEANINGLESS}")
@@ -79,19 +78,6 @@ def run(args: Namespace) -> int:
     _deliver(args, found)
     _check(args, found)
     return 0
-
-
-def _model(args: Namespace, word: str) -> tuple[Model, str]:
-    """The model of ``MODEL`` or ``MODEL@RUNTIME``, and its engine."""
-    name, runtime = split_runtime(word)
-    with progress(args) as bar:
-        task = bar.add_task(f"fetching {name}", total=None, visible=False)
-        model = load_model(
-            name if not Path(name).expanduser().exists() else Path(name).expanduser(),
-            offline=args.offline,
-            progress=lambda done, total: bar.update(task, completed=done, total=total, visible=True),
-        )
-    return model, runtime or args.runtime
 
 
 def _deliver(args: Namespace, found: Evaluation) -> None:

@@ -3,9 +3,10 @@
 from argparse import ArgumentParser, Namespace
 
 from quantkit.errors import UsageError
-from quantkit.loading import MEANINGLESS, load_model
+from quantkit.loading import MEANINGLESS
 from quantkit.summary import summarize
 
+from ._loading import named_model
 from ._render import emit
 
 EXAMPLES = ("quantkit summarize digits", "quantkit summarize graph.pb --json")
@@ -26,13 +27,9 @@ def run(args: Namespace) -> int:
     word = args.model or args.in_graph
     if not word:
         raise UsageError("no model is named", hint="quantkit summarize FILE.pb, or the name of a card")
-    model = load_model(
-        word,
-        inputs=args.inputs.split(",") if args.inputs else None,
-        outputs=args.outputs.split(",") if args.outputs else None,
-        random_weights=args.random_weights,
-        offline=args.offline,
-    )
+    inputs = args.inputs.split(",") if args.inputs else None
+    outputs = args.outputs.split(",") if args.outputs else None
+    model = named_model(args, word, inputs=inputs, outputs=outputs, random_weights=args.random_weights)
     if model.graph is None:
         raise UsageError(f"{word} is in an engine's own format", hint="quantkit benchmark can run it")
     summary = summarize(model.graph, name=word)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 from quantkit import formats
 from quantkit.errors import RecipeError, UsageError
 from quantkit.ir.graph import Graph
-from quantkit.loading import MEANINGLESS, Model, load_model
+from quantkit.loading import MEANINGLESS, Model
 from quantkit.recipe import Recipe, Record, Trace, parse
 from quantkit.recipe import run as run_recipe
 from quantkit.recipe.named import NAMED, find_recipe
 
+from ._loading import named_model
 from ._render import emit, log
 
 if TYPE_CHECKING:
@@ -65,13 +66,8 @@ def run(args: Namespace) -> int:
     source, target = _ends(args)
     as_text = True if _is_true(args.output_as_text) else None
     recipe = _recipe(args)
-    model = load_model(
-        source,
-        inputs=_names(args.inputs),
-        outputs=_names(args.outputs),
-        random_weights=args.random_weights,
-        offline=args.offline,
-    )
+    inputs, outputs = _names(args.inputs), _names(args.outputs)
+    model = named_model(args, source, inputs=inputs, outputs=outputs, random_weights=args.random_weights)
     if model.graph is None:
         raise UsageError(
             f"{source} is in an engine's own format, which transforms do not rewrite",

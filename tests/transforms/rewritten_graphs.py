@@ -1,11 +1,10 @@
 """What every exact rewrite promises, and pieces of the graphs that tests rewrite."""
 
-import sys
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import Any
 
 import numpy as np
+from work import check_work_is_linear
 
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Attr, Graph, Node
@@ -45,24 +44,10 @@ def check_promises(transform: Transform, graph: Graph, **options: Any) -> None:
 
 
 def work_grows_linearly(transform: Transform, graph: Callable[[int], Graph], small: int = 50, **options: Any) -> None:
-    """Eight times the nodes execute at most twelve times the lines; counted, so a busy machine does not matter."""
+    """Eight times the nodes take little more than eight times the work."""
 
-    def lines(count: int) -> int:
+    def work(count: int) -> Callable[[], object]:
         made = graph(count)
-        executed = 0
+        return lambda: transform(made, **options)
 
-        def trace(frame: FrameType, event: str, argument: Any) -> Any:
-            nonlocal executed
-            executed += event == "line"
-            return trace
-
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            transform(made, **options)
-        finally:
-            sys.settrace(before)
-        return executed
-
-    lines(20)
-    assert lines(8 * small) < 12 * lines(small)
+    check_work_is_linear(work, small)

@@ -1,0 +1,55 @@
+"""Models by the words of the command line, with a bar while one is fetched."""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+from quantkit.bench.candidate import split_runtime
+from quantkit.loading import Model, load_model
+
+from ._render import log, progress
+
+
+def named_model(
+    args: Namespace,
+    word: str,
+    *,
+    inputs: Iterable[str] | None = None,
+    outputs: Iterable[str] | None = None,
+    random_weights: bool = False,
+) -> Model:
+    """The model of a word: a file, a folder, or the name of a card.
+
+    Args:
+        args: of the command, which has ``--offline``.
+        word: as the user wrote it; ``~`` is expanded.
+        inputs, outputs: ends of the graph; None: as the file or its card says.
+        random_weights: take the card's architecture with random parameters.
+    """
+    path = Path(word).expanduser()
+    with ExitStack() as bars:
+
+        @cache
+        def bar() -> Callable[[int, int | None], None]:
+            """Made when the first bytes come: most models are there, and a bar takes a tenth of a second."""
+            log(args, f"fetching {word}")
+            shown = bars.enter_context(progress(args))
+            task = shown.add_task(word, total=None)
+            return lambda done, total: shown.update(task, completed=done, total=total)
+
+        return load_model(
+            path if path.exists() else word,
+            inputs=inputs,
+            outputs=outputs,
+            random_weights=random_weights,
+            offline=args.offline,
+            progress=lambda done, total: bar()(done, total),
+        )
+
+
+def model_and_runtime(args: Namespace, word: str) -> tuple[Model, str]:
+    """The model of ``MODEL`` or ``MODEL@RUNTIME``, and its engine, which is ``--runtime`` where it names none."""
+    name, runtime = split_runtime(word)
+    return named_model(args, name), runtime or args.runtime
