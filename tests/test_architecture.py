@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# From the bottom to the top (quantkit/README.md tells what each is); modules of one line do not import one another, unless one package holds both.
+# From the bottom to the top; quantkit/README.md tells what each is. Modules of one line do not import one another,
+# unless one package holds both.
 LAYERS = [
     {"quantkit.errors"},
     {"quantkit.ir"},

@@ -30,7 +30,7 @@ from quantkit.ir.tensor import Array, DType, Shape, Tensor
 MOST_WRITTEN = 16
 
 _NAME = re.compile(r"[A-Za-z0-9_.][\w./>\-]*")
-_WORD = re.compile(r"[A-Za-z_][\w./-]*")
+_WORD = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\(.)")
 _NUMBER = re.compile(r"-?(?:inf|nan|\d+(?:\.\d*)?(?:e[+-]?\d+)?)(?![\w.])")

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quantkit.errors import GraphError
@@ -130,6 +130,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 
 @given(graphs())
+@example(Graph.of([Node("a", "Op", attrs={"T": b"A\xb9"})]))
 def test_any_graph_is_read_as_it_was_written(graph: Graph) -> None:
     text = to_text(graph)
     assert to_text(from_text(text)) == text
