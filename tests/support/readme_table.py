@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,20 @@ def filled(text: str) -> str:
 def table(path: Path) -> str:
     """A Markdown table of committed measurements, and a line that names the machine."""
     document = json.loads(path.read_text())
-    return side_by_side(document, path) if document["schema"] == "quantkit.eight_bit/1" else benchmarked(document, path)
+    return _TABLES[document["schema"]](document, path)
+
+
+def whole_processes(document: dict[str, Any], path: Path) -> str:
+    """Wall time and peak memory of the classic command, whole process."""
+    lines = ["| recipe | wall time, whole process | peak memory |", "|---|---|---|"]
+    for row in document["rows"]:
+        seconds = statistics.median(run["seconds"] for run in row["runs"])
+        peak = max(run["peak_bytes"] for run in row["runs"])
+        lines.append(f"| {row['recipe']} | {seconds:.2f} s | {peak / document['file_bytes']:.1f} times the file |")
+    machine = Machine.from_json(document["machine"]).sentence
+    count, size = len(document["rows"][0]["runs"]), f"{document['file_bytes'] / 1e6:.1f} MB"
+    lines += ["", f"Medians of {count} runs on a file of {size}; {machine}."]
+    return "\n".join(lines) + "\n"
 
 
 def side_by_side(document: dict[str, Any], path: Path) -> str:
@@ -73,6 +87,12 @@ def benchmarked(document: dict[str, Any], path: Path) -> str:
     lines.append(f"Batch 1; {machine}. Raw samples: [`tests/bench/{path.name}`](tests/bench/{path.name}).")
     return "\n".join(lines) + "\n"
 
+
+_TABLES = {
+    "quantkit.benchmark/1": benchmarked,
+    "quantkit.eight_bit/1": side_by_side,
+    "quantkit.transform_process/1": whole_processes,
+}
 
 if __name__ == "__main__":
     readme = ROOT / "README.md"
