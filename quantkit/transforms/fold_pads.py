@@ -38,7 +38,7 @@ def fold_pads(graph: Graph) -> Outcome:
 
     Declines when what is padded with is not a constant zero, when batch or channels are padded, for average pools
     (they do not count their own padding, but would count those zeros), and for maximum pools, which ignore their
-    padding, unless what they read is never negative or the padding is the lowest number.
+    padding, unless what they read is never negative or the padding is the lowest number, and SAME adds as much.
     """
     if graph.op_counts.keys().isdisjoint(PADS):
         return Outcome(graph)
@@ -73,6 +73,8 @@ def _folded(shapes: Shapes, graph: Graph, root: Node) -> list[Node] | Skip | Non
     if root.op == "MaxPool" and ((own + widths).max(1) >= attribute(root, "ksize")).any():
         return Skip(f"{pad.name} is so wide that windows would see nothing else")
     same = _all_same(shapes, root, shapes.get(pad.inputs[0], UNKNOWN))
+    if root.op == "MaxPool" and not np.array_equal(own + widths, same):
+        return Skip(f"{pad.name} is not what SAME adds, and few engines know another padding of a MaxPool")
     return [_padding(root, own + widths, same).reading(0, pad.inputs[0])]
 
 
