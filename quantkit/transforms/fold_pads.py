@@ -73,7 +73,7 @@ def _folded(shapes: Shapes, graph: Graph, root: Node) -> list[Node] | Skip | Non
     if root.op == "MaxPool" and ((own + widths).max(1) >= attribute(root, "ksize")).any():
         return Skip(f"{pad.name} is so wide that windows would see nothing else")
     same = _all_same(shapes, root, shapes.get(pad.inputs[0], UNKNOWN))
-    if root.op == "MaxPool" and not np.array_equal(own + widths, same):
+    if root.op == "MaxPool" and (same is None or not np.array_equal(own + widths, same)):
         return Skip(f"{pad.name} is not what SAME adds, and few engines know another padding of a MaxPool")
     return [_padding(root, own + widths, same).reading(0, pad.inputs[0])]
 
