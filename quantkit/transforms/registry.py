@@ -9,14 +9,19 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints, overload
 
-from quantkit.errors import RecipeError, did_you_mean
+from quantkit.errors import GraphError, RecipeError, did_you_mean
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
 
+if TYPE_CHECKING:
+    from quantkit.transforms.classic import ClassicTransform
+
 REQUIRED = inspect.Parameter.empty
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+# What graphs may be written in, and what sentences call it.
+DIALECTS = {"tensorflow": "TensorFlow", "onnx": "ONNX"}
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ class Transform:
         options: by name, in the order of the signature.
         is_exact: whether the answers stay the same up to rounding of float32 arithmetic.
         services: parameters that the caller provides, not the recipe (``evaluate``).
+        dialects: which graphs it can rewrite.
     """
 
     name: str
@@ -94,6 +100,7 @@ class Transform:
     options: Mapping[str, Option]
     is_exact: bool
     services: frozenset[str]
+    dialects: tuple[str, ...] = ("tensorflow",)
 
     @property
     def doc(self) -> str:
@@ -103,7 +110,17 @@ class Transform:
         return self.outcome(graph, **options).graph
 
     def outcome(self, graph: Graph, **options: Any) -> Outcome:
-        """Apply it with options as Python values."""
+        """Apply it with options as Python values.
+
+        Raises:
+            GraphError: the graph is of a dialect that it does not know.
+        """
+        if graph.dialect not in self.dialects:
+            known, given = (DIALECTS.get(one, one) for one in (self.dialects[0], graph.dialect))
+            raise GraphError(
+                f"{self.name} rewrites graphs of {known}, and this is one of {given}",
+                hint=f"for these there are {', '.join(names_for(graph.dialect))}",
+            )
         made = self.function(graph, **options)
         return made if isinstance(made, Outcome) else Outcome(made)
 
@@ -148,25 +165,33 @@ REGISTRY: dict[str, Transform] = {}
 @overload
 def transform(function: Function, /) -> Transform: ...
 @overload
-def transform(*, exact: bool = True) -> Callable[[Function], Transform]: ...
 def transform(
-    function: Function | None = None, /, *, exact: bool = True
+    *, exact: bool = True, dialects: tuple[str, ...] = ("tensorflow",)
+) -> Callable[[Function], Transform]: ...
+def transform(
+    function: Function | None = None, /, *, exact: bool = True, dialects: tuple[str, ...] = ("tensorflow",)
 ) -> Transform | Callable[[Function], Transform]:
     """Register a function under its own name.
 
     Args:
         function: ``(graph, *, option=default, ...) -> Graph`` or ``-> Outcome``.
         exact: whether answers stay the same up to float32 rounding; ``--verify`` holds it to that.
+        dialects: which graphs it can rewrite: ``tensorflow``, ``onnx``; it is never given another.
 
     Raises:
         RecipeError: the name is taken, or a parameter can not be an option.
     """
     if function is None:
-        return lambda one: _registered(one, exact)
-    return _registered(function, exact)
+        return lambda one: _registered(one, exact, dialects)
+    return _registered(function, exact, dialects)
 
 
-def _registered(function: Function, exact: bool) -> Transform:
+def names_for(dialect: str) -> tuple[str, ...]:
+    """The transforms that can rewrite graphs of a dialect."""
+    return tuple(sorted(name for name, one in REGISTRY.items() if dialect in one.dialects))
+
+
+def _registered(function: Function, exact: bool, dialects: tuple[str, ...]) -> Transform:
     name = function.__name__
     options: dict[str, Option] = {}
     services: set[str] = set()
@@ -183,7 +208,7 @@ def _registered(function: Function, exact: bool) -> Transform:
             services.add(parameter.name)
         else:
             options[parameter.name] = Option(parameter.name, *kind, parameter.default)
-    made = Transform(name, function, options, exact, frozenset(services))
+    made = Transform(name, function, options, exact, frozenset(services), dialects)
     other = REGISTRY.setdefault(name, made)
     if other is not made and other.function.__module__ != function.__module__:
         raise RecipeError(
@@ -204,12 +229,25 @@ def _option_kind(hint: Any) -> tuple[type, bool] | None:
     return (hint, False) if hint in (int, float, bool, str) else None
 
 
-def find(name: str, known: Iterable[str] | None = None) -> Transform:
+@overload
+def find(name: str, known: Iterable[str] | None = None, *, classic: Literal[False] = False) -> Transform: ...
+@overload
+def find(name: str, known: Iterable[str] | None = None, *, classic: Literal[True]) -> "ClassicTransform": ...
+def find(name: str, known: Iterable[str] | None = None, *, classic: bool = False) -> "Transform | ClassicTransform":
     """The transform of a name.
+
+    Args:
+        name: as recipes write it.
+        known: what the hint may suggest; None: all.
+        classic: prefer the transform as the original tool had it.
 
     Raises:
         RecipeError: there is none; the hint names the nearest ones.
     """
+    if classic:
+        from quantkit.transforms.classic import find_classic
+
+        return find_classic(name)
     if name in REGISTRY:
         return REGISTRY[name]
     raise RecipeError(
