@@ -6,6 +6,8 @@ It may return an `Outcome` instead, to say what it changed and what it declined.
 """
 
 import inspect
+import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from quantkit.transforms.classic import ClassicTransform
 
 REQUIRED = inspect.Parameter.empty
+# The last section of a docstring: a recipe of one line, and the graph it is run on when somebody asks.
+EXAMPLE = re.compile(r"^Example:\n((?: {4}.*(?:\n|$)|\n)+)", re.MULTILINE)
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 # What graphs may be written in, and what sentences call it.
 DIALECTS = {"tensorflow": "TensorFlow", "onnx": "ONNX"}
@@ -104,7 +108,14 @@ class Transform:
 
     @property
     def doc(self) -> str:
-        return inspect.getdoc(self.function) or ""
+        """The docstring without its example."""
+        return EXAMPLE.sub("", inspect.getdoc(self.function) or "").strip()
+
+    @property
+    def example(self) -> str:
+        """A recipe in the first line and the text of a graph below it; nothing where the docstring has none."""
+        found = EXAMPLE.search(inspect.getdoc(self.function) or "")
+        return textwrap.dedent(found[1]).strip() if found else ""
 
     def __call__(self, graph: Graph, **options: Any) -> Graph:
         return self.outcome(graph, **options).graph
