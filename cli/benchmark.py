@@ -16,6 +16,7 @@ from quantkit.errors import CheckError, QuantkitError, UsageError
 from quantkit.formats.files import check_target, write_whole
 
 from ._app import INTERRUPTED
+from ._arguments import add_ends, add_offline, add_random_weights, add_threads, count, ratio, seconds, whole
 from ._render import console, emit, log
 
 EXAMPLES = (
@@ -30,7 +31,6 @@ VARIABLES = {
     "kmp_settings": "KMP_SETTINGS",
     "omp_num_threads": "OMP_NUM_THREADS",
 }
-SECONDS_IN = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -39,26 +39,24 @@ def add_arguments(parser: ArgumentParser) -> None:
         "models", nargs="+", metavar="MODEL", help="model file or name of a card; FILE@RUNTIME chooses its engine"
     )
     parser.add_argument("--runtime", default="auto", help="engine of models that name none: auto, or a name (auto)")
-    parser.add_argument("--inputs", type=_names, help="names of what is fed, separated by commas")
-    parser.add_argument("--outputs", type=_names, help="names of what is asked for, separated by commas")
-    parser.add_argument("--batch", type=_count, help="size of a first dimension that a model leaves open (1)")
-    parser.add_argument("--intra-op", type=_count, help="threads inside one operation (the engine's default)")
-    parser.add_argument("--inter-op", type=_count, help="operations side by side (the engine's default)")
+    add_ends(parser)
+    parser.add_argument("--batch", type=count, help="size of a first dimension that a model leaves open (1)")
+    add_threads(parser)
     parser.add_argument("--cpus", type=_numbers, default=(), help="processors to bind to, as 0,1 or 0-3 (all)")
     parser.add_argument("--device", default="cpu", help="cpu, gpu or gpu:N (cpu)")
     parser.add_argument("--kmp-affinity", help="set KMP_AFFINITY before the engine loads")
     parser.add_argument("--kmp-blocktime", help="set KMP_BLOCKTIME: milliseconds that idle OpenMP threads spin")
     parser.add_argument("--kmp-settings", help="set KMP_SETTINGS: with 1, OpenMP prints its settings")
     parser.add_argument("--omp-num-threads", help="set OMP_NUM_THREADS before the engine loads")
-    parser.add_argument("--runs", type=_count, help="timed calls of each model (about two seconds, at least 60)")
-    parser.add_argument("--warmup", type=_whole, help="calls before them (until the times stand still)")
+    parser.add_argument("--runs", type=count, help="timed calls of each model (about two seconds, at least 60)")
+    parser.add_argument("--warmup", type=whole, help="calls before them (until the times stand still)")
     parser.add_argument("--seed", type=int, default=0, help="of the data and of the order of the rounds (0)")
-    parser.add_argument("--time-budget", type=_seconds, default=600.0, help="for everything, as 90s or 10m (10m)")
+    parser.add_argument("--time-budget", type=seconds, default=600.0, help="for everything, as 90s or 10m (10m)")
     parser.add_argument("--log-placement", action="store_true", help="tell on which device operations ran")
     parser.add_argument("--save", type=Path, metavar="FILE.json", help="write everything, raw samples included")
-    parser.add_argument("--fail-below", type=_ratio, metavar="RATIO", help="exit 1 if a speed-up is below this")
-    parser.add_argument("--random-weights", action="store_true", help="architectures of cards, random parameters")
-    parser.add_argument("--offline", action="store_true", help="never fetch a model")
+    parser.add_argument("--fail-below", type=ratio, metavar="RATIO", help="exit 1 if a speed-up is below this")
+    add_random_weights(parser)
+    add_offline(parser)
 
 
 def run(args: Namespace) -> int:
@@ -177,10 +175,6 @@ def _exit_code(measured: Benchmark) -> int:
     return next((failure.exit_code for failure in measured.failures if failure.exit_code in (2, 3)), 0)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 def _numbers(text: str) -> tuple[int, ...]:
     """Numbers and ranges: ``0,2-3`` is 0, 2 and 3."""
     found: list[int] = []
@@ -190,28 +184,3 @@ def _numbers(text: str) -> tuple[int, ...]:
             raise ArgumentTypeError(f"{part!r} is not a processor's number, nor a range of them such as 0-3")
         found.extend(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
     return tuple(found)
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 0")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-
-
-def _ratio(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text):
-        raise ArgumentTypeError(f"{text!r} is not a ratio such as 1.5")
-    return float(text)
-
-
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not found or float(found[1]) == 0:
-        raise ArgumentTypeError(f"{text!r} is not a time such as 90s or 10m")
-    return float(found[1]) * SECONDS_IN[found[2]]

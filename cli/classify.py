@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from quantkit.classify.choices import (
-    Flags,
     choose_ends,
     choose_labels,
     choose_preprocessing,
@@ -19,12 +18,14 @@ from quantkit.classify.classifier import Classifier, Prediction, Refused
 from quantkit.classify.labels import Order, read_labels
 from quantkit.classify.pictures import Found, find_pictures
 from quantkit.errors import InputError, UnavailableError, UsageError
-from quantkit.loading import MEANINGLESS, Model, load_model
+from quantkit.loading import MEANINGLESS, Model
 from quantkit.runtimes import open_session
-from quantkit.runtimes.session import Session, SessionOptions
+from quantkit.runtimes.session import Session
 from quantkit.zoo import ModelCard, list_cards
 
-from ._render import emit, log, progress
+from ._arguments import add_offline, add_pictures_layers, add_random_weights, add_threads, count, flags, options
+from ._loading import named_model
+from ._render import emit, log
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,22 +45,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("pictures", nargs="*", metavar="PICTURE", help="JPEG, PNG, BMP, GIF or WebP file, or a folder")
     parser.add_argument("--model", help=f"model file, SavedModel folder, or name of a card ({DEFAULT_MODEL})")
     parser.add_argument("--runtime", default="auto", help="engine: auto takes the fastest that runs the model here")
-    parser.add_argument("--top", type=int, default=5, help="how many classes to show for each picture (5)")
-    parser.add_argument("--labels", help="what the numbers mean: a list, or a file of the 2015 pair (the model's own)")
+    parser.add_argument("--top", type=count, default=5, help="how many classes to show for each picture (5)")
     parser.add_argument("--image", action="append", default=[], help="a picture, as label_image has it")
     parser.add_argument("--graph", help="the same as --model, as label_image has it")
-    parser.add_argument("--input-layer", help="what to feed (the card's, or the first placeholder for pictures)")
-    parser.add_argument("--output-layer", help="what gives a number for each class (the card's, or what nobody reads)")
-    parser.add_argument("--input-width", type=int, help="pixels of the resized picture (the graph's)")
-    parser.add_argument("--input-height", type=int, help="pixels of the resized picture (the graph's)")
-    parser.add_argument("--input-mean", type=float, help="subtracted from the pixels (the card's, or 128)")
-    parser.add_argument("--input-std", type=float, help="what they are then divided by (the card's, or 128)")
-    parser.add_argument("--intra-op", type=int, help="threads inside one operation (the engine's default)")
-    parser.add_argument("--inter-op", type=int, help="operations run side by side (the engine's default)")
-    parser.add_argument(
-        "--random-weights", action="store_true", help="build a card's architecture with random parameters"
-    )
-    parser.add_argument("--offline", action="store_true", help="never fetch a model")
+    add_pictures_layers(parser)
+    add_threads(parser)
+    add_random_weights(parser)
+    add_offline(parser)
 
 
 def run(args: Namespace) -> int:
@@ -73,7 +65,7 @@ def run(args: Namespace) -> int:
         if needs_tensorflow(runnable):
             runtime = _tensorflow(args)
     start = perf_counter()
-    with open_session(runnable, runtime, SessionOptions(args.intra_op, args.inter_op)) as session:
+    with open_session(runnable, runtime, options(args)) as session:
         opened_seconds = perf_counter() - start
         classifier, card = _classifier(args, model, session)
         _remarks(args, found, model, classifier, card)
@@ -112,14 +104,7 @@ def _model(args: Namespace) -> Model:
     if args.model and args.graph:
         raise UsageError("--model and --graph name two models", hint="give one of them")
     word = args.model or args.graph or DEFAULT_MODEL
-    with progress(args) as bar:
-        task = bar.add_task(f"fetching {word}", total=None, visible=False)
-        return load_model(
-            word,
-            random_weights=args.random_weights,
-            offline=args.offline,
-            progress=lambda done, total: bar.update(task, completed=done, total=total, visible=True),
-        )
+    return named_model(args, word, random_weights=args.random_weights)
 
 
 def _tensorflow(args: Namespace) -> str:
@@ -135,11 +120,9 @@ def _tensorflow(args: Namespace) -> str:
 def _classifier(args: Namespace, model: Model, session: Session) -> tuple[Classifier, ModelCard | None]:
     source, result = session.inputs[0], session.outputs[0]
     card = model.card or matching_card(source, result, list_cards())
-    # label_image takes 0 as "not given".
-    flags = Flags(args.input_height or None, args.input_width or None, args.input_mean, args.input_std)
     labels = read_labels(Path(args.labels).expanduser()) if args.labels else choose_labels(card, model.path, result)
     order = Order(card.labels.order) if card else None
-    return Classifier(session, choose_preprocessing(source, card, flags), labels, order=order, top=args.top), card
+    return Classifier(session, choose_preprocessing(source, card, flags(args)), labels, order=order, top=args.top), card
 
 
 def _remarks(args: Namespace, found: Found, model: Model, classifier: Classifier, card: ModelCard | None) -> None:

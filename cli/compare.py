@@ -1,11 +1,11 @@
 """``quantkit compare``: two versions of one model, layer by layer."""
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from quantkit import formats
-from quantkit.classify.choices import Flags, choose_ends, choose_preprocessing, matching_card
+from quantkit.classify.choices import choose_ends, choose_preprocessing, matching_card
 from quantkit.classify.evaluation import Preparation, prepared_samples
 from quantkit.data import Data, find_data
 from quantkit.errors import CheckError, InputError, UnavailableError, UsageError
@@ -13,11 +13,12 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.loading import MEANINGLESS, Model
 from quantkit.quantization.compare import FLOOR, SAMPLES, SHOWN, Comparison, Feeder, Feeds, Interrupted, compare
-from quantkit.runtimes.session import SessionOptions, TensorInfo
+from quantkit.runtimes.session import TensorInfo
 from quantkit.structure import EQUAL, first_difference
 from quantkit.zoo import list_cards
 
 from ._app import INTERRUPTED
+from ._arguments import add_ends, add_normalization, add_offline, add_threads, count, flags, options
 from ._loading import model_and_runtime
 from ._render import counting, emit, log
 
@@ -36,22 +37,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("first", metavar="A", help="the version that is right; FILE@RUNTIME chooses its engine")
     parser.add_argument("second", metavar="B", help="the other version, of the same or another format")
     parser.add_argument("--data", help=f"pictures, as evaluate takes them ({SAMPLES} seeded random inputs)")
-    parser.add_argument("--limit", type=_count, help=f"samples at most ({PICTURES} pictures, {SAMPLES} random inputs)")
+    parser.add_argument("--limit", type=count, help=f"samples at most ({PICTURES} pictures, {SAMPLES} random inputs)")
     parser.add_argument("--seed", type=int, default=0, help="of random inputs (0)")
     parser.add_argument("--runtime", default="auto", help="engine of both (tensorflow or reference; onnxruntime)")
-    parser.add_argument("--inputs", help="names of what is fed, separated by commas (the card's, or the placeholders)")
-    parser.add_argument(
-        "--outputs", help="names of what is asked for, separated by commas (the card's, or unread ones)"
-    )
+    add_ends(parser)
     parser.add_argument("--floor", type=float, default=FLOOR, help=f"decibels below which a layer is bad ({FLOOR:g})")
-    parser.add_argument("--show", type=_count, default=SHOWN, help=f"how many tensors to show, worst first ({SHOWN})")
+    parser.add_argument("--show", type=count, default=SHOWN, help=f"how many tensors to show, worst first ({SHOWN})")
     parser.add_argument("--min-sqnr", type=float, help="exit 1 if a tensor has fewer decibels, or is broken")
     parser.add_argument("--structure", action="store_true", help="compare nodes, not numbers: exit 1 where they differ")
-    parser.add_argument("--input-mean", type=float, help="subtracted from the pixels (the card's, or 128)")
-    parser.add_argument("--input-std", type=float, help="what they are then divided by (the card's, or 128)")
-    parser.add_argument("--intra-op", type=_count, help="threads inside one operation (the engine's default)")
-    parser.add_argument("--inter-op", type=_count, help="operations run side by side (the engine's default)")
-    parser.add_argument("--offline", action="store_true", help="never fetch a model")
+    add_normalization(parser)
+    add_threads(parser)
+    add_offline(parser)
 
 
 def run(args: Namespace) -> int:
@@ -74,7 +70,7 @@ def run(args: Namespace) -> int:
                 feeder,
                 names=(first.name, second.name),
                 runtimes=(engine, other_engine),
-                options=SessionOptions(args.intra_op, args.inter_op),
+                options=options(args),
                 samples=total,
                 seed=args.seed,
                 floor=args.floor,
@@ -109,7 +105,7 @@ def _graph(args: Namespace, model: Model, *, raw: bool = False) -> Graph:
     if raw:
         return graph
     if args.inputs or args.outputs:
-        return graph.with_ends(*(words.split(",") if words else None for words in (args.inputs, args.outputs)))
+        return graph.with_ends(args.inputs, args.outputs)
     if graph.inputs and graph.outputs:
         return graph
     return choose_ends(graph, model.card, list_cards())
@@ -128,10 +124,9 @@ def _feeder(
             model.card or matching_card(info, result, cards)
             for model, info, result in zip(models, infos, results, strict=True)
         ]
-        flags = Flags(None, None, args.input_mean, args.input_std)
         card = found[0] or found[1]
         preparations = [
-            Preparation(info, choose_preprocessing(info, own or card, flags))
+            Preparation(info, choose_preprocessing(info, own or card, flags(args)))
             for info, own in zip(infos, found, strict=True)
         ]
         if card is None and args.input_mean is None:
@@ -194,9 +189,3 @@ def _check(args: Namespace, found: Comparison) -> None:
             f"--min-sqnr {args.min_sqnr:g}: {len(below)} of {len(found.rows)} tensors fall short, "
             f"the first is {first.name} ({first.op}): {what}"
         )
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)

@@ -1,21 +1,19 @@
 """``quantkit quantize``: calibrate, convert to 8 bits, and say what came of it."""
 
-import re
 import tempfile
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from quantkit import formats
 from quantkit.bench.candidate import Candidate, Settings
 from quantkit.bench.comparison import Comparison
 from quantkit.bench.machine import this_machine
 from quantkit.bench.rounds import Schedule, measure
-from quantkit.classify.choices import Flags, choose_ends, choose_preprocessing, matching_card
+from quantkit.classify.choices import choose_ends, choose_preprocessing, matching_card
 from quantkit.classify.evaluation import Preparation, prepared_samples
 from quantkit.data import Data, find_data
 from quantkit.errors import CheckError, UsageError
@@ -38,11 +36,9 @@ from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Engine, Session, SessionOptions, TensorInfo
 from quantkit.zoo import list_cards
 
+from ._arguments import DATA, add_ends, add_normalization, add_offline, count, flags, seconds, share, whole
 from ._render import counting, emit, log
 from ._verdict import Verdict, cores
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = (
     "quantkit quantize digits -o digits.int8.onnx --calibration assets/digits_heldout.npz --target onnx",
@@ -65,9 +61,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """What to quantize, with which data, into what, and how it is judged."""
     parser.add_argument("model", metavar="MODEL", help="model file, SavedModel folder, or name of a card")
     parser.add_argument("-o", "--output", required=True, help="file to write")
-    parser.add_argument(
-        "--calibration", help="pictures: a folder, flat or one for each class, a list file, .npz or .npy"
-    )
+    parser.add_argument("--calibration", help=f"pictures: {DATA}")
     parser.add_argument("--target", choices=sorted(TARGETS), help="form of the 8-bit graph (the scheme's, or onnx)")
     parser.add_argument("--scheme", help="TOML file: what becomes 8 bits, and how (what suits the target)")
     parser.add_argument("--observer", help="how ranges are chosen, such as min_max or percentile(99.9) (the scheme's)")
@@ -75,22 +69,20 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--ranges", help="ranges of an earlier calibration, instead of --calibration")
     parser.add_argument("--save-ranges", help="file to write the ranges to")
     parser.add_argument("--save-plan", help="file to write to what becomes 8 bits, and why the rest does not")
-    parser.add_argument("--limit", type=_count, default=PICTURES, help=f"pictures to calibrate with ({PICTURES})")
+    parser.add_argument("--limit", type=count, default=PICTURES, help=f"pictures to calibrate with ({PICTURES})")
     parser.add_argument("--held-out", help="other pictures to compare with float on (those of --calibration)")
     parser.add_argument(
         "--recipe", help="prepare the float graph with this recipe (the card's, or inference; rewrites)"
     )
-    parser.add_argument("--inputs", help="names of what is fed, separated by commas")
-    parser.add_argument("--outputs", help="names of what is asked for, separated by commas")
-    parser.add_argument("--input-mean", type=float, help="subtracted from the pixels (the card's, or 128)")
-    parser.add_argument("--input-std", type=float, help="what they are then divided by (the card's, or 128)")
+    add_ends(parser)
+    add_normalization(parser)
     parser.add_argument("--runtime", default="auto", help="engine that calibrates (the fastest that can)")
-    parser.add_argument("--runs", type=_whole, default=RUNS, help=f"timed calls for the speed-up; 0: none ({RUNS})")
+    parser.add_argument("--runs", type=whole, default=RUNS, help=f"timed calls for the speed-up; 0: none ({RUNS})")
     parser.add_argument(
-        "--max-drop", type=_share, help="keep layers in float until no more answers are lost than this part, e.g. 0.01"
+        "--max-drop", type=share, help="keep layers in float until no more answers are lost than this part, e.g. 0.01"
     )
-    parser.add_argument("--time-budget", type=_seconds, default=600.0, help="for --max-drop, as 90s or 10m (10m)")
-    parser.add_argument("--offline", action="store_true", help="never fetch a model")
+    parser.add_argument("--time-budget", type=seconds, default=600.0, help="for --max-drop, as 90s or 10m (10m)")
+    add_offline(parser)
 
 
 def run(args: Namespace) -> int:
@@ -163,7 +155,7 @@ def _saturates(scheme: Scheme) -> bool:
 
 def _float_graph(args: Namespace, scheme: Scheme) -> tuple[Model, Graph]:
     """The model, and its graph with all that is exact in float done already."""
-    model = load_model(args.model, inputs=_names(args.inputs), outputs=_names(args.outputs), offline=args.offline)
+    model = load_model(args.model, inputs=args.inputs, outputs=args.outputs, offline=args.offline)
     if model.graph is None:
         raise UsageError(
             f"{args.model} is in an engine's own format, which can not be quantized",
@@ -248,8 +240,7 @@ def _batches(args: Namespace, model: Model, session: Session, data: Data) -> Ite
 def _preparation(args: Namespace, model: Model, session: Session) -> Preparation:
     source = session.inputs[0]
     card = model.card or matching_card(source, session.outputs[0], list_cards())
-    flags = Flags(mean=args.input_mean, std=args.input_std)
-    return Preparation(source, choose_preprocessing(source, card, flags))
+    return Preparation(source, choose_preprocessing(source, card, flags(args)))
 
 
 def _check(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> None:
@@ -371,32 +362,3 @@ def _threads(target: str) -> SessionOptions:
 
 def _num_bytes(graph: Graph) -> int:
     return sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant)
-
-
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 0")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    if not re.fullmatch(r"0?\.\d+|0|1", text):
-        raise ArgumentTypeError(f"{text!r} is not a part of one such as 0.01")
-    return float(text)
-
-
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not found or float(found[1]) == 0:
-        raise ArgumentTypeError(f"{text!r} is not a time such as 90s or 10m")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]

@@ -6,6 +6,7 @@ from quantkit.errors import UsageError
 from quantkit.loading import MEANINGLESS
 from quantkit.summary import summarize
 
+from ._arguments import add_ends, add_offline, add_random_weights
 from ._loading import named_model
 from ._render import emit
 
@@ -16,10 +17,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     """What to look at."""
     parser.add_argument("model", nargs="?", help="model file, SavedModel folder, or name of a card")
     parser.add_argument("--in-graph", help="the same, as the classic tool calls it")
-    parser.add_argument("--inputs", help="names of what is fed, separated by commas")
-    parser.add_argument("--outputs", help="names of what is asked for, separated by commas")
-    parser.add_argument("--random-weights", action="store_true", help="the architecture of a card, random parameters")
-    parser.add_argument("--offline", action="store_true", help="never fetch a model")
+    add_ends(parser)
+    add_random_weights(parser)
+    add_offline(parser)
 
 
 def run(args: Namespace) -> int:
@@ -27,9 +27,7 @@ def run(args: Namespace) -> int:
     word = args.model or args.in_graph
     if not word:
         raise UsageError("no model is named", hint="quantkit summarize FILE.pb, or the name of a card")
-    inputs = args.inputs.split(",") if args.inputs else None
-    outputs = args.outputs.split(",") if args.outputs else None
-    model = named_model(args, word, inputs=inputs, outputs=outputs, random_weights=args.random_weights)
+    model = named_model(args, word, inputs=args.inputs, outputs=args.outputs, random_weights=args.random_weights)
     if model.graph is None:
         raise UsageError(f"{word} is in an engine's own format", hint="quantkit benchmark can run it")
     summary = summarize(model.graph, name=word)

@@ -179,6 +179,9 @@ def test_scores_are_said_to_be_no_probabilities(main: Main, capsys: pytest.Captu
         ([str(DIGITS[0]), "--model", "digits", "--input-layer", "Mull"], 2, "not in the graph"),
         ([str(DIGITS[0]), "--model", "digits", "--runtime", "tensorflw"], 2, "not a runtime"),
         ([str(DIGITS[0]), "--model", "digits", "--input_std=x"], 2, "--input-std"),
+        (["missing.jpg", "--input-std", "0"], 2, "'0' is not a number to divide by"),
+        (["missing.jpg", "--top", "0"], 2, "--top: '0' is not a whole number from 1"),
+        (["missing.jpg", "--intra-op", "0"], 2, "--intra-op: '0' is not a whole number from 1"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(
