@@ -45,6 +45,20 @@ def absorb_preprocessing(
     Declines when there is no preparation, neither in the graph nor as mean and std, and when mean and std are given
     but the input takes integers already or has other channels. Where something else than a convolution with
     constant weights reads the prepared pixels, the arithmetic stays in nodes of its own.
+
+    Example:
+        absorb_preprocessing
+        inputs: x
+        outputs: y
+        x = Placeholder[1x4x4x1]()
+        mean = Const(128.0)
+        scale = Const(0.5)
+        w = Const([[[[1.0, 2.0]]], [[[3.0, -1.0]]]])
+        b = Const([0.5, 1.0])
+        centered = Sub(x, mean)
+        prepared = Mul(centered, scale)
+        conv = Conv2D(prepared, w, padding=VALID, strides=[1, 1, 1, 1])
+        y = BiasAdd(conv, b)
     """
     source = _source(graph, input_name)
     if isinstance(source, Skip):

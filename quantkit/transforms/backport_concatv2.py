@@ -19,6 +19,14 @@ def backport_concatv2(graph: Graph) -> Outcome:
     Options: none. An axis of int64, which Concat does not take, becomes a constant of int32.
 
     Declines when an axis of int64 is not constant.
+
+    Example:
+        backport_concatv2
+        inputs: x
+        outputs: y
+        x = Placeholder[2x3]()
+        axis = Const[int32](1)
+        y = ConcatV2(x, x, axis, N=2)
     """
     draft = Draft(graph)
     changes: list[str] = []

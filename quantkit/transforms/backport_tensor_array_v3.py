@@ -32,6 +32,17 @@ def backport_tensor_array_v3(graph: Graph) -> Outcome:
     Options: none.
 
     Declines when there are no such ops.
+
+    Example:
+        backport_tensor_array_v3
+        inputs: x
+        outputs: r
+        x = Placeholder[2]()
+        size = Const[int32](3)
+        index = Const[int32](0)
+        array = TensorArrayV3(size, dtype=float)
+        written = TensorArrayWriteV3(array, index, x, array:1)
+        r = TensorArrayReadV3(array, index, written, dtype=float)
     """
     if graph.op_counts.keys().isdisjoint((*MAKERS, *USERS)):
         return Outcome(graph)

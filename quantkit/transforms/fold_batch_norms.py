@@ -42,6 +42,18 @@ def fold_batch_norms(graph: Graph) -> Outcome:
 
     Declines when layer, bias sum or weights are read elsewhere or are ends of the graph, when the weights are not
     constant, or when the factor is not one finite number per channel.
+
+    Example:
+        fold_batch_norms
+        inputs: x
+        outputs: y
+        x = Placeholder[1x5x5x3]()
+        w = Const[3x3x3x4]()
+        scale = Const([0.5, 2.0, -1.0, 3.0])
+        offset = Const([1.0, 2.0, 3.0, 4.0])
+        conv = Conv2D(x, w, padding=SAME, strides=[1, 1, 1, 1])
+        scaled = Mul(conv, scale)
+        y = Add(scaled, offset)
     """
     return apply_rules(graph, _fold_factor, _fold_divisor, _join_sums, _explain_factor)
 

@@ -23,6 +23,16 @@ def fold_clamps(graph: Graph) -> Outcome:
     Options: none. Both orders, both orders of the operands, and ClipByValue.
 
     Declines when the bounds are others than 0 and 6, are no single numbers, or are not constant.
+
+    Example:
+        fold_clamps
+        inputs: x
+        outputs: y
+        x = Placeholder[2x3]()
+        zero = Const(0.0)
+        six = Const(6.0)
+        low = Maximum(x, zero)
+        y = Minimum(low, six)
     """
     return apply_rules(graph, _floor, _ceiling, _floor_of_ceiling, _clip)
 

@@ -51,6 +51,16 @@ def fold_constants(
 
     Declines when an op has no kernel (``--evaluate-with tensorflow`` has one for every op), has side effects or
     belongs to a loop or branch, or fails on its inputs.
+
+    Example:
+        fold_constants
+        inputs: x
+        outputs: y
+        x = Placeholder[2x3]()
+        variance = Const([0.25, 1.0, 4.0])
+        scale = Rsqrt(variance)
+        twice = Add(scale, scale)
+        y = Mul(x, twice)
     """
     if clear_output_shapes:
         graph = _without_output_shapes(graph)

@@ -38,6 +38,19 @@ def fold_old_batch_norms(graph: Graph) -> Outcome:
 
     Declines when the norm is in training mode, its other outputs are read, its statistics or the weights are not
     constant, or layer, bias sum or weights are read elsewhere or are ends of the graph.
+
+    Example:
+        fold_old_batch_norms
+        inputs: x
+        outputs: y
+        x = Placeholder[1x5x5x3]()
+        w = Const[3x3x3x4]()
+        mean = Const([0.5, 0.25, -0.5, 1.0])
+        variance = Const([1.0, 0.5, 2.0, 0.25])
+        beta = Const([1.0, -1.0, 0.0, 0.5])
+        gamma = Const([1.0, 2.0, 0.5, -1.0])
+        conv = Conv2D(x, w, padding=SAME, strides=[1, 1, 1, 1])
+        y = FusedBatchNorm(conv, gamma, beta, mean, variance, epsilon=0.001, is_training=false)
     """
     return apply_rules(graph, _fold_global, _fold_fused, _explain_norm)
 

@@ -39,6 +39,16 @@ def fold_pads(graph: Graph) -> Outcome:
     Declines when what is padded with is not a constant zero, when batch or channels are padded, for average pools
     (they do not count their own padding, but would count those zeros), and for maximum pools, which ignore their
     padding, unless what they read is never negative or the padding is the lowest number, and SAME adds as much.
+
+    Example:
+        fold_pads
+        inputs: x
+        outputs: y
+        x = Placeholder[1x6x6x2]()
+        widths = Const[int32]([[0, 0], [1, 1], [1, 1], [0, 0]])
+        w = Const[3x3x2x2]()
+        pad = Pad(x, widths)
+        y = Conv2D(pad, w, padding=VALID, strides=[1, 1, 1, 1])
     """
     if graph.op_counts.keys().isdisjoint(PADS):
         return Outcome(graph)

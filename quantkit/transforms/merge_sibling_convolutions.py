@@ -45,6 +45,18 @@ def merge_sibling_convolutions(graph: Graph, *, gain: float = WORTH_IT, across_a
 
     Declines when kernel, stride, padding, dilations or activation differ, when weights or bias are not constant, when
     a node waits for others, or when splitting would cost more than it saves.
+
+    Example:
+        merge_sibling_convolutions(gain=0)
+        inputs: x
+        outputs: y
+        x = Placeholder[1x4x4x4]()
+        u = Const[1x1x4x1]()
+        v = Const[1x1x4x2]()
+        one = Conv2D(x, u, padding=SAME, strides=[1, 1, 1, 1])
+        two = Conv2D(x, v, padding=SAME, strides=[1, 1, 1, 1])
+        axis = Const[int32](3)
+        y = ConcatV2(one, two, axis, N=2)
     """
     if gain < 0:
         raise RecipeError(f"merge_sibling_convolutions: gain must not be negative, not {gain:g}")

@@ -37,6 +37,17 @@ def pool_after_projection(graph: Graph) -> Outcome:
     Declines when the convolution makes as many channels or more, when it would have more to do than the pool saves
     (a pool with a stride) or sizes that tell are not known, when the pool is read elsewhere or is an end of the
     graph, when the convolution is strided, larger or pads, or the data formats differ. Maximum pools do not commute.
+
+    Example:
+        pool_after_projection
+        inputs: x
+        outputs: y
+        x = Placeholder[1x5x5x8]()
+        w = Const[1x1x8x2]()
+        b = Const([0.5, -1.0])
+        pool = AvgPool(x, ksize=[1, 3, 3, 1], padding=SAME, strides=[1, 1, 1, 1])
+        conv = Conv2D(pool, w, padding=SAME, strides=[1, 1, 1, 1])
+        y = BiasAdd(conv, b)
     """
     if "AvgPool" not in graph.op_counts:
         return Outcome(graph)

@@ -63,6 +63,13 @@ def quantize_nodes(
     Raises:
         RecipeError: half a range is given, or an empty one; ignore_op names no op.
         GraphError: the graph is not TensorFlow's, or a node lacks an attribute.
+
+    Example:
+        quantize_nodes
+        inputs: x
+        outputs: y
+        x = Placeholder[2x3]()
+        y = Relu(x, T=float)
     """
     inputs, fallback = _range("input", input_min, input_max), _range("fallback", fallback_min, fallback_max)
     if fallback is not None and not fallback[0] <= 0 <= fallback[1]:

@@ -44,6 +44,14 @@ def quantize_weights(graph: Graph, *, minimum_size: int = 1024) -> Outcome:
 
     Raises:
         GraphError: a constant lacks its type or its value.
+
+    Example:
+        quantize_weights
+        inputs: x
+        outputs: y
+        x = Placeholder[1x8x8x4]()
+        w = Const[4x4x4x16]()
+        y = Conv2D(x, w, padding=SAME, strides=[1, 1, 1, 1])
     """
     draft = Draft(graph)
     changes: list[str] = []

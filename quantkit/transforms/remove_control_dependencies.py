@@ -15,6 +15,14 @@ def remove_control_dependencies(graph: Graph) -> Outcome:
     Options: none.
 
     Declines when no node waits for another.
+
+    Example:
+        remove_control_dependencies
+        inputs: x
+        outputs: y
+        x = Placeholder[2]()
+        check = CheckNumerics(x, message=bad)
+        y = Neg(x, ^check)
     """
     changes = tuple(node.name for node in graph.nodes.values() if node.controls)
     nodes = (node.with_(controls=()) if node.controls else node for node in graph.nodes.values())

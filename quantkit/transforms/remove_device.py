@@ -15,6 +15,13 @@ def remove_device(graph: Graph) -> Outcome:
     Options: none.
 
     Declines when no node has a device.
+
+    Example:
+        remove_device
+        inputs: x
+        outputs: y
+        x = Placeholder[2]()
+        y = Neg(x) @"/device:GPU:0"
     """
     changes = tuple(node.name for node in graph.nodes.values() if node.device)
     nodes = (node.with_(device="") if node.device else node for node in graph.nodes.values())

@@ -17,6 +17,13 @@ def set_device(graph: Graph, *, device: str = "", if_default: bool = False) -> O
         if_default: leave nodes alone that have a device (false).
 
     Declines when every node has the device, or with if_default some device.
+
+    Example:
+        set_device(device="/cpu:0")
+        inputs: x
+        outputs: y
+        x = Placeholder[2]()
+        y = Neg(x) @"/device:GPU:0"
     """
     hit = {node.name for node in graph.nodes.values() if node.device != device and not (if_default and node.device)}
     nodes = (node.with_(device=device) if node.name in hit else node for node in graph.nodes.values())
