@@ -43,6 +43,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--output-as-text", nargs="?", const="true", default="false", help="write protobuf's text form (false)"
     )
     parser.add_argument(
+        "--classic",
+        action="store_true",
+        help="do exactly what the original transform_graph did, its defects included",
+    )
+    parser.add_argument(
         "--explain", action="store_true", help="print what each transform matched and declined, and why"
     )
     parser.add_argument(
@@ -66,7 +71,8 @@ def run(args: Namespace) -> int:
     source, target = _ends(args)
     as_text = True if _is_true(args.output_as_text) else None
     recipe = _recipe(args)
-    inputs, outputs = _names(args.inputs), _names(args.outputs)
+    ends = _classic_ends(args) if args.classic else None
+    inputs, outputs = (None, None) if ends else (_names(args.inputs), _names(args.outputs))
     model = named_model(args, source, inputs=inputs, outputs=outputs, random_weights=args.random_weights)
     if model.graph is None:
         raise UsageError(
@@ -81,6 +87,8 @@ def run(args: Namespace) -> int:
         services=_services(args),
         check=_check(args),
         on_step=lambda step: log(args, f"Applying {step.name}"),
+        classic=args.classic,
+        ends=ends,
     )
     formats.save(graph, target, as_text=as_text)
     for record in trace.records:
@@ -117,7 +125,18 @@ def _recipe(args: Namespace) -> Recipe:
             "You must specify at least one transform.",
             hint="--recipe inference is a good first recipe; quantkit transforms list names all for --transforms",
         )
-    return find_recipe(args.recipe) if args.recipe else parse(args.transforms)
+    if args.recipe:
+        return find_recipe(args.recipe)
+    recipe = parse(args.transforms, classic=args.classic)
+    if not recipe.steps:
+        raise RecipeError("You must specify at least one transform.", hint="quantkit transforms list names them all")
+    return recipe
+
+
+def _classic_ends(args: Namespace) -> tuple[list[str], list[str]]:
+    """The names as they are written: the original trimmed nothing, looked nothing up, and guessed nothing."""
+    inputs, outputs = (text.split(",") if text else [] for text in (args.inputs, args.outputs))
+    return inputs, outputs
 
 
 def _fitted(recipe: Recipe, model: Model) -> Recipe:

@@ -1,6 +1,6 @@
 """A recipe is an ordered list of transforms; running it gives the new graph and what happened on the way."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -9,14 +9,15 @@ from quantkit.errors import QuantkitError, RecipeError
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome, Skip
+from quantkit.recipe.classic_grammar import parse_classic_steps
 from quantkit.recipe.grammar import Step, parse_steps
 from quantkit.transforms import registry
-from quantkit.transforms.registry import Transform
+from quantkit.transforms.registry import Claim, Transform
 
 IGNORE_ERRORS = "ignore_errors"
 
 # What is asked after each step: (graph before, graph after, transform) -> a line to keep, or an error.
-Check = Callable[[Graph, Graph, Transform], str]
+Check = Callable[[Graph, Graph, Claim], str]
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,18 @@ class Recipe:
         return " ".join(map(str, self.steps))
 
 
-def parse(text: str) -> Recipe:
+def parse(text: str, *, classic: bool = False) -> Recipe:
     """A recipe of a transforms string; names and options are looked up at once.
+
+    Args:
+        text: the string.
+        classic: read it as the original tool did, which looked names up only when their turn came.
 
     Raises:
         RecipeError: bad grammar, an unknown transform or option, an unreadable value, or no transform at all.
     """
+    if classic:
+        return Recipe(parse_classic_steps(text))
     recipe = Recipe(parse_steps(text))
     if not recipe.steps:
         raise RecipeError("You must specify at least one transform.", hint="quantkit transforms list names them all")
@@ -113,6 +120,8 @@ def run(
     services: Mapping[str, Any] | None = None,
     check: Check | None = None,
     on_step: Callable[[Step], None] | None = None,
+    classic: bool = False,
+    ends: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> tuple[Graph, Trace]:
     """Apply a recipe.
 
@@ -122,6 +131,8 @@ def run(
         services: what transforms may ask for beside options (``evaluate``: how constants are computed).
         check: called after each step; an error it raises stops the run.
         on_step: told before each step, for progress.
+        classic: apply each transform exactly as the original tool did, its defects included.
+        ends: inputs and outputs as the caller wrote them, for the original told ``x`` from ``x:0``.
 
     Returns:
         The new graph and a record for each step.
@@ -131,6 +142,13 @@ def run(
         GraphError: a transform failed and ``ignore_errors`` did not say to go on.
         CheckError: the check refused a step.
     """
+    if classic:
+        from quantkit.recipe.classic import run_classic
+
+        given = ends or (None, None)
+        return run_classic(
+            recipe, graph, inputs=given[0], outputs=given[1], services=services, check=check, on_step=on_step
+        )
     records: list[Record] = []
     for step in recipe.steps:
         transform, ignores = read_options(step)
@@ -148,19 +166,21 @@ def run(
     return graph, Trace(tuple(records))
 
 
-def transform(graph: Graph, recipe: Recipe | str, **services: Any) -> Graph:
+def transform(graph: Graph, recipe: Recipe | str, *, classic: bool = False, **services: Any) -> Graph:
     """The graph after a recipe.
 
     Args:
         graph: what to rewrite; it stays as it is.
         recipe: a recipe, or a transforms string.
+        classic: do exactly what the original tool did, its defects included.
         services: see `run`.
 
     Raises:
         RecipeError: the recipe can not be read.
         GraphError: a transform failed.
     """
-    return run(parse(recipe) if isinstance(recipe, str) else recipe, graph, services=services)[0]
+    steps = parse(recipe, classic=classic) if isinstance(recipe, str) else recipe
+    return run(steps, graph, services=services, classic=classic)[0]
 
 
 def _apply(

@@ -9,7 +9,7 @@ from quantkit.errors import CheckError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType
 from quantkit.runtimes.session import Session, TensorInfo
-from quantkit.transforms.registry import Transform
+from quantkit.transforms.registry import Claim
 
 # Largest difference that rounding of float32 may leave, as a part of the largest number of an output (or of 1).
 TOLERANCE = 1e-5
@@ -38,7 +38,7 @@ class Verifier:
     feeds: Mapping[str, Array] | None = None
     last: tuple[Graph, Mapping[str, Array]] | None = field(default=None)
 
-    def __call__(self, before: Graph, after: Graph, transform: Transform) -> str:
+    def __call__(self, before: Graph, after: Graph, transform: Claim) -> str:
         """Compare, and say how far apart the answers are.
 
         Raises:
@@ -70,7 +70,7 @@ class Verifier:
         return {info.name: feeds[info.name] for info in session.inputs if info.name in feeds}
 
 
-def compare(old: Mapping[str, Array], new: Mapping[str, Array], transform: Transform, tolerance: float) -> str:
+def compare(old: Mapping[str, Array], new: Mapping[str, Array], transform: Claim, tolerance: float) -> str:
     """How far apart two sets of answers are, in one line.
 
     Raises:
@@ -86,7 +86,7 @@ def compare(old: Mapping[str, Array], new: Mapping[str, Array], transform: Trans
     return "; ".join(lines)
 
 
-def _compare_one(name: str, want: Array, found: Array, transform: Transform, tolerance: float) -> str:
+def _compare_one(name: str, want: Array, found: Array, transform: Claim, tolerance: float) -> str:
     if want.dtype.kind not in "fc":
         if not np.array_equal(want, found):
             raise CheckError(
@@ -115,7 +115,7 @@ def _compare_one(name: str, want: Array, found: Array, transform: Transform, tol
     return f"{name}: largest difference {difference:.2g}, cosine {cosine:.4f} (8 bits by design)"
 
 
-def _variation_kept(name: str, want: Array, found: Array, transform: Transform) -> str:
+def _variation_kept(name: str, want: Array, found: Array, transform: Claim) -> str:
     """Nothing, or a remark where the answers hardly vary.
 
     Raises:

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints, overload
 
 from quantkit.errors import GraphError, RecipeError, did_you_mean
 from quantkit.ir.graph import Graph
@@ -81,6 +81,15 @@ class Option:
                 f"{transform}: Couldn't interpret the {self.name} argument as {noun}:{word}",
                 hint=f"write {self.name}={example}",
             ) from None
+
+
+class Claim(Protocol):
+    """What a check needs to know of a transform: its name, and whether it says that answers stay the same."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_exact(self) -> bool: ...
 
 
 Function = Callable[..., Graph | Outcome]

@@ -1,0 +1,96 @@
+"""The driver loop of the original tool."""
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+from quantkit.errors import GraphError, QuantkitError, RecipeError
+from quantkit.ir.graph import Graph, Versions
+from quantkit.recipe.grammar import Step
+from quantkit.recipe.recipe import Check, Recipe, Record, Trace
+from quantkit.transforms import registry
+from quantkit.transforms.classic import NodeDef
+from quantkit.transforms.classic.nodes import edges, from_graph, node_of, to_graph
+from quantkit.transforms.classic.table import ClassicTransform, Context
+
+IGNORE_ERRORS = "ignore_errors"
+# How many dangling inputs the hint of the error lists.
+SHOWN = 5
+
+
+def run_classic(
+    recipe: Recipe,
+    graph: Graph,
+    *,
+    inputs: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    services: Mapping[str, Any] | None = None,
+    check: Check | None = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> tuple[Graph, Trace]:
+    """Apply steps as the original did.
+
+    Args:
+        recipe: what to apply, in order; a name is looked up when its turn comes.
+        graph: what to apply them to; it stays as it is.
+        inputs: names of what is fed as the caller wrote them; None: those of the graph.
+        outputs: names of what is asked for as written; None: those of the graph.
+        services: what transforms may ask for beside options.
+        check: called with the graph before and after each step.
+        on_step: told before each step.
+
+    Raises:
+        GraphError: a transform failed, or left an input that names no node; the message is the original's.
+        RecipeError: an unknown transform.
+    """
+    ends = (
+        tuple(map(str, graph.inputs)) if inputs is None else tuple(inputs),
+        tuple(map(str, graph.outputs)) if outputs is None else tuple(outputs),
+    )
+    nodes = from_graph(graph)
+    versions, extra = graph.versions, graph.extra
+    records: list[Record] = []
+    for step in recipe.steps:
+        if on_step:
+            on_step(step)
+        transform = registry.find(step.name, classic=True)
+        context = Context(*ends, step.options, graph.library, versions, services or {})
+        start = perf_counter()
+        made, ignored = _applied(transform, nodes, context)
+        if not ignored and not transform.keeps_versions:
+            versions, extra = Versions(), b""
+        _check_inputs(made)
+        seconds = perf_counter() - start
+        found = ""
+        if check and not ignored:
+            found = check(_graph(nodes, graph, ends), _graph(made, graph, ends), transform)
+        records.append(Record(step, (len(nodes), len(made)), (), (), seconds, ignored, found))
+        nodes = made
+    return _graph(nodes, graph, ends).with_(versions=versions, extra=extra), Trace(tuple(records))
+
+
+def _graph(nodes: Sequence[NodeDef], like: Graph, ends: tuple[tuple[str, ...], tuple[str, ...]]) -> Graph:
+    made = to_graph(nodes, like)
+    return made.with_(inputs=edges(ends[0], made), outputs=edges(ends[1], made))
+
+
+def _applied(transform: ClassicTransform, nodes: list[NodeDef], context: Context) -> tuple[list[NodeDef], str]:
+    """The nodes after a transform, and the error that was ignored."""
+    word = context.words(IGNORE_ERRORS)[:1]
+    ignore = word[0].lower() if word else "false"
+    if ignore not in ("true", "false"):
+        raise GraphError(f"ignore_errors should be true or false, found {ignore}")
+    try:
+        return transform(nodes, context), ""
+    except QuantkitError as error:
+        if ignore == "true" and not isinstance(error, RecipeError):
+            return nodes, error.message
+        raise
+
+
+def _check_inputs(nodes: Sequence[NodeDef]) -> None:
+    names = {node.name for node in nodes}
+    bad = [(text, node.name) for node in nodes for text in node.inputs if node_of(text) not in names]
+    if bad:
+        listed = "; ".join(f"Invalid input {text} for node {name}" for text, name in bad[:SHOWN])
+        raise GraphError("Invalid graph with inputs referring to nonexistent nodes", hint=listed)

@@ -1,0 +1,17 @@
+"""The Graph Transform Tool as it was: its transforms, defects included, for those who compare with old results.
+
+Each is a function ``(nodes, context) -> nodes`` registered with `classic_transform` under the name of ours; the list
+below is the table of contents. `quantkit.recipe` runs them where a recipe is run with ``classic=True``.
+"""
+
+from quantkit.transforms.classic.nodes import NodeDef
+from quantkit.transforms.classic.table import CLASSIC, ClassicTransform, Context, classic_transform, find_classic
+
+__all__ = [
+    "CLASSIC",
+    "ClassicTransform",
+    "Context",
+    "NodeDef",
+    "classic_transform",
+    "find_classic",
+]
