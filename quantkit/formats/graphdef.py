@@ -6,7 +6,7 @@ only while it is written.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from mmap import mmap
 from typing import Any, BinaryIO
@@ -17,7 +17,8 @@ from google.protobuf.message import DecodeError
 from quantkit.errors import GraphError, InputError
 from quantkit.formats import wire
 from quantkit.formats.schema import DATA_TYPES, message_class
-from quantkit.ir.graph import Attr, Edge, Graph, Node, Opaque, Versions
+from quantkit.ir.functions import FunctionName, Library
+from quantkit.ir.graph import Attr, Graph, Node, Opaque, Versions
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 
 # A protobuf message can not be larger: TensorFlow could not read the graph.
@@ -39,6 +40,7 @@ _LIST_FIELDS: dict[type, str] = {
     DType: "type",
     Shape: "shape",
     Tensor: "tensor",
+    FunctionName: "func",
 }
 _FIELD_OF = {
     DType.FLOAT: "float_val",
@@ -69,14 +71,14 @@ def decode(data: wire.Buffer | mmap) -> Graph:
     versions = Versions()
     for number, kind, begin, start, end in wire.fields(view, 0, len(view)):
         if number == NODE and kind == wire.LENGTH:
-            nodes.append(_decode_node_bytes(view, start, end))
+            nodes.append(decode_node(view, start, end))
         elif number == LIBRARY and kind == wire.LENGTH:
             library.append(bytes(view[start:end]))
         elif number == VERSIONS and kind == wire.LENGTH:
-            versions = _decode_versions(_parse("VersionDef", view[start:end]))
+            versions = _decode_versions(parse("VersionDef", view[start:end]))
         else:
             rest.append(bytes(view[begin:end]))
-    return Graph.of(nodes, versions=versions, library=b"".join(library), extra=b"".join(rest))
+    return Graph.of(nodes, versions=versions, library=_decode_library(b"".join(library)), extra=b"".join(rest))
 
 
 def decode_text(text: str) -> Graph:
@@ -95,7 +97,7 @@ def decode_text(text: str) -> Graph:
         raise InputError(where + re.sub(r"^\d+:\d+ : ", "", str(error)).rstrip(".")) from None
     nodes = [_decode_node(node) for node in message.node]
     versions = _decode_versions(message.versions)
-    library = message.library.SerializeToString(deterministic=True)
+    library = _decode_library(message.library.SerializeToString(deterministic=True))
     for field in ("node", "versions", "library"):
         message.ClearField(field)
     return Graph.of(nodes, versions=versions, library=library, extra=message.SerializeToString(deterministic=True))
@@ -134,7 +136,7 @@ def check_size(graph: Graph) -> None:
         for value in node.attrs.values()
         if isinstance(value, Tensor)
     }
-    total = sum(sizes.values()) + len(graph.library)
+    total = sum(sizes.values())
     if total > MAX_BYTES:
         largest = ", ".join(sorted(sizes, key=lambda name: -sizes[name])[:3])
         raise GraphError(
@@ -146,9 +148,11 @@ def check_size(graph: Graph) -> None:
 def chunks(graph: Graph) -> Iterator[wire.Buffer]:
     """The serialized GraphDef in pieces; content of large tensors is one piece each."""
     for node in graph.nodes.values():
-        yield from _encode_node(node)
-    if graph.library:
-        yield wire.header(LIBRARY, len(graph.library)) + graph.library
+        yield from encode_node(node)
+    library = _encode_library(graph.library)
+    if library:
+        yield wire.header(LIBRARY, len(library))
+        yield library
     versions = _encode_versions(graph.versions).SerializeToString(deterministic=True)
     if versions:
         yield wire.header(VERSIONS, len(versions)) + versions
@@ -167,26 +171,38 @@ def encode_text(graph: Graph) -> str:
     return str(text_format.MessageToString(message))
 
 
-def function_names(library: bytes) -> frozenset[str]:
-    """Names of the functions of a serialized function library: nodes may use them as ops.
+def _decode_library(data: bytes) -> Library:
+    from quantkit.formats.function_library import decode_library  # few graphs have functions
+
+    return decode_library(data) if data else Library()
+
+
+def _encode_library(library: Library) -> bytes:
+    from quantkit.formats.function_library import encode_library
+
+    return encode_library(library)
+
+
+def parse(name: str, data: wire.Buffer) -> Any:
+    """A message of the schema.
 
     Raises:
-        InputError: the library is broken.
+        InputError: the bytes are no such message.
     """
-    message = _parse("FunctionDefLibrary", library)
-    return frozenset(function.signature.name for function in message.function)
-
-
-def _parse(name: str, data: wire.Buffer) -> Any:
     try:
         return message_class(name).FromString(bytes(data))
     except DecodeError:
         raise InputError(f"a {name} in it is broken") from None
 
 
-def _decode_node_bytes(view: memoryview, start: int, end: int) -> Node:
+def decode_node(view: memoryview, start: int, end: int) -> Node:
+    """The node of a serialized NodeDef; large tensors stay views of the bytes.
+
+    Raises:
+        InputError: the bytes are no NodeDef.
+    """
     if end - start <= SMALL_NODE:
-        return _decode_node(_parse("NodeDef", view[start:end]))
+        return _decode_node(parse("NodeDef", view[start:end]))
     small: list[wire.Buffer] = []
     tensors: dict[str, Tensor] = {}
     for number, _, begin, value, stop in wire.fields(view, start, end):
@@ -196,7 +212,7 @@ def _decode_node_bytes(view: memoryview, start: int, end: int) -> Node:
                 tensors[key] = tensor
                 continue
         small.append(view[begin:stop])
-    return _decode_node(_parse("NodeDef", b"".join(small)), tensors)
+    return _decode_node(parse("NodeDef", b"".join(small)), tensors)
 
 
 def _large_tensor(view: memoryview, start: int, end: int) -> tuple[str, Tensor | None]:
@@ -204,7 +220,7 @@ def _large_tensor(view: memoryview, start: int, end: int) -> tuple[str, Tensor |
     key, value = "", (0, 0)
     for number, _, _, begin, stop in wire.fields(view, start, end):
         if number == ENTRY_KEY:
-            key = _text(view[begin:stop])
+            key = decode_name(view[begin:stop])
         elif number == ENTRY_VALUE:
             value = (begin, stop)
     parts = list(wire.fields(view, *value))
@@ -219,42 +235,40 @@ def _large_tensor(view: memoryview, start: int, end: int) -> tuple[str, Tensor |
             small.append(view[begin:stop])
     if content is None:
         return key, None
-    return key, _decode_tensor(_parse("TensorProto", b"".join(small)), content)
+    return key, _decode_tensor(parse("TensorProto", b"".join(small)), content)
 
 
-def _text(data: memoryview) -> str:
+def decode_name(data: memoryview) -> str:
+    """A name, from its bytes.
+
+    Raises:
+        InputError: they are no text.
+    """
     try:
         return bytes(data).decode()
     except UnicodeDecodeError:
-        raise InputError("the name of an attribute in it is not UTF-8") from None
+        raise InputError("a name in it is not UTF-8") from None
 
 
 _KNOWN_NODE_FIELDS = ("name", "op", "input", "device", "attr")
 
 
 def _decode_node(message: Any, tensors: Mapping[str, Tensor] | None = None) -> Node:
-    edges: list[Edge] = []
-    controls: list[str] = []
-    for text in message.input:
-        if text.startswith("^"):
-            controls.append(text[1:])
-        elif ":" in text:
-            edges.append(Edge.parse(text))
-        else:
-            edges.append(Edge(text))
+    written = tuple(message.input)
     attrs: dict[str, Attr] = {}
     for key, value in message.attr.items():
-        attrs[key] = _decode_attr(value)
+        attrs[key] = decode_attr(value)
     if tensors:
         attrs.update(tensors)
     name, op, device = message.name, message.op, message.device
     for field in _KNOWN_NODE_FIELDS:
         message.ClearField(field)
     extra = message.SerializeToString(deterministic=True)
-    return Node(name, op, tuple(edges), tuple(controls), attrs, device, extra)
+    return Node.of_written(name, op, written, attrs, device, extra)
 
 
-def _decode_attr(value: Any) -> Attr:
+def decode_attr(value: Any) -> Attr:
+    """The value of an AttrValue; what has no form of its own stays bytes."""
     kind = value.WhichOneof("value")
     if kind in ("i", "f", "b", "s"):
         plain: Attr = getattr(value, kind)
@@ -267,11 +281,19 @@ def _decode_attr(value: Any) -> Attr:
         return _decode_tensor(value.tensor, None) if value.tensor.dtype in _DTYPES else _opaque(value)
     if kind == "list":
         return _decode_list(value)
+    if kind == "func":
+        return _function_name(value.func)
     return _opaque(value)
 
 
 def _opaque(value: Any) -> Opaque:
     return Opaque(value.SerializeToString(deterministic=True))
+
+
+def _function_name(message: Any) -> FunctionName:
+    name = message.name
+    message.ClearField("name")
+    return FunctionName(name, message.SerializeToString(deterministic=True))
 
 
 def _decode_list(value: Any) -> Attr:
@@ -283,6 +305,8 @@ def _decode_list(value: Any) -> Attr:
     field, items = filled[0]
     if field.name in ("s", "i", "f", "b"):
         return tuple(items)
+    if field.name == "func":
+        return tuple(_function_name(item) for item in items)
     if field.name == "type" and all(item in _DTYPES for item in items):
         return tuple(_DTYPES[item] for item in items)
     if field.name == "shape" and not any(dim.name for item in items for dim in item.dim):
@@ -296,6 +320,16 @@ def _decode_shape(message: Any) -> Shape:
     if message.unknown_rank:
         return Shape(None)
     return Shape(tuple(None if dim.size < 0 else dim.size for dim in message.dim))
+
+
+def element_type(number: int) -> DType | None:
+    """The element type of a DataType; None: one that has no `DType`."""
+    return _DTYPES.get(number)
+
+
+def type_number(dtype: DType) -> int:
+    """The DataType of an element type."""
+    return _NUMBERS[dtype]
 
 
 def _decode_versions(message: Any) -> Versions:
@@ -366,20 +400,27 @@ def _encode_versions(versions: Versions) -> Any:
     )
 
 
-def _encode_node(node: Node) -> Iterator[wire.Buffer]:
+def encode_node(node: Node, field: int = NODE, written: Iterable[str] | None = None) -> Iterator[wire.Buffer]:
+    """The serialized NodeDef in pieces, as a field of the message around it.
+
+    Args:
+        node: what to write.
+        field: number of the field.
+        written: its inputs, where they are not written as in a graph.
+    """
     message = message_class("NodeDef")(name=node.name, op=node.op, device=node.device)
-    message.input.extend([*map(str, node.inputs), *(f"^{name}" for name in node.controls)])
+    message.input.extend(node.written_inputs if written is None else written)
     large: list[tuple[str, Tensor]] = []
     for key in sorted(node.attrs):
         value = node.attrs[key]
         if isinstance(value, Tensor) and value.num_bytes > SMALL_NODE and not isinstance(value.stored, bytes):
             large.append((key, value))
         else:
-            _encode_attr(message.attr[key], value, node)
+            encode_attr(message.attr[key], value, node)
     head = message.SerializeToString(deterministic=True) + node.extra
     entries = [_tensor_entry(key, tensor) for key, tensor in large]
     length = len(head) + sum(len(entry) + tensor.num_bytes for entry, (_, tensor) in zip(entries, large, strict=True))
-    yield wire.header(NODE, length) + head
+    yield wire.header(field, length) + head
     for entry, (_, tensor) in zip(entries, large, strict=True):
         yield entry
         yield _content(tensor)
@@ -408,7 +449,12 @@ def _content(tensor: Tensor) -> wire.Buffer:
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
-def _encode_attr(message: Any, value: Attr, node: Node) -> None:
+def encode_attr(message: Any, value: Attr, node: Node) -> None:
+    """Write a value into an AttrValue.
+
+    Raises:
+        GraphError: it is of a kind that GraphDefs do not know; ``node`` has it.
+    """
     write = _WRITERS.get(type(value))
     if write is None:
         raise GraphError(f"node {node.name!r} ({node.op}) has an attribute of type {type(value).__name__}")
@@ -429,6 +475,9 @@ def _write_list(message: Any, values: tuple[Any, ...]) -> None:
     elif kind is Tensor:
         for value in values:
             _fill_tensor(items.add(), value)
+    elif kind is FunctionName:
+        for value in values:
+            _fill_function_name(items.add(), value)
     else:
         items.extend(values)
 
@@ -440,6 +489,11 @@ def _fill_shape(message: Any, shape: Shape) -> None:
         message.SetInParent()
         for size in shape.dims:
             message.dim.add(size=-1 if size is None else size)
+
+
+def _fill_function_name(message: Any, value: FunctionName) -> None:
+    message.MergeFromString(value.extra)
+    message.name = value.name
 
 
 def _fill_tensor(message: Any, tensor: Tensor) -> None:
@@ -468,6 +522,7 @@ _WRITERS: dict[type, Callable[[Any, Any], Any]] = {
     DType: lambda message, value: setattr(message, "type", _NUMBERS[value]),
     Shape: lambda message, value: _fill_shape(message.shape, value),
     Tensor: lambda message, value: _fill_tensor(message.tensor, value),
+    FunctionName: lambda message, value: _fill_function_name(message.func, value),
     Opaque: lambda message, value: message.MergeFromString(value.data),
     tuple: _write_list,
 }

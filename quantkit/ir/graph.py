@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from quantkit.errors import GraphError, UsageError, did_you_mean
+from quantkit.ir.functions import FunctionName, Library
 from quantkit.ir.tensor import DType, Shape, Tensor
 
 # The first input of a loop's merge arrives before the second exists: one arrival is enough.
@@ -45,7 +46,7 @@ class Opaque:
 
 
 # bytes, int, float and bool are the plain kinds; a tuple is a list of one kind.
-Attr = bytes | int | float | bool | DType | Shape | Tensor | Opaque | tuple[Any, ...]
+Attr = bytes | int | float | bool | DType | Shape | Tensor | FunctionName | Opaque | tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Node:
         attrs: attributes by name; must not be changed.
         device: device string, or nothing.
         extra: fields of the file format that quantkit does not interpret; they survive a round trip.
+        spelling: how a file writes its inputs, where that is not the usual way; see `written_inputs`.
     """
 
     name: str
@@ -69,6 +71,30 @@ class Node:
     attrs: Mapping[str, Attr] = field(default_factory=dict)
     device: str = ""
     extra: bytes = b""
+    spelling: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def of_written(
+        cls,
+        name: str,
+        op: str,
+        written: Iterable[str],
+        attrs: Mapping[str, Attr],
+        device: str = "",
+        extra: bytes = b"",
+    ) -> Self:
+        """A node whose inputs are given as a GraphDef writes them: ``node``, ``node:port`` or ``^node``."""
+        written = tuple(written)
+        edges, controls = _read_inputs(written)
+        usual = (*map(str, edges), *(f"^{control}" for control in controls))
+        return cls(name, op, edges, controls, attrs, device, extra, () if usual == written else written)
+
+    @property
+    def written_inputs(self) -> tuple[str, ...]:
+        """Its inputs as a GraphDef writes them: as its file spelled them, unless they have changed since."""
+        if self.spelling and _read_inputs(self.spelling) == (self.inputs, self.controls):
+            return self.spelling
+        return (*map(str, self.inputs), *(f"^{control}" for control in self.controls))
 
     def with_(self, **changes: Any) -> Self:
         """A copy with other fields.
@@ -148,7 +174,7 @@ class Graph:
         outputs: the tensors that are asked for.
         dialect: whose op names and attributes these are: ``tensorflow`` or ``onnx``.
         versions: of a GraphDef (opset imports of an ONNX model live in `extra`).
-        library: the function library of a GraphDef, serialized.
+        library: the functions of a GraphDef; they are decoded when they are asked for.
         extra: what else the file said, serialized; it survives a round trip.
     """
 
@@ -157,7 +183,7 @@ class Graph:
     outputs: tuple[Edge, ...] = ()
     dialect: str = "tensorflow"
     versions: Versions = Versions()
-    library: bytes = b""
+    library: Library = field(default_factory=Library)
     extra: bytes = b""
 
     @classmethod
@@ -357,6 +383,18 @@ class Graph:
     def __repr__(self) -> str:
         ends = f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
         return f"Graph({len(self.nodes)} nodes, {ends})"
+
+
+def _read_inputs(written: Iterable[str]) -> tuple[tuple[Edge, ...], tuple[str, ...]]:
+    """What inputs that are given as texts read, and what they wait for."""
+    edges: list[Edge] = []
+    controls: list[str] = []
+    for text in written:
+        if text.startswith("^"):
+            controls.append(text[1:])
+        else:
+            edges.append(Edge.parse(text) if ":" in text else Edge(text))
+    return tuple(edges), tuple(controls)
 
 
 def _edges(names: Iterable[Edge | str]) -> tuple[Edge, ...]:

@@ -17,12 +17,14 @@ name. What else a file holds (function library, versions, uninterpreted fields) 
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
 from quantkit.errors import GraphError
+from quantkit.ir.functions import Function, FunctionName, Library
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Opaque, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 
@@ -39,6 +41,8 @@ _KEY = re.compile(r"([A-Za-z_]\w*)\s*=")
 _DIMS = re.compile(r"\*|(?:\d+|\?)(?:x(?:\d+|\?))*")
 _BLANK = re.compile(r"\s*")
 _HEADER = re.compile(r"(inputs|outputs|dialect)\s*:\s*(.*)")
+_FUNCTION = re.compile(r"\s*function\s[^=]*\(")
+_HEX = re.compile(r"\([0-9a-f]*\)")
 _TYPE_WORDS = frozenset(dtype.value for dtype in DType)
 _TRUTHS = {"true": True, "false": False}
 
@@ -53,7 +57,19 @@ def seeded(name: str, shape: tuple[int, ...], dtype: DType = DType.FLOAT) -> Ten
 
 def to_text(graph: Graph) -> str:
     """The text of a graph; `from_text` reads it, unless it holds large constants that are not seeded."""
-    return "\n".join([*_headers(graph), *(node_text(node) for node in graph.nodes.values())]) + "\n"
+    functions = (line for function in graph.library.values() for line in _function_lines(function))
+    return "\n".join([*_headers(graph), *map(node_text, graph.nodes.values()), *functions]) + "\n"
+
+
+def _function_lines(function: Function) -> Iterable[str]:
+    results = [
+        f"{_name_text(name)}{'' if dtype is DType.FLOAT or dtype is None else f'[{dtype.value}]'} = {_edge_text(edge)}"
+        for (name, dtype), edge in zip(function.results.items(), function.graph.outputs, strict=True)
+    ]
+    waits = [f"^{_name_text(name)} = {_name_text(node)}" for name, node in function.controls.items()]
+    yield f"function {_name_text(function.name)}({', '.join([*results, *waits])})"
+    yield from map(node_text, function.graph.nodes.values())
+    yield "end"
 
 
 def _headers(graph: Graph) -> Iterable[str]:
@@ -182,6 +198,7 @@ _WRITTEN: tuple[tuple[type, Callable[[Any], str]], ...] = (
     (DType, lambda value: str(value.value)),
     (Shape, lambda value: f"<{_shape_text(value)}>"),
     (Tensor, _tensor_text),
+    (FunctionName, lambda value: f"&{_name_text(value.name)}" + (f"({value.extra.hex()})" if value.extra else "")),
     (Opaque, lambda value: f"Opaque({_quoted(value.data.hex().encode())})"),
 )
 
@@ -200,7 +217,9 @@ def from_text(text: str) -> Graph:
     Raises:
         GraphError: a line can not be read, or two nodes have one name.
     """
-    nodes: list[Node] = []
+    top: list[Node] = []
+    nodes = top
+    functions: dict[str, Function] = {}
     ends: dict[str, tuple[Edge, ...]] = {}
     dialect = "tensorflow"
     for number, line in enumerate(text.splitlines(), 1):
@@ -210,9 +229,21 @@ def from_text(text: str) -> Graph:
             dialect = header[2].strip()
         elif header:
             ends[header[1]] = _Reader(header[2], number).list_until("", _Reader.edge)
+        elif _FUNCTION.match(line):
+            nodes, declared = [], reader.function()
+            functions[declared.name] = declared
+        elif functions and line.strip() == "end":
+            functions[declared.name] = _with_body(declared, nodes)
+            nodes = top
         elif line.strip() and not line.lstrip().startswith("#"):
             nodes.append(reader.node())
-    return Graph.of(nodes, ends.get("inputs", ()), ends.get("outputs", ()), dialect=dialect)
+    library = Library(functions)
+    return Graph.of(top, ends.get("inputs", ()), ends.get("outputs", ()), dialect=dialect, library=library)
+
+
+def _with_body(function: Function, nodes: list[Node]) -> Function:
+    arguments = [Edge(node.name) for node in nodes if node.op == "_Arg"]
+    return replace(function, graph=Graph.of(nodes, arguments, function.graph.outputs))
 
 
 class _Reader:
@@ -245,6 +276,28 @@ class _Reader:
         elif op == "Placeholder":
             attrs = {"dtype": dtype, **({"shape": shape} if shape else {}), **attrs}
         return Node(name, op, tuple(inputs), tuple(controls), attrs, device)
+
+    def function(self) -> Function:
+        """The line before the nodes of a function; its body has outputs only."""
+        self._expect("function")
+        name = self.name()
+        results: dict[str, DType | None] = {}
+        controls: dict[str, str] = {}
+        edges: list[Edge] = []
+        self._expect("(")
+        self.list_until(")", lambda reader: reader._result(results, edges, controls))
+        return Function(name, Graph.of([], [], edges), results, controls)
+
+    def _result(self, results: dict[str, DType | None], edges: list[Edge], controls: dict[str, str]) -> None:
+        if self._skip("^"):
+            name = self.name()
+            self._expect("=")
+            controls[name] = self.name()
+        else:
+            name = self.name()
+            results[name], _ = self._in_brackets()
+            self._expect("=")
+            edges.append(self.edge())
 
     def _argument(self, inputs: list[Edge], controls: list[str], attrs: dict[str, Attr]) -> None:
         if self._skip("^"):
@@ -323,6 +376,8 @@ class _Reader:
             return tuple(self.list_until("]", _Reader._attr))
         if rest.startswith("<"):
             return self._shape()
+        if self._skip("&"):
+            return FunctionName(self.name(), bytes.fromhex(self._take(_HEX)[1:-1]))
         if rest.startswith('"'):
             return _unquoted(self._quoted())
         if number := self._take(_NUMBER):

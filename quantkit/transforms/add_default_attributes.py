@@ -1,7 +1,6 @@
 """Write out what an op assumes where a node says nothing."""
 
 from quantkit.errors import GraphError, did_you_mean
-from quantkit.formats.graphdef import function_names
 from quantkit.ir.graph import Graph, Node
 from quantkit.ir.rewrite import Outcome
 from quantkit.ops.tensorflow import find_op, op_names
@@ -18,14 +17,21 @@ def add_default_attributes(graph: Graph) -> Outcome:
     After:   y = Conv2D(x, w) {strides: 1 1 1 1, padding: SAME, data_format: NHWC, dilations: 1 1 1 1, ...}
 
     Declines when an op is neither known nor a function of the graph's library: that is an error.
+
+    Example:
+        add_default_attributes
+        inputs: x
+        outputs: y
+        x = Placeholder[1x4x4x3]()
+        w = Const[3x3x3x4]()
+        y = Conv2D(x, w, strides=[1, 1, 1, 1], padding=SAME)
     """
-    functions = function_names(graph.library)
     changes: list[str] = []
     nodes: list[Node] = []
     for node in graph.nodes.values():
         definition = find_op(node.op)
         if definition is None:
-            if node.op not in functions:
+            if node.op not in graph.library:
                 raise GraphError(
                     f"Op type not registered '{node.op}' in binary (node {node.name!r})",
                     hint=did_you_mean(node.op, op_names()) or "a custom op: leave add_default_attributes out",

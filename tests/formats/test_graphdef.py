@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from quantkit.errors import GraphError, QuantkitError
 from quantkit.formats import graphdef
 from quantkit.formats.schema import message_class
+from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Edge, Graph, Node, Opaque, Versions, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
 
@@ -87,8 +88,10 @@ def test_values_are_understood() -> None:
     assert node.attrs["ints"] == (1, -2)
     assert node.attrs["empty"] == ()
     assert node.attrs["unknown_rank"] == Shape(None)
-    assert isinstance(node.attrs["func"], Opaque)
-    assert graphdef.function_names(graph.library) == {"f"}
+    assert isinstance(node.attrs["placeholder"], Opaque)
+    assert isinstance(node.attrs["func"], FunctionName)
+    assert node.attrs["functions"] == (FunctionName("g"),)
+    assert set(graph.library) == {"f"}
 
 
 def test_large_tensors_are_views_of_the_file() -> None:

@@ -4,6 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quantkit.errors import GraphError
+from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Opaque, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ir.text import from_text, node_text, seeded, to_text
@@ -93,6 +94,30 @@ def test_what_can_not_be_read_is_named(line: str, wanted: str) -> None:
     assert caught.value.hint
 
 
+def test_functions_are_read_as_they_were_written() -> None:
+    text = """inputs: x
+outputs: y
+x = Placeholder[2]()
+y = PartitionedCall(x, Tin=[float], Tout=[float], f=&double)
+function double(sum = add, count[int32] = many:1, ^done = "a b")
+a = _Arg(T=float, index=0)
+add = AddV2(a, a)
+many = IdentityN(a, two, T=[float, int32])
+two = Const[int32](2)
+"a b" = NoOp(^add)
+end
+function empty()
+end
+"""
+    graph = from_text(text)
+    assert to_text(graph) == text
+    assert list(graph.nodes) == ["x", "y"]
+    double = graph.library["double"]
+    assert (double.graph.inputs, double.graph.outputs) == ((Edge("a"),), (Edge("add"), Edge("many", 1)))
+    assert double.results == {"sum": DType.FLOAT, "count": DType.INT32}
+    assert double.controls == {"done": "a b"}
+
+
 def test_two_nodes_of_one_name_are_refused() -> None:
     with pytest.raises(GraphError, match="two nodes are named 'a'"):
         from_text("a = B()\na = C()")
@@ -109,6 +134,7 @@ plain: st.SearchStrategy[Attr] = st.one_of(
     st.lists(st.none() | st.integers(0, 9), max_size=3).map(Shape),
     st.just(Shape(None)),
     st.binary(max_size=4).map(Opaque),
+    st.builds(FunctionName, names, st.binary(max_size=4)),
     st.lists(floats, min_size=1, max_size=4).map(Tensor.of),
 )
 

@@ -3,7 +3,7 @@
 import pytest
 
 from quantkit.errors import GraphError
-from quantkit.formats.schema import message_class
+from quantkit.ir.functions import Function, Library
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType
 from quantkit.transforms.registry import find
@@ -28,9 +28,8 @@ def test_it_is_idempotent_and_keeps_the_order() -> None:
 
 
 def test_functions_of_the_library_are_ops() -> None:
-    library = message_class("FunctionDefLibrary")()
-    library.function.add().signature.name = "my_function"
-    graph = Graph.of([Node("y", "my_function")], library=library.SerializeToString())
+    library = Library({"my_function": Function("my_function", Graph.of([]), {})})
+    graph = Graph.of([Node("y", "my_function")], library=library)
     assert add_default_attributes(graph) == graph
 
 

@@ -1,0 +1,144 @@
+"""The functions of a graph, decoded when they are asked for.
+
+A node may name a function (`FunctionName`, in an attribute or as its op); the `Library` of the graph holds what it
+does. The body of a function is a graph itself: one ``_Arg`` node for each argument, and the results as its outputs.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from quantkit.ir.tensor import DType
+
+if TYPE_CHECKING:
+    from quantkit.ir.graph import Attr, Graph, Node
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionName:
+    """An attribute that names a function.
+
+    Attributes:
+        name: of the function.
+        extra: attributes it is called with, as the file holds them; hardly any call has some.
+    """
+
+    name: str
+    extra: bytes = b""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the library.
+
+    Attributes:
+        name: what nodes call it.
+        graph: the body: its inputs are ``_Arg`` nodes with the names of the arguments, its outputs the results.
+        results: element type of each result (None where the file gives none) by the name it has, in the order of
+            the body's outputs.
+        controls: nodes that run with every call, whether or not a result needs them, by the name given to that.
+        attrs: attributes by name.
+        extra: what else the file says of it, as the format holds it.
+    """
+
+    name: str
+    graph: "Graph"
+    results: Mapping[str, DType | None]
+    controls: Mapping[str, str] = field(default_factory=dict)
+    attrs: "Mapping[str, Attr]" = field(default_factory=dict)
+    extra: bytes = b""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A function that nobody has looked into yet.
+
+    Attributes:
+        data: as the file holds it.
+        load: decodes it; it is given the library, whose other functions it may call as ops.
+    """
+
+    data: bytes
+    load: "Callable[[str, Library], Function]" = field(compare=False)
+
+
+class Library(Mapping[str, Function]):
+    """Functions by name.
+
+    Args:
+        entries: functions, or what a file holds of them.
+        gradients: name of the function that computes the gradient, by function.
+        extra: what else the file says, as the format holds it.
+
+    Attributes:
+        entries: functions, or what a file holds of them; only the format that made it looks inside.
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[str, Function | Stored] | None = None,
+        gradients: Mapping[str, str] | None = None,
+        extra: bytes = b"",
+    ) -> None:
+        self.entries = dict(entries or {})
+        self.gradients = dict(gradients or {})
+        self.extra = extra
+        self._decoded: dict[str, Function] = {}
+
+    def __getitem__(self, name: str) -> Function:
+        """The function of a name.
+
+        Raises:
+            KeyError: there is none.
+            GraphError: it is of a kind that is not understood.
+        """
+        entry = self.entries[name]
+        if isinstance(entry, Function):
+            return entry
+        if name not in self._decoded:
+            self._decoded[name] = entry.load(name, self)
+        return self._decoded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Library) and (self.entries, self.gradients, self.extra) == (
+            other.entries,
+            other.gradients,
+            other.extra,
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Library({', '.join(self.entries)})"
+
+    def with_(self, *functions: Function) -> "Library":
+        """The library with functions added, or replaced where one has the name."""
+        added = {function.name: function for function in functions}
+        return Library({**self.entries, **added}, self.gradients, self.extra)
+
+    def without(self, names: Iterable[str]) -> "Library":
+        """The library without some functions, and without their gradients."""
+        gone = frozenset(names)
+        entries = {name: entry for name, entry in self.entries.items() if name not in gone}
+        gradients = {name: gradient for name, gradient in self.gradients.items() if name not in gone}
+        return Library(entries, gradients, self.extra)
+
+
+def called(node: "Node") -> tuple[str, ...]:
+    """Names of the functions that a node's attributes name; its op may be a function, too."""
+    return tuple(one.name for value in node.attrs.values() for one in _names(value))
+
+
+def _names(value: Any) -> Iterator[FunctionName]:
+    for one in value if isinstance(value, tuple) else (value,):
+        if isinstance(one, FunctionName):
+            yield one
