@@ -5,13 +5,18 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Any
 
-from quantkit.ir.graph import Graph, Node
+from quantkit.formats import onnx
+from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape, Tensor
+from quantkit.ops import onnx as onnx_ops
 from quantkit.ops.inference import infer_shapes, multiply_adds
 
 BATCH_NORMS = frozenset({"BatchNormWithGlobalNormalization", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 PASSING = frozenset({"Identity", "CheckNumerics", "StopGradient"})
 CLASSIC_EIGHT_BIT = frozenset({"QuantizedConv2D", "QuantizedMatMul"})
+
+# What an ONNX file says of a value.
+_Stated = tuple[DType | None, Shape]
 
 
 @dataclass(frozen=True)
@@ -102,15 +107,18 @@ def summarize(graph: Graph, *, name: str = "MODEL") -> Summary:
     Raises:
         GraphError: the graph is not well formed.
     """
-    shapes = infer_shapes(graph)
-    of_one = infer_shapes(_with_batch_one(graph))
-    counted = [multiply_adds(node, of_one) for node in graph.nodes.values()]
+    is_onnx = graph.dialect == onnx.DIALECT
+    stated = onnx.value_infos(graph) if is_onnx else {}
+    known_shapes = {edge: shape for edge, (_, shape) in stated.items()}
+    shapes, of_one = infer_shapes(graph, known_shapes), infer_shapes(_with_batch_one(graph), known_shapes)
+    count = onnx_ops.multiply_adds if is_onnx else multiply_adds
+    counted = [count(node, of_one) for node in graph.nodes.values()]
     known = [count for count in counted if count is not None]
     constants = [value for node in graph.nodes.values() if isinstance(value := node.attrs.get("value"), Tensor)]
     return Summary(
         num_nodes=len(graph),
-        inputs=tuple(_end(graph[edge.node], str(edge), shapes.get(edge, Shape(None))) for edge in graph.inputs),
-        outputs=tuple(_end(graph[edge.node], str(edge), shapes.get(edge, Shape(None))) for edge in graph.outputs),
+        inputs=tuple(_end(graph, edge, shapes, stated) for edge in graph.inputs),
+        outputs=tuple(_end(graph, edge, shapes, stated) for edge in graph.outputs),
         op_counts=graph.op_counts,
         num_parameters=sum(one.num_elements for one in constants if one.dtype is not DType.STRING),
         num_bytes=sum(one.num_bytes for one in constants),
@@ -132,9 +140,12 @@ def _with_batch_one(graph: Graph) -> Graph:
     return graph.with_nodes(nodes)
 
 
-def _end(node: Node, name: str, shape: Shape) -> End:
+def _end(graph: Graph, edge: Edge, shapes: Mapping[Edge, Shape], stated: Mapping[Edge, _Stated]) -> End:
+    node, shape = graph[edge.node], shapes.get(edge, Shape(None))
+    if edge in stated:
+        return End(onnx.value_name(node, edge.port), node.op, stated[edge][0], shape)
     dtype = next((node.attrs[key] for key in ("dtype", "T", "DstT", "out_type") if key in node.attrs), None)
-    return End(name, node.op, dtype if isinstance(dtype, DType) else None, shape)
+    return End(str(edge), node.op, dtype if isinstance(dtype, DType) else None, shape)
 
 
 def _end_text(end: End) -> str:
@@ -144,6 +155,8 @@ def _end_text(end: End) -> str:
 
 def _next_step(graph: Graph, name: str) -> str:
     counts, name = graph.op_counts, quote(name)
+    if graph.dialect == onnx.DIALECT:
+        return _next_step_of_onnx(graph, name)
     if CLASSIC_EIGHT_BIT & counts.keys():
         return f"quantkit benchmark {name}: classic 8-bit ops run on slow kernels on x86; compare with the float graph"
     norms = sum(counts.get(op, 0) for op in BATCH_NORMS)
@@ -154,3 +167,13 @@ def _next_step(graph: Graph, name: str) -> str:
         )
         return f"quantkit transform {name} -o OUT.pb --recipe inference: {what} can go"
     return f"quantkit benchmark {name}: nothing is left to fold"
+
+
+def _next_step_of_onnx(graph: Graph, name: str) -> str:
+    passing = sum(node.op in ("Identity", "Dropout") for node in graph.nodes.values() if node.name not in graph.ends)
+    if {"QuantizeLinear", "QLinearConv", "ConvInteger", "MatMulInteger"} & graph.op_counts.keys():
+        return f"quantkit benchmark {name}: it is in 8 bits already"
+    if passing:
+        recipe = "remove_nodes(op=Identity, op=Dropout, max_inputs=3) merge_duplicate_nodes strip_unused_nodes"
+        return f"quantkit transform {name} -o OUT.onnx --transforms '{recipe}': {passing} passing nodes can go"
+    return f"quantkit quantize {name} -o OUT.onnx --calibration PICTURES: 8 bits make it smaller and faster"

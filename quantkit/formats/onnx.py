@@ -164,6 +164,35 @@ def opsets(graph: Graph) -> Mapping[str, int]:
     return found or {"": OPSET}
 
 
+def value_infos(graph: Graph) -> Mapping[Edge, tuple[DType | None, Shape]]:
+    """Element types and shapes that the file states, of values other than what is fed and constants.
+
+    Raises:
+        InputError: `Graph.extra` is broken.
+    """
+    model = _parse("ModelProto", graph.extra)
+    known = {info.name: _read_info(info) for info in (*model.graph.value_info, *model.graph.output)}
+    found: dict[Edge, tuple[DType | None, Shape]] = {}
+    for node in graph.nodes.values():
+        named = node.attrs.get(OUTPUTS)
+        for port in range(len(named) if isinstance(named, tuple) else 1):
+            if (name := value_name(node, port)) in known:
+                found[Edge(node.name, port)] = known[name]
+    return found
+
+
+def renamed_infos(extra: bytes, names: Mapping[str, str]) -> bytes:
+    """A `Graph.extra` with other names for some values.
+
+    Raises:
+        InputError: it is broken.
+    """
+    model = _parse("ModelProto", extra)
+    for info in (*model.graph.value_info, *model.graph.output):
+        info.name = names.get(info.name, info.name)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
 def value_name(node: Node, port: int) -> str:
     """What the file calls an output of a node; nothing where the node leaves it out."""
     named = node.attrs.get(OUTPUTS)

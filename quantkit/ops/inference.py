@@ -10,6 +10,7 @@ from typing import Any
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape, Tensor
+from quantkit.ops import onnx
 
 UNKNOWN = Shape(None)
 SCALAR = Shape(())
@@ -21,16 +22,21 @@ Rule = Callable[[Node, Sequence[Shape], Mapping[int, Tensor]], Sequence[Shape]]
 _RULES: dict[str, Rule] = {}
 
 
-def infer_shapes(graph: Graph) -> Mapping[Edge, Shape]:
+def infer_shapes(graph: Graph, known: Mapping[Edge, Shape] | None = None) -> Mapping[Edge, Shape]:
     """The shape of every edge that something is known of.
+
+    Args:
+        graph: of TensorFlow's or of ONNX's ops.
+        known: what the file says of edges whose ops have no rule, or do not tell.
 
     Raises:
         GraphError: the nodes form a cycle.
     """
-    shapes: dict[Edge, Shape] = {}
+    shapes: dict[Edge, Shape] = dict(known or {})
+    rules = onnx.RULES if graph.dialect == "onnx" else _RULES
     for name in graph.order:
         node = graph[name]
-        rule = _RULES.get(node.op)
+        rule = rules.get(node.op)
         if rule is None:
             continue
         given = [shapes.get(edge, UNKNOWN) for edge in node.inputs]
@@ -42,7 +48,8 @@ def infer_shapes(graph: Graph) -> Mapping[Edge, Shape]:
         except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError):
             continue  # the graph does not fit the op: whoever runs it will say so better
         for port, shape in enumerate(made):
-            shapes[Edge(name, port)] = shape
+            if shape.dims is not None or Edge(name, port) not in shapes:
+                shapes[Edge(name, port)] = shape
     return shapes
 
 

@@ -1,7 +1,12 @@
-"""New names for nodes, everywhere a name is written."""
+"""New names for nodes, everywhere a name is written.
+
+The values of an ONNX graph have names of their own where a node makes several (`quantkit.formats.onnx.OUTPUTS`), and
+subgraphs refer to values by name.
+"""
 
 from collections.abc import Mapping
 
+from quantkit.formats.onnx import DIALECT, OUTPUTS, renamed_infos
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 
 # What an attribute `_class` says of a node that shares its device with another.
@@ -22,13 +27,31 @@ def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
     def node(old: Node) -> Node:
         controls = tuple(names.get(name, name) for name in old.controls)
         new = old.with_(name=names.get(old.name, old.name), inputs=edges(old.inputs), controls=controls)
+        values = old.attrs.get(OUTPUTS)
+        if graph.dialect == DIALECT and new.name != old.name and isinstance(values, tuple):
+            new = new.with_attrs(**{OUTPUTS: _values(values, new.name)})
         classes = old.attrs.get("_class")
         if not isinstance(classes, tuple):
             return new
         return new.with_attrs(_class=tuple(_located(one, names) for one in classes))
 
     made = graph.with_nodes(node(one) for one in graph.nodes.values())
-    return made.with_(inputs=edges(graph.inputs), outputs=edges(graph.outputs))
+    extra = renamed_infos(graph.extra, names) if graph.dialect == DIALECT else graph.extra
+    return made.with_(inputs=edges(graph.inputs), outputs=edges(graph.outputs), extra=extra)
+
+
+def pinned(graph: Graph) -> frozenset[str]:
+    """Nodes whose values the subgraphs of an ONNX graph read by name: they can be neither renamed nor replaced."""
+    if graph.dialect != DIALECT:
+        return frozenset()
+    return frozenset(name for node in graph.nodes.values() for name in node.controls)
+
+
+def _values(values: tuple[bytes, ...], name: str) -> tuple[bytes, ...]:
+    """Names for the values of a node that is called like its first one; what was left out stays so."""
+    first = next(port for port, value in enumerate(values) if value)
+    new = (f"{name}:{port}" if port != first else name for port in range(len(values)))
+    return tuple(text.encode() if value else b"" for text, value in zip(new, values, strict=True))
 
 
 def _located(text: Attr, names: Mapping[str, str]) -> Attr:

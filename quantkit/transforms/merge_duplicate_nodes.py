@@ -9,10 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 
+from quantkit.formats import onnx
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Tensor
+from quantkit.ops.onnx import is_stateful as is_stateful_in_onnx
 from quantkit.ops.tensorflow import find_op
+from quantkit.transforms._names import pinned
 from quantkit.transforms.registry import transform
 
 # Equal or not, each of these stands for a tensor of its own.
@@ -23,7 +26,7 @@ UNREADABLE = (DType.RESOURCE, DType.VARIANT)
 BEGINNING_BYTES = 64
 
 
-@transform
+@transform(dialects=("tensorflow", "onnx"))
 def merge_duplicate_nodes(graph: Graph) -> Outcome:
     """Merge nodes that compute the same, the first in file order stays.
 
@@ -36,16 +39,28 @@ def merge_duplicate_nodes(graph: Graph) -> Outcome:
     Constants are equal when type, shape and bits are, however the file stores them. Inputs and outputs of the graph
     and placeholders are never merged.
 
-    Declines when an op keeps state (random numbers, variables), or is not known.
+    Declines when an op keeps state (random numbers, variables), or is not known, or a loop or branch of an ONNX graph
+    refers to the node.
 
     Raises:
         GraphError: the nodes form a cycle, or one reads what is not there.
+
+    Example:
+        merge_duplicate_nodes
+        inputs: x
+        outputs: y
+        x = Placeholder[2]()
+        a = Relu(x)
+        b = Relu(x)
+        c = Neg(a)
+        d = Neg(b)
+        y = Add(c, d)
     """
     keep: dict[str, str] = {}
     changes: list[str] = []
     skips: list[Skip] = []
     for first, *twins in _equal_nodes(graph):
-        reason = _reason_to_stay(first.op)
+        reason = _reason_to_stay(first.op, graph.dialect)
         for twin in twins:
             if reason:
                 skips.append(Skip(f"it equals {first.name}, but {reason}", twin.name))
@@ -59,29 +74,43 @@ def merge_duplicate_nodes(graph: Graph) -> Outcome:
 def _equal_nodes(graph: Graph) -> list[list[Node]]:
     """Groups of two or more equal nodes, in file order."""
     tensor_keys = _tensor_keys(graph)
+    kept = graph.ends | pinned(graph)
     groups: dict[Hashable, list[str]] = {}
     leaders: dict[str, str] = {}
     for name in graph.order:
         node = graph[name]
         key = (
             node.op,
-            name if name in graph.ends or node.op in FED_OPS else "",
+            name if name in kept or node.op in FED_OPS else "",
             tuple((leaders.get(edge.node, edge.node), edge.port) for edge in node.inputs),
             frozenset(leaders.get(control, control) for control in node.controls),
             node.device,
-            frozenset((attr, _attr_key(value, tensor_keys)) for attr, value in node.attrs.items()),
+            frozenset((attr, _attr_key(value, tensor_keys)) for attr, value in _compared(node).items()),
         )
         members = groups.setdefault(key, [])
         members.append(name)
-        if not _reason_to_stay(node.op):
+        if not _reason_to_stay(node.op, graph.dialect):
             leaders[name] = members[0]
     place = {name: number for number, name in enumerate(graph.nodes)}
     found = [sorted(members, key=place.__getitem__) for members in groups.values() if len(members) > 1]
     return [[graph[name] for name in members] for members in sorted(found, key=lambda members: place[members[0]])]
 
 
+def _compared(node: Node) -> Mapping[str, Attr]:
+    """The attributes, with which values an ONNX node makes in place of what they are called."""
+    names = node.attrs.get(onnx.OUTPUTS)
+    if not isinstance(names, tuple):
+        return node.attrs
+    return {**node.attrs, onnx.OUTPUTS: tuple(bool(name) for name in names)}
+
+
 @cache
-def _reason_to_stay(op: str) -> str:
+def _reason_to_stay(op: str, dialect: str) -> str:
+    if dialect == onnx.DIALECT:
+        known_state = is_stateful_in_onnx(op)
+        if known_state is None:
+            return f"what {op} does is not known"
+        return f"{op} gives another result each time" if known_state else ""
     known = find_op(op)
     if known is None:
         return f"what {op} does is not known"

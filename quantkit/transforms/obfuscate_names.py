@@ -4,15 +4,16 @@ from collections.abc import Iterator
 from itertools import count
 
 from quantkit.errors import GraphError
-from quantkit.ir.graph import Graph
+from quantkit.formats.onnx import ABSENT, DIALECT
+from quantkit.ir.graph import Graph, Node
 from quantkit.ir.rewrite import Outcome
-from quantkit.transforms._names import renamed
+from quantkit.transforms._names import pinned, renamed
 from quantkit.transforms.registry import transform
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-@transform
+@transform(dialects=("tensorflow", "onnx"))
 def obfuscate_names(graph: Graph) -> Outcome:
     """Rename all nodes but the inputs and outputs of the graph to 0, 1, ... z, A, ... Z, 10, ... in file order.
 
@@ -25,19 +26,36 @@ def obfuscate_names(graph: Graph) -> Outcome:
 
     Options: none.
 
-    Declines when a node is an input or output of the graph: it keeps its name, and no other gets it.
+    Declines when a node is an input or output of the graph, or a loop or branch of an ONNX graph refers to it: it
+    keeps its name, and no other gets it.
 
     Raises:
         GraphError: a node reads what is not in the graph.
+
+    Example:
+        obfuscate_names
+        inputs: x
+        outputs: y
+        x = Placeholder[4]()
+        secret/layer = Relu(x)
+        secret/wait = NoOp(^secret/layer)
+        y = Neg(secret/layer, ^secret/wait)
     """
     for node in graph.nodes.values():
         for name in (*(edge.node for edge in node.inputs), *node.controls):
             if name not in graph:
                 raise GraphError(f"No node named {name} for input to {node.name}")
-    short = _short_names(graph.ends)
-    names = {name: next(short) for name in graph.nodes if name not in graph.ends}
+    kept = graph.ends | pinned(graph) | {ABSENT.name}
+    short = _short_names(kept)
+    names = {name: next(short) for name in graph.nodes if name not in kept}
     changes = tuple(f"{old} -> {new}" for old, new in names.items() if old != new)
+    if graph.dialect == DIALECT:  # beside the names of values, nodes have names and remarks there
+        graph = graph.with_nodes(_untold(node) for node in graph.nodes.values())
     return Outcome(renamed(graph, names) if changes else graph, changes)
+
+
+def _untold(node: Node) -> Node:
+    return node if node.op == "Placeholder" else node.with_(extra=b"")
 
 
 def _short_names(taken: frozenset[str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from quantkit.ir.rewrite import Outcome
 from quantkit.transforms.registry import transform
 
 
-@transform
+@transform(dialects=("tensorflow", "onnx"))
 def remove_attribute(graph: Graph, *, attribute_name: tuple[str, ...] = (), op_name: tuple[str, ...] = ()) -> Outcome:
     """Delete an attribute from all nodes, or from those of one type.
 
@@ -21,6 +21,13 @@ def remove_attribute(graph: Graph, *, attribute_name: tuple[str, ...] = (), op_n
 
     Raises:
         RecipeError: it is not given exactly once, or several op_name are.
+
+    Example:
+        remove_attribute(attribute_name=_note)
+        inputs: x
+        outputs: y
+        x = Placeholder[2]()
+        y = Relu(x, _note=seen)
     """
     if len(attribute_name) != 1:
         raise RecipeError(

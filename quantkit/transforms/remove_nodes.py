@@ -5,10 +5,11 @@ from typing import NamedTuple
 from quantkit.errors import RecipeError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
+from quantkit.transforms._names import pinned
 from quantkit.transforms.registry import transform
 
 
-@transform
+@transform(dialects=("tensorflow", "onnx"))
 def remove_nodes(graph: Graph, *, op: tuple[str, ...], max_inputs: int = 1) -> Outcome:
     """Splice out nodes of the given types: their readers read their first input instead.
 
@@ -21,8 +22,17 @@ def remove_nodes(graph: Graph, *, op: tuple[str, ...], max_inputs: int = 1) -> O
         op: node types to remove, e.g. ``remove_nodes(op=Identity, op=CheckNumerics)``.
         max_inputs: remove nodes with up to so many data inputs (1).
 
-    Declines when a node is an input or output of the graph, has no or too many inputs, or another of its
-    outputs than the first is read.
+    Declines when a node is an input or output of the graph, has no or too many inputs, another of its outputs than
+    the first is read, or a loop or branch of an ONNX graph refers to it.
+
+    Example:
+        remove_nodes(op=Identity, op=CheckNumerics)
+        inputs: x
+        outputs: y
+        x = Placeholder[2]()
+        check = CheckNumerics(x, message=bad)
+        same = Identity(x, ^check)
+        y = Relu(same)
     """
     if max_inputs < 1:
         raise RecipeError(
@@ -31,6 +41,7 @@ def remove_nodes(graph: Graph, *, op: tuple[str, ...], max_inputs: int = 1) -> O
     last_ports: dict[str, int] = {}
     for edge in graph.uses:
         last_ports[edge.node] = max(last_ports.get(edge.node, 0), edge.port)
+    fixed = pinned(graph)
     gone: dict[str, _Removed] = {}
     changes: list[str] = []
     skips: list[Skip] = []
@@ -39,6 +50,7 @@ def remove_nodes(graph: Graph, *, op: tuple[str, ...], max_inputs: int = 1) -> O
         if node.op not in op:
             continue
         reason = _reason_to_stay(graph, node, max_inputs, last_ports.get(name, 0))
+        reason = reason or ("a loop or branch refers to it by name" if name in fixed else "")
         if reason:
             skips.append(Skip(reason, name))
         else:

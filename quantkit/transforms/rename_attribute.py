@@ -6,7 +6,7 @@ from quantkit.ir.rewrite import Outcome
 from quantkit.transforms.registry import transform
 
 
-@transform
+@transform(dialects=("tensorflow", "onnx"))
 def rename_attribute(
     graph: Graph,
     *,
@@ -30,6 +30,13 @@ def rename_attribute(
 
     Raises:
         RecipeError: one of the names is not given exactly once.
+
+    Example:
+        rename_attribute(op_name=Squeeze, old_attribute_name=_axis, new_attribute_name=squeeze_dims)
+        inputs: x
+        outputs: y
+        x = Placeholder[2x1]()
+        y = Squeeze(x, _axis=[1])
     """
     if len(old_attribute_name) != 1 or len(new_attribute_name) != 1:
         raise RecipeError(

@@ -3,11 +3,11 @@
 from quantkit.errors import GraphError, RecipeError
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
-from quantkit.transforms._names import renamed
+from quantkit.transforms._names import pinned, renamed
 from quantkit.transforms.registry import transform
 
 
-@transform
+@transform(dialects=("tensorflow", "onnx"))
 def rename_node(graph: Graph, *, old_node_name: tuple[str, ...] = (), new_node_name: tuple[str, ...] = ()) -> Outcome:
     """Give a node another name, wherever it is written: inputs, waits, colocations, inputs and outputs of the graph.
 
@@ -22,7 +22,16 @@ def rename_node(graph: Graph, *, old_node_name: tuple[str, ...] = (), new_node_n
 
     Raises:
         RecipeError: one of the names is not given exactly once.
-        GraphError: a node has the new name.
+        GraphError: a node has the new name, or a subgraph of an ONNX graph refers to the old one.
+
+    Example:
+        rename_node(old_node_name=super/deep/split, new_node_name=parts)
+        inputs: x
+        outputs: y
+        x = Placeholder[4]()
+        axis = Const[int32](0)
+        super/deep/split = Split(axis, x, num_split=2)
+        y = Neg(super/deep/split:1)
     """
     if len(old_node_name) != 1 or len(new_node_name) != 1:
         raise RecipeError(
@@ -35,4 +44,6 @@ def rename_node(graph: Graph, *, old_node_name: tuple[str, ...] = (), new_node_n
         raise GraphError(f"A node is alreading using {new}as name.", hint=f"rename the node {new!r} first")
     if old not in graph:
         return Outcome(graph)
+    if old in pinned(graph):
+        raise GraphError(f"{old} can not be renamed: a loop or branch refers to it by name")
     return Outcome(renamed(graph, {old: new}), (f"{old} -> {new}",))

@@ -6,7 +6,7 @@ from quantkit.ir.rewrite import Outcome
 from quantkit.transforms.registry import transform
 
 
-@transform
+@transform(dialects=("tensorflow", "onnx"))
 def rename_op(graph: Graph, *, old_op_name: tuple[str, ...] = (), new_op_name: tuple[str, ...] = ()) -> Outcome:
     """Change the type of all nodes of one type; inputs and attributes stay as they are.
 
@@ -21,6 +21,13 @@ def rename_op(graph: Graph, *, old_op_name: tuple[str, ...] = (), new_op_name: t
 
     Raises:
         RecipeError: one of the types is not given exactly once.
+
+    Example:
+        rename_op(old_op_name=Add, new_op_name=AddV2)
+        inputs: x
+        outputs: y
+        x = Placeholder[2]()
+        y = Add(x, x)
     """
     if len(old_op_name) != 1 or len(new_op_name) != 1:
         raise RecipeError(

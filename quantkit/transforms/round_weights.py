@@ -20,7 +20,7 @@ from quantkit.transforms.registry import transform
 SMALLEST = 16
 
 
-@transform(exact=False)
+@transform(exact=False, dialects=("tensorflow", "onnx"))
 def round_weights(graph: Graph, *, num_steps: int = 256) -> Outcome:
     """Round float constants of 16 or more elements to the middles of equal steps: the file then packs well.
 
@@ -34,6 +34,12 @@ def round_weights(graph: Graph, *, num_steps: int = 256) -> Outcome:
 
     Raises:
         RecipeError: num_steps is less than 1.
+
+    Example:
+        round_weights(num_steps=4)
+        outputs: y
+        w = Const([0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.0, 0.25, 1.25, 2.25, 3.25, 3.75, 0.75])
+        y = Neg(w)
     """
     if num_steps < 1:
         raise RecipeError(
@@ -44,7 +50,7 @@ def round_weights(graph: Graph, *, num_steps: int = 256) -> Outcome:
     for node in graph.nodes.values():
         tensor = node.attrs.get("value")
         if (
-            node.op == "Const"
+            node.is_constant
             and isinstance(tensor, Tensor)
             and tensor.dtype is DType.FLOAT
             and tensor.num_elements >= SMALLEST

@@ -4,7 +4,7 @@ from quantkit.ir.graph import Graph
 from quantkit.transforms.registry import transform
 
 
-@transform
+@transform(dialects=("tensorflow", "onnx"))
 def sort_by_execution_order(graph: Graph) -> Graph:
     """Put every node behind all that it reads.
 
@@ -12,5 +12,14 @@ def sort_by_execution_order(graph: Graph) -> Graph:
     After:   w = Const   a = Placeholder   b = Conv2D(a, w)   c = Relu(b)
 
     Declines when nodes wait for each other in a cycle that has no Merge.
+
+    Example:
+        sort_by_execution_order
+        inputs: x
+        outputs: c
+        c = Relu(b)
+        b = Mul(x, w)
+        w = Const([1.0, 2.0])
+        x = Placeholder[2]()
     """
     return graph.with_nodes(graph[name] for name in graph.order)

@@ -7,7 +7,7 @@ from quantkit.ir.tensor import DType, Shape
 from quantkit.transforms.registry import transform
 
 
-@transform
+@transform(dialects=("tensorflow", "onnx"))
 def strip_unused_nodes(
     graph: Graph,
     *,
@@ -32,6 +32,16 @@ def strip_unused_nodes(
         shape_for_name: the shape for each ``name``.
 
     Declines when an input is a Placeholder already: it stays as it is.
+
+    Example:
+        strip_unused_nodes(type=float, shape="1,2")
+        inputs: prepared
+        outputs: y
+        raw = Placeholder[1x2]()
+        two = Const(2.0)
+        prepared = Mul(raw, two)
+        y = Relu(prepared)
+        unused = Neg(y)
     """
     for given, word, example in (
         (type_for_name, "type", "type_for_name=int32"),

@@ -1,0 +1,329 @@
+"""What ONNX's ops do to shapes, and which give another result each time.
+
+Layout is ONNX's: images are (n, c, h, w), weights of a convolution (c_out, c_in / groups, h, w).
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from quantkit.ir.graph import Edge, Node
+from quantkit.ir.tensor import Shape, Tensor
+
+UNKNOWN = Shape(None)
+SCALAR = Shape(())
+
+Dims = tuple[int | None, ...]
+# (node, shapes of its inputs, constants it reads by slot) -> shapes of its outputs, as far as they matter
+Rule = Callable[[Node, Sequence[Shape], Mapping[int, Tensor]], Sequence[Shape]]
+
+RULES: dict[str, Rule] = {}
+
+_RANDOM = re.compile(r"Random(Normal|Uniform)(Like)?|Multinomial|Bernoulli|Dropout|If|Loop|Scan")
+
+
+def is_stateful(op: str) -> bool | None:
+    """Whether two equal nodes may give different results; None for an op of another domain, which nobody knows here.
+
+    >>> is_stateful("Relu"), is_stateful("RandomNormal"), is_stateful("com.example.Relu")
+    (False, True, None)
+    """
+    return None if "." in op else _RANDOM.fullmatch(op) is not None
+
+
+def multiply_adds(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
+    """Multiplications followed by an addition of a node; 0 for ops without any.
+
+    Returns:
+        The count, or None where a shape is unknown, or the op runs other graphs.
+    """
+    if node.op in ("If", "Loop", "Scan"):
+        return None
+    slot = _WEIGHTS.get(node.op)
+    if slot is None:
+        return 0
+    out, weights = shapes.get(Edge(node.name), UNKNOWN), shapes.get(node.inputs[slot], UNKNOWN)
+    if not out.is_known or not weights.is_known:
+        return None
+    kernel = weights.known
+    if node.op == "ConvTranspose":
+        given = shapes.get(node.inputs[0], UNKNOWN)
+        return math.prod(given.known) * math.prod(kernel[1:]) if given.is_known else None
+    if "Conv" in node.op:
+        return math.prod(out.known) * math.prod(kernel[1:])
+    depth = kernel[-1] if node.attrs.get("transB") or len(kernel) == 1 else kernel[-2]
+    return math.prod(out.known) * depth
+
+
+# Where ops that multiply and add have their weights.
+_WEIGHTS = {
+    "Conv": 1,
+    "ConvInteger": 1,
+    "ConvTranspose": 1,
+    "Gemm": 1,
+    "MatMul": 1,
+    "MatMulInteger": 1,
+    "QLinearConv": 3,
+    "QLinearMatMul": 3,
+}
+
+
+def _rule(ops: str) -> Callable[[Rule], Rule]:
+    """Register a rule for ops, separated by spaces."""
+
+    def register(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(ops.split(), rule))
+        return rule
+
+    return register
+
+
+def _known(shape: Shape) -> Dims:
+    if shape.dims is None:
+        raise ValueError("unknown rank")
+    return shape.dims
+
+
+def _listed(node: Node, name: str, constants: Mapping[int, Tensor], slot: int) -> list[int] | None:
+    """Whole numbers that an attribute lists, or in later versions a constant input; None where neither is there."""
+    given: Any = node.attrs.get(name)
+    if given is not None:
+        return list(given)
+    return [int(one) for one in constants[slot].array.reshape(-1)] if slot in constants else None
+
+
+@_rule(
+    "Identity Relu LeakyRelu PRelu Elu Selu Celu Sigmoid HardSigmoid HardSwish Tanh Softmax LogSoftmax Softplus "
+    "Softsign Gelu Mish Abs Neg Exp Log Sqrt Reciprocal Floor Ceil Round Cast Clip Erf Sign Not LRN BatchNormalization "
+    "InstanceNormalization LayerNormalization GroupNormalization Dropout QuantizeLinear DequantizeLinear Sin Cos "
+    "CumSum IsNaN IsInf LpNormalization"
+)
+def _same(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return given[:1]
+
+
+@_rule("Placeholder")
+def _placeholder(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    shape = node.attrs.get("shape")
+    return [shape if isinstance(shape, Shape) else UNKNOWN]
+
+
+@_rule("Constant")
+def _constant(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    if isinstance(node.attrs.get("value"), Tensor):
+        return [Shape(node.value.shape)]
+    for key in ("value_floats", "value_ints", "value_strings"):
+        listed: Any = node.attrs.get(key)
+        if listed is not None:
+            return [Shape((len(listed),))]
+    return [SCALAR if {"value_float", "value_int", "value_string"} & node.attrs.keys() else UNKNOWN]
+
+
+@_rule("Add Sub Mul Div Pow Max Min Mean Sum Mod And Or Xor Greater GreaterOrEqual Less LessOrEqual Equal Where")
+def _broadcast(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims: Dims = ()
+    for shape in given:
+        other = _known(shape)
+        rank = max(len(dims), len(other))
+        pairs = zip((1,) * (rank - len(dims)) + dims, (1,) * (rank - len(other)) + other, strict=True)
+        dims = tuple(b if a == 1 else a if b in (1, a) or b is None else b for a, b in pairs)
+    return [Shape(dims)]
+
+
+def _windows(node: Node, given: Dims, kernel: Sequence[int]) -> list[int | None]:
+    """Positions of a window along each spatial axis."""
+    count = len(kernel)
+    attrs: Mapping[str, Any] = node.attrs
+    strides = attrs.get("strides") or (1,) * count
+    dilations = attrs.get("dilations") or (1,) * count
+    pads = attrs.get("pads") or (0,) * 2 * count
+    automatic = attrs.get("auto_pad", b"NOTSET")
+    found: list[int | None] = []
+    for axis, size in enumerate(given[2:]):
+        reach = (kernel[axis] - 1) * dilations[axis] + 1
+        if size is None:
+            found.append(None)
+        elif automatic.startswith(b"SAME"):
+            found.append(-(-size // strides[axis]))
+        else:
+            padded = size if automatic == b"VALID" else size + pads[axis] + pads[axis + count]
+            places = padded - reach
+            found.append((-(-places // strides[axis]) if attrs.get("ceil_mode") else places // strides[axis]) + 1)
+    return found
+
+
+@_rule("Conv ConvInteger QLinearConv")
+def _conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    weights, dims = given[3 if node.op == "QLinearConv" else 1].known, _known(given[0])
+    return [Shape((dims[0], weights[0], *_windows(node, dims, weights[2:])))]
+
+
+@_rule("ConvTranspose")
+def _conv_transpose(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    weights, dims = given[1].known, _known(given[0])
+    attrs: Mapping[str, Any] = node.attrs
+    count = len(dims) - 2
+    if "output_shape" in attrs or attrs.get("auto_pad", b"NOTSET") != b"NOTSET":
+        return [Shape((dims[0], weights[1] * attrs.get("group", 1), *(None,) * count))]
+    strides, dilations = (attrs.get(name) or (1,) * count for name in ("strides", "dilations"))
+    pads, extra = attrs.get("pads") or (0,) * 2 * count, attrs.get("output_padding") or (0,) * count
+    sizes = [
+        None
+        if size is None
+        else strides[axis] * (size - 1)
+        + extra[axis]
+        + (weights[axis + 2] - 1) * dilations[axis]
+        + 1
+        - pads[axis]
+        - pads[axis + count]
+        for axis, size in enumerate(dims[2:])
+    ]
+    return [Shape((dims[0], weights[1] * attrs.get("group", 1), *sizes))]
+
+
+@_rule("MaxPool AveragePool LpPool")
+def _pool(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    kernel: Any = node.attrs["kernel_shape"]
+    dims = _known(given[0])
+    return [Shape((*dims[:2], *_windows(node, dims, kernel)))]
+
+
+@_rule("GlobalAveragePool GlobalMaxPool GlobalLpPool")
+def _global_pool(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = _known(given[0])
+    return [Shape((*dims[:2], *(1,) * (len(dims) - 2)))]
+
+
+@_rule("Gemm")
+def _gemm(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    first, second = _known(given[0]), _known(given[1])
+    return [Shape((first[1 if node.attrs.get("transA") else 0], second[0 if node.attrs.get("transB") else 1]))]
+
+
+@_rule("MatMul MatMulInteger QLinearMatMul")
+def _matmul(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    first, second = _known(given[0]), _known(given[3 if node.op == "QLinearMatMul" else 1])
+    if len(first) < 2 or len(second) < 2:
+        return [UNKNOWN]
+    (batches,) = _broadcast(node, [Shape(first[:-2]), Shape(second[:-2])], {})
+    return [Shape((*_known(batches), first[-2], second[-1]))]
+
+
+@_rule("Concat")
+def _concat(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    joined = [_known(shape) for shape in given]
+    axis: Any = node.attrs["axis"]
+    sizes = [dims[axis] for dims in joined]
+    dims = list(joined[0])
+    dims[axis] = None if None in sizes else sum(size for size in sizes if size is not None)
+    return [Shape(tuple(dims))]
+
+
+@_rule("Reshape")
+def _reshape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    wanted: list[int | None] = [int(size) for size in constants[1].array.reshape(-1)]
+    if not node.attrs.get("allowzero"):
+        wanted = [_known(given[0])[axis] if size == 0 else size for axis, size in enumerate(wanted)]
+    if -1 in wanted:
+        place = wanted.index(-1)
+        rest = [size for size in wanted if size != -1]
+        if given[0].is_known and None not in rest:
+            wanted[place] = math.prod(given[0].known) // math.prod(size for size in rest if size is not None)
+        else:
+            wanted[place] = None
+    return [Shape(tuple(wanted))]
+
+
+@_rule("Flatten")
+def _flatten(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = _known(given[0])
+    axis: Any = node.attrs.get("axis", 1)
+    halves = dims[:axis], dims[axis:]
+    return [
+        Shape(tuple(None if None in half else math.prod(one for one in half if one is not None) for half in halves))
+    ]
+
+
+@_rule("Transpose")
+def _transpose(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = _known(given[0])
+    order: Any = node.attrs.get("perm") or range(len(dims))[::-1]
+    return [Shape(tuple(dims[axis] for axis in order))]
+
+
+@_rule("Squeeze")
+def _squeeze(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = _known(given[0])
+    listed = _listed(node, "axes", constants, 1)
+    if listed is None:
+        listed = [axis for axis, size in enumerate(dims) if size == 1]
+    axes = {axis % len(dims) for axis in listed}
+    return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
+
+
+@_rule("Unsqueeze")
+def _unsqueeze(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    listed = _listed(node, "axes", constants, 1) or []
+    rank = len(_known(given[0])) + len(listed)
+    axes, rest = {axis % rank for axis in listed}, iter(_known(given[0]))
+    return [Shape(tuple(1 if axis in axes else next(rest) for axis in range(rank)))]
+
+
+@_rule("ReduceMean ReduceSum ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSumExp")
+def _reduction(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = _known(given[0])
+    listed = _listed(node, "axes", constants, 1)
+    axes = {axis % len(dims) for axis in (range(len(dims)) if listed is None else listed)}
+    if node.attrs.get("keepdims", 1):
+        return [Shape(tuple(1 if axis in axes else size for axis, size in enumerate(dims)))]
+    return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
+
+
+@_rule("Pad")
+def _pad(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = _known(given[0])
+    pads = _listed(node, "pads", constants, 1)
+    if pads is None or len(given) > 3 or len(pads) != 2 * len(dims):
+        return [Shape((None,) * len(dims))]
+    sides = zip(dims, pads[: len(dims)], pads[len(dims) :], strict=True)
+    return [Shape(tuple(None if size is None else size + before + after for size, before, after in sides))]
+
+
+@_rule("Split")
+def _split(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = list(_known(given[0]))
+    axis: Any = node.attrs.get("axis", 0)
+    parts = _listed(node, "split", constants, 1)
+    names: Any = node.attrs.get("_outputs", (b"",))
+    if parts is None:
+        size = dims[axis]
+        parts_or_none: list[int | None] = [None if size is None else -(-size // len(names))] * len(names)
+        if size is not None and size % len(names):
+            parts_or_none = [None] * len(names)
+        return [Shape((*dims[:axis], part, *dims[axis % len(dims) + 1 :])) for part in parts_or_none]
+    return [Shape((*dims[:axis], part, *dims[axis % len(dims) + 1 :])) for part in parts]
+
+
+@_rule("Gather")
+def _gather(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims, indices = _known(given[0]), _known(given[1])
+    axis: Any = node.attrs.get("axis", 0)
+    axis %= len(dims)
+    return [Shape((*dims[:axis], *indices, *dims[axis + 1 :]))]
+
+
+@_rule("Shape")
+def _shape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    attrs: Mapping[str, Any] = node.attrs
+    return [Shape((len(_known(given[0])[attrs.get("start", 0) : attrs.get("end")]),))]
+
+
+@_rule("Resize Upsample")
+def _resize(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = _known(given[0])
+    if 3 in constants and constants[3].num_elements == len(dims):
+        return [Shape(tuple(int(size) for size in constants[3].array))]
+    scales = constants[1 if node.op == "Upsample" else 2].array
+    pairs = zip(dims, scales, strict=True)
+    return [Shape(tuple(None if size is None else math.floor(size * float(scale)) for size, scale in pairs))]
