@@ -6,7 +6,6 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from quantkit.classify.choices import Flags
 from quantkit.runtimes.session import SessionOptions
 
-DATA = "a folder, flat or one for each class, a list file, .npz, .npy or TFRecord files"
 _SECONDS_IN = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 

@@ -3,11 +3,12 @@
 from argparse import ArgumentParser, Namespace
 
 from quantkit.classify.evaluation import BATCH, Evaluation, Interrupted, evaluate
+from quantkit.data import KINDS
 from quantkit.errors import CheckError
 from quantkit.loading import MEANINGLESS
 
 from ._app import INTERRUPTED
-from ._arguments import DATA, add_offline, add_pictures_layers, add_threads, count, flags, options, share
+from ._arguments import add_offline, add_pictures_layers, add_threads, count, flags, options, share
 from ._loading import model_and_runtime
 from ._render import counting, emit, log
 
@@ -21,7 +22,7 @@ EXAMPLES = (
 def add_arguments(parser: ArgumentParser) -> None:
     """What to evaluate, on what, against what, and what is good enough."""
     parser.add_argument("model", metavar="MODEL", help="model file or name of a card; FILE@RUNTIME chooses its engine")
-    parser.add_argument("--data", required=True, help=f"pictures: {DATA}")
+    parser.add_argument("--data", required=True, help=f"pictures: {KINDS}")
     parser.add_argument("--reference", help="the version whose answers are right, e.g. the float one; FILE@RUNTIME too")
     parser.add_argument("--runtime", default="auto", help="engine of models that name none (the fastest that can)")
     parser.add_argument("--limit", type=count, help="pictures at most, the same ones every time (all)")

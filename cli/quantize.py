@@ -15,7 +15,7 @@ from quantkit.bench.machine import this_machine
 from quantkit.bench.rounds import Schedule, measure
 from quantkit.classify.choices import choose_ends, choose_preprocessing, matching_card
 from quantkit.classify.evaluation import Preparation, prepared_samples
-from quantkit.data import Data, find_data
+from quantkit.data import KINDS, Data, find_data
 from quantkit.errors import CheckError, UsageError
 from quantkit.evaluation import Quality, Tally
 from quantkit.ir.graph import Graph
@@ -36,7 +36,7 @@ from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Engine, Session, SessionOptions, TensorInfo
 from quantkit.zoo import list_cards
 
-from ._arguments import DATA, add_ends, add_normalization, add_offline, count, flags, seconds, share, whole
+from ._arguments import add_ends, add_normalization, add_offline, count, flags, seconds, share, whole
 from ._render import counting, emit, log
 from ._verdict import Verdict, cores
 
@@ -61,7 +61,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """What to quantize, with which data, into what, and how it is judged."""
     parser.add_argument("model", metavar="MODEL", help="model file, SavedModel folder, or name of a card")
     parser.add_argument("-o", "--output", required=True, help="file to write")
-    parser.add_argument("--calibration", help=f"pictures: {DATA}")
+    parser.add_argument("--calibration", help=f"pictures: {KINDS}")
     parser.add_argument("--target", choices=sorted(TARGETS), help="form of the 8-bit graph (the scheme's, or onnx)")
     parser.add_argument("--scheme", help="TOML file: what becomes 8 bits, and how (what suits the target)")
     parser.add_argument("--observer", help="how ranges are chosen, such as min_max or percentile(99.9) (the scheme's)")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from records import example, write_records
 
 from quantkit.data import Data, find_data
 from quantkit.errors import InputError, UsageError
@@ -39,7 +40,6 @@ def test_a_folder_of_classes(pictures: Path) -> None:
         "f.png": "",
     }
     assert data.skipped == 1
-    assert data.has_labels
 
 
 def test_the_order_is_that_of_the_digests_of_the_names(pictures: Path) -> None:
@@ -76,7 +76,7 @@ def test_arrays_with_and_without_labels(tmp_path: Path) -> None:
     assert [sample.label for sample in find_data(tmp_path / "a.npz").samples] == [
         str([3, 1, 0, 2][int(sample.name)]) for sample in find_data(tmp_path / "a.npz").samples
     ]
-    assert not find_data(tmp_path / "a.npy").has_labels
+    assert not any(sample.label for sample in find_data(tmp_path / "a.npy").samples)
 
 
 @pytest.mark.parametrize(
@@ -103,3 +103,48 @@ def test_missing_or_empty_data_is_named(tmp_path: Path) -> None:
     assert "pictures" in refused.value.hint
     with pytest.raises(InputError, match="no rows"):
         Data.of(np.zeros((0, 3)))
+
+
+def test_records_of_pictures(tmp_path: Path) -> None:
+    """Only the chosen records are read, in an order that does not depend on how they were written."""
+    for shard in range(2):
+        records = [
+            example(image__encoded=[b"picture %d" % number], image__class__label=np.int64([10 * shard + number]))
+            for number in range(4)
+        ]
+        write_records(tmp_path / f"train-{shard}-of-2", records)
+    for source in (tmp_path, tmp_path / "train-*"):
+        data = find_data(source, limit=6)
+        names = [sample.name for sample in data.samples]
+        assert names == sorted(names, key=lambda name: sha256(name.encode()).hexdigest())
+        for sample in data.samples:
+            shard, number = int(sample.name[6]), int(sample.name[-1])
+            assert sample.encoded == b"picture %d" % number
+            assert sample.label == str(10 * shard + number)
+    (tmp_path / "other").mkdir()
+    path = write_records(tmp_path / "other" / "one", [example(image=[b"a"], image__class__synset=[b"n02510455"])])
+    (sample,) = find_data(path).samples
+    assert (sample.label, sample.encoded) == ("n02510455", b"a")
+
+
+def test_records_of_numbers(tmp_path: Path) -> None:
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+    path = write_records(tmp_path / "a.tfrecord", [example(x=row, label=row[:1].astype(np.int64)) for row in rows])
+    data = find_data(path)
+    assert sorted(data.arrays["x"].tolist()) == rows.tolist()
+    assert [float(sample.label) for sample in data.samples] == [data.rows("x", [one])[0, 0] for one in data.samples]
+    shaped = [example(x=row, x__shape=np.array([2, 2])) for row in rows]
+    assert find_data(write_records(tmp_path / "b.tfrecord", shaped)).arrays["x"].shape == (3, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([example(name=[b"x"])], "hold neither pictures nor real numbers, but name"),
+        ([example(x=np.ones(1, np.float32)), example(x=np.ones(2, np.float32))], "has not the same size"),
+        ([b"\xff\xff"], "is no tf"),
+    ],
+)
+def test_records_of_something_else_are_named(tmp_path: Path, records: list[bytes], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        find_data(write_records(tmp_path / "a.tfrecord", records))

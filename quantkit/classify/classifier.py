@@ -14,6 +14,7 @@ import numpy as np
 
 from quantkit.classify.feeding import Feeding
 from quantkit.classify.labels import Labels, Order
+from quantkit.classify.pictures import read_bytes
 from quantkit.classify.preprocess import Preprocessing
 from quantkit.errors import GraphError, InputError, UsageError
 from quantkit.ir.tensor import Array, DType
@@ -150,7 +151,7 @@ class Classifier:
     def _prepare(self, path: Path) -> _Ready | Refused:
         start = perf_counter()
         try:
-            decoded = self._feeding.read(path, self.preprocessing.channels)
+            decoded = self._feeding.decode(read_bytes(path), str(path), self.preprocessing.channels)
         except InputError as error:
             return Refused(path, error)
         middle = perf_counter()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,6 +26,7 @@ from quantkit.classify.choices import (
 )
 from quantkit.classify.feeding import Feeding
 from quantkit.classify.labels import Labels, Order, read_labels
+from quantkit.classify.pictures import read_bytes
 from quantkit.classify.preprocess import Preprocessing
 from quantkit.data import Data, Sample, find_data
 from quantkit.errors import InputError, UsageError
@@ -157,7 +159,7 @@ class Preparation:
         """What the input takes for one row of tensors, which is not cropped.
 
         Args:
-            row: (h, w, c) uint8 pixels, or numbers as the input takes them, with channels first or last.
+            row: (h, w, c) uint8 pixels, or numbers as the input takes them, with channels first or last, or in a row.
 
         Raises:
             UsageError: the input takes pixels and the row holds other numbers.
@@ -170,6 +172,8 @@ class Preparation:
                 f"input {self.info.name!r} takes {feeding.dtype.value} and the data is {row.dtype}",
                 hint="give pictures, or an array of uint8 pixels",
             )
+        if dims and row.ndim == 1 and None not in dims[1:] and row.size == prod(size or 1 for size in dims[1:]):
+            row = row.reshape([size or 1 for size in dims[1:]])
         if dims and row.ndim == 3 and not _fits(dims[-3:], row.shape):
             turned = row.transpose((2, 0, 1) if feeding.channels_first else (1, 2, 0))
             row = np.ascontiguousarray(turned) if _fits(dims[-3:], turned.shape) else row
@@ -205,14 +209,15 @@ def prepared_samples(
             yield sample, [preparation.of_row(row) for preparation in preparations]
         if data.arrays:
             continue
-        path = Path(sample.path or sample.name)
+        name = str(sample.path) if sample.offset is None else f"{sample.path} ({sample.name})"
         decoded: dict[tuple[str, int], bytes | Array] = {}
         try:
+            encoded = read_bytes(Path(sample.path or sample.name)) if sample.offset is None else sample.encoded
             for one in preparations:
                 if one.reading not in decoded:
-                    decoded[one.reading] = one.feeding.read(path, one.preprocessing.channels)
+                    decoded[one.reading] = one.feeding.decode(encoded, name, one.preprocessing.channels)
         except InputError as error:
-            refused[str(path)] = error.message
+            refused[name] = error.message
         else:
             yield sample, [one.of_picture(decoded[one.reading]) for one in preparations]
 

@@ -8,12 +8,11 @@ float                       the resized and normalised picture
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from quantkit.classify.pictures import open_picture, read_jpeg
+from quantkit.classify.pictures import check_jpeg, decode
 from quantkit.classify.preprocess import Preprocessing, normalize, resize
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array, DType
@@ -63,19 +62,27 @@ class Feeding:
         batch = dims[0] if has_batch_axis else 1
         return cls("resized", info.dtype, batch, has_batch_axis, sizes[0] in (1, 3) and sizes[2] not in (1, 3))
 
-    def read(self, path: Path, channels: int) -> bytes | Array:
-        """The file's bytes, or its pixels (h, w, channels) uint8.
+    def decode(self, data: bytes, name: str, channels: int) -> bytes | Array:
+        """An encoded picture as it is, or its pixels (h, w, channels) uint8.
+
+        Args:
+            data: of a picture file.
+            name: of the file, for messages.
+            channels: of the pixels.
 
         Raises:
-            InputError: the picture can not be read.
+            InputError: it is no whole picture.
         """
-        return read_jpeg(path) if self.kind == "jpeg" else open_picture(path, channels)
+        if self.kind != "jpeg":
+            return decode(data, name, channels)
+        check_jpeg(data, name)
+        return data
 
     def prepare(self, decoded: bytes | Array, preprocessing: Preprocessing) -> bytes | Array:
         """One picture as the input takes it, without a batch axis.
 
         Args:
-            decoded: what `read` gave.
+            decoded: what `decode` gave.
             preprocessing: size, mean and deviation; not used where the graph does that itself.
         """
         if isinstance(decoded, bytes) or self.kind == "pixels":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quantkit.classify import jpeg
-from quantkit.data import PICTURE_ENDINGS
+from quantkit.data import pictures_of
 from quantkit.errors import InputError, UsageError, did_you_mean
 from quantkit.ir.tensor import Array
 
@@ -46,22 +46,16 @@ def find_pictures(sources: Iterable[str | Path]) -> Found:
 
     Raises:
         UsageError: a source is a web address.
-        InputError: a source does not exist, or a folder holds no picture.
+        InputError: a source does not exist, or a folder can not be read or holds no picture.
     """
     paths: list[Path] = []
     skipped = 0
     for source in sources:
         path = _local(source)
         if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.is_file())
-            pictures = [file for file in files if file.suffix.lower() in PICTURE_ENDINGS]
-            if not pictures:
-                raise InputError(
-                    f"folder {str(path)!r} holds no pictures",
-                    hint=f"looked for {', '.join(sorted(PICTURE_ENDINGS))} among {len(files)} files",
-                )
+            pictures, others = pictures_of(path)
             paths += pictures
-            skipped += len(files) - len(pictures)
+            skipped += others
         else:
             paths.append(path)
     return Found(tuple(paths), skipped)
@@ -84,20 +78,22 @@ def read_bytes(path: Path) -> bytes:
     return data
 
 
-def read_jpeg(path: Path) -> bytes:
-    """The bytes of a JPEG file that is known to be whole, for a graph that decodes pictures itself.
+def check_jpeg(data: bytes, name: str) -> None:
+    """See that a graph that decodes pictures itself can decode this one.
+
+    Args:
+        data: of a picture file.
+        name: of the file, for messages.
 
     Raises:
         InputError: it is no JPEG, or a broken one.
     """
-    data = read_bytes(path)
     if not data.startswith(JPEG_START):
         raise InputError(
-            f"picture {str(path)!r} is not a JPEG, which is all that the graph's own decoder reads",
+            f"picture {name!r} is not a JPEG, which is all that the graph's own decoder reads",
             hint="feed decoded pixels instead: leave out --input-layer, or use --input-layer DecodeJpeg:0",
         )
-    decode(data, str(path))
-    return data
+    decode(data, name)
 
 
 def decode(data: bytes, name: str, channels: int = 3) -> Array:
@@ -143,18 +139,6 @@ def decode(data: bytes, name: str, channels: int = 3) -> Array:
             hint="copy or download it again",
         ) from None
     return pixels
-
-
-def open_picture(path: Path, channels: int = 3) -> Array:
-    """Read and decode a picture file; see `decode`.
-
-    Returns:
-        (h, w, channels) uint8.
-
-    Raises:
-        InputError: the file can not be read, or holds no whole picture.
-    """
-    return decode(read_bytes(path), str(path), channels)
 
 
 def _local(source: str | Path) -> Path:

@@ -157,9 +157,14 @@ def _examples(inputs: tuple[TensorInfo, ...], batches: Iterable[Batch], at_once:
 
 
 def _as_fed(array: Array, info: TensorInfo | None) -> Array:
-    """The array, in the precision of the input it is for."""
-    is_close = info is not None and array.dtype.kind == "f" and info.dtype.numpy.kind == "f"
-    return array.astype(info.dtype.numpy, copy=False) if is_close and info is not None else array
+    """The array, in the precision of the input it is for; numbers in a row in its shape."""
+    if info is None:
+        return array
+    dims = info.shape.dims or ()
+    if array.ndim == 2 and len(dims) > 2 and array.shape[1] == prod(size or 0 for size in dims[1:]):
+        array = array.reshape(len(array), *(size or 1 for size in dims[1:]))
+    is_close = array.dtype.kind == "f" and info.dtype.numpy.kind == "f"
+    return array.astype(info.dtype.numpy, copy=False) if is_close else array
 
 
 class _Observation:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from records import example, write_records
 
 import quantkit as qk
 from quantkit.classify.evaluation import Interrupted, class_of, evaluate
@@ -85,6 +86,18 @@ def test_pixels_and_prepared_numbers_give_the_same(folded: Graph) -> None:
     assert first.top1 == second.top1 == Share(10, 10)
     with pytest.raises(UsageError, match="holds 2 arrays"):
         evaluate(folded, Data.of({"a": pixels, "b": pixels}), runtime="reference")
+
+
+def test_records_are_evaluated_like_files(tmp_path: Path) -> None:
+    pictures = [(ASSETS / f"digit_{digit}.png").read_bytes() for digit in range(10)]
+    records = [
+        example(image__encoded=[picture], image__class__label=np.array([digit]))
+        for digit, picture in enumerate(pictures)
+    ]
+    records.append(example(image__encoded=[b"no picture"], image__class__label=np.array([1])))
+    found = evaluate("digits", write_records(tmp_path / "digits.tfrecord", records), runtime="reference")
+    assert found.quality.top1 == Share(10, 10)
+    assert list(found.refused) == [f"{tmp_path}/digits.tfrecord (digits.tfrecord#10)"]
 
 
 def test_a_graph_of_uint8_and_channels_first_is_fed_its_way(folded: Graph) -> None:

@@ -1,4 +1,5 @@
 import importlib.util
+import os
 from io import BytesIO
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from PIL import Image
 
 from quantkit.classify import pictures
-from quantkit.classify.pictures import decode, find_pictures, open_picture, read_jpeg
+from quantkit.classify.pictures import check_jpeg, decode, find_pictures, read_bytes
 from quantkit.errors import InputError, UsageError
 
 needs_tensorflow = pytest.mark.skipif(
@@ -199,21 +200,27 @@ def test_pillows_own_limit_is_told_the_same_way(monkeypatch: pytest.MonkeyPatch)
 def test_missing_and_empty_files(tmp_path: Path) -> None:
     (tmp_path / "empty.png").touch()
     with pytest.raises(InputError, match=r"empty\.png' is empty"):
-        open_picture(tmp_path / "empty.png")
+        read_bytes(tmp_path / "empty.png")
     with pytest.raises(InputError, match="No such file"):
-        open_picture(tmp_path / "none.png")
+        read_bytes(tmp_path / "none.png")
 
 
-def test_read_jpeg_wants_a_whole_jpeg(tmp_path: Path) -> None:
+def test_a_graph_that_decodes_wants_a_whole_jpeg() -> None:
     whole = encoded(two_halves(), "JPEG")
-    (tmp_path / "a.jpg").write_bytes(whole)
-    assert read_jpeg(tmp_path / "a.jpg") == whole
-    (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    check_jpeg(whole, "a.jpg")
     with pytest.raises(InputError, match="cut short"):
-        read_jpeg(tmp_path / "cut.jpg")
-    (tmp_path / "b.png").write_bytes(encoded(two_halves(), "PNG"))
+        check_jpeg(whole[: len(whole) // 2], "cut.jpg")
     with pytest.raises(InputError, match="not a JPEG"):
-        read_jpeg(tmp_path / "b.png")
+        check_jpeg(encoded(two_halves(), "PNG"), "b.png")
+
+
+def test_a_folder_that_can_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(folder: str) -> None:
+        raise PermissionError(13, "Permission denied", folder)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(InputError, match="can not be read: permission denied"):
+        find_pictures([tmp_path])
 
 
 def test_folders_are_walked_in_order(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""TFRecord files: written by hand here, and by TensorFlow."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from records import example, write_records
+
+from quantkit.errors import InputError
+from quantkit.formats.tfrecord import (
+    crc32c,
+    is_tfrecord,
+    masked_checksum,
+    parse_example,
+    read_record,
+    record_offsets,
+)
+
+
+@given(st.binary(max_size=300))
+def test_the_checksum_is_that_of_one_bit_after_another(data: bytes) -> None:
+    register = 0xFFFFFFFF
+    for byte in data:
+        register ^= byte
+        for _ in range(8):
+            register = (register >> 1) ^ (0x82F63B78 if register & 1 else 0)
+    assert crc32c(data) == register ^ 0xFFFFFFFF
+
+
+def test_known_checksums() -> None:
+    """Those of RFC 3720, B.4."""
+    assert crc32c(b"") == 0
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert crc32c(bytes(range(32))) == 0x46DD794E
+
+
+def test_records_are_found_and_read(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "train-00000-of-00001", [b"first", b"", b"third" * 1000])
+    assert is_tfrecord(path)
+    offsets = record_offsets(path)
+    assert [read_record(path, offset) for offset in offsets] == [b"first", b"", b"third" * 1000]
+
+
+def test_what_is_no_record_file_is_not_taken_for_one(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("pictures/a.png 7\n")
+    (tmp_path / "short").write_bytes(b"\x00")
+    assert not is_tfrecord(tmp_path / "list.txt")
+    assert not is_tfrecord(tmp_path / "short")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data[:-3], "cut short in record 1"),
+        (lambda data: data[:-30], "cut short"),
+        (lambda data: b"\x01" + data[1:], "damaged"),
+        (lambda data: b"\x1f\x8b" + data, "compressed"),
+        (lambda data: b"", "empty"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, change: "object", message: str) -> None:
+    path = write_records(tmp_path / "a.tfrecord", [b"first record", b"second record"])
+    path.write_bytes(change(path.read_bytes()))  # type: ignore[operator]
+    with pytest.raises(InputError, match=message):
+        record_offsets(path)
+
+
+def test_a_changed_byte_of_a_record_is_named(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "a.tfrecord", [b"first record", b"second record"])
+    data = bytearray(path.read_bytes())
+    data[-6] ^= 1
+    path.write_bytes(data)
+    first, second = record_offsets(path)
+    assert read_record(path, first) == b"first record"
+    with pytest.raises(InputError, match=f"the record at byte {second} of .* is damaged"):
+        read_record(path, second)
+
+
+def test_an_example_is_read(tmp_path: Path) -> None:
+    features = parse_example(example(name=[b"x", b"y"], sizes=np.int64([3, -1]), values=np.float32([0.5, 2])), "one")
+    assert features["name"] == [b"x", b"y"]
+    assert np.asarray(features["sizes"]).tolist() == [3, -1]
+    assert np.asarray(features["values"]).tolist() == [0.5, 2]
+    with pytest.raises(InputError, match=r"one is no tf\.train\.Example"):
+        parse_example(b"\xff\xff\xff", "one")
+
+
+@pytest.mark.engine
+def test_tensorflow_writes_the_same(tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+    written = tf.train.Example(
+        features=tf.train.Features(
+            feature={
+                "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"png"])),
+                "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[7])),
+                "values": tf.train.Feature(float_list=tf.train.FloatList(value=[0.25, -1])),
+            }
+        )
+    ).SerializeToString()
+    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as writer:
+        writer.write(written)
+    assert (tmp_path / "a.tfrecord").read_bytes() == write_records(tmp_path / "b", [written]).read_bytes()
+    (offset,) = record_offsets(tmp_path / "a.tfrecord")
+    features = parse_example(read_record(tmp_path / "a.tfrecord", offset), "one")
+    assert features["image/encoded"] == [b"png"]
+    assert np.asarray(features["image/class/label"]).tolist() == [7]
+    assert np.asarray(features["values"]).tolist() == [0.25, -1]
+
+
+def test_a_checksum_is_masked() -> None:
+    length = struct.pack("<Q", 5)
+    rotated = ((crc32c(length) >> 15) | (crc32c(length) << 17)) & 0xFFFFFFFF
+    assert masked_checksum(length) == (rotated + 0xA282EAD8) & 0xFFFFFFFF
