@@ -121,13 +121,17 @@ class _HalfGraph:
             if node.op in SOURCES:
                 return ""
             return "sums lose digits in 16 bits" if node.op in SUMMING else "no 16-bit form of it is known to be safe"
-        known = [f"it reads {edge.node}: {why}" for edge in edges if (why := self.fixed.get(edge.node, ""))]
+        known = [self._of_constant(edge.node, why) for edge in edges if (why := self.fixed.get(edge.node, ""))]
         wish = self._wish(node)
         if wish or known:
             return wish or known[0]
         if node.name in self.graph.output_names and num_outputs(node) != 1:
             return "it has several outputs, and an output of the graph stays float32"
         return ""
+
+    def _of_constant(self, name: str, reason: str) -> str:
+        """The reason of a constant as that of its reader; one that was passed on already stays as it is."""
+        return f"it reads {name}: {reason}" if self.graph[name].is_constant else reason
 
     def _readings(self, name: str) -> list[str]:
         """The names of who reads a node of one output."""
@@ -139,7 +143,9 @@ class _HalfGraph:
             if node.attrs.get("T", DType.FLOAT) is not DType.FLOAT:
                 return []
             node = node.with_attrs(T=DType.FLOAT)
-        return [slot for slot, dtype in enumerate(input_dtypes(node)) if dtype is DType.FLOAT]
+        slots = [slot for slot, dtype in enumerate(input_dtypes(node)) if dtype is DType.FLOAT]
+        constants = [self.graph.constant_of(node.inputs[slot]) for slot in slots]
+        return slots if all(one is None or one.dtype is DType.FLOAT for one in constants) else []
 
     # The new graph
 
@@ -173,7 +179,7 @@ class _HalfGraph:
     def inner(self) -> dict[str, str]:
         """New names of what leaves the graph: its own name goes to the cast behind it."""
         names = [name for name in self.graph.nodes if name in self.half and name in self.graph.output_names]
-        return {name: self._free(f"{name}/{self.dtype.value}") for name in names}
+        return {name: self._free(f"{name}/{self.dtype.numpy.name}") for name in names}
 
     @cached_property
     def taken(self) -> set[str]:
@@ -203,7 +209,7 @@ class _HalfGraph:
         """An edge in another type, made once."""
         if edge not in self.casts:
             node = self.graph[edge.node]
-            name = self._free("/".join([node.name, *([str(edge.port)] if edge.port else []), to.value]))
+            name = self._free("/".join([node.name, *([str(edge.port)] if edge.port else []), to.numpy.name]))
             self.casts[edge] = Edge(name)
             value = None if node.name in self.graph.input_names else self.graph.constant_of(edge)
             made = self._cast(node, name, edge, to)
