@@ -112,7 +112,7 @@ def _compare_one(name: str, want: Array, found: Array, transform: Claim, toleran
             f"{transform.name} changes output {name!r} beyond recognition: cosine {cosine:.3f}",
             hint="calibrated ranges keep more than ranges computed for each run",
         )
-    return f"{name}: largest difference {difference:.2g}, cosine {cosine:.4f} (8 bits by design)"
+    return f"{name}: largest difference {difference:.2g}, cosine {cosine:.4f} (rounded by design)"
 
 
 def _variation_kept(name: str, want: Array, found: Array, transform: Claim) -> str:
