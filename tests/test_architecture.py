@@ -19,6 +19,7 @@ LAYERS = [
     {"quantkit.dialects"},
     {"quantkit.transforms", "quantkit.runtimes"},
     {"quantkit.data", "quantkit.evaluation", "quantkit.loading", "quantkit.structure", "quantkit.summary"},
+    {"quantkit.drawing"},
     {"quantkit.recipe"},
     {"quantkit.bench", "quantkit.classify", "quantkit.quantization"},
     {"quantkit.cli"},

@@ -1,5 +1,6 @@
 """The driver loop of the original tool."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from quantkit.errors import GraphError, QuantkitError, RecipeError
 from quantkit.ir.graph import Graph, Versions
 from quantkit.recipe.grammar import Step
-from quantkit.recipe.recipe import Check, Recipe, Record, Trace
+from quantkit.recipe.recipe import STOP, Check, Recipe, Record, Trace, judged, op_changes
 from quantkit.transforms import registry
 from quantkit.transforms.classic import NodeDef
 from quantkit.transforms.classic.nodes import edges, from_graph, node_of, to_graph
@@ -26,6 +27,7 @@ def run_classic(
     outputs: Sequence[str] | None = None,
     services: Mapping[str, Any] | None = None,
     check: Check | None = None,
+    on_mismatch: str = STOP,
     on_step: Callable[[Step], None] | None = None,
 ) -> tuple[Graph, Trace]:
     """Apply steps as the original did.
@@ -37,6 +39,7 @@ def run_classic(
         outputs: names of what is asked for as written; None: those of the graph.
         services: what transforms may ask for beside options.
         check: called with the graph before and after each step.
+        on_mismatch: whether a step that the check refuses ends the run, or is undone.
         on_step: told before each step.
 
     Raises:
@@ -57,14 +60,17 @@ def run_classic(
         context = Context(*ends, step.options, graph.library, versions, services or {})
         start = perf_counter()
         made, ignored = _applied(transform, nodes, context)
-        if not ignored and not transform.keeps_versions:
-            versions, extra = Versions(), b""
         _check_inputs(made)
         seconds = perf_counter() - start
-        found = ""
+        found, undone = "", ""
         if check and not ignored:
-            found = check(_graph(nodes, graph, ends), _graph(made, graph, ends), transform)
-        records.append(Record(step, (len(nodes), len(made)), (), (), seconds, ignored, found))
+            found, undone = judged(check, _graph(nodes, graph, ends), _graph(made, graph, ends), transform, on_mismatch)
+        if undone:
+            made = nodes
+        elif not ignored and not transform.keeps_versions:
+            versions, extra = Versions(), b""
+        ops = op_changes(Counter(node.op for node in nodes), Counter(node.op for node in made))
+        records.append(Record(step, (len(nodes), len(made)), (), (), seconds, ignored, found, undone, ops))
         nodes = made
     return _graph(nodes, graph, ends).with_(versions=versions, extra=extra), Trace(tuple(records))
 

@@ -34,10 +34,12 @@ class Step:
     Attributes:
         name: the transform.
         options: for each option the words given, in order.
+        places: where the text they were read from names the transform, and each option last; for messages only.
     """
 
     name: str
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    places: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
 
     def __str__(self) -> str:
         words = [f"{key}={_quoted(word)}" for key, given in self.options.items() for word in given]
@@ -51,6 +53,21 @@ def parse_steps(text: str) -> tuple[Step, ...]:
         RecipeError: the string does not follow the grammar; the message marks the column.
     """
     return _Reader(text).steps()
+
+
+def pointed(message: str, text: str, at: int) -> str:
+    """The message, the line of a text that it is about, and a mark below the place.
+
+    >>> print(pointed("no such option", "fold_constants(x=1)", 15))
+    no such option (line 1, column 16)
+        fold_constants(x=1)
+                       ^
+    """
+    start = text.rfind("\n", 0, at) + 1
+    line = text[start:].splitlines()[0] if text[start:].strip("\n") else ""
+    first = max(0, at - start - 50)
+    where = f"line {text.count(chr(10), 0, at) + 1}, column {at - start + 1}"
+    return f"{message} ({where})\n    {line[first : first + 90]}\n    {' ' * (at - start - first)}^"
 
 
 def _quoted(word: str) -> str:
@@ -68,12 +85,13 @@ class _Reader:
         found = []
         self.skip(SPACE)
         while self.at < len(self.text):
+            places = {"": self.at}
             name = self.take(NAME, "Looking for transform name")
-            found.append(Step(name, self.options() if self.peek() == "(" else {}))
+            found.append(Step(name, self.options(places) if self.peek() == "(" else {}, places))
             self.skip(SPACE)
         return tuple(found)
 
-    def options(self) -> dict[str, tuple[str, ...]]:
+    def options(self, places: dict[str, int]) -> dict[str, tuple[str, ...]]:
         opened = self.at
         self.at += 1
         found: dict[str, tuple[str, ...]] = {}
@@ -84,7 +102,9 @@ class _Reader:
             if self.peek() == ")":
                 self.at += 1
                 return found
+            at = self.at
             name = self.take(NAME, "Looking for parameter name")
+            places[name] = at
             self.skip(SPACE)
             if self.peek() != "=":
                 raise self.error("Looking for =")
@@ -124,14 +144,8 @@ class _Reader:
         found = f", but found {rest.splitlines()[0][:40]}" if message.startswith("Looking") and rest.strip() else ""
         if message.startswith("Looking") and not found:
             found = ", but the text ends"
-        line_start = self.text.rfind("\n", 0, at) + 1
-        line = self.text[line_start:].splitlines()[0] if self.text[line_start:].strip("\n") else ""
-        first = max(0, at - line_start - 50)
-        shown = line[first : first + 90]
-        pointer = " " * (at - line_start - first) + "^"
-        where = f"line {self.text.count(chr(10), 0, at) + 1}, column {at - line_start + 1}"
         hint = _advice(rest[:1]) or f"the form is {EXAMPLE}"
-        return RecipeError(f"{message}{found} ({where})\n    {shown}\n    {pointer}", hint)
+        return RecipeError(pointed(f"{message}{found}", self.text, at), hint)
 
 
 def _advice(character: str) -> str:

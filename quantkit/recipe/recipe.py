@@ -5,16 +5,19 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from quantkit.errors import QuantkitError, RecipeError
+from quantkit.errors import CheckError, QuantkitError, RecipeError
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.recipe.classic_grammar import parse_classic_steps
-from quantkit.recipe.grammar import Step, parse_steps
+from quantkit.recipe.grammar import Step, parse_steps, pointed
 from quantkit.transforms import registry
-from quantkit.transforms.registry import Claim, Transform
+from quantkit.transforms.registry import Claim, OptionError, Transform
 
 IGNORE_ERRORS = "ignore_errors"
+
+# What happens where a check refuses a step: the run stops, or the step is undone and the run goes on.
+STOP, SKIP = "stop", "skip"
 
 # What is asked after each step: (graph before, graph after, transform) -> a line to keep, or an error.
 Check = Callable[[Graph, Graph, Claim], str]
@@ -46,7 +49,12 @@ def parse(text: str, *, classic: bool = False) -> Recipe:
     if not recipe.steps:
         raise RecipeError("You must specify at least one transform.", hint="quantkit transforms list names them all")
     for step in recipe.steps:
-        read_options(step)
+        try:
+            read_options(step)
+        except RecipeError as error:
+            option = error.option if isinstance(error, OptionError) else ""
+            at = step.places.get(option, step.places[""])
+            raise RecipeError(pointed(error.message, text, at), error.hint) from None
     return recipe
 
 
@@ -60,9 +68,10 @@ def read_options(step: Step) -> tuple[Transform, bool]:
     words = dict(step.options)
     ignore = words.pop(IGNORE_ERRORS, ("false",))[0].lower()
     if ignore not in ("true", "false"):
-        raise RecipeError(
+        raise OptionError(
             f"{step.name}: ignore_errors should be true or false, found {ignore}",
             hint=f"write {step.name}(ignore_errors=true)",
+            option=IGNORE_ERRORS,
         )
     transform.read(words)
     return transform, ignore == "true"
@@ -80,6 +89,8 @@ class Record:
         seconds: wall time of the transform.
         ignored: the error that ``ignore_errors`` swallowed, or nothing.
         check: what the check after the step found, or nothing.
+        undone: why the check refused the step, which then counts as not done, or nothing.
+        ops: by op how many nodes there are more than before; less than 0: fewer.
     """
 
     step: Step
@@ -89,6 +100,8 @@ class Record:
     seconds: float
     ignored: str = ""
     check: str = ""
+    undone: str = ""
+    ops: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -100,6 +113,8 @@ class Record:
             "seconds": self.seconds,
             "ignored_error": self.ignored,
             "check": self.check,
+            "undone": self.undone,
+            "ops": dict(self.ops),
         }
 
 
@@ -119,6 +134,7 @@ def run(
     *,
     services: Mapping[str, Any] | None = None,
     check: Check | None = None,
+    on_mismatch: str = STOP,
     on_step: Callable[[Step], None] | None = None,
     classic: bool = False,
     ends: tuple[Sequence[str], Sequence[str]] | None = None,
@@ -129,7 +145,8 @@ def run(
         recipe: what to apply, in order.
         graph: what to apply it to; it stays as it is.
         services: what transforms may ask for beside options (``evaluate``: how constants are computed).
-        check: called after each step; an error it raises stops the run.
+        check: called after each step; a `CheckError` says that the step is not to be trusted.
+        on_mismatch: `STOP`: that error ends the run; `SKIP`: the step is undone, and the record says so.
         on_step: told before each step, for progress.
         classic: apply each transform exactly as the original tool did, its defects included.
         ends: inputs and outputs as the caller wrote them, for the original told ``x`` from ``x:0``.
@@ -147,7 +164,14 @@ def run(
 
         given = ends or (None, None)
         return run_classic(
-            recipe, graph, inputs=given[0], outputs=given[1], services=services, check=check, on_step=on_step
+            recipe,
+            graph,
+            inputs=given[0],
+            outputs=given[1],
+            services=services,
+            check=check,
+            on_mismatch=on_mismatch,
+            on_step=on_step,
         )
     records: list[Record] = []
     for step in recipe.steps:
@@ -159,11 +183,50 @@ def run(
         outcome, ignored = _apply(transform, graph, words, services, ignores)
         verify(outcome.graph, blame=step.name)
         seconds = perf_counter() - start
-        found = check(graph, outcome.graph, transform) if check and not ignored else ""
-        nodes = (len(graph), len(outcome.graph))
-        records.append(Record(step, nodes, outcome.changes, outcome.skips, seconds, ignored, found))
+        found, undone = judged(None if ignored else check, graph, outcome.graph, transform, on_mismatch)
+        if undone:
+            outcome = Outcome(graph, (), outcome.skips)
+        records.append(
+            Record(
+                step,
+                (len(graph), len(outcome.graph)),
+                outcome.changes,
+                outcome.skips,
+                seconds,
+                ignored,
+                found,
+                undone,
+                op_changes(graph.op_counts, outcome.graph.op_counts),
+            )
+        )
         graph = outcome.graph
     return graph, Trace(tuple(records))
+
+
+def judged(check: Check | None, before: Graph, after: Graph, transform: Claim, on_mismatch: str) -> tuple[str, str]:
+    """What a check finds, and why the step is undone where it is.
+
+    Raises:
+        CheckError: the check refuses the step, and `on_mismatch` says to stop.
+    """
+    if check is None:
+        return "", ""
+    try:
+        return check(before, after, transform), ""
+    except CheckError as error:
+        if on_mismatch == STOP:
+            raise
+        return "", error.message
+
+
+def op_changes(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """By op, in order of name, how many more nodes there are.
+
+    >>> op_changes({"Relu": 2, "Identity": 3}, {"Relu": 2, "Relu6": 1})
+    {'Identity': -3, 'Relu6': 1}
+    """
+    counts = {op: after.get(op, 0) - before.get(op, 0) for op in sorted({*before, *after})}
+    return {op: count for op, count in counts.items() if count}
 
 
 def transform(graph: Graph, recipe: Recipe | str, *, classic: bool = False, **services: Any) -> Graph:

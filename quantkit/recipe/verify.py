@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quantkit.errors import CheckError, UsageError
+from quantkit.errors import CheckError, QuantkitError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType
 from quantkit.runtimes.session import Session, TensorInfo
@@ -30,27 +30,45 @@ class Verifier:
         open_session: an engine.
         seed: of the inputs.
         tolerance: see `TOLERANCE`.
+        given: arrays to feed by name of the input, instead of seeded ones.
     """
 
     open_session: Opener
     seed: int = 0
     tolerance: float = TOLERANCE
-    feeds: Mapping[str, Array] | None = None
+    given: Mapping[str, Array] | None = None
+    feeds: Mapping[str, Array] | None = field(default=None, init=False)
     last: tuple[Graph, Mapping[str, Array]] | None = field(default=None)
 
     def __call__(self, before: Graph, after: Graph, transform: Claim) -> str:
         """Compare, and say how far apart the answers are.
 
         Raises:
-            CheckError: the answers differ by more than the transform may change them.
+            CheckError: the answers differ by more than the transform may change them, or the new graph does not run.
         """
         old = self.last[1] if self.last and self.last[0] is before else self._answers(before)[0]
+        self.last = (before, old)
         if (after.nodes, after.inputs, after.outputs) == (before.nodes, before.inputs, before.outputs):
             self.last = (after, old)
             return "the same nodes"
-        new, other_input = self._answers(after)
+        try:
+            new, other_input = self._answers(after)
+        except QuantkitError as error:
+            raise CheckError(
+                f"{transform.name} makes a graph that can not be run to compare: {error.message}", error.hint
+            ) from error
+        found = other_input or compare(old, new, transform, self.tolerance)
         self.last = (after, new)
-        return other_input or compare(old, new, transform, self.tolerance)
+        return found
+
+    @property
+    def terms(self) -> str:
+        """What passes, in one line."""
+        fed = "the given inputs" if self.given else f"inputs of seed {self.seed}"
+        return (
+            f"with {fed}, an exact step may change an output by {self.tolerance:g} of its largest number (or of 1); "
+            f"one that gives up precision by design keeps a cosine of {MIN_COSINE:g}"
+        )
 
     def _answers(self, graph: Graph) -> tuple[Mapping[str, Array], str]:
         """The answers, and a remark where an input takes another type than before, so that they compare to nothing."""
@@ -61,7 +79,7 @@ class Verifier:
                 if fed is not None and info.dtype is not DType.STRING and fed.dtype != info.dtype.numpy:
                     remark = f"input {info.name!r} takes {info.dtype.value} now: answers can not be compared"
             if self.feeds is None or remark:
-                self.feeds = seeded_feeds(session.inputs, self.seed)
+                self.feeds = seeded_feeds(session.inputs, self.seed, self.given)
             return session.run(self._fitting(session)), remark
 
     def _fitting(self, session: Session) -> dict[str, Array]:
@@ -138,8 +156,15 @@ def _remark(want: Array) -> str:
     return " (but the answers hardly vary: this says little)" if flat else ""
 
 
-def seeded_feeds(inputs: tuple[TensorInfo, ...], seed: int = 0) -> dict[str, Array]:
+def seeded_feeds(
+    inputs: tuple[TensorInfo, ...], seed: int = 0, given: Mapping[str, Array] | None = None
+) -> dict[str, Array]:
     """Random arrays for inputs: floats in [-1, 1), pixels in 0..255, small integers; unknown sizes are 1.
+
+    Args:
+        inputs: what is fed.
+        seed: of the random numbers.
+        given: arrays of those inputs that get no random ones.
 
     Raises:
         UsageError: an input takes strings, or its number of dimensions is unknown.
@@ -147,6 +172,9 @@ def seeded_feeds(inputs: tuple[TensorInfo, ...], seed: int = 0) -> dict[str, Arr
     random = np.random.default_rng(seed)
     feeds: dict[str, Array] = {}
     for info in inputs:
+        if given and info.name in given and given[info.name].dtype == info.dtype.numpy:
+            feeds[info.name] = given[info.name]
+            continue
         if info.shape.dims is None or info.dtype is DType.STRING:
             what = "strings" if info.dtype is DType.STRING else "a tensor of unknown rank"
             raise UsageError(

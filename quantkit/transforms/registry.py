@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints, overload
 
-from quantkit.errors import GraphError, RecipeError, did_you_mean
+from quantkit.errors import GraphError, QuantkitError, RecipeError, did_you_mean
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
 
@@ -26,6 +26,18 @@ EXAMPLE = re.compile(r"^Example:\n((?: {4}.*(?:\n|$)|\n)+)", re.MULTILINE)
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 # What graphs may be written in, and what sentences call it.
 DIALECTS = {"tensorflow": "TensorFlow", "onnx": "ONNX"}
+
+
+class OptionError(RecipeError):
+    """An option that a transform does not take, or not so.
+
+    Attributes:
+        option: its name.
+    """
+
+    def __init__(self, message: str, hint: str = "", option: str = "") -> None:
+        super().__init__(message, hint)
+        self.option = option
 
 
 @dataclass(frozen=True)
@@ -57,9 +69,10 @@ class Option:
         if self.is_list:
             return tuple(self._read_one(word, transform) for word in words)
         if len(words) != 1:
-            raise RecipeError(
+            raise OptionError(
                 f"{transform}: Expected a single '{self.name}' parameter, but found {len(words)} occurrences",
                 hint=f"give {self.name} once",
+                option=self.name,
             )
         return self._read_one(words[0], transform)
 
@@ -69,17 +82,19 @@ class Option:
         if self.kind is bool:
             if word in TRUTHS:
                 return TRUTHS[word]
-            raise RecipeError(
+            raise OptionError(
                 f"{transform}: Couldn't interpret the {self.name} argument as a boolean:{word}",
                 hint="expected true, false, 0 or 1",
+                option=self.name,
             )
         try:
             return self.kind(word)
         except ValueError:
             noun, example = ("a number", "16") if self.kind is int else ("a float number", "0.5")
-            raise RecipeError(
+            raise OptionError(
                 f"{transform}: Couldn't interpret the {self.name} argument as {noun}:{word}",
                 hint=f"write {self.name}={example}",
+                option=self.name,
             ) from None
 
 
@@ -116,6 +131,11 @@ class Transform:
     dialects: tuple[str, ...] = ("tensorflow",)
 
     @property
+    def is_ours(self) -> bool:
+        """Whether it is part of quantkit; else a plugin's."""
+        return self.function.__module__.startswith("quantkit.")
+
+    @property
     def doc(self) -> str:
         """The docstring without its example."""
         return EXAMPLE.sub("", inspect.getdoc(self.function) or "").strip()
@@ -134,6 +154,7 @@ class Transform:
 
         Raises:
             GraphError: the graph is of a dialect that it does not know.
+            RecipeError: it is a plugin, and fails.
         """
         if graph.dialect not in self.dialects:
             known, given = (DIALECTS.get(one, one) for one in (self.dialects[0], graph.dialect))
@@ -141,8 +162,30 @@ class Transform:
                 f"{self.name} rewrites graphs of {known}, and this is one of {given}",
                 hint=f"for these there are {', '.join(names_for(graph.dialect))}",
             )
-        made = self.function(graph, **options)
-        return made if isinstance(made, Outcome) else Outcome(made)
+        made = self._made(graph, options)
+        if isinstance(made, Outcome):
+            return made
+        if not isinstance(made, Graph):
+            code = self.function.__code__
+            raise RecipeError(
+                f"{self.name} returns {type(made).__name__}: {code.co_filename}, line {code.co_firstlineno}",
+                hint="return the new graph, or an Outcome",
+            )
+        return Outcome(made)
+
+    def _made(self, graph: Graph, options: Mapping[str, Any]) -> Any:
+        """What the function returns; a mistake in a plugin becomes a sentence with its file and line."""
+        if self.is_ours:
+            return self.function(graph, **options)
+        try:
+            return self.function(graph, **options)
+        except QuantkitError:
+            raise
+        except Exception as error:
+            from quantkit.transforms.plugins import where
+
+            said = where(error, self.function.__code__.co_filename)
+            raise RecipeError(f"{self.name}: {said}", hint="this transform is a plugin: tell its author") from error
 
     def apply(
         self, graph: Graph, words: Mapping[str, tuple[str, ...]], services: Mapping[str, Any] | None = None
@@ -165,9 +208,10 @@ class Transform:
         for name in words:
             if name not in self.options:
                 known = ", ".join(self.options) or "it has none"
-                raise RecipeError(
+                raise OptionError(
                     f"{self.name} has no option {name!r}",
                     hint=did_you_mean(name, self.options) or f"its options: {known}",
+                    option=name,
                 )
         values = {name: self.options[name].read(given, self.name) for name, given in words.items()}
         for name, option in self.options.items():
@@ -270,7 +314,13 @@ def find(name: str, known: Iterable[str] | None = None, *, classic: bool = False
         return find_classic(name)
     if name in REGISTRY:
         return REGISTRY[name]
+    from quantkit.transforms.plugins import load_installed
+
+    problems = load_installed()
+    if name in REGISTRY:
+        return REGISTRY[name]
+    near = did_you_mean(name, known or REGISTRY)
     raise RecipeError(
         f"Transform '{name}' not recognized",
-        hint=did_you_mean(name, known or REGISTRY) or "quantkit transforms list names them all",
+        hint=near or (problems[0] if problems else "quantkit transforms list names them all"),
     )
