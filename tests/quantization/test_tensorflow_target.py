@@ -195,7 +195,7 @@ CASES: Mapping[str, tuple[Callable[[], Graph], Mapping[str, int]]] = {
     "residual, relu6": (lambda: residual("Relu6"), {SUM: 1}),
     "residual, linear and signed": (lambda: residual("", signed=True), {SUM: 1}),
     "residual read later": (residual_read_later, {SUM: 2, "QuantizedMaxPool": 1}),
-    "branches": (branches, {"QuantizedConcatV2": 1, "QuantizedAvgPool": 1, "QuantizedMaxPool": 2}),
+    "branches": (branches, {"ConcatV2": 1, "QuantizedAvgPool": 1, "QuantizedMaxPool": 2}),
     "pool before relu": (pooled_before_relu, {"QuantizedRelu": 2}),
     "mean": (classifier, {"QuantizedAvgPool": 1, "_QuantizedMatMul": 1, "Dequantize": 0}),
     "mean, flattened after": (lambda: classifier(keep_dims=True), {"QuantizedAvgPool": 1, "_QuantizedMatMul": 1}),

@@ -304,14 +304,10 @@ class _Conversion:
             raise GraphError(f"{node.name!r} joins along dimension {place} of an unknown number", hint="give its shape")
         place = place + (rank or 0) if place < 0 else place
         coded = [self.recoded(f"{node.name}/{at}", self.codes_of(edge), wanted) for at, edge in enumerate(parts)]
-        inputs = [
-            *(one.edge for one in coded),
-            self.constant(f"{node.name}/axis", np.int32(place)),
-            *(self.scalar(0.0) for _ in coded),
-            *(self.scalar(wanted.high) for _ in coded),
-        ]
+        # The plain op: it copies bytes twice as fast as QuantizedConcatV2, which minds ranges that are all one here.
+        inputs = [*(one.edge for one in coded), self.constant(f"{node.name}/axis", np.int32(place))]
         name = codes_name(Edge(node.name))
-        made = self.add(name, "QuantizedConcatV2", inputs, N=len(coded), T=_CODES, Tidx=DType.INT32)
+        made = self.add(name, "ConcatV2", inputs, N=len(coded), T=_CODES, Tidx=DType.INT32)
         return wanted._replace(edge=made)
 
     def _moved(self, node: Node, coded: _Coded) -> _Coded | None:

@@ -26,7 +26,7 @@ _CONVOLUTION = "QuantizedConv2DWithBiasAndReluAndRequantize"
 _POOLS = frozenset({"QuantizedMaxPool", "QuantizedAvgPool"})
 # Multiply-adds, or numbers read, in a microsecond on one core; and microseconds that starting a node takes. Only
 # their proportions matter, and they differ little between processors.
-_SPEEDS = {"Conv2D": 450e3, "MatMul": 30e3, "DepthwiseConv2D": 20e3, "Pool": 60e3, "Concat": 20e3, "QuantizeV2": 5e3}
+_SPEEDS = {"Conv2D": 450e3, "MatMul": 30e3, "DepthwiseConv2D": 20e3, "Pool": 60e3, "Concat": 40e3, "QuantizeV2": 5e3}
 _START = 5.0
 
 
@@ -157,10 +157,9 @@ def _halved(graph: Graph, shapes: Mapping[str, Shape]) -> tuple[Graph, Mapping[s
     ends = [_half(graph, chain, ways, number, made, known) for number, ways in enumerate(halves)]
     last = chain[-1].node
     axis = constant(free_name(graph, f"{last.name}/rows"), np.int32(1))
-    spans = last.inputs[-2:] if last.op == _CONVOLUTION else last.inputs[1:3]
-    inputs = (*map(Edge, ends), Edge(axis.name), spans[0], spans[0], spans[1], spans[1])
+    inputs = (*map(Edge, ends), Edge(axis.name))
     attrs: dict[str, Attr] = {"N": 2, "T": DType.QUINT8, "Tidx": DType.INT32}
-    join = Node(last.name, "QuantizedConcatV2", inputs, controls=last.controls, attrs=attrs)
+    join = Node(last.name, "ConcatV2", inputs, controls=last.controls, attrs=attrs)
     gone = {link.node.name for link in chain}
     rest = [node for node in graph.nodes.values() if node.name not in gone]
     return graph.with_nodes([*rest, *made, axis, join]), known
