@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.bench.comparison import Comparison
 from quantkit.bench.machine import this_machine
-from quantkit.evaluation import Quality
+from quantkit.evaluation import Quality, Share
 from quantkit.quantization import Plan, Ranges
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.verdict import EIGHT_BITS, FLOAT, Census
@@ -37,6 +37,7 @@ class Verdict:
     float_bytes: int = 0
     engine: Engine | None = None
     quality: Quality | None = None
+    float_top1: Share | None = None
     judged_on: str = ""
     speed: Comparison | None = None
     milliseconds: tuple[float, float] | None = None
@@ -91,6 +92,7 @@ class Verdict:
             "float_num_bytes": self.float_bytes,
             "engine": None if self.engine is None else {"name": self.engine.name, "version": self.engine.version},
             "quality": None if self.quality is None else {"on": self.judged_on, **self.quality.to_json()},
+            "float_top1": None if self.float_top1 is None else self.float_top1.to_json(),
             "speed_up": None if self.speed is None else self.speed.to_json(),
             "milliseconds": None if self.milliseconds is None else list(self.milliseconds),
             "not_measured": self.unmeasured or None,
@@ -123,14 +125,31 @@ class Verdict:
         for remark in self.ranges.remarks:
             yield f"  careful: {remark}"
         if self.fallback is not None:
-            yield from _fallback_lines(self.fallback)
+            yield from self._fallback_lines(self.fallback)
         yield from self._quality_lines()
         yield from self._speed_lines()
+
+    def _fallback_lines(self, found: Fallback) -> Iterator[str]:
+        """What each layer that stays float bought, and the work it keeps from 8 bits."""
+        yield f"drop {found.baseline.drop:.4f} with everything in 8 bits, {found.quality.drop:.4f} as written"
+        kept = [row for row in found.rows if row.is_float]
+        if kept:
+            costs = {one.name: one.multiply_adds for one in self.census.left_overs}
+            width = max(len("kept in float"), *(len(row.unit) for row in kept))
+            yield f"  {'kept in float':<{width}}  {'drop bought':>11}  {'KL bought':>9}  {'multiply-adds':>13}"
+            for row in kept:
+                bought, cost = row.bought or row.gain, costs.get(row.unit)
+                numbers = f"{bought.drop:>11.4f}  {bought.divergence:>9.4f}" if bought else f"{'':>11}  {'':>9}"
+                yield f"  {row.unit:<{width}}  {numbers}  {'' if cost is None else f'{cost / 1e6:.1f} M':>13}"
+        if not found.is_complete:
+            yield "  the time was over before the search was: the same command goes on, with more --time-budget"
 
     def _quality_lines(self) -> Iterator[str]:
         quality = self.quality
         if quality is not None and quality.agreement is not None and quality.divergence is not None:
             yield f"agreement with float {quality.agreement}, KL {quality.divergence:.4f}, on {self.judged_on}"
+            if quality.top1 is not None and self.float_top1 is not None:
+                yield f"top-1 {quality.top1}, in float {self.float_top1}"
             if quality.not_finite:
                 yield f"  {quality.not_finite} answers hold NaN or infinity: quantkit compare names the layer"
 
@@ -145,18 +164,6 @@ class Verdict:
         if reason:
             yield f"not faster: {reason}"
             yield f"next: {command}"
-
-
-def _fallback_lines(found: Fallback) -> Iterator[str]:
-    """What each layer that stays float bought."""
-    yield f"drop {found.baseline.drop:.4f} with everything in 8 bits, {found.quality.drop:.4f} as written"
-    for row in found.rows:
-        if row.is_float:
-            bought = row.bought or row.gain
-            gain = f" buys {bought.drop:.4f} of the drop and {bought.divergence:.4f} of the KL" if bought else ""
-            yield f"  float: {row.unit}{gain}"
-    if not found.is_complete:
-        yield "  the time was over before the search was: the same command goes on, with more --time-budget"
 
 
 def cores() -> int:

@@ -2,10 +2,10 @@
 
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from math import inf
+from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 
 from quantkit import formats
@@ -13,11 +13,10 @@ from quantkit.bench.candidate import Candidate, Settings
 from quantkit.bench.comparison import Comparison
 from quantkit.bench.machine import this_machine
 from quantkit.bench.rounds import Schedule, measure
-from quantkit.classify.choices import choose_ends, choose_preprocessing, matching_card
-from quantkit.classify.evaluation import Preparation, prepared_samples
+from quantkit.classify.choices import choose_ends, matching_card
 from quantkit.data import KINDS, Data, find_data
 from quantkit.errors import CheckError, UsageError
-from quantkit.evaluation import Quality, Tally
+from quantkit.evaluation import Quality
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType
 from quantkit.loading import MEANINGLESS, Model, load_model
@@ -33,10 +32,11 @@ from quantkit.recipe import parse
 from quantkit.recipe import run as run_recipe
 from quantkit.recipe.named import find_recipe
 from quantkit.runtimes import open_session
-from quantkit.runtimes.session import Engine, Session, SessionOptions, TensorInfo
+from quantkit.runtimes.session import Engine, SessionOptions, TensorInfo
 from quantkit.zoo import list_cards
 
-from ._arguments import add_ends, add_normalization, add_offline, count, flags, seconds, share, whole
+from ._answers import KEPT_BYTES, Answers, Examples
+from ._arguments import add_ends, add_normalization, add_offline, count, seconds, share, whole
 from ._render import counting, emit, log
 from ._verdict import Verdict, cores
 
@@ -53,8 +53,6 @@ ENDINGS = {"onnx": (".onnx",), "tensorflow": (".pb", ".pbtxt"), "eightbit": (".p
 PICTURES = 100
 # Enough to tell twice as fast from as fast; quantkit benchmark measures more closely.
 RUNS, WARMUP = 12, 2
-# Pictures that the verdict runs again are kept, up to here.
-KEPT_BYTES = 64 << 20
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -70,7 +68,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--save-ranges", help="file to write the ranges to")
     parser.add_argument("--save-plan", help="file to write to what becomes 8 bits, and why the rest does not")
     parser.add_argument("--limit", type=count, default=PICTURES, help=f"pictures to calibrate with ({PICTURES})")
-    parser.add_argument("--held-out", help="other pictures to compare with float on (those of --calibration)")
+    parser.add_argument(
+        "--held-out", help="other pictures to compare with float on (those of --calibration; for --max-drop the next)"
+    )
+    parser.add_argument("--labels", help="what the numbers mean: a list, or a file of the 2015 pair (the model's own)")
     parser.add_argument(
         "--recipe", help="prepare the float graph with this recipe (the card's, or inference; rewrites)"
     )
@@ -79,7 +80,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--runtime", default="auto", help="engine that calibrates (the fastest that can)")
     parser.add_argument("--runs", type=whole, default=RUNS, help=f"timed calls for the speed-up; 0: none ({RUNS})")
     parser.add_argument(
-        "--max-drop", type=share, help="keep layers in float until no more answers are lost than this part, e.g. 0.01"
+        "--max-drop",
+        type=share,
+        help="keep layers in float until no more is lost than this part, e.g. 0.01: of top-1 where pictures have "
+        "labels, else of the agreement with float",
     )
     parser.add_argument("--time-budget", type=seconds, default=600.0, help="for --max-drop, as 90s or 10m (10m)")
     add_offline(parser)
@@ -97,25 +101,28 @@ def run(args: Namespace) -> int:
             f"{output.name} can not hold the target {scheme.target}",
             hint=f"name a file that ends in {' or '.join(ENDINGS[scheme.target])}",
         )
-    if args.max_drop is not None and args.ranges:
-        raise UsageError("--max-drop needs pictures to measure the drop with", hint="give --calibration, not --ranges")
+    if args.max_drop is not None and args.ranges and not args.held_out:
+        raise UsageError("--max-drop needs pictures to measure the drop with", hint="give --held-out PICTURES")
     if not args.ranges and not args.calibration:
         raise UsageError(
             "there are no pictures to calibrate with", hint="give --calibration PICTURES, or --ranges FILE"
         )
+    data, held_out = _pictures(args)
     model, graph = _float_graph(args, scheme)
     if model.has_random_weights:
         log(args, f"{model.name}: {MEANINGLESS}")
     plan = annotate(graph, scheme)
     if args.save_plan:
         plan.save(Path(args.save_plan).expanduser())
-    answers = _Answers()
-    if args.ranges:
+    answers = Answers()
+    if data is None:
         ranges = Ranges.load(Path(args.ranges).expanduser())
         for doubt in ranges.doubts(graph, scheme.digest):
             log(args, doubt)
     else:
-        ranges = _calibrated(args, model, graph, plan, answers, output)
+        ranges = _calibrated(args, model, graph, plan, data, answers, output)
+    if held_out is not None:
+        answers = _answers(args, model, graph, held_out)
     found = None if args.max_drop is None else _fallback(args, graph, plan, ranges, answers, output)
     if found is not None:
         plan = annotate(graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(found.keep_float))))
@@ -124,7 +131,7 @@ def run(args: Namespace) -> int:
     _write(quantized, output, scheme.target)
     verdict = Verdict(model.name, output, plan, ranges, census(graph, plan, ranges, quantized))
     verdict = replace(verdict, float_bytes=_num_bytes(graph), fallback=found)
-    verdict = _compared(args, model, graph, answers, verdict)
+    verdict = _compared(graph, answers, verdict)
     verdict = _timed(args, graph, verdict)
     emit(args, "quantkit.quantize/1", verdict.to_json(), verdict.print)
     if found is not None and not found.is_reached:
@@ -186,61 +193,64 @@ def _recognized(args: Namespace, model: Model, graph: Graph) -> Model:
     return replace(model, graph=graph, card=model.card or matching_card(source, result, list_cards()))
 
 
-@dataclass
-class _Answers:
-    """What the float graph said to the first examples, and what it was fed."""
-
-    feeds: list[dict[str, Array]] = field(default_factory=list)
-    outputs: list[Array] = field(default_factory=list)
-    num_bytes: int = 0
-
-    def take(self, name: str, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-        size = sum(array.nbytes for array in feeds.values())
-        if self.num_bytes + size <= KEPT_BYTES:
-            self.num_bytes += size
-            self.feeds.append(dict(feeds))
-            self.outputs.append(outputs[name])
+def _pictures(args: Namespace) -> tuple[Data | None, Data | None]:
+    """What is calibrated with, and what the result is judged on; None: ranges are given, the same pictures judge."""
+    data = find_data(args.calibration, args.limit) if args.calibration else None
+    if args.held_out:
+        return data, find_data(args.held_out)
+    if args.max_drop is None:
+        return data, None
+    try:
+        return data, find_data(args.calibration, args.limit, skip=args.limit)
+    except UsageError:
+        return data, None  # calibration takes all there are
 
 
-def _calibrated(args: Namespace, model: Model, graph: Graph, plan: Plan, answers: _Answers, output: Path) -> Ranges:
-    data = find_data(args.calibration, args.limit)
+def _calibrated(
+    args: Namespace, model: Model, graph: Graph, plan: Plan, data: Data, answers: Answers, output: Path
+) -> Ranges:
     megabytes = (memory_bound(graph, plan) + KEPT_BYTES) / 1e6
     log(args, f"calibrating with {len(data)} of {data.source}, in at most {megabytes:.0f} MB")
     state = output.with_name(f"{output.name}.calibration")
     with open_observed(graph, plan, args.runtime) as session, counting(args, "calibrating") as shown:
+        examples = Examples.of(args, model, session, data)
         name = str(graph.outputs[0])
+
+        def note(feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+            answers.take(dict(feeds), outputs[name], examples.shown)
+
         ranges = collect(
             session,
             plan,
-            _batches(args, model, session, data),
+            examples,
+            at_once=examples.at_once,
             graph_digest=graph_digest(graph),
             progress=lambda count: shown(count, len(data)),
-            answers=lambda feeds, outputs: answers.take(name, feeds, outputs),
+            answers=note,
             resume=state,
         )
+    _name_refused(args, examples)
+    answers.source = f"{len(answers)} calibration pictures"
     if args.save_ranges:
         ranges.save(Path(args.save_ranges).expanduser())
     return ranges
 
 
-def _batches(args: Namespace, model: Model, session: Session, data: Data) -> Iterator[Array | Mapping[str, Array]]:
-    """Examples, one by one, as the graph takes them; pictures that can not be read are left out and named."""
-    if len(data.arrays) > 1:
-        for sample in data.samples:
-            yield {name: data.rows(name, [sample]) for name in data.arrays}
-        return
-    preparation = _preparation(args, model, session)
-    refused: dict[str, str] = {}
-    for _, (prepared,) in prepared_samples(data, data.samples, [preparation], refused):
-        yield preparation.feed(prepared)
-    for name, reason in refused.items():
+def _answers(args: Namespace, model: Model, graph: Graph, data: Data) -> Answers:
+    """What the float graph says to pictures that ranges were not chosen with."""
+    answers = Answers()
+    with open_session(graph, args.runtime) as session, counting(args, "comparing") as shown:
+        examples = Examples.of(args, model, session, data)
+        for done in answers.take_all(session, examples):
+            shown(done, len(data))
+    _name_refused(args, examples)
+    answers.source = f"{len(answers)} {'' if args.held_out else 'more '}pictures of {data.source}"
+    return answers
+
+
+def _name_refused(args: Namespace, examples: Examples) -> None:
+    for name, reason in examples.refused.items():
         log(args, f"left out {name}: {reason}")
-
-
-def _preparation(args: Namespace, model: Model, session: Session) -> Preparation:
-    source = session.inputs[0]
-    card = model.card or matching_card(source, session.outputs[0], list_cards())
-    return Preparation(source, choose_preprocessing(source, card, flags(args)))
 
 
 def _check(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> None:
@@ -260,20 +270,32 @@ def _write(quantized: Graph, output: Path, target: str) -> None:
         formats.save(quantized, output)
 
 
-def _fallback(args: Namespace, graph: Graph, plan: Plan, ranges: Ranges, answers: _Answers, output: Path) -> Fallback:
-    """The layers that must stay float for the answers to stay within ``--max-drop``."""
+def _fallback(args: Namespace, graph: Graph, plan: Plan, ranges: Ranges, answers: Answers, output: Path) -> Fallback:
+    """The layers that must stay float for the answers to stay within ``--max-drop``.
+
+    Raises:
+        CheckError: there is nothing to tell the drop by.
+    """
     scheme = plan.scheme
+    if not len(answers) or answers.are_broken:
+        what = "holds NaN or infinity in every answer" if len(answers) else "has given no answers"
+        raise CheckError(
+            f"--max-drop {args.max_drop:g} can not be told: the float graph {what}",
+            hint="; ".join(ranges.remarks) or "quantkit compare names the layer",
+        )
+    before = answers.top1
+    by = "agreement with float" if before is None else f"top-1, in float {before}"
+    log(args, f"the drop is that of {by}, on {answers.source}")
     facts = ranges.provenance
-    state = output.with_name(f"{output.name}.{facts.graph[:6]}{facts.data[:6]}{facts.scheme[:4]}.fallback")
+    key = blake2b(" ".join((facts.graph, facts.data, facts.scheme, answers.digest)).encode(), digest_size=8).hexdigest()
+    state = output.with_name(f"{output.name}.{key}.fallback")
 
     def measured(layers: frozenset[str]) -> Loss:
         fewer = annotate(graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(layers))))
         with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
             file = Path(folder) / f"tried{output.suffix}"
             _write(convert(graph, fewer, ranges), file, scheme.target)
-            quality = _quality(file, graph, scheme.target, answers)[0]
-        agreement, divergence = quality.agreement, quality.divergence
-        return Loss(1 - agreement.value if agreement else 1.0, inf if divergence is None else divergence)
+            return answers.loss(_quality(file, graph, scheme.target, answers)[0])
 
     suspects = {remark.partition(":")[0] for remark in ranges.remarks}
     likely = [unit.layer for unit in plan.units if suspects & {str(unit.output), str(unit.input)}]
@@ -292,14 +314,10 @@ def _fallback(args: Namespace, graph: Graph, plan: Plan, ranges: Ranges, answers
     return found
 
 
-def _quality(file: Path, graph: Graph, target: str, answers: _Answers) -> tuple[Quality, Engine]:
+def _quality(file: Path, graph: Graph, target: str, answers: Answers) -> tuple[Quality, Engine]:
     """Answers of a written graph beside those of the float graph, in the engine that the target is for."""
-    tally = Tally()
     with open_session(_runnable(file, graph, target), ENGINES[target], _threads(target)) as session:
-        result = session.outputs[0].name
-        for feeds, wanted in zip(answers.feeds, answers.outputs, strict=True):
-            tally.add(session.run(feeds)[result].reshape(len(wanted), -1), (), wanted.reshape(len(wanted), -1))
-        return tally.quality, session.runtime
+        return answers.quality(session), session.runtime
 
 
 def _runnable(file: Path, graph: Graph, target: str) -> Graph | Path:
@@ -307,27 +325,12 @@ def _runnable(file: Path, graph: Graph, target: str) -> Graph | Path:
     return file if target in ("onnx", "litert") else formats.load(file, graph.inputs, graph.outputs)
 
 
-def _compared(args: Namespace, model: Model, graph: Graph, answers: _Answers, verdict: Verdict) -> Verdict:
+def _compared(graph: Graph, answers: Answers, verdict: Verdict) -> Verdict:
     """How near the answers are to those of the float graph."""
-    judged = f"{len(answers.feeds)} calibration pictures"
-    if args.held_out:
-        answers = _held_out(args, model, graph)
-        judged = f"{len(answers.feeds)} pictures of {args.held_out}"
-    if not answers.feeds or len(graph.outputs) != 1:
+    if not len(answers) or len(graph.outputs) != 1:
         return verdict
     quality, engine = _quality(verdict.output, graph, verdict.plan.scheme.target, answers)
-    return replace(verdict, quality=quality, engine=engine, judged_on=judged)
-
-
-def _held_out(args: Namespace, model: Model, graph: Graph) -> _Answers:
-    answers = _Answers()
-    data = find_data(args.held_out)
-    with open_session(graph, args.runtime) as session, counting(args, "comparing") as shown:
-        for count, batch in enumerate(_batches(args, model, session, data), 1):
-            feeds = dict(batch) if isinstance(batch, Mapping) else {session.inputs[0].name: batch}
-            answers.take(session.outputs[0].name, feeds, session.run(feeds))
-            shown(count, len(data))
-    return answers
+    return replace(verdict, quality=quality, float_top1=answers.top1, engine=engine, judged_on=answers.source)
 
 
 def _timed(args: Namespace, graph: Graph, verdict: Verdict) -> Verdict:
