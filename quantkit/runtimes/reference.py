@@ -1,7 +1,7 @@
 """The numpy engine: always there, slow, and readable enough to be believed.
 
-It runs TensorFlow graphs node after node with the kernels of `quantkit.ops.kernels`, and drops every
-array after its last reader.
+It runs TensorFlow graphs node after node with the kernels of `quantkit.ops.kernels`, those of a function where it is
+called, and drops every array after its last reader.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from quantkit.errors import GraphError, UnavailableError, did_you_mean
+from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.inference import UNKNOWN, infer_shapes
@@ -66,12 +67,18 @@ class Reference:
         )
 
 
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+# More levels of calls than that are a function that calls itself.
+DEEPEST_CALLS = 64
+
+
 @dataclass(frozen=True)
 class _Step:
-    """One node, and the edges that nobody reads after it."""
+    """One node, the edges that nobody reads after it, and the program of the function it calls, if it calls one."""
 
     node: Node
     last_read: tuple[Edge, ...]
+    called: "_Program | None"
 
 
 @dataclass(frozen=True)
@@ -91,8 +98,8 @@ class _Program:
     steps: tuple[_Step, ...]
 
     @classmethod
-    def of(cls, graph: Graph, outputs: tuple[Edge, ...]) -> "_Program":
-        needed = _needed(graph, outputs)
+    def of(cls, graph: Graph, outputs: tuple[Edge, ...], controls: Sequence[str] = (), depth: int = 0) -> "_Program":
+        needed = _needed(graph, outputs, controls)
         nodes = [graph[name] for name in graph.order if name in needed]
         _refuse_what_can_not_run(nodes)
         constants = {Edge(node.name): evaluate(node, ())[0] for node in nodes if node.is_constant}
@@ -101,7 +108,7 @@ class _Program:
         for node in reversed([node for node in nodes if not node.is_constant]):
             last_read = tuple(edge for edge in dict.fromkeys(node.inputs) if edge not in kept)
             kept.update(last_read)
-            steps.append(_Step(node, last_read))
+            steps.append(_Step(node, last_read, _called(graph, node, depth)))
         return cls(graph.inputs, outputs, constants, tuple(reversed(steps)))
 
     def run(self, feeds: Sequence[Array]) -> list[Array]:
@@ -109,7 +116,8 @@ class _Program:
         fed = {edge: _as_bytes(array) for edge, array in zip(self.inputs, feeds, strict=True)}
         arrays = {**self.constants, **fed}
         for step in self.steps:
-            made = evaluate(step.node, [arrays[edge] for edge in step.node.inputs])
+            given = [arrays[edge] for edge in step.node.inputs]
+            made = step.called.run(given) if step.called else evaluate(step.node, given)
             for port, array in enumerate(made):
                 # A node that is needed for one port keeps what is fed for another.
                 arrays.setdefault(Edge(step.node.name, port), array)
@@ -118,11 +126,25 @@ class _Program:
         return [arrays[edge].copy() for edge in self.outputs]
 
 
-def _needed(graph: Graph, outputs: tuple[Edge, ...]) -> set[str]:
-    """Nodes that must run: what the outputs need, up to the edges that are fed."""
+def _called(graph: Graph, node: Node, depth: int) -> _Program | None:
+    """The program of the function that a node calls; None: it calls none."""
+    name = node.attrs.get("f")
+    if node.op not in CALLS or not isinstance(name, FunctionName):
+        return None
+    if name.name not in graph.library:
+        raise GraphError(f"node {node.name!r} calls {name.name!r}, which is not in the library of the graph")
+    if depth == DEEPEST_CALLS:
+        raise UnavailableError(f"node {node.name!r}: the numpy engine runs no functions that call themselves")
+    function = graph.library[name.name]
+    body = function.graph.with_(library=graph.library)
+    return _Program.of(body, body.outputs, tuple(function.controls.values()), depth + 1)
+
+
+def _needed(graph: Graph, outputs: tuple[Edge, ...], controls: Sequence[str]) -> set[str]:
+    """Nodes that must run: what the outputs need, up to the edges that are fed, and some that run in any case."""
     fed, fed_nodes = set(graph.inputs), graph.input_names
     needed: set[str] = set()
-    stack = [edge.node for edge in outputs if edge not in fed]
+    stack = [*controls, *(edge.node for edge in outputs if edge not in fed)]
     while stack:
         name = stack.pop()
         if name in needed:
@@ -144,7 +166,7 @@ def _refuse_what_can_not_run(nodes: Sequence[Node]) -> None:
             raise GraphError(
                 f"the placeholder {node.name!r} is needed but not fed", hint=f"add it to --inputs: --inputs={node.name}"
             )
-    missing = [node for node in nodes if not has_kernel(node.op)]
+    missing = [node for node in nodes if not has_kernel(node.op) and node.op not in CALLS]
     if missing:
         first = missing[0]
         others = sorted({node.op for node in missing} - {first.op})

@@ -9,6 +9,7 @@ import pytest
 from quantkit.errors import GraphError, UnavailableError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
+from quantkit.ir.text import from_text
 from quantkit.runtimes import reference
 from quantkit.runtimes.reference import RUNTIME
 from quantkit.runtimes.session import SessionOptions
@@ -147,3 +148,37 @@ def test_strings_pass_through() -> None:
     made = RUNTIME.open(graph).run({"text": np.array([b"a", b"b"])})
     assert made["y"].tolist() == [b"a", b"b"]
     assert made["same"].tolist() == [True, True]
+
+
+def test_functions_run_where_they_are_called() -> None:
+    graph = from_text("""
+        inputs: x
+        outputs: y:1, z
+        x = Placeholder[2]()
+        y = PartitionedCall(x, Tin=[float], Tout=[float, float], f=&outer)
+        z = Neg(y, T=float)
+        function outer(first = inner, second = one)
+        a = _Arg(T=float, index=0)
+        one = Const([1.0, 2.0])
+        inner = StatefulPartitionedCall(a, one, Tin=[float, float], Tout=[float], f=&product)
+        end
+        function product(out = product, ^check = check)
+        a = _Arg(T=float, index=0)
+        b = _Arg(T=float, index=1)
+        product = Mul(a, b, T=float)
+        check = CheckNumerics(a, T=float, message=bad)
+        end
+    """)
+    found = RUNTIME.open(graph).run({"x": np.array([3, 4], np.float32)})
+    assert {name: values.tolist() for name, values in found.items()} == {"y:1": [1, 2], "z": [-3, -8]}
+    with pytest.raises(GraphError, match="bad"):
+        RUNTIME.open(graph).run({"x": np.array([np.nan, 4], np.float32)})
+
+
+def test_a_function_that_is_missing_or_calls_itself_is_refused_at_once() -> None:
+    call = "n = PartitionedCall(x, Tin=[float], Tout=[float], f=&again)"
+    endless = f"function again(out = n)\nx = _Arg(T=float, index=0)\n{call}\nend"
+    with pytest.raises(GraphError, match="'again', which is not in the library"):
+        RUNTIME.open(from_text(f"inputs: x\noutputs: n\nx = Placeholder[2]()\n{call}"))
+    with pytest.raises(UnavailableError, match="functions that call themselves"):
+        RUNTIME.open(from_text(f"inputs: x\noutputs: n\nx = Placeholder[2]()\n{call}\n{endless}"))

@@ -31,7 +31,7 @@ def answers(graph: Graph, seed: int = 0) -> dict[str, Array]:
 
 def check_promises(transform: Transform, graph: Graph, **options: Any) -> None:
     """A rewrite keeps ends and answers, leaves its argument alone, and is done after one call."""
-    kept = Graph.of(graph.nodes.values(), graph.inputs, graph.outputs)
+    kept = Graph.of(graph.nodes.values(), graph.inputs, graph.outputs, library=graph.library)
     outcome = transform.outcome(graph, **options)
     verify(outcome.graph, blame=transform.name)
     assert graph == kept
