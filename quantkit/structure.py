@@ -23,13 +23,14 @@ def first_difference(actual: Graph, expected: Graph) -> str:
         wanted = expected.nodes.get(node.name)
         if wanted is None:
             return f"Found unexpected node '{node.name}'"
-        if difference := _difference(node, wanted):
-            return f"Node named '{node.name}' has {difference}"
+        if found := difference(node, wanted):
+            return f"Node named '{node.name}' has {found}"
     missing = next((name for name in expected.nodes if name not in actual.nodes), None)
     return "" if missing is None else f"Did not find expected node '{missing}'"
 
 
-def _difference(node: Node, wanted: Node) -> str:
+def difference(node: Node, wanted: Node) -> str:
+    """In what two nodes of one name differ, in a clause; empty where they do not."""
     if node.op != wanted.op:
         return f"op '{node.op}' that is not expected '{wanted.op}'"
     if node.device != wanted.device:
@@ -42,11 +43,12 @@ def _difference(node: Node, wanted: Node) -> str:
 def _attributes_differ(attrs: Mapping[str, Attr], wanted: Mapping[str, Attr]) -> str:
     for key in sorted(wanted.keys() | attrs.keys()):
         if key not in attrs:
-            return f"no attr '{key}', expected with value: {_text(wanted[key])}"
+            return f"no attr '{key}', expected with value: {attribute_text(wanted[key])}"
         if key not in wanted:
-            return f"unexpected attr '{key}' with value: {_text(attrs[key])}"
+            return f"unexpected attr '{key}' with value: {attribute_text(attrs[key])}"
         if attrs[key] != wanted[key] or type(attrs[key]) is not type(wanted[key]):
-            return f"attr '{key}' with value: {_text(attrs[key])} that does not match expected: {_text(wanted[key])}"
+            found, expected = attribute_text(attrs[key]), attribute_text(wanted[key])
+            return f"attr '{key}' with value: {found} that does not match expected: {expected}"
     return ""
 
 
@@ -59,10 +61,10 @@ def _inputs(node: Node) -> str:
     return f"'{', '.join(names)}'"
 
 
-def _text(value: Attr) -> str:
+def attribute_text(value: Attr) -> str:
     """An attribute in a few words; of a tensor the first numbers.
 
-    >>> _text((1, 2, 2, 1)), _text(DType.FLOAT), _text(b"SAME")
+    >>> attribute_text((1, 2, 2, 1)), attribute_text(DType.FLOAT), attribute_text(b"SAME")
     ('[1, 2, 2, 1]', 'float', '"SAME"')
     """
     if isinstance(value, bytes):
@@ -78,5 +80,5 @@ def _text(value: Attr) -> str:
     if isinstance(value, Opaque):
         return f"{len(value.data)} bytes"
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_text, value))}]"
+        return f"[{', '.join(map(attribute_text, value))}]"
     return str(value)
