@@ -4,7 +4,7 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from quantkit.classify.choices import Flags
-from quantkit.runtimes.session import SessionOptions
+from quantkit.runtimes.session import PRECISIONS, SessionOptions
 
 _SECONDS_IN = {"": 1, "s": 1, "m": 60, "h": 3600}
 
@@ -35,6 +35,13 @@ def add_threads(parser: ArgumentParser) -> None:
     parser.add_argument("--inter-op", type=count, help="operations run side by side (the engine's default)")
 
 
+def add_precision(parser: ArgumentParser, whose: str = "") -> None:
+    """Arithmetic of an engine; `options` reads it."""
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="float32", help=f"arithmetic the engine may use{whose} (float32)"
+    )
+
+
 def add_normalization(parser: ArgumentParser) -> None:
     """What is done to pixels; `flags` reads it."""
     parser.add_argument("--input-mean", type=float, help="subtracted from the pixels (the card's, or 128)")
@@ -58,13 +65,24 @@ def flags(args: Namespace) -> Flags:
 
 
 def options(args: Namespace) -> SessionOptions:
-    """The threads of `add_threads`."""
-    return SessionOptions(args.intra_op, args.inter_op)
+    """What `add_threads` and `add_precision` read."""
+    return SessionOptions(args.intra_op, args.inter_op, precision=args.precision)
 
 
 def names(text: str) -> tuple[str, ...]:
     """Names between commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def precisions(text: str) -> tuple[str, ...]:
+    """Words of `PRECISIONS` between commas."""
+    found = names(text)
+    for word in found:
+        if word not in PRECISIONS:
+            raise ArgumentTypeError(f"{word!r} is not a precision: use {', '.join(PRECISIONS)}")
+    if not found:
+        raise ArgumentTypeError(f"name a precision: {', '.join(PRECISIONS)}")
+    return found
 
 
 def whole(text: str) -> int:

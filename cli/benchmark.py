@@ -16,12 +16,13 @@ from quantkit.errors import CheckError, QuantkitError, UsageError
 from quantkit.formats.files import check_target, write_whole
 
 from ._app import INTERRUPTED
-from ._arguments import add_ends, add_offline, add_random_weights, add_threads, count, ratio, seconds, whole
+from ._arguments import add_ends, add_offline, add_random_weights, add_threads, count, precisions, ratio, seconds, whole
 from ._render import console, emit, log
 
 EXAMPLES = (
     "quantkit benchmark digits",
     "quantkit benchmark digits@tensorflow digits@reference --save digits.json",
+    "quantkit benchmark digits@openvino --precision float32,bfloat16",
     "quantkit benchmark graph.pb folded.pb --runtime tensorflow --intra-op 1 --inter-op 2 --fail-below 1.0",
 )
 # The flag of each environment variable that an OpenMP runtime reads as it loads.
@@ -42,6 +43,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_ends(parser)
     parser.add_argument("--batch", type=count, help="size of a first dimension that a model leaves open (1)")
     add_threads(parser)
+    parser.add_argument(
+        "--precision",
+        type=precisions,
+        default=("float32",),
+        help="arithmetic the engine may use; several, as float32,bfloat16, give each model a row for each (float32)",
+    )
     parser.add_argument("--cpus", type=_numbers, default=(), help="processors to bind to, as 0,1 or 0-3 (all)")
     parser.add_argument("--device", default="cpu", help="cpu, gpu or gpu:N (cpu)")
     parser.add_argument("--kmp-affinity", help="set KMP_AFFINITY before the engine loads")
@@ -83,6 +90,7 @@ def _measure(args: Namespace) -> Benchmark:
             intra_op=args.intra_op,
             inter_op=args.inter_op,
             device=args.device,
+            precision=args.precision,
             cpus=args.cpus,
             environment={
                 name: getattr(args, flag) for flag, name in VARIABLES.items() if getattr(args, flag) is not None

@@ -23,7 +23,16 @@ from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Session
 from quantkit.zoo import ModelCard, list_cards
 
-from ._arguments import add_offline, add_pictures_layers, add_random_weights, add_threads, count, flags, options
+from ._arguments import (
+    add_offline,
+    add_pictures_layers,
+    add_precision,
+    add_random_weights,
+    add_threads,
+    count,
+    flags,
+    options,
+)
 from ._loading import named_model
 from ._render import emit, log
 
@@ -50,6 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--graph", help="the same as --model, as label_image has it")
     add_pictures_layers(parser)
     add_threads(parser)
+    add_precision(parser)
     add_random_weights(parser)
     add_offline(parser)
 

@@ -18,7 +18,7 @@ from quantkit.structure import EQUAL, first_difference
 from quantkit.zoo import list_cards
 
 from ._app import INTERRUPTED
-from ._arguments import add_ends, add_normalization, add_offline, add_threads, count, flags, options
+from ._arguments import add_ends, add_normalization, add_offline, add_precision, add_threads, count, flags, options
 from ._loading import model_and_runtime
 from ._render import counting, emit, log
 
@@ -47,6 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--structure", action="store_true", help="compare nodes, not numbers: exit 1 where they differ")
     add_normalization(parser)
     add_threads(parser)
+    add_precision(parser, " for B; A has float32")
     add_offline(parser)
 
 

@@ -8,7 +8,7 @@ from quantkit.errors import CheckError
 from quantkit.loading import MEANINGLESS
 
 from ._app import INTERRUPTED
-from ._arguments import add_offline, add_pictures_layers, add_threads, count, flags, options, share
+from ._arguments import add_offline, add_pictures_layers, add_precision, add_threads, count, flags, options, share
 from ._loading import model_and_runtime
 from ._render import counting, emit, log
 
@@ -31,6 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_pictures_layers(parser)
     add_threads(parser)
+    add_precision(parser, " for MODEL; the reference has float32")
     parser.add_argument("--min-top1", type=share, help="exit 1 if fewer answers are right, e.g. 0.75")
     parser.add_argument("--min-agreement", type=share, help="exit 1 if fewer answers are the reference's, e.g. 0.985")
     parser.add_argument(

@@ -129,6 +129,11 @@ def threads_text(context: Context) -> str:
     return f"{text} on {','.join(map(str, context.cpus))}" if context.cpus else text
 
 
+def runtime_text(context: Context) -> str:
+    """The engine, and its arithmetic where that is not float32."""
+    return context.runtime if context.precision == "float32" else f"{context.runtime} {context.precision}"
+
+
 def openmp_lines(measurements: Iterable[Measurement]) -> tuple[str, ...]:
     """A sentence for each engine: whether its process has an OpenMP runtime that heeds ``KMP_*`` and ``OMP_*``."""
     engines = {
@@ -199,7 +204,7 @@ def _cells(row: Row, comparison: Comparison | UsageError | None) -> tuple[str, .
     speed = comparison.verdict if isinstance(comparison, Comparison) else "first" if comparison is None else "-"
     return (
         row.label,
-        context.runtime,
+        runtime_text(context),
         threads_text(context),
         _ms(summary.median),
         f"{_ms(summary.low)} to {_ms(summary.high)}",
@@ -242,7 +247,7 @@ def _remarks(benchmark: Benchmark) -> list[str]:
             continue
         context = row.outcome.context
         threads = threads_text(context)
-        where = f"{row.label} in {context.runtime}" + (f" with threads {threads}" if threads != "default" else "")
+        where = f"{row.label} in {runtime_text(context)}" + (f" with threads {threads}" if threads != "default" else "")
         lines.extend(f"unstable: {where}: {warning}" for warning in row.outcome.summary.warnings)
         lines.extend(f"{where}: auto passed over {skipped}" for skipped in context.passed_over)
         if isinstance(comparison, UsageError):

@@ -14,7 +14,7 @@ from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.loading import MEANINGLESS, load_model
 from quantkit.runtimes import AUTO, find_runtime
-from quantkit.runtimes.session import SessionOptions, gpu_index
+from quantkit.runtimes.session import PRECISIONS, SessionOptions, gpu_index
 
 
 def benchmark(
@@ -24,6 +24,7 @@ def benchmark(
     intra_op: int | None = None,
     inter_op: int | None = None,
     device: str = "cpu",
+    precision: str | Iterable[str] = "float32",
     cpus: Iterable[int] = (),
     environment: Mapping[str, str] | None = None,
     batch: int | None = None,
@@ -47,6 +48,7 @@ def benchmark(
         intra_op: threads inside one operation; None: the engine's default.
         inter_op: operations side by side; None: the engine's default.
         device: ``cpu``, ``gpu`` or ``gpu:N``.
+        precision: arithmetic that engines may use, a word of `PRECISIONS`; several give each model a row for each.
         cpus: hardware threads to bind the processes to; empty: all.
         environment: variables (``KMP_AFFINITY``, ``OMP_NUM_THREADS`` ...), set before an engine loads.
         batch: size of a first dimension that a model leaves open; None: 1.
@@ -76,6 +78,10 @@ def benchmark(
     for name, count in (("intra_op", intra_op), ("inter_op", inter_op), ("batch", batch), ("runs", runs)):
         if count is not None and count < 1:
             raise UsageError(f"{name} is {count}, and at least 1 makes sense")
+    words = (precision,) if isinstance(precision, str) else tuple(precision)
+    for word in words:
+        if word not in PRECISIONS:
+            raise UsageError(f"{word!r} is not a precision", hint=f"use {', '.join(PRECISIONS)}")
     settings = Settings(
         runtime=runtime,
         options=SessionOptions(intra_op, inter_op, device, log_placement=log_placement),
@@ -100,7 +106,8 @@ def benchmark(
                 candidates.append(find_candidate(os.fspath(model), settings, offline=offline, fetching=fetching))
         if not candidates:
             raise UsageError("there is no model to measure", hint="name a model file, or a card: digits")
-        measured = measure(_labelled(candidates), schedule, progress)
+        rows = [_computing_in(word, candidate) for candidate in _labelled(candidates) for word in words]
+        measured = measure(rows, schedule, progress)
     return replace(measured, notes=(*measured.notes, MEANINGLESS)) if random_weights else measured
 
 
@@ -109,6 +116,11 @@ def _written(candidate: Candidate, graph: Graph | None, path: Path) -> Candidate
     assert graph is not None
     formats.save(graph, path)
     return replace(candidate, path=path)
+
+
+def _computing_in(precision: str, candidate: Candidate) -> Candidate:
+    options = replace(candidate.settings.options, precision=precision)
+    return replace(candidate, settings=replace(candidate.settings, options=options))
 
 
 def _labelled(candidates: list[Candidate]) -> list[Candidate]:

@@ -301,7 +301,7 @@ def evaluate(
         labels: a label file; None: the model's own.
         limit: how many samples at most; the same ones each time.
         batch: samples that run together, where the graph leaves that open.
-        options: threads, device and precision, of both.
+        options: threads, device and precision; the reference computes in float32 whatever it says.
         flags: what is known of the preprocessing; nothing: the card's, or what the input shows.
         input_layer: what to feed; empty: the card's, or what takes pictures.
         output_layer: what gives a number for each class; empty: the card's, or what nobody reads.
@@ -318,13 +318,14 @@ def evaluate(
     samples = data.part(limit) if isinstance(data, Data) else find_data(data, limit)
     with ExitStack() as stack:
 
-        def opened(one: Any, engine: str) -> Subject:
-            subject = open_subject(one, engine, options, flags, input_layer, output_layer, offline)
+        def opened(one: Any, engine: str, precision: str) -> Subject:
+            its = replace(options, precision=precision)
+            subject = open_subject(one, engine, its, flags, input_layer, output_layer, offline)
             stack.callback(subject.session.close)
             return subject
 
-        subject = opened(model, runtime)
-        other = None if reference is None else opened(reference, reference_runtime)
+        subject = opened(model, runtime, options.precision)
+        other = None if reference is None else opened(reference, reference_runtime, "float32")
         if other is not None and flags == Flags():
             subject, other = _alike(subject, other)
         named = _labels(subject, other, Path(labels).expanduser() if labels else None)

@@ -222,7 +222,7 @@ def compare(
             of the two is fed; None: seeded random numbers.
         names: what to call them.
         runtimes: their engines; ``auto``: TensorFlow (or NumPy), and ONNX Runtime for ONNX.
-        options: threads, device and precision.
+        options: threads, device and precision; the first computes in float32 whatever it says.
         samples: how many random ones.
         seed: of these.
         floor: signal to noise in decibels below which a layer is bad.
@@ -246,7 +246,7 @@ def compare(
         )
     feeder = _random(samples, seed) if batches is None else batches if callable(batches) else _batched(batches)
     with (
-        _open(first, [pair.mine for pair in pairs], runtimes[0], options) as one,
+        _open(first, [pair.mine for pair in pairs], runtimes[0], replace(options, precision="float32")) as one,
         _open(second, [pair.theirs for pair in pairs], runtimes[1], options) as other,
     ):
         run = _Run(mine, pairs)

@@ -52,7 +52,7 @@ class OnnxRuntime:
         if options.precision != "float32":
             raise UnavailableError(
                 f"ONNX Runtime computes in the model's own types, not in {options.precision}",
-                hint="use --precision float32, or --runtime openvino",
+                hint="use --precision float32 or --runtime openvino, or convert the model with convert_precision",
             )
         source = as_onnx(model, "ONNX Runtime", ("onnx",))
         try:
@@ -179,6 +179,10 @@ def _explained(error: Exception, model: str) -> QuantkitError:
     if code in ("INVALID_PROTOBUF", "NO_SUCHFILE", "NO_MODEL"):
         return InputError(
             f"{model} is not an ONNX model, or is truncated: {reason}", hint="fetch or convert it once more"
+        )
+    if "tensor(bfloat16)" in reason:
+        return UnavailableError(
+            f"ONNX Runtime can not compute {model} in bfloat16: {reason}", hint="OpenVINO and TensorFlow can"
         )
     if code == "NOT_IMPLEMENTED" or "No Op registered" in reason or "is not a registered function/op" in reason:
         return UnavailableError(

@@ -81,6 +81,10 @@ class Skipped:
         return f"{self.runtime}: {self.reason}"
 
 
+# Arithmetic that an engine may be allowed: the words of `SessionOptions.precision`.
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+
 @dataclass(frozen=True)
 class SessionOptions:
     """How a session runs.

@@ -294,7 +294,7 @@ def _mixed_precision(precision: str, on_gpu: bool) -> str:
     where = "a GPU" if on_gpu else "a processor"
     raise UnavailableError(
         f"TensorFlow has no {precision} arithmetic on {where}",
-        hint=f"on {where} it has {'float16' if on_gpu else 'bfloat16'}",
+        hint=f"on {where} it has {'float16' if on_gpu else 'bfloat16'}; use that, or --precision float32",
     )
 
 

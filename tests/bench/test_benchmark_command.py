@@ -64,6 +64,27 @@ def test_settings_reach_the_process(tiny_model: Path, capsys: pytest.CaptureFixt
     assert context["inputs"] == {"x": "float 3x4"}
 
 
+def test_each_precision_has_its_row(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (f"{tiny_model}@reference", "--precision", "float32,bfloat16", "--json", *QUICK)
+    assert quantkit(*words) == 0
+    first, second = json.loads(capsys.readouterr().out)["rows"]
+    assert first["measurement"]["context"]["precision"] == "float32"
+    assert "no bfloat16 arithmetic" in second["failure"]["reason"]
+    assert "--precision float32" in second["failure"]["hint"]
+    with pytest.raises(UsageError, match="'float8' is not a precision"):
+        benchmark([tiny_model], "reference", precision="float8")
+
+
+@pytest.mark.engine
+def test_a_smaller_precision_is_named_in_the_table(tiny_model: Path) -> None:
+    made = benchmark([tiny_model], "openvino", precision=("float32", "bfloat16"), runs=6, warmup=1)
+    if made.failures:
+        pytest.skip(made.failures[0].reason)
+    lines = str(made).splitlines()
+    assert [line.split()[1:3] for line in lines[1:3]] == [["openvino", "default"], ["openvino", "bfloat16"]]
+    assert made.measurements[1].context.precision == "bfloat16"
+
+
 def test_a_line_says_whether_openmp_heeds_the_variables(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert quantkit(f"{tiny_model}@reference", "--kmp-blocktime", "0", *QUICK) == 0
     assert "reference" in next(line for line in capsys.readouterr().out.splitlines() if "KMP_*" in line)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -247,3 +248,41 @@ def test_ctrl_c_keeps_the_answers_that_are_there(
     assert [one["path"] for one in json.loads(capsys.readouterr().out)["pictures"]] == [str(one) for one in DIGITS[:2]]
     assert main(words) == 130
     assert str(DIGITS[1]) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("classify", str(DIGITS[0]), "--model", "digits"),
+        ("evaluate", "digits", "--data", str(ROOT / "assets" / "digits_heldout.npz"), "--limit", "4"),
+        ("compare", "digits", "digits", "--limit", "1"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_precision_that_is_not_there_is_refused(
+    main: Main, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert main([*words, "--runtime", "reference", "--precision", "bfloat16"]) == 4
+    error = capsys.readouterr().err
+    assert "the numpy engine has no bfloat16 arithmetic" in error
+    assert "hint: use --precision float32" in error
+
+
+def test_the_reference_computes_in_float32(
+    main: Main, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quantkit.runtimes import reference
+
+    asked: list[str] = []
+    opened = reference.Reference.open
+
+    def opening(self: Any, model: Any, options: Any) -> Any:
+        asked.append(options.precision)
+        return opened(self, model, replace(options, precision="float32"))
+
+    monkeypatch.setattr(reference.Reference, "open", opening)
+    data = ["--data", str(ROOT / "assets" / "digits_heldout.npz"), "--limit", "2", "--runtime", "reference"]
+    assert main(["evaluate", "digits", "--reference", "digits", *data, "--precision", "bfloat16"]) == 0
+    assert main(["compare", "digits", "digits", *data, "--precision", "float16"]) == 0
+    capsys.readouterr()
+    assert asked == ["bfloat16", "float32", "float32", "float16"]

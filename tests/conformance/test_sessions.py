@@ -9,7 +9,9 @@ from conformance_cases import CASES, Case, node, placeholder
 from quantkit.errors import GraphError, UnavailableError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType, Shape
-from quantkit.runtimes.session import Runtime, Session, SessionOptions
+from quantkit.runtimes.reference import Reference
+from quantkit.runtimes.session import PRECISIONS, Runtime, Session, SessionOptions
+from quantkit.transforms.convert_precision import convert_precision
 
 
 @pytest.fixture
@@ -116,6 +118,37 @@ def test_thread_settings_are_accepted(runtime: Runtime, intra_op: int | None, in
     with runtime.open(case.graph, SessionOptions(intra_op=intra_op, inter_op=inter_op)) as session:
         feeds = case.feeds(1)
         np.testing.assert_allclose(session.run(feeds)["y"], case.expected(feeds)["y"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_precision_is_had_or_refused(runtime: Runtime, precision: str) -> None:
+    case = CASES["dense"]
+    try:
+        session = runtime.open(case.graph, SessionOptions(precision=precision))
+    except UnavailableError as error:
+        refusal = error
+    else:
+        refusal = None
+    if refusal is not None:
+        assert precision != "float32"
+        assert "--precision float32" in refusal.hint
+        return
+    with session:
+        feeds = case.feeds(4)
+        result, expected = session.run(feeds)["y"], case.expected(feeds)["y"]
+    assert result.dtype == np.float32
+    step = {"float32": 1e-6, "bfloat16": 2.0**-7, "float16": 2.0**-9}[precision]
+    np.testing.assert_allclose(result, expected, rtol=0, atol=4 * step * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("to", ["float16", "bfloat16"])
+def test_weights_of_16_bits_are_widened(runtime: Runtime, to: str) -> None:
+    case = CASES["dense"]
+    graph = convert_precision(case.graph, to=to, minimum_size=1)
+    assert "Cast" in graph.op_counts
+    feeds = case.feeds(2)
+    with runtime.open(graph) as session, Reference().open(graph) as reference:
+        np.testing.assert_allclose(session.run(feeds)["y"], reference.run(feeds)["y"], rtol=1e-5, atol=1e-6)
 
 
 def test_placement_names_the_operations(runtime: Runtime) -> None:
