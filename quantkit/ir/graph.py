@@ -313,7 +313,7 @@ class Graph:
                         f"node {node.name!r} reads {name!r}, which is not in the graph",
                         hint=did_you_mean(name, self.nodes) or "run strip_unused_nodes before removing nodes",
                     )
-            count = 1 if node.op in LOOP_MERGES else len(node.inputs)
+            count = min(1, len(node.inputs)) if node.op in LOOP_MERGES else len(node.inputs)
             waiting[node.name] = count + len(node.controls)
             if not waiting[node.name]:
                 stack.append(node.name)

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Union, get_args, get_o
 from quantkit.errors import GraphError, QuantkitError, RecipeError, did_you_mean
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
+from quantkit.ops.faults import find_fault
 
 if TYPE_CHECKING:
     from quantkit.transforms.classic import ClassicTransform
 
+DAMAGED = "the file is damaged, or was written by a tool that knows other ops"
 REQUIRED = inspect.Parameter.empty
 # The last section of a docstring: a recipe of one line, and the graph it is run on when somebody asks.
 EXAMPLE = re.compile(r"^Example:\n((?: {4}.*(?:\n|$)|\n)+)", re.MULTILINE)
@@ -174,14 +176,16 @@ class Transform:
         return Outcome(made)
 
     def _made(self, graph: Graph, options: Mapping[str, Any]) -> Any:
-        """What the function returns; a mistake in a plugin becomes a sentence with its file and line."""
-        if self.is_ours:
-            return self.function(graph, **options)
+        """What the function returns; a mistake in a graph or a plugin becomes a sentence that says where."""
         try:
             return self.function(graph, **options)
         except QuantkitError:
             raise
         except Exception as error:
+            if fault := find_fault(graph):
+                raise GraphError(f"{self.name}: {fault}", hint=DAMAGED) from error
+            if self.is_ours:
+                raise
             from quantkit.transforms.plugins import where
 
             said = where(error, self.function.__code__.co_filename)

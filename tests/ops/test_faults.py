@@ -1,0 +1,37 @@
+import pytest
+
+from quantkit.errors import GraphError
+from quantkit.ir.text import from_text
+from quantkit.ops.faults import find_fault
+from quantkit.transforms.fold_pads import fold_pads
+
+HEAD = "inputs: x\noutputs: y\nx = Placeholder[1x4x4x3](dtype=float)\nw = Const[3x3x3x2]()\n"
+CONVOLUTION = "T=float, padding=SAME, strides=[1, 1, 1, 1]"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (f"y = Conv2D(x, w, {CONVOLUTION})", ""),
+        ("y = NobodyKnows(x, x, x, strides=7)", ""),
+        (f"y = Conv2D(x, {CONVOLUTION})", "node 'y' (Conv2D) reads 1 tensors, and takes 2"),
+        ("y = Conv2D(x, w, T=float, padding=SAME)", "lacks the attribute 'strides'"),
+        ("y = Conv2D(x, w, T=float, padding=SAME, strides=7)", "strides=7, which is no list(int)"),
+        ("y = Conv2D(x, w, T=float, padding=SAME, strides=[2])", "should list 4 sizes"),
+        ("y = Conv2D(x, w, T=float, padding=1, strides=[1, 1, 1, 1])", "padding=1, which is no string"),
+        (f"y = Conv2D(x, x:1, {CONVOLUTION})", "reads 'x:1', and Placeholder has 1 outputs"),
+        (f"y = Conv2D(x, nobody, {CONVOLUTION})", "reads 'nobody', which is not in the graph"),
+        ("y = Cast(x, SrcT=int32, DstT=float)", "takes int32 as input 0, and 'x' is float"),
+    ],
+)
+def test_the_first_fault_in_a_sentence(lines: str, words: str) -> None:
+    fault = find_fault(from_text(HEAD + lines))
+    assert words in fault
+    assert bool(words) == bool(fault)
+
+
+def test_a_transform_that_fails_on_it_says_so() -> None:
+    pad = "q = Const[int32]([[0, 0], [1, 1], [1, 1], [0, 0]])\np = Pad(x, q, T=float, Tpaddings=int32)\n"
+    lines = f"{pad}y = Conv2D(p, padding=SAME, strides=[1, 1, 1, 1])"
+    with pytest.raises(GraphError, match=r"fold_pads: node 'y' \(Conv2D\) lacks the attribute 'T'"):
+        fold_pads(from_text(HEAD + lines))
