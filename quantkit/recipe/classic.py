@@ -11,12 +11,10 @@ from quantkit.recipe.grammar import Step
 from quantkit.recipe.recipe import STOP, Check, Recipe, Record, Trace, judged, op_changes
 from quantkit.transforms import registry
 from quantkit.transforms.classic import NodeDef
-from quantkit.transforms.classic.nodes import edges, from_graph, node_of, to_graph
-from quantkit.transforms.classic.table import ClassicTransform, Context
+from quantkit.transforms.classic.nodes import edges, from_graph, to_graph
+from quantkit.transforms.classic.table import ClassicTransform, Context, check_inputs
 
 IGNORE_ERRORS = "ignore_errors"
-# How many dangling inputs the hint of the error lists.
-SHOWN = 5
 
 
 def run_classic(
@@ -60,7 +58,7 @@ def run_classic(
         context = Context(*ends, step.options, graph.library, versions, services or {})
         start = perf_counter()
         made, ignored = _applied(transform, nodes, context)
-        _check_inputs(made)
+        check_inputs(made)
         seconds = perf_counter() - start
         found, undone = "", ""
         if check and not ignored:
@@ -92,11 +90,3 @@ def _applied(transform: ClassicTransform, nodes: list[NodeDef], context: Context
         if ignore == "true" and not isinstance(error, RecipeError):
             return nodes, error.message
         raise
-
-
-def _check_inputs(nodes: Sequence[NodeDef]) -> None:
-    names = {node.name for node in nodes}
-    bad = [(text, node.name) for node in nodes for text in node.inputs if node_of(text) not in names]
-    if bad:
-        listed = "; ".join(f"Invalid input {text} for node {name}" for text, name in bad[:SHOWN])
-        raise GraphError("Invalid graph with inputs referring to nonexistent nodes", hint=listed)

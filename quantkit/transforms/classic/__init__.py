@@ -4,6 +4,17 @@ Each is a function ``(nodes, context) -> nodes`` registered with `classic_transf
 below is the table of contents. `quantkit.recipe` runs them where a recipe is run with ``classic=True``.
 """
 
+from quantkit.transforms.classic import (
+    defaults,
+    editors,
+    fold_batch_norms,
+    fold_old_batch_norms,
+    merge_duplicate_nodes,
+    quantize_nodes,
+    remove_nodes,
+    strip_unused_nodes,
+    weights,
+)
 from quantkit.transforms.classic.nodes import NodeDef
 from quantkit.transforms.classic.table import CLASSIC, ClassicTransform, Context, classic_transform, find_classic
 
@@ -13,5 +24,14 @@ __all__ = [
     "Context",
     "NodeDef",
     "classic_transform",
+    "defaults",
+    "editors",
     "find_classic",
+    "fold_batch_norms",
+    "fold_old_batch_norms",
+    "merge_duplicate_nodes",
+    "quantize_nodes",
+    "remove_nodes",
+    "strip_unused_nodes",
+    "weights",
 ]

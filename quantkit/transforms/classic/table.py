@@ -1,5 +1,6 @@
 """The table of transforms as the original tool had them."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -9,8 +10,13 @@ import numpy as np
 from quantkit.errors import GraphError, RecipeError, did_you_mean
 from quantkit.ir.functions import Library
 from quantkit.ir.graph import Graph, Versions
-from quantkit.transforms.classic.nodes import NodeDef, edges, from_graph, to_graph
+from quantkit.transforms.classic.nodes import NodeDef, edges, from_graph, node_of, to_graph
 from quantkit.transforms.registry import REGISTRY, TRUTHS, Transform
+
+SPACES = " \t\n\v\f\r"
+INTEGER = re.compile(r"-?[0-9]+")
+# How many dangling inputs the hint of the error lists.
+SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -68,10 +74,10 @@ class Context:
         word = self.word(name, "")
         if name not in self.params:
             return default
-        digits = word.removeprefix("-")
-        if digits.isascii() and digits.isdecimal() and -(1 << bits - 1) <= int(word) < 1 << bits - 1:
-            return int(word)
-        raise GraphError(f"Couldn't interpret the {name} argument as a number:{word}")
+        number = as_int64(word)
+        if number is None or not -(1 << bits - 1) <= number < 1 << bits - 1:
+            raise GraphError(f"Couldn't interpret the {name} argument as a number:{word}")
+        return number
 
     def float32(self, name: str, default: float) -> float:
         """The one number of an option, rounded to 32 bits.
@@ -99,6 +105,27 @@ class Context:
         if word in TRUTHS:
             return TRUTHS[word]
         raise GraphError(f"Couldn't interpret the {name} argument as a boolean:{word} (expected true, false, 0 or 1)")
+
+
+def as_int64(word: str) -> int | None:
+    """The integer that a word is, spaces around it allowed; None: it is none of 64 bits."""
+    word = word.strip(SPACES)
+    if not INTEGER.fullmatch(word) or not -(1 << 63) <= int(word) < 1 << 63:
+        return None
+    return int(word)
+
+
+def check_inputs(nodes: Sequence[NodeDef]) -> None:
+    """Refuse inputs that name no node, as the original did after each transform.
+
+    Raises:
+        GraphError: there are some; the hint lists the first.
+    """
+    names = {node.name for node in nodes}
+    bad = [(text, node.name) for node in nodes for text in node.inputs if node_of(text) not in names]
+    if bad:
+        listed = "; ".join(f"Invalid input {text} for node {name}" for text, name in bad[:SHOWN])
+        raise GraphError("Invalid graph with inputs referring to nonexistent nodes", hint=listed)
 
 
 Function = Callable[[Sequence[NodeDef], Context], list[NodeDef]]

@@ -1,0 +1,54 @@
+"""Attributes that nodes may leave out."""
+
+from collections.abc import Sequence
+
+from quantkit.errors import GraphError
+from quantkit.ir.functions import Library
+from quantkit.ir.graph import Attr
+from quantkit.ops.tensorflow import find_op
+from quantkit.transforms.classic.nodes import NodeDef
+from quantkit.transforms.classic.table import Context, classic_transform
+
+# Attributes that ops got after the last release that held the original (TensorFlow 2.12).
+LATER = frozenset(
+    {
+        *(f"{op}.{key}" for op in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3") for key in ("grad_x", "grad_y")),
+        *("MatMul.grad_a", "MatMul.grad_b", "TopKV2.index_type", "TopKV2.Tk", "ConcatOffset.shape_type"),
+        *("GatherNd.bad_indices_policy", "ScatterNd.bad_indices_policy", "VarHandleOp.debug_name"),
+        *(f"SparseSegment{kind}.sparse_gradient" for kind in ("Mean", "Sum", "SqrtN")),
+        *(f"SparseSegment{kind}WithNumSegments.sparse_gradient" for kind in ("Mean", "Sum", "SqrtN")),
+        *(f"TensorScatter{kind}.bad_indices_policy" for kind in ("Add", "Max", "Min", "Sub", "Update")),
+    }
+)
+
+
+@classic_transform(keeps_versions=True)
+def add_default_attributes(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
+    """Nodes say what they left out."""
+    return [with_defaults(node, context.library) for node in nodes]
+
+
+def with_defaults(node: NodeDef, library: Library) -> NodeDef:
+    """A node with the attributes that have defaults.
+
+    Raises:
+        GraphError: neither TensorFlow nor the library has its op.
+    """
+    op = find_op(node.op)
+    if op is None:
+        if node.op in library:
+            return node
+        raise unknown_op(node)
+    missing: dict[str, Attr] = {
+        name: attr.default
+        for name, attr in op.attrs.items()
+        if attr.default is not None and name not in node.attrs and f"{node.op}.{name}" not in LATER
+    }
+    return node.with_attrs(**missing) if missing else node
+
+
+def unknown_op(node: NodeDef) -> GraphError:
+    """The original's words on an op that is not registered; it went on with the name of the machine."""
+    return GraphError(
+        f"Op type not registered '{node.op}' in binary", hint=f"{node.name} is of that type; plugins are not known here"
+    )
