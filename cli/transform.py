@@ -1,6 +1,8 @@
 """``quantkit transform``: the classic Graph Transform Tool call, and its short form."""
 
+import json
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +13,16 @@ from quantkit.loading import MEANINGLESS, Model
 from quantkit.recipe import Recipe, Record, Trace, parse
 from quantkit.recipe import run as run_recipe
 from quantkit.recipe.named import NAMED, find_recipe
+from quantkit.recipe.recipe import STOP
 
-from ._loading import named_model
+from ._loading import add_plugins, load_plugins, named_model
 from ._render import emit, log
+from ._verification import add_verification, verifier
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from quantkit.recipe.verify import Verifier
 
 EXAMPLES = (
     "quantkit transform digits -o digits_folded.pb --recipe inference --explain",
@@ -50,13 +56,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--explain", action="store_true", help="print what each transform matched and declined, and why"
     )
+    add_verification(parser)
     parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="run seeded inputs before and after each transform; stop where answers change",
+        "--trace", help="file to write what happened to: .json, or .html, a page that shows the graph before and after"
     )
-    parser.add_argument("--runtime", help="engine that --verify runs (tensorflow where installed, else reference)")
-    parser.add_argument("--seed", type=int, default=0, help="of the inputs that --verify runs (0)")
+    add_plugins(parser)
     parser.add_argument(
         "--evaluate-with", choices=("numpy", "tensorflow"), default="numpy", help="what computes constants (numpy)"
     )
@@ -70,6 +74,8 @@ def run(args: Namespace) -> int:
     """Read, transform, write, and say what happened."""
     source, target = _ends(args)
     as_text = True if _is_true(args.output_as_text) else None
+    trace_file = _trace_file(args)
+    load_plugins(args)
     recipe = _recipe(args)
     ends = _classic_ends(args) if args.classic else None
     inputs, outputs = (None, None) if ends else (_names(args.inputs), _names(args.outputs))
@@ -81,11 +87,13 @@ def run(args: Namespace) -> int:
         )
     formats.check_target(target, model.graph)
     recipe = _fitted(recipe, model)
+    check = verifier(args, model)
     graph, trace = run_recipe(
         recipe,
         model.graph,
         services=_services(args),
-        check=_check(args),
+        check=check,
+        on_mismatch=args.on_mismatch or STOP,
         on_step=lambda step: log(args, f"Applying {step.name}"),
         classic=args.classic,
         ends=ends,
@@ -94,11 +102,15 @@ def run(args: Namespace) -> int:
     for record in trace.records:
         if record.ignored:
             log(args, f"{record.step.name}: Ignoring error {record.ignored}")
+        if record.undone:
+            log(args, f"{record.step.name}: undone: {record.undone}")
+    if trace_file:
+        _write_trace(trace_file, model, recipe, graph, trace)
     emit(
         args,
         "quantkit.transform/1",
-        _document(model, graph, target, recipe, trace),
-        _text(args, model, graph, target, trace),
+        _document(model, graph, target, recipe, trace, check),
+        _text(args, model, graph, target, trace, check),
     )
     return 0
 
@@ -174,20 +186,33 @@ def _services(args: Namespace) -> dict[str, Any]:
     return {"evaluate": evaluate_with_tensorflow()}
 
 
-def _check(args: Namespace) -> Any:
-    if not args.verify:
+def _trace_file(args: Namespace) -> Path | None:
+    """Where the trace goes; refused before any work where it can not be written."""
+    if not args.trace:
         return None
-    from quantkit.recipe.verify import Verifier
-    from quantkit.runtimes import AUTO, find_runtime, open_session
-
-    # The engine the graph was made for; the others would compare their own converters, too.
-    runtime = args.runtime or ("tensorflow" if find_runtime("tensorflow").available().ok else "reference")
-    if runtime != AUTO:
-        find_runtime(runtime)  # a misspelled one is refused before any work
-    return Verifier(lambda graph: open_session(graph, runtime), seed=args.seed)
+    path = Path(args.trace).expanduser()
+    if path.suffix.lower() not in (".json", ".html"):
+        raise UsageError(f"--trace {path.name} is no form of a trace", hint="name a file that ends in .json or .html")
+    formats.check_target(path)
+    return path
 
 
-def _document(model: Model, graph: Graph, target: Path, recipe: Recipe, trace: Trace) -> dict[str, Any]:
+def _write_trace(path: Path, model: Model, recipe: Recipe, graph: Graph, trace: Trace) -> None:
+    from quantkit.recipe.page import html_page
+    from quantkit.recipe.trace_file import trace_document
+
+    before = model.graph or graph
+    document = trace_document(model.name, recipe, before, graph, trace)
+    if path.suffix.lower() == ".html":
+        text = html_page(document, before, graph)
+    else:
+        text = json.dumps(document, indent=1) + "\n"
+    formats.files.write_whole(path, lambda file: file.write(text.encode()))
+
+
+def _document(
+    model: Model, graph: Graph, target: Path, recipe: Recipe, trace: Trace, check: "Verifier | None"
+) -> dict[str, Any]:
     before = model.graph
     return {
         "model": model.name,
@@ -201,14 +226,19 @@ def _document(model: Model, graph: Graph, target: Path, recipe: Recipe, trace: T
         "inputs": [str(edge) for edge in graph.inputs],
         "outputs": [str(edge) for edge in graph.outputs],
         "steps": trace.to_json(),
+        "verification": check.to_json() if check else None,
     }
 
 
-def _text(args: Namespace, model: Model, graph: Graph, target: Path, trace: Trace) -> Any:
+def _text(
+    args: Namespace, model: Model, graph: Graph, target: Path, trace: Trace, check: "Verifier | None"
+) -> Callable[["Console"], None]:
     def text(console: "Console") -> None:
-        if args.explain or args.verify:
+        if args.explain or check:
             for record in trace.records:
                 _print_record(console, record, args)
+        if check:
+            console.print(f"verified {check.terms}", markup=False)
         before = len(model.graph) if model.graph else 0
         size = (
             f"{target.stat().st_size / 1e6:.1f} MB" if target.stat().st_size > 1e5 else f"{target.stat().st_size} bytes"
@@ -223,7 +253,8 @@ def _text(args: Namespace, model: Model, graph: Graph, target: Path, trace: Trac
 def _print_record(console: "Console", record: Record, args: Namespace) -> None:
     before, after = record.nodes
     line = f"{record.step}: {before} -> {after} nodes, {record.seconds * 1e3:.0f} ms"
-    console.print(line + (f"; verified: {record.check}" if record.check else ""), markup=False)
+    line += f"; verified: {record.check}" if record.check else f"; undone: {record.undone}" if record.undone else ""
+    console.print(line, markup=False)
     if not args.explain:
         return
     shown = record.changes if args.verbose else record.changes[:SHOWN_CHANGES]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,8 @@ FLAT = 1e-6
 MIN_COSINE = 0.5
 
 Opener = Callable[[Graph], Session]
+# Makes arrays, by name, of some or all inputs.
+Feeder = Callable[[tuple[TensorInfo, ...]], Mapping[str, Array]]
 
 
 @dataclass
@@ -30,13 +33,13 @@ class Verifier:
         open_session: an engine.
         seed: of the inputs.
         tolerance: see `TOLERANCE`.
-        given: arrays to feed by name of the input, instead of seeded ones.
+        feeder: asked for inputs, which get seeded numbers where it gives none.
     """
 
     open_session: Opener
     seed: int = 0
     tolerance: float = TOLERANCE
-    given: Mapping[str, Array] | None = None
+    feeder: Feeder | None = None
     feeds: Mapping[str, Array] | None = field(default=None, init=False)
     last: tuple[Graph, Mapping[str, Array]] | None = field(default=None)
 
@@ -64,10 +67,10 @@ class Verifier:
     @property
     def terms(self) -> str:
         """What passes, in one line."""
-        fed = "the given inputs" if self.given else f"inputs of seed {self.seed}"
+        fed = "the given data" if self.feeder else f"inputs of seed {self.seed}"
         return (
-            f"with {fed}, an exact step may change an output by {self.tolerance:g} of its largest number (or of 1); "
-            f"one that gives up precision by design keeps a cosine of {MIN_COSINE:g}"
+            f"on {fed}: exact steps within {self.tolerance:g} of each output's largest number, "
+            f"steps that give up precision with a cosine of at least {MIN_COSINE:g}"
         )
 
     def _answers(self, graph: Graph) -> tuple[Mapping[str, Array], str]:
@@ -79,13 +82,23 @@ class Verifier:
                 if fed is not None and info.dtype is not DType.STRING and fed.dtype != info.dtype.numpy:
                     remark = f"input {info.name!r} takes {info.dtype.value} now: answers can not be compared"
             if self.feeds is None or remark:
-                self.feeds = seeded_feeds(session.inputs, self.seed, self.given)
+                given = self.feeder(session.inputs) if self.feeder else {}
+                self.feeds = seeded_feeds(session.inputs, self.seed, given)
             return session.run(self._fitting(session)), remark
 
     def _fitting(self, session: Session) -> dict[str, Array]:
         """The feeds for the inputs that this graph still has."""
         feeds = self.feeds or {}
         return {info.name: feeds[info.name] for info in session.inputs if info.name in feeds}
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as values."""
+        return {
+            "data": "given" if self.feeder else "seeded",
+            "seed": self.seed,
+            "tolerance": self.tolerance,
+            "min_cosine": MIN_COSINE,
+        }
 
 
 def compare(old: Mapping[str, Array], new: Mapping[str, Array], transform: Claim, tolerance: float) -> str:
@@ -172,7 +185,7 @@ def seeded_feeds(
     random = np.random.default_rng(seed)
     feeds: dict[str, Array] = {}
     for info in inputs:
-        if given and info.name in given and given[info.name].dtype == info.dtype.numpy:
+        if given and info.name in given:
             feeds[info.name] = given[info.name]
             continue
         if info.shape.dims is None or info.dtype is DType.STRING:

@@ -6,12 +6,15 @@ registers them, or one of its transforms. Nothing else is ever imported: no mode
 
 import sys
 import traceback
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quantkit.errors import QuantkitError, RecipeError
 from quantkit.transforms.registry import REGISTRY, Transform
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "quantkit.transforms"
 FORM = "put @quantkit.transform_function above a function (graph, *, option=default) that returns a graph"
@@ -54,10 +57,12 @@ def load_installed() -> tuple[str, ...]:
     Returns:
         A sentence for each that could not be loaded: one broken plugin keeps nobody from using the others.
     """
+    from importlib.metadata import entry_points
+
     return tuple(filter(None, map(_load_entry, sorted(entry_points(group=GROUP)))))
 
 
-def _load_entry(entry: EntryPoint) -> str:
+def _load_entry(entry: "EntryPoint") -> str:
     """Load one; the value is what went wrong."""
     before = dict(REGISTRY)
     owner = f"plugin {entry.name!r}" + (f" of {entry.dist.name}" if entry.dist else "")
@@ -72,7 +77,7 @@ def _load_entry(entry: EntryPoint) -> str:
     return ""
 
 
-def _file_of(entry: EntryPoint) -> str:
+def _file_of(entry: "EntryPoint") -> str:
     module = sys.modules.get(entry.module)
     return getattr(module, "__file__", None) or entry.module
 

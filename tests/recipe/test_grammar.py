@@ -105,6 +105,25 @@ def test_unknown_words_are_refused_before_anything_runs(text: str, message: str,
     assert hint in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "column", "mark"),
+    [
+        ("fold_constants remove_node(op=Identity)", 16, "r"),
+        ("remove_nodes(op=A, ops=Identity)", 20, "o"),
+        ("remove_nodes(op=A,\n  max_inputs=two)", 3, "m"),
+        ("strip_unused_nodes(type=float, shape=1, type=int32)", 41, "t"),
+        ("fold_constants(ignore_errors=1)", 16, "i"),
+        ("fold_constants remove_nodes", 16, "r"),
+    ],
+)
+def test_unknown_words_are_pointed_at(text: str, column: int, mark: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse(text)
+    first, *_, shown, pointer = caught.value.message.splitlines()
+    assert f"column {column})" in first
+    assert shown[pointer.index("^")] == mark
+
+
 words = st.text("abcdefgXYZ_019", min_size=1, max_size=8)
 values = st.one_of(st.text("abc-./_019", min_size=1), st.text("ab ,()='\n\u00e9", max_size=6))
 steps = st.builds(Step, words, st.dictionaries(words, st.lists(values, min_size=1, max_size=3).map(tuple), max_size=3))

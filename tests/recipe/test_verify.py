@@ -1,0 +1,123 @@
+"""``--verify`` as a check: what it passes, what it refuses, and what is undone."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import quantkit.transforms  # noqa: F401  (fills the registry)
+from quantkit.errors import CheckError, UnavailableError
+from quantkit.ir.graph import Graph
+from quantkit.ir.text import from_text
+from quantkit.recipe import parse, run
+from quantkit.recipe.recipe import SKIP
+from quantkit.recipe.verify import Verifier
+from quantkit.runtimes import open_session
+from quantkit.runtimes.session import Session
+from quantkit.transforms.registry import REGISTRY
+from quantkit.transforms.registry import transform as register
+
+GRAPH = from_text(
+    """
+    inputs: x
+    outputs: y
+    x = Placeholder[?x3]()
+    same = Identity(x, T=float)
+    scale = Const(2.0)
+    y = Mul(same, scale, T=float)
+    """
+)
+
+
+@pytest.fixture
+def wrong() -> Iterator[None]:
+    """A transform that changes the answers by a thousandth, and one that makes what nobody runs."""
+
+    def scale_wrongly(graph: Graph) -> Graph:
+        """Scale wrongly."""
+        return graph.with_nodes(
+            from_text("scale = Const(2.002)")["scale"] if node.name == "scale" else node
+            for node in graph.nodes.values()
+        )
+
+    def use_unknown_op(graph: Graph) -> Graph:
+        """Make a node that no engine knows."""
+        return graph.with_nodes(
+            node.with_(op="NoSuchOp") if node.name == "y" else node for node in graph.nodes.values()
+        )
+
+    before = dict(REGISTRY)
+    register(scale_wrongly)
+    register(use_unknown_op)
+    yield
+    REGISTRY.clear()
+    REGISTRY.update(before)
+
+
+def verifier(**options: object) -> Verifier:
+    return Verifier(lambda graph: open_session(graph, "reference"), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("wrong")
+def test_a_refused_step_is_undone_and_the_run_goes_on() -> None:
+    steps = parse("scale_wrongly remove_nodes(op=Identity) use_unknown_op")
+    graph, trace = run(steps, GRAPH, check=verifier(), on_mismatch=SKIP)
+    assert graph["scale"] == GRAPH["scale"]
+    assert graph["y"].op == "Mul"
+    assert "same" not in graph
+    refused, kept, broken = trace.records
+    assert "changes output 'y' by 0.00" in refused.undone
+    assert "the tolerance is 1e-05" in refused.undone
+    assert (refused.nodes, refused.changes, refused.check, refused.ops) == ((4, 4), (), "", {})
+    assert (kept.undone, kept.check, kept.ops) == ("", "y: equal", {"Identity": -1})
+    assert "makes a graph that can not be run to compare" in broken.undone
+    assert [record["undone"] for record in trace.to_json()] == [refused.undone, "", broken.undone]
+
+
+@pytest.mark.usefixtures("wrong")
+def test_the_tolerance_is_the_callers() -> None:
+    run(parse("scale_wrongly"), GRAPH, check=verifier(tolerance=1e-2))
+    with pytest.raises(CheckError, match="the tolerance is 0.0001"):
+        run(parse("scale_wrongly"), GRAPH, check=verifier(tolerance=1e-4))
+    assert "exact steps within 0.01 of" in verifier(tolerance=1e-2).terms
+
+
+def test_given_data_is_fed() -> None:
+    seen = []
+
+    class Spy:
+        """A session that keeps what it is fed."""
+
+        def __init__(self, session: Session) -> None:
+            self.session = session
+            self.inputs, self.outputs = session.inputs, session.outputs
+
+        def __enter__(self) -> "Spy":
+            return self
+
+        def __exit__(self, *reason: object) -> None:
+            self.session.close()
+
+        def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            seen.append(feeds["x"])
+            return dict(self.session.run(feeds))
+
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    check = Verifier(lambda graph: Spy(open_session(graph, "reference")), feeder=lambda infos: {"x": rows})  # type: ignore[arg-type,return-value]
+    run(parse("remove_nodes(op=Identity)"), GRAPH, check=check)
+    assert all(np.array_equal(rows, fed) for fed in seen)
+    assert len(seen) == 2
+    assert "on the given data" in check.terms
+
+
+def test_a_graph_that_never_ran_is_nobodys_fault() -> None:
+    graph = from_text("inputs: x\noutputs: y\nx = Placeholder[2]()\ny = NoSuchOp(x, T=float)")
+    with pytest.raises(UnavailableError):
+        run(parse("sort_by_execution_order"), graph, check=verifier(), on_mismatch=SKIP)
+
+
+def test_what_gives_up_precision_says_how_much() -> None:
+    graph = from_text("inputs: x\noutputs: y\nx = Placeholder[4x4]()\nw = Const[4x300]()\ny = MatMul(x, w, T=float)")
+    _, trace = run(parse("round_weights(num_steps=16)"), graph, check=verifier())
+    assert "largest difference" in trace.records[0].check
+    assert "by design)" in trace.records[0].check
