@@ -7,9 +7,9 @@ Each candidate has a process of its own; only one of the processes runs at a tim
 import os
 import random
 import statistics
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from time import monotonic
@@ -75,17 +75,30 @@ def measure(
         InputError: a model's file is missing or broken.
         Interrupted: by Ctrl-C.
     """
+    with opening(candidates, schedule, progress) as finish:
+        return finish()
+
+
+@contextmanager
+def opening(
+    candidates: Sequence[Candidate], schedule: Schedule = Schedule(), progress: Progress = lambda message, share: None
+) -> Iterator[Callable[[], Benchmark]]:
+    """Let candidates open, each in its process, while the caller does something else.
+
+    Args:
+        candidates, schedule, progress: as for `measure`.
+
+    Yields:
+        What waits until all are open and then measures them; nothing else should run meanwhile.
+
+    Raises:
+        InputError: a model's file is missing or broken.
+    """
     digests = {candidate.path: digest(candidate.path) for candidate in candidates}
     lineup = _Lineup([_Turn(candidate, *digests[candidate.path]) for candidate in candidates], schedule, progress)
     with ExitStack() as workers:
-        try:
-            lineup.open(workers)
-            lineup.run()
-        except KeyboardInterrupt:
-            raise Interrupted(lineup.benchmark("interrupted")) from None
-        except _OutOfTimeError:
-            return lineup.benchmark(f"the time budget of {schedule.time_budget:g} s was over")
-        return lineup.benchmark()
+        lineup.start(workers)
+        yield lineup.measure
 
 
 @dataclass
@@ -201,28 +214,45 @@ class _Lineup:
         self._progress = progress
         self._rounds = schedule.rounds
         self._deadline = monotonic() + schedule.time_budget
+        self._opening: list[Future[None]] = []
         self._shared = {
             "machine": this_machine(),
             "started": datetime.now(UTC).isoformat(timespec="microseconds"),
             "seed": schedule.seed,
         }
 
-    def open(self, workers: ExitStack) -> None:
-        """Open all, as many at once as there are processors; then warm up one after the other, undisturbed."""
-        timeout = self._timeout()
+    def start(self, workers: ExitStack) -> None:
+        """Begin to open all, as many at once as there are processors."""
+        timeout = max(self._schedule.time_budget, LEAST_TIMEOUT)
         for turn in self._turns:
             settings = turn.candidate.settings
             turn.process = workers.enter_context(WorkerProcess(settings.environment, settings.cpus))
         pool = ThreadPoolExecutor(os.cpu_count())
-        opening = [pool.submit(turn.open, self._schedule, timeout) for turn in self._turns]
+        self._opening = [pool.submit(turn.open, self._schedule, timeout) for turn in self._turns]
+        # After an interruption, threads end with the workers they wait for, which `workers` ends.
+        workers.callback(pool.shutdown, wait=False, cancel_futures=True)
+
+    def measure(self) -> Benchmark:
+        """What came of all rounds.
+
+        Raises:
+            Interrupted: by Ctrl-C.
+        """
         try:
-            for index, (turn, opened) in enumerate(zip(self._turns, opening, strict=True)):
-                where = f"{turn.candidate.label} in {turn.candidate.settings.runtime}"
-                self._progress(f"opening {where}", index / len(self._turns) / 4)
-                opened.result()
-        finally:
-            # After an interruption, threads end with the workers they wait for, which `workers` ends.
-            pool.shutdown(wait=False, cancel_futures=True)
+            self.open()
+            self.run()
+        except KeyboardInterrupt:
+            raise Interrupted(self.benchmark("interrupted")) from None
+        except _OutOfTimeError:
+            return self.benchmark(f"the time budget of {self._schedule.time_budget:g} s was over")
+        return self.benchmark()
+
+    def open(self) -> None:
+        """See all opened; then warm up one after the other, undisturbed."""
+        for index, (turn, opened) in enumerate(zip(self._turns, self._opening, strict=True)):
+            where = f"{turn.candidate.label} in {turn.candidate.settings.runtime}"
+            self._progress(f"opening {where}", index / len(self._turns) / 4)
+            opened.result()
         for index, turn in enumerate(self._turns):
             if turn.failure is None:
                 where = f"{turn.candidate.label} in {turn.candidate.settings.runtime}"

@@ -25,6 +25,7 @@ from quantkit.runtimes.tensorflow import RUNTIME
 # more than 15 %.
 MOST_ERROR = 0.1
 ROUNDING_CODES = 4
+PORTION_BYTES = 16 << 20
 ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
 
@@ -140,17 +141,31 @@ def _unit_errors(
     graph: Graph, plan: Plan, codes: Mapping[Edge, Grid], numbers: Mapping[Edge, Array]
 ) -> Iterator[UnitError]:
     units = [unit for unit in plan.units if unit.output in codes and all(edge in numbers for edge in unit.reads)]
-    if not units:
-        return
-    alone, feeds = _separated(graph, units, numbers)
-    with RUNTIME.open(alone) as session:
-        found = session.run(feeds)
-    for number, unit in enumerate(units):
-        grid = codes[unit.output]
-        wanted = grid.rounded(found[f"unit_{number}/{unit.name}"])
-        wrong = _root_mean_square(wanted - numbers[unit.output])
-        # Where all numbers are a few codes, rounding them is a large part of them.
-        yield UnitError(unit.name, wrong / (_root_mean_square(wanted) + ROUNDING_CODES * float(grid.scale)))
+    for some in _portions(graph, units):
+        alone, feeds = _separated(graph, some, numbers)
+        with RUNTIME.open(alone) as session:
+            found = session.run(feeds)
+        for number, unit in enumerate(some):
+            grid = codes[unit.output]
+            wanted = grid.rounded(found[f"unit_{number}/{unit.name}"])
+            wrong = _root_mean_square(wanted - numbers[unit.output])
+            # Where all numbers are a few codes, rounding them is a large part of them.
+            yield UnitError(unit.name, wrong / (_root_mean_square(wanted) + ROUNDING_CODES * float(grid.scale)))
+
+
+def _portions(graph: Graph, units: Sequence[Unit]) -> Iterator[list[Unit]]:
+    """Units whose weights take no more than `PORTION_BYTES` together: a session holds them several times."""
+    portion: list[Unit] = []
+    num_bytes = 0
+    for unit in units:
+        size = graph[unit.weights].value.num_bytes
+        if portion and num_bytes + size > PORTION_BYTES:
+            yield portion
+            portion, num_bytes = [], 0
+        portion.append(unit)
+        num_bytes += size
+    if portion:
+        yield portion
 
 
 def _separated(graph: Graph, units: Sequence[Unit], numbers: Mapping[Edge, Array]) -> tuple[Graph, dict[str, Array]]:
