@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quantkit.bench import benchmark
     from quantkit.classify.evaluation import evaluate
-    from quantkit.formats import save
     from quantkit.loading import load
     from quantkit.quantization import calibrate, quantize
     from quantkit.quantization.compare import compare
     from quantkit.recipe import transform
     from quantkit.runtimes import open_session
+    from quantkit.saving import save
     from quantkit.summary import summarize
     from quantkit.transforms.registry import transform as transform_function
 
@@ -26,7 +26,7 @@ _HOMES = {
     "load": "quantkit.loading",
     "open_session": "quantkit.runtimes",
     "quantize": "quantkit.quantization",
-    "save": "quantkit.formats",
+    "save": "quantkit.saving",
     "summarize": "quantkit.summary",
     "transform": "quantkit.recipe",
     "transform_function": "quantkit.transforms.registry",

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class Model:
         path: the file it came from; None for random weights and objects.
         card: what is known of it; None for a file of one's own.
         has_random_weights: whether its answers mean nothing.
+        ends: what is to be fed and asked for of a file that engines open as it is.
     """
 
     name: str
@@ -35,6 +37,26 @@ class Model:
     path: Path | None = None
     card: ModelCard | None = None
     has_random_weights: bool = False
+    ends: tuple[Ends, Ends] = (None, None)
+
+    @cached_property
+    def rewritable(self) -> Graph:
+        """The graph, for work on its nodes: also that of an ONNX file, which engines open as it is.
+
+        Raises:
+            InputError: the file is broken.
+            UsageError: it is in a format that is not read, or an input or output is not in the graph.
+        """
+        if self.graph is not None:
+            return self.graph
+        path = self.path or Path(self.name)
+        kind = formats.kind_of(path)
+        if kind != "onnx":
+            raise UsageError(
+                f"{self.name} is {formats.KINDS[kind]}: it can be run and measured, but not looked into or rewritten",
+                hint="name the TensorFlow or ONNX model that it was made of",
+            )
+        return formats.load(path, *self.ends)
 
     @property
     def runnable(self) -> Graph | Path:
@@ -51,6 +73,9 @@ def load_model(
     *,
     inputs: Ends = None,
     outputs: Ends = None,
+    signature: str | None = None,
+    tags: Iterable[str] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     random_weights: bool = False,
     seed: int = 0,
     offline: bool = False,
@@ -59,9 +84,12 @@ def load_model(
     """The model that a command line names.
 
     Args:
-        word: a file, a SavedModel folder, or the name of a card, which is fetched at first use.
-        inputs: what is fed; None: the card's, or the placeholders.
-        outputs: what is asked for; None: the card's, or what nobody reads.
+        word: a file, a SavedModel folder, a checkpoint, or the name of a card, which is fetched at first use.
+        inputs: what is fed; None: the card's or the signature's, or the placeholders.
+        outputs: what is asked for; None: the card's or the signature's, or what nobody reads.
+        signature: of a SavedModel; None: ``serving_default``, or the only one.
+        tags: of one of a SavedModel's graphs; None: the one for serving, or the only one.
+        checkpoint: what holds the variables of a graph that is not frozen.
         random_weights: build the card's architecture with seeded random parameters instead of fetching it.
         seed: of the random parameters.
         offline: never fetch.
@@ -69,7 +97,7 @@ def load_model(
 
     Raises:
         InputError: the file is missing or broken, or fetching failed.
-        UsageError: no such card, or an input or output that is not in the graph.
+        UsageError: no such card or signature, or an input or output that is not in the graph.
     """
     text = os.fspath(word)
     card = _card(text)
@@ -83,45 +111,87 @@ def load_model(
         return Model(text, graph, card=card, has_random_weights=True)
     path = fetch(card, offline=offline, progress=progress) if card else Path(text)
     kind = formats.kind_of(path)
-    if kind in ("saved_model", "keras"):
+    if kind != "saved_model" and (signature or tags):
+        raise UsageError(f"{text} is {formats.KINDS[kind]}, and only a SavedModel folder has signatures and tags")
+    if checkpoint and not kind.startswith("graphdef"):
+        raise UsageError(f"a checkpoint fills the variables of a GraphDef, and {text} is {formats.KINDS[kind]}")
+    if kind in ("saved_model", "checkpoint"):
+        from quantkit.runtimes import variables
+
+        if kind == "checkpoint":
+            return Model(text, variables.read_checkpoint(path, inputs, outputs), path)
+        return Model(text, variables.read_saved_model(path, signature, tags, inputs, outputs), path)
+    if kind == "keras":
         from quantkit.runtimes import freeze
 
-        return Model(text, freeze.freeze_file(path).with_ends(inputs, outputs), path)
+        return Model(text, freeze.freeze_keras(path).with_ends(inputs, outputs), path)
     if kind in ("onnx", "tflite", "openvino"):
-        return Model(text, None, path, card)
+        return Model(text, None, path, card, ends=(inputs, outputs))
     if card:
         inputs, outputs = _card_ends(card, inputs, outputs)
     graph = formats.load(path, inputs, outputs)
+    if checkpoint:
+        from quantkit.runtimes import variables
+
+        graph = variables.filled(graph, Path(checkpoint), outputs)
     return Model(text, graph, path, card, is_random(graph))
 
 
-def load(model: Any, inputs: Ends = None, outputs: Ends = None) -> Graph:
+def load(
+    model: Any,
+    inputs: Ends = None,
+    outputs: Ends = None,
+    *,
+    signature: str | None = None,
+    tags: Iterable[str] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> Graph:
     """The graph of a model.
 
     Args:
-        model: a file (``.pb``, ``.pbtxt``, ``.keras``, ``.h5``), a SavedModel folder, a card's name, a serialized
-            GraphDef, a GraphDef, or a Keras model or TensorFlow function.
+        model: a file (``.pb``, ``.pbtxt``, ``.onnx``, ``.keras``, ``.h5``), a SavedModel folder, a checkpoint with its
+            graph, a card's name, a GraphDef or ONNX ModelProto, as a message or serialized, or a Keras model or
+            TensorFlow function.
         inputs: names of what is fed; None: the placeholders.
         outputs: names of what is asked for; None: what nobody reads.
+        signature: of a SavedModel; None: ``serving_default``, or the only one.
+        tags: of one of a SavedModel's graphs; None: the one for serving, or the only one.
+        checkpoint: what holds the variables of a graph that is not frozen.
 
     Raises:
         InputError: it is missing, broken, or nothing that quantkit reads.
-        UsageError: an input or output is not in the graph.
+        UsageError: an input or output is not in the graph, or there is no such signature.
     """
+    if isinstance(model, str | os.PathLike):
+        return load_model(
+            model, inputs=inputs, outputs=outputs, signature=signature, tags=tags, checkpoint=checkpoint
+        ).rewritable
+    if signature or tags or checkpoint:
+        raise UsageError(f"signature, tags and checkpoint belong to files, not to a {type(model).__name__}")
     if isinstance(model, Graph):
         return model.with_ends(inputs, outputs)
     if isinstance(model, bytes):
-        return formats.with_guessed_ends(formats.graphdef.decode(model)).with_ends(inputs, outputs)
-    if isinstance(model, str | os.PathLike):
-        found = load_model(model, inputs=inputs, outputs=outputs)
-        if found.graph is None:
-            raise InputError(f"{model} is in an engine's own format: it can be run and measured, but not rewritten")
-        return found.graph
+        return formats.decode(model).with_ends(inputs, outputs)
     if hasattr(model, "SerializeToString"):
-        return load(model.SerializeToString(), inputs, outputs)
+        return load(_serialized(model), inputs, outputs)
     from quantkit.runtimes import freeze
 
     return freeze.freeze_object(model).with_ends(inputs, outputs)
+
+
+def _serialized(message: Any) -> bytes:
+    """The bytes of a protobuf message.
+
+    Raises:
+        InputError: it is larger than a message may be.
+    """
+    try:
+        return bytes(message.SerializeToString())
+    except ValueError as error:
+        raise InputError(
+            f"the {type(message).__name__} can not be serialized: {error}",
+            hint="save it to a file, with its weights beside it, and load that",
+        ) from None
 
 
 def _card(text: str) -> ModelCard | None:

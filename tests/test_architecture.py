@@ -18,7 +18,7 @@ LAYERS = [
     {"quantkit.formats", "quantkit.zoo", "quantkit.runtimes.session"},
     {"quantkit.dialects"},
     {"quantkit.transforms", "quantkit.runtimes"},
-    {"quantkit.data", "quantkit.evaluation", "quantkit.loading", "quantkit.structure", "quantkit.summary"},
+    {"quantkit.data", "quantkit.evaluation", "quantkit.loading", "quantkit.saving", "quantkit.structure", "quantkit.summary"},
     {"quantkit.drawing"},
     {"quantkit.recipe"},
     {"quantkit.bench", "quantkit.classify", "quantkit.quantization"},

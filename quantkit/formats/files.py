@@ -4,12 +4,14 @@ import contextlib
 import errno
 import mmap
 import os
+import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from quantkit.errors import GraphError, InputError, QuantkitError, UsageError, did_you_mean
-from quantkit.formats import graphdef, onnx
+from quantkit.formats import graphdef, onnx, saved_model, wire
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ops.tensorflow import num_outputs
 
@@ -23,6 +25,7 @@ KINDS = {
     "graphdef_text": "a frozen TensorFlow graph in text form",
     "onnx": "an ONNX model",
     "saved_model": "a SavedModel folder",
+    "checkpoint": "a TensorFlow checkpoint",
     "keras": "a Keras model",
     "tflite": "a LiteRT model",
     "openvino": "an OpenVINO model",
@@ -53,6 +56,8 @@ def kind_of(path: Path) -> str:
         if (path / "saved_model.pb").exists() or (path / "saved_model.pbtxt").exists():
             return "saved_model"
         raise InputError(f"{path} is a folder without saved_model.pb", hint="name the model file in it")
+    if checkpoint_prefix(path) is not None:
+        return "checkpoint"
     if not path.exists():
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise InputError(
@@ -80,6 +85,42 @@ def kind_of(path: Path) -> str:
     if kind in ("graphdef", "graphdef_text"):
         return "graphdef_text" if _is_text(head) else "graphdef"
     return kind
+
+
+def checkpoint_prefix(path: Path) -> Path | None:
+    """What a checkpoint's files begin with, of that or of one of them; None where the path names no checkpoint."""
+    name = re.sub(r"\.(meta|index|data-\d+-of-\d+)$", "", path.name)
+    is_part = name != path.name or not path.exists()
+    return path.with_name(name) if is_part and name and path.with_name(f"{name}.index").is_file() else None
+
+
+def meta_graphs(path: Path) -> tuple[saved_model.MetaGraph, ...]:
+    """The graphs of a SavedModel folder, or of the ``.meta`` file of a checkpoint.
+
+    Raises:
+        InputError: there is none, or it is broken.
+    """
+    if path.is_dir() and not (path / saved_model.FILE).exists():
+        raise InputError(f"{path} holds saved_model.pbtxt only, which TensorFlow reads no longer", hint="save it again")
+    file = path / saved_model.FILE if path.is_dir() else path
+    try:
+        data = _mapped(file)
+        return saved_model.decode(data) if path.is_dir() else (saved_model.decode_meta_graph(data),)
+    except (QuantkitError, ValueError) as error:
+        reason = error.message if isinstance(error, QuantkitError) else "it is empty"
+        raise InputError(f"{file} is truncated or broken: {reason}", hint="copy or download it again") from None
+
+
+def decode(data: bytes) -> Graph:
+    """A graph of a serialized GraphDef or ONNX model: their first fields tell which it is.
+
+    Raises:
+        InputError: it is neither.
+        GraphError: two nodes or values have one name.
+    """
+    kinds = {number: kind for number, kind, *_ in wire.fields(data, 0, len(data))}
+    is_onnx = kinds.get(onnx.MODEL_GRAPH) == wire.LENGTH
+    return onnx.decode(data) if is_onnx else with_guessed_ends(graphdef.decode(data))
 
 
 def load(path: str | os.PathLike[str], inputs: Ends = None, outputs: Ends = None) -> Graph:
@@ -157,7 +198,7 @@ def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = N
     """Write a GraphDef, or the ONNX model that the graph is; the file appears complete or not at all.
 
     Args:
-        graph: what to write.
+        graph: what to write; the weights of an ONNX model over 2 GiB go to ``PATH.data`` beside it.
         path: where; ``.pbtxt`` chooses the text form.
         as_text: choose the form whatever the ending is.
 
@@ -169,15 +210,80 @@ def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = N
     path = Path(path)
     check_target(path, graph)
     if graph.dialect == onnx.DIALECT:
-        write_whole(path, lambda file: onnx.write(graph, file))
-        return
-    if as_text is None:
-        as_text = path.suffix == ".pbtxt"
+        save_onnx(graph, path)
+    else:
+        save_graphdef(graph, path, as_text=path.suffix == ".pbtxt" if as_text is None else as_text)
+
+
+def save_graphdef(graph: Graph, path: Path, *, as_text: bool = False) -> None:
+    """Write a GraphDef, whatever the path's ending is; see `save`."""
     if as_text:
         text = graphdef.encode_text(graph).encode()
         write_whole(path, lambda file: file.write(text))
     else:
         write_whole(path, lambda file: graphdef.write(graph, file))
+
+
+def save_saved_model(graph: Graph, folder: Path, signature: str = saved_model.DEFAULT_SIGNATURE) -> None:
+    """Write a SavedModel folder; it appears complete or not at all.
+
+    Args:
+        graph: a frozen TensorFlow graph with inputs and outputs.
+        folder: where; it does not exist, or is empty.
+        signature: the name of what the graph computes.
+
+    Raises:
+        UsageError: the folder is not empty, or can not be made there.
+        InputError: the disk is full or the folder can not be written.
+        GraphError: the graph is larger than a SavedModel may be, or the type of an input or output is not known.
+    """
+    check_folder(folder)
+    target = folder.resolve()
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with _explained_writing(folder):
+            temporary.mkdir()
+            with open(temporary / saved_model.FILE, "wb") as file:
+                saved_model.write(graph, file, signature)
+            os.replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_folder(path: Path) -> None:
+    """Refuse early a folder that can not become a SavedModel.
+
+    Raises:
+        UsageError: it is not empty, or a file, or the folder it would be in does not exist.
+        InputError: it may not be written to.
+    """
+    if path.is_dir():
+        entries = sorted(entry.name for entry in path.iterdir())
+        if entries:
+            raise UsageError(
+                f"{path} is not empty: it holds {', '.join(entries[:3])}", hint="name a new folder, or an empty one"
+            )
+    elif path.exists():
+        raise UsageError(f"{path} is a file, and a SavedModel is a folder", hint="name a new folder")
+    parent = path.resolve().parent
+    if not parent.is_dir():
+        raise UsageError(f"{parent} is not a folder, so {path.name} can not be made there", hint="create it first")
+    if not os.access(parent, os.W_OK):
+        raise InputError(f"{path} can not be written: permission denied", hint="choose another folder")
+
+
+def save_onnx(graph: Graph, path: Path) -> tuple[Path, ...]:
+    """Write an ONNX model, whatever the path's ending is; see `save`.
+
+    Returns:
+        The files: the model, and the one with its weights where they are more than it can hold.
+    """
+    location = f"{path.name}.data" if onnx.needs_data_file(graph) else ""
+    data = path.with_name(location) if location else None
+    if data:
+        write_whole(data, lambda file: onnx.write_data(graph, file))
+    write_whole(path, lambda file: file.writelines(onnx.chunks(graph, location)))
+    return (path, data) if data else (path,)
 
 
 def check_target(path: Path, graph: Graph | None = None) -> None:
@@ -216,12 +322,18 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """
     check_target(path)
     target = path.resolve()
-    try:
+    with _explained_writing(path):
         if target.exists() and not target.is_file():
             with open(target, "wb") as file:
                 write(file)
         else:
             _replace(target, write)
+
+
+@contextlib.contextmanager
+def _explained_writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else os.strerror(error.errno or errno.EIO).lower()
         raise InputError(
@@ -254,7 +366,8 @@ def _mapped(path: Path) -> mmap.mmap:
     if size > graphdef.MAX_BYTES:
         raise TooLargeError(
             f"it has {size / 1e9:.2f} GB, and a graph in one file can have at most 2.15 GB",
-            hint="keep the weights in a SavedModel and freeze parts of it",
+            hint="make an ONNX model whose weights lie in a file beside it: "
+            "onnx.save(model, path, save_as_external_data=True)",
         )
     with _opened(path) as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

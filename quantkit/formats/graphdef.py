@@ -124,24 +124,28 @@ def write(graph: Graph, file: BinaryIO) -> None:
         file.write(chunk)
 
 
-def check_size(graph: Graph) -> None:
+def check_size(graph: Graph, names: Iterable[str] | None = None) -> None:
     """Refuse early what no reader could open.
+
+    Args:
+        graph: what is to be written.
+        names: which of its nodes count; None: all.
 
     Raises:
         GraphError: the tensors alone exceed 2 GiB; the largest are named.
     """
     sizes = {
-        node.name: value.num_bytes
-        for node in graph.nodes.values()
-        for value in node.attrs.values()
+        name: value.num_bytes
+        for name in (graph.nodes if names is None else names)
+        for value in graph[name].attrs.values()
         if isinstance(value, Tensor)
     }
     total = sum(sizes.values())
     if total > MAX_BYTES:
-        largest = ", ".join(sorted(sizes, key=lambda name: -sizes[name])[:3])
+        largest = ", ".join(sorted(sizes, key=lambda name: (-sizes[name], name))[:3])
         raise GraphError(
             f"the graph holds {total / 1e9:.2f} GB of tensors, a GraphDef can hold 2.15 GB (largest: {largest})",
-            hint="make it smaller first: quantize_weights leaves a quarter",
+            hint="write a .onnx file, whose weights may lie beside it, or run quantize_weights, which leaves a quarter",
         )
 
 

@@ -41,6 +41,8 @@ OUTPUTS = "_outputs"
 MODEL_GRAPH = 7
 NODE, INITIALIZER, INPUT, OUTPUT, SPARSE = 1, 5, 11, 12, 15
 NODE_ATTRIBUTE, ATTRIBUTE_TENSOR, RAW_DATA = 5, 5, 9
+# Where tensors begin in a file of their own: engines map it page by page.
+PAGE = 4096
 FLOAT, INT, STRING, TENSOR, FLOATS, INTS, STRINGS, TENSORS, SPARSE_TENSOR = 1, 2, 3, 4, 6, 7, 8, 9, 11
 OWN_DOMAINS = ("", "ai.onnx")
 
@@ -112,8 +114,24 @@ def write(graph: Graph, file: BinaryIO) -> None:
         file.write(chunk)
 
 
-def chunks(graph: Graph) -> Iterator[wire.Buffer]:
+def needs_data_file(graph: Graph) -> bool:
+    """Whether the weights of a graph are more than one file can hold."""
+    return sum(node.value.num_bytes for node in graph.nodes.values() if _is_initializer(node)) > MAX_BYTES
+
+
+def write_data(graph: Graph, file: BinaryIO) -> None:
+    """Write the weights that `chunks` with a location leaves out, tensor by tensor."""
+    for node, offset in _placed(graph):
+        file.write(bytes(offset - file.tell()))
+        file.write(_content(node.value))
+
+
+def chunks(graph: Graph, location: str = "") -> Iterator[wire.Buffer]:
     """The serialized model in pieces; content of large tensors is one piece each.
+
+    Args:
+        graph: of ONNX's ops.
+        location: the name of a file beside the model that holds its weights, see `write_data`; empty: the model does.
 
     Raises:
         GraphError: it would be larger than 2 GiB, or two values would have one name.
@@ -121,11 +139,12 @@ def chunks(graph: Graph) -> Iterator[wire.Buffer]:
     if graph.dialect != DIALECT:
         raise GraphError(f"a graph of dialect {graph.dialect} is no ONNX model", hint="convert it first")
     model = _parse("ModelProto", graph.extra)
-    parts = _Writer(graph, model).parts()
+    parts = _Writer(graph, model, location).parts()
     length = sum(part.num_bytes if isinstance(part, Tensor) else len(part) for part in parts)
     if length > MAX_BYTES:
         raise GraphError(
-            f"the model has {length / 1e9:.2f} GB, an ONNX file can have 2.15 GB", hint="make it smaller first"
+            f"the model has {length / 1e9:.2f} GB, an ONNX file can have 2.15 GB",
+            hint="save it to a file, which keeps its weights in another beside it: qk.save(graph, 'model.onnx')",
         )
     model.ClearField("graph")
     yield model.SerializeToString(deterministic=True)
@@ -532,8 +551,10 @@ def _from_values(values: Any, dtype: DType) -> Array:
 class _Writer:
     """One model to write: its graph, and the message that the rest of it is kept in."""
 
-    def __init__(self, graph: Graph, model: Any) -> None:
+    def __init__(self, graph: Graph, model: Any, location: str = "") -> None:
         self._graph = graph
+        self._location = location
+        self._offsets = {node.name: offset for node, offset in _placed(graph)} if location else {}
         self._model = model
         self._infos = {info.name: info for info in (*model.graph.value_info, *model.graph.output)}
         if not model.ir_version:
@@ -556,7 +577,9 @@ class _Writer:
                 names.add(name)
             if node.op == "Placeholder":
                 continue
-            if _is_initializer(node):
+            if node.name in self._offsets:
+                parts.append(_outside(node, self._location, self._offsets[node.name]))
+            elif _is_initializer(node):
                 parts += _tensor_parts(INITIALIZER, node.name, node.value)
             else:
                 parts += self._node_parts(node)
@@ -647,6 +670,27 @@ def _sorted(graph: Graph) -> Iterable[Node]:
 
 def _is_initializer(node: Node) -> bool:
     return node.op == "Constant" and isinstance(node.attrs.get("value"), Tensor)
+
+
+def _placed(graph: Graph) -> Iterator[tuple[Node, int]]:
+    """The weights that may lie in a file of their own, and where each begins in it."""
+    offset = 0
+    for node in graph.nodes.values():
+        if _is_initializer(node) and node.value.num_bytes > SMALL:
+            yield node, offset
+            offset += -(-node.value.num_bytes // PAGE) * PAGE
+
+
+def _outside(node: Node, location: str, offset: int) -> bytes:
+    """An initializer whose content lies in another file."""
+    tensor = node.value
+    if tensor.dtype not in NUMBERS:
+        raise GraphError(f"ONNX has no tensors of {tensor.dtype.value} (constant {node.name!r})")
+    message = message_class("TensorProto")(name=node.name, dims=tensor.shape, data_type=NUMBERS[tensor.dtype])
+    message.data_location = 1
+    for key, value in (("location", location), ("offset", offset), ("length", tensor.num_bytes)):
+        message.external_data.add(key=key, value=str(value))
+    return _field(INITIALIZER, message)
 
 
 def _field(number: int, message: Any) -> bytes:

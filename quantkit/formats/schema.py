@@ -40,6 +40,13 @@ ArgDef: name 1 string, description 2 string, type 3 DataType, type_attr 4 string
 AttrDef: name 1 string, type 2 string, default_value 3 AttrValue, description 4 string, has_minimum 5 bool,
   minimum 6 int64, allowed_values 7 AttrValue
 OpDeprecation: version 1 int32, explanation 2 string
+OpList: op 1 *OpDef
+SavedModel: saved_model_schema_version 1 int64, meta_graphs 2 *MetaGraphDef
+MetaGraphDef: meta_info_def 1 MetaInfoDef, graph_def 2 GraphDef, signature_def 5 map<string,SignatureDef>
+MetaInfoDef: meta_graph_version 1 string, stripped_op_list 2 OpList, tags 4 *string, tensorflow_version 5 string,
+  tensorflow_git_version 6 string, stripped_default_attrs 7 bool
+SignatureDef: inputs 1 map<string,TensorInfo>, outputs 2 map<string,TensorInfo>, method_name 3 string
+TensorInfo: name 1 string, dtype 2 DataType, tensor_shape 3 TensorShapeProto
 """
 
 _DATA_TYPES = (

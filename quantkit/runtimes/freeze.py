@@ -1,37 +1,121 @@
-"""SavedModels, Keras models and TensorFlow functions as frozen graphs: variables become constants.
+"""SavedModels, checkpoints, Keras models and TensorFlow functions as frozen graphs: variables become constants.
 
 TensorFlow's own loaders read them, in inference mode; nothing of a model file is executed (Keras' safe mode stays on).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quantkit.errors import InputError, UnavailableError
+import numpy as np
+
+from quantkit.errors import GraphError, InputError, UnavailableError, did_you_mean
 from quantkit.formats import graphdef
-from quantkit.ir.graph import Edge, Graph
+from quantkit.formats.saved_model import VARIABLES
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.tensor import DType, Tensor
 from quantkit.runtimes.tensorflow import RUNTIME, module, quiet
 
 
-def freeze_file(path: Path, *, signature: str = "serving_default") -> Graph:
-    """The frozen graph of a SavedModel folder or a Keras file.
-
-    Args:
-        path: the folder or file.
-        signature: which one of a SavedModel; where it has a single one, that is taken whatever its name.
+def freeze_keras(path: Path) -> Graph:
+    """The frozen graph of a Keras file, ``.keras`` or ``.h5``.
 
     Raises:
-        InputError: TensorFlow can not read it, or it has no such signature.
+        InputError: TensorFlow can not read it.
         UnavailableError: TensorFlow is not installed.
     """
     tf = _tensorflow()
+    with _explained(path), quiet():
+        return freeze_object(tf.keras.models.load_model(path, compile=False, safe_mode=True))
+
+
+def freeze_saved_model(path: Path, tags: Iterable[str], signature: str) -> Graph:
+    """The frozen graph of a SavedModel of TensorFlow 2, with its functions inlined.
+
+    Args:
+        path: the folder.
+        tags: of one of its graphs.
+        signature: the name of one of that graph's signatures.
+
+    Raises:
+        InputError: TensorFlow can not read it.
+        UnavailableError: TensorFlow is not installed.
+    """
+    tf = _tensorflow()
+    with _explained(path), quiet():
+        loaded = tf.saved_model.load(str(path), tags=list(tags))  # owns the variables: a signature alone loses them
+        return _freeze(loaded.signatures[signature])
+
+
+def freeze_variables(graph: Graph, prefix: Path) -> Graph:
+    """A graph with the values of a checkpoint in place of its variables, which are found there by their names.
+
+    Args:
+        graph: what reads the variables, with its outputs.
+        prefix: what the checkpoint's files begin with.
+
+    Returns:
+        What the outputs need; values stay in the checkpoint until they are used.
+
+    Raises:
+        InputError: the checkpoint can not be read, or lacks a variable.
+        GraphError: something else than reading is done with a variable.
+        UnavailableError: TensorFlow is not installed.
+    """
+    tf = _tensorflow()
+    with _explained(prefix), quiet():
+        values = tf.train.load_checkpoint(str(prefix))
+    names = graph.reachable(stop_at_inputs=False)
+    nodes: list[Node] = []
+    for name in graph.nodes:
+        if name in names:
+            nodes.extend(_frozen(graph, graph[name], values, prefix))
+    return graph.with_nodes(nodes).with_ends([one for one in graph.inputs if one.node in names], None)
+
+
+def _frozen(graph: Graph, node: Node, values: Any, prefix: Path) -> list[Node]:
+    """What stands for a node where variables are constants."""
+    if node.op in VARIABLES:
+        return [constant(node.name, _value(node, values, prefix)).with_(controls=node.controls)]
+    handles = [edge for edge in node.inputs if graph[edge.node].op == "VarHandleOp"]
+    if not handles:
+        return [node]
+    dtype = graph[handles[0].node].attrs["dtype"]
+    if node.op == "ReadVariableOp":
+        return [node.with_(op="Identity", attrs={"T": dtype})]
+    if node.op == "ResourceGather":
+        axis = constant(f"{node.name}/axis", np.asarray(node.attrs.get("batch_dims", 0), np.int32))
+        attrs = {"Tparams": dtype, "Taxis": DType.INT32}
+        attrs |= {key: node.attrs[key] for key in ("Tindices", "batch_dims") if key in node.attrs}
+        return [axis, node.with_(op="GatherV2", inputs=(*node.inputs, Edge(axis.name)), attrs=attrs)]
+    raise GraphError(
+        f"node {node.name!r} ({node.op}) does something else than reading with the variable {handles[0].node!r}",
+        hint="choose --outputs that do not need it",
+    )
+
+
+def _value(node: Node, values: Any, prefix: Path) -> Tensor:
+    """What the checkpoint holds of a variable."""
+    key = node.name
+    if isinstance(name := node.attrs.get("shared_name"), bytes) and name and node.op == "VarHandleOp":
+        key = name.decode()
+    shapes = values.get_variable_to_shape_map()
+    if key not in shapes:
+        raise InputError(
+            f"{prefix} holds no variable {key!r}, which the graph reads",
+            hint=did_you_mean(key, shapes) or f"it holds {', '.join(sorted(shapes)[:5])}",
+        )
+    dtype = DType.of(values.get_variable_to_dtype_map()[key].as_numpy_dtype)
+    return Tensor(dtype, tuple(shapes[key]), lambda: np.asarray(values.get_tensor(key)))
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """What TensorFlow says of a file, in a sentence that names it."""
     try:
-        with quiet():
-            if not path.is_dir():
-                return freeze_object(tf.keras.models.load_model(path, compile=False, safe_mode=True))
-            loaded = tf.saved_model.load(str(path))  # owns the variables: a signature alone would lose them
-            return _freeze(_signature(loaded.signatures, signature, path))
-    except (ValueError, OSError, TypeError, KeyError) as error:
+        yield
+    except (ValueError, OSError, TypeError, KeyError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"{path} can not be read by TensorFlow: {reason}") from None
 
@@ -58,16 +142,6 @@ def freeze_object(model: Any) -> Graph:
         f"a {type(model).__name__} is no model that quantkit reads",
         hint="give a file, a GraphDef, a Keras model or a tf.function with an input signature",
     )
-
-
-def _signature(signatures: Mapping[str, Any], name: str, path: Path) -> Any:
-    """The signature of that name, or the only one."""
-    if name in signatures:
-        return signatures[name]
-    if len(signatures) == 1:
-        return next(iter(signatures.values()))
-    others = f"no signature {name!r}, but {', '.join(sorted(signatures))}" if signatures else "no signatures"
-    raise InputError(f"{path} has {others}", hint=f"export it with one signature, or with one that is called {name!r}")
 
 
 def _freeze(function: Any) -> Graph:

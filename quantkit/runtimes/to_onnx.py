@@ -46,20 +46,29 @@ def to_onnx(graph: Graph) -> bytes:
         UnavailableError: neither conversion knows some ops, which are named.
         GraphError: TensorFlow refuses the graph.
     """
+    return onnx.encode(to_onnx_graph(graph))
+
+
+def to_onnx_graph(graph: Graph) -> Graph:
+    """As `to_onnx`, a graph of ONNX's ops; it may be larger than one file can hold.
+
+    Raises:
+        UnavailableError, GraphError: as `to_onnx`.
+    """
     computed = graph.reachable() - graph.input_names
     hopeless = _unconverted(graph[name].op for name in computed if NEVER_CONVERTED.fullmatch(graph[name].op))
     if hopeless:
         raise UnavailableError(hopeless, hint=_HINT)
     graph = _decoded(graph)
     try:
-        return onnx.encode(tensorflow_to_onnx.convert(graph))
+        return tensorflow_to_onnx.convert(graph)
     except UnavailableError as refusal:
         for answer in (installed("tf2onnx", "tf2onnx", "tf2onnx"), tensorflow.RUNTIME.available()):
             if not answer.ok:
                 raise UnavailableError(
                     refusal.message, hint=f"tf2onnx may know more, but it is not at hand: {answer.detail}"
                 ) from None
-    return by_tf2onnx(graph)
+    return onnx.decode(by_tf2onnx(graph))
 
 
 def by_tf2onnx(graph: Graph) -> bytes:

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import quantkit as qk
 from quantkit.errors import InputError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Shape
-from quantkit.loading import load_model
 from quantkit.runtimes import open_session, tensorflow
-from quantkit.runtimes.freeze import freeze_file, freeze_object
+from quantkit.runtimes.freeze import freeze_keras, freeze_object
 
 ANSWER = tensorflow.RUNTIME.available()
 pytestmark = [
@@ -58,14 +58,11 @@ def test_a_frozen_model_gives_the_models_answers(
     name: str, write: Callable[[Any, Path], None], model: Any, tmp_path: Path
 ) -> None:
     write(model, tmp_path / name)
-    graph = freeze_file(tmp_path / name)
+    graph = qk.load(tmp_path / name)
     assert not {"VarHandleOp", "ReadVariableOp"} & graph.op_counts.keys()
     (place,) = graph.inputs
     assert graph[place.node].attrs["shape"] == Shape((None, 8, 8, 3))
     np.testing.assert_allclose(answers(graph), model(X, training=False), rtol=1e-5, atol=1e-7)
-    loaded = load_model(str(tmp_path / name)).graph
-    assert loaded is not None
-    assert loaded.op_counts == graph.op_counts
 
 
 def test_a_model_in_memory_is_the_same(model: Any) -> None:
@@ -74,25 +71,7 @@ def test_a_model_in_memory_is_the_same(model: Any) -> None:
         freeze_object([])
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [(("one",), ""), (("serving_default", "b"), ""), (("a", "b"), "but a, b"), ((), "has no signatures")],
-)
-def test_the_signature_is_the_default_or_the_only_one(names: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    tf = tensorflow.module()
-    module = tf.Module()
-    module.scale = tf.Variable(2.0)
-    module.run = tf.function(lambda x: x * module.scale, input_signature=[tf.TensorSpec([None, 4], name="x")])
-    concrete = module.run.get_concrete_function()
-    tf.saved_model.save(module, str(tmp_path), signatures=dict.fromkeys(names, concrete))
-    if message:
-        with pytest.raises(InputError, match=message):
-            freeze_file(tmp_path)
-    else:
-        assert freeze_file(tmp_path).op_counts["Mul"] == 1
-
-
 def test_a_broken_file_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "model.keras").write_bytes(b"PK\x03\x04 and no more")
     with pytest.raises(InputError, match=r"model.keras can not be read by TensorFlow: "):
-        freeze_file(tmp_path / "model.keras")
+        freeze_keras(tmp_path / "model.keras")

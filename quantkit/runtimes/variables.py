@@ -1,0 +1,157 @@
+"""Graphs that read variables: SavedModels and checkpoints, frozen where they have any.
+
+What has no variables is read without TensorFlow; values of variables TensorFlow reads.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from quantkit import formats
+from quantkit.errors import InputError, QuantkitError, UsageError
+from quantkit.formats import graphdef, saved_model
+from quantkit.formats.files import NOT_OUTPUTS, checkpoint_prefix, with_guessed_ends
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import DType
+from quantkit.ops.tensorflow import find_op, output_dtypes
+
+Ends = Iterable[Edge | str] | None
+
+# How many nodes that may be outputs an error names.
+SHOWN = 6
+
+
+def read_saved_model(
+    folder: Path,
+    signature: str | None = None,
+    tags: Iterable[str] | None = None,
+    inputs: Ends = None,
+    outputs: Ends = None,
+) -> Graph:
+    """The frozen graph of a SavedModel.
+
+    Args:
+        folder: of the SavedModel.
+        signature: what to take the inputs and outputs of; None: ``serving_default``, or the only one.
+        tags: of one of its graphs; None: the one for serving, or the only one.
+        inputs: what is fed instead; None: the signature's.
+        outputs: what is asked for instead; None: the signature's.
+
+    Raises:
+        InputError: it is broken, has no signature, or its variables can not be read or are larger than a graph may be.
+        UsageError: there is no such signature or tag, or an input or output is not in the graph.
+    """
+    try:
+        meta = saved_model.choose(formats.meta_graphs(folder), tags)
+        chosen = meta.signature(signature)
+    except UsageError as error:
+        raise UsageError(f"{folder}: {error.message}", error.hint) from None
+    graph = _decoded(meta, folder)
+    if chosen is None:
+        if meta.has_objects:
+            raise InputError(f"{folder} has no signatures", hint="export it with one: model.export(FOLDER)")
+        graph = with_guessed_ends(graph)
+    else:
+        graph = graph.with_ends(chosen.inputs.values(), chosen.outputs.values())
+    if not meta.has_objects:
+        graph = graph.with_ends(inputs, outputs)
+        return _filled(graph, folder / "variables" / "variables")
+    _check_size(graph, folder)
+    from quantkit.runtimes import freeze
+
+    has_calls = bool(saved_model.CALLS & {graph[name].op for name in graph.reachable()})
+    if chosen is None or not (has_calls or _variables(graph)):
+        return graph.with_ends(inputs, outputs)
+    return freeze.freeze_saved_model(folder, meta.tags, chosen.name).with_ends(inputs, outputs)
+
+
+def read_checkpoint(path: Path, inputs: Ends = None, outputs: Ends = None) -> Graph:
+    """The frozen graph of a checkpoint that was saved with its graph.
+
+    Args:
+        path: what the checkpoint's files begin with, or one of them.
+        inputs: what is fed; None: the placeholders.
+        outputs: what is asked for; None: the only node that may be one.
+
+    Raises:
+        InputError: it has no graph, or can not be read.
+        UsageError: several nodes may be the output, or an input or output is not in the graph.
+    """
+    prefix = checkpoint_prefix(path) or path
+    meta = prefix.with_name(f"{prefix.name}.meta")
+    if not meta.is_file():
+        raise InputError(
+            f"{prefix} is a checkpoint without its graph: there is no {meta.name}",
+            hint="name the graph as well: quantkit transform --in-graph GRAPH.pb --checkpoint PREFIX",
+        )
+    (found,) = formats.meta_graphs(meta)
+    graph = with_guessed_ends(_decoded(found, meta)).with_ends(inputs, outputs)
+    return filled(graph, prefix, outputs)
+
+
+def filled(graph: Graph, checkpoint: Path, outputs: Ends = None) -> Graph:
+    """A graph with the values of a checkpoint in place of its variables.
+
+    Args:
+        graph: what reads the variables.
+        checkpoint: what the checkpoint's files begin with, or one of them.
+        outputs: what the caller asked for; None: the only node that may be an output.
+
+    Raises:
+        InputError: there is no such checkpoint, or it lacks a variable.
+        UsageError: several nodes may be the output.
+    """
+    prefix = checkpoint_prefix(checkpoint)
+    if prefix is None:
+        raise InputError(
+            f"there is no checkpoint {checkpoint}", hint=f"its index would be the file {checkpoint.name}.index"
+        )
+    return _filled(graph if outputs is not None else _with_only_output(graph), prefix)
+
+
+def _filled(graph: Graph, prefix: Path) -> Graph:
+    if not _variables(graph):
+        return graph
+    _check_size(graph, prefix)
+    from quantkit.runtimes import freeze
+
+    return freeze.freeze_variables(graph, prefix)
+
+
+def _variables(graph: Graph) -> list[str]:
+    """The variables that the outputs need."""
+    return [name for name in graph.reachable() if graph[name].op in saved_model.VARIABLES]
+
+
+def _check_size(graph: Graph, path: Path) -> None:
+    size = saved_model.num_variable_bytes(graph)
+    if size > graphdef.MAX_BYTES:
+        raise InputError(
+            f"the variables of {path} take {size / 1e9:.2f} GB, and a frozen graph can hold 2.15 GB",
+            hint="convert it to ONNX with its weights in a file beside it: tf2onnx has --large_model",
+        )
+
+
+def _decoded(meta: saved_model.MetaGraph, path: Path) -> Graph:
+    try:
+        return meta.read()
+    except QuantkitError as error:
+        raise type(error)(f"{path}: {error.message}", error.hint) from None
+
+
+def _with_only_output(graph: Graph) -> Graph:
+    """The graph with the one output that it may have: a training graph ends in much else."""
+    found = [name for name, node in graph.nodes.items() if name not in graph.readers and _may_be_output(node)]
+    if len(found) == 1:
+        return graph.with_ends(None, found)
+    shown = ", ".join(found[:SHOWN]) + (", ..." if len(found) > SHOWN else "")
+    raise UsageError(
+        f"{len(found)} nodes may be the output: {shown}" if found else "no node looks like the output",
+        hint="name it with --outputs",
+    )
+
+
+def _may_be_output(node: Node) -> bool:
+    definition = find_op(node.op)
+    if node.op in NOT_OUTPUTS or definition is None or definition.is_stateful or not definition.outputs:
+        return False
+    return not definition.outputs[0].is_ref and output_dtypes(node)[0] not in (DType.STRING, DType.RESOURCE)

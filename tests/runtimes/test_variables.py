@@ -1,0 +1,211 @@
+"""SavedModels of both kinds and checkpoints: frozen, with the ends that their signatures name."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quantkit as qk
+from quantkit.errors import InputError, QuantkitError, UsageError
+from quantkit.formats import graphdef, saved_model
+from quantkit.ir.graph import Graph
+from quantkit.runtimes import tensorflow
+
+ANSWER = tensorflow.RUNTIME.available()
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(not ANSWER.ok, reason=ANSWER.detail),
+    pytest.mark.filterwarnings("ignore"),  # TensorFlow's own
+]
+X = np.float32([[1, 2, 3, 4], [0, -1, 0, 1]])
+W = np.arange(12, dtype=np.float32).reshape(4, 3) / 8
+WANTED = X @ W + np.float32([1, 2, 3])
+
+
+def answer(graph: Graph, feeds: dict[str, Any] | None = None) -> np.ndarray:
+    with qk.open_session(graph, "tensorflow") as session:
+        (values,) = session.run(feeds or {session.inputs[0].name: X}).values()
+    return values
+
+
+def trained(tf: Any, *, resource: bool = True) -> tuple[Any, Any]:
+    """The ends of a small network in TensorFlow 1's way, with what training leaves beside it."""
+    v1 = tf.compat.v1
+    x = v1.placeholder(tf.float32, [None, 4], name="x")
+    target = v1.placeholder(tf.float32, [None, 3], name="target")
+    weights = v1.get_variable("net/weights", initializer=W, use_resource=resource)
+    bias = v1.get_variable("net/bias", initializer=np.float32([1, 2, 3]), use_resource=resource)
+    y = tf.identity(tf.matmul(x, weights) + bias, name="y")
+    loss = tf.reduce_mean((y - target) ** 2, name="loss")
+    v1.train.AdamOptimizer(0.5).minimize(loss)
+    return x, y
+
+
+@pytest.fixture(params=[True, False], ids=["resources", "references"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    tf = tensorflow.module()
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        trained(tf, resource=request.param)
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver().save(session, str(tmp_path / "model.ckpt"))
+        v1.train.write_graph(session.graph, str(tmp_path), "graph.pb", as_text=False)
+    return tmp_path / "model.ckpt"
+
+
+@pytest.mark.parametrize("ending", ["", ".meta", ".index", ".data-00000-of-00001"])
+def test_a_checkpoint_with_its_graph_is_frozen(ending: str, checkpoint: Path) -> None:
+    graph = qk.load(f"{checkpoint}{ending}", outputs=["y"])
+    assert graph.op_counts.keys() <= {"Placeholder", "Const", "Identity", "MatMul", "AddV2"}
+    assert {"net/weights", "net/bias", "y"} <= graph.nodes.keys()
+    assert not any(node.device for node in graph.nodes.values())
+    assert [str(edge) for edge in graph.inputs] == ["x"]
+    np.testing.assert_allclose(answer(graph), WANTED, rtol=1e-6)
+
+
+def test_a_graph_is_filled_from_a_checkpoint(checkpoint: Path) -> None:
+    graph = qk.load(checkpoint.with_name("graph.pb"), outputs=["y"], checkpoint=checkpoint)
+    np.testing.assert_allclose(answer(graph), WANTED, rtol=1e-6)
+    with pytest.raises(InputError, match="there is no checkpoint"):
+        qk.load(checkpoint.with_name("graph.pb"), checkpoint=checkpoint.with_name("other"))
+
+
+def test_what_a_checkpoint_lacks_is_said(checkpoint: Path) -> None:
+    with pytest.raises(UsageError, match="not in the graph"):
+        qk.load(checkpoint, outputs=["z"])
+    graph = qk.transform(
+        qk.load(checkpoint.with_name("graph.pb")), "rename_node(old_node_name=net/bias, new_node_name=net/base)"
+    )
+    graph = graph.with_nodes(node.with_attrs(shared_name=None) for node in graph.nodes.values())
+    qk.save(graph, checkpoint.with_name("renamed.pb"))
+    with pytest.raises(InputError, match="no variable 'net/base'") as caught:
+        qk.load(checkpoint.with_name("renamed.pb"), outputs=["y"], checkpoint=checkpoint)
+    assert "net/bias" in caught.value.hint
+    checkpoint.with_name("model.ckpt.meta").unlink()
+    with pytest.raises(InputError, match="a checkpoint without its graph") as caught:
+        qk.load(checkpoint)
+    assert "--checkpoint" in caught.value.hint
+
+
+def test_outputs_of_a_training_graph_are_asked_for(checkpoint: Path) -> None:
+    with pytest.raises(UsageError, match="may be the output") as caught:
+        qk.load(checkpoint)
+    assert "--outputs" in caught.value.hint
+
+
+def save_first_kind(
+    folder: Path, signatures: tuple[str, ...] = ("serving_default",), *, tags: Any = ("serve",)
+) -> None:
+    """A SavedModel of TensorFlow 1."""
+    tf = tensorflow.module()
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        x, y = trained(tf)
+        twice = tf.multiply(y, 2, name="twice")
+        session.run(v1.global_variables_initializer())
+        made = {
+            name: v1.saved_model.predict_signature_def({"data": x}, {"scores": twice if name == "double" else y})
+            for name in signatures
+        }
+        builder = v1.saved_model.Builder(str(folder))
+        builder.add_meta_graph_and_variables(session, list(tags), signature_def_map=made)
+        builder.save()
+
+
+def save_second_kind(folder: Path, signatures: tuple[str, ...] = ("serving_default",)) -> None:
+    """A SavedModel of TensorFlow 2."""
+    tf = tensorflow.module()
+    module = tf.Module()
+    module.weights, module.bias = tf.Variable(W), tf.Variable(np.float32([1, 2, 3]))
+    spec = [tf.TensorSpec([None, 4], name="data")]
+    run = tf.function(lambda data: {"scores": data @ module.weights + module.bias}, input_signature=spec)
+    double = tf.function(lambda data: {"scores": 2 * (data @ module.weights + module.bias)}, input_signature=spec)
+    chosen = {name: (double if name == "double" else run).get_concrete_function() for name in signatures}
+    tf.saved_model.save(module, str(folder), signatures=chosen)
+
+
+KINDS = pytest.mark.parametrize("save", [save_first_kind, save_second_kind])
+
+
+@KINDS
+def test_a_saved_model_is_frozen(save: Callable[..., None], tmp_path: Path) -> None:
+    save(tmp_path)
+    graph = qk.load(tmp_path)
+    assert not {"VarHandleOp", "ReadVariableOp", "StatefulPartitionedCall"} & graph.op_counts.keys()
+    np.testing.assert_allclose(answer(graph), WANTED, rtol=1e-6)
+
+
+@KINDS
+def test_the_signature_can_be_chosen(save: Callable[..., None], tmp_path: Path) -> None:
+    save(tmp_path, ("serving_default", "double"))
+    np.testing.assert_allclose(answer(qk.load(tmp_path)), WANTED, rtol=1e-6)
+    np.testing.assert_allclose(answer(qk.load(tmp_path, signature="double")), 2 * WANTED, rtol=1e-6)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("names", "wanted", "message"),
+    [
+        (("one",), None, ""),
+        (("a", "b"), None, "no signature 'serving_default', but a, b"),
+        (("a", "b"), "c", "no signature 'c', but a, b"),
+        (("double",), "duoble", "no signature 'duoble', but double"),
+    ],
+)
+def test_signatures_are_listed_where_none_fits(
+    save: Callable[..., None], names: tuple[str, ...], wanted: str | None, message: str, tmp_path: Path
+) -> None:
+    save(tmp_path, names)
+    if message:
+        with pytest.raises(UsageError, match=message) as caught:
+            qk.load(tmp_path, signature=wanted)
+        assert caught.value.hint
+    else:
+        assert len(qk.load(tmp_path, signature=wanted).outputs) == 1
+
+
+def test_tags_are_listed_where_none_fit(tmp_path: Path) -> None:
+    save_first_kind(tmp_path, tags=("serve", "gpu"))
+    assert qk.load(tmp_path).op_counts == qk.load(tmp_path, tags=("gpu", "serve")).op_counts
+    with pytest.raises(UsageError, match="no graph with the tags train, but gpu,serve"):
+        qk.load(tmp_path, tags=["train"])
+
+
+def test_a_model_of_two_kinds_without_signatures_is_said(tmp_path: Path) -> None:
+    save_second_kind(tmp_path, ())
+    with pytest.raises(InputError, match="has no signatures"):
+        qk.load(tmp_path)
+
+
+def test_the_original_names_stay(tmp_path: Path) -> None:
+    save_first_kind(tmp_path)
+    graph = qk.load(tmp_path)
+    assert (tuple(map(str, graph.inputs)), tuple(map(str, graph.outputs))) == (("x",), ("y",))
+
+
+def test_variables_of_more_than_2_gb_are_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_second_kind(tmp_path)
+    monkeypatch.setattr(graphdef, "MAX_BYTES", 40)
+    monkeypatch.setattr(saved_model.graphdef, "MAX_BYTES", 40)
+    with pytest.raises(QuantkitError, match=r"GB") as caught:
+        qk.load(tmp_path)
+    assert caught.value.hint
+
+
+def test_what_has_no_variables_is_read_without_tensorflow(tmp_path: Path) -> None:
+    tf = tensorflow.module()
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 4], name="x")
+        tf.matmul(x, W, name="y")
+    qk.save(qk.load(graph.as_graph_def(), ["x"], ["y"]), f"{tmp_path / 'saved'}/")
+    script = (
+        f"import sys, quantkit as qk; graph = qk.load({str(tmp_path / 'saved')!r}); "
+        "assert [*map(str, graph.outputs)] == ['y'] and not {'tensorflow', 'onnx'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
