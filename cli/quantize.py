@@ -43,6 +43,7 @@ from ._verdict import Verdict, cores
 EXAMPLES = (
     "quantkit quantize digits -o digits.int8.onnx --calibration assets/digits_heldout.npz --target onnx",
     "quantkit quantize graph.pb -o fast.pb --calibration pictures/ --target tensorflow --save-ranges graph.ranges.json",
+    "quantkit quantize digits -o digits.small.onnx --weights-only",
     "quantkit quantize graph.pb -o again.onnx --ranges graph.ranges.json --scheme scheme.toml",
 )
 # What makes 8 bits fast, each exact in float, applied behind the recipe that folds.
@@ -62,6 +63,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--calibration", help=f"pictures: {KINDS}")
     parser.add_argument("--target", choices=sorted(TARGETS), help="form of the 8-bit graph (the scheme's, or onnx)")
     parser.add_argument("--scheme", help="TOML file: what becomes 8 bits, and how (what suits the target)")
+    parser.add_argument(
+        "--weights-only", action="store_true", help="store weights in 8 bits and compute in float; takes no pictures"
+    )
     parser.add_argument("--observer", help="how ranges are chosen, such as min_max or percentile(99.9) (the scheme's)")
     parser.add_argument("--half-range", action="store_true", help="7-bit weights, for processors without VNNI (auto)")
     parser.add_argument("--ranges", help="ranges of an earlier calibration, instead of --calibration")
@@ -103,10 +107,7 @@ def run(args: Namespace) -> int:
         )
     if args.max_drop is not None and args.ranges and not args.held_out:
         raise UsageError("--max-drop needs pictures to measure the drop with", hint="give --held-out PICTURES")
-    if not args.ranges and not args.calibration:
-        raise UsageError(
-            "there are no pictures to calibrate with", hint="give --calibration PICTURES, or --ranges FILE"
-        )
+    _check_pictures(args, scheme)
     data, held_out = _pictures(args)
     model, graph = _float_graph(args, scheme)
     if model.has_random_weights:
@@ -115,7 +116,9 @@ def run(args: Namespace) -> int:
     if args.save_plan:
         plan.save(Path(args.save_plan).expanduser())
     answers = Answers()
-    if data is None:
+    if scheme.weights_only:
+        ranges = Ranges({})
+    elif data is None:
         ranges = Ranges.load(Path(args.ranges).expanduser())
         for doubt in ranges.doubts(graph, scheme.digest):
             log(args, doubt)
@@ -128,7 +131,7 @@ def run(args: Namespace) -> int:
         plan = annotate(graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(found.keep_float))))
     quantized = convert(graph, plan, ranges)
     _check(graph, plan, ranges, quantized)
-    _write(quantized, output, scheme.target)
+    _write(quantized, output, scheme)
     verdict = Verdict(model.name, output, plan, ranges, census(graph, plan, ranges, quantized))
     verdict = replace(verdict, float_bytes=_num_bytes(graph), fallback=found)
     verdict = _compared(graph, answers, verdict)
@@ -148,9 +151,31 @@ def _scheme(args: Namespace) -> Scheme:
         raise UsageError(f"--target is {args.target}, and {args.scheme} is for {scheme.target}", hint="leave one out")
     if args.observer:
         scheme = scheme.with_(observer=args.observer)
-    if args.half_range or _saturates(scheme):
+    if args.weights_only:
+        scheme = scheme.with_(weights_only=True)
+    if args.half_range or (_saturates(scheme) and not scheme.weights_only):
         scheme = scheme.with_(weights=replace(scheme.weights, half_range=True))
     return scheme
+
+
+def _check_pictures(args: Namespace, scheme: Scheme) -> None:
+    """See that there is something to choose ranges by, where there are ranges to choose.
+
+    Raises:
+        UsageError: there is nothing, or there is something where nothing is needed.
+    """
+    if scheme.weights_only:
+        for flag in ("calibration", "ranges", "save_ranges", "max_drop"):
+            if getattr(args, flag) is not None:
+                raise UsageError(
+                    f"--{flag.replace('_', '-')} is about ranges, and weights alone have none",
+                    hint="leave it out; --held-out PICTURES compares the answers with float",
+                )
+    elif not args.ranges and not args.calibration:
+        raise UsageError(
+            "there are no pictures to calibrate with",
+            hint="give --calibration PICTURES, or --ranges FILE; --weights-only needs none",
+        )
 
 
 def _saturates(scheme: Scheme) -> bool:
@@ -255,17 +280,25 @@ def _name_refused(args: Namespace, examples: Examples) -> None:
 
 def _check(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> None:
     """See that this host computes the graph right before it is written, where kernels are known to be broken."""
-    if plan.scheme.target == "tensorflow":
+    if plan.scheme.target == "tensorflow" and not plan.scheme.weights_only:
         from quantkit.quantization.targets.tensorflow_check import check_on_this_host
 
-        check_on_this_host(graph, plan, ranges, quantized)
+        try:
+            check_on_this_host(graph, plan, ranges, quantized)
+        except CheckError as error:
+            if not ranges.remarks:
+                raise
+            raise CheckError(
+                f"{error.message}; {ranges.remarks[0]}",
+                hint=f"--max-drop keeps such layers in float, or {error.hint.removeprefix('keep it in float: ')}",
+            ) from None
 
 
-def _write(quantized: Graph, output: Path, target: str) -> None:
-    if target == "litert":
+def _write(quantized: Graph, output: Path, scheme: Scheme) -> None:
+    if scheme.target == "litert":
         from quantkit.runtimes.to_litert import save_litert
 
-        save_litert(quantized, output)
+        save_litert(quantized, output, small_weights=scheme.weights_only)
     else:
         formats.save(quantized, output)
 
@@ -294,7 +327,7 @@ def _fallback(args: Namespace, graph: Graph, plan: Plan, ranges: Ranges, answers
         fewer = annotate(graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(layers))))
         with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
             file = Path(folder) / f"tried{output.suffix}"
-            _write(convert(graph, fewer, ranges), file, scheme.target)
+            _write(convert(graph, fewer, ranges), file, scheme)
             return answers.loss(_quality(file, graph, scheme.target, answers)[0])
 
     suspects = {remark.partition(":")[0] for remark in ranges.remarks}

@@ -23,7 +23,7 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.ops.inference import infer_shapes
 from quantkit.quantization.observers import BINS, Observer, make_observer
-from quantkit.quantization.plan import Plan
+from quantkit.quantization.plan import NOT_FINITE, Plan
 from quantkit.quantization.ranges import Provenance, Range, Ranges
 from quantkit.runtimes import AUTO, open_session
 from quantkit.runtimes.session import Session, SessionOptions, TensorInfo
@@ -185,6 +185,7 @@ class _Observation:
         self._given = {info.name for info in session.outputs}
         self._data = blake2b(digest_size=8)
         self._resumed_data = ""
+        self._state: Path | None = None
 
     @property
     def data_digest(self) -> str:
@@ -201,12 +202,12 @@ class _Observation:
         self._note(feeds)
         if self.count >= self.resumed_count and self.data_digest != self._resumed_data:
             raise InputError(
-                "the interrupted calibration was fed other data", hint="remove its state file to begin anew"
+                "the interrupted calibration was fed other data", hint=f"remove {self._state} to begin anew"
             )
         return True
 
-    def go_on_after(self, count: int, data_digest: str) -> None:
-        self.resumed_count, self._resumed_data = count, data_digest
+    def go_on_after(self, count: int, data_digest: str, state: Path) -> None:
+        self.resumed_count, self._resumed_data, self._state = count, data_digest, state
 
     def observe(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         def values(edge: Edge) -> Array:
@@ -244,20 +245,31 @@ class _Guard:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.reach: dict[Edge, Array] = {}
+        self.only: dict[Edge, float] = {}
         self.num_nan: Counter[Edge] = Counter()
         self.num_infinite: Counter[Edge] = Counter()
-        self._looked: Counter[Edge] = Counter()
+        self.looked: Counter[Edge] = Counter()
 
     def look(self, edge: Edge, values: Array, num_nan: int, num_infinite: int) -> None:
         self.num_nan[edge] += num_nan
         self.num_infinite[edge] += num_infinite
-        self._looked[edge] += 1
-        if self._looked[edge] > GUARDED or values.ndim < 2 or not values.size:
+        self.looked[edge] += 1
+        if self.looked[edge] == 1 or edge in self.only:
+            self._look_for_one_value(edge, values)
+        if self.looked[edge] > GUARDED or values.ndim < 2 or not values.size:
             return
         flat = values.reshape(-1, values.shape[-1])
         with np.errstate(invalid="ignore"):
             reach = np.maximum(np.abs(flat.max(0)), np.abs(flat.min(0)))
         self.reach[edge] = np.maximum(self.reach.get(edge, 0), reach)
+
+    def _look_for_one_value(self, edge: Edge, values: Array) -> None:
+        """Note the only value there ever was, which a range shared with other edges does not show."""
+        flat = values.reshape(-1)
+        if flat.size and flat[0] == self.only.get(edge, flat[0]) and (flat == flat[0]).all():
+            self.only[edge] = float(flat[0])
+        else:
+            self.only.pop(edge, None)
 
     def remarks(self, observers: Mapping[Edge, Observer]) -> tuple[str, ...]:
         """Sentences; of what spreads from layer to layer only the first layer is told, and how many follow."""
@@ -265,13 +277,30 @@ class _Guard:
         dwarfed = [text for edge in observers if (text := self._dwarfed(edge))]
         found = [f"{broken[0]}: {self._odd(broken[0])}{_followers(broken)}"] if broken else []
         found += [f"{dwarfed[0]}{_followers(dwarfed)}"] if dwarfed else []
-        for edge in observers:
-            reach = self.reach.get(edge)
-            if edge not in broken and reach is not None and not reach.any():
-                found.append(f"{edge}: always 0, so its range is dead")
-            elif edge not in broken and observers[edge].range().is_dead:
-                found.append(f"{edge}: always {observers[edge].range().low:g}, so its range is dead")
-        return tuple(found)
+        found += [
+            f"{edge}: always {self.only[edge]:g}, so its range is dead"
+            for edge in observers
+            if edge in self.only and edge not in broken
+        ]
+        damaged = {name: why for name, why in self.plan.kept_float.items() if NOT_FINITE in why}
+        return (*found, *(f"{name}: {why}, so it stays float" for name, why in damaged.items()))
+
+    def state(self) -> dict[str, Array]:
+        """What has been seen, as arrays; `restore` takes them."""
+        found: dict[str, Array] = {f"reach {edge}": reach for edge, reach in self.reach.items()}
+        found |= {f"only {edge}": np.array(value) for edge, value in self.only.items()}
+        seen = [(self.num_nan[edge], self.num_infinite[edge], self.looked[edge]) for edge in self.plan.edges]
+        return {**found, "seen": np.array(seen, np.int64)}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        for name, array in state.items():
+            kind, _, where = name.partition(" ")
+            if kind == "reach":
+                self.reach[Edge.parse(where)] = array
+            elif kind == "only":
+                self.only[Edge.parse(where)] = float(array)
+        for edge, counts in zip(self.plan.edges, state["seen"].tolist(), strict=True):
+            self.num_nan[edge], self.num_infinite[edge], self.looked[edge] = counts
 
     def _odd(self, edge: Edge) -> str:
         nan, infinite = self.num_nan[edge], self.num_infinite[edge]
@@ -340,9 +369,11 @@ class _State:
         for number, observer in enumerate(self._observers()):
             prefix = f"{number}/"
             observer.restore({name[len(prefix) :]: one for name, one in arrays.items() if name.startswith(prefix)})
+        guarded = {name.removeprefix("guard "): one for name, one in arrays.items() if name.startswith("guard ")}
+        self.observation.guard.restore(guarded)
         if self.observation.means is not None:
             self._restore_means(arrays)
-        self.observation.go_on_after(int(arrays["count"]), str(arrays["data"]))
+        self.observation.go_on_after(int(arrays["count"]), str(arrays["data"]), self.path)
 
     def _restore_means(self, arrays: Mapping[str, Array]) -> None:
         means = self.observation.means
@@ -365,6 +396,7 @@ class _State:
         if observation.means is not None:
             for edge, total in observation.means.sums.items():
                 arrays[f"mean {edge}"] = np.append(total, observation.means.rows[edge])
+        arrays |= {f"guard {name}": array for name, array in observation.guard.state().items()}
         facts = {"key": self._key, "data": observation.data_digest, "count": observation.count}
         arrays.update({name: np.array(value) for name, value in facts.items()})
         write_whole(self.path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]

@@ -171,11 +171,13 @@ class Comparison:
         if uneven:
             lines.append(f"first uneven layer: {uneven.name} ({uneven.op}): {', '.join(uneven.problems)}")
         rows = self.worst_first if shown is None else self.worst_first[:shown]
-        width = max((len(row.name) for row in rows), default=5)
-        lines.append(f"{'tensor':<{width}}  {'op':<22} {'dB':>6} {'channel':>8} {'lost':>6} {'cosine':>8}  remarks")
+        width, wide = (max((len(word) for word in words), default=0) for words in zip(*_headed(rows), strict=True))
+        lines.append(f"{'tensor':<{width}}  {'op':<{wide}} {'dB':>6} {'channel':>8} {'lost':>6} {'cosine':>8}  remarks")
         for row in rows:
             numbers = f"{_decibels(row.sqnr):>6} {_decibels(row.channel_sqnr):>8} {_decibels(row.lost):>6}"
-            lines.append(f"{row.name:<{width}}  {row.op:<22} {numbers} {row.cosine:>8.5f}  {_remarks(row)}".rstrip())
+            lines.append(
+                f"{row.name:<{width}}  {row.op:<{wide}} {numbers} {row.cosine:>8.5f}  {_remarks(row)}".rstrip()
+            )
         if len(rows) < len(self.rows):
             lines.append(f"... and {len(self.rows) - len(rows)} better ones")
         noted = [row for row in self.rows if row.problems and row not in rows]
@@ -568,6 +570,12 @@ def _reason(row: Row, floor: float) -> str:
     return (
         f"{_decibels(row.channel_sqnr)} dB in the middle channel, {row.lost_channels} of {row.channels} channels lost"
     )
+
+
+def _headed(rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
+    """Names and ops of rows, below what is written over them."""
+    yield "tensor", "op"
+    yield from ((row.name, row.op) for row in rows)
 
 
 def _remarks(row: Row) -> str:

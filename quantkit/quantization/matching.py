@@ -2,7 +2,8 @@
 
 Names decide first. What 8 bits add to a name (``/codes``, ``/eightbit``, ``/values``) does not count, and codes are
 read as the numbers they stand for. Layers that no name joins are joined by their weights: quantizing and folding change
-the length of a channel's weights, hardly their direction.
+the length of a channel's weights, hardly their direction. What is known to read other tensors is not joined: a pool
+may have moved from one side of a layer to the other.
 
     alike(v, w) = mean over channels of  v_c . w_c / (|v_c| |w_c|)
 
@@ -44,6 +45,7 @@ _FUSED = re.compile(
     r"(?:Quantized)?(?:BiasAdd|Add|AddV2|Mul)|Sub|Maximum|Minimum|Min|Max|BatchNormalization"
     r"|BatchNormWithGlobalNormalization|FusedBatchNorm(?:V2|V3)?"
 )
+_PADDING = re.compile(r"Pad|PadV2|MirrorPad|SpaceToBatchND")
 _PASSING = re.compile(
     r"Identity|CheckNumerics|StopGradient|QuantizeLinear|DequantizeLinear|QuantizeV2|Dequantize|Requantize|Transpose"
 )
@@ -110,6 +112,7 @@ class Layer:
         node: the layer's own.
         inner: names of the tensors before the last.
         end: name of what leaves the last.
+        source: name of what it reads, before any padding.
         is_activated: whether an activation is among them.
         weights: (fan_in, c_out) float32; None: they are computed, or in a form that is not known.
     """
@@ -117,6 +120,7 @@ class Layer:
     node: Node
     inner: tuple[str, ...]
     end: str
+    source: str
     is_activated: bool
     weights: Array | None
 
@@ -193,10 +197,16 @@ class Places:
             is_activated = is_activated or bool(_ACTIVATIONS.fullmatch(reader.op)) or self._clamps_at_zero(reader)
             at = reader
             names.append(self.plain(Edge(at.name)))
-        distinct = tuple(dict.fromkeys(names))
-        return Layer(
-            node, tuple(name for name in distinct if name != names[-1]), names[-1], is_activated, self._weights(node)
-        )
+        inner = tuple(name for name in dict.fromkeys(names) if name != names[-1])
+        return Layer(node, inner, names[-1], self._source(node), is_activated, self._weights(node))
+
+    def _source(self, node: Node) -> str:
+        edge = next((edge for edge in node.inputs if edge.node in self.live), node.inputs[0])
+        while (source := self.live.get(edge.node)) is not None and source.name not in self.graph.input_names:
+            if not source.inputs or not (self._passes(source) or _PADDING.fullmatch(source.op)):
+                break
+            edge = source.inputs[0]
+        return self.plain(edge)
 
     def _sole_reader(self, node: Node) -> Node | None:
         readers = {use.node.name for use in self.graph.readers.get(node.name, ()) if use.slot >= 0} & self.live.keys()
@@ -310,7 +320,11 @@ def _same_layers(mine: Places, theirs: Places, other_of: Mapping[str, str]) -> I
             yield layer, found
     free = [layer for layer in theirs.layers if layer.node.name not in taken and layer.weights is not None]
     for layer in left:
-        scores = [(_alike(layer.weights, other.weights), place) for place, other in enumerate(free)]
+        scores = [
+            (_alike(layer.weights, other.weights), place)
+            for place, other in enumerate(free)
+            if layer.source == other.source or not (layer.source in theirs.probes or other.source in mine.probes)
+        ]
         score, place = max(scores, default=(0.0, 0))
         if score > ALIKE:
             yield layer, free.pop(place)

@@ -35,6 +35,9 @@ AVERAGES = frozenset({"AvgPool", "Mean"})
 # Ops that only move codes: what comes out is some of what went in.
 MOVING = frozenset({"MaxPool", "Reshape", "Squeeze", "ExpandDims", "Pad", "MirrorPad", "Identity", "Relu", "Relu6"})
 CARRIED_OPS = CONCATS | AVERAGES | MOVING
+# Of constants no codes serve.
+NOT_FINITE = "hold NaN or infinity"
+_OTHER = "it has no weights, and only weights are 8 bits"
 _SOURCES = frozenset({"Const", "Placeholder", "NoOp"})
 _REASONS = {
     "Softmax": "its small probabilities would all become one code",
@@ -231,7 +234,8 @@ def annotate(graph: Graph, scheme: Scheme | None = None) -> Plan:
         )
     if not graph.outputs:
         raise GraphError("the graph has no outputs, so nothing in it is needed", hint="name them: --outputs softmax")
-    return _Annotation(graph, scheme or Scheme()).plan()
+    annotation = _Annotation(graph, scheme or Scheme())
+    return annotation.weights_alone() if annotation.scheme.weights_only else annotation.plan()
 
 
 class _Annotation:
@@ -272,6 +276,31 @@ class _Annotation:
             self._observed(activations, groups, carried),
         )
 
+    def weights_alone(self) -> Plan:
+        """A plan of `Scheme.weights_only`: no edge has codes, but constants of layers have."""
+        for node in self.nodes:
+            if node.op in LAYER_OPS and self._may_quantize(node):
+                self.reasons[node.name] = self._objection_to_storing(node)
+                if not self.reasons[node.name]:
+                    self.weights.setdefault(node.inputs[WEIGHTS_SLOT].node, self._weights_spec(node))
+        kept = {
+            node.name: self.reasons.get(node.name) or ("only weights are 8 bits" if node.op in LAYER_OPS else _OTHER)
+            for node in self._computing()
+        }
+        return Plan(self.scheme, {}, dict(self.weights), (), (), (), kept, ())
+
+    def _objection_to_storing(self, layer: Node) -> str:
+        """Why a layer's weights can not be codes; empty: they can."""
+        weights = self.graph.constant_of(layer.inputs[WEIGHTS_SLOT])
+        name = layer.inputs[WEIGHTS_SLOT].node
+        if weights is None or name in self.graph.ends:
+            return "its weights are not constant"
+        if weights.dtype is not DType.FLOAT:
+            return "its weights are not float"
+        if self.weights.get(name, self._weights_spec(layer)) != self._weights_spec(layer):
+            return "it shares its weights with a layer that numbers their channels otherwise"
+        return "" if np.isfinite(weights.array).all() else f"its weights {name} hold NaN or infinity"
+
     # Units
 
     def _units(self) -> tuple[Unit, ...]:
@@ -310,7 +339,7 @@ class _Annotation:
         if spec != self._weights_spec(node):
             return "it shares its weights with a layer that numbers their channels otherwise"
         if not np.isfinite(weights.array).all():
-            return f"its weights {node.inputs[WEIGHTS_SLOT].node} hold NaN or infinity"
+            return f"its weights {node.inputs[WEIGHTS_SLOT].node} {NOT_FINITE}"
         if node.attrs.get("transpose_a"):
             return "it transposes what it reads"
         return ""
@@ -338,6 +367,9 @@ class _Annotation:
         facts = find_layer(layer)
         weights = self.graph.constant_of(layer.inputs[WEIGHTS_SLOT])
         if value is None or facts is None or weights is None:
+            return False
+        if not np.isfinite(value.array).all():
+            self.reasons[node.name] = f"its constants {node.inputs[1 - slot].node} {NOT_FINITE}"
             return False
         channels = facts.num_channels(weights.shape)
         return broadcast_channels(value, rank=facts.rank, axis=facts.axis, num_channels=channels) is not None

@@ -73,6 +73,24 @@ def test_an_interrupted_calibration_goes_on(tmp_path: Path) -> None:
     assert not state.exists()
 
 
+def test_what_the_guard_saw_before_an_interruption_is_not_forgotten(tmp_path: Path) -> None:
+    graph = from_text(TEXT.replace("b = Const[6]()", "b = Const([-99, -99, -99, -99, -99, -99.0])"))
+    plan = annotate(graph, SCHEME)
+    state = tmp_path / "ranges.state.npz"
+    first = EXAMPLES.copy()
+    first[2, 1] = np.nan
+
+    def broken() -> Iterator[Array]:
+        yield first[:7]
+        raise KeyboardInterrupt
+
+    with open_observed(graph, plan, "reference") as session, pytest.raises(KeyboardInterrupt):
+        collect(session, plan, broken(), resume=state)
+    remarks = ranges_of(plan, [first], graph, resume=state).remarks
+    assert remarks == ranges_of(plan, [first], graph).remarks
+    assert remarks[0].startswith("x: NaN in 1 values")
+
+
 def test_other_data_do_not_go_on(tmp_path: Path) -> None:
     plan = annotate(network(), SCHEME)
     state = tmp_path / "ranges.state.npz"
@@ -99,6 +117,7 @@ def test_a_damaged_state_is_not_used(tmp_path: Path) -> None:
     [
         ("b = Const[6]()", "b = Const([nan, 0, 0, 0, 0, 0.0])", "r: NaN in 20 values"),
         ("b = Const[6]()", "b = Const([-99, -99, -99, -99, -99, -99.0])", "r: always 0, so its range is dead"),
+        ("b = Const[6]()", "b = Const([inf, 0, 0, 0, 0, 0.0])", "n: its constants b hold NaN or infinity"),
         ("b = Const[6]()", "b = Const([0, 0, 9000, 0, 0, 0.0])", "r: channel 2 reaches"),
     ],
 )
@@ -106,6 +125,18 @@ def test_the_guard_names_the_layer(old: str, new: str, remark: str) -> None:
     graph = from_text(TEXT.replace(old, new))
     ranges = ranges_of(annotate(graph, SCHEME), [EXAMPLES], graph)
     assert any(one.startswith(remark) for one in ranges.remarks), ranges.remarks
+
+
+def test_a_constant_beside_others_with_its_range_is_named() -> None:
+    """What a concatenation joins shares a range, which is not dead; one of its branches may be."""
+    text = TEXT.replace("outputs: y", "outputs: z")
+    text += "k = Const(0.0)\nzero = Mul(x, k, T=float)\nh = Const(0.5)\none = AddV2(zero, h, T=float)\n"
+    text += "axis = Const[int32](1)\nc = ConcatV2(r, one, axis, T=float, N=2)\nu = Const[10x3]()\n"
+    text += "z = MatMul(c, u, T=float)\n"
+    graph = from_text(text)
+    plan = annotate(graph, SCHEME)
+    assert plan.group_of(Edge("one")) > {Edge("one")}
+    assert "one: always 0.5, so its range is dead" in ranges_of(plan, [EXAMPLES], graph).remarks
 
 
 def test_what_does_not_fit_is_said() -> None:
