@@ -223,7 +223,7 @@ class _Lineup:
 
     def start(self, workers: ExitStack) -> None:
         """Begin to open all, as many at once as there are processors."""
-        timeout = max(self._schedule.time_budget, LEAST_TIMEOUT)
+        timeout = max(self._deadline - monotonic(), LEAST_TIMEOUT)
         for turn in self._turns:
             settings = turn.candidate.settings
             turn.process = workers.enter_context(WorkerProcess(settings.environment, settings.cpus))
