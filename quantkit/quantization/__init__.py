@@ -12,6 +12,7 @@ from quantkit.quantization.corrections import correct_biases, equalize
 from quantkit.quantization.plan import Plan, Unit, annotate
 from quantkit.quantization.ranges import Provenance, Range, Ranges, graph_digest
 from quantkit.quantization.scheme import Scheme, Spec
+from quantkit.quantization.weights import store_weights
 from quantkit.runtimes import AUTO
 
 __all__ = [
@@ -108,12 +109,14 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
     Args:
         graph: the float graph that was annotated.
         plan: of it.
-        ranges: of every edge that the plan quantizes.
+        ranges: of every edge that the plan quantizes; none where it is of weights only.
 
     Raises:
         InputError: an edge has no range.
         UnavailableError: the target can not be made here.
     """
+    if plan.scheme.weights_only:
+        return store_weights(graph, plan)
     plan.require(ranges)
     ranges = ranges.shared(plan.groups)
     if plan.scheme.bias_correction:

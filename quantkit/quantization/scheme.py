@@ -128,6 +128,7 @@ class Scheme:
         quantize_outputs: whether what leaves a layer is codes even where only float ops read it.
         bias_correction: whether the mean error of each layer's output is taken out through its bias.
         equalize: whether scales are moved between neighbouring layers before quantizing, where that is exact.
+        weights_only: whether weights alone are stored in 8 bits, and everything is computed in float.
     """
 
     target: str = "onnx"
@@ -143,6 +144,7 @@ class Scheme:
     quantize_outputs: bool = False
     bias_correction: bool = True
     equalize: bool = False
+    weights_only: bool = False
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -263,6 +265,7 @@ _SWITCHES = (
     "quantize_outputs",
     "bias_correction",
     "equalize",
+    "weights_only",
 )
 _KINDS: Mapping[str, type] = {"target": str, "observer": str, **dict.fromkeys(_SWITCHES, bool)}
 _SPECS = ("weights", "activations", "signed_activations")

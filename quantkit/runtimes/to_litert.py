@@ -7,6 +7,7 @@ tensors, with the ranges that these ops give, and weights with a scale for each 
 import re
 import warnings
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from quantkit.errors import UnavailableError, UsageError
@@ -19,11 +20,13 @@ FAKE_QUANT = "FakeQuantWithMinMaxVars"
 _HINT = "TensorFlow runs them: --runtime tensorflow; transforms such as fold_old_batch_norms remove some of them"
 
 
-def to_litert(graph: Graph) -> bytes:
+def to_litert(graph: Graph, *, small_weights: bool = False) -> bytes:
     """The content of a ``.tflite`` file that computes what the graph does.
 
     Args:
         graph: a frozen TensorFlow graph with inputs and outputs; fed tensors may be in its middle.
+        small_weights: whether the layers' weights are stored in 8 bits, without ranges for what flows between them:
+            kernels that have 8-bit products round what they read by its own range in each run.
 
     Returns:
         A flatbuffer; its tensors are named like the graph's: ``softmax``, ``split:1``. Sizes that the graph leaves
@@ -40,11 +43,12 @@ def to_litert(graph: Graph) -> bytes:
         raise UnavailableError(
             "LiteRT models are made by TensorFlow, which is not installed", hint="pip install tensorflow"
         )
-    return kept(needed(graph), ".tflite", ("litert", answer.detail), _convert, _HINT)
+    words = ("litert", answer.detail, *(["small_weights"] if small_weights else []))
+    return kept(needed(graph), ".tflite", words, partial(_convert, small_weights=small_weights), _HINT)
 
 
-def save_litert(graph: Graph, path: str | Path) -> None:
-    """Write the ``.tflite`` file of a graph; it appears complete or not at all.
+def save_litert(graph: Graph, path: str | Path, *, small_weights: bool = False) -> None:
+    """Write the ``.tflite`` file of a graph as `to_litert` makes it; it appears complete or not at all.
 
     Raises:
         UsageError: the folder does not exist, or the ending is that of another format.
@@ -54,11 +58,11 @@ def save_litert(graph: Graph, path: str | Path) -> None:
     path = Path(path)
     if path.suffix.lower() != ".tflite":
         raise UsageError(f"{path.name} can not hold a LiteRT model", hint="name a file that ends in .tflite")
-    data = to_litert(graph)
+    data = to_litert(graph, small_weights=small_weights)
     write_whole(path, lambda file: file.write(data))
 
 
-def _convert(graph: Graph) -> tuple[bytes, str]:
+def _convert(graph: Graph, small_weights: bool) -> tuple[bytes, str]:
     """The model, and why it is none (nothing: it is one)."""
     tf = tensorflow.module()
     message = tensorflow.graph_def(graph)
@@ -73,7 +77,7 @@ def _convert(graph: Graph) -> tuple[bytes, str]:
             for edges in (graph.inputs, graph.outputs)
         )
         converter = tf.lite.TFLiteConverter.from_concrete_functions([whole.prune(inputs, outputs)])
-        if FAKE_QUANT in graph.op_counts:
+        if small_weights or FAKE_QUANT in graph.op_counts:
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
         try:
             with warnings.catch_warnings():
