@@ -19,6 +19,8 @@ from quantkit.errors import InputError
 from quantkit.formats.files import write_whole
 
 SCHEMA = "quantkit.fallback/1"
+# Part of the time after which no more sensitivities are measured: knowing them all helps nobody without a choice.
+MEASURING = 0.6
 
 
 @dataclass(frozen=True, order=True)
@@ -107,13 +109,13 @@ class _Search:
     known: dict[frozenset[str], Quality] = field(default_factory=dict)
     is_complete: bool = True
 
-    def quality(self, floats: Iterable[str], what: str) -> Quality | None:
-        """The quality of a choice, or None where there is no time left to measure it."""
+    def quality(self, floats: Iterable[str], what: str, part: float = 1.0) -> Quality | None:
+        """The quality of a choice, or None where this part of the time is over before it is measured."""
         key = frozenset(floats)
         if key in self.known:
             return self.known[key]
         now = self.clock()
-        if now >= self.deadline and self.known:
+        if now >= self.started + part * (self.deadline - self.started) and self.known:
             self.is_complete = False
             return None
         self.progress(what, (now - self.started) / (self.deadline - self.started))
@@ -176,9 +178,9 @@ def _gains(found: _Search, order: list[str], baseline: Quality) -> dict[str, Qua
     """What each unit gives back when it alone is float."""
     gains = {}
     for number, name in enumerate(order, start=1):
-        alone = found.quality((name,), f"sensitivity {number} of {len(order)}: {name}")
+        alone = found.quality((name,), f"sensitivity {number} of {len(order)}: {name}", MEASURING)
         if alone is None:
-            break
+            continue  # an earlier search may have measured the next one
         gains[name] = _minus(baseline, alone)
     return gains
 

@@ -83,6 +83,16 @@ def test_time_ends_the_search_with_what_is_known() -> None:
     assert network.now <= 11
 
 
+def test_time_is_left_to_choose_by_what_is_known() -> None:
+    """Two layers of many are guilty, and both were measured before time ran short."""
+    network = Network({f"u{number}": 0.0 for number in range(50)} | {"bad": 0.4, "worse": 0.5})
+    found = run(network, max_drop=0.01, seconds=20, likely=["bad", "worse"])
+    assert found.keep_float == {"bad", "worse"}
+    assert found.is_reached
+    assert not found.is_complete
+    assert network.now <= 21
+
+
 def test_a_search_goes_on_where_it_was(tmp_path: Path) -> None:
     costs = {"a": 0.05, "b": 0.04, "c": 0.0}
     state = tmp_path / "search.json"
