@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantkit.errors import QuantkitError, RecipeError
-from quantkit.transforms.registry import REGISTRY, Transform
+from quantkit.transforms.registry import PLUGIN, REGISTRY, Transform
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -32,7 +32,7 @@ def load_file(path: Path) -> tuple[Transform, ...]:
     place = path.expanduser().resolve()
     if not place.is_file():
         raise RecipeError(f"plugin {path} does not exist", hint="name a file of Python: --plugin my_transforms.py")
-    spec = spec_from_file_location(f"quantkit_plugin:{place}", place)
+    spec = spec_from_file_location(f"{PLUGIN}{place}", place)
     if spec is None or spec.loader is None:
         raise RecipeError(f"plugin {path} is no file of Python", hint="its name ends in .py")
     module = module_from_spec(spec)

@@ -26,6 +26,8 @@ REQUIRED = inspect.Parameter.empty
 # The last section of a docstring: a recipe of one line, and the graph it is run on when somebody asks.
 EXAMPLE = re.compile(r"^Example:\n((?: {4}.*(?:\n|$)|\n)+)", re.MULTILINE)
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+# What begins the module names of files that ``--plugin`` names; the path follows.
+PLUGIN = "quantkit_plugin:"
 # What graphs may be written in, and what sentences call it.
 DIALECTS = {"tensorflow": "TensorFlow", "onnx": "ONNX"}
 
@@ -280,11 +282,16 @@ def _registered(function: Function, exact: bool, dialects: tuple[str, ...]) -> T
     other = REGISTRY.setdefault(name, made)
     if other is not made and other.function.__module__ != function.__module__:
         raise RecipeError(
-            f"two transforms are named {name!r}: {other.function.__module__} and {function.__module__}",
+            f"two transforms are named {name!r}: {_home(other.function)} and {_home(function)}",
             hint="rename yours",
         )
     REGISTRY[name] = made
     return made
+
+
+def _home(function: Function) -> str:
+    """The module of a function, or the file of a plugin's."""
+    return function.__module__.removeprefix(PLUGIN)
 
 
 def _option_kind(hint: Any) -> tuple[type, bool] | None:

@@ -13,8 +13,8 @@ go on in indented lines, and lines that start with ``#`` tell what the case is a
     skips:   b: w is shared: c reads it too
 
 `before` is written as `quantkit.ir.text` reads it; op attributes that TensorFlow demands but the case does not care
-about may be left out (`runnable` fills them in for the numbers). ``error: message`` stands in place of `after` where
-the recipe fails, and ``numbers: why not`` where answers can not be compared.
+about may be left out (`runnable` of `quantkit.recipe.example` fills them in for the numbers). ``error: message`` stands
+in place of `after` where the recipe fails, and ``numbers: why not`` where answers can not be compared.
 """
 
 import re
@@ -22,10 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantkit.errors import QuantkitError
-from quantkit.ir.graph import Attr, Graph, Node
-from quantkit.ir.tensor import DType
+from quantkit.ir.graph import Graph
 from quantkit.ir.text import from_text, to_text
-from quantkit.ops.tensorflow import find_op
 from quantkit.recipe import parse, run
 
 FOLDER = Path(__file__).parent.parent / "golden"
@@ -34,7 +32,6 @@ WRITTEN = ("after", "error", "skips")
 
 _SECTION = re.compile(rf"({'|'.join(SECTIONS)}):\s*(.*)")
 _INDENT = 9
-_USUAL_ATTRS: dict[str, Attr] = {"strides": (1, 1, 1, 1), "padding": b"SAME"}
 
 
 @dataclass(frozen=True)
@@ -93,27 +90,8 @@ def results(case: Case) -> tuple[dict[str, tuple[str, ...]], Graph | None]:
     except QuantkitError as error:
         return {"error": tuple(error.message.splitlines())}, None
     is_same = list(after.nodes.values()) == list(before.nodes.values()) and (
-        (after.inputs, after.outputs) == (before.inputs, before.outputs)
+        (after.inputs, after.outputs, after.library) == (before.inputs, before.outputs, before.library)
     )
     sections = {"after": ("unchanged",) if is_same else tuple(to_text(after).splitlines())}
     skips = tuple(str(skip) for record in trace.records for skip in record.skips)
     return sections | ({"skips": skips} if skips else {}), after
-
-
-def runnable(graph: Graph) -> Graph:
-    """The graph with the attributes that TensorFlow demands and the text left out."""
-    return graph.with_nodes(_completed(node) for node in graph.nodes.values())
-
-
-def _completed(node: Node) -> Node:
-    op = find_op(node.op)
-    missing: dict[str, Attr] = {}
-    for name, attr in op.attrs.items() if op else ():
-        if name not in node.attrs and attr.default is None:
-            if name in _USUAL_ATTRS:
-                missing[name] = _USUAL_ATTRS[name]
-            elif attr.kind == "type":
-                missing[name] = DType.FLOAT
-            elif name == "N":
-                missing[name] = len(node.inputs) - node.op.startswith("Concat")
-    return node.with_(attrs={**missing, **node.attrs}) if missing else node
