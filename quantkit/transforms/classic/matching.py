@@ -31,7 +31,7 @@ class Pattern:
 
 
 def pattern(ops: str, *inputs: Pattern) -> Pattern:
-    """A pattern: ``pattern("Mul", pattern("Conv2D"), pattern("Const"))``."""
+    """Ops, and the patterns of what they read."""
     return Pattern(ops, inputs)
 
 

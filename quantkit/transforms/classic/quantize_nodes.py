@@ -236,8 +236,8 @@ def _in_a_name(text: str) -> str:
 def _quantized_input(prefix: str, text: str) -> list[NodeDef]:
     """Nodes that measure a tensor and make it codes; the last one does."""
     waits = (f"^{node_of(text)}",)
-    flat = constant(f"{prefix}/reshape_dims", np.int32([-1])).with_(inputs=waits)
-    axis = constant(f"{prefix}/reduction_dims", np.int32([0])).with_(inputs=waits)
+    flat = constant(f"{prefix}/reshape_dims", np.array([-1], np.int32)).with_(inputs=waits)
+    axis = constant(f"{prefix}/reduction_dims", np.array([0], np.int32)).with_(inputs=waits)
     number: dict[str, Attr] = {"T": DType.FLOAT}
     line = NodeDef(f"{prefix}/reshape", "Reshape", (text, flat.name), number)
     ends = [
@@ -287,8 +287,7 @@ def _without_round_trips(nodes: Sequence[NodeDef], outputs: set[str]) -> list[No
 
     def make(match: Match, outside: frozenset[str]) -> list[NodeDef]:
         codes, decoded = match.node, match.inputs[0].node
-        for port, text in zip(_ports(codes.name), decoded.inputs, strict=False):
-            names[port] = text
+        names.update(zip(_ports(codes.name), decoded.inputs, strict=False))
         return match.nodes if decoded.name in outside | outputs else []
 
     return rename_inputs(replace_matches(nodes, ROUND_TRIP, make, allow_inconsistencies=True), names)

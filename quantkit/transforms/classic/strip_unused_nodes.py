@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from quantkit.errors import GraphError
+from quantkit.ir.graph import Attr
 from quantkit.ir.tensor import DType, Shape
 from quantkit.transforms.classic.nodes import NodeDef, by_name, node_of
 from quantkit.transforms.classic.table import Context, as_int64, classic_transform
@@ -18,7 +19,7 @@ def strip_unused_nodes(nodes: Sequence[NodeDef], context: Context) -> list[NodeD
     result = []
     for node in nodes:
         if node.name in inputs and node.op != "Placeholder":
-            attrs = {"dtype": _dtype(context, node.name), "shape": _shape(context, node.name)}
+            attrs: dict[str, Attr] = {"dtype": _dtype(context, node.name), "shape": _shape(context, node.name)}
             result.append(NodeDef(node.name, "Placeholder", attrs=attrs))
         elif node.name in needed:
             result.append(node)
