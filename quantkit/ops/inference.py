@@ -176,6 +176,19 @@ def _conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -
     return [made, SCALAR, SCALAR] if node.op.startswith("Quantized") else [made]
 
 
+@_rule("FusedPadConv2D FusedResizeAndPadConv2D")
+def _fused_conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    batch, height, width, channels = _known(given[0])
+    if node.op == "FusedResizeAndPadConv2D":
+        height, width = (int(size) for size in constants[1].array)
+    paddings = constants[len(given) - 2].array.sum(1)
+    height, width = (
+        None if size is None else size + int(w) for size, w in zip((height, width), paddings[1:3], strict=True)
+    )
+    kernel = given[-1].known
+    return [_windowed(node, Shape((batch, height, width, channels)), kernel[:2], kernel[3])]
+
+
 @_rule("MaxPool AvgPool QuantizedMaxPool QuantizedAvgPool")
 def _pool(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     size: Any = node.attrs["ksize"]

@@ -1,6 +1,6 @@
 """Layers against TensorFlow's kernels, and against themselves in the other layout."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from quantkit.ir.tensor import Array, DType
 from quantkit.ops.kernels import convolution, evaluate
 
 Check = Callable[..., None]
+Compute = Callable[[Node, Sequence[Array]], list[Array]]
 F, I32 = np.float32, np.int32
 # Sums of hundreds of products in another order: relative to the largest output, not to each.
 SUMS = {"rtol": 1e-4}
@@ -50,6 +51,39 @@ def test_conv2d(
 def test_conv2d_explicit_padding(check: Check) -> None:
     padding: dict[str, Attr] = {"padding": b"EXPLICIT", "explicit_paddings": (0, 0, 1, 2, 0, 1, 0, 0)}
     check("Conv2D", [real(1, 5, 5, 2), real(3, 3, 2, 4)], strides=(1, 2, 2, 1), **SUMS, **padding)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("padding", [b"SAME", b"VALID"])
+@pytest.mark.parametrize("strides", [(1, 1, 1, 1), (1, 2, 3, 1)])
+@pytest.mark.parametrize("mode", [b"REFLECT", b"SYMMETRIC"])
+def test_fused_convolutions(check: Check, mode: bytes, strides: tuple[int, ...], padding: bytes) -> None:
+    widths = np.array([[0, 0], [1, 2], [3, 0], [0, 0]], I32)
+    given: dict[str, Any] = {"mode": mode, "strides": strides, "padding": padding, **SUMS}
+    check("FusedPadConv2D", [real(1, 5, 6, 3), widths, real(3, 2, 3, 4, seed=1)], **given)
+    for corners in (False, True):
+        inputs = [real(1, 5, 6, 3), np.array([7, 9], I32), widths, real(3, 2, 3, 4, seed=1)]
+        check("FusedResizeAndPadConv2D", inputs, resize_align_corners=corners, **given)
+
+
+@pytest.mark.engine
+def test_tensorflow_computes_a_fused_convolution_right_for_the_first_picture_only(in_tensorflow: Compute) -> None:
+    widths = np.array([[0, 0], [1, 1], [1, 1], [0, 0]], I32)
+    attrs: dict[str, Attr] = {"strides": (1, 1, 1, 1), "padding": b"VALID"}
+    node = layer("FusedPadConv2D", T=DType.FLOAT, mode=b"REFLECT", **attrs)
+    inputs = [real(2, 6, 6, 3), widths, real(3, 3, 3, 4, seed=1)]
+    ours, theirs = evaluate(node, inputs)[0], in_tensorflow(node, inputs)[0]
+    padded = np.pad(inputs[0], widths, mode="reflect")
+    want = evaluate(layer("Conv2D", T=DType.FLOAT, **attrs), [padded, inputs[2]])[0]
+    np.testing.assert_allclose(ours, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(theirs[0], want[0], rtol=1e-5, atol=1e-5)
+    assert np.abs(theirs[1] - want[1]).max() > 0.1, "the fuse_ transforms need not decline batches any more"
+
+
+def test_fused_convolutions_pad_height_and_width_only() -> None:
+    node = layer("FusedPadConv2D", mode=b"REFLECT", strides=(1, 1, 1, 1), padding=b"VALID")
+    with pytest.raises(GraphError, match="only height and width can be padded"):
+        evaluate(node, [real(1, 5, 5, 3), np.full((4, 2), 1, I32), real(3, 3, 5, 4)])
 
 
 @pytest.mark.engine

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array
+from quantkit.ops.kernels.images import resize_bilinear
 from quantkit.ops.kernels.registry import kernel
-from quantkit.ops.kernels.shapes import sizes
+from quantkit.ops.kernels.shapes import mirrored, sizes
 from quantkit.ops.kernels.windows import Windows, channels_last, is_nchw, node_layout
 from quantkit.ops.tensorflow import attribute
 
@@ -89,6 +90,25 @@ def _wide(x: Array) -> Array:
 def _conv2d(node: Node, inputs: Sequence[Array]) -> Array:
     x, weights = channels_last(node, _wide(inputs[0])), _wide(inputs[1])
     return node_layout(node, convolve(x, weights, _windows_of(node, x, weights)))
+
+
+@kernel("FusedPadConv2D")
+def _pad_conv2d(node: Node, inputs: Sequence[Array]) -> Array:
+    return _mirrored_conv2d(node, _wide(inputs[0]), inputs[1], _wide(inputs[2]))
+
+
+@kernel("FusedResizeAndPadConv2D")
+def _resize_pad_conv2d(node: Node, inputs: Sequence[Array]) -> Array:
+    height, width = sizes(inputs[1])
+    resized = resize_bilinear(inputs[0], (height, width), attribute(node, "resize_align_corners"), False)
+    return _mirrored_conv2d(node, resized, inputs[2], _wide(inputs[3]))
+
+
+def _mirrored_conv2d(node: Node, x: Array, paddings: Array, weights: Array) -> Array:
+    if paddings.shape != (4, 2) or paddings[[0, 3]].any():
+        raise ValueError("only height and width can be padded")
+    padded = mirrored(x, paddings, attribute(node, "mode"))
+    return convolve(padded, weights, _windows_of(node, padded, weights))
 
 
 @kernel("DepthwiseConv2dNative")

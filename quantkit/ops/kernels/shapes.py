@@ -179,8 +179,22 @@ def _pad(node: Node, inputs: Sequence[Array]) -> Array:
 
 @kernel("MirrorPad")
 def _mirror_pad(node: Node, inputs: Sequence[Array]) -> Array:
-    x, widths = inputs[0], _widths(inputs[0], inputs[1])
-    is_reflect = attribute(node, "mode") == b"REFLECT"
+    return mirrored(inputs[0], inputs[1], attribute(node, "mode"))
+
+
+def mirrored(x: Array, paddings: Array, mode: bytes) -> Array:
+    """A tensor with mirrored borders.
+
+    Args:
+        x: any tensor.
+        paddings: (rank, 2), what is added before and behind.
+        mode: ``REFLECT`` leaves the outermost elements out, ``SYMMETRIC`` repeats them.
+
+    Raises:
+        ValueError: the borders are wider than the tensor, or negative.
+    """
+    widths = _widths(x, paddings)
+    is_reflect = mode == b"REFLECT"
     if any(max(pair) > size - is_reflect for pair, size in zip(widths, x.shape, strict=True)):
         raise ValueError("paddings are wider than the tensor")
     return np.pad(x, widths, mode="reflect" if is_reflect else "symmetric")
