@@ -218,6 +218,30 @@ def bias_values(before: Foldable, node: Node, bias: Node) -> Array | None:
     return bias.value.array if fits and channel_axis(node, before.rank) == before.axis else None
 
 
+def bias_of_layer(graph: Graph, layer: Node, bias: Node) -> Array | None:
+    """The constant that a BiasAdd, Add or AddV2 adds to a layer, or to what has its channels, as (c,).
+
+    Args:
+        graph: where both are.
+        layer: whose weights are constant.
+        bias: what adds.
+
+    Returns:
+        None where it adds something else: no constant, or one that is not the same everywhere.
+    """
+    slot, facts = bias_slot(graph, bias), find_layer(layer)
+    if slot is None or facts is None or bias.op not in ("BiasAdd", "Add", "AddV2"):
+        return None
+    weights, value = graph.constant_of(layer.inputs[WEIGHTS_SLOT]), graph[bias.inputs[slot].node].value
+    if weights is None or value.dtype is not weights.dtype:
+        return None
+    channels = facts.num_channels(weights.shape)
+    if bias.op == "BiasAdd":
+        fits = value.shape == (channels,) and channel_axis(bias, facts.rank) == facts.axis
+        return value.array if fits else None
+    return broadcast_channels(value, rank=facts.rank, axis=facts.axis, num_channels=channels)
+
+
 def _bias_shape(before: Foldable, node: Node) -> tuple[int, ...]:
     """The shape of a vector that is added along the channels."""
     trailing = 0 if node.op == "BiasAdd" else before.rank - 1 - before.axis

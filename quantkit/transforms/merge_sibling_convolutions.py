@@ -17,6 +17,7 @@ from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops.inference import UNKNOWN, infer_shapes
 from quantkit.ops.layers import channel_axis
 from quantkit.ops.tensorflow import attribute
+from quantkit.transforms._channels import bias_of_layer
 from quantkit.transforms.registry import transform
 
 ACTIVATIONS = ("Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Sigmoid", "Tanh", "Softplus")
@@ -85,13 +86,15 @@ class _Branch:
     Attributes:
         layer: the Conv2D.
         weights: its constant weights.
-        bias: the BiasAdd behind it.
+        bias: the BiasAdd, Add or AddV2 of a constant behind it.
+        biases: what that adds, (c,).
         activation: the activation behind that.
     """
 
     layer: Node
     weights: Tensor
     bias: Node | None
+    biases: Array | None
     activation: Node | None
 
     @property
@@ -109,15 +112,11 @@ class _Branch:
     @classmethod
     def of(cls, graph: Graph, layer: Node, across_activations: bool) -> "_Branch":
         weights = graph[layer.inputs[1].node].value
-        bias = _only_reader(graph, layer, ("BiasAdd",))
-        if bias is not None:
-            values = graph.constant_of(bias.inputs[1])
-            fits = values is not None and values.shape == weights.shape[WEIGHTS_CHANNELS:]
-            is_alike = channel_axis(bias, 4) == channel_axis(layer, 4)
-            if not fits or not is_alike or bias.inputs[1].node in graph.input_names:
-                bias = None
+        bias = _only_reader(graph, layer, ("BiasAdd", "Add", "AddV2"))
+        biases = None if bias is None else bias_of_layer(graph, layer, bias)
+        bias = None if biases is None else bias
         activation = None if across_activations else _only_reader(graph, bias or layer, ACTIVATIONS)
-        return cls(layer, weights, bias, activation)
+        return cls(layer, weights, bias, biases, activation)
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -129,10 +128,11 @@ class _Branch:
 def _only_reader(graph: Graph, node: Node, ops: Iterable[str]) -> Node | None:
     """The one reader of a node, if it is of these types, reads nothing else that is computed, and waits for nobody."""
     uses = graph.readers.get(node.name, ())
-    if node.name in graph.ends or len(uses) != 1 or uses[0].slot != 0:
+    if node.name in graph.ends or len(uses) != 1 or uses[0].slot < 0:
         return None
     reader = uses[0].node
-    return reader if reader.op in ops and not reader.controls and reader.device == node.device else None
+    is_first = uses[0].slot == 0 or reader.op in ("Add", "AddV2")
+    return reader if is_first and reader.op in ops and not reader.controls and reader.device == node.device else None
 
 
 def _other_attrs(node: Node) -> tuple[tuple[str, Attr], ...]:
@@ -312,10 +312,11 @@ def _wide(graph: Graph, one: _Merged) -> list[Node]:
     layer = one.first.layer.with_(name=one.name).reading(1, Edge(weights.name))
     nodes = [weights, layer]
     if one.first.bias:
-        biases = [graph[branch.bias.inputs[1].node].value for branch in one.branches if branch.bias]
+        biases = [Tensor.of(branch.biases, weights.value.dtype) for branch in one.branches if branch.biases is not None]
         values = constant(free_name(graph, f"{one.name}/bias"), _joined(biases))
-        bias = one.first.bias.with_(name=free_name(graph, f"{one.name}/sum"))
-        nodes += [values, bias.reading(0, Edge(layer.name)).reading(1, Edge(values.name))]
+        attrs = {"T": layer.attrs.get("T"), "data_format": layer.attrs.get("data_format")}
+        bias = Node(free_name(graph, f"{one.name}/sum"), "BiasAdd", device=layer.device).with_attrs(**attrs)
+        nodes += [values, bias.with_(inputs=(Edge(layer.name), Edge(values.name)))]
     if one.first.activation:
         activation = one.first.activation.with_(name=free_name(graph, f"{one.name}/activation"))
         nodes.append(activation.reading(0, Edge(nodes[-1].name)))

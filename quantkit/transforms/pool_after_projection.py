@@ -9,15 +9,17 @@ from functools import partial
 from math import prod
 
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.pattern import const, op
+from quantkit.ir.pattern import const, op, swapped
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name, shared_with
 from quantkit.ir.tensor import Shape
 from quantkit.ops.inference import UNKNOWN, infer_shapes
 from quantkit.ops.layers import channel_axis
 from quantkit.ops.tensorflow import attribute
+from quantkit.transforms._channels import bias_of_layer
 from quantkit.transforms.registry import transform
 
 Shapes = Mapping[Edge, Shape]
+_ADDED = ("root", "pool", "layer")
 
 
 @transform
@@ -55,12 +57,11 @@ def pool_after_projection(graph: Graph) -> Outcome:
     project = Rule(
         op("Conv2D")(op("AvgPool", "pool"), const("weights")), partial(_projected, shapes), ("root", "pool", "weights")
     )
-    add = Rule(
-        op("BiasAdd")(op("AvgPool", "pool")(op("Conv2D", "layer")), const()),
-        partial(_added, graph),
-        ("root", "pool", "layer"),
+    adds = (
+        Rule(pattern(op("AvgPool", "pool")(op("Conv2D", "layer")), const()), partial(_added, graph), _ADDED)
+        for pattern in (op("BiasAdd"), swapped("Add|AddV2"))
     )
-    made = apply_rules(graph, project, add)
+    made = apply_rules(graph, project, *adds)
     return made._replace(changes=tuple(_told(graph, made.graph, shapes)))
 
 
@@ -139,11 +140,12 @@ def _places(shapes: Shapes, pool: Node, edge: Edge) -> int | None:
 
 def _added(before: Graph, graph: Graph, root: Node, pool: Node, layer: Node) -> list[Node] | None:
     """``pool(conv(x)) + b`` as ``pool(conv(x) + b)``, where the pool stands behind a convolution that was moved."""
-    if layer.name in before or root.name in graph.input_names or channel_axis(root, 4) != channel_axis(pool, 4):
+    if layer.name in before or root.name in graph.input_names or shared_with(graph, pool, root):
         return None
-    if shared_with(graph, pool, root):
+    if bias_of_layer(graph, layer, root) is None:
         return None
-    moved = root.with_(name=free_name(graph, f"{root.name}/before_pool")).reading(0, pool.inputs[0])
+    slot = root.inputs.index(Edge(pool.name))
+    moved = root.with_(name=free_name(graph, f"{root.name}/before_pool")).reading(slot, pool.inputs[0])
     return [moved, pool.reading(0, Edge(moved.name))]
 
 
@@ -155,7 +157,7 @@ def _told(before: Graph, after: Graph, shapes: Shapes) -> list[str]:
             continue
         layer = after[pool.inputs[0].node]
         while layer.op != "Conv2D":
-            layer = after[layer.inputs[0].node]
+            layer = after[next(edge.node for edge in layer.inputs if after.constant_of(edge) is None)]
         c_in, c_out = after[layer.inputs[1].node].value.shape[2:]
         line = f"{name}: averages {c_out} channels behind the projection instead of {c_in} before it"
         places = _places(shapes, pool, Edge(name))

@@ -53,15 +53,16 @@ def _add_branch(
     """A convolution, perhaps a bias sum, perhaps an activation; the last one has the name."""
     c_out = draw(st.integers(1, 3))
     size = draw(st.sampled_from([1, 1, 1, 3]))
-    steps = ["Conv2D", *draw(st.sampled_from([[], ["BiasAdd"], ["BiasAdd", "Relu"], ["Relu"], ["Relu6"]]))]
+    tails = [[], ["BiasAdd"], ["BiasAdd", "Relu"], ["AddV2"], ["AddV2", "Relu"], ["Relu"], ["Relu6"]]
+    steps = ["Conv2D", *draw(st.sampled_from(tails))]
     before = source
     for place, step in enumerate(steps):
         made = name if place == len(steps) - 1 else f"{name}/{step}"
         edges = [Edge(before)]
-        if step in ("Conv2D", "BiasAdd"):
+        if step in ("Conv2D", "BiasAdd", "AddV2"):
             shape = (size, size, c_in, c_out) if step == "Conv2D" else (c_out,)
             nodes.append(constant(f"{name}/{step}/values", random.uniform(-1, 1, shape).astype(np.float32)))
-            edges.append(Edge(nodes[-1].name))
+            edges.insert(0 if step == "AddV2" else 1, Edge(nodes[-1].name))
         attrs = {"T": DType.FLOAT, **(CONVOLUTION if step == "Conv2D" else {})}
         nodes.append(Node(made, step, tuple(edges), attrs=attrs))
         before = made

@@ -20,7 +20,7 @@ def towers(draw: st.DrawFn) -> Graph:
     channels = {"x": 4}
     names = ["x"]
     for number in range(draw(st.integers(1, 8))):
-        kind = draw(st.sampled_from(["AvgPool", "AvgPool", "Conv2D", "Conv2D", "BiasAdd", "Relu", "MaxPool"]))
+        kind = draw(st.sampled_from(["AvgPool", "AvgPool", "Conv2D", "Conv2D", "BiasAdd", "AddV2", "Relu", "MaxPool"]))
         source = draw(st.sampled_from([names[-1], names[-1], names[-1], *names]))
         name, inputs = f"n{number}", [Edge(source)]
         attrs = {"T": DType.FLOAT}
@@ -34,6 +34,10 @@ def towers(draw: st.DrawFn) -> Graph:
         elif kind == "BiasAdd":
             nodes.append(constant(f"b{number}", random.uniform(-1, 1, channels[source]).astype(np.float32)))
             inputs.append(Edge(f"b{number}"))
+        elif kind == "AddV2":
+            shape = draw(st.sampled_from([(), (channels[source],), (1, 1, 1, channels[source])]))
+            nodes.append(constant(f"b{number}", random.uniform(-1, 1, shape).astype(np.float32)))
+            inputs.insert(draw(st.integers(0, 1)), Edge(f"b{number}"))
         elif kind != "Relu":
             stride = draw(st.sampled_from([1, 1, 2]))
             attrs |= AVERAGE | {"strides": (1, stride, stride, 1), "ksize": (1, draw(st.integers(1, 3)), 2, 1)}
