@@ -81,7 +81,8 @@ def test_without_a_bound_and_across_activations_few_siblings_are_left(graph: Gra
     for node in outcome.graph.nodes.values():
         if node.op == "Conv2D":
             readers = outcome.graph.readers.get(node.name, ())
-            has_bias = len(readers) == 1 and readers[0].node.op == "BiasAdd" and node.name not in outcome.graph.ends
+            is_alone = len(readers) == 1 and node.name not in outcome.graph.ends
+            has_bias = is_alone and readers[0].node.op in ("BiasAdd", "AddV2")
             key = (node.inputs[0], outcome.graph[node.inputs[1].node].value.shape[:2], has_bias)
             assert key not in seen
             seen.add(key)
