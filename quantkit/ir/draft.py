@@ -77,12 +77,13 @@ class Draft:
         )
 
     def _final(self, edge: Edge) -> Edge:
-        steps = 0
+        chain: list[Edge] = []
         while edge in self._edges:
+            chain.append(edge)
             edge = self._edges[edge]
-            steps += 1
-            if steps > len(self._edges):
+            if len(chain) > len(self._edges):
                 raise GraphError(f"the readers of {str(edge)!r} are redirected in a circle")
+        self._edges.update(dict.fromkeys(chain, edge))  # the next reader goes straight there
         return edge
 
     def _waited_for(self, names: Iterable[str]) -> tuple[str, ...]:
