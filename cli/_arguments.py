@@ -21,6 +21,12 @@ def add_random_weights(parser: ArgumentParser) -> None:
     )
 
 
+def add_saved_model(parser: ArgumentParser) -> None:
+    """Which graph of a SavedModel, and which of its uses."""
+    parser.add_argument("--signature", help="of a SavedModel: what gives inputs and outputs (serving_default)")
+    parser.add_argument("--tags", type=names, help="of a SavedModel: which of its graphs, as serve,gpu (serve)")
+
+
 def add_ends(parser: ArgumentParser) -> None:
     """What is fed and what is asked for, as tuples."""
     parser.add_argument("--inputs", type=names, help="names of what is fed, separated by commas (the card's, or found)")

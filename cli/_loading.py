@@ -25,7 +25,7 @@ def named_model(
     """The model of a word: a file, a folder, or the name of a card.
 
     Args:
-        args: of the command, which has ``--offline``.
+        args: of the command, which has ``--offline``, and may have what `add_saved_model` adds.
         word: as the user wrote it; ``~`` is expanded.
         inputs, outputs: ends of the graph; None: as the file or its card says.
         random_weights: take the card's architecture with random parameters.
@@ -45,6 +45,9 @@ def named_model(
             path if path.exists() else word,
             inputs=inputs,
             outputs=outputs,
+            signature=getattr(args, "signature", None),
+            tags=getattr(args, "tags", None),
+            checkpoint=getattr(args, "checkpoint", None),
             random_weights=random_weights,
             offline=args.offline,
             progress=lambda done, total: bar()(done, total),

@@ -3,6 +3,7 @@
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,10 @@ from quantkit.recipe import Recipe, Record, Trace, parse
 from quantkit.recipe import run as run_recipe
 from quantkit.recipe.named import NAMED, find_recipe
 from quantkit.recipe.recipe import STOP
+from quantkit.saving import KINDS, Target
+from quantkit.transforms.registry import REGISTRY, find, names_for
 
+from ._arguments import add_saved_model
 from ._loading import add_plugins, load_plugins, named_model
 from ._render import emit, log
 from ._verification import add_verification, verifier
@@ -28,6 +32,7 @@ EXAMPLES = (
     "quantkit transform digits -o digits_folded.pb --recipe inference --explain",
     "quantkit transform --in_graph=graph.pb --out_graph=small.pb --inputs=Mul --outputs=softmax "
     "--transforms='strip_unused_nodes fold_constants quantize_weights'",
+    "quantkit transform exported/ -o model.onnx --signature serving_default",
 )
 # Lines of changes that --explain prints for one step before it only counts them; --verbose prints all.
 SHOWN_CHANGES = 8
@@ -36,9 +41,18 @@ SHOWN_CHANGES = 8
 def add_arguments(parser: ArgumentParser) -> None:
     """The flags of the classic tool, and ours."""
     parser.add_argument("model", nargs="?", help="model file, SavedModel folder, or name of a card (short form)")
-    parser.add_argument("-o", "--output", help="file to write (short form)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        help="what to write: .pb, .pbtxt, .onnx, .tflite, or a SavedModel folder: NEW/ or an empty one (short form)",
+    )
     parser.add_argument("--in-graph", help="GraphDef file to read, binary or text")
     parser.add_argument("--out-graph", help="GraphDef file to write")
+    parser.add_argument("--format", choices=KINDS, help="what to write, whatever the ending is (what the ending says)")
+    parser.add_argument(
+        "--checkpoint", help="prefix of the files that hold the variables of a graph that is not frozen"
+    )
+    add_saved_model(parser)
     parser.add_argument("--inputs", help="names of what is fed, separated by commas")
     parser.add_argument("--outputs", help="names of what is asked for, separated by commas")
     parser.add_argument("--transforms", help="transforms with their options, in order")
@@ -72,25 +86,22 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Read, transform, write, and say what happened."""
-    source, target = _ends(args)
-    as_text = True if _is_true(args.output_as_text) else None
+    source, path = _ends(args)
+    target = Target.of(path, args.format, as_text=_is_true(args.output_as_text))
     trace_file = _trace_file(args)
     load_plugins(args)
-    recipe = _recipe(args)
+    recipe = _recipe(args, converts=_converts(args, source, target))
     ends = _classic_ends(args) if args.classic else None
-    inputs, outputs = (None, None) if ends else (_names(args.inputs), _names(args.outputs))
+    inputs, outputs = (None, None) if ends else _named_ends(args, recipe)
     model = named_model(args, source, inputs=inputs, outputs=outputs, random_weights=args.random_weights)
-    if model.graph is None:
-        raise UsageError(
-            f"{source} is in an engine's own format, which transforms do not rewrite",
-            hint="name the frozen graph that it was made of",
-        )
-    formats.check_target(target, model.graph)
-    recipe = _fitted(recipe, model)
+    before = model.rewritable
+    model = replace(model, graph=before)
+    recipe = _fitted(_known(args, recipe, before), model)
+    target.check(before, may_shrink=_may_shrink(recipe))
     check = verifier(args, model)
     graph, trace = run_recipe(
         recipe,
-        model.graph,
+        before,
         services=_services(args),
         check=check,
         on_mismatch=args.on_mismatch or STOP,
@@ -98,7 +109,7 @@ def run(args: Namespace) -> int:
         classic=args.classic,
         ends=ends,
     )
-    formats.save(graph, target, as_text=as_text)
+    num_bytes = target.write(graph)
     for record in trace.records:
         if record.ignored:
             log(args, f"{record.step.name}: Ignoring error {record.ignored}")
@@ -109,13 +120,13 @@ def run(args: Namespace) -> int:
     emit(
         args,
         "quantkit.transform/1",
-        _document(model, graph, target, recipe, trace, check),
-        _text(args, model, graph, target, trace, check),
+        {**_document(model, graph, recipe, trace, check), "output": str(target.path), "num_bytes": num_bytes},
+        _text(args, model, graph, (target.path, num_bytes), trace, check),
     )
     return 0
 
 
-def _ends(args: Namespace) -> tuple[str, Path]:
+def _ends(args: Namespace) -> tuple[str, str]:
     """What is read and where it goes, from either form of the command line."""
     sources = [word for word in (args.in_graph, args.model) if word]
     targets = [word for word in (args.out_graph, args.output) if word]
@@ -126,12 +137,35 @@ def _ends(args: Namespace) -> tuple[str, Path]:
             )
         if len(found) > 1:
             raise UsageError(f"--{classic} and {short} name two files", hint="give one of them")
-    return str(Path(sources[0]).expanduser()), Path(targets[0]).expanduser()
+    return str(Path(sources[0]).expanduser()), targets[0]
 
 
-def _recipe(args: Namespace) -> Recipe:
+def _converts(args: Namespace, source: str, target: Target) -> bool:
+    """Whether writing what was read is work enough: it is frozen, or becomes another format."""
+    is_graphdef = Path(source).suffix in ("", ".pb", ".pbtxt") and not Path(source).is_dir()
+    return bool(not is_graphdef or args.checkpoint or not target.kind.startswith("graphdef"))
+
+
+def _known(args: Namespace, recipe: Recipe, graph: Graph) -> Recipe:
+    """A named recipe without the steps that do not know such graphs; one that was written out stays as it is."""
+    known = names_for(graph.dialect)
+    left_out = [step.name for step in recipe.steps if step.name not in known]
+    if args.recipe not in NAMED or not left_out:
+        return recipe
+    log(args, f"left out of {args.recipe}: {', '.join(left_out)}: they do not rewrite graphs of {graph.dialect}")
+    return Recipe(tuple(step for step in recipe.steps if step.name in known))
+
+
+def _may_shrink(recipe: Recipe) -> bool:
+    """Whether weights may take less room afterwards."""
+    return not all(find(step.name).is_exact for step in recipe.steps if step.name in REGISTRY)
+
+
+def _recipe(args: Namespace, *, converts: bool) -> Recipe:
     if args.transforms is not None and args.recipe:
         raise UsageError("--transforms and --recipe name two recipes", hint="give one of them")
+    if converts and args.transforms is None and not args.recipe:
+        return Recipe(())
     if not args.transforms and not args.recipe:
         raise RecipeError(
             "You must specify at least one transform.",
@@ -168,8 +202,13 @@ def _fitted(recipe: Recipe, model: Model) -> Recipe:
     )
 
 
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+def _named_ends(args: Namespace, recipe: Recipe) -> tuple[list[str] | None, list[str] | None]:
+    """Inputs and outputs as the command line names them, or else the recipe's file; None: nobody does."""
+    inputs, outputs = (
+        list(names) or None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+        for text, names in ((args.inputs, recipe.inputs), (args.outputs, recipe.outputs))
+    )
+    return inputs, outputs
 
 
 def _is_true(word: str) -> bool:
@@ -210,15 +249,11 @@ def _write_trace(path: Path, model: Model, recipe: Recipe, graph: Graph, trace: 
     formats.files.write_whole(path, lambda file: file.write(text.encode()))
 
 
-def _document(
-    model: Model, graph: Graph, target: Path, recipe: Recipe, trace: Trace, check: "Verifier | None"
-) -> dict[str, Any]:
+def _document(model: Model, graph: Graph, recipe: Recipe, trace: Trace, check: "Verifier | None") -> dict[str, Any]:
     before = model.graph
     return {
         "model": model.name,
         "random_weights": model.has_random_weights,
-        "output": str(target),
-        "num_bytes": target.stat().st_size,
         "recipe": str(recipe),
         "nodes_before": len(before) if before else 0,
         "nodes_after": len(graph),
@@ -231,7 +266,7 @@ def _document(
 
 
 def _text(
-    args: Namespace, model: Model, graph: Graph, target: Path, trace: Trace, check: "Verifier | None"
+    args: Namespace, model: Model, graph: Graph, written: tuple[Path, int], trace: Trace, check: "Verifier | None"
 ) -> Callable[["Console"], None]:
     def text(console: "Console") -> None:
         if args.explain or check:
@@ -240,10 +275,9 @@ def _text(
         if check:
             console.print(f"verified {check.terms}", markup=False)
         before = len(model.graph) if model.graph else 0
-        size = (
-            f"{target.stat().st_size / 1e6:.1f} MB" if target.stat().st_size > 1e5 else f"{target.stat().st_size} bytes"
-        )
-        console.print(f"{target}: {before} -> {len(graph)} nodes, {size}", markup=False)
+        path, num_bytes = written
+        size = f"{num_bytes / 1e6:.1f} MB" if num_bytes > 1e5 else f"{num_bytes} bytes"
+        console.print(f"{path}: {before} -> {len(graph)} nodes, {size}", markup=False)
         if model.has_random_weights:
             console.print(MEANINGLESS, markup=False)
 

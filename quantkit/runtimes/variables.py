@@ -3,7 +3,7 @@
 What has no variables is read without TensorFlow; values of variables TensorFlow reads.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from quantkit import formats
@@ -51,7 +51,7 @@ def read_saved_model(
             raise InputError(f"{folder} has no signatures", hint="export it with one: model.export(FOLDER)")
         graph = with_guessed_ends(graph)
     else:
-        graph = graph.with_ends(chosen.inputs.values(), chosen.outputs.values())
+        graph = graph.with_ends(*(_in_file_order(graph, edges) for edges in (chosen.inputs, chosen.outputs)))
     if not meta.has_objects:
         graph = graph.with_ends(inputs, outputs)
         return _filled(graph, folder / "variables" / "variables")
@@ -136,6 +136,12 @@ def _decoded(meta: saved_model.MetaGraph, path: Path) -> Graph:
         return meta.read()
     except QuantkitError as error:
         raise type(error)(f"{path}: {error.message}", error.hint) from None
+
+
+def _in_file_order(graph: Graph, edges: Mapping[str, Edge]) -> list[Edge]:
+    """Edges of a signature, which has no order of its own."""
+    places = {name: place for place, name in enumerate(graph.nodes)}
+    return sorted(edges.values(), key=lambda edge: (places.get(edge.node, 0), edge))
 
 
 def _with_only_output(graph: Graph) -> Graph:

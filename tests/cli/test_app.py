@@ -270,7 +270,7 @@ def test_a_full_disk_behind_the_output_is_no_bug(graph_file: Path) -> None:
 def test_what_can_not_be_written_is_refused_before_any_work(
     graph_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for out in (graph_file.parent, graph_file.parent / "no" / "out.pb", graph_file.parent / "out.onnx"):
+    for out in (graph_file.parent, graph_file.parent / "no" / "out.pb", graph_file.parent / "out.h5"):
         assert main(["transform", str(graph_file), "-o", str(out), "--recipe", "deploy"]) == 2
         assert "Applying" not in capsys.readouterr().err
 
