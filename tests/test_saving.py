@@ -201,8 +201,6 @@ class TestOnnx:
     def test_places_of_several_weights(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnx, "MAX_BYTES", 5000)
         values = {name: np.full((rows, 601), rows, np.float32) for rows, name in enumerate("abc", 1)}
-            for number, name in enumerate("abc", 1)
-        }
         nodes = [Node(name, "Constant", attrs={"value": Tensor.of(array)}) for name, array in values.items()]
         save(Graph.of(nodes, [], ["c"], dialect="onnx"), tmp_path / "out.onnx")
         read = qk.load(tmp_path / "out.onnx")
