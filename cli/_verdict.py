@@ -23,6 +23,12 @@ ADVICE = {
     "litert": "as many threads as there are cores: --intra-op {cores}",
 }
 SHOWN = 5
+# Instructions that multiply numbers of 16 bits with the range of float32, the fastest first, and the targets whose
+# engines use them.
+BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")
+BFLOAT16_TARGETS = ("onnx", "tensorflow")
+# A smaller share of equal answers is worth another look.
+FEW_DIFFER = 0.98
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,8 @@ class Verdict:
 
     @property
     def threads(self) -> str:
+        if self.plan.scheme.weights_only:
+            return "those of the float model"
         return ADVICE[self.plan.scheme.target].format(cores=cores())
 
     @property
@@ -58,25 +66,56 @@ class Verdict:
         if self.speed is None or self.speed.low > 1:
             return "", ""
         target = self.plan.scheme.target
+        if self.plan.scheme.weights_only:
+            return (
+                "only the weights are 8 bits: the arithmetic is that of float",
+                f"quantkit quantize {self.model} -o {self.output} --target {target} --calibration PICTURES",
+            )
         if target == "eightbit":
             return (
                 "the classic ops run on reference kernels on x86, whatever their ranges",
                 f"quantkit quantize {self.model} -o fast.pb --target tensorflow --ranges RANGES.json",
             )
-        if self.census.share < 0.5:
+        bfloat16 = self._bfloat16
+        if self.census.share < 0.5 and not bfloat16:
             first = self.census.left_overs[0]
             return (
                 f"most of the work is still float, above all {first.name} ({first.op}): {first.reason}",
                 f"quantkit summarize {self.model}",
             )
+        reason = (
+            "most of the work is still float"
+            if self.census.share < 0.5
+            else f"{self.census.conversions} conversions and the engine's overhead weigh more than the arithmetic saved"
+        )
+        engine = self.engine.name if self.engine else self.plan.scheme.target
+        compared = f"quantkit benchmark {self.model}@{engine} {self.output}@{engine}"
+        if bfloat16:
+            return f"{reason}; {bfloat16}", f"{compared} --precision float32,bfloat16"
+        return reason, f"{compared} --runs 300"
+
+    @property
+    def _bfloat16(self) -> str:
+        """That 16 bits may suit this machine better, which a measurement tells; empty: it has no such arithmetic."""
+        found = [name for name in BFLOAT16 if name in this_machine().isa]
+        if not found or self.plan.scheme.target not in BFLOAT16_TARGETS:
+            return ""
+        return f"this processor has bfloat16 arithmetic ({found[0]}), which was not measured here"
+
+    @property
+    def quality_step(self) -> tuple[str, str]:
+        """What may lose less, where answers differ much, and the command that tells; empty where they do not."""
+        agreement, bfloat16 = self.quality.agreement if self.quality else None, self._bfloat16
+        if not bfloat16 or self.plan.scheme.weights_only or agreement is None or agreement.value >= FEW_DIFFER:
+            return "", ""
         engine = self.engine.name if self.engine else self.plan.scheme.target
         return (
-            f"{self.census.conversions} conversions and the engine's overhead weigh more than the arithmetic saved",
-            f"quantkit benchmark {self.model}@{engine} {self.output}@{engine} --runs 300",
+            f"answers differ; {bfloat16}",
+            f"quantkit evaluate {self.model}@{engine} --reference {self.model} --data PICTURES --precision bfloat16",
         )
 
     def to_json(self) -> dict[str, Any]:
-        reason, command = self.next_step
+        reason, command = self.next_step if self.next_step[0] else self.quality_step
         return {
             "model": self.model,
             "output": str(self.output),
@@ -88,6 +127,7 @@ class Verdict:
                 "remarks": list(self.ranges.remarks),
             },
             **self.census.to_json(),
+            "weights": len(self.plan.weights),
             "num_bytes": self.num_bytes,
             "float_num_bytes": self.float_bytes,
             "engine": None if self.engine is None else {"name": self.engine.name, "version": self.engine.version},
@@ -111,12 +151,15 @@ class Verdict:
         times = self.float_bytes / max(size, 1)
         yield f"{self.output}: {_megabytes(size)}, {times:.1f} times smaller than in float"
         yield ""
-        width = max(map(len, (*counted.table, "op")))
-        yield f"{'op':<{width}}  {EIGHT_BITS:>6}  {FLOAT:>6}"
-        for op, (coded, kept) in counted.table.items():
-            yield f"{op:<{width}}  {coded or '':>6}  {kept or '':>6}"
-        yield ""
-        yield f"{100 * counted.share:.1f} % of the multiply-adds are 8 bits; {counted.conversions} conversions are left"
+        if self.plan.scheme.weights_only:
+            rest = (
+                "LiteRT rounds what meets them in each run"
+                if self.plan.scheme.target == "litert"
+                else "all arithmetic is in float"
+            )
+            yield f"weights in 8 bits: {len(self.plan.weights)} constants; {rest}"
+        else:
+            yield from self._precision_lines()
         for one in counted.left_overs[:SHOWN]:
             cost = f", {one.multiply_adds / 1e6:.1f} million multiply-adds" if one.multiply_adds else ""
             yield f"  float: {one.name} ({one.op}{cost}): {one.reason}"
@@ -128,6 +171,16 @@ class Verdict:
             yield from self._fallback_lines(self.fallback)
         yield from self._quality_lines()
         yield from self._speed_lines()
+
+    def _precision_lines(self) -> Iterator[str]:
+        """Nodes by op and precision."""
+        counted = self.census
+        width = max(map(len, (*counted.table, "op")))
+        yield f"{'op':<{width}}  {EIGHT_BITS:>6}  {FLOAT:>6}"
+        for op, (coded, kept) in counted.table.items():
+            yield f"{op:<{width}}  {coded or '':>6}  {kept or '':>6}"
+        yield ""
+        yield f"{100 * counted.share:.1f} % of the multiply-adds are 8 bits; {counted.conversions} conversions are left"
 
     def _fallback_lines(self, found: Fallback) -> Iterator[str]:
         """What each layer that stays float bought, and the work it keeps from 8 bits."""
@@ -160,10 +213,13 @@ class Verdict:
         elif self.unmeasured:
             yield f"speed not measured: {self.unmeasured}"
         yield f"threads: {self.threads}"
-        reason, command = self.next_step
+        (reason, command), (doubt, other) = self.next_step, self.quality_step
         if reason:
             yield f"not faster: {reason}"
-            yield f"next: {command}"
+        elif doubt:
+            yield doubt
+        if command or other:
+            yield f"next: {command or other}"
 
 
 def cores() -> int:

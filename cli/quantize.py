@@ -328,7 +328,7 @@ def _fallback(args: Namespace, graph: Graph, plan: Plan, ranges: Ranges, answers
         with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
             file = Path(folder) / f"tried{output.suffix}"
             _write(convert(graph, fewer, ranges), file, scheme)
-            return answers.loss(_quality(file, graph, scheme.target, answers)[0])
+            return answers.loss(_quality(file, graph, scheme, answers)[0])
 
     suspects = {remark.partition(":")[0] for remark in ranges.remarks}
     likely = [unit.layer for unit in plan.units if suspects & {str(unit.output), str(unit.input)}]
@@ -347,9 +347,10 @@ def _fallback(args: Namespace, graph: Graph, plan: Plan, ranges: Ranges, answers
     return found
 
 
-def _quality(file: Path, graph: Graph, target: str, answers: Answers) -> tuple[Quality, Engine]:
+def _quality(file: Path, graph: Graph, scheme: Scheme, answers: Answers) -> tuple[Quality, Engine]:
     """Answers of a written graph beside those of the float graph, in the engine that the target is for."""
-    with open_session(_runnable(file, graph, target), ENGINES[target], _threads(target)) as session:
+    target = scheme.target
+    with open_session(_runnable(file, graph, target), ENGINES[target], _threads(scheme)) as session:
         return answers.quality(session), session.runtime
 
 
@@ -362,7 +363,7 @@ def _compared(graph: Graph, answers: Answers, verdict: Verdict) -> Verdict:
     """How near the answers are to those of the float graph."""
     if not len(answers) or len(graph.outputs) != 1:
         return verdict
-    quality, engine = _quality(verdict.output, graph, verdict.plan.scheme.target, answers)
+    quality, engine = _quality(verdict.output, graph, verdict.plan.scheme, answers)
     return replace(verdict, quality=quality, float_top1=answers.top1, engine=engine, judged_on=answers.source)
 
 
@@ -379,7 +380,11 @@ def _timed(args: Namespace, graph: Graph, verdict: Verdict) -> Verdict:
         inputs, outputs = (None, None) if target in ("onnx", "litert") else ends
         candidates = (
             Candidate(FLOAT, source, Settings(engine, inputs=ends[0], outputs=ends[1])),
-            Candidate(EIGHT_BITS, verdict.output, Settings(engine, _threads(target), inputs=inputs, outputs=outputs)),
+            Candidate(
+                EIGHT_BITS,
+                verdict.output,
+                Settings(engine, _threads(verdict.plan.scheme), inputs=inputs, outputs=outputs),
+            ),
         )
         made = measure(candidates, Schedule(args.runs, WARMUP, rounds=min(args.runs, 10)))
     if made.failures:
@@ -392,8 +397,9 @@ def _timed(args: Namespace, graph: Graph, verdict: Verdict) -> Verdict:
     return replace(verdict, speed=speed, milliseconds=(before, after), engine=Engine(context.runtime, context.version))
 
 
-def _threads(target: str) -> SessionOptions:
-    return SessionOptions(intra_op=1, inter_op=cores()) if target == "tensorflow" else SessionOptions()
+def _threads(scheme: Scheme) -> SessionOptions:
+    is_of_codes = scheme.target == "tensorflow" and not scheme.weights_only
+    return SessionOptions(intra_op=1, inter_op=cores()) if is_of_codes else SessionOptions()
 
 
 def _num_bytes(graph: Graph) -> int:

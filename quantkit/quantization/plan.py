@@ -37,7 +37,6 @@ MOVING = frozenset({"MaxPool", "Reshape", "Squeeze", "ExpandDims", "Pad", "Mirro
 CARRIED_OPS = CONCATS | AVERAGES | MOVING
 # Of constants no codes serve.
 NOT_FINITE = "hold NaN or infinity"
-_OTHER = "it has no weights, and only weights are 8 bits"
 _SOURCES = frozenset({"Const", "Placeholder", "NoOp"})
 _REASONS = {
     "Softmax": "its small probabilities would all become one code",
@@ -116,7 +115,7 @@ class Plan:
         groups: edges that share one range.
         units: in execution order.
         carried: nodes that work on codes and pass their range on, in execution order.
-        kept_float: the other nodes, and why.
+        kept_float: the other nodes, and why; with `Scheme.weights_only` the layers whose weights stay float.
         edges: the edges whose range is observed, in execution order: of each group those that the others follow from.
     """
 
@@ -283,10 +282,7 @@ class _Annotation:
                 self.reasons[node.name] = self._objection_to_storing(node)
                 if not self.reasons[node.name]:
                     self.weights.setdefault(node.inputs[WEIGHTS_SLOT].node, self._weights_spec(node))
-        kept = {
-            node.name: self.reasons.get(node.name) or ("only weights are 8 bits" if node.op in LAYER_OPS else _OTHER)
-            for node in self._computing()
-        }
+        kept = {name: reason for name, reason in self.reasons.items() if reason}
         return Plan(self.scheme, {}, dict(self.weights), (), (), (), kept, ())
 
     def _objection_to_storing(self, layer: Node) -> str:

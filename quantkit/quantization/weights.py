@@ -13,8 +13,8 @@ Runtime runs it for every picture, and is then a fifth slower than with weights 
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-
 from quantkit.dialects.tensorflow_to_onnx import translate, transposed
+from quantkit.errors import UnavailableError
 from quantkit.formats.onnx import DIALECT
 from quantkit.formats.onnx_schema import NUMBERS
 from quantkit.ir.graph import Attr, Edge, Graph, Node
@@ -37,10 +37,17 @@ def store_weights(graph: Graph, plan: Plan) -> Graph:
         plan: with `Scheme.weights_only`.
 
     Raises:
-        UnavailableError: the target is ``onnx``, and an op has no ONNX form.
+        UnavailableError: the target is ``onnx``, and an op has no ONNX form; or it is ``litert``, and some weights are
+            to stay float.
     """
     target = plan.scheme.target
     if target == "litert":
+        if plan.kept_float:
+            name, reason = next(iter(plan.kept_float.items()))
+            raise UnavailableError(
+                f"TensorFlow's converter stores all weights in 8 bits or none, and {name} is to stay float: {reason}",
+                hint="choose another target, or leave keep_float out",
+            )
         return graph
     if target == "eightbit":
         return _replaced(graph, {name: _classic(graph[name]) for name in plan.weights})

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -84,6 +85,8 @@ def _scheme(folder: Path) -> str:
     ("words", "code", "message"),
     [
         (["-o", "d.onnx"], 2, "no pictures to calibrate with"),
+        (["-o", "d.onnx", "--weights-only", "--calibration", "p"], 2, "--calibration is about ranges"),
+        (["-o", "d.onnx", "--weights-only", "--max-drop", "0.1"], 2, "--max-drop is about ranges"),
         (["-o", "d.onnx", "--ranges", "r", "--calibration", "p"], 2, "both say where ranges come from"),
         (["-o", "d.pb", "--calibration", "p", "--target", "onnx"], 2, "d.pb can not hold the target onnx"),
         (["-o", "d.onnx", "--calibration", "nowhere"], 3, "nowhere does not exist"),
@@ -136,3 +139,51 @@ def test_layers_stay_float_until_the_drop_is_small(
     assert document["fallback"]["keep_float"] == [wanted]
     assert document["ops"]["Conv2D"] == {"8 bits": 19, "float": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["d.onnx"]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("target", "name"), [("onnx", "d.onnx"), ("tensorflow", "d.pb"), ("eightbit", "d.pb"), ("litert", "d.tflite")]
+)
+def test_weights_alone_need_no_pictures(
+    target: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / name
+    held_out = str(Path(__file__).parents[2] / "assets" / "digits_heldout.npz")
+    words = ["-o", str(output), "--weights-only", "--target", target, "--runs", "0", "--held-out", held_out]
+    document = quantized(words, capsys)
+    assert document["scheme"]["weights_only"]
+    assert document["weights"] == 21
+    assert document["left_overs"] == []
+    assert document["quality"]["agreement"]["value"] >= 0.99
+    assert output.stat().st_size < document["float_num_bytes"] / 2
+    assert main(["quantize", "digits", *words, "-q"]) == 0
+    assert "weights in 8 bits: 21 constants" in capsys.readouterr().out
+
+
+def _verdict(tmp_path: Path, target: str = "onnx", **fields: Any) -> Any:
+    command = import_module("quantkit.cli.quantize")
+    plan = Plan(Scheme.for_target(target), {}, {}, (), (), (), {}, ())
+    counted = import_module("quantkit.quantization.verdict").Census({}, 0, (), 1, 0, 1)
+    return command.Verdict("digits", tmp_path / "d.onnx", plan, Ranges({}), counted, **fields)
+
+
+@pytest.mark.parametrize("isa", [(), ("avx512_bf16",), ("avx512_bf16", "amx_bf16")])
+def test_bfloat16_is_suggested_where_the_machine_has_it(
+    isa: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = import_module("quantkit.cli._verdict")
+    machine = import_module("quantkit.bench.machine").this_machine()
+    monkeypatch.setattr(words, "this_machine", lambda: replace(machine, isa=isa))
+    slow = import_module("quantkit.bench.comparison").Comparison(0.9, 0.8, 0.95, True)
+    reason, command = _verdict(tmp_path, speed=slow).next_step
+    assert ("bfloat16" in reason and command.endswith("--precision float32,bfloat16")) == bool(isa)
+    assert ("not measured" in reason) == bool(isa)
+    assert "amx_bf16" not in isa or "(amx_bf16)" in reason
+    assert "bfloat16" not in _verdict(tmp_path, "litert", speed=slow).next_step[0]
+    evaluation = import_module("quantkit.evaluation")
+    few = evaluation.Quality(100, None, None, evaluation.Share(70, 100), 0.1)
+    doubt, command = _verdict(tmp_path, quality=few).quality_step
+    assert ("bfloat16" in doubt and "quantkit evaluate" in command) == bool(isa)
+    most = evaluation.Quality(100, None, None, evaluation.Share(99, 100), 0.1)
+    assert _verdict(tmp_path, quality=most).quality_step == ("", "")

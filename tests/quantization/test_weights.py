@@ -1,0 +1,143 @@
+"""Weights alone in 8 bits."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quantkit.errors import UnavailableError
+from quantkit.formats import save
+from quantkit.ir.check import verify
+from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
+from quantkit.ir.tensor import DType, Shape
+from quantkit.quantization import Plan, Ranges, Scheme, annotate, convert
+from quantkit.runtimes import RUNTIMES, open_session
+from quantkit.runtimes.to_litert import save_litert
+
+FLOAT = {"T": DType.FLOAT}
+WINDOW: dict[str, Attr] = {**FLOAT, "strides": (1, 1, 1, 1), "padding": b"SAME"}
+MEAN: dict[str, Attr] = {**FLOAT, "Tidx": DType.INT32, "keep_dims": False}
+IMAGE = np.random.default_rng(1).uniform(-1, 1, (1, 6, 6, 8)).astype(np.float32)
+SHAPES = {"w": (3, 3, 8, 16), "d": (3, 3, 16, 2), "m": (32, 40), "t": (7, 40)}
+AXES = {"w": (3,), "d": (2, 3), "m": (1,), "t": (0,)}
+
+
+def network() -> Graph:
+    """A convolution, a depthwise one, and matrices either way, each with channels of very different size."""
+    random = np.random.default_rng(0)
+    weights = []
+    for name, shape in SHAPES.items():
+        sizes = [size if axis in AXES[name] else 1 for axis, size in enumerate(shape)]
+        spread = 10.0 ** random.uniform(-2, 1, sizes)
+        weights.append(constant(name, (random.standard_normal(shape) * spread).astype(np.float32)))
+    return Graph.of(
+        [
+            Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 6, 6, 8))}),
+            *weights,
+            constant("axes", np.array([1, 2], np.int32)),
+            Node("conv", "Conv2D", (Edge("x"), Edge("w")), attrs=WINDOW),
+            Node("depth", "DepthwiseConv2dNative", (Edge("conv"), Edge("d")), attrs=WINDOW),
+            Node("mean", "Mean", (Edge("depth"), Edge("axes")), attrs=MEAN),
+            Node("dense", "MatMul", (Edge("mean"), Edge("m")), attrs=FLOAT),
+            Node("y", "MatMul", (Edge("dense"), Edge("t")), attrs={**FLOAT, "transpose_b": True}),
+        ],
+        ["x"],
+        ["y"],
+    )  # fmt: skip
+
+
+def stored(target: str, graph: Graph | None = None, **changes: object) -> tuple[Plan, Graph]:
+    graph = graph or network()
+    plan = annotate(graph, Scheme.for_target(target, weights_only=True, **changes))
+    return plan, convert(graph, plan, Ranges({}))
+
+
+def test_the_plan_is_of_weights_alone() -> None:
+    plan, _ = stored("onnx")
+    assert {name: spec.axes for name, spec in plan.weights.items()} == AXES
+    assert (plan.activations, plan.units, plan.edges, plan.kept_float) == ({}, (), (), {})
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_codes_are_within_half_a_step_of_each_channel() -> None:
+    graph = network()
+    _, made = stored("tensorflow", graph)
+    verify(made)
+    with open_session(made.with_ends(["x"], list(SHAPES)), "reference") as session:
+        found = session.run({"x": np.zeros((1, 6, 6, 8), np.float32)})
+    for name, axes in AXES.items():
+        values = graph[name].value.array
+        rest = tuple(axis for axis in range(values.ndim) if axis not in axes)
+        step = np.abs(values).max(rest, keepdims=True) / 127
+        assert (np.abs(found[name] - values) <= 0.501 * step).all(), name
+        assert made[f"{name}/codes"].value.dtype is DType.INT8
+    assert made["conv"] == graph["conv"]
+
+
+@pytest.mark.parametrize("target", ["tensorflow", "eightbit"])
+def test_answers_in_numpy(target: str) -> None:
+    graph = network()
+    _, made = stored(target, graph)
+    want, found = (open_session(one, "reference").run({"x": IMAGE})["y"] for one in (graph, made))
+    np.testing.assert_allclose(
+        found, want, rtol=0, atol=(0.02 if target == "tensorflow" else 0.05) * np.abs(want).max()
+    )
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("target", "runtime"),
+    [("onnx", "onnxruntime"), ("onnx", "openvino"), ("tensorflow", "tensorflow"), ("tensorflow", "onnxruntime"),
+     ("eightbit", "tensorflow"), ("litert", "litert")],
+)  # fmt: skip
+def test_answers_in_the_engines(target: str, runtime: str, tmp_path: Path) -> None:
+    if not RUNTIMES[runtime].available().ok:
+        pytest.skip(RUNTIMES[runtime].available().detail)
+    graph = network()
+    _, made = stored(target, graph)
+    model: Graph | Path = made
+    if target == "litert":
+        model = tmp_path / "small.tflite"
+        save_litert(made, model, small_weights=True)
+        save_litert(made, tmp_path / "float.tflite")
+        assert model.stat().st_size < (tmp_path / "float.tflite").stat().st_size
+    elif target == "onnx":
+        model = tmp_path / "small.onnx"
+        save(made, model)
+    want = open_session(graph, "reference").run({"x": IMAGE})["y"]
+    with open_session(model, runtime) as session:
+        found = session.run({"x": IMAGE})["y"]
+    np.testing.assert_allclose(found, want, rtol=0, atol=(0.02 if target != "eightbit" else 0.05) * np.abs(want).max())
+
+
+def test_what_stays_float_is_named() -> None:
+    graph = network()
+    broken = graph["d"].value.array.copy()
+    broken[0, 0, 0, 0] = np.nan
+    graph = graph.with_nodes(constant("d", broken) if node.name == "d" else node for node in graph.nodes.values())
+    plan, made = stored("tensorflow", graph, keep_float=("dense",))
+    assert plan.kept_float == {
+        "depth": "its weights d hold NaN or infinity",
+        "dense": "the scheme keeps it in float",
+    }
+    assert (made["d"], made["m"]) == (graph["d"], graph["m"])
+    assert made["w"].op == made["t"].op == "Mul"
+    with pytest.raises(UnavailableError, match="all weights in 8 bits or none, and depth is to stay float"):
+        stored("litert", graph)
+
+
+def test_constants_wait_for_what_they_waited_for() -> None:
+    graph = network()
+    waiting = {name: graph[name].with_(controls=("x",)) for name in SHAPES}
+    graph = graph.with_nodes(waiting.get(node.name, node) for node in graph.nodes.values())
+    for target in ("tensorflow", "eightbit"):
+        _, made = stored(target, graph)
+        coded = [node for node in made.nodes.values() if node.is_constant and node.name.split("/")[0][:1] in SHAPES]
+        assert all(node.controls == ("x",) for node in coded if node.name != "axes")
+
+
+def test_the_scheme_is_written_and_read(tmp_path: Path) -> None:
+    scheme = Scheme(weights_only=True)
+    scheme.save(tmp_path / "scheme.toml")
+    assert "weights_only = true" in (tmp_path / "scheme.toml").read_text()
+    assert Scheme.load(tmp_path / "scheme.toml") == scheme
