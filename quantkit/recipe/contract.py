@@ -91,7 +91,14 @@ def broken_promises(transform: Transform) -> tuple[str, ...]:
 
 def check_transform(transform: Transform) -> Mapping[str, str]:
     """For each promise what breaks it, or nothing."""
-    return {promise: check(transform) for promise, check in PROMISES.items()}
+    return {promise: _reason(check, transform) for promise, check in PROMISES.items()}
+
+
+def _reason(check: Callable[[Transform], str], transform: Transform) -> str:
+    try:
+        return check(transform)
+    except Exception as error:  # a graph may hold anything that Python lets in
+        return f"what it makes can not be looked at: {type(error).__name__}: {error}"
 
 
 def _documents_itself(transform: Transform) -> str:
@@ -121,21 +128,28 @@ def _on_each_graph(check: Callable[[Transform, dict[str, Any], str], str]) -> Ca
     """A promise about graphs: kept where each of them gives no reason."""
 
     def checked(transform: Transform) -> str:
-        try:
-            recipe, graph = read_example(transform)
-        except RecipeError:
-            return ""  # which breaks another promise
-        words = next(step.options for step in recipe.steps if step.name == transform.name)
-        values = transform.read({key: given for key, given in words.items() if key != "ignore_errors"})
-        texts = {"its example": to_text(graph)}
-        if graph.dialect == "tensorflow":
-            texts |= {name: to_text(runnable(from_text(text))) for name, text in GRAPHS.items()}
+        values, texts = _trials(transform)
+        if not texts:
+            return "it can not be tried without an example: it has options that must be given"
         for name, text in texts.items():
             if reason := check(transform, values, text):
                 return f"{reason} (graph: {name})"
         return ""
 
     return checked
+
+
+def _trials(transform: Transform) -> tuple[dict[str, Any], dict[str, str]]:
+    """Options, and texts of graphs, to try a transform with; no graphs where only an example could give the options."""
+    known = {name: to_text(runnable(from_text(text))) for name, text in GRAPHS.items()}
+    try:
+        recipe, graph = read_example(transform)
+    except RecipeError:
+        return {}, {} if any(option.is_required for option in transform.options.values()) else known
+    words = next(step.options for step in recipe.steps if step.name == transform.name)
+    values = transform.read({key: given for key, given in words.items() if key != "ignore_errors"})
+    texts = {"its example": to_text(graph)}
+    return values, texts | (known if graph.dialect == "tensorflow" else {})
 
 
 def _applied(transform: Transform, values: dict[str, Any], graph: Graph) -> Graph | None:

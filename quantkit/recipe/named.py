@@ -1,6 +1,10 @@
 """Recipes by name, and recipes in files.
 
-A recipe file is TOML: a list of steps, each with its transform and its options.
+A recipe file is TOML: a list of steps, each with its transform and its options, and, where the recipe is for one model,
+what is fed and what is asked for.
+
+    inputs = ["Mul"]
+    outputs = ["softmax"]
 
     [[step]]
     transform = "remove_nodes"
@@ -20,13 +24,23 @@ CLEAN = "strip_unused_nodes remove_nodes(op=Identity, op=CheckNumerics, op=StopG
 FOLD = "fold_batch_norms fold_old_batch_norms"
 TIDY = "strip_unused_nodes sort_by_execution_order"
 
+# What a recipe is for, and its steps.
 NAMED = {
     "inference": f"{CLEAN} {FOLD} fold_pads fold_clamps merge_duplicate_nodes {TIDY}",
     "deploy": f"{CLEAN} {FOLD}",
     "shrink": f"{CLEAN} {FOLD} quantize_weights {TIDY}",
     "eight_bit": f"add_default_attributes {CLEAN} {FOLD} quantize_weights quantize_nodes {TIDY}",
+    "mobile": f"{CLEAN} {FOLD} fold_pads fold_clamps merge_duplicate_nodes quantize_weights obfuscate_names {TIDY}",
 }
-
+PURPOSES = {
+    "inference": "everything that makes a graph smaller and faster and keeps its answers",
+    "deploy": "the classic cleaning and folding, no more",
+    "shrink": "the same, and weights as 8-bit codes: a quarter of the size, decoded when the graph runs",
+    "eight_bit": "the classic 8-bit ops, with ranges computed in each run; quantkit quantize makes faster ones",
+    "mobile": "for an app's bundle: folded, weights as 8-bit codes, short names that tell nothing; "
+    "quantkit quantize --target litert makes what a phone's 8-bit kernels run",
+}
+KEYS = ("inputs", "outputs", "step")
 
 FORM = 'write [[step]], and transform = "remove_nodes" below it'
 
@@ -53,7 +67,7 @@ def read_recipe(path: Path) -> Recipe:
 
     Raises:
         InputError: the file can not be read or is no TOML.
-        RecipeError: it lists no steps, or a step is wrong.
+        RecipeError: it lists no steps, says what no recipe says, or a step is wrong.
     """
     try:
         document = tomllib.loads(path.read_text())
@@ -67,7 +81,14 @@ def read_recipe(path: Path) -> Recipe:
     steps = document.get("step")
     if not isinstance(steps, list) or not steps:
         raise RecipeError(f"{path} lists no steps", hint=FORM)
-    recipe = Recipe(tuple(_step(fields, path, number) for number, fields in enumerate(steps, start=1)))
+    for key in document:
+        if key not in KEYS:
+            raise RecipeError(f"{path} says {key!r}, which no recipe does", hint=did_you_mean(key, KEYS) or FORM)
+    recipe = Recipe(
+        tuple(_step(fields, path, number) for number, fields in enumerate(steps, start=1)),
+        _names(document, "inputs", path),
+        _names(document, "outputs", path),
+    )
     for step in recipe.steps:
         read_options(step)
     return recipe
@@ -82,6 +103,13 @@ def _step(fields: Any, path: Path, number: int) -> Step:
             items = value if isinstance(value, list) else [value]
             options[key] = tuple(_word(item) for item in items)
     return Step(fields["transform"], options)
+
+
+def _names(document: dict[str, Any], key: str, path: Path) -> tuple[str, ...]:
+    names = document.get(key, [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise RecipeError(f"{path}: {key} is no list of names", hint=f'write {key} = ["Mul"]')
+    return tuple(names)
 
 
 def _word(value: Any) -> str:

@@ -25,9 +25,16 @@ Check = Callable[[Graph, Graph, Claim], str]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Steps in order; ``str(recipe)`` is the classic string, and ``parse(str(recipe)) == recipe``."""
+    """Steps in order; ``str(recipe)`` is the classic string, and ``parse(str(recipe)) == recipe``.
+
+    Attributes:
+        steps: transforms with their options.
+        inputs, outputs: of the model that the recipe is for; empty: those of the graph. Text has no word for them.
+    """
 
     steps: tuple[Step, ...]
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return " ".join(map(str, self.steps))

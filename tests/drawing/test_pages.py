@@ -1,0 +1,86 @@
+"""What is drawn together."""
+
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+from work import check_work_is_linear
+
+from quantkit.drawing.pages import LIMIT, Page, paged
+from quantkit.ir.graph import Edge, Graph, Node, constant
+
+
+def chain(names: list[str]) -> Graph:
+    nodes = [Node("x", "Placeholder")]
+    for name in names:
+        nodes.append(constant(f"{name}_weights", 1.0))
+        nodes.append(Node(name, "Add", (Edge(nodes[-2].name), Edge(f"{name}_weights"))))
+    return Graph.of(nodes, ["x"], [nodes[-1].name])
+
+
+def drawn_once(pages: tuple[Page, ...]) -> list[str]:
+    return [item.title for page in pages for item in page.items if item.page is None and not item.is_outside]
+
+
+def test_a_small_graph_is_one_page_without_its_constants() -> None:
+    (page,) = paged(chain(["a/b", "a/c"]))
+    assert [item.title for item in page.items] == ["x", "a/b", "a/c"]
+    assert page.edges == ((0, 1, False), (1, 2, False))
+
+
+def test_scopes_become_boxes() -> None:
+    graph = chain([f"block{block}/conv{number}" for block in range(6) for number in range(40)])
+    first, *blocks = paged(graph)
+    groups = [item for item in first.items if item.page is not None]
+    # One block is drawn in place: there is room for it.
+    assert [item.title for item in groups] == [f"block{block}/" for block in range(1, 6)]
+    assert len(first.items) <= LIMIT
+    assert [page.parent for page in blocks] == [0] * 5
+    assert [item.title for item in blocks[0].items if item.is_outside] == ["block0/conv39", "block2/conv0"]
+    assert (0, 1, False) in blocks[0].edges
+
+
+def test_names_without_scopes_are_cut_in_execution_order() -> None:
+    graph = chain([f"n{number}" for number in range(200)])
+    first, second, *_ = paged(graph)
+    assert first.items[0].title == "x ... n58"
+    assert first.edges == ((0, 1, False), (1, 2, False), (2, 3, False))
+    assert second.items[0].title == "x"
+
+
+def test_a_scope_that_all_share_is_no_page() -> None:
+    graph = chain([f"model/block{number % 3}/conv{number}" for number in range(90)])
+    titles = [page.title for page in paged(graph)]
+    assert "model/" in titles
+    assert {"model/block0/", "model/block1/", "model/block2/"} >= set(titles) - {"", "model/"}
+
+
+def test_control_inputs_are_order_only() -> None:
+    nodes = [Node("x", "Placeholder"), Node("y", "NoOp", (), ("x",))]
+    (page,) = paged(Graph.of(nodes, ["x"], ["y"]))
+    assert page.edges == ((0, 1, True),)
+
+
+names = st.lists(st.text("ab/", min_size=1, max_size=6), min_size=1, max_size=40, unique=True)
+
+
+@given(names, st.integers(2, 9))
+def test_every_node_is_drawn_once_and_pages_keep_their_limit(names: list[str], limit: int) -> None:
+    graph = chain(names)
+    pages = paged(graph, limit)
+    assert sorted(drawn_once(pages)) == sorted(["x", *names])
+    for page in pages:
+        assert len([item for item in page.items if not item.is_outside]) <= limit
+    opened = [item.page for page in pages for item in page.items if item.page is not None]
+    assert sorted(opened) == list(range(1, len(pages)))
+    assert paged(graph, limit) == pages
+
+
+def test_paging_is_linear() -> None:
+    def work(size: int) -> Callable[[], object]:
+        graph = chain([f"s{number % 7}/n{number}" for number in range(size)])
+        _ = graph.order, graph.readers
+        return lambda: paged(graph)
+
+    # Pages lie as deep at both sizes: each level of them looks at all nodes once.
+    check_work_is_linear(work, 1000)
