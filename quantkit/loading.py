@@ -120,7 +120,8 @@ def load_model(
 
         if kind == "checkpoint":
             return Model(text, variables.read_checkpoint(path, inputs, outputs), path)
-        return Model(text, variables.read_saved_model(path, signature, tags, inputs, outputs), path)
+        graph = variables.read_saved_model(path, signature, tags, inputs, outputs)
+        return Model(text, _inlined(graph) if graph.library else graph, path)
     if kind == "keras":
         from quantkit.runtimes import freeze
 
@@ -177,6 +178,14 @@ def load(
     from quantkit.runtimes import freeze
 
     return freeze.freeze_object(model).with_ends(inputs, outputs)
+
+
+def _inlined(graph: Graph) -> Graph:
+    """The graph with its functions written out, as TensorFlow 2 saves all that it computes as calls of them."""
+    from quantkit.transforms.inline_functions import inline_functions
+    from quantkit.transforms.remove_unused_functions import remove_unused_functions
+
+    return remove_unused_functions(inline_functions(graph))
 
 
 def _serialized(message: Any) -> bytes:

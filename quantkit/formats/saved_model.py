@@ -28,7 +28,6 @@ INITIALIZER = "__saved_model_init_op"
 PADDED_BYTES = 5
 META_GRAPH, META_GRAPH_GRAPH, META_GRAPH_OBJECTS = 2, 2, 7
 VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp", "AutoReloadVariable"})
-CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def read_saved_model(
     inputs: Ends = None,
     outputs: Ends = None,
 ) -> Graph:
-    """The frozen graph of a SavedModel.
+    """The frozen graph of a SavedModel. One of TensorFlow 2 without variables may call functions of its library.
 
     Args:
         folder: of the SavedModel.
@@ -58,9 +58,8 @@ def read_saved_model(
     _check_size(graph, folder)
     from quantkit.runtimes import freeze
 
-    has_calls = bool(saved_model.CALLS & {graph[name].op for name in graph.reachable()})
-    if chosen is None or not (has_calls or _variables(graph)):
-        return graph.with_ends(inputs, outputs)
+    if chosen is None or not _has_variables(graph):
+        return _needed(graph.with_ends(inputs, outputs))
     return freeze.freeze_saved_model(folder, meta.tags, chosen.name).with_ends(inputs, outputs)
 
 
@@ -109,7 +108,8 @@ def filled(graph: Graph, checkpoint: Path, outputs: Ends = None) -> Graph:
 
 
 def _filled(graph: Graph, prefix: Path) -> Graph:
-    if not _variables(graph):
+    graph = _needed(graph)
+    if not saved_model.VARIABLES & graph.op_counts.keys():
         return graph
     _check_size(graph, prefix)
     from quantkit.runtimes import freeze
@@ -117,9 +117,18 @@ def _filled(graph: Graph, prefix: Path) -> Graph:
     return freeze.freeze_variables(graph, prefix)
 
 
-def _variables(graph: Graph) -> list[str]:
-    """The variables that the outputs need."""
-    return [name for name in graph.reachable() if graph[name].op in saved_model.VARIABLES]
+def _needed(graph: Graph) -> Graph:
+    """The graph without what only training, saving and other signatures need."""
+    names = graph.reachable(stop_at_inputs=False) | (graph.input_names & graph.nodes.keys())
+    return graph.with_nodes(node for node in graph.nodes.values() if node.name in names)
+
+
+def _has_variables(graph: Graph) -> bool:
+    """Whether the outputs need variables, or the library makes some."""
+    ops = {graph[name].op for name in graph.reachable()}
+    for function in graph.library.values():
+        ops.update(function.graph.op_counts)
+    return bool(ops & saved_model.VARIABLES)
 
 
 def _check_size(graph: Graph, path: Path) -> None:

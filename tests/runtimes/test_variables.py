@@ -209,3 +209,21 @@ def test_what_has_no_variables_is_read_without_tensorflow(tmp_path: Path) -> Non
         "assert [*map(str, graph.outputs)] == ['y'] and not {'tensorflow', 'onnx'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_functions_without_variables_are_written_out_without_tensorflow(tmp_path: Path) -> None:
+    tf = tensorflow.module()
+    module = tf.Module()
+    scores = tf.function(lambda data: {"scores": tf.nn.relu(data @ W)})
+    module.run = tf.function(lambda data: scores(data), input_signature=[tf.TensorSpec([None, 4], name="data")])
+    tf.saved_model.save(module, str(tmp_path), signatures=module.run.get_concrete_function())
+    script = (
+        f"import sys, quantkit as qk; graph = qk.load({str(tmp_path)!r}); assert 'tensorflow' not in sys.modules; "
+        f"qk.save(graph, {str(tmp_path / 'frozen.pb')!r})"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    graph = qk.load(tmp_path)
+    assert not graph.library
+    assert "StatefulPartitionedCall" not in graph.op_counts
+    np.testing.assert_allclose(answer(graph), np.maximum(X @ W, 0), rtol=1e-6)
+    np.testing.assert_allclose(answer(qk.load(tmp_path / "frozen.pb", outputs=graph.outputs)), answer(graph))
