@@ -1,6 +1,5 @@
 """The checks that plugins are held to find what is broken."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,16 +9,8 @@ from quantkit.errors import RecipeError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.recipe.contract import broken_promises, check_transform
 from quantkit.recipe.example import run_example
-from quantkit.transforms.registry import REGISTRY, find
+from quantkit.transforms.registry import find
 from quantkit.transforms.registry import transform as register
-
-
-@pytest.fixture(autouse=True)
-def registry() -> Iterator[None]:
-    before = dict(REGISTRY)
-    yield
-    REGISTRY.clear()
-    REGISTRY.update(before)
 
 
 def good(graph: Graph, *, keep: str = "") -> Graph:

@@ -1,7 +1,5 @@
 """``--verify`` as a check: what it passes, what it refuses, and what is undone."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,6 @@ from quantkit.recipe.recipe import SKIP
 from quantkit.recipe.verify import Verifier
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Session
-from quantkit.transforms.registry import REGISTRY
 from quantkit.transforms.registry import transform as register
 
 GRAPH = from_text(
@@ -30,7 +27,7 @@ GRAPH = from_text(
 
 
 @pytest.fixture
-def wrong() -> Iterator[None]:
+def wrong() -> None:
     """A transform that changes the answers by a thousandth, and one that makes what nobody runs."""
 
     def scale_wrongly(graph: Graph) -> Graph:
@@ -46,12 +43,8 @@ def wrong() -> Iterator[None]:
             node.with_(op="NoSuchOp") if node.name == "y" else node for node in graph.nodes.values()
         )
 
-    before = dict(REGISTRY)
     register(scale_wrongly)
     register(use_unknown_op)
-    yield
-    REGISTRY.clear()
-    REGISTRY.update(before)
 
 
 def verifier(**options: object) -> Verifier:

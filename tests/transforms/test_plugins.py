@@ -1,0 +1,191 @@
+"""Transforms from files and from installed distributions."""
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+import quantkit.transforms  # noqa: F401  (fills the registry)
+from quantkit.errors import RecipeError
+from quantkit.ir.text import from_text
+from quantkit.recipe import transform
+from quantkit.transforms.plugins import load_file, load_installed
+from quantkit.transforms.registry import REGISTRY, find
+
+(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
+main = ENTRY.load()
+
+GRAPH = from_text('inputs: x\noutputs: y\nx = Placeholder[2]()\ny = Neg(x, T=float) @"/cpu:0"')
+GOOD = '''
+import quantkit as qk
+
+@qk.transform_function
+def drop_devices(graph, *, keep: str = ""):
+    """Forget where nodes were placed.
+
+    Before:  y = Neg(x) @"/cpu:0"
+    After:   y = Neg(x)
+
+    Options:
+        keep: a device that stays.
+
+    Declines when no node was placed.
+
+    Example:
+        drop_devices
+        inputs: x
+        outputs: y
+        x = Placeholder[2]()
+        y = Neg(x) @"/cpu:0"
+    """
+    return graph.with_nodes(n if n.device == keep else n.with_(device="") for n in graph.nodes.values())
+'''
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[None]:
+    before, modules = dict(REGISTRY), set(sys.modules)
+    yield
+    REGISTRY.clear()
+    REGISTRY.update(before)
+    for name in set(sys.modules) - modules:
+        if "plugin" in name:
+            del sys.modules[name]
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(GOOD)
+    return tmp_path / "mine.py"
+
+
+def installed(folder: Path, name: str, code: str, value: str | None = None) -> None:
+    """A distribution as pip leaves one: a module, and its metadata with an entry point."""
+    (folder / f"{name}.py").write_text(code)
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[quantkit.transforms]\n{name} = {value or name}\n")
+
+
+def test_a_file_joins_the_recipe_language(plugin: Path) -> None:
+    (made,) = load_file(plugin)
+    assert (made.name, made.is_ours) == ("drop_devices", False)
+    assert transform(GRAPH, "drop_devices")["y"].device == ""
+    assert transform(GRAPH, 'drop_devices(keep="/cpu:0")') == GRAPH
+
+
+def test_a_file_may_be_loaded_twice(plugin: Path) -> None:
+    load_file(plugin)
+    assert [one.name for one in load_file(plugin)] == ["drop_devices"]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("x = (\n", "line 1: SyntaxError: '(' was never closed"),
+        ("import quantkit\n\ndef f():\n    nope()\nf()\n", "line 4: NameError: name 'nope' is not defined"),
+        ("import json\njson.loads('{')\n", "line 2: JSONDecodeError"),
+        ("raise SystemExit(3)\n", "line 1: SystemExit: 3"),
+        ("x = 1\n", "registers no transform"),
+        (
+            GOOD.replace("drop_devices", "fold_pads"),
+            "two transforms are named 'fold_pads': quantkit.transforms.fold_pads",
+        ),
+        (GOOD.replace("*, keep", "keep"), "parameter 'keep' must be keyword-only"),
+    ],
+)
+def test_mistakes_name_file_and_line(tmp_path: Path, code: str, message: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(code)
+    before = dict(REGISTRY)
+    with pytest.raises(RecipeError) as caught:
+        load_file(path)
+    assert str(path) in caught.value.message
+    assert message in caught.value.message
+    assert caught.value.exit_code == 2
+    assert before == REGISTRY
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="does not exist"):
+        load_file(tmp_path / "none.py")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('return {}["x"]', "line 5: KeyError: 'x'"),
+        ("return None", "crash returns NoneType"),
+        ("return graph.with_nodes(1)", "line 5: TypeError"),
+    ],
+)
+def test_a_plugin_that_fails_is_one_sentence(tmp_path: Path, body: str, message: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(f"import quantkit as qk\n\n@qk.transform_function\ndef crash(graph):\n    {body}\n")
+    load_file(path)
+    with pytest.raises(RecipeError) as caught:
+        transform(GRAPH, "crash")
+    assert message in caught.value.message
+    assert str(path) in caught.value.message
+
+
+def test_installed_distributions_offer_transforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(tmp_path, "good_plugin", GOOD, "good_plugin:drop_devices")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find("drop_devices").function.__module__ == "good_plugin"
+    assert transform(GRAPH, "drop_devices")["y"].device == ""
+    assert load_installed() == ()
+
+
+def test_a_broken_distribution_keeps_nobody_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed(tmp_path, "bad_plugin", "import nothing_of_this_name\n")
+    installed(tmp_path, "good_plugin", GOOD)
+    installed(tmp_path, "idle_plugin", "x = 1\n")
+    installed(tmp_path, "stolen_plugin", GOOD.replace("drop_devices", "fold_pads"))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find("drop_devices").is_ours is False
+    bad, idle, stolen = load_installed()
+    assert bad.startswith("plugin 'bad_plugin' of bad_plugin can not be loaded: ")
+    assert f"{tmp_path / 'bad_plugin.py'}, line 1: ModuleNotFoundError" in bad
+    assert idle.startswith("plugin 'idle_plugin' of idle_plugin registers no transform")
+    assert "two transforms are named 'fold_pads'" in stolen
+    assert find("fold_pads").is_ours
+    with pytest.raises(RecipeError, match="'zzzz' not recognized") as caught:
+        find("zzzz")
+    assert "bad_plugin" in caught.value.hint
+    assert main(["transforms", "list"]) == 0
+    out, err = capsys.readouterr()
+    assert "Forget where nodes were placed. (plugin)" in out
+    assert "bad_plugin" in err
+
+
+def test_plugins_get_the_same_commands(plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["transforms", "show", "drop_devices", "--plugin", str(plugin)]) == 0
+    shown = capsys.readouterr().out
+    assert "+ y = Neg(x)" in shown
+    assert "keep=str" in shown
+    assert main(["transforms", "check", "--plugin", str(plugin), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [one["broken"] for one in document["transforms"][0]["promises"]] == [""] * 8
+    words = ["--transforms", "drop_devices", "--plugin", str(plugin), "--explain", "--verify", "--runtime", "reference"]
+    assert main(["transform", "digits", "-o", str(tmp_path / "out.pb"), *words]) == 0
+    assert "drop_devices: 235 -> 235 nodes" in capsys.readouterr().out
+
+
+def test_a_plugin_that_breaks_promises_is_told_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        'import quantkit as qk\n@qk.transform_function\ndef mine(graph):\n    """Do."""\n    return graph\n'
+    )
+    assert main(["transforms", "check", "mine", "--plugin", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert "BROKEN has an example that it changes" in out
+    assert "ok     makes well-formed graphs" in out
+    assert "mine breaks a promise" in err
+    assert main(["transforms", "check"]) == 2
