@@ -28,6 +28,12 @@ def _identity(_: Node, inputs: Sequence[Array]) -> Array:
     return inputs[0]
 
 
+@kernel("Print")
+def _print(_: Node, inputs: Sequence[Array]) -> Array:
+    """What TensorFlow prints on the way is not printed here: a library does not write to the terminal."""
+    return inputs[0]
+
+
 @kernel("IdentityN")
 def _identity_n(_: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return tuple(inputs)
