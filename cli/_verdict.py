@@ -49,6 +49,7 @@ class Verdict:
     milliseconds: tuple[float, float] | None = None
     unmeasured: str = ""
     fallback: Fallback | None = None
+    kept_in: str = FLOAT
 
     @property
     def num_bytes(self) -> int:
@@ -137,7 +138,7 @@ class Verdict:
             "milliseconds": None if self.milliseconds is None else list(self.milliseconds),
             "not_measured": self.unmeasured or None,
             "threads": self.threads,
-            "fallback": None if self.fallback is None else self.fallback.to_json(),
+            "fallback": None if self.fallback is None else {**self.fallback.to_json(), "kept_in": self.kept_in},
             "reason": reason or None,
             "next_command": command or None,
         }
@@ -188,8 +189,9 @@ class Verdict:
         kept = [row for row in found.rows if row.is_float]
         if kept:
             costs = {one.name: one.multiply_adds for one in self.census.left_overs}
-            width = max(len("kept in float"), *(len(row.unit) for row in kept))
-            yield f"  {'kept in float':<{width}}  {'drop bought':>11}  {'KL bought':>9}  {'multiply-adds':>13}"
+            head = f"kept in {self.kept_in}"
+            width = max(len(head), *(len(row.unit) for row in kept))
+            yield f"  {head:<{width}}  {'drop bought':>11}  {'KL bought':>9}  {'multiply-adds':>13}"
             for row in kept:
                 bought, cost = row.bought or row.gain, costs.get(row.unit)
                 numbers = f"{bought.drop:>11.4f}  {bought.divergence:>9.4f}" if bought else f"{'':>11}  {'':>9}"

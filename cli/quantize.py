@@ -33,6 +33,7 @@ from quantkit.recipe import run as run_recipe
 from quantkit.recipe.named import find_recipe
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Engine, SessionOptions, TensorInfo
+from quantkit.transforms.convert_precision import convert_precision
 from quantkit.zoo import list_cards
 
 from ._answers import KEPT_BYTES, Answers, Examples
@@ -89,6 +90,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="keep layers in float until no more is lost than this part, e.g. 0.01: of top-1 where pictures have "
         "labels, else of the agreement with float",
     )
+    parser.add_argument(
+        "--fallback",
+        choices=("float", "bfloat16"),
+        default="float",
+        help="what --max-drop keeps layers in: bfloat16 for --target tensorflow, where the processor has it (float)",
+    )
     parser.add_argument("--time-budget", type=seconds, default=600.0, help="for --max-drop, as 90s or 10m (10m)")
     add_offline(parser)
 
@@ -107,6 +114,11 @@ def run(args: Namespace) -> int:
         )
     if args.max_drop is not None and args.ranges and not args.held_out:
         raise UsageError("--max-drop needs pictures to measure the drop with", hint="give --held-out PICTURES")
+    if args.fallback != "float" and scheme.target != "tensorflow":
+        raise UsageError(
+            f"--fallback {args.fallback} is for --target tensorflow",
+            hint=f"engines of {scheme.target} files choose it as they load: quantkit benchmark --precision bfloat16",
+        )
     _check_pictures(args, scheme)
     data, held_out = _pictures(args)
     model, graph = _float_graph(args, scheme)
@@ -129,11 +141,11 @@ def run(args: Namespace) -> int:
     found = None if args.max_drop is None else _fallback(args, graph, plan, ranges, answers, output)
     if found is not None:
         plan = annotate(graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(found.keep_float))))
-    quantized = convert(graph, plan, ranges)
+    quantized = _converted(args, graph, plan, ranges, found.keep_float if found else frozenset())
     _check(graph, plan, ranges, quantized)
     _write(quantized, output, scheme)
     verdict = Verdict(model.name, output, plan, ranges, census(graph, plan, ranges, quantized))
-    verdict = replace(verdict, float_bytes=_num_bytes(graph), fallback=found)
+    verdict = replace(verdict, float_bytes=_num_bytes(graph), fallback=found, kept_in=args.fallback)
     verdict = _compared(graph, answers, verdict)
     verdict = _timed(args, graph, verdict)
     emit(args, "quantkit.quantize/1", verdict.to_json(), verdict.print)
@@ -153,9 +165,10 @@ def _scheme(args: Namespace) -> Scheme:
         scheme = scheme.with_(observer=args.observer)
     if args.weights_only:
         scheme = scheme.with_(weights_only=True)
-    if args.half_range or (_saturates(scheme) and not scheme.weights_only):
-        scheme = scheme.with_(weights=replace(scheme.weights, half_range=True))
-    return scheme
+    is_needed = not args.half_range and not scheme.weights_only and _saturates(scheme)
+    if is_needed:
+        log(args, "this processor adds products of codes in 16 bits: weights take 7 bits, which it can not overflow")
+    return scheme.with_(weights=replace(scheme.weights, half_range=True)) if args.half_range or is_needed else scheme
 
 
 def _check_pictures(args: Namespace, scheme: Scheme) -> None:
@@ -278,6 +291,17 @@ def _name_refused(args: Namespace, examples: Examples) -> None:
         log(args, f"left out {name}: {reason}")
 
 
+def _converted(args: Namespace, graph: Graph, plan: Plan, ranges: Ranges, layers: frozenset[str]) -> Graph:
+    """The 8-bit graph, some layers of which are left out, in the precision that ``--fallback`` says."""
+    quantized = convert(graph, plan, ranges)
+    if args.fallback == "float" or not layers:
+        return quantized
+    unit_of = annotate(graph, plan.scheme.with_(keep_float=())).unit_of
+    half = {name for layer in layers if layer in unit_of for name in unit_of[layer].nodes} | layers
+    keep = tuple(name for name, node in quantized.nodes.items() if name not in half and not node.is_constant)
+    return convert_precision(quantized, to=args.fallback, weights_only=False, keep=keep)
+
+
 def _check(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> None:
     """See that this host computes the graph right before it is written, where kernels are known to be broken."""
     if plan.scheme.target == "tensorflow" and not plan.scheme.weights_only:
@@ -327,7 +351,7 @@ def _fallback(args: Namespace, graph: Graph, plan: Plan, ranges: Ranges, answers
         fewer = annotate(graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(layers))))
         with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
             file = Path(folder) / f"tried{output.suffix}"
-            _write(convert(graph, fewer, ranges), file, scheme)
+            _write(_converted(args, graph, fewer, ranges, layers), file, scheme)
             return answers.loss(_quality(file, graph, scheme, answers)[0])
 
     suspects = {remark.partition(":")[0] for remark in ranges.remarks}

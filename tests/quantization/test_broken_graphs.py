@@ -14,7 +14,7 @@ import pytest
 import quantkit as qk
 from quantkit.formats import load, save
 from quantkit.ir.graph import Graph, constant
-from quantkit.ir.tensor import Array
+from quantkit.ir.tensor import Array, DType
 from quantkit.quantization import annotate
 
 HELDOUT = Path(__file__).parent.parent.parent / "assets" / "digits_heldout.npz"
@@ -121,6 +121,18 @@ def test_the_host_check_says_what_the_guard_saw(
     assert code == 0, said
     assert verdict["fallback"]["is_reached"]
     assert verdict["quality"]["top1"]["value"] >= 0.97
+
+
+def test_layers_may_stay_in_bfloat16(digits: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = tmp_path / "float.pb", tmp_path / "q.pb"
+    save(changed(digits, {FIRST: larger, f"{FIRST}+": larger, SECOND: smaller}), source)
+    code, verdict, said = run(quantize(source, output, "--max-drop", "0.01", "--fallback", "bfloat16"), capsys)
+    assert code == 0, said
+    assert verdict["fallback"]["kept_in"] == "bfloat16"
+    kept = load(output)[verdict["fallback"]["keep_float"][0]]
+    assert kept.attrs["T"] is DType.BFLOAT16
+    assert verdict["quality"]["top1"]["value"] >= 0.97
+    assert main(quantize(source, tmp_path / "q.onnx", "--max-drop", "0.01", "--fallback", "bfloat16")) == 2
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from quantkit.formats import load
+from quantkit.ir.tensor import DType
 from quantkit.quantization import Plan, Ranges, Scheme
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
@@ -98,6 +99,46 @@ def test_mistakes_are_said_before_any_work(
 ) -> None:
     assert main(["quantize", "digits", *words]) == code
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "target", "half"),
+    [
+        ("avx2 avx512bw", "onnx", True),
+        ("avx2 avx512bw", "tensorflow", True),
+        ("avx2 avx512bw", "eightbit", False),
+        ("avx2 avx512bw avx512_vnni", "onnx", False),
+        ("avx2 avx_vnni", "tensorflow", False),
+        ("", "onnx", False),
+    ],
+)
+def test_weights_take_seven_bits_where_the_processor_saturates(
+    flags: str,
+    target: str,
+    half: bool,
+    tmp_path: Path,
+    pictures: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = import_module("quantkit.cli.quantize")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: old\nflags\t\t: fpu {flags}\n\n")
+    machine = import_module("quantkit.bench.machine").this_machine(tmp_path)
+    monkeypatch.setattr(command, "this_machine", lambda: machine)
+    output = tmp_path / ("d.onnx" if target == "onnx" else "d.pb")
+    words = ["-o", str(output), "--calibration", str(pictures), "--runs", "0", "--target", target]
+    assert main(["quantize", "digits", *words, "--runtime", "reference", "--json", "--limit", "2"]) == 0
+    captured = capsys.readouterr()
+    assert ("weights take 7 bits" in captured.err) == half
+    assert ("half_range" in json.loads(captured.out)["scheme"]["weights"]) == half
+    codes = [
+        node.value.array
+        for node in load(output).nodes.values()
+        if node.is_constant and node.value.dtype in (DType.INT8, DType.QINT8) and len(node.value.shape) == 4
+    ]
+    largest = max((int(np.abs(array.astype(int)).max()) for array in codes), default=0)
+    assert largest == (63 if half else 127 if target != "eightbit" else 0)
 
 
 def test_the_classic_ops_are_told_to_be_slow(tmp_path: Path) -> None:
