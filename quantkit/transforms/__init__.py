@@ -36,6 +36,7 @@ from quantkit.transforms import (
     rename_op,
     round_weights,
     set_device,
+    simplify_arithmetic,
     sort_by_execution_order,
     strip_unused_nodes,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "rename_op",
     "round_weights",
     "set_device",
+    "simplify_arithmetic",
     "sort_by_execution_order",
     "strip_unused_nodes",
 ]
