@@ -360,6 +360,24 @@ def _decode_tensor(message: Any, content: memoryview | None) -> Tensor:
     return Tensor(dtype, shape, partial(_from_stored, stored, dtype, shape), stored=stored)
 
 
+def listed(tensor: Tensor) -> Tensor:
+    """The tensor as a file may also hold it: its numbers in a field of their type, rather than packed."""
+    message = message_class("TensorProto")(dtype=_NUMBERS[tensor.dtype])
+    message.tensor_shape.SetInParent()
+    for size in tensor.shape:
+        message.tensor_shape.dim.add(size=size)
+    field = _FIELD_OF.get(tensor.dtype, "int_val")
+    if tensor.dtype is DType.STRING:
+        message.string_val.extend(tensor.array.flat)
+    elif field in ("scomplex_val", "dcomplex_val", "float8_val"):
+        return tensor
+    else:
+        array = tensor.array.view(np.uint16) if field == "half_val" else tensor.array
+        getattr(message, field).extend(array.reshape(-1).tolist())
+    stored = message.SerializeToString(deterministic=True)
+    return Tensor(tensor.dtype, tensor.shape, lambda: tensor.array, stored=stored)
+
+
 def _no_values(dtype: DType) -> Array:
     raise GraphError(f"a {dtype.value} tensor has no values")
 

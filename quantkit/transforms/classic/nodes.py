@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Tensor
@@ -94,7 +92,7 @@ def canonical(text: str) -> str:
 
 def constant(name: str, values: Array | Tensor | Sequence[Any] | float, dtype: DType | None = None) -> NodeDef:
     """A ``Const`` as the original wrote it: type and packed values, and nothing else."""
-    tensor = values if isinstance(values, Tensor) else Tensor.of(np.asarray(values), dtype)
+    tensor = values if isinstance(values, Tensor) else Tensor.of(values, dtype)
     return NodeDef(name, "Const", attrs={"dtype": tensor.dtype, "value": tensor})
 
 
