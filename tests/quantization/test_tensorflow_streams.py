@@ -83,3 +83,37 @@ def test_halves_and_streams_change_no_code() -> None:
     feeds = {"x": np.random.default_rng(1).uniform(-1, 1, (1, 64, 60, 3)).astype(np.float32)}
     with RUNTIME.open(plain) as one, RUNTIME.open(arranged) as other:
         np.testing.assert_array_equal(one.run(feeds)["join"], other.run(feeds)["join"])
+
+
+def tower() -> Graph:
+    """Two layers one after the other, large enough that a second thread should take half of each."""
+    generator = np.random.default_rng(0)
+    nodes = [Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 24, 24, 128))})]
+    window: dict[str, Attr] = {"strides": (1, 1, 1, 1), "padding": b"SAME", "T": DType.FLOAT}
+    read = "x"
+    for name in ("one", "two", "end"):
+        nodes += [
+            constant(f"{name}/w", generator.normal(0, 0.2, (3, 3, 128, 128)).astype(np.float32)),
+            Node(f"{name}/layer", "Conv2D", (Edge(read), Edge(f"{name}/w")), attrs=window),
+            Node(name, "Relu", (Edge(f"{name}/layer"),), attrs={"T": DType.FLOAT}),
+        ]
+        read = name
+    return Graph.of(nodes, ["x"], ["one", "end"])  # two outputs: the first layer is read twice
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail)
+def test_halves_of_channels_change_no_code() -> None:
+    graph = tower()
+    plan = annotate(graph, Scheme.for_target("tensorflow"))
+    ranges = Ranges({edge: Range(-1.0 if edge == Edge("x") else 0.0, 2.0) for edge in plan.activations})
+    plain, arranged = (convert(graph, plan, ranges, streams=streams) for streams in (False, True))
+    halves = [name for name in arranged.nodes if name.endswith(("/low", "/high"))]
+    assert len(halves) >= 4
+    assert not [name for name in plain.nodes if name.endswith(("/low", "/high"))]
+    weights = sum(node.value.num_bytes for node in arranged.nodes.values() if node.is_constant)
+    assert weights < 1.1 * sum(node.value.num_bytes for node in plain.nodes.values() if node.is_constant)
+    feeds = {"x": np.random.default_rng(1).uniform(-1, 1, (1, 24, 24, 128)).astype(np.float32)}
+    with RUNTIME.open(plain) as one, RUNTIME.open(arranged) as other:
+        for name, values in one.run(feeds).items():
+            np.testing.assert_array_equal(values, other.run(feeds)[name])

@@ -11,6 +11,7 @@ number of the range instead of at 0. Only padding must see the code of 0 itself:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
@@ -187,7 +188,7 @@ class _Conversion:
 
     def _free(self, name: str) -> str:
         """The wanted name, or that with a number where it is taken."""
-        names = (name, *(f"{name}_{number}" for number in range(1, len(self.nodes) + len(self.source) + 2)))
+        names = chain([name], (f"{name}_{number}" for number in count(1)))
         return next(free for free in names if free not in self.nodes and free not in self.source)
 
     def scalar(self, value: float) -> Edge:

@@ -1,9 +1,10 @@
 """Two threads for one graph: what is independent runs side by side, in an order that is written into the graph.
 
 Small 8-bit layers gain nothing from several threads each, and TensorFlow starts what is ready in no good order: the
-longest branch of a block is often begun last. Here each node gets a stream and a place in it, longest way to the end
-first, and waits for the node before it through a control input. Before the first branch, where there is nothing to run
-side by side, rows are: the upper and the lower half of the picture go through the first layers separately.
+longest branch of a block is often begun last. Here each node gets a stream and a place in it, and waits for the node
+before it through a control input. Where there is nothing to run side by side, rows and channels are: the upper and the
+lower half of the picture go through the first layers separately, and a large layer that one thread would wait for
+becomes two of half its channels.
 
 No number changes. One thread runs the same nodes one after the other.
 """
@@ -17,87 +18,129 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.inference import UNKNOWN
+from quantkit.quantization.targets.scheduling import Work, schedule, search
 
 STREAMS = 2
 # Rows that both halves compute, over all rows: more than this is not worth a second thread.
 MOST_OVERLAP = 0.15
 FEWEST_ROWS = 8
+# Microseconds that two halves of a layer must save to be worth another node.
+LEAST_GAIN = 20.0
+# Channels that a kernel works on at once.
+LANES = 16
 _CONVOLUTION = "QuantizedConv2DWithBiasAndReluAndRequantize"
 _POOLS = frozenset({"QuantizedMaxPool", "QuantizedAvgPool"})
 # Multiply-adds, or numbers read, in a microsecond on one core; and microseconds that starting a node takes. Only
 # their proportions matter, and they differ little between processors.
 _SPEEDS = {"Conv2D": 450e3, "MatMul": 30e3, "DepthwiseConv2D": 20e3, "Pool": 60e3, "Concat": 40e3, "QuantizeV2": 5e3}
 _START = 5.0
+_JOIN: Mapping[str, Attr] = {"N": 2, "T": DType.QUINT8, "Tidx": DType.INT32}
 
 
 def side_by_side(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
-    """The graph for two threads: halves of rows first, then streams.
+    """The graph for two threads: halves of rows first, then halves of channels, then streams.
 
     Args:
         graph: of fused 8-bit ops.
         shapes: of the nodes' first outputs, as far as they are known.
     """
     halved, known = _halved(graph, shapes)
-    return in_streams(halved, dict(_costs(halved, known)))
+    return in_streams(*_split(halved, known))
 
 
 def in_streams(graph: Graph, costs: Mapping[str, float], *, count: int = STREAMS) -> Graph:
-    """The graph with control inputs that make it run in streams, as list scheduling orders it.
+    """The graph with control inputs that make it run in streams.
 
     Args:
         graph: what runs; constants and fed nodes stay out of the streams.
         costs: of each node that takes time, in any unit; the others are free and wait for nobody.
         count: how many nodes run side by side.
     """
-    after = _timed_readers(graph, costs)
-    before = {name: {one for one in costs if name in after[one]} for name in costs}
-    way = _ways_to_the_end(graph, costs, after)
-    ends: dict[str, float] = {}
-    free = [0.0] * count
-    last = [""] * count
-    waits: dict[str, str] = {}
-    waiting = {name: len(names) for name, names in before.items()}
-    ready = [name for name in costs if not waiting[name]]
-    while ready:
-        starts = {name: max((ends[one] for one in before[name]), default=0.0) for name in ready}
-        stream = min(range(count), key=free.__getitem__)
-        now = max(free[stream], min(starts.values()))
-        name = max((one for one in ready if starts[one] <= now), key=way.__getitem__)
-        # Where what it reads was computed, the thread goes on without a hand-over.
-        stream = next((at for at in range(count) if last[at] in before[name] and free[at] <= now), stream)
-        ready.remove(name)
-        ends[name] = now + costs[name]
-        if last[stream] and last[stream] not in before[name]:
-            waits[name] = last[stream]
-        free[stream], last[stream] = ends[name], name
-        for one in after[name]:
-            waiting[one] -= 1
-            if not waiting[one]:
-                ready.append(one)
+    waits = schedule(_work(graph, costs), count).waits
     return graph.with_nodes(
         node.with_(controls=(*node.controls, waits[node.name])) if node.name in waits else node
         for node in graph.nodes.values()
     )
 
 
-def _timed_readers(graph: Graph, costs: Mapping[str, float]) -> dict[str, set[str]]:
-    """The nodes with costs that read each node, directly or through free ones."""
-    found: dict[str, set[str]] = {}
+def _work(graph: Graph, costs: Mapping[str, float]) -> Work:
+    """What takes time, with what reads it directly or through free nodes."""
+    found: dict[str, frozenset[str]] = {}
     for name in reversed(graph.order):
         readers = {use.node.name for use in graph.readers.get(name, ())}
-        found[name] = {one for one in readers if one in costs}.union(
+        found[name] = frozenset(one for one in readers if one in costs).union(
             *(found[one] for one in readers if one not in costs)
         )
-    return {name: found[name] for name in costs}
+    names = [name for name in graph.order if name in costs]
+    return Work({name: costs[name] for name in names}, {name: found[name] for name in names})
 
 
-def _ways_to_the_end(graph: Graph, costs: Mapping[str, float], after: Mapping[str, set[str]]) -> dict[str, float]:
-    """Cost of the dearest way from each node to an end, itself included."""
-    ways: dict[str, float] = {}
-    for name in reversed(graph.order):
-        if name in costs:
-            ways[name] = costs[name] + max((ways[one] for one in after[name]), default=0.0)
-    return ways
+def _split(graph: Graph, shapes: Mapping[str, Shape]) -> tuple[Graph, dict[str, float]]:
+    """The graph with layers as two, half the channels each, where a thread would wait for a large one; all costs."""
+    costs = dict(_costs(graph, shapes))
+    chosen: dict[str, float] = {}
+    for part in _work(graph, costs).parts():
+        end = search(part, STREAMS).end
+        for name in sorted(part.costs, key=costs.__getitem__, reverse=True):
+            if costs[name] < 2 * LEAST_GAIN or not _may_split(graph, graph[name]):
+                continue
+            join = 0.0 if _joins(graph, name) else _START + _numbers_in(shapes, name) / _SPEEDS["Concat"]
+            tried = part.halved(name, join, _START)
+            found = search(tried, STREAMS).end
+            if end - found > LEAST_GAIN:
+                part, end = tried, found
+                chosen[name] = join
+    for name, join in chosen.items():
+        graph = _in_two(graph, graph[name], costs, join)
+    return graph, {name: cost for name, cost in costs.items() if name in graph}
+
+
+def _may_split(graph: Graph, node: Node) -> bool:
+    weights = graph.constant_of(node.inputs[1]) if node.op == _CONVOLUTION else None
+    return weights is not None and weights.shape[-1] % (2 * LANES) == 0
+
+
+def _joins(graph: Graph, name: str) -> bool:
+    """Whether nothing but a concat of channels reads a node."""
+    uses = graph.readers.get(name, ())
+    if len(uses) != 1 or name in graph.ends or uses[0].node.op != "ConcatV2":
+        return False
+    axis = graph.constant_of(uses[0].node.inputs[-1])
+    return axis is not None and int(axis.array) in (-1, 3)
+
+
+def _in_two(graph: Graph, node: Node, costs: dict[str, float], join_cost: float) -> Graph:
+    """The graph with one convolution as two that make half of its channels each; their costs are noted."""
+    nodes = dict(graph.nodes)
+    weights = graph.constant_of(node.inputs[1])
+    assert weights is not None
+    width = weights.shape[-1]
+    halves = []
+    for part, channels in (("low", slice(width // 2)), ("high", slice(width // 2, width))):
+        half = node.with_(name=free_name(graph, f"{node.name}/{part}"))
+        for slot, edge in enumerate(node.inputs):
+            values = graph.constant_of(edge)
+            if values is not None and values.shape[-1:] == (width,):
+                source = constant(free_name(graph, f"{half.name}/{slot}"), values.array[..., channels], values.dtype)
+                nodes[source.name] = source
+                half = half.reading(slot, source.name)
+        nodes[half.name] = half
+        halves.append(Edge(half.name))
+        costs[half.name] = (costs[node.name] + _START) / 2
+    if not join_cost:
+        join = graph.readers[node.name][0].node
+        at = join.inputs.index(Edge(node.name))
+        inputs = (*join.inputs[:at], *halves, *join.inputs[at + 1 :])
+        nodes[join.name] = join.with_(inputs=inputs).with_attrs(N=len(inputs) - 1)
+        del nodes[node.name]
+    else:
+        axis = constant(free_name(graph, f"{node.name}/axis"), np.int32(3))
+        nodes[axis.name] = axis
+        nodes[node.name] = Node(node.name, "ConcatV2", (*halves, Edge(axis.name)), node.controls, _JOIN)
+        costs[node.name] = join_cost
+    made = graph.with_nodes(nodes.values())
+    needed = made.reachable() | made.input_names
+    return made.with_nodes(one for one in nodes.values() if one.name in needed)
 
 
 def _costs(graph: Graph, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, float]]:
@@ -106,7 +149,7 @@ def _costs(graph: Graph, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, flo
         kind = next((kind for kind in _SPEEDS if kind in node.op), None)
         if kind is None:
             continue
-        size = int(np.prod([size or 1 for size in shapes.get(node.name, UNKNOWN).dims or (0,)]))
+        size = _numbers_in(shapes, node.name)
         if kind in ("Conv2D", "MatMul", "DepthwiseConv2D"):
             weights = graph.constant_of(node.inputs[1])
             kernel = weights.shape if weights is not None else ()
@@ -115,6 +158,11 @@ def _costs(graph: Graph, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, flo
         elif kind == "Pool":
             size *= int(np.prod(_numbers(node, "ksize")))
         yield node.name, _START + size / _SPEEDS[kind]
+
+
+def _numbers_in(shapes: Mapping[str, Shape], name: str) -> int:
+    """How many numbers a node makes; 0: not known."""
+    return int(np.prod([size or 1 for size in shapes.get(name, UNKNOWN).dims or (0,)]))
 
 
 @dataclass(frozen=True)
@@ -158,9 +206,10 @@ def _halved(graph: Graph, shapes: Mapping[str, Shape]) -> tuple[Graph, Mapping[s
     last = chain[-1].node
     axis = constant(free_name(graph, f"{last.name}/rows"), np.int32(1))
     inputs = (*map(Edge, ends), Edge(axis.name))
-    attrs: dict[str, Attr] = {"N": 2, "T": DType.QUINT8, "Tidx": DType.INT32}
-    join = Node(last.name, "ConcatV2", inputs, controls=last.controls, attrs=attrs)
+    join = Node(last.name, "ConcatV2", inputs, last.controls, _JOIN)
     gone = {link.node.name for link in chain}
+    if (quantizing := _quantizing(graph, chain)) is not None:
+        gone.add(quantizing.name)
     rest = [node for node in graph.nodes.values() if node.name not in gone]
     return graph.with_nodes([*rest, *made, axis, join]), known
 
@@ -176,6 +225,13 @@ def _chain(graph: Graph, shapes: Mapping[str, Shape]) -> list[_Link]:
         alone = len(uses) == 1 and uses[0].slot == 0 and node.name not in graph.ends
         node = uses[0].node if alone else None
     return chain if sum(link.node.op == _CONVOLUTION for link in chain) > 1 else []
+
+
+def _quantizing(graph: Graph, chain: list[_Link]) -> Node | None:
+    """What makes codes for the first layer only: each half then makes its own, side by side."""
+    source = graph[chain[0].node.inputs[0].node]
+    alone = len(graph.readers.get(source.name, ())) == 1 and source.name not in graph.ends
+    return source if source.op == "QuantizeV2" and alone and not source.controls else None
 
 
 def _link(graph: Graph, node: Node, shapes: Mapping[str, Shape]) -> _Link | None:
@@ -229,19 +285,27 @@ def _half(
 ) -> str:
     """Add the chain for one half; the name of its last node."""
     prefix = free_name(graph, f"half_{number}")
-    source = chain[0].node.inputs[0]
     first, last = ways[0][:2]
     begin = constant(f"{prefix}/begin", np.array([0, first, 0, 0], np.int32))
     size = constant(f"{prefix}/size", np.array([-1, last - first, -1, -1], np.int32))
-    names = [f"{prefix}/bytes", f"{prefix}/rows", f"{prefix}/codes"]
-    made += [
-        begin,
-        size,
-        Node(names[0], "Bitcast", (source,), attrs={"T": DType.QUINT8, "type": DType.UINT8}),
-        Node(names[1], "Slice", (Edge(names[0]), Edge(begin.name), Edge(size.name)), attrs=_SLICE),
-        Node(names[2], "Bitcast", (Edge(names[1]),), attrs={"T": DType.UINT8, "type": DType.QUINT8}),
-    ]
-    name = names[2]
+    made += [begin, size]
+
+    def rows_of(source: Edge, dtype: DType) -> Edge:
+        inputs = (source, Edge(begin.name), Edge(size.name))
+        made.append(Node(f"{prefix}/rows", "Slice", inputs, attrs={"T": dtype, "Index": DType.INT32}))
+        return Edge(made[-1].name)
+
+    name = f"{prefix}/codes"
+    source = chain[0].node.inputs[0]
+    if (quantizing := _quantizing(graph, chain)) is not None:
+        part = rows_of(quantizing.inputs[0], DType.FLOAT)
+        made.append(quantizing.with_(name=name, inputs=(part, *quantizing.inputs[1:])))
+        dims = shapes.get(source.node, UNKNOWN).dims or ()
+        shapes[name] = Shape((*dims[:1], last - first, *dims[2:]))
+    else:
+        made.append(Node(f"{prefix}/bytes", "Bitcast", (source,), attrs={"T": DType.QUINT8, "type": DType.UINT8}))
+        part = rows_of(Edge(made[-1].name), DType.UINT8)
+        made.append(Node(name, "Bitcast", (part,), attrs={"T": DType.UINT8, "type": DType.QUINT8}))
     for link, way in zip(chain, ways, strict=True):
         node = link.node.with_(name=f"{prefix}/{link.node.name}").reading(0, name)
         if node.op == _CONVOLUTION:
@@ -253,6 +317,3 @@ def _half(
         rows = (way[1] - way[0] + sum(way[2:]) - link.kernel) // link.stride + 1
         shapes[name] = Shape((dims[0], rows, *dims[2:]))
     return name
-
-
-_SLICE: dict[str, Attr] = {"T": DType.UINT8, "Index": DType.INT32}
