@@ -218,11 +218,13 @@ def _is_true(word: str) -> bool:
 
 
 def _services(args: Namespace) -> dict[str, Any]:
+    from quantkit.runtimes.checkpoint import read_variable
+
     if args.evaluate_with == "numpy":
-        return {}
+        return {"read_variable": read_variable}
     from quantkit.runtimes.evaluate import evaluate_with_tensorflow
 
-    return {"evaluate": evaluate_with_tensorflow()}
+    return {"read_variable": read_variable, "evaluate": evaluate_with_tensorflow()}
 
 
 def _trace_file(args: Namespace) -> Path | None:

@@ -5,7 +5,9 @@ from quantkit.transforms import (
     add_default_attributes,
     backport_concatv2,
     backport_tensor_array_v3,
+    convert_layout,
     convert_precision,
+    extract_subgraph,
     flatten_atrous_conv,
     fold_batch_norms,
     fold_clamps,
@@ -38,6 +40,7 @@ from quantkit.transforms import (
     set_device,
     simplify_arithmetic,
     sort_by_execution_order,
+    sparsify_gather,
     strip_unused_nodes,
 )
 
@@ -46,7 +49,9 @@ __all__ = [
     "add_default_attributes",
     "backport_concatv2",
     "backport_tensor_array_v3",
+    "convert_layout",
     "convert_precision",
+    "extract_subgraph",
     "flatten_atrous_conv",
     "fold_batch_norms",
     "fold_clamps",
@@ -79,5 +84,6 @@ __all__ = [
     "set_device",
     "simplify_arithmetic",
     "sort_by_execution_order",
+    "sparsify_gather",
     "strip_unused_nodes",
 ]

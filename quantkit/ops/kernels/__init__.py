@@ -11,6 +11,7 @@ from quantkit.ops.kernels import (
     quantized,
     reductions,
     shapes,
+    tables,
 )
 from quantkit.ops.kernels.registry import KERNELS, evaluate, has_kernel, kernel
 
@@ -29,4 +30,5 @@ __all__ = [
     "quantized",
     "reductions",
     "shapes",
+    "tables",
 ]
