@@ -7,12 +7,12 @@ sums many parts keeps float32: in 16 bits the sum would stop growing.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import count
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.tensorflow import input_dtypes, num_outputs
+from quantkit.transforms._names import FreeNames
 
 
 def _ops(words: str) -> frozenset[str]:
@@ -179,16 +179,11 @@ class _HalfGraph:
     def inner(self) -> dict[str, str]:
         """New names of what leaves the graph: its own name goes to the cast behind it."""
         names = [name for name in self.graph.nodes if name in self.half and name in self.graph.output_names]
-        return {name: self._free(f"{name}/{self.dtype.numpy.name}") for name in names}
+        return {name: self.names.free(f"{name}/{self.dtype.numpy.name}") for name in names}
 
     @cached_property
-    def taken(self) -> set[str]:
-        return set(self.graph.nodes)
-
-    def _free(self, wanted: str) -> str:
-        name = next(one for number in count() if (one := f"{wanted}_{number}" if number else wanted) not in self.taken)
-        self.taken.add(name)
-        return name
+    def names(self) -> FreeNames:
+        return FreeNames(self.graph)
 
     def _in_half(self, edge: Edge) -> Edge:
         """The 16-bit form of an edge."""
@@ -209,7 +204,7 @@ class _HalfGraph:
         """An edge in another type, made once."""
         if edge not in self.casts:
             node = self.graph[edge.node]
-            name = self._free("/".join([node.name, *([str(edge.port)] if edge.port else []), to.numpy.name]))
+            name = self.names.free("/".join([node.name, *([str(edge.port)] if edge.port else []), to.numpy.name]))
             self.casts[edge] = Edge(name)
             value = None if node.name in self.graph.input_names else self.graph.constant_of(edge)
             made = self._cast(node, name, edge, to)

@@ -5,6 +5,7 @@ subgraphs refer to values by name.
 """
 
 from collections.abc import Mapping
+from itertools import count
 
 from quantkit.formats.onnx import DIALECT, OUTPUTS, renamed_infos
 from quantkit.ir.graph import Attr, Edge, Graph, Node
@@ -59,3 +60,21 @@ def _located(text: Attr, names: Mapping[str, str]) -> Attr:
         return text
     name = text.removeprefix(COLOCATED).decode(errors="surrogateescape")
     return COLOCATED + names.get(name, name).encode(errors="surrogateescape")
+
+
+class FreeNames:
+    """Names that no node of a graph has, each given once.
+
+    Args:
+        graph: whose names are taken.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._taken = set(graph.nodes)
+
+    def free(self, wanted: str) -> str:
+        """The wanted name, or that with a number."""
+        names = (f"{wanted}_{number}" if number else wanted for number in count())
+        name = next(one for one in names if one not in self._taken)
+        self._taken.add(name)
+        return name
