@@ -16,6 +16,8 @@ from quantkit.ir.tensor import DType, Shape, Tensor
 
 # The first input of a loop's merge arrives before the second exists: one arrival is enough.
 LOOP_MERGES = frozenset({"Merge", "RefMerge", "_XlaMerge"})
+# They run whichever way they send their tensor: who waits for a reader of one way must not wait for them instead.
+SWITCHES = frozenset({"Switch", "RefSwitch", "_SwitchN"})
 
 
 class Edge(NamedTuple):

@@ -13,7 +13,7 @@ from typing import NamedTuple, overload
 
 from quantkit.errors import GraphError
 from quantkit.ir.check import verify
-from quantkit.ir.graph import Edge, Graph, Node, Use
+from quantkit.ir.graph import SWITCHES, Edge, Graph, Node, Use
 from quantkit.ir.pattern import Match, Pattern, match
 
 # A rule may match again where it just rewrote; one that never stops is a mistake in the rule.
@@ -329,7 +329,7 @@ class _Workpiece:
         """Remove what is not read any more, from the readers back; the names of what it waited for.
 
         A node that others wait for stays, as its effect may be what they wait for, unless it has just ``moved``
-        to the root: then they wait for what it reads, which can not close a cycle.
+        to the root: then they wait for what it reads, which can not close a cycle. It stays where that is a Switch.
         """
         waits: list[str] = []
         stack = [*names]
@@ -339,9 +339,9 @@ class _Workpiece:
             if node is None or name in self.view.ends or self._readers.is_read(name):
                 continue
             waiting = tuple(self._readers[name])
-            if waiting and name != moved:
-                continue
             sources = [edge.node for edge in node.inputs]
+            if waiting and (name != moved or any(self._nodes[source].op in SWITCHES for source in sources)):
+                continue
             before = [*(source for source in sources if not self._nodes[source].is_constant), *node.controls]
             for use in waiting:
                 reader = self._nodes[use.node.name]

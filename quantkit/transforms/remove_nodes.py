@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from quantkit.errors import RecipeError
-from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.graph import SWITCHES, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.transforms._names import pinned
 from quantkit.transforms.registry import transform
@@ -23,7 +23,8 @@ def remove_nodes(graph: Graph, *, op: tuple[str, ...], max_inputs: int = 1) -> O
         max_inputs: remove nodes with up to so many data inputs (1).
 
     Declines when a node is an input or output of the graph, has no or too many inputs, another of its outputs than
-    the first is read, or a loop or branch of an ONNX graph refers to it.
+    the first is read, a loop or branch of an ONNX graph refers to it, or it stands behind a Switch and others wait for
+    it: it runs in one branch only, and the Switch in both.
 
     Example:
         remove_nodes(op=Identity, op=CheckNumerics)
@@ -49,7 +50,7 @@ def remove_nodes(graph: Graph, *, op: tuple[str, ...], max_inputs: int = 1) -> O
         node = graph[name]
         if node.op not in op:
             continue
-        reason = _reason_to_stay(graph, node, max_inputs, last_ports.get(name, 0))
+        reason = _reason_to_stay(graph, node, max_inputs, last_ports.get(name, 0)) or _branch(graph, node, gone)
         reason = reason or ("a loop or branch refers to it by name" if name in fixed else "")
         if reason:
             skips.append(Skip(reason, name))
@@ -95,3 +96,12 @@ def _reason_to_stay(graph: Graph, node: Node, max_inputs: int, last_port: int) -
     if len(node.inputs) > max_inputs:
         return f"it reads {len(node.inputs)} tensors; max_inputs is {max_inputs}"
     return f"its output {last_port} is read, too" if last_port else ""
+
+
+def _branch(graph: Graph, node: Node, gone: dict[str, _Removed]) -> str:
+    """A clause, if somebody waits for the node to know which branch is taken."""
+    source = _rewired(node, gone).inputs[0].node
+    if source not in graph or graph[source].op not in SWITCHES:
+        return ""
+    waiting = next((use.node.name for use in graph.readers.get(node.name, ()) if use.slot < 0), "")
+    return f"{waiting} waits for the branch of {source} that it is in" if waiting else ""

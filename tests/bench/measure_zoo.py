@@ -1,0 +1,124 @@
+"""Networks of many kinds after the `inference` recipe, beside TensorFlow's own `optimize_for_inference`.
+
+    python tests/bench/measure_zoo.py BUILD [MODEL ...] [--nodes-only] [--runs 60] [--intra-op 2]
+
+Makes each frozen graph of `zoo_graphs.BUILDERS` once (in the folder BUILD), rewrites it with both tools, holds the
+answers of both against those of the graph in TensorFlow, counts nodes (those of library functions included), measures
+the three side by side in TensorFlow, and writes `zoo.json`.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "support"))
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from zoo_graphs import BUILDERS  # noqa: E402
+
+from quantkit import formats  # noqa: E402
+from quantkit.bench import benchmark  # noqa: E402
+from quantkit.bench.machine import this_machine  # noqa: E402
+from quantkit.formats import graphdef  # noqa: E402
+from quantkit.ir.graph import Graph  # noqa: E402
+from quantkit.recipe import run  # noqa: E402
+from quantkit.recipe.named import find_recipe  # noqa: E402
+from quantkit.recipe.verify import seeded_feeds  # noqa: E402
+from quantkit.runtimes import tensorflow  # noqa: E402
+
+
+def made(name: str, build: Path) -> Graph:
+    """The frozen graph of a model, from its file or newly built."""
+    ends = build / f"{name}.json"
+    file = build / f"{name}.pb"
+    if not ends.exists():
+        graph = BUILDERS[name]()
+        formats.save(graph, file)
+        ends.write_text(json.dumps([list(map(str, graph.inputs)), list(map(str, graph.outputs))]))
+    inputs, outputs = json.loads(ends.read_text())
+    return formats.load(file, inputs, outputs)
+
+
+def theirs(graph: Graph) -> Graph:
+    """What TensorFlow's `optimize_for_inference` leaves."""
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+    from tensorflow.python.tools.optimize_for_inference_lib import optimize_for_inference
+
+    given = GraphDef.FromString(graphdef.encode(graph))
+    kinds = {node.name: node.attr["dtype"].type for node in given.node if node.op == "Placeholder"}
+    inputs, outputs = ([edge.node for edge in edges] for edges in (graph.inputs, graph.outputs))
+    found = optimize_for_inference(given, inputs, outputs, [kinds[name] for name in inputs])
+    return graphdef.decode(found.SerializeToString()).with_ends(graph.inputs, graph.outputs)
+
+
+def num_nodes(graph: Graph) -> int:
+    """Nodes of the graph and of its functions."""
+    bodies = (function.graph.nodes.values() for function in graph.library.values())
+    return len(graph) + sum(node.op != "_Arg" for body in bodies for node in body)
+
+
+def difference(before: Graph, after: Graph) -> float:
+    """The largest change of an output for seeded inputs, as a part of its largest number."""
+    with tensorflow.RUNTIME.open(before) as session:
+        feeds = seeded_feeds(session.inputs)
+        want = session.run(feeds)
+    with tensorflow.RUNTIME.open(after) as session:
+        found = session.run(feeds)
+    changes = [np.abs(found[name].astype(float) - values).max() / np.abs(values).max() for name, values in want.items()]
+    return float(max(changes))
+
+
+def measured(name: str, build: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The row of one model."""
+    graph = made(name, build)
+    start = perf_counter()
+    ours, _ = run(find_recipe("inference"), graph)
+    row: dict[str, Any] = {"model": name, "recipe_seconds": round(perf_counter() - start, 3)}
+    graphs = {"given": graph, "quantkit": ours, "optimize_for_inference": theirs(graph)}
+    row["nodes"] = {tool: num_nodes(one) for tool, one in graphs.items()}
+    row["difference"] = {tool: difference(graph, one) for tool, one in graphs.items() if one is not graph}
+    if not options.nodes_only:
+        files = []
+        for tool, one in graphs.items():
+            files.append(build / f"{name}.{tool}.pb")
+            formats.save(one, files[-1])
+        found = benchmark(
+            files,
+            "tensorflow",
+            inputs=list(map(str, graph.inputs)),
+            outputs=list(map(str, graph.outputs)),
+            runs=options.runs,
+            intra_op=options.intra_op,
+        )
+        row["benchmark"] = found.to_json()
+    return row
+
+
+def main() -> None:
+    """Measure, and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=Path)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(BUILDERS))
+    parser.add_argument("--nodes-only", action="store_true", help="measure no times, and write no file")
+    parser.add_argument("--runs", type=int, default=60)
+    parser.add_argument("--intra-op", type=int, default=2)
+    options = parser.parse_args()
+    options.build.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for name in options.models or BUILDERS:
+        rows.append(measured(name, options.build, options))
+        print(json.dumps({key: value for key, value in rows[-1].items() if key != "benchmark"}), flush=True)
+    if not options.nodes_only:
+        document = {"schema": "quantkit.zoo/1", "machine": this_machine().to_json(), "rows": rows}
+        (HERE / "zoo.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Frozen graphs as frameworks write them: Keras applications, an SSD with control flow, LSTMs.
+
+Parameters are random, but as large as those of trained networks: activations neither vanish nor explode on the way.
+Every function needs TensorFlow, and imports it itself.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from quantkit.formats import graphdef
+from quantkit.ir.graph import Graph
+from quantkit.loading import load
+from quantkit.zoo.architectures import random_graph
+
+SEED = 0
+SSD_SIZE, SSD_BOXES, SSD_CLASSES = 96, 20, 5
+
+
+def _tensorflow() -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+    import tensorflow
+
+    return tensorflow
+
+
+def keras_application(name: str, **options: Any) -> Graph:
+    """A network of ``keras.applications`` with random weights, and batch norm statistics as training leaves them."""
+    tf = _tensorflow()
+    tf.keras.utils.set_random_seed(SEED)
+    model = getattr(tf.keras.applications, name)(weights=None, **options)
+    return _with_statistics(tf, model)
+
+
+def _with_statistics(tf: Any, model: Any) -> Graph:
+    """The frozen graph of a model whose batch norms have seen data: none of their numbers is 0 or 1."""
+    random = np.random.default_rng(SEED)
+    for layer in model.layers:
+        if isinstance(layer, tf.keras.layers.BatchNormalization):
+            for variable in layer.weights:
+                is_offset = any(word in variable.path for word in ("beta", "moving_mean"))
+                low, high = (-0.2, 0.2) if is_offset else (0.7, 1.3)
+                variable.assign(random.uniform(low, high, variable.shape))
+    return load(model)
+
+
+def small_network() -> Graph:
+    """A Keras network with all that the large ones have, in a second: separable layers, residuals, gates, a pad."""
+    tf = _tensorflow()
+    tf.keras.utils.set_random_seed(SEED)
+    layers = tf.keras.layers
+    x = inputs = tf.keras.Input((32, 32, 3))
+    x = layers.Rescaling(1 / 127.5, offset=-1)(x)
+    x = layers.ZeroPadding2D(1)(x)
+    x = layers.Conv2D(8, 3, strides=2, use_bias=False)(x)
+    x = shortcut = layers.ReLU(6.0)(layers.BatchNormalization()(x))
+    x = layers.DepthwiseConv2D(3, padding="same")(x)
+    x = layers.Activation("swish")(layers.BatchNormalization(scale=False)(x))
+    gate = layers.GlobalAveragePooling2D(keepdims=True)(x)
+    x = layers.multiply([x, layers.Conv2D(8, 1, activation="sigmoid")(gate)])
+    x = layers.BatchNormalization()(layers.Conv2D(8, 1)(x))
+    x = layers.Dropout(0.2)(layers.add([x, shortcut]))
+    x = layers.SeparableConv2D(16, 3, activation="relu")(x)
+    x = layers.Dense(10, activation="softmax")(layers.Flatten()(layers.MaxPooling2D()(x)))
+    return _with_statistics(tf, tf.keras.Model(inputs, x))
+
+
+def lstm(unroll: bool) -> Graph:
+    """Two Keras LSTMs, the first bidirectional, over ten steps: as While nodes with functions, or unrolled."""
+    tf = _tensorflow()
+    tf.keras.utils.set_random_seed(SEED)
+    layers = tf.keras.layers
+    x = inputs = tf.keras.Input((10, 16))
+    x = layers.Bidirectional(layers.LSTM(24, return_sequences=True, unroll=unroll))(x)
+    x = layers.LSTM(32, unroll=unroll)(x)
+    return load(tf.keras.Model(inputs, layers.Dense(8, activation="softmax")(x)))
+
+
+def ssd() -> Graph:
+    """A single-shot detector as the Object Detection API froze it: loops over images, TensorArrays, conditions, NMS."""
+    tf = _tensorflow()
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        uses_v2 = v1.control_flow_v2_enabled()
+        v1.disable_control_flow_v2()
+        try:
+            outputs = _detector(tf)
+        finally:
+            if uses_v2:
+                v1.enable_control_flow_v2()
+        with v1.Session(graph=graph) as session:
+            session.run(v1.global_variables_initializer())
+            frozen = v1.graph_util.convert_variables_to_constants(session, graph.as_graph_def(), outputs)
+    return graphdef.decode(frozen.SerializeToString()).with_ends(["image_tensor"], outputs)
+
+
+def _detector(tf: Any) -> list[str]:
+    v1 = tf.compat.v1
+    v1.set_random_seed(SEED)
+    images = v1.placeholder(tf.uint8, [None, SSD_SIZE, SSD_SIZE, 3], name="image_tensor")
+    with v1.name_scope("Preprocessor"):
+        floats = tf.cast(images, tf.float32)
+        x = v1.map_fn(lambda one: (2 / 255) * v1.image.resize_images(one, [64, 64]) - 1.0, floats)
+        x = tf.ensure_shape(x, [None, 64, 64, 3])
+    features = []
+    for number, (channels, stride) in enumerate([(8, 2), (16, 2), (16, 1), (32, 2), (32, 2)]):
+        with v1.variable_scope(f"FeatureExtractor/layer_{number}"):
+            x = _separable(tf, x, channels, stride, is_first=not number)
+        features.append(x)
+    boxes, scores = zip(*(_predicted(tf, one, place) for place, one in enumerate(features[-2:])), strict=True)
+    with v1.name_scope("Postprocessor"):
+        decoded = _decoded(tf, tf.concat(boxes, 1))
+        probabilities = tf.sigmoid(tf.concat(scores, 1))
+        detected = v1.map_fn(partial(_selected, tf), (decoded, probabilities), (tf.float32, tf.float32, tf.int32))
+    names = ["detection_boxes", "detection_scores", "num_detections"]
+    for tensor, name in zip(detected, names, strict=True):
+        tf.identity(tensor, name=name)
+    return names
+
+
+def _separable(tf: Any, x: Any, channels: int, stride: int, is_first: bool) -> Any:
+    v1 = tf.compat.v1
+    if is_first:
+        return tf.nn.relu6(_normed(tf, tf.nn.conv2d(x, _variable(tf, "weights", 3, 3, 3, channels), stride, "SAME")))
+    weights = _variable(tf, "depthwise_weights", 3, 3, x.shape[3], 1)
+    x = v1.nn.depthwise_conv2d_native(x, weights, [1, stride, stride, 1], "SAME")
+    with v1.variable_scope("depthwise"):
+        x = tf.nn.relu6(_normed(tf, x))
+    x = tf.nn.conv2d(x, _variable(tf, "weights", 1, 1, x.shape[3], channels), 1, "SAME")
+    return tf.identity(tf.nn.relu6(_normed(tf, x)), name="Dropout/Identity")
+
+
+def _variable(tf: Any, name: str, *shape: int) -> Any:
+    fan_in = int(np.prod(shape[:-1])) if shape[-1] > 1 else shape[0] * shape[1]
+    values = np.random.default_rng(shape).standard_normal(shape) * np.sqrt(2 / fan_in)
+    return tf.compat.v1.get_variable(name, initializer=values.astype(np.float32), use_resource=False)
+
+
+def _normed(tf: Any, x: Any) -> Any:
+    random = np.random.default_rng(int(x.shape[3]))
+    vectors = []
+    with tf.compat.v1.variable_scope("BatchNorm"):
+        for name, low, high in (("gamma", 0.7, 1.3), ("beta", -0.2, 0.2), ("mean", -0.2, 0.2), ("variance", 0.7, 1.3)):
+            values = random.uniform(low, high, x.shape[3]).astype(np.float32)
+            vectors.append(tf.compat.v1.get_variable(name, initializer=values, use_resource=False))
+    return tf.compat.v1.nn.fused_batch_norm(x, *vectors, is_training=False)[0]
+
+
+def _predicted(tf: Any, x: Any, place: int) -> tuple[Any, Any]:
+    """Boxes (n, anchors, 4) and scores (n, anchors, classes) of a feature map, its shape computed while it runs."""
+    made = []
+    with tf.compat.v1.variable_scope(f"BoxPredictor_{place}"):
+        for name, size in (("BoxEncodings", 4), ("ClassScores", SSD_CLASSES)):
+            with tf.compat.v1.variable_scope(name):
+                y = tf.nn.conv2d(x, _variable(tf, "weights", 1, 1, x.shape[3], 2 * size), 1, "SAME")
+                y = tf.nn.bias_add(y, _variable(tf, "biases", 2 * size))
+                made.append(tf.reshape(y, tf.stack([tf.shape(x)[0], y.shape[1] * y.shape[2] * 2, size])))
+    return made[0], made[1]
+
+
+def _decoded(tf: Any, codes: Any) -> Any:
+    """Corners of boxes whose codes are centre and logarithmic size."""
+    anchors = np.random.default_rng(SEED).uniform(0.2, 0.8, (codes.shape[1], 2)).astype(np.float32)
+    centre = codes[..., :2] / 10.0 + anchors
+    half = tf.exp(codes[..., 2:] / 5.0) * 0.1
+    return tf.concat([centre - half, centre + half], 2)
+
+
+def _selected(tf: Any, one: tuple[Any, Any]) -> tuple[Any, Any, Any]:
+    """The best boxes of an image, padded to a fixed number; none where nothing was found."""
+    v1 = tf.compat.v1
+    boxes, scores = one
+    best = tf.reduce_max(scores, 1)
+    kept = tf.image.non_max_suppression(boxes, best, SSD_BOXES, 0.6)
+    found = v1.cond(tf.size(kept) > 0, lambda: tf.gather(boxes, kept), lambda: tf.zeros([0, 4]))
+    missing = SSD_BOXES - tf.shape(found)[0]
+    index = v1.while_loop(lambda i: i < tf.shape(found)[0], lambda i: i + 1, [0])
+    padded = tf.pad(found, [[0, missing], [0, 0]])
+    return padded, tf.pad(tf.gather(best, kept), [[0, missing]]), index
+
+
+BUILDERS: Mapping[str, Callable[[], Graph]] = {
+    "inception_v3_2016": partial(random_graph, "inception_v3_2016"),
+    "mobilenet_v1": partial(random_graph, "mobilenet_v1"),
+    "mobilenet_v2": partial(random_graph, "mobilenet_v2"),
+    "keras_resnet50": partial(keras_application, "ResNet50"),
+    "keras_efficientnet_b0": partial(keras_application, "EfficientNetB0"),
+    "keras_inception_resnet_v2": partial(keras_application, "InceptionResNetV2"),
+    "ssd": ssd,
+    "lstm_loop": partial(lstm, unroll=False),
+    "lstm_unrolled": partial(lstm, unroll=True),
+}
