@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantkit.ir.draft import Draft
-from quantkit.ir.graph import Graph, Node, constant
+from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, Tensor
 from quantkit.ops.layers import find_layer
 from quantkit.quantization.grid import Grid
@@ -90,7 +90,7 @@ def _is_exact(graph: Graph, first: Unit, second: Unit) -> bool:
         and (not first.activation or graph[first.activation].op == "Relu")
         and len(graph.uses.get(first.output, ())) == 1
         and first.output.node not in graph.ends
-        and all(len(graph.readers.get(name, ())) == 1 for name in constants)
+        and all(len(graph.uses.get(Edge(name), ())) == 1 and name not in graph.ends for name in constants)
     )
 
 

@@ -82,7 +82,7 @@ def test_units_without_means_stay() -> None:
     assert correct_biases(graph, annotate(graph), Ranges({})) == graph
 
 
-@pytest.mark.parametrize("text", [DENSE, CONVOLVED])
+@pytest.mark.parametrize("text", [DENSE, CONVOLVED, f"{DENSE}\nwaits = NoOp(^w)\n"])
 def test_equalizing_evens_out_reaches_and_changes_no_answer(text: str) -> None:
     graph = from_text(text)
     uneven = graph["w"].value.array * np.geomspace(0.1, 10, graph["w"].value.shape[-1], dtype=np.float32)
