@@ -33,7 +33,8 @@ def freeze_requantization_ranges(
     After:   Requantize(y, lowest, highest)
 
     Options:
-        min_max_log_file: the log, e.g. ``freeze_requantization_ranges(min_max_log_file="/tmp/min_max_log.txt")``.
+        min_max_log_file: the log, e.g. ``freeze_requantization_ranges(min_max_log_file="/tmp/min_max_log.txt")``, or
+            a line of one.
         min_percentile: percentage of the lowest measurements that is left out (5).
         max_percentile: percentage of the highest measurements that is left out (5).
 
@@ -45,6 +46,16 @@ def freeze_requantization_ranges(
         RecipeError: no log file is given, or a percentage is none.
         InputError: the log can not be read, or tells of no ranges.
         GraphError: the log tells of nodes that the graph does not have, or that are no RequantizationRange.
+
+    Example:
+        freeze_requantization_ranges(min_max_log_file=";range__print__;__requant_min_max:[-1.5][2.5]")
+        inputs: x
+        outputs: y
+        x = Placeholder[qint32 4]()
+        low = Const(-100000.0)
+        high = Const(100000.0)
+        range = RequantizationRange(x, low, high, Tinput=qint32)
+        y = Requantize(x, low, high, range, range:1, Tinput=qint32, out_type=quint8)
     """
     if not min_max_log_file:
         raise RecipeError(
@@ -83,13 +94,13 @@ def freeze_requantization_ranges(
 
 
 def read_log(name: str) -> Ranges:
-    """The ranges that a log tells, by node.
+    """The ranges that a log, or a line of one, tells, by node.
 
     Raises:
         InputError: it can not be read, or tells of none.
     """
     try:
-        text = Path(name).expanduser().read_text(errors="replace")
+        text = name if f"{PRINTED};{MARK}" in name else Path(name).expanduser().read_text(errors="replace")
     except OSError as error:
         raise InputError(f"{name} can not be read: {error.strerror}", hint="give the file that a run printed") from None
     found: dict[str, list[tuple[float, float]]] = {}
