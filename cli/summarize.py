@@ -2,7 +2,8 @@
 
 from argparse import ArgumentParser, Namespace
 
-from quantkit.errors import UsageError
+from quantkit.errors import GraphError, UsageError
+from quantkit.ir.graph import Graph
 from quantkit.loading import MEANINGLESS
 from quantkit.summary import summarize
 
@@ -10,13 +11,26 @@ from ._arguments import add_ends, add_offline, add_random_weights, add_saved_mod
 from ._loading import named_model
 from ._render import emit
 
-EXAMPLES = ("quantkit summarize digits", "quantkit summarize graph.pb --json")
+EXAMPLES = (
+    "quantkit summarize digits",
+    "quantkit summarize graph.pb --json",
+    "quantkit summarize --in_graph=graph.pb --classic --print_structure",
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """What to look at."""
     parser.add_argument("model", nargs="?", help="model file, SavedModel folder, or name of a card")
     parser.add_argument("--in-graph", help="the same, as the classic tool calls it")
+    parser.add_argument("--classic", action="store_true", help="print what the original summarize_graph printed")
+    parser.add_argument(
+        "--print-structure",
+        nargs="?",
+        const="true",
+        default="false",
+        choices=("true", "false"),
+        help="with --classic: list every node, in execution order (false)",
+    )
     add_ends(parser)
     add_saved_model(parser)
     add_random_weights(parser)
@@ -29,8 +43,37 @@ def run(args: Namespace) -> int:
     if not word:
         raise UsageError("no model is named", hint="quantkit summarize FILE.pb, or the name of a card")
     model = named_model(args, word, inputs=args.inputs, outputs=args.outputs, random_weights=args.random_weights)
-    summary = summarize(model.rewritable, name=word)
-    remark = f"\n{'note':<14} {MEANINGLESS}" if model.has_random_weights else ""
-    document = {"model": word, "random_weights": model.has_random_weights, **summary.to_json()}
-    emit(args, "quantkit.summarize/1", document, lambda console: console.print(f"{summary}{remark}", markup=False))
+    graph = model.rewritable
+    if args.classic or args.print_structure == "true":
+        return _classic(args, word, graph)
+    from quantkit.quantization.outlook import look_ahead
+
+    summary = summarize(graph, name=word)
+    outlook = look_ahead(graph)
+    num_bytes = model.path.stat().st_size if model.path is not None and model.path.is_file() else None
+    document = {
+        "model": word,
+        "random_weights": model.has_random_weights,
+        "file_bytes": num_bytes,
+        **summary.to_json(),
+        "eight_bits": outlook.to_json(),
+    }
+    rows = [("file", f"{num_bytes / 1e6:,.2f} MB")] if num_bytes else []
+    rows += [*summary.rows, ("8 bits", str(outlook)), ("next", summary.next_step)]
+    rows += [("note", MEANINGLESS)] if model.has_random_weights else []
+    text = "\n".join(f"{label:<14} {said}" for label, said in rows)
+    emit(args, "quantkit.summarize/1", document, lambda console: console.print(text, markup=False))
+    return 0
+
+
+def _classic(args: Namespace, word: str, graph: Graph) -> int:
+    from quantkit.classic_summary import classic_summary
+
+    text, is_valid = classic_summary(graph, word, print_structure=args.print_structure == "true")
+    emit(args, "quantkit.summarize/1", {"model": word, "classic": text}, lambda c: c.print(text, end="", markup=False))
+    if not is_valid:
+        raise GraphError(
+            "Invalid graph with inputs referring to nonexistent nodes",
+            hint="restore the nodes that the lines above name, or name outputs that do not need them",
+        )
     return 0

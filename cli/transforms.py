@@ -44,7 +44,7 @@ def run(args: Namespace) -> int:
             log(args, problem)
         known = [REGISTRY[name] for name in sorted(REGISTRY)]
         recipes = [{"name": name, "purpose": PURPOSES[name], "steps": text} for name, text in NAMED.items()]
-        document = {"transforms": [_document(one) for one in known], "recipes": recipes}
+        document: dict[str, Any] = {"transforms": [_document(one) for one in known], "recipes": recipes}
         emit(args, "quantkit.transforms/1", document, lambda c: _list(c, known))
         return 0
     if args.action == "show":

@@ -10,6 +10,7 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ops import onnx as onnx_ops
 from quantkit.ops.inference import infer_shapes, multiply_adds
+from quantkit.ops.memory import Peak, peak_memory
 
 BATCH_NORMS = frozenset({"BatchNormWithGlobalNormalization", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 PASSING = frozenset({"Identity", "CheckNumerics", "StopGradient"})
@@ -50,6 +51,7 @@ class Summary:
         num_bytes: bytes of all constants.
         num_controls: control edges.
         multiply_adds: of one run with the inputs' shapes (unknown batch: 1); None where a shape is unknown.
+        peak: the most that tensors take in such a run beside the constants, at least; None where it is not known.
         producer: GraphDef version of the program that wrote it.
         next_step: what to do with it, and why.
     """
@@ -64,6 +66,7 @@ class Summary:
     multiply_adds: int | None
     producer: int
     next_step: str
+    peak: Peak | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -75,26 +78,43 @@ class Summary:
             "constant_bytes": self.num_bytes,
             "control_edges": self.num_controls,
             "multiply_adds": self.multiply_adds,
+            "activation_peak_bytes": self.peak.num_bytes if self.peak else None,
+            "activation_peak_node": self.peak.node if self.peak else None,
+            "tensors_of_unknown_size": self.peak.num_unknown if self.peak else None,
             "producer": self.producer,
             "next_step": self.next_step,
         }
 
     def __str__(self) -> str:
+        return "\n".join(f"{label:<14} {text}" for label, text in (*self.rows, ("next", self.next_step)))
+
+    @property
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """What there is to say, each with its label; the next step is not among them."""
         adds = (
             "unknown (a shape is not static, or there are loops or calls)"
             if self.multiply_adds is None
             else f"{self.multiply_adds / 1e6:,.1f} million"
         )
-        rows = [
+        return (
             ("inputs", ", ".join(map(_end_text, self.inputs)) or "none found"),
             ("outputs", ", ".join(map(_end_text, self.outputs)) or "none found"),
             ("nodes", f"{self.num_nodes:,}, {self.num_controls} control edges"),
             ("ops", ", ".join(f"{count} {op}" for op, count in self.op_counts.items())),
             ("parameters", f"{self.num_parameters:,}, {self.num_bytes / 1e6:,.2f} MB of constants"),
             ("multiply-adds", adds),
-            ("next", self.next_step),
-        ]
-        return "\n".join(f"{label:<14} {text}" for label, text in rows)
+            ("memory", self._memory),
+        )
+
+    @property
+    def _memory(self) -> str:
+        if self.peak is None:
+            return "unknown (no shape is static, or there are loops or calls)"
+        activations = self.peak.num_bytes / 1e6
+        total = self.num_bytes / 1e6 + activations
+        text = f"{total:,.2f} MB at least: the constants, and {activations:,.2f} MB of tensors at {self.peak.node}"
+        unknown = self.peak.num_unknown
+        return text + (f"; {unknown} of unknown size are not counted" if unknown else "")
 
 
 def summarize(graph: Graph, *, name: str = "MODEL") -> Summary:
@@ -110,7 +130,7 @@ def summarize(graph: Graph, *, name: str = "MODEL") -> Summary:
     is_onnx = graph.dialect == onnx.DIALECT
     stated = onnx.value_infos(graph) if is_onnx else {}
     known_shapes = {edge: shape for edge, (_, shape) in stated.items()}
-    shapes, of_one = infer_shapes(graph, known_shapes), infer_shapes(_with_batch_one(graph), known_shapes)
+    shapes, of_one = infer_shapes(graph, known_shapes), infer_shapes(with_batch_one(graph), known_shapes)
     count = onnx_ops.multiply_adds if is_onnx else multiply_adds
     counted = [count(node, of_one) for node in graph.nodes.values()]
     known = [count for count in counted if count is not None]
@@ -126,10 +146,11 @@ def summarize(graph: Graph, *, name: str = "MODEL") -> Summary:
         multiply_adds=sum(known) if len(known) == len(counted) else None,
         producer=graph.versions.producer,
         next_step=_next_step(graph, name),
+        peak=None if is_onnx else peak_memory(graph, of_one),
     )
 
 
-def _with_batch_one(graph: Graph) -> Graph:
+def with_batch_one(graph: Graph) -> Graph:
     """The graph with 1 for an unknown batch: multiply-adds are those of one example."""
     nodes = []
     for node in graph.nodes.values():

@@ -19,6 +19,7 @@ LAYERS = [
     {"quantkit.dialects"},
     {"quantkit.transforms", "quantkit.runtimes"},
     {
+        "quantkit.classic_summary",
         "quantkit.data",
         "quantkit.evaluation",
         "quantkit.loading",

@@ -2,6 +2,8 @@ import numpy as np
 
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
+from quantkit.ir.text import from_text
+from quantkit.ops.memory import Peak
 from quantkit.summary import summarize
 
 
@@ -28,3 +30,43 @@ def test_what_a_loop_multiplies_is_not_known() -> None:
     graph = layer(1)
     loop = Node("loop", "StatelessWhile", (Edge("y"),))
     assert summarize(Graph.of([*graph.nodes.values(), loop], ["x"], ["loop"])).multiply_adds is None
+
+
+def test_memory_counts_what_lives_at_once() -> None:
+    graph = from_text(
+        """
+        inputs: x
+        outputs: y
+        x = Placeholder[?x256]()
+        w = Const[256x1024]()
+        wide = MatMul(x, w, T=float)
+        same = Identity(wide, T=float)
+        flat = Relu(same, T=float)
+        v = Const[1024x2]()
+        y = MatMul(flat, v, T=float)
+        """
+    )
+    found = summarize(graph)
+    # The two wide tensors together: the Identity shares its input's memory, and x is gone by then.
+    assert found.peak == Peak(2 * 4 * 1024, "flat")
+    assert "1.06 MB at least: the constants, and 0.01 MB of tensors at flat" in str(found)
+    assert found.to_json()["activation_peak_bytes"] == 8192
+
+
+def test_what_is_of_unknown_size_is_not_counted_and_said() -> None:
+    graph = from_text(
+        "inputs: x\noutputs: y\nx = Placeholder[2x3]()\nn = NoSuchOp(x)\nw = Const[3x4]()\nm = MatMul(x, w, T=float)\n"
+        "y = Add(m, n, T=float)"
+    )
+    peak = summarize(graph).peak
+    assert peak is not None
+    assert (peak.num_bytes, peak.num_unknown) == (2 * 3 * 4 + 2 * 4 * 4, 2)
+    assert "2 of unknown size are not counted" in str(summarize(graph))
+    assert summarize(from_text("inputs: x\noutputs: x\nx = Placeholder[<*>]()")).peak is None
+
+
+def test_an_output_lives_to_the_end() -> None:
+    graph = from_text(
+        "inputs: x\noutputs: a, c\nx = Placeholder[4]()\na = Neg(x, T=float)\nb = Neg(a, T=float)\nc = Neg(b, T=float)"
+    )
+    assert summarize(graph).peak == Peak(3 * 16, "c")
