@@ -9,9 +9,10 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.text import from_text
 from quantkit.recipe import parse, run
 from quantkit.recipe.recipe import SKIP
-from quantkit.recipe.verify import Verifier
+from quantkit.recipe.verify import Verifier, compare
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Session
+from quantkit.transforms.registry import REGISTRY
 from quantkit.transforms.registry import transform as register
 
 GRAPH = from_text(
@@ -114,3 +115,11 @@ def test_what_gives_up_precision_says_how_much() -> None:
     _, trace = run(parse("round_weights(num_steps=16)"), graph, check=verifier())
     assert "largest difference" in trace.records[0].check
     assert "by design)" in trace.records[0].check
+
+
+def test_codes_are_compared_as_numbers_where_precision_is_given_up() -> None:
+    names = {"y": np.uint8([10, 200, 30])}
+    shifted = {"y": np.uint8([11, 201, 31])}
+    assert "largest difference 1, cosine 1.0000" in compare(names, shifted, REGISTRY["quantize_nodes"], 1e-5)
+    with pytest.raises(CheckError, match="in 100.0% of its elements"):
+        compare(names, shifted, REGISTRY["fold_pads"], 1e-5)
