@@ -79,10 +79,6 @@ class DType(Enum):
     def is_float(self) -> bool:
         return self in _FLOATS
 
-    @property
-    def is_quantized(self) -> bool:
-        return self.value.startswith(("q", "uq"))
-
     @classmethod
     def of(cls, dtype: npt.DTypeLike) -> "DType":
         """The type of a NumPy array's elements.

@@ -72,18 +72,9 @@ class _Source:
     is_graph: bool = False
 
 
-def fetch(
-    card: ModelCard | str,
-    *,
-    offline: bool = False,
-    url: str | None = None,
-    sha256: str | None = None,
-    force: bool = False,
-    progress: Progress | None = None,
-    tell: Tell = lambda sentence: None,
-) -> Path:
-    """The graph of a model, downloaded when it is not here yet; see `obtain` for the arguments."""
-    return obtain(card, offline=offline, url=url, sha256=sha256, force=force, progress=progress, tell=tell).path
+def fetch(card: ModelCard | str, *, offline: bool = False, progress: Progress | None = None) -> Path:
+    """The graph of a model, downloaded when it is not here yet; see `obtain`, which takes and tells more."""
+    return obtain(card, offline=offline, progress=progress).path
 
 
 def obtain(

@@ -30,7 +30,7 @@ def _attribute(value: Any) -> Any:
 def _tensor(array: Array, dtype: DType | None) -> Any:
     import tensorflow as tf
 
-    if dtype is not None and dtype.is_quantized:
+    if dtype is not None and dtype.value.startswith("q"):
         return tf.bitcast(tf.constant(array), tf.dtypes.as_dtype(dtype.value))
     return tf.constant(array)
 

@@ -161,21 +161,21 @@ class TestAnArchiveOfOnesOwn:
     ) -> None:
         path = fetch(card)
         with pytest.raises(InputError, match=r"expected SHA-256 1{64}, found"):
-            fetch(card, url=server.url("own.tgz", archive), sha256="1" * 64)
+            obtain(card, url=server.url("own.tgz", archive), sha256="1" * 64)
         assert path.read_bytes() == GRAPH
         assert leftovers(cache) == []
 
     def test_it_replaces_what_was_there(self, server: Server, card: ModelCard, cache: Path) -> None:
         fetch(card)
         own = tape({"graph.pb": b"\x0aother", "labels.txt": LABELS})
-        assert fetch(card, url=server.url("own.tgz", own)).read_bytes() == b"\x0aother"
+        assert obtain(card, url=server.url("own.tgz", own)).path.read_bytes() == b"\x0aother"
         assert fetch(card).read_bytes() == b"\x0aother"
-        assert fetch(card, force=True).read_bytes() == GRAPH
+        assert obtain(card, force=True).path.read_bytes() == GRAPH
         assert leftovers(cache) == []
 
     def test_a_file_works_offline(self, tmp_path: Path, archive: bytes, card: ModelCard) -> None:
         (tmp_path / "own.tgz").write_bytes(archive)
-        assert fetch(card, url=(tmp_path / "own.tgz").as_uri(), offline=True).read_bytes() == GRAPH
+        assert obtain(card, url=(tmp_path / "own.tgz").as_uri(), offline=True).path.read_bytes() == GRAPH
 
     def test_a_bare_graph(self, server: Server, card: ModelCard) -> None:
         fetched = obtain(card, url=server.url("own.pb", GRAPH), sha256=digest(GRAPH))
@@ -184,23 +184,23 @@ class TestAnArchiveOfOnesOwn:
 
     def test_something_else_is_refused(self, server: Server, card: ModelCard) -> None:
         with pytest.raises(InputError, match=r"neither an archive .* nor a frozen graph"):
-            fetch(card, url=server.url("own.pb", b"not found"))
+            obtain(card, url=server.url("own.pb", b"not found"))
         with pytest.raises(InputError, match=r"has no 'graph.pb'"):
-            fetch(card, url=server.url("own.tgz", tape({"other.pb": GRAPH})))
+            obtain(card, url=server.url("own.tgz", tape({"other.pb": GRAPH})))
 
     def test_arguments_are_checked(self, card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "own.tgz").write_bytes(b"")
         monkeypatch.chdir(tmp_path)
         with pytest.raises(UsageError, match="not a URL") as caught:
-            fetch(card, url="own.tgz")
+            obtain(card, url="own.tgz")
         assert caught.value.hint == f"name a file as --url file://{tmp_path}/own.tgz"
         for url in ("ftp://host/a", "data:,x"):
             with pytest.raises(UsageError, match="not a URL"):
-                fetch(card, url=url)
+                obtain(card, url=url)
         with pytest.raises(UsageError, match="64 hexadecimal digits"):
-            fetch(card, url="http://host/a", sha256="abc")
+            obtain(card, url="http://host/a", sha256="abc")
         with pytest.raises(UsageError, match="sha256 without url"):
-            fetch(card, sha256="0" * 64)
+            obtain(card, sha256="0" * 64)
         with pytest.raises(UsageError, match="no model card"):
             fetch("inception_v9")
 
@@ -293,7 +293,7 @@ def test_a_killed_download_is_resumed(server: Server, card_text: str, tmp_path: 
     server.gate.set()
     server.gate = None
     said: list[str] = []
-    assert fetch(read_card(card_text, "small.toml"), tell=said.append).read_bytes() == GRAPH
+    assert obtain(read_card(card_text, "small.toml"), tell=said.append).path.read_bytes() == GRAPH
     assert said[0].endswith(", of which 0.0 MB are here")
     assert server.requests[-1][1] == "bytes=50-"
     assert leftovers(cache) == []
