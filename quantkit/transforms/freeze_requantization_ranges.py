@@ -48,14 +48,15 @@ def freeze_requantization_ranges(
         GraphError: the log tells of nodes that the graph does not have, or that are no RequantizationRange.
 
     Example:
-        freeze_requantization_ranges(min_max_log_file=";range__print__;__requant_min_max:[-1.5][2.5]")
+        freeze_requantization_ranges(min_max_log_file=";range__print__;__requant_min_max:[-1.5][12]")
         inputs: x
         outputs: y
         x = Placeholder[qint32 4]()
-        low = Const(-100000.0)
-        high = Const(100000.0)
+        low = Const(-2e+09)
+        high = Const(2e+09)
         range = RequantizationRange(x, low, high, Tinput=qint32)
-        y = Requantize(x, low, high, range, range:1, Tinput=qint32, out_type=quint8)
+        codes = Requantize(x, low, high, range, range:1, Tinput=qint32, out_type=quint8)
+        y = Dequantize(codes, codes:1, codes:2, T=quint8, mode=MIN_FIRST)
     """
     if not min_max_log_file:
         raise RecipeError(
