@@ -2,19 +2,23 @@
 
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+
+import numpy as np
 
 from quantkit import formats
 from quantkit.bench.candidate import Candidate, Settings
 from quantkit.bench.comparison import Comparison
 from quantkit.bench.machine import this_machine
-from quantkit.bench.rounds import Schedule, measure
-from quantkit.classify.choices import choose_ends, matching_card
+from quantkit.bench.report import Benchmark
+from quantkit.bench.rounds import Schedule, opening
+from quantkit.classify.choices import choose_ends, choose_preprocessing, matching_card
 from quantkit.data import KINDS, Data, find_data
+from quantkit.dialects.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import CheckError, UsageError
 from quantkit.evaluation import Quality
 from quantkit.ir.graph import Graph
@@ -34,10 +38,11 @@ from quantkit.recipe.named import find_recipe
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Engine, SessionOptions, TensorInfo
 from quantkit.transforms.convert_precision import convert_precision
+from quantkit.transforms.registry import find as find_transform
 from quantkit.zoo import list_cards
 
 from ._answers import KEPT_BYTES, Answers, Examples
-from ._arguments import add_ends, add_normalization, add_offline, count, seconds, share, whole
+from ._arguments import add_ends, add_normalization, add_offline, count, flags, seconds, share, whole
 from ._render import counting, emit, log
 from ._verdict import Verdict, cores
 
@@ -66,6 +71,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--scheme", help="TOML file: what becomes 8 bits, and how (what suits the target)")
     parser.add_argument(
         "--weights-only", action="store_true", help="store weights in 8 bits and compute in float; takes no pictures"
+    )
+    parser.add_argument(
+        "--pixels",
+        action="store_true",
+        help="let the result take uint8 pixels: what prepares them goes into its layers",
     )
     parser.add_argument("--observer", help="how ranges are chosen, such as min_max or percentile(99.9) (the scheme's)")
     parser.add_argument("--half-range", action="store_true", help="7-bit weights, for processors without VNNI (auto)")
@@ -142,12 +152,18 @@ def run(args: Namespace) -> int:
     if found is not None:
         plan = annotate(graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(found.keep_float))))
     quantized = _converted(args, graph, plan, ranges, found.keep_float if found else frozenset())
-    _check(graph, plan, ranges, quantized)
-    _write(quantized, output, scheme)
-    verdict = Verdict(model.name, output, plan, ranges, census(graph, plan, ranges, quantized))
-    verdict = replace(verdict, float_bytes=_num_bytes(graph), fallback=found, kept_in=args.fallback)
-    verdict = _compared(graph, answers, verdict)
-    verdict = _timed(args, graph, verdict)
+    with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
+        # What has to be checked first is written elsewhere first: it opens while the check runs.
+        file = Path(folder) / output.name if _is_checked(scheme) else output
+        _write(quantized, file, scheme)
+        with _opening(args, graph, file, scheme, Path(folder)) as finish:
+            if file != output:
+                _check(graph, plan, ranges, quantized)
+                _write(quantized, output, scheme)
+            verdict = Verdict(model.name, output, plan, ranges, census(graph, plan, ranges, quantized))
+            verdict = replace(verdict, float_bytes=_num_bytes(graph), fallback=found, kept_in=args.fallback)
+            verdict = _compared(graph, answers, verdict)
+            verdict = _timed(finish, verdict)
     emit(args, "quantkit.quantize/1", verdict.to_json(), verdict.print)
     if found is not None and not found.is_reached:
         raise CheckError(
@@ -201,12 +217,7 @@ def _saturates(scheme: Scheme) -> bool:
 def _float_graph(args: Namespace, scheme: Scheme) -> tuple[Model, Graph]:
     """The model, and its graph with all that is exact in float done already."""
     model = load_model(args.model, inputs=args.inputs, outputs=args.outputs, offline=args.offline)
-    if model.graph is None:
-        raise UsageError(
-            f"{args.model} is in an engine's own format, which can not be quantized",
-            hint="give the TensorFlow graph that it was made from",
-        )
-    model = _recognized(args, model, model.graph)
+    model = _recognized(args, model, as_tensorflow(model.rewritable))
     if args.recipe:
         recipe = find_recipe(args.recipe) if " " not in args.recipe and "(" not in args.recipe else parse(args.recipe)
     else:
@@ -214,7 +225,26 @@ def _float_graph(args: Namespace, scheme: Scheme) -> tuple[Model, Graph]:
         recipe = parse(f"{before} {REWRITES}")
     assert model.graph is not None
     graph, _ = run_recipe(recipe, model.graph)
-    return model, prepare(graph, scheme)
+    return model, prepare(_on_pixels(args, model, graph) if args.pixels else graph, scheme)
+
+
+def _on_pixels(args: Namespace, model: Model, graph: Graph) -> Graph:
+    """The graph with its preparation of pixels absorbed.
+
+    Raises:
+        UsageError: its inputs take no pictures, or nothing can absorb it.
+    """
+    if len(graph.inputs) != 1:
+        raise UsageError(
+            f"--pixels is for one input of pictures, and there are {len(graph.inputs)}", hint="leave it out"
+        )
+    source = TensorInfo(str(graph.inputs[0]), DType.FLOAT, infer_shapes(graph).get(graph.inputs[0], UNKNOWN))
+    known = choose_preprocessing(source, model.card, flags(args))
+    mean, std = (tuple(np.ravel(one).tolist()) for one in (known.mean, known.std))
+    made = find_transform("absorb_preprocessing").outcome(graph, input_name=source.name, mean=mean, std=std)
+    if not made.changes:
+        raise UsageError(f"--pixels: {'; '.join(map(str, made.skips))}", hint="leave it out")
+    return made.graph
 
 
 def _recognized(args: Namespace, model: Model, graph: Graph) -> Model:
@@ -302,20 +332,24 @@ def _converted(args: Namespace, graph: Graph, plan: Plan, ranges: Ranges, layers
     return convert_precision(quantized, to=args.fallback, weights_only=False, keep=keep)
 
 
-def _check(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> None:
-    """See that this host computes the graph right before it is written, where kernels are known to be broken."""
-    if plan.scheme.target == "tensorflow" and not plan.scheme.weights_only:
-        from quantkit.quantization.targets.tensorflow_check import check_on_this_host
+def _is_checked(scheme: Scheme) -> bool:
+    """Whether the graph is made of ops some of whose kernels are known to be broken on some hosts."""
+    return scheme.target == "tensorflow" and not scheme.weights_only
 
-        try:
-            check_on_this_host(graph, plan, ranges, quantized)
-        except CheckError as error:
-            if not ranges.remarks:
-                raise
-            raise CheckError(
-                f"{error.message}; {ranges.remarks[0]}",
-                hint=f"--max-drop keeps such layers in float, or {error.hint.removeprefix('keep it in float: ')}",
-            ) from None
+
+def _check(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> None:
+    """See that this host computes the graph right."""
+    from quantkit.quantization.targets.tensorflow_check import check_on_this_host
+
+    try:
+        check_on_this_host(graph, plan, ranges, quantized)
+    except CheckError as error:
+        if not ranges.remarks:
+            raise
+        raise CheckError(
+            f"{error.message}; {ranges.remarks[0]}",
+            hint=f"--max-drop keeps such layers in float, or {error.hint.removeprefix('keep it in float: ')}",
+        ) from None
 
 
 def _write(quantized: Graph, output: Path, scheme: Scheme) -> None:
@@ -391,26 +425,32 @@ def _compared(graph: Graph, answers: Answers, verdict: Verdict) -> Verdict:
     return replace(verdict, quality=quality, float_top1=answers.top1, engine=engine, judged_on=answers.source)
 
 
-def _timed(args: Namespace, graph: Graph, verdict: Verdict) -> Verdict:
-    """The speed-up over the float graph in the same engine, each with the threads that suit it."""
+@contextmanager
+def _opening(
+    args: Namespace, graph: Graph, file: Path, scheme: Scheme, folder: Path
+) -> Iterator[Callable[[], Benchmark] | None]:
+    """The float and the 8-bit graph while they open in processes of their own; what measures them, unless runs are 0."""
     if not args.runs:
+        yield None
+        return
+    engine = ENGINES[scheme.target]
+    source = folder / "float.pb"
+    formats.save(graph, source)
+    ends = (tuple(map(str, graph.inputs)), tuple(map(str, graph.outputs)))
+    inputs, outputs = (None, None) if scheme.target in ("onnx", "litert") else ends
+    candidates = (
+        Candidate(FLOAT, source, Settings(engine, inputs=ends[0], outputs=ends[1])),
+        Candidate(EIGHT_BITS, file, Settings(engine, _threads(scheme), inputs=inputs, outputs=outputs)),
+    )
+    with opening(candidates, Schedule(args.runs, WARMUP, rounds=min(args.runs, 10))) as finish:
+        yield finish
+
+
+def _timed(finish: Callable[[], Benchmark] | None, verdict: Verdict) -> Verdict:
+    """The speed-up over the float graph in the same engine, each with the threads that suit it."""
+    if finish is None:
         return replace(verdict, unmeasured="--runs is 0")
-    target = verdict.plan.scheme.target
-    engine = ENGINES[target]
-    with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
-        source = Path(folder) / "float.pb"
-        formats.save(graph, source)
-        ends = (tuple(map(str, graph.inputs)), tuple(map(str, graph.outputs)))
-        inputs, outputs = (None, None) if target in ("onnx", "litert") else ends
-        candidates = (
-            Candidate(FLOAT, source, Settings(engine, inputs=ends[0], outputs=ends[1])),
-            Candidate(
-                EIGHT_BITS,
-                verdict.output,
-                Settings(engine, _threads(verdict.plan.scheme), inputs=inputs, outputs=outputs),
-            ),
-        )
-        made = measure(candidates, Schedule(args.runs, WARMUP, rounds=min(args.runs, 10)))
+    made = finish()
     if made.failures:
         return replace(verdict, unmeasured=made.failures[0].reason)
     speed = made.comparisons[1]
@@ -422,8 +462,7 @@ def _timed(args: Namespace, graph: Graph, verdict: Verdict) -> Verdict:
 
 
 def _threads(scheme: Scheme) -> SessionOptions:
-    is_of_codes = scheme.target == "tensorflow" and not scheme.weights_only
-    return SessionOptions(intra_op=1, inter_op=cores()) if is_of_codes else SessionOptions()
+    return SessionOptions(intra_op=1, inter_op=cores()) if _is_checked(scheme) else SessionOptions()
 
 
 def _num_bytes(graph: Graph) -> int:

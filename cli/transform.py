@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit import formats
+from quantkit.dialects.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import RecipeError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.loading import MEANINGLESS, Model
@@ -94,7 +95,7 @@ def run(args: Namespace) -> int:
     ends = _classic_ends(args) if args.classic else None
     inputs, outputs = (None, None) if ends else _named_ends(args, recipe)
     model = named_model(args, source, inputs=inputs, outputs=outputs, random_weights=args.random_weights)
-    before = model.rewritable
+    before = model.rewritable if target.kind == "onnx" else as_tensorflow(model.rewritable)
     model = replace(model, graph=before)
     recipe = _fitted(_known(args, recipe, before), model)
     target.check(before, may_shrink=_may_shrink(recipe))

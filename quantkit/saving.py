@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantkit import formats
+from quantkit.dialects.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.formats import graphdef, onnx, saved_model
 from quantkit.ir.graph import Graph
@@ -61,7 +62,7 @@ class Target:
             may_shrink: whether it is still to be rewritten in a way that makes it smaller.
 
         Raises:
-            UsageError: the place is none, or the graph can not become what is to be written.
+            UsageError: the place is none.
             InputError: the place may not be written to.
             GraphError: the graph is larger than what can be written.
         """
@@ -69,11 +70,6 @@ class Target:
             formats.check_folder(self.path)
         else:
             formats.check_target(self.path)
-        if graph.dialect == onnx.DIALECT and self.kind != "onnx":
-            raise UsageError(
-                f"{self.path.name} can not hold a graph of dialect {graph.dialect}",
-                hint="name a file that ends in .onnx",
-            )
         if self.kind != "onnx" and not may_shrink:
             graphdef.check_size(graph, graph.reachable() if graph.outputs else None)
 
@@ -85,9 +81,11 @@ class Target:
 
         Raises:
             UsageError, InputError, GraphError: as `check`; the disk is full.
-            UnavailableError: it can not be converted to ONNX or LiteRT.
+            UnavailableError: it can not be converted to what is to be written.
         """
         self.check(graph)
+        if self.kind != "onnx":
+            graph = as_tensorflow(graph)
         if self.kind == "saved_model":
             formats.save_saved_model(graph, self.path)
             return (self.path / saved_model.FILE).stat().st_size
@@ -106,17 +104,17 @@ def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = N
     """Write a graph in the format that the path's ending names; it appears complete or not at all.
 
     Args:
-        graph: what to write. A TensorFlow graph that goes to a ``.onnx`` file is converted.
+        graph: what to write; it is converted where TensorFlow's ops go to a ``.onnx`` file, or ONNX's elsewhere.
         path: ``.pb``, ``.pbtxt``, ``.onnx``, ``.tflite``, or a folder (new with a ``/`` at the end, or empty) for a
             SavedModel. The weights of an ONNX model over 2 GiB go to ``PATH.data`` beside it.
         as_text: whether a GraphDef is written as text; None: as the ending says.
         format: one of `KINDS`, whatever the ending is.
 
     Raises:
-        UsageError: the place is none, or the graph can not become what the ending names.
+        UsageError: the place is none.
         InputError: the disk is full, or the place may not be written to.
         GraphError: the graph is larger than the format allows.
-        UnavailableError: it can not be converted to ONNX or LiteRT.
+        UnavailableError: it can not be converted to what the ending names.
     """
     kind = "graphdef" if format is None and as_text is False and os.fspath(path).endswith(".pbtxt") else format
     Target.of(path, kind, as_text=bool(as_text)).write(graph)

@@ -222,17 +222,17 @@ def _concat(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor])
 
 @_rule("Reshape")
 def _reshape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    wanted: list[int | None] = [int(size) for size in constants[1].array.reshape(-1)]
-    if not node.attrs.get("allowzero"):
-        wanted = [_known(given[0])[axis] if size == 0 else size for axis, size in enumerate(wanted)]
-    if -1 in wanted:
-        place = wanted.index(-1)
-        rest = [size for size in wanted if size != -1]
-        if given[0].is_known and None not in rest:
-            wanted[place] = math.prod(given[0].known) // math.prod(size for size in rest if size is not None)
-        else:
-            wanted[place] = None
-    return [Shape(tuple(wanted))]
+    listed = [int(size) for size in constants[1].array.reshape(-1)]
+    copied = [] if node.attrs.get("allowzero") else [axis for axis, size in enumerate(listed) if size == 0]
+    dims = _known(given[0]) if copied or given[0].dims is not None else ()
+    made: list[int | None] = [dims[axis] if axis in copied else size for axis, size in enumerate(listed)]
+    if -1 in made:
+        # Axes that are copied count on both sides: only the others decide.
+        before = [size for axis, size in enumerate(dims) if axis not in copied]
+        after = math.prod(size for axis, size in enumerate(listed) if size != -1 and axis not in copied)
+        is_known = given[0].dims is not None and None not in before
+        made[made.index(-1)] = math.prod(size for size in before if size is not None) // after if is_known else None
+    return [Shape(tuple(made))]
 
 
 @_rule("Flatten")

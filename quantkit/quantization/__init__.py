@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
+from quantkit.dialects.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.quantization.calibrate import Batch, collect, examples_at_once, open_observed
@@ -39,7 +40,12 @@ class Target(Protocol):
 
 
 def prepare(graph: Graph, scheme: Scheme) -> Graph:
-    """The float graph that a scheme calibrates and converts: the same, or one with its scales evened out."""
+    """The float graph that a scheme calibrates and converts: the same, or one with its scales evened out.
+
+    Raises:
+        UnavailableError: it is of ONNX's ops, and one of them has no form in TensorFlow's, which units are made of.
+    """
+    graph = as_tensorflow(graph)
     return equalize(graph, annotate(graph, scheme)) if scheme.equalize else graph
 
 

@@ -161,7 +161,9 @@ def _info(port: Any) -> TensorInfo:
         shape = Shape(None)
     else:
         shape = Shape(tuple(None if size.is_dynamic else size.get_length() for size in sizes))
-    return TensorInfo(port.any_name, _DTYPES[word], shape)
+    # What passes an input on gives it a name of its own, too: the input's is the one that its node has.
+    own = port.get_node().get_friendly_name()
+    return TensorInfo(own if own in port.names else port.any_name, _DTYPES[word], shape)
 
 
 def _unread(graph: Graph, known: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
