@@ -109,7 +109,7 @@ class Summary:
     @property
     def _memory(self) -> str:
         if self.peak is None:
-            return "unknown (no shape is static, or there are loops or calls)"
+            return "unknown (no shape is static, or the ops are ONNX's)"
         activations = self.peak.num_bytes / 1e6
         total = self.num_bytes / 1e6 + activations
         text = f"{total:,.2f} MB at least: the constants, and {activations:,.2f} MB of tensors at {self.peak.node}"

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from quantkit.dialects.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Graph
 from quantkit.ops.inference import infer_shapes, multiply_adds
@@ -58,6 +59,7 @@ class Outlook:
 def look_ahead(graph: Graph) -> Outlook:
     """What of a float graph would become 8 bits, once it is folded."""
     try:
+        graph = as_tensorflow(graph)
         folded, _ = run(_folding(graph), with_batch_one(graph))
         plan = annotate(folded)
     except QuantkitError as error:

@@ -9,6 +9,7 @@ import pytest
 
 from quantkit.formats import load, save
 from quantkit.ir.text import from_text
+from quantkit.recipe.named import NAMED, PURPOSES
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()
@@ -123,3 +124,21 @@ def test_what_a_recipe_file_can_not_say(
     path.write_text(text + '[[step]]\ntransform = "strip_unused_nodes"\n')
     assert main([*words[:-4], "--recipe", str(path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_reference_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["transforms", "list", "--json"]) == 0
+    recipes = {recipe["name"]: recipe for recipe in json.loads(capsys.readouterr().out)["recipes"]}
+    assert set(recipes) == set(NAMED) == set(PURPOSES)
+    assert "quantize_weights obfuscate_names" in recipes["mobile"]["steps"]
+    assert main(["transforms", "list"]) == 0
+    assert "for an app's bundle" in capsys.readouterr().out
+
+
+def test_summarize_looks_ahead(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summarize", words[1], "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["file_bytes"] == Path(words[1]).stat().st_size
+    assert document["eight_bits"]["layers"] == 0
+    assert main(["summarize", words[1]]) == 0
+    assert "no layer to make 8 bits of" in capsys.readouterr().out
