@@ -65,7 +65,7 @@ def run_classic(
             found, undone = judged(check, _graph(nodes, graph, ends), _graph(made, graph, ends), transform, on_mismatch)
         if undone:
             made = nodes
-        elif not ignored and not transform.keeps_versions:
+        elif made is not nodes and not transform.keeps_versions:
             versions, extra = Versions(), b""
         ops = op_changes(Counter(node.op for node in nodes), Counter(node.op for node in made))
         records.append(Record(step, (len(nodes), len(made)), (), (), seconds, ignored, found, undone, ops))

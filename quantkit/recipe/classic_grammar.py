@@ -67,7 +67,8 @@ class _Reader:
         if quoted:
             self.at = quoted.end()
             return quoted[1]
-        self.takes('"')
+        if self.takes('"'):
+            raise self.error("Looking for parameter name")
         return self.need(BARE, "Looking for parameter name")
 
     def takes(self, character: str) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from quantkit.errors import GraphError
 from quantkit.ir.functions import Library
 from quantkit.ir.graph import Attr
-from quantkit.ops.tensorflow import find_op
+from quantkit.ops.tensorflow import OpDef, find_op
 from quantkit.transforms.classic.nodes import NodeDef
 from quantkit.transforms.classic.table import Context, classic_transform
 
@@ -34,11 +34,9 @@ def with_defaults(node: NodeDef, library: Library) -> NodeDef:
     Raises:
         GraphError: neither TensorFlow nor the library has its op.
     """
-    op = find_op(node.op)
-    if op is None:
-        if node.op in library:
-            return node
-        raise unknown_op(node)
+    if node.op in library:
+        return node
+    op = op_of(node)
     missing: dict[str, Attr] = {
         name: attr.default
         for name, attr in op.attrs.items()
@@ -47,8 +45,13 @@ def with_defaults(node: NodeDef, library: Library) -> NodeDef:
     return node.with_attrs(**missing) if missing else node
 
 
-def unknown_op(node: NodeDef) -> GraphError:
-    """The original's words on an op that is not registered; it went on with the name of the machine."""
-    return GraphError(
-        f"Op type not registered '{node.op}' in binary", hint=f"{node.name} is of that type; plugins are not known here"
-    )
+def op_of(node: NodeDef) -> OpDef:
+    """The signature of a node's op.
+
+    Raises:
+        GraphError: TensorFlow does not know it. (The original went on with the name of the machine.)
+    """
+    op = find_op(node.op)
+    if op is None:
+        raise GraphError(f"Op type not registered '{node.op}' in binary", hint=f"{node.name} is of that type")
+    return op

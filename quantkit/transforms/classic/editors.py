@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from quantkit.errors import GraphError
 from quantkit.transforms.classic.matching import rename_inputs, run_order
-from quantkit.transforms.classic.nodes import NodeDef, constant, node_of, split
+from quantkit.transforms.classic.nodes import NodeDef, constant, split
 from quantkit.transforms.classic.table import Context, classic_transform
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -43,11 +43,8 @@ def rename_attribute(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef
     old, new = context.words("old_attribute_name")[0], context.words("new_attribute_name")[0]
     result = []
     for node in nodes:
-        if op in ("*", node.op) and old in node.attrs:
-            value = node.attrs.get(new, node.attrs[old])
-            node = node.with_attrs(**{old: None, new: None}).with_attrs(**{new: value})
-            # An attribute that is renamed to its own name is inserted while the old one is there, and then erased.
-            node = node.with_attrs(**{old: None}) if old == new else node
+        if op in ("*", node.op) and old in node.attrs and old != new:
+            node = node.with_attrs(**{old: None, new: node.attrs.get(new, node.attrs[old])})
         result.append(node)
     return result
 
@@ -173,8 +170,3 @@ def backport_tensor_array_v3(nodes: Sequence[NodeDef], context: Context) -> list
         else:
             result.append(node.with_(op=OLD_ARRAY_OPS.get(node.op, node.op)))
     return rename_inputs(result, flows)
-
-
-def is_protected(node: NodeDef, names: Sequence[str]) -> bool:
-    """Whether a node is one of those that names, with or without a port, mean."""
-    return node.name in {node_of(name) for name in names}

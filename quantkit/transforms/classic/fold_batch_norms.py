@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quantkit.errors import GraphError
-from quantkit.ir.tensor import DType, Tensor
+from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.transforms.classic.matching import ANY, CONST, Match, pattern, replace_matches
 from quantkit.transforms.classic.nodes import NodeDef, constant
 from quantkit.transforms.classic.table import Context, classic_transform
@@ -25,16 +25,25 @@ def _folded(match: Match, outside: frozenset[str]) -> list[NodeDef]:
     if outside & {layer.name, weights_node.name, factor_node.name}:
         return [product, layer, source, weights_node, factor_node]
     weights, factor = weights_node.value, factor_node.value
-    columns = _num_columns(layer, weights)
+    columns = num_columns(layer, weights)
     if factor.shape != (columns,):
         raise GraphError(f"Mul constant input to batch norm has bad shape: {shape_text(factor.shape)}")
     for one, name in ((weights, weights_node.name), (factor, factor_node.name)):
         require_float(one, name)
-    scaled = weights.array * np.resize(factor.array, weights.num_elements).reshape(weights.shape)
-    return [constant(weights_node.name, scaled), source, layer.with_(name=product.name)]
+    return [constant(weights_node.name, scaled_columns(weights, factor.array)), source, layer.with_(name=product.name)]
 
 
-def _num_columns(layer: NodeDef, weights: Tensor) -> int:
+def scaled_columns(weights: Tensor, factor: Array) -> Array:
+    """Weights times factors, which repeat along the weights as they are stored."""
+    return np.asarray(weights.array * np.resize(factor, weights.num_elements).reshape(weights.shape), np.float32)
+
+
+def num_columns(layer: NodeDef, weights: Tensor) -> int:
+    """How many factors a layer's weights take.
+
+    Raises:
+        GraphError: the original crashed on weights of this rank.
+    """
     sizes = weights.shape
     if len(sizes) != (2 if layer.op == "MatMul" else 4):
         raise GraphError(f"the original crashes here: {layer.name} has weights of shape {shape_text(sizes)}")

@@ -9,13 +9,13 @@ import numpy as np
 
 from quantkit.errors import GraphError
 from quantkit.ir.tensor import Array, Tensor
-from quantkit.transforms.classic.fold_batch_norms import require_float, shape_text
+from quantkit.transforms.classic.fold_batch_norms import num_columns, require_float, scaled_columns, shape_text
 from quantkit.transforms.classic.matching import ANY, CONST, Match, Pattern, pattern, replace_matches
 from quantkit.transforms.classic.nodes import NodeDef, constant
 from quantkit.transforms.classic.table import Context, classic_transform
 
 NORM = "BatchNormWithGlobalNormalization|FusedBatchNorm"
-CONV = pattern("Conv2D", ANY, CONST)
+CONV = pattern("Conv2D|DepthwiseConv2dNative", ANY, CONST)
 STATISTICS = (CONST, CONST, CONST, CONST)
 # Where the joined channels are those of the convolutions, so that each gets its own part of the vectors.
 CHANNEL_AXIS = 3
@@ -115,16 +115,14 @@ def _scale_and_offset(match: Match) -> tuple[Array, Array]:
 
 
 def _attribute(node: NodeDef, name: str) -> float:
-    value = node.attrs.get(name)
-    if not isinstance(value, int | float):
-        raise GraphError(f"the original crashes here: {node.name} lacks the attribute {name!r}")
-    return value
+    value = node.attribute(name)
+    return value if isinstance(value, int | float) else 0.0
 
 
 def _folded(scale: Array, offset: Array, conv: Match, name: str) -> list[NodeDef]:
     """The scaled convolution, and a node of some name that adds the offset to it."""
     source, weights = (inner.node for inner in conv.inputs)
-    scaled = _scaled(weights.value, scale, conv.node.name)
+    scaled = _scaled(weights.value, scale, conv.node)
     bias = constant(f"{conv.node.name}_bn_offset", np.asarray(offset, np.float32))
     attrs = {key: conv.node.attrs[key] for key in ("data_format", "T") if key in conv.node.attrs}
     if "T" not in attrs:
@@ -133,12 +131,12 @@ def _folded(scale: Array, offset: Array, conv: Match, name: str) -> list[NodeDef
     return [constant(weights.name, scaled), source, conv.node, bias, added]
 
 
-def _scaled(weights: Tensor, scale: Array, name: str) -> Array:
-    require_float(weights, name)
-    if weights.shape[-1:] != scale.shape:
+def _scaled(weights: Tensor, scale: Array, conv: NodeDef) -> Array:
+    require_float(weights, conv.name)
+    if num_columns(conv, weights) != len(scale):
         raise GraphError(
-            f"the original crashes here: {name} has weights of shape {shape_text(weights.shape)}, "
+            f"the original crashes here: {conv.name} has weights of shape {shape_text(weights.shape)}, "
             f"and {len(scale)} factors are folded into them",
             hint="without --classic it is folded or left alone",
         )
-    return np.asarray(weights.array * scale, np.float32)
+    return scaled_columns(weights, scale)

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quantkit.errors import GraphError
 from quantkit.formats import graphdef
 from quantkit.formats.schema import message_class
-from quantkit.ir.functions import Library
 from quantkit.ir.graph import Attr, Node
-from quantkit.ops.tensorflow import OpDef, find_op
+from quantkit.transforms.classic.defaults import op_of
 from quantkit.transforms.classic.matching import rename_inputs
 from quantkit.transforms.classic.nodes import NodeDef, canonical
 from quantkit.transforms.classic.table import Context, classic_transform
@@ -60,18 +58,6 @@ def merge(nodes: Sequence[NodeDef], kept: set[str]) -> list[NodeDef]:
         result = rename_inputs(merged, names)
         if not names:
             return result
-
-
-def op_of(node: NodeDef, library: Library | None = None) -> OpDef:
-    """The signature of a node's op.
-
-    Raises:
-        GraphError: TensorFlow does not know it.
-    """
-    op = find_op(node.op)
-    if op is None:
-        raise GraphError(f"Op type not registered '{node.op}' in binary", hint="run the transforms without this one")
-    return op
 
 
 def _hash_node(node: NodeDef, name: str, known: dict[int, tuple[NodeDef, tuple[int, ...]]]) -> int:

@@ -54,10 +54,20 @@ class NodeDef:
         Raises:
             GraphError: it holds none.
         """
-        value = self.attrs.get("value")
+        value = self.attribute("value")
         if not isinstance(value, Tensor):
             raise GraphError(f"node {self.name!r} ({self.op}) holds no constant tensor")
         return value
+
+    def attribute(self, name: str) -> Attr:
+        """The value of an attribute.
+
+        Raises:
+            GraphError: the node lacks it.
+        """
+        if name not in self.attrs:
+            raise GraphError(f"CHECK failed: it != end(): key not found: {name}", hint=f"{self.name} lacks {name!r}")
+        return self.attrs[name]
 
 
 class Parts(NamedTuple):

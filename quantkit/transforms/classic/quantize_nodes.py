@@ -9,7 +9,7 @@ from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Node
 from quantkit.ir.tensor import DType
 from quantkit.ops.tensorflow import input_dtypes, output_dtypes
-from quantkit.transforms.classic.defaults import unknown_op
+from quantkit.transforms.classic.defaults import op_of
 from quantkit.transforms.classic.matching import ANY, CONST, Match, Pattern, pattern, rename_inputs, replace_matches
 from quantkit.transforms.classic.merge_duplicate_nodes import merge
 from quantkit.transforms.classic.nodes import NodeDef, constant, node_of, split
@@ -216,13 +216,15 @@ def _quantizer(ops: Mapping[str, QuantizedOp], fallback: Range) -> Callable[[Mat
 
 
 def _is_float(node: NodeDef, into: QuantizedOp) -> bool:
+    op = op_of(node)
+    for arg in (*op.inputs, *op.outputs):
+        for key in (arg.number_attr, arg.type_attr):
+            if key and key not in node.attrs:
+                where = f"[[{{{{node {node.name}}}}}]]"
+                hint = "run add_default_attributes first"
+                raise GraphError(f"No attr named '{key}' in NodeDef:\n\t {where}", hint)
     typed = Node(node.name, node.op, attrs=node.attrs)
-    try:
-        given, made = input_dtypes(typed), output_dtypes(typed)
-    except GraphError as error:
-        raise GraphError(error.message, hint="run add_default_attributes first") from None
-    if not made:
-        raise unknown_op(NodeDef(node.name, node.op))
+    given, made = input_dtypes(typed), output_dtypes(typed)
     numbers = [dtype for slot, dtype in enumerate(given) if slot < len(node.inputs) and slot not in into.raw]
     return all(dtype is DType.FLOAT for dtype in (*numbers, *made))
 

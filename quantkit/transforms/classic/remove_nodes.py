@@ -9,7 +9,7 @@ from quantkit.transforms.classic.table import Context, classic_transform
 
 
 @classic_transform
-def remove_nodes(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
+def remove_nodes(nodes: list[NodeDef], context: Context) -> list[NodeDef]:
     """Readers of a removed node read its first input; what it waited for is forgotten.
 
     The node that it read moves to its place in the file; other inputs that it had are removed with it.
@@ -19,7 +19,7 @@ def remove_nodes(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
         raise GraphError("remove_nodes expects at least one 'op'argument, e.g. remove_nodes(op=Identity)")
     max_inputs = context.int32("max_inputs", 1)
     kept = {node_of(name) for name in (*context.inputs, *context.outputs)}
-    result = list(nodes)
+    result = nodes
     for op in ops:
         for count in range(1, max_inputs + 1):
             is_done = False

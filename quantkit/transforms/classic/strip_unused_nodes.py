@@ -82,7 +82,7 @@ def _shape(context: Context, name: str) -> Shape:
 
 def _read_shape(word: str) -> Shape:
     if not word:
-        raise GraphError("Specificed shape is empty.")
+        raise GraphError("Specified shape is empty.")
     sizes = [as_int64(part) for part in word.split(",")]
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes):

@@ -15,6 +15,7 @@ from quantkit.transforms.registry import REGISTRY, TRUTHS, Transform
 
 SPACES = " \t\n\v\f\r"
 INTEGER = re.compile(r"-?[0-9]+")
+FLOAT = re.compile(r"[-+]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|infinity|nan|0x[0-9a-f]+)")
 # How many dangling inputs the hint of the error lists.
 SHOWN = 5
 
@@ -88,10 +89,11 @@ class Context:
         word = self.word(name, "")
         if name not in self.params:
             return default
-        try:
-            return float(np.float32(word))
-        except ValueError:
-            raise GraphError(f"Couldn't interpret the {name} argument as a float number:{word}") from None
+        number = word.strip(SPACES).lower()
+        if not FLOAT.fullmatch(number):
+            raise GraphError(f"Couldn't interpret the {name} argument as a float number:{word}")
+        with np.errstate(over="ignore"):
+            return float(np.float32(int(number, 16) if "0x" in number else float(number)))
 
     def truth(self, name: str, default: bool) -> bool:
         """The one truth of an option.
@@ -128,7 +130,8 @@ def check_inputs(nodes: Sequence[NodeDef]) -> None:
         raise GraphError("Invalid graph with inputs referring to nonexistent nodes", hint=listed)
 
 
-Function = Callable[[Sequence[NodeDef], Context], list[NodeDef]]
+# A transform that returns the very list it was given has copied the whole graph, versions included.
+Function = Callable[[list[NodeDef], Context], list[NodeDef]]
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ class ClassicTransform:
     keeps_versions: bool = False
     is_exact: bool = True
 
-    def __call__(self, nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
+    def __call__(self, nodes: list[NodeDef], context: Context) -> list[NodeDef]:
         return self.function(nodes, context)
 
 
