@@ -114,6 +114,11 @@ def _same_and_scalars(node: Node, given: Sequence[Shape], constants: Mapping[int
     return given[:1] if "BatchNorm" in node.op else [given[0], SCALAR, SCALAR]
 
 
+@_rule("IdentityN")
+def _same_each(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return given
+
+
 @_rule("Placeholder")
 def _placeholder(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     shape = node.attrs.get("shape")

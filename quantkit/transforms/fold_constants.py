@@ -141,7 +141,9 @@ class _Folding:
     def _compute(self, node: Node, inputs: list[Tensor]) -> str:
         """Note the node's values; what stands in the way, if anything does."""
         controls = dict.fromkeys(name for edge in node.inputs for name in self.waited.get(edge.node, ()))
-        controls.update(dict.fromkeys(node.controls))
+        for name in node.controls:
+            is_folded = Edge(name) in self.values and not self.graph[name].is_constant
+            controls.update(dict.fromkeys(self.waited.get(name, ()) if is_folded else (name,)))
         if node.op == "Identity" and not controls:
             self.values[Edge(node.name)] = inputs[0]
             self.aliases[Edge(node.name)] = self.aliases.get(node.inputs[0], node.inputs[0])

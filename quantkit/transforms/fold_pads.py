@@ -37,8 +37,9 @@ def fold_pads(graph: Graph) -> Outcome:
     Options: none. A Pad that adds nothing becomes an Identity, which remove_nodes splices out.
 
     Declines when what is padded with is not a constant zero, when batch or channels are padded, for average pools
-    (they do not count their own padding, but would count those zeros), and for maximum pools, which ignore their
-    padding, unless what they read is never negative or the padding is the lowest number, and SAME adds as much.
+    (they do not count their own padding, but would count those zeros), for depthwise convolutions unless SAME adds
+    as much, and for maximum pools, which ignore their padding, unless what they read is never negative or the padding
+    is the lowest number, and SAME adds as much.
 
     Example:
         fold_pads
@@ -83,6 +84,8 @@ def _folded(shapes: Shapes, graph: Graph, root: Node) -> list[Node] | Skip | Non
     if root.op == "MaxPool" and ((own + widths).max(1) >= attribute(root, "ksize")).any():
         return Skip(f"{pad.name} is so wide that windows would see nothing else")
     same = _all_same(shapes, root, shapes.get(pad.inputs[0], UNKNOWN))
+    if root.op == "DepthwiseConv2dNative" and (same is None or not np.array_equal(own + widths, same)):
+        return Skip(f"{pad.name} is not what SAME adds, and TensorFlow breaks down where it fuses another padding")
     if root.op == "MaxPool" and (same is None or not np.array_equal(own + widths, same)):
         return Skip(f"{pad.name} is not what SAME adds, and few engines know another padding of a MaxPool")
     return [_padding(root, own + widths, same).reading(0, pad.inputs[0])]
@@ -158,7 +161,7 @@ def _all_same(shapes: Shapes, root: Node, given: Shape) -> Array | None:
     """What SAME adds around a tensor of a shape: (4, 2); None: not known."""
     made = np.zeros((4, 2), int)
     for axis, span, stride in _windows(shapes, root) or ():
-        same = _same(None if given.dims is None else given.dims[axis], span, stride)
+        same = _same(given.dims[axis] if given.dims and given.rank == 4 else None, span, stride)
         if same is None:
             return None
         made[axis] = same

@@ -10,6 +10,7 @@ otherwise. Where TensorFlow's kernels differ between processors, these follow it
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Any
 
 import numpy as np
@@ -280,9 +281,10 @@ def _ranges(node: Node, inputs: Sequence[Array], types: tuple[str, str], first: 
 
 
 def _check_broadcast(x: Array, y: Array) -> None:
-    """These kernels broadcast scalars, and vectors along the last axis."""
-    small, large = sorted((x, y), key=lambda one: one.ndim)
-    if not (x.shape == y.shape or 1 in (x.size, y.size) or (small.ndim == 1 and small.shape == large.shape[-1:])):
+    """These kernels repeat the smaller operand as a whole, not along an axis of its own."""
+    small, large = sorted((x, y), key=lambda one: one.size)
+    sizes = tuple(dropwhile(lambda size: size == 1, small.shape))
+    if sizes != large.shape[large.ndim - len(sizes) :]:
         raise ValueError(f"Broadcast between {list(x.shape)} and {list(y.shape)} is not supported yet.")
 
 
