@@ -277,10 +277,10 @@ def _pictures(args: Namespace) -> tuple[Data | None, Data | None]:
 def _calibrated(
     args: Namespace, model: Model, graph: Graph, plan: Plan, data: Data, answers: Answers, output: Path
 ) -> Ranges:
-    megabytes = (memory_bound(graph, plan) + KEPT_BYTES) / 1e6
-    log(args, f"calibrating with {len(data)} of {data.source}, in at most {megabytes:.0f} MB")
     state = output.with_name(f"{output.name}.calibration")
     with open_observed(graph, plan, args.runtime) as session, counting(args, "calibrating") as shown:
+        megabytes = (memory_bound(graph, plan, engine=session.runtime.name) + KEPT_BYTES) / 1e6
+        log(args, f"calibrating with {len(data)} of {data.source}, in at most {megabytes:.0f} MB")
         examples = Examples.of(args, model, session, data)
         name = str(graph.outputs[0])
 
@@ -429,7 +429,7 @@ def _compared(graph: Graph, answers: Answers, verdict: Verdict) -> Verdict:
 def _opening(
     args: Namespace, graph: Graph, file: Path, scheme: Scheme, folder: Path
 ) -> Iterator[Callable[[], Benchmark] | None]:
-    """The float and the 8-bit graph while they open in processes of their own; what measures them, unless runs are 0."""
+    """Lets both graphs open in processes of their own; gives what measures them, unless runs are 0."""
     if not args.runs:
         yield None
         return

@@ -91,6 +91,20 @@ def test_the_tables_are_the_committed_measurements() -> None:
     assert filled(README) == README, "run python tests/support/readme_table.py"
 
 
+def test_rewrites_are_told_engine_by_engine() -> None:
+    from readme_table import rewrites
+
+    from quantkit.bench.machine import this_machine
+
+    speed = {"ratio": 1.25, "low": 1.2, "high": 1.3}
+    row = {"model": "m", "rewrite": "fold_pads", "version": "1.0", "difference": 2e-8, "speed_up": speed}
+    rows = [row | {"engine": "openvino"}, row | {"engine": "litert"}, row | {"engine": "litert", "model": "n"}]
+    text = rewrites({"machine": this_machine().to_json(), "rows": rows}, Path("rewrites.json"))
+    assert "| rewrite, on | openvino 1.0 | litert 1.0 | answers differ by |" in text
+    assert "| `fold_pads`, m | 1.25 (1.20 to 1.30) | 1.25 (1.20 to 1.30) | 2e-08 |" in text
+    assert "| `fold_pads`, n |  | 1.25 (1.20 to 1.30) | 2e-08 |" in text
+
+
 def test_the_committed_measurements_can_be_read() -> None:
     from quantkit.bench import Benchmark
 

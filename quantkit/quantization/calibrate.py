@@ -36,22 +36,25 @@ MOST_AT_ONCE = 64
 GUARDED = 4
 # A channel that reaches so many times as far as the middle one leaves the others few codes.
 DWARFING = 100.0
+# Copies of the weights that an engine makes until it runs, as measured; TensorFlow keeps messages of its graph.
+USUAL_COPIES = 4
+COPIES = {"tensorflow": 12}
 MEAN_ROWS = 401
 SAVE_SECONDS = 10.0
 
 
-def memory_bound(graph: Graph, plan: Plan, *, at_once: int = 1) -> int:
+def memory_bound(graph: Graph, plan: Plan, *, engine: str = "", at_once: int = 1) -> int:
     """Bytes that calibrating takes at most beyond Python and the engine's own code.
 
-    The engine holds its weights, a copy of them while it loads, its working tensors and the observed ones; beside
-    them there are the two last sets of observed tensors and the histograms.
+    The engine holds its weights, copies of them from the forms they went through as it loaded, its working tensors
+    and the observed ones; beside them there are the two last sets of observed tensors and the histograms.
     """
     shapes = infer_shapes(graph)
     weights = sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant)
     sizes = {edge: prod(size or at_once for size in shape.dims or ()) * 4 for edge, shape in shapes.items()}
     flowing = sum(size for edge, size in sizes.items() if not graph[edge.node].is_constant)
     observed = sum(sizes.get(edge, 0) for edge in {*plan.edges, *plan.averaged})
-    return 4 * weights + flowing + 3 * observed + len(plan.edges) * BINS * 16
+    return COPIES.get(engine, USUAL_COPIES) * weights + flowing + 3 * observed + len(plan.edges) * BINS * 16
 
 
 def open_observed(graph: Graph, plan: Plan, runtime: str = AUTO, options: SessionOptions = SessionOptions()) -> Session:

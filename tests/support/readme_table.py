@@ -59,6 +59,32 @@ def side_by_side(document: dict[str, Any], path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def rewrites(document: dict[str, Any], path: Path) -> str:
+    """Each rewrite alone: how many times as fast in each engine, with its interval."""
+    engines = list(dict.fromkeys(f"{row['engine']} {row['version']}" for row in document["rows"]))
+    lines = [f"| rewrite, on | {' | '.join(engines)} | answers differ by |", "|---|" + "---|" * (len(engines) + 1)]
+    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for row in document["rows"]:
+        named = found.setdefault((row["rewrite"], row["model"]), {})
+        named[f"{row['engine']} {row['version']}"] = row
+    for (rewrite, model), of_engine in sorted(found.items()):
+        cells = [_speed_up(of_engine[engine]) if engine in of_engine else "" for engine in engines]
+        difference = max(row["difference"] for row in of_engine.values())
+        lines.append(f"| `{rewrite}`, {model} | {' | '.join(cells)} | {difference:.0e} |")
+    machine = Machine.from_json(document["machine"]).sentence
+    lines += [
+        "",
+        "Times as fast as before the rewrite, with 95 % intervals, in float, batch 1, random weights; each engine with "
+        f"its own threads. {machine}. Raw samples: [`tests/bench/{path.name}`](tests/bench/{path.name}).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _speed_up(row: dict[str, Any]) -> str:
+    speed = row["speed_up"]
+    return f"{speed['ratio']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})"
+
+
 def benchmarked(document: dict[str, Any], path: Path) -> str:
     """What `quantkit benchmark --save` wrote."""
     benchmark = Benchmark.from_json(document)
@@ -91,6 +117,7 @@ def benchmarked(document: dict[str, Any], path: Path) -> str:
 _TABLES = {
     "quantkit.benchmark/1": benchmarked,
     "quantkit.eight_bit/1": side_by_side,
+    "quantkit.rewrites/1": rewrites,
     "quantkit.transform_process/1": whole_processes,
 }
 

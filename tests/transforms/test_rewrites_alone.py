@@ -1,0 +1,44 @@
+"""The rewrites that make 8 bits fast, each alone on the digits as an exporter may write them, in every engine."""
+
+import numpy as np
+import pytest
+from spread_graphs import with_batch_norms, with_clamps, with_pads, with_preprocessing
+
+import quantkit as qk
+from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import Array
+from quantkit.runtimes import RUNTIMES, open_session
+
+FORMS = {
+    "pool_after_projection": lambda graph: graph,
+    "merge_sibling_convolutions(gain=0)": lambda graph: graph,
+    "absorb_preprocessing": with_preprocessing,
+    "fold_pads": with_pads,
+    "fold_clamps": with_clamps,
+    "fold_batch_norms": with_batch_norms,
+}
+
+
+@pytest.fixture(scope="module")
+def digits() -> Graph:
+    recipe = 'strip_unused_nodes(shape="1,16,16,1") remove_nodes(op=Identity, op=CheckNumerics) fold_old_batch_norms'
+    return qk.transform(qk.load("digits", inputs=["Mul"], outputs=["softmax"]), recipe)
+
+
+def answers(graph: Graph, engine: str) -> Array:
+    pixels = np.random.default_rng(3).integers(0, 256, (4, 1, 16, 16, 1)).astype(np.float32)
+    with open_session(graph, engine) as session:
+        (source,) = session.inputs
+        fed = pixels if source.name == "pixels" else (pixels - 128) / 128
+        return np.stack([session.run({source.name: one.astype(source.dtype.numpy)})["softmax"] for one in fed])
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("engine", [name for name, one in RUNTIMES.items() if one.available().ok])
+@pytest.mark.parametrize("rewrite", FORMS)
+def test_answers_are_the_same(rewrite: str, engine: str, digits: Graph) -> None:
+    before = FORMS[rewrite](digits)
+    after = qk.transform(before, rewrite)
+    assert after != before
+    np.testing.assert_allclose(answers(after, engine), answers(before, engine), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(answers(before, engine), answers(digits, engine), rtol=0, atol=1e-5)
