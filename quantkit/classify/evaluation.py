@@ -32,7 +32,7 @@ from quantkit.data import Data, Sample, find_data
 from quantkit.errors import InputError, UsageError
 from quantkit.evaluation import Quality, Tally
 from quantkit.ir.graph import Graph
-from quantkit.ir.tensor import Array
+from quantkit.ir.tensor import Array, DType
 from quantkit.loading import Model, load_model
 from quantkit.runtimes import AUTO, open_session
 from quantkit.runtimes.session import Engine, Session, SessionOptions, TensorInfo
@@ -41,6 +41,8 @@ from quantkit.zoo import ModelCard, list_cards
 Progress = Callable[[int, int], None]
 # Pictures that run together where the graph leaves that open: more hardly run faster on a processor.
 BATCH = 8
+# How far a number may be from a whole one to be a pixel that was normalised in float32.
+NEARLY_WHOLE = 0.01
 
 
 @dataclass(frozen=True)
@@ -159,11 +161,14 @@ class Preparation:
         """What the input takes for one row of tensors, which is not cropped.
 
         Args:
-            row: (h, w, c) uint8 pixels, or numbers as the input takes them, with channels first or last, or in a row.
+            row: (h, w, c) uint8 pixels, or numbers as the input takes them, with channels first or last, or in a row;
+                for an input of pixels also what the preprocessing has made of pixels.
 
         Raises:
             UsageError: the input takes pixels and the row holds other numbers.
         """
+        if row.dtype.kind == "f" and self.feeding.dtype is DType.UINT8:
+            row = self._pixels_of(row)
         if row.dtype == np.uint8:
             return self.feeding.prepare(row, replace(self.preprocessing, crop="none"))
         feeding, dims = self.feeding, self.info.shape.dims
@@ -178,6 +183,13 @@ class Preparation:
             turned = row.transpose((2, 0, 1) if feeding.channels_first else (1, 2, 0))
             row = np.ascontiguousarray(turned) if _fits(dims[-3:], turned.shape) else row
         return row.astype(feeding.dtype.numpy, copy=False)
+
+    def _pixels_of(self, row: Array) -> Array:
+        """The pixels that normalised numbers were made of; the row as it is where they were not made so."""
+        values = row * np.asarray(self.preprocessing.std) + np.asarray(self.preprocessing.mean)
+        pixels = np.rint(values)
+        are_pixels = np.abs(values - pixels).max(initial=0) < NEARLY_WHOLE and pixels.min() >= 0 and pixels.max() <= 255
+        return pixels.astype(np.uint8) if are_pixels else row
 
     def feed(self, prepared: bytes | Array) -> Array:
         """The array to feed for a single sample."""

@@ -11,6 +11,7 @@ import pytest
 from quantkit.formats import load
 from quantkit.ir.tensor import DType
 from quantkit.quantization import Plan, Ranges, Scheme
+from quantkit.zoo import find_card
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()
@@ -48,6 +49,38 @@ def test_every_target_keeps_the_answers(
     assert document["num_bytes"] == output.stat().st_size < document["float_num_bytes"]
     assert document["not_measured"] == "--runs is 0"
     assert not list(tmp_path.glob("*.calibration")), "the state is gone"
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("target", "name"), [("onnx", "d.onnx"), ("tensorflow", "d.pb")])
+def test_the_result_takes_pixels_where_asked_to(
+    target: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = find_card("digits")
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 16, 16, 1), np.uint8)
+    documents = {}
+    for kind, rows in (
+        ("pixels", pixels),
+        ("numbers", (pixels.astype(np.float32) - card.preprocessing.mean) / card.preprocessing.std),
+    ):
+        np.save(tmp_path / f"{kind}.npy", rows)
+        words = ["-o", str(tmp_path / name), "--calibration", str(tmp_path / f"{kind}.npy"), "--target", target]
+        documents[kind] = quantized([*words, "--pixels", "--runs", "0"], capsys)
+        graph = load(tmp_path / name)
+        assert graph[graph.inputs[0].node].attrs["dtype"] is DType.UINT8
+    assert documents["pixels"]["quality"] == documents["numbers"]["quality"]
+    assert documents["pixels"]["quality"]["agreement"]["value"] >= 0.75
+
+
+@pytest.mark.engine
+def test_numbers_that_were_no_pixels_are_refused(
+    tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "d.onnx"
+    code = main(["quantize", "digits", "-o", str(output), "--calibration", str(pictures), "--pixels"])
+    assert code == 2
+    assert "takes uint8 and the data is float32" in capsys.readouterr().err
+    assert not output.exists()
 
 
 @pytest.mark.engine
