@@ -29,7 +29,7 @@ def extract_subgraph(graph: Graph, *, inputs: tuple[str, ...] = (), outputs: tup
     A Placeholder has the name of the node whose edge it stands for, unless more of that node is needed: then
     ``node/port``. It tells other answers than the graph before, because it is asked for others.
 
-    Declines when an input is not needed for the outputs: it is left out.
+    Declines when the outputs do not need an input that is named: it becomes one all the same, and changes nothing.
 
     Raises:
         RecipeError: an edge is not in the graph.
@@ -49,7 +49,7 @@ def extract_subgraph(graph: Graph, *, inputs: tuple[str, ...] = (), outputs: tup
     end = tuple(_edge(graph, text) for text in outputs) or graph.outputs
     cut = dict.fromkeys((*begin, *graph.inputs))
     kept, read = _needed(graph, cut, end)
-    made = _placeholders(graph, [edge for edge in cut if edge in read], kept)
+    made = _placeholders(graph, [edge for edge in cut if edge in read or edge in begin], kept)
     edges = {edge: Edge(node.name) for edge, node in made.items()}
     nodes = [*_in_order(graph, made), *(_cut(node, edges, kept) for node in graph.nodes.values() if node.name in kept)]
     part = graph.with_nodes(nodes).with_(

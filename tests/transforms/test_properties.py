@@ -62,11 +62,13 @@ PROMISES: dict[str, tuple[Promise, ...]] = {
         Promise(lambda graph: {"to": "float16", "minimum_size": 1}, bound=0.01),
         Promise(lambda graph: {"to": "bfloat16", "weights_only": False}, bound=0.1),
     ),
+    "extract_subgraph": (Promise(lambda graph: {"inputs": tuple(map(str, graph.inputs))}),),
     "fold_batch_norms": (EXACT,),
     "fold_clamps": (EXACT,),
     "fold_constants": (EXACT,),
     "fold_old_batch_norms": (EXACT,),
     "fold_pads": (EXACT,),
+    "inline_functions": (EXACT,),
     "merge_duplicate_nodes": (EXACT,),
     "merge_sibling_convolutions": (Promise(lambda graph: {"gain": 1e-6, "across_activations": True}),),
     "obfuscate_names": (EXACT,),
@@ -77,8 +79,11 @@ PROMISES: dict[str, tuple[Promise, ...]] = {
     "quantize_weights": (Promise(lambda graph: {"minimum_size": 1}, bound=0.05, settles=False),),
     "remove_attribute": (Promise(lambda graph: {"attribute_name": ("_note",), "op_name": ("*",)}),),
     "remove_control_dependencies": (EXACT,),
+    "remove_dead_branches": (EXACT,),
     "remove_device": (EXACT,),
+    "remove_dropout": (EXACT,),
     "remove_nodes": (Promise(lambda graph: {"op": ("Identity", "CheckNumerics", "StopGradient")}),),
+    "remove_unused_functions": (EXACT,),
     "rename_attribute": (
         Promise(
             lambda graph: {"old_attribute_name": ("_note",), "new_attribute_name": ("_remark",), "op_name": ("*",)}
@@ -88,6 +93,7 @@ PROMISES: dict[str, tuple[Promise, ...]] = {
     "rename_op": (Promise(lambda graph: {"old_op_name": ("StopGradient",), "new_op_name": ("Identity",)}),),
     "round_weights": (Promise(lambda graph: {"num_steps": 256}, bound=0.05, settles=False),),
     "set_device": (Promise(lambda graph: {"device": "/device:CPU:0"}),),
+    "simplify_arithmetic": (EXACT,),
     "sort_by_execution_order": (EXACT,),
     "strip_unused_nodes": (EXACT,),
 }
