@@ -247,6 +247,13 @@ def _expand_dims(node: Node, given: Sequence[Shape], constants: Mapping[int, Ten
     return [Shape((*dims[:axis], 1, *dims[axis:]))]
 
 
+@_rule("Tile")
+def _tile(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    times = constants[1].array.tolist()
+    pairs = zip(given[0].dims or (), times, strict=True)
+    return [Shape([None if size is None else size * count for size, count in pairs])] if given[0].dims else [UNKNOWN]
+
+
 @_rule("Pad PadV2 MirrorPad")
 def _pad(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     widths = constants[1].array.sum(1)
