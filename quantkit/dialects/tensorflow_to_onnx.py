@@ -8,6 +8,7 @@ from the sizes that are known:
            before = total // 2, after = total - before
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -140,11 +141,9 @@ class _Translator:
                 raise refusal(node, f"it does not fit its op ({error})") from error
         outputs = [self._output(edge) for edge in graph.outputs]
         infos = {str(edge): (self.dtype(edge), self.shape(edge)) for edge in graph.outputs}
+        nodes = self._without_plain_weights()
         made = Graph.of(
-            [
-                *([onnx.ABSENT] if any(Edge("") in node.inputs for node in self.made.values()) else []),
-                *self.made.values(),
-            ],
+            [*([onnx.ABSENT] if any(Edge("") in node.inputs for node in nodes) else []), *nodes],
             [Edge(str(edge)) for edge in graph.inputs],
             outputs,
             dialect=onnx.DIALECT,
@@ -153,6 +152,17 @@ class _Translator:
         edges = {edge: value for (edge, layout), value in self.values.items() if layout == PLAIN}
         edges |= {edge: value for (edge, layout), value in self.values.items() if layout == NCHW}
         return Translation(made, edges)
+
+    def _without_plain_weights(self) -> list[Node]:
+        """The nodes but for constants, and casts of them, that were made and are read in another form only."""
+        reads = Counter(edge.node for node in self.made.values() for edge in node.inputs)
+        reads.update(str(edge) for edge in (*self.graph.outputs, *self.graph.inputs))
+        idle = [node for node in self.made.values() if node.op == "Cast" and not reads[node.name]]
+        gone = {node.name for node in idle}
+        for node in idle:
+            reads.subtract(edge.node for edge in node.inputs)
+        gone |= {node.name for node in self.made.values() if node.op == "Constant" and not reads[node.name]}
+        return [node for node in self.made.values() if node.name not in gone]
 
     def _is_fed(self, node: Node) -> bool:
         return node.name in self.graph.input_names and Edge(node.name) in self.graph.inputs
@@ -354,7 +364,7 @@ def _convolution(translator: _Translator, node: Node) -> None:
     h, w, c_in, c_out = weights.shape
     channels = (translator.shape(node.inputs[0]).dims or (None,) * 4)[1 if is_channels_first(node) else 3]
     groups = channels // c_in if channels else 1
-    made = translator.keep(f"{node.inputs[1].node}/oihw", transposed(weights, (3, 2, 0, 1), (c_out, c_in, h, w)))
+    made = _kept_weights(translator, node, "oihw", transposed(weights, (3, 2, 0, 1), (c_out, c_in, h, w)))
     _layer(translator, node, made, _windows(translator, node, (h, w)), (h, w), groups, c_out)
 
 
@@ -363,15 +373,28 @@ def _depthwise(translator: _Translator, node: Node) -> None:
     weights = _weights(translator, node)
     h, w, c_in, multiplier = weights.shape
     shape = (c_in * multiplier, 1, h, w)
-    made = translator.keep(f"{node.inputs[1].node}/depthwise", transposed(weights, (2, 3, 0, 1), shape))
+    made = _kept_weights(translator, node, "depthwise", transposed(weights, (2, 3, 0, 1), shape))
     _layer(translator, node, made, _windows(translator, node, (h, w)), (h, w), c_in, c_in * multiplier)
 
 
 def _weights(translator: _Translator, node: Node) -> Tensor:
-    tensor = translator.graph.constant_of(node.inputs[1])
+    edge = node.inputs[1]
+    source = translator.graph[edge.node]
+    is_widened = source.op == "Cast" and source.name not in translator.graph.input_names
+    tensor = translator.graph.constant_of(source.inputs[0] if is_widened else edge)
     if tensor is None:
         raise refusal(node, "its weights are computed")
     return tensor
+
+
+def _kept_weights(translator: _Translator, node: Node, word: str, tensor: Tensor) -> Edge:
+    """Weights as ONNX lays them out; those that are stored in another type are cast behind that, as they were."""
+    edge = node.inputs[1]
+    made = translator.keep(f"{edge.node}/{word}", tensor)
+    dtype = translator.dtype(edge)
+    if dtype is not tensor.dtype:
+        made = translator.add(f"{edge.node}/{word}/{dtype.value}", "Cast", [made], to=NUMBERS[dtype])
+    return made
 
 
 def _layer(
@@ -530,7 +553,8 @@ def _powers(translator: _Translator, node: Node) -> None:
 @_converts("Relu6")
 def _relu6(translator: _Translator, node: Node) -> None:
     layout = _together(translator, node.inputs[:1])
-    ends = [translator.keep(f"{node.name}/{end}", Tensor.of(np.float32(end))) for end in (0, 6)]
+    dtype = translator.dtype(node.inputs[0])
+    ends = [translator.keep(f"{node.name}/{end}", Tensor.of(np.array(end, dtype.numpy), dtype)) for end in (0, 6)]
     translator.emit(node, "Clip", [translator.read(node.inputs[0], layout), *ends], layout)
 
 

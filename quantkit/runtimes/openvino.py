@@ -3,7 +3,7 @@
 import importlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +75,14 @@ class OpenVino:
             compiled = core.compile_model(read, device, config)
         except Exception as error:
             raise _explained(error, name, is_file=isinstance(source, Path)) from error
+        asked = [port.names for port in read.outputs]
         del source, read
         inputs = tuple(map(_info, compiled.inputs))
         unread = _unread(model, inputs) if isinstance(model, Graph) else ()
         return FunctionSession(
             Engine(self.name, openvino.__version__.split("-")[0], device),
             (*inputs, *unread),
-            tuple(map(_info, compiled.outputs)),
+            tuple(map(_info, compiled.outputs, asked)),
             _compute(compiled, name),
             placement=lambda: _placement(compiled, device) if options.log_placement else (),
         )
@@ -152,7 +153,8 @@ def _compute(compiled: Any, model: str) -> Callable[[list[Array]], Sequence[Arra
     return compute
 
 
-def _info(port: Any) -> TensorInfo:
+def _info(port: Any, asked: Collection[str] = ()) -> TensorInfo:
+    """What goes in or comes out; a cast that was merged into an output adds its own name to those ``asked`` for."""
     word = port.get_element_type().get_type_name()
     if word not in _DTYPES:
         raise UnavailableError(f"{port.any_name!r} has elements of type {word}, which no session takes or gives")
@@ -163,7 +165,8 @@ def _info(port: Any) -> TensorInfo:
         shape = Shape(tuple(None if size.is_dynamic else size.get_length() for size in sizes))
     # What passes an input on gives it a name of its own, too: the input's is the one that its node has.
     own = port.get_node().get_friendly_name()
-    return TensorInfo(own if own in port.names else port.any_name, _DTYPES[word], shape)
+    name = own if own in port.names else port.any_name
+    return TensorInfo(name if name in asked or not asked else min(asked), _DTYPES[word], shape)
 
 
 def _unread(graph: Graph, known: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:

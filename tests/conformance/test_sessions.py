@@ -1,6 +1,7 @@
 """What every engine promises, asked of each."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ from conformance_cases import CASES, Case, node, placeholder
 from quantkit.errors import GraphError, UnavailableError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType, Shape
+from quantkit.quantization import Ranges, Scheme, annotate, convert
 from quantkit.runtimes.reference import Reference
 from quantkit.runtimes.session import PRECISIONS, Runtime, Session, SessionOptions
+from quantkit.runtimes.to_litert import save_litert
 from quantkit.transforms.convert_precision import convert_precision
 
 
@@ -149,6 +152,30 @@ def test_weights_of_16_bits_are_widened(runtime: Runtime, to: str) -> None:
     feeds = case.feeds(2)
     with runtime.open(graph) as session, Reference().open(graph) as reference:
         np.testing.assert_allclose(session.run(feeds)["y"], reference.run(feeds)["y"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", ["onnx", "tensorflow", "eightbit", "litert"])
+def test_weights_of_8_bits_are_widened(runtime: Runtime, target: str, tmp_path: Path) -> None:
+    takes = {"onnx": ("onnxruntime", "openvino"), "litert": ("litert",)}.get(target)
+    if takes is not None and runtime.name not in takes:
+        pytest.skip(f"{runtime.name} does not run the target {target}")
+    case = CASES["dense"]
+    scheme = Scheme.for_target(target, weights_only=True)
+    plan = annotate(case.graph, scheme)
+    made = convert(case.graph, plan, Ranges({}))
+    model: Graph | Path = made
+    if target == "litert":
+        model = tmp_path / "small.tflite"
+        save_litert(made, model, small_weights=True)
+    feeds = case.feeds(2)
+    expected = case.expected(feeds)["y"]
+    try:
+        with runtime.open(model) as session:
+            result = session.run(feeds)["y"]
+    except UnavailableError as error:
+        pytest.skip(error.message)
+    assert len(plan.weights) > 0
+    np.testing.assert_allclose(result, expected, rtol=0, atol=0.02 * np.abs(expected).max())
 
 
 def test_placement_names_the_operations(runtime: Runtime) -> None:

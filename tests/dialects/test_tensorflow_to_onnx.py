@@ -40,7 +40,20 @@ def image_graph(*nodes: Node, size: tuple[int, int] = (7, 6), out: str = "y") ->
 
 WINDOWS = {"strides": (1, 2, 2, 1), "padding": b"SAME"}
 FILTER, DEPTHWISE = constant("w", random(3, 2, 4, 6)), constant("w", random(3, 3, 4, 2))
+HALF = {"SrcT": DType.HALF, "DstT": FLOAT}
 CASES: dict[str, Graph] = {
+    "half_weights": image_graph(
+        constant("h", random(3, 2, 4, 6).astype(np.float16)),
+        node("w", "Cast", "h", **HALF),
+        node("y", "Conv2D", "x", "w", **WINDOWS),
+    ),
+    "half_depthwise_read_twice": image_graph(
+        constant("h", random(3, 3, 4, 2).astype(np.float16)),
+        node("w", "Cast", "h", **HALF),
+        node("a", "DepthwiseConv2dNative", "x", "w", **WINDOWS),
+        node("b", "DepthwiseConv2dNative", "x", "w", **WINDOWS),
+        node("y", "Add", "a", "b"),
+    ),
     "convolution": image_graph(FILTER, node("y", "Conv2D", "x", "w", **WINDOWS)),
     "convolution_valid": image_graph(FILTER, node("y", "Conv2D", "x", "w", strides=(1, 1, 1, 1), padding=b"VALID")),
     "explicit": image_graph(
@@ -272,3 +285,25 @@ def test_what_is_not_known_is_named(nodes: list[Node], message: str) -> None:
     with pytest.raises(UnavailableError, match=message) as caught:
         convert(image_graph(*nodes))
     assert caught.value.hint
+
+
+def test_weights_that_are_cast_are_stored_once_and_as_they_were() -> None:
+    made = convert(CASES["half_depthwise_read_twice"])
+    (stored,) = [node for node in made.nodes.values() if node.op == "Constant"]
+    assert (stored.value.dtype, stored.value.shape) == (DType.HALF, (8, 1, 3, 3))
+    assert made.op_counts["Cast"] == 1
+
+
+@pytest.mark.engine
+def test_numbers_of_16_bits_are_clipped_by_such(engine: Runtime) -> None:
+    """OpenVINO widens them where the processor has none, and merges the last cast with the output."""
+    graph = image_graph(
+        node("h", "Cast", "x", SrcT=FLOAT, DstT=DType.HALF),
+        node("r", "Relu6", "h", T=DType.HALF),
+        node("y", "Cast", "r", **HALF),
+    )
+    given = feeds(graph)
+    with engine.open(convert(graph)) as session:
+        results = session.run(given)
+    assert list(results) == ["y"]
+    np.testing.assert_allclose(results["y"], np.clip(given["x"], 0, 6), rtol=2.0**-10, atol=1e-6)
