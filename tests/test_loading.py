@@ -116,6 +116,11 @@ class TestTensorFlow:
         for one in (function, function.get_concrete_function()):
             np.testing.assert_allclose(answer(qk.load(one)), X @ W)
 
+    def test_a_function_without_one_is_said(self) -> None:
+        with pytest.raises(InputError, match="does not say what it takes") as caught:
+            qk.load(_tensorflow().function(lambda x: x + 1))
+        assert "input_signature" in caught.value.hint
+
     def test_a_keras_model(self) -> None:
         np.testing.assert_allclose(answer(qk.load(_keras_model())), X @ W + 1)
 

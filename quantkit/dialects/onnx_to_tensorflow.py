@@ -125,7 +125,7 @@ class _Translator:
         """The value of an output, under its own name."""
         value = self.plain(edge)
         name = self.name(edge.node)
-        if edge.port or value.node == name:
+        if edge.port or value == Edge(name):
             return value
         return self.add(name, "Identity", [value], T=self.types[value])
 
@@ -628,6 +628,34 @@ def _convert_concat(translator: _Translator, node: Node) -> None:
     inputs = [translator.read(edge, layout) for edge in node.inputs]
     place = translator.keep(f"{translator.name(node.name)}/axis", Tensor.of(np.int32(axis)))
     translator.typed(node, "ConcatV2", [*inputs, place], layout, N=len(inputs), Tidx=DType.INT32)
+
+
+@_converts("Split")
+def _convert_split(translator: _Translator, node: Node) -> None:
+    edge = node.inputs[0]
+    rank, axis = translator.rank(edge), node.attrs.get("axis", 0)
+    layout = NHWC if rank == 4 and translator.is_image(edge) else PLAIN
+    if rank is None or not isinstance(axis, int):
+        raise refusal(node, "the rank of its input is not known")
+    shapes = [translator.shape(Edge(node.name, port)).dims for port in range(_count(node))]
+    sizes = [None if dims is None else dims[axis] for dims in shapes]
+    if None in sizes:
+        raise refusal(node, "the sizes of its parts are not known")
+    name = translator.name(node.name)
+    place = TO_NHWC.index(axis % 4) if layout == NHWC else axis % rank
+    parts = translator.numbers(f"{name}/sizes", (size for size in sizes if size is not None))
+    axis_edge = translator.keep(f"{name}/axis", Tensor.of(np.asarray(place, np.int32)))
+    inputs = [translator.read(edge, layout), parts, axis_edge]
+    made = translator.typed(node, "SplitV", inputs, layout, Tlen=DType.INT32, num_split=len(sizes))
+    for port in range(1, len(sizes)):
+        translator.values[Edge(node.name, port), layout] = Edge(made.node, port)
+        translator.types[Edge(made.node, port)] = translator.types[made]
+
+
+def _count(node: Node) -> int:
+    """How many values a node makes."""
+    names = node.attrs.get(onnx.OUTPUTS)
+    return len(names) if isinstance(names, tuple) else 1
 
 
 @_converts("Pad")

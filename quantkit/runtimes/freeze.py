@@ -135,7 +135,14 @@ def freeze_object(model: Any) -> Graph:
         )
         return _freeze(function.get_concrete_function(*specs))
     if hasattr(model, "get_concrete_function"):
-        return _freeze(model.get_concrete_function())
+        try:
+            return _freeze(model.get_concrete_function())
+        except (ValueError, TypeError) as error:
+            name = getattr(model, "__name__", type(model).__name__)
+            raise InputError(
+                f"the function {name} does not say what it takes: {str(error).splitlines()[0]}",
+                hint="give it an input_signature, or give one of its concrete functions",
+            ) from None
     if hasattr(model, "structured_input_signature"):
         return _freeze(model)
     raise InputError(

@@ -130,6 +130,14 @@ IMAGE_OPS: dict[str, tuple[list[Node], dict[str, Array]]] = {
         {"p": integers(0, 0, 1, 2, 0, 0, 0, 1), "v": np.float32(3)},
     ),
     "reflected": ([node("y", "Pad", "x", "p", mode=b"reflect")], {"p": integers(0, 0, 1, 2, 0, 0, 0, 1)}),
+    "split": (
+        [
+            node("c", "Conv", "x", "w"),
+            Node("s", "Split", (Edge("c"),), attrs={"axis": 1, "_outputs": (b"s", b"t")}),
+            Node("y", "Sub", (Edge("s", 1), Edge("s"))),
+        ],
+        {"w": weights(6, 4, 1, 1)},
+    ),
     "lrn": ([node("y", "LRN", "x", size=3, alpha=0.5, bias=2.0)], {}),
     "clips": (
         [
