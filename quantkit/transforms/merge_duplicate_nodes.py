@@ -27,7 +27,7 @@ BEGINNING_BYTES = 64
 
 
 @transform(dialects=("tensorflow", "onnx"))
-def merge_duplicate_nodes(graph: Graph) -> Outcome:
+def merge_duplicate_nodes(graph: Graph, *, commutative: bool = False) -> Outcome:
     """Merge nodes that compute the same, the first in file order stays.
 
     Before:  a = Relu(x)
@@ -37,10 +37,14 @@ def merge_duplicate_nodes(graph: Graph) -> Outcome:
              c = Add(a, a)
 
     Constants are equal when type, shape and bits are, however the file stores them. Inputs and outputs of the graph
-    and placeholders are never merged.
+    and placeholders are never merged. Safe before any other transform and after it; what is shared afterwards, folding
+    may decline to change for one reader alone.
 
-    Declines when an op keeps state (random numbers, variables), or is not known, or a loop or branch of an ONNX graph
-    refers to the node.
+    Options:
+        commutative: take Add(a, b) and Add(b, a) for equal, and the like for other ops of two inputs (false).
+
+    Declines when an op keeps state (random numbers, variables, queues), or is not known, or a loop or branch of an
+    ONNX graph refers to the node.
 
     Raises:
         GraphError: the nodes form a cycle, or one reads what is not there.
@@ -59,7 +63,7 @@ def merge_duplicate_nodes(graph: Graph) -> Outcome:
     keep: dict[str, str] = {}
     changes: list[str] = []
     skips: list[Skip] = []
-    for first, *twins in _equal_nodes(graph):
+    for first, *twins in _equal_nodes(graph, commutative):
         reason = _reason_to_stay(first.op, graph.dialect)
         for twin in twins:
             if reason:
@@ -71,7 +75,7 @@ def merge_duplicate_nodes(graph: Graph) -> Outcome:
     return Outcome(graph.with_nodes(nodes), tuple(changes), tuple(skips))
 
 
-def _equal_nodes(graph: Graph) -> list[list[Node]]:
+def _equal_nodes(graph: Graph, commutative: bool) -> list[list[Node]]:
     """Groups of two or more equal nodes, in file order."""
     tensor_keys = _tensor_keys(graph)
     kept = graph.ends | pinned(graph)
@@ -82,7 +86,7 @@ def _equal_nodes(graph: Graph) -> list[list[Node]]:
         key = (
             node.op,
             name if name in kept or node.op in FED_OPS else "",
-            tuple((leaders.get(edge.node, edge.node), edge.port) for edge in node.inputs),
+            _reads(node, leaders, commutative and graph.dialect == "tensorflow"),
             frozenset(leaders.get(control, control) for control in node.controls),
             node.device,
             frozenset((attr, _attr_key(value, tensor_keys)) for attr, value in _compared(node).items()),
@@ -94,6 +98,17 @@ def _equal_nodes(graph: Graph) -> list[list[Node]]:
     place = {name: number for number, name in enumerate(graph.nodes)}
     found = [sorted(members, key=place.__getitem__) for members in groups.values() if len(members) > 1]
     return [[graph[name] for name in members] for members in sorted(found, key=lambda members: place[members[0]])]
+
+
+def _reads(node: Node, leaders: Mapping[str, str], commutative: bool) -> tuple[tuple[str, int], ...]:
+    """What the node reads; sorted where the order does not matter."""
+    read = tuple((leaders.get(edge.node, edge.node), edge.port) for edge in node.inputs)
+    if not commutative or len(read) != 2:
+        return read
+    known = find_op(node.op)
+    # Add joins strings, too; of numbers it gives the same in either order.
+    is_sum = node.op == "Add" and node.attrs.get("T") is not DType.STRING
+    return tuple(sorted(read)) if is_sum or (known is not None and known.is_commutative) else read
 
 
 def _compared(node: Node) -> Mapping[str, Attr]:
@@ -114,7 +129,8 @@ def _reason_to_stay(op: str, dialect: str) -> str:
     known = find_op(op)
     if known is None:
         return f"what {op} does is not known"
-    return f"{op} keeps state" if known.is_stateful else ""
+    # TensorFlow's table calls an op that only changes what another holds (AssignAdd, QueueDequeue) stateless.
+    return f"{op} keeps state" if known.is_stateful or any(arg.is_ref for arg in known.inputs) else ""
 
 
 def _rewired(node: Node, keep: Mapping[str, str]) -> Node:

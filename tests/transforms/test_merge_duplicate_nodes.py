@@ -2,8 +2,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from network_graphs import answers, network_graphs
 from work import check_work_is_linear
 
 from quantkit.errors import GraphError
@@ -11,6 +12,7 @@ from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.transforms.merge_duplicate_nodes import merge_duplicate_nodes
+from quantkit.transforms.registry import find
 
 
 def op(name: str, kind: str, *inputs: str, controls: tuple[str, ...] = (), **attrs: object) -> Node:
@@ -175,3 +177,38 @@ def test_work_grows_with_the_graph_only() -> None:
 
     assert len(merge_duplicate_nodes(copies(100))) == 1 + 7 + 1 + 7 + 8
     check_work_is_linear(work, 50)
+
+
+@pytest.mark.parametrize("kind", ["AssignAdd", "QueueDequeue", "ScatterUpdate", "CountUpTo"])
+def test_two_changes_of_what_another_node_holds_are_two(kind: str) -> None:
+    twins = [op(name, kind, "v", "x") for name in ("a", "b")]
+    graph = Graph.of([X, Node("v", "VariableV2"), *twins, op("y", "Add", "a", "b")], ["x"], ["y"])
+    outcome = merge_duplicate_nodes.outcome(graph)
+    assert outcome.graph == graph
+    assert [str(skip) for skip in outcome.skips] == [f"b: it equals a, but {kind} keeps state"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "are_equal"),
+    [("Add", DType.FLOAT, True), ("Mul", DType.FLOAT, True), ("Sub", DType.FLOAT, False), ("Add", DType.STRING, False)],
+)
+def test_the_order_of_two_inputs_may_not_matter(kind: str, dtype: DType, are_equal: bool) -> None:
+    nodes = [X, placeholder("z"), op("a", kind, "x", "z", T=dtype), op("b", kind, "z", "x", T=dtype)]
+    graph = Graph.of([*nodes, op("y", "Div", "a", "b")], ["x", "z"], ["y"])
+    assert merge_duplicate_nodes(graph) == graph
+    assert ("b" in merge_duplicate_nodes(graph, commutative=True)) is not are_equal
+
+
+FOLDING = (
+    "fold_constants fold_batch_norms fold_old_batch_norms fold_pads fold_clamps simplify_arithmetic quantize_weights"
+)
+
+
+@pytest.mark.parametrize("later", FOLDING.split())
+@settings(max_examples=15)
+@given(graph=network_graphs())
+def test_it_is_safe_before_any_other(later: str, graph: Graph) -> None:
+    merged = merge_duplicate_nodes(graph, commutative=True)
+    want, found = answers(find(later)(graph)), answers(find(later)(merged))
+    for name, values in want.items():
+        np.testing.assert_allclose(found[name], values, rtol=2e-5, atol=2e-5 * max(1, np.abs(values).max()))
