@@ -81,6 +81,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--half-range", action="store_true", help="7-bit weights, for processors without VNNI (auto)")
     parser.add_argument("--ranges", help="ranges of an earlier calibration, instead of --calibration")
     parser.add_argument("--save-ranges", help="file to write the ranges to")
+    parser.add_argument("--plan", help="such a file, perhaps edited, instead of deciding anew; it holds its scheme")
     parser.add_argument("--save-plan", help="file to write to what becomes 8 bits, and why the rest does not")
     parser.add_argument("--limit", type=count, default=PICTURES, help=f"pictures to calibrate with ({PICTURES})")
     parser.add_argument(
@@ -134,9 +135,7 @@ def run(args: Namespace) -> int:
     model, graph = _float_graph(args, scheme)
     if model.has_random_weights:
         log(args, f"{model.name}: {MEANINGLESS}")
-    plan = annotate(graph, scheme)
-    if args.save_plan:
-        plan.save(Path(args.save_plan).expanduser())
+    plan = _plan(args, graph, scheme)
     answers = Answers()
     if scheme.weights_only:
         ranges = Ranges({})
@@ -174,17 +173,44 @@ def run(args: Namespace) -> int:
 
 
 def _scheme(args: Namespace) -> Scheme:
-    scheme = Scheme.load(Path(args.scheme).expanduser()) if args.scheme else Scheme.for_target(args.target or "onnx")
+    if args.plan:
+        for flag in ("scheme", "observer", "half_range", "weights_only", "max_drop"):
+            given = getattr(args, flag)
+            if given is not None and given is not False:
+                raise UsageError(
+                    f"--{flag.replace('_', '-')} decides anew what --plan has decided",
+                    hint="leave one out; what is to be 8 bits can be edited in the plan",
+                )
+        scheme = Plan.load(Path(args.plan).expanduser()).scheme
+    elif args.scheme:
+        scheme = Scheme.load(Path(args.scheme).expanduser())
+    else:
+        scheme = Scheme.for_target(args.target or "onnx")
     if args.target and args.target != scheme.target:
-        raise UsageError(f"--target is {args.target}, and {args.scheme} is for {scheme.target}", hint="leave one out")
+        given = args.plan or args.scheme
+        raise UsageError(f"--target is {args.target}, and {given} is for {scheme.target}", hint="leave one out")
     if args.observer:
         scheme = scheme.with_(observer=args.observer)
     if args.weights_only:
         scheme = scheme.with_(weights_only=True)
-    is_needed = not args.half_range and not scheme.weights_only and _saturates(scheme)
+    is_needed = not args.plan and not args.half_range and not scheme.weights_only and _saturates(scheme)
     if is_needed:
         log(args, "this processor adds products of codes in 16 bits: weights take 7 bits, which it can not overflow")
     return scheme.with_(weights=replace(scheme.weights, half_range=True)) if args.half_range or is_needed else scheme
+
+
+def _plan(args: Namespace, graph: Graph, scheme: Scheme) -> Plan:
+    """The plan of ``--plan``, or a new one; it goes to ``--save-plan``."""
+    if args.plan:
+        plan = Plan.load(Path(args.plan).expanduser())
+        plan.require_nodes(graph)
+        if plan.graph and plan.graph != graph_digest(graph):
+            log(args, "the plan was made for another graph, which has nodes of the same names")
+    else:
+        plan = annotate(graph, scheme)
+    if args.save_plan:
+        replace(plan, graph=graph_digest(graph)).save(Path(args.save_plan).expanduser())
+    return plan
 
 
 def _check_pictures(args: Namespace, scheme: Scheme) -> None:

@@ -117,6 +117,7 @@ class Plan:
         carried: nodes that work on codes and pass their range on, in execution order.
         kept_float: the other nodes, and why; with `Scheme.weights_only` the layers whose weights stay float.
         edges: the edges whose range is observed, in execution order: of each group those that the others follow from.
+        graph: digest of the float graph, as `quantkit.quantization.ranges.graph_digest` gives it; empty: not known.
     """
 
     scheme: Scheme
@@ -127,6 +128,7 @@ class Plan:
     carried: tuple[str, ...]
     kept_float: Mapping[str, str]
     edges: tuple[Edge, ...]
+    graph: str = ""
 
     @cached_property
     def unit_of(self) -> Mapping[str, Unit]:
@@ -159,10 +161,25 @@ class Plan:
                     hint="they were collected for another graph or scheme: calibrate once more",
                 )
 
+    def require_nodes(self, graph: Graph) -> None:
+        """See that a graph has all that the plan speaks of.
+
+        Raises:
+            InputError: naming the first node that is missing.
+        """
+        named = [*self.unit_of, *self.weights, *self.carried, *(edge.node for edge in self.activations)]
+        for name in named:
+            if name not in graph:
+                raise InputError(
+                    f"the plan speaks of {name!r}, which is not in the graph",
+                    hint="it was made for another graph: annotate this one, or prepare it with the same recipe",
+                )
+
     def to_json(self) -> dict[str, Any]:
         """Plain values; `from_json` reads them."""
         return {
             "schema": SCHEMA,
+            "graph": self.graph,
             "scheme": self.scheme.to_json(),
             "units": [unit.to_json() for unit in self.units],
             "carried": list(self.carried),
@@ -192,8 +209,9 @@ class Plan:
                 tuple(document["carried"]),
                 dict(document["kept_float"]),
                 tuple(map(Edge.parse, document["observed"])),
+                str(document.get("graph", "")),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"this plan is damaged: {error}", hint="annotate the graph once more") from None
 
     @cached_property

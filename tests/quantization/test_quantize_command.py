@@ -90,9 +90,19 @@ def test_ranges_are_used_again_without_data(tmp_path: Path, pictures: Path, caps
     quantized([*first, "--save-ranges", str(ranges), "--save-plan", str(plan)], capsys)
     assert Ranges.load(ranges).provenance.count == 12
     assert Plan.load(plan).scheme == Scheme()
-    document = quantized(["-o", str(tmp_path / "b.onnx"), "--ranges", str(ranges), "--runs", "0"], capsys)
+    again = ["--ranges", str(ranges), "--runs", "0"]
+    document = quantized(["-o", str(tmp_path / "b.onnx"), *again], capsys)
     assert document["quality"] is None
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    quantized(["-o", str(tmp_path / "c.onnx"), *again, "--plan", str(plan)], capsys)
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "c.onnx").read_bytes()
+    assert (
+        main(["quantize", "digits", "-o", str(tmp_path / "c.onnx"), *again, "--plan", str(plan), "--half-range"]) == 2
+    )
+    assert "--half-range decides anew what --plan has decided" in capsys.readouterr().err
+    plan.write_text(plan.read_text().replace('"conv/Conv2D"', '"conv/Conv3D"'))
+    assert main(["quantize", "digits", "-o", str(tmp_path / "c.onnx"), *again, "--plan", str(plan)]) == 3
+    assert "the plan speaks of 'conv/Conv3D', which is not in the graph" in capsys.readouterr().err
 
 
 @pytest.mark.engine
