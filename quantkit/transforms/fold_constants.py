@@ -49,6 +49,8 @@ def fold_constants(
         max_constant_size_in_bytes: leave a node alone whose value would be larger (10485760).
         clear_output_shapes: drop the attribute ``_output_shapes``, which may be stale (true).
 
+    Nobody waits for a constant any more, nor for a NoOp that waits for one node only, but for that node.
+
     Declines when an op has no kernel (``--evaluate-with tensorflow`` has one for every op), has side effects or
     belongs to a loop or branch, or fails on its inputs.
 
@@ -95,7 +97,8 @@ class _Folding:
             if name in needed:
                 self._visit(graph[name])
         nodes, changes = self._replaced(needed)
-        return Outcome(_pruned(graph.with_nodes(nodes)), tuple(changes), tuple(self.skips))
+        shorter, dropped = _without_idle_waits(graph.with_nodes(nodes))
+        return Outcome(_pruned(shorter), (*changes, *dropped), tuple(self.skips))
 
     def _visit(self, node: Node) -> None:
         """Compute the node if all that it reads is computed."""
@@ -204,6 +207,27 @@ class _Folding:
             made = constant(name, self.values[edge])
             consts[edge] = made.with_(controls=self.waited.get(edge.node, ()))
         return Edge(consts[edge].name)
+
+
+def _without_idle_waits(graph: Graph) -> tuple[Graph, list[str]]:
+    """The graph where nobody waits for a constant, nor by way of a NoOp that waits for one node; and who did."""
+    if not any(node.controls for node in graph.nodes.values()):
+        return graph, []
+    instead: dict[str, tuple[str, ...]] = {}
+    changed: dict[str, Node] = {}
+    for name in graph.order:
+        node = graph[name]
+        if any(control in instead for control in node.controls):
+            waits = (one for control in node.controls for one in instead.get(control, (control,)))
+            node = changed[name] = node.with_(controls=tuple(dict.fromkeys(waits)))
+        if not node.inputs and (
+            (node.is_constant and not node.controls) or (node.op == "NoOp" and len(node.controls) < 2)
+        ):
+            instead[name] = node.controls
+    if not changed:
+        return graph, []
+    nodes = [changed.get(name, node) for name, node in graph.nodes.items()]
+    return graph.with_nodes(nodes), [f"{name} waits for no constant" for name in changed]
 
 
 def _standing_for(shape: tuple[int, ...]) -> Tensor:
