@@ -137,6 +137,7 @@ def _check_version(node: NodeDef, producer: int) -> None:
 
 
 def as_node(node: NodeDef) -> Node:
+    """The node as graphs hold it."""
     return Node.of_written(node.name, node.op, node.inputs, node.attrs)
 
 
@@ -168,6 +169,7 @@ def feed(graph: ImportedGraph, inputs: Sequence[str], outputs: Sequence[str]) ->
 
 
 def fetch(graph: ImportedGraph, outputs: Sequence[str]) -> None:
+    """Let something read each output, as running the graph would."""
     for text in outputs:
         edge = Edge.parse(text)
         if edge.node not in graph.ids:
