@@ -35,12 +35,12 @@ def test_open_warm_up_and_run(tiny_model: Path) -> None:
         opening(tiny_model, batch=2),
         {"do": "warm_up", "calls": 2},
         {"do": "run", "calls": 3},
-        durations=[5.0, 4.0, 1.0, 0.1, 0.2, 0.3],
+        durations=[5.0, 4.0, 1.0, 1.0, 0.1, 0.2, 0.3],
     )
     assert opened["runtime"] == "reference"
     assert opened["batch"] == 2
     assert opened["inputs"] == {"x": "float 2x4"}
-    assert (warm["seconds"], warm["is_settled"]) == ([5.0, 4.0], None)
+    assert (warm["seconds"], warm["is_settled"]) == ([5.0, 4.0, 1.0], None)
     assert done["lead_in"] == [1.0]
     assert done["seconds"] == pytest.approx([0.1, 0.2, 0.3])
 
