@@ -166,8 +166,10 @@ class Verdict:
             yield f"  float: {one.name} ({one.op}{cost}): {one.reason}"
         if len(counted.left_overs) > SHOWN:
             yield f"  float: {len(counted.left_overs) - SHOWN} more (--save-plan lists them)"
-        for remark in self.ranges.remarks:
+        for remark in self.ranges.remarks[:SHOWN]:
             yield f"  careful: {remark}"
+        if len(self.ranges.remarks) > SHOWN:
+            yield f"  careful: {len(self.ranges.remarks) - SHOWN} more (--save-ranges lists them)"
         if self.fallback is not None:
             yield from self._fallback_lines(self.fallback)
         yield from self._quality_lines()
