@@ -48,7 +48,7 @@ def find_fault(graph: Graph) -> str:
 
 def _attr_fault(node: Node, op: OpDef) -> str:
     for name, attr in op.attrs.items():
-        if attr.default is None and name not in node.attrs:
+        if attr.default is None and name not in node.attrs and attr.kind != "type":
             return f"lacks the attribute {name!r}"
         value = node.attrs.get(name)
         if value is None:

@@ -22,11 +22,16 @@ from quantkit.recipe.recipe import Recipe, parse, read_options
 
 CLEAN = "strip_unused_nodes remove_nodes(op=Identity, op=CheckNumerics, op=StopGradient) fold_constants"
 FOLD = "fold_batch_norms fold_old_batch_norms"
+MODERN = (
+    "strip_unused_nodes inline_functions remove_dead_branches remove_dropout "
+    "remove_nodes(op=Identity, op=IdentityN, op=CheckNumerics, op=StopGradient) "
+    "fold_constants simplify_arithmetic fold_constants"
+)
 TIDY = "strip_unused_nodes sort_by_execution_order"
 
 # What a recipe is for, and its steps.
 NAMED = {
-    "inference": f"{CLEAN} {FOLD} fold_pads fold_clamps merge_duplicate_nodes {TIDY}",
+    "inference": f"{MODERN} {FOLD} fold_pads fold_clamps merge_duplicate_nodes remove_unused_functions {TIDY}",
     "deploy": f"{CLEAN} {FOLD}",
     "shrink": f"{CLEAN} {FOLD} quantize_weights {TIDY}",
     "eight_bit": f"add_default_attributes {CLEAN} {FOLD} quantize_weights quantize_nodes {TIDY}",

@@ -184,7 +184,7 @@ class Transform:
         except QuantkitError:
             raise
         except Exception as error:
-            if fault := find_fault(graph):
+            if not isinstance(error, NameError) and (fault := find_fault(graph)):
                 raise GraphError(f"{self.name}: {fault}", hint=DAMAGED) from error
             if self.is_ours:
                 raise

@@ -8,12 +8,16 @@ from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.transforms._names import pinned
 from quantkit.transforms.registry import transform
 
+# Their outputs are their inputs, one for one.
+ONE_FOR_ONE = frozenset({"IdentityN"})
+
 
 @transform(dialects=("tensorflow", "onnx"))
 def remove_nodes(graph: Graph, *, op: tuple[str, ...], max_inputs: int = 1) -> Outcome:
     """Splice out nodes of the given types: their readers read their first input instead.
 
-    Whoever waits for a removed node waits for what that node read and waited for.
+    An IdentityN passes each of its inputs on. Whoever waits for a removed node waits for what that node read and waited
+    for.
 
     Before:  x -> Identity -> Relu
     After:   x -> Relu
@@ -24,7 +28,8 @@ def remove_nodes(graph: Graph, *, op: tuple[str, ...], max_inputs: int = 1) -> O
 
     Declines when a node is an input or output of the graph, has no or too many inputs, another of its outputs than
     the first is read, a loop or branch of an ONNX graph refers to it, or it stands behind a Switch and others wait for
-    it: it runs in one branch only, and the Switch in both.
+    it: it runs in one branch only, and the Switch in both. Where there are Switches, an IdentityN of several inputs
+    may join branches, and stays.
 
     Example:
         remove_nodes(op=Identity, op=CheckNumerics)
@@ -62,9 +67,9 @@ def remove_nodes(graph: Graph, *, op: tuple[str, ...], max_inputs: int = 1) -> O
 
 
 class _Removed(NamedTuple):
-    """What stands for a removed node: the tensor it passed on, and what had to run before it."""
+    """What stands for a removed node: the tensor that each of its outputs passed on, and what had to run before it."""
 
-    edge: Edge
+    passed: tuple[Edge, ...]
     before_readers: tuple[str, ...]
     before_waiters: tuple[str, ...]
 
@@ -72,7 +77,8 @@ class _Removed(NamedTuple):
     def of(cls, node: Node, gone: "dict[str, _Removed]") -> "_Removed":
         rewired = _rewired(node, gone)
         sources = [edge.node for edge in rewired.inputs]
-        return cls(rewired.inputs[0], rewired.controls, tuple(dict.fromkeys((*sources, *rewired.controls))))
+        passed = rewired.inputs if node.op in ONE_FOR_ONE else rewired.inputs[:1]
+        return cls(passed, rewired.controls, tuple(dict.fromkeys((*sources, *rewired.controls))))
 
 
 def _rewired(node: Node, gone: dict[str, _Removed]) -> Node:
@@ -80,7 +86,7 @@ def _rewired(node: Node, gone: dict[str, _Removed]) -> Node:
     removed_inputs = [gone[edge.node] for edge in node.inputs if edge.node in gone]
     if not removed_inputs and not any(name in gone for name in node.controls):
         return node
-    inputs = tuple(gone[edge.node].edge if edge.node in gone else edge for edge in node.inputs)
+    inputs = tuple(gone[edge.node].passed[edge.port] if edge.node in gone else edge for edge in node.inputs)
     waited = [name for one in removed_inputs for name in one.before_readers]
     for name in node.controls:
         waited.extend(gone[name].before_waiters if name in gone else (name,))
@@ -93,6 +99,8 @@ def _reason_to_stay(graph: Graph, node: Node, max_inputs: int, last_port: int) -
         return "it is an input or output of the graph"
     if not node.inputs:
         return "it reads nothing that could take its place"
+    if node.op in ONE_FOR_ONE:
+        return "" if last_port < len(node.inputs) else f"it has no output {last_port}, which is read"
     if len(node.inputs) > max_inputs:
         return f"it reads {len(node.inputs)} tensors; max_inputs is {max_inputs}"
     return f"its output {last_port} is read, too" if last_port else ""
@@ -100,6 +108,8 @@ def _reason_to_stay(graph: Graph, node: Node, max_inputs: int, last_port: int) -
 
 def _branch(graph: Graph, node: Node, gone: dict[str, _Removed]) -> str:
     """A clause, if somebody waits for the node to know which branch is taken."""
+    if len(node.inputs) > 1 and node.op in ONE_FOR_ONE and not graph.op_counts.keys().isdisjoint(SWITCHES):
+        return "its inputs may be of several branches, of which one runs"
     source = _rewired(node, gone).inputs[0].node
     if source not in graph or graph[source].op not in SWITCHES:
         return ""

@@ -26,6 +26,7 @@ from zoo_graphs import BUILDERS  # noqa: E402
 from quantkit import formats  # noqa: E402
 from quantkit.bench import benchmark  # noqa: E402
 from quantkit.bench.machine import this_machine  # noqa: E402
+from quantkit.errors import GraphError  # noqa: E402
 from quantkit.formats import graphdef  # noqa: E402
 from quantkit.ir.graph import Graph  # noqa: E402
 from quantkit.recipe import run  # noqa: E402
@@ -83,7 +84,12 @@ def measured(name: str, build: Path, options: argparse.Namespace) -> dict[str, A
     row: dict[str, Any] = {"model": name, "recipe_seconds": round(perf_counter() - start, 3)}
     graphs = {"given": graph, "quantkit": ours, "optimize_for_inference": theirs(graph)}
     row["nodes"] = {tool: num_nodes(one) for tool, one in graphs.items()}
-    row["difference"] = {tool: difference(graph, one) for tool, one in graphs.items() if one is not graph}
+    row["difference"] = {"quantkit": difference(graph, ours)}
+    try:
+        row["difference"]["optimize_for_inference"] = difference(graph, graphs["optimize_for_inference"])
+    except GraphError as error:  # it drops the functions that nodes call
+        row["refused"] = {"optimize_for_inference": error.message}
+        del graphs["optimize_for_inference"]
     if not options.nodes_only:
         files = []
         for tool, one in graphs.items():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quantkit.formats import graphdef
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import Edge, Graph
 from quantkit.loading import load
 from quantkit.zoo.architectures import random_graph
 
@@ -69,15 +69,32 @@ def small_network() -> Graph:
     return _with_statistics(tf, tf.keras.Model(inputs, x))
 
 
-def lstm(unroll: bool) -> Graph:
-    """Two Keras LSTMs, the first bidirectional, over ten steps: as While nodes with functions, or unrolled."""
+def lstm(*, unroll: bool = False, lower: bool = False) -> Graph:
+    """Two Keras LSTMs, the first bidirectional, over ten steps.
+
+    Args:
+        unroll: write all steps out, instead of While nodes and functions.
+        lower: write the loops as Enter, Switch and Merge, as TensorFlow's converters do.
+    """
     tf = _tensorflow()
     tf.keras.utils.set_random_seed(SEED)
     layers = tf.keras.layers
     x = inputs = tf.keras.Input((10, 16))
     x = layers.Bidirectional(layers.LSTM(24, return_sequences=True, unroll=unroll))(x)
     x = layers.LSTM(32, unroll=unroll)(x)
-    return load(tf.keras.Model(inputs, layers.Dense(8, activation="softmax")(x)))
+    model = tf.keras.Model(inputs, layers.Dense(8, activation="softmax")(x))
+    return _lowered(tf, model) if lower else load(model)
+
+
+def _lowered(tf: Any, model: Any) -> Graph:
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    function = tf.function(lambda x: model(x, training=False))
+    [given] = model.inputs
+    concrete = function.get_concrete_function(tf.TensorSpec(given.shape, given.dtype, name="x"))
+    frozen = convert_variables_to_constants_v2(concrete, lower_control_flow=True)
+    graph = graphdef.decode(frozen.graph.as_graph_def().SerializeToString())
+    return graph.with_ends(["x"], [Edge.parse(frozen.outputs[0].name)])
 
 
 def ssd() -> Graph:
@@ -191,6 +208,7 @@ BUILDERS: Mapping[str, Callable[[], Graph]] = {
     "keras_efficientnet_b0": partial(keras_application, "EfficientNetB0"),
     "keras_inception_resnet_v2": partial(keras_application, "InceptionResNetV2"),
     "ssd": ssd,
-    "lstm_loop": partial(lstm, unroll=False),
+    "lstm_loop": lstm,
+    "lstm_lowered": partial(lstm, lower=True),
     "lstm_unrolled": partial(lstm, unroll=True),
 }
