@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 from classic_cases import ClassicCase, unique
-from classic_quirks import quirks
+from classic_layer_quirks import QUIRKS as LAYER_QUIRKS
+from classic_quirks import QUIRKS
 from golden_cases import FOLDER, Case, golden_cases
 
 from quantkit.errors import QuantkitError
@@ -65,7 +66,7 @@ RECIPES = (
 @cache
 def classic_cases() -> tuple[ClassicCase, ...]:
     """All cases, in an order that stays."""
-    return tuple(unique([*_golden(), *quirks(), *_random()]))
+    return tuple(unique([*_golden(), *_quirks(), *_random()]))
 
 
 def _golden() -> Iterator[ClassicCase]:
@@ -81,6 +82,11 @@ def _golden() -> Iterator[ClassicCase]:
         if graph.dialect == "tensorflow" and path.parent.name in CLASSIC and name not in NOT_IMPORTED:
             ends = (",".join(map(str, edges)) for edges in (graph.inputs, graph.outputs))
             yield ClassicCase(f"golden/{name}", graph, *ends, recipe)
+
+
+def _quirks() -> Iterator[ClassicCase]:
+    for make in (*QUIRKS, *LAYER_QUIRKS):
+        yield from make().cases
 
 
 def _random() -> Iterator[ClassicCase]:

@@ -1,90 +1,15 @@
-"""Small graphs on which the original tool does what nobody would expect."""
+"""Small graphs on which the original tool's grammar, driver and editors do what nobody would expect."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from classic_cases import ClassicCase
+from classic_nodes import SMALL, Cases, const, fed, node, ramp, untyped
 
+from quantkit.formats import graphdef
 from quantkit.ir.graph import Graph, Node, Versions, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
 
-LAYER = {"strides": (1, 1, 1, 1), "padding": b"SAME", "data_format": b"NHWC"}
-POOL = {"ksize": (1, 2, 2, 1), **LAYER}
-FUSED = {"epsilon": 0.001, "is_training": False}
-GLOBAL = {"variance_epsilon": 0.001, "scale_after_normalization": True}
-
-
-def node(name: str, op: str, *inputs: str, device: str = "", **attrs: Any) -> Node:
-    """A node whose inputs are written as a file may write them; numbers are float unless it says otherwise."""
-    given = {key: value for key, value in {"T": DType.FLOAT, **attrs}.items() if value is not None}
-    return Node.of_written(name, op, inputs, given, device)
-
-
-def fed(name: str, *sizes: int, dtype: DType = DType.FLOAT, **attrs: Any) -> Node:
-    return node(name, "Placeholder", T=None, dtype=dtype, shape=Shape(sizes) if sizes else None, **attrs)
-
-
-def const(name: str, values: Any, *inputs: str, dtype: Any = np.float32) -> Node:
-    return constant(name, np.asarray(values, dtype)).with_(controls=tuple(text[1:] for text in inputs))
-
-
-def ramp(name: str, *sizes: int, start: int = -3) -> Node:
-    """Weights that count up in quarters."""
-    count = int(np.prod(sizes))
-    return const(name, ((np.arange(count) % 11 + start) / 4).reshape(sizes))
-
-
-def untyped(name: str, op: str, *inputs: str, **attrs: Any) -> Node:
-    return node(name, op, *inputs, **{"T": None, **attrs})
-
-
-class _Cases:
-    """Cases of one kind, numbered by their names."""
-
-    def __init__(self, kind: str, transforms: str) -> None:
-        self.kind = kind
-        self.transforms = transforms
-        self.cases: list[ClassicCase] = []
-
-    def add(
-        self,
-        name: str,
-        nodes: Sequence[Node],
-        outputs: str,
-        transforms: str = "",
-        inputs: str = "x",
-        producer: int = 21,
-    ) -> None:
-        graph = Graph.of(nodes, versions=Versions(producer))
-        recipe = transforms or self.transforms
-        self.cases.append(ClassicCase(f"quirk/{self.kind}/{name}", graph, inputs, outputs, recipe))
-
-
-def quirks() -> Iterator[ClassicCase]:
-    """All of them."""
-    for make in (
-        *(
-            _grammar,
-            _driver,
-            _numbers,
-            _strip,
-            _remove,
-            _editors,
-            _arrays,
-            _merge,
-            _order,
-            _factors,
-            _norms,
-            _joined_norms,
-        ),
-        *(_eight_bit_weights, _steps, _eight_bit, _trained_ranges, _constants, _shapes, _refused_constants),
-    ):
-        yield from make().cases
-
-
-X = fed("x", 1, 4, 4, 2)
-SMALL = (fed("x"), node("a", "Identity", "x"), node("y", "Relu", "a"))
 GRAMMAR = (
     *(
         "remove_device(",
@@ -129,16 +54,16 @@ GRAMMAR = (
 )
 
 
-def _grammar() -> _Cases:
-    cases = _Cases("grammar", "")
+def _grammar() -> Cases:
+    cases = Cases("grammar", "")
     for number, text in enumerate(GRAMMAR):
         case = ClassicCase(f"quirk/grammar/{number}", Graph.of(SMALL, versions=Versions(21)), "x", "y", text)
         cases.cases.append(case)
     return cases
 
 
-def _driver() -> _Cases:
-    cases = _Cases("driver", "remove_device")
+def _driver() -> Cases:
+    cases = Cases("driver", "remove_device")
     broken = (*SMALL, node("z", "Relu", "gone", "^lost:0"))
     cases.add("dangling", broken, "y")
     cases.add("dangling_and_cut", broken, "y", "strip_unused_nodes")
@@ -159,8 +84,8 @@ def _driver() -> _Cases:
     return cases
 
 
-def _numbers() -> _Cases:
-    cases = _Cases("numbers", "")
+def _numbers() -> Cases:
+    cases = Cases("numbers", "")
     for number, word in enumerate(("x", '" 5 "', "99999999999", "-5", '"+5"', '""', "5.0", "05", '"5 5"')):
         cases.add(
             f"steps_{number}", (ramp("w", 16), node("y", "Relu", "w")), "y", f"round_weights(num_steps={word})", ""
@@ -174,8 +99,8 @@ def _numbers() -> _Cases:
     return cases
 
 
-def _strip() -> _Cases:
-    cases = _Cases("strip", "strip_unused_nodes")
+def _strip() -> Cases:
+    cases = Cases("strip", "strip_unused_nodes")
     two = (
         fed("x", 2),
         const("k", [1, 2]),
@@ -240,8 +165,8 @@ def _strip() -> _Cases:
     return cases
 
 
-def _remove() -> _Cases:
-    cases = _Cases("remove", "remove_nodes(op=Identity)")
+def _remove() -> Cases:
+    cases = Cases("remove", "remove_nodes(op=Identity)")
     chain = (
         fed("x"),
         node("a", "Identity", "x"),
@@ -320,8 +245,8 @@ def _remove() -> _Cases:
     return cases
 
 
-def _editors() -> _Cases:
-    cases = _Cases("editors", "")
+def _editors() -> Cases:
+    cases = Cases("editors", "")
     many = [fed("x")]
     many += [node(f"node{number}", "Relu", many[-1].name) for number in range(70)]
     cases.add("obfuscate_many", many, "node69", "obfuscate_names")
@@ -392,8 +317,8 @@ def _editors() -> _Cases:
     return cases
 
 
-def _arrays() -> _Cases:
-    cases = _Cases("arrays", "backport_tensor_array_v3")
+def _arrays() -> Cases:
+    cases = Cases("arrays", "backport_tensor_array_v3")
     size, index = const("n", 2, dtype=np.int32), const("i", 0, dtype=np.int32)
     nodes = (
         *(size, index, fed("x", 3)),
@@ -410,8 +335,8 @@ def _arrays() -> _Cases:
     return cases
 
 
-def _merge() -> _Cases:
-    cases = _Cases("merge", "merge_duplicate_nodes")
+def _merge() -> Cases:
+    cases = Cases("merge", "merge_duplicate_nodes")
     twins = (
         fed("x"),
         node("a", "Relu", "x"),
@@ -438,7 +363,6 @@ def _merge() -> _Cases:
     )
     listed = Tensor.of(np.full((4,), 0.5, np.float32))
     packed = constant("k", listed)
-    from quantkit.formats import graphdef
 
     unpacked = Node("l", "Const", attrs={"dtype": DType.FLOAT, "value": graphdef.listed(listed)})
     cases.add(
@@ -501,8 +425,8 @@ def _merge() -> _Cases:
     return cases
 
 
-def _order() -> _Cases:
-    cases = _Cases("order", "sort_by_execution_order")
+def _order() -> Cases:
+    cases = Cases("order", "sort_by_execution_order")
     nodes = (
         node("y", "Add", "b", "a"),
         node("b", "Relu", "x"),
@@ -526,760 +450,14 @@ def _order() -> _Cases:
     return cases
 
 
-def _factors() -> _Cases:
-    cases = _Cases("factors", "fold_batch_norms")
-    conv = node("c", "Conv2D", "x", "w", **LAYER)
-    weights, factor = ramp("w", 1, 1, 2, 3), const("s", [1, 2, 4])
-    plain = (X, weights, conv, factor, node("y", "Mul", "c", "s"))
-    cases.add("plain", plain, "y")
-    cases.add("factor_first", (*plain[:4], node("y", "Mul", "s", "c")), "y")
-    for number, values in enumerate((2, [2], [[[[1, 2, 3]]]], [1, 2], [[1, 2, 3]])):
-        cases.add(f"shape_{number}", (*plain[:3], const("s", values), node("y", "Mul", "c", "s")), "y")
-    cases.add("read_elsewhere", (*plain, node("z", "Relu", "c")), "y,z")
-    cases.add("conv_is_an_output", plain, "y,c")
-    cases.add("weights_read_elsewhere", (*plain, node("z", "Relu", "w")), "y,z")
-    cases.add("weights_are_an_output", plain, "y,w")
-    cases.add("factor_read_elsewhere", (*plain, node("z", "Relu", "s")), "y,z")
-    cases.add(
-        "controls",
-        (X, weights, node("c", "Conv2D", "^x", "x", "^w", "w", **LAYER), factor, node("y", "Mul", "c:0", "^x", "s")),
-        "y",
-    )
-    branches = (
-        X,
-        ramp("w", 1, 1, 2, 3),
-        ramp("v", 1, 1, 2, 3, start=2),
-        conv,
-        node("d", "Conv2D", "x", "v", **LAYER),
-        const("s", [1, 2, 4]),
-        const("t", [3, 2, 1]),
-        node("m", "Mul", "c", "s"),
-        node("n", "Mul", "d", "t"),
-        node("y", "Add", "m", "n"),
-    )
-    cases.add("branches", branches, "y")
-    cases.add("branches_twice", branches, "y", "fold_batch_norms fold_batch_norms")
-    cases.add(
-        "depthwise",
-        (
-            X,
-            ramp("w", 3, 3, 2, 2),
-            node("c", "DepthwiseConv2dNative", "x", "w", **LAYER),
-            const("s", [1, 2, 3, 4]),
-            node("y", "Mul", "c", "s"),
-        ),
-        "y",
-    )
-    flat = (fed("x", 2, 3), ramp("w", 3, 3), const("s", [1, 2, 4]))
-    for word, transposed in (("matmul", False), ("matmul_transposed", True)):
-        product = node("c", "MatMul", "x", "w", transpose_a=False, transpose_b=transposed)
-        cases.add(word, (*flat, product, node("y", "Mul", "c", "s")), "y")
-    cases.add(
-        "square_of_weights",
-        (ramp("w", 1, 1, 3, 3), node("c", "Conv2D", "w", "w", **LAYER), factor, node("y", "Mul", "c", "s")),
-        "y",
-        inputs="",
-    )
-    cases.add(
-        "double_weights",
-        (X, const("w", np.ones((1, 1, 2, 3)), dtype=np.float64), conv, factor, node("y", "Mul", "c", "s")),
-        "y",
-    )
-    cases.add("chain", (*plain, const("t", [2, 2, 3]), node("z", "Mul", "y", "t")), "z")
-    cases.add(
-        "chain_twice",
-        (*plain, const("t", [2, 2, 3]), node("z", "Mul", "y", "t")),
-        "z",
-        "fold_batch_norms fold_batch_norms",
-    )
-    cases.add("no_value", (X, untyped("w", "Const", dtype=DType.FLOAT), conv, factor, node("y", "Mul", "c", "s")), "y")
-    return cases
-
-
-STATISTICS = (
-    const("mean", [1, 2, 3]),
-    const("variance", [4, 1, 0.25]),
-    const("beta", [0, 1, -1]),
-    const("gamma", [1, 2, 0.5]),
+QUIRKS: tuple[Callable[[], Cases], ...] = (
+    _grammar,
+    _driver,
+    _numbers,
+    _strip,
+    _remove,
+    _editors,
+    _arrays,
+    _merge,
+    _order,
 )
-FUSED_INPUTS = ("gamma", "beta", "mean", "variance")
-GLOBAL_INPUTS = ("mean", "variance", "beta", "gamma")
-
-
-def _norms() -> _Cases:
-    cases = _Cases("norms", "fold_old_batch_norms")
-    weights, conv = ramp("w", 1, 1, 2, 3), node("c", "Conv2D", "x", "w", **LAYER)
-    begin = (X, weights, conv, *STATISTICS)
-    fused = node("y", "FusedBatchNorm", "c", *FUSED_INPUTS, **FUSED)
-    cases.add("fused", (*begin, fused), "y")
-    cases.add("global", (*begin, node("y", "BatchNormWithGlobalNormalization", "c", *GLOBAL_INPUTS, **GLOBAL)), "y")
-    cases.add(
-        "global_unscaled",
-        (
-            *begin,
-            node(
-                "y",
-                "BatchNormWithGlobalNormalization",
-                "c",
-                *GLOBAL_INPUTS,
-                **{**GLOBAL, "scale_after_normalization": False},
-            ),
-        ),
-        "y",
-    )
-    for version in ("V2", "V3"):
-        cases.add(
-            f"fused_{version}",
-            (*begin, node("y", f"FusedBatchNorm{version}", "c", *FUSED_INPUTS, U=DType.FLOAT, **FUSED)),
-            "y",
-        )
-    cases.add(
-        "training", (*begin, node("y", "FusedBatchNorm", "c", *FUSED_INPUTS, epsilon=0.001, is_training=True)), "y"
-    )
-    cases.add("no_epsilon", (*begin, node("y", "FusedBatchNorm", "c", *FUSED_INPUTS)), "y")
-    cases.add("no_type", (X, weights, untyped("c", "Conv2D", "x", "w", **LAYER), *STATISTICS, fused), "y")
-    cases.add(
-        "no_data_format",
-        (X, weights, node("c", "Conv2D", "x", "w", strides=(1, 1, 1, 1), padding=b"SAME"), *STATISTICS, fused),
-        "y",
-    )
-    cases.add("gamma_read_elsewhere", (*begin, fused, node("z", "Relu", "gamma")), "y,z")
-    twice = (
-        *begin,
-        fused,
-        ramp("v", 1, 1, 2, 3),
-        node("d", "Conv2D", "x", "v", **LAYER),
-        *(one.with_(name=f"{one.name}2") for one in STATISTICS[:3]),
-    )
-    second = node("z", "FusedBatchNorm", "d", "gamma", "beta2", "mean2", "variance2", **FUSED)
-    cases.add("gamma_of_two", (*twice, second, node("s", "Add", "y", "z")), "s")
-    cases.add("conv_read_elsewhere", (*begin, fused, node("z", "Relu", "c")), "y,z")
-    cases.add("weights_read_elsewhere", (*begin, fused, node("z", "Relu", "w")), "y,z")
-    cases.add("conv_is_an_output", (*begin, fused), "y,c")
-    cases.add("other_outputs_read", (*begin, fused, node("z", "Relu", "y:1")), "y,z")
-    for role, word in enumerate(("mean", "variance", "beta", "gamma")):
-        short = tuple(const(one.name, [1, 2]) if number == role else one for number, one in enumerate(STATISTICS))
-        cases.add(f"short_{word}", (X, weights, conv, *short, fused), "y")
-    cases.add("all_short", (X, weights, conv, *(const(one.name, [1, 2]) for one in STATISTICS), fused), "y")
-    cases.add(
-        "bias_between",
-        (
-            *begin,
-            const("b", [1, 2, 3]),
-            node("a", "BiasAdd", "c", "b"),
-            node("y", "FusedBatchNorm", "a", *FUSED_INPUTS, **FUSED),
-        ),
-        "y",
-    )
-    cases.add(
-        "depthwise",
-        (
-            fed("x", 1, 4, 4, 3),
-            ramp("w", 3, 3, 3, 1),
-            node("c", "DepthwiseConv2dNative", "x", "w", **LAYER),
-            *STATISTICS,
-            fused,
-        ),
-        "y",
-    )
-    second_pair = (
-        node("d", "Conv2D", "y", "v", **LAYER),
-        ramp("v", 1, 1, 3, 3),
-        *(one.with_(name=f"{one.name}2") for one in STATISTICS),
-    )
-    cases.add(
-        "chain",
-        (
-            *begin,
-            fused,
-            *second_pair,
-            node("z", "FusedBatchNorm", "d", "gamma2", "beta2", "mean2", "variance2", **FUSED),
-        ),
-        "z",
-    )
-    cases.add(
-        "controls",
-        (
-            X,
-            fed("g"),
-            weights,
-            node("c", "Conv2D", "x", "w", "^g", **LAYER),
-            *STATISTICS,
-            node("y", "FusedBatchNorm", "c", *FUSED_INPUTS, "^g", **FUSED),
-        ),
-        "y",
-        inputs="x,g",
-    )
-    return cases
-
-
-def _joined_norms() -> _Cases:
-    cases = _Cases("joined_norms", "fold_old_batch_norms")
-    blocks = (
-        const("block", [2, 2], dtype=np.int32),
-        const("pads", [[0, 0], [0, 0]], dtype=np.int32),
-        const("crops", [[0, 0], [0, 0]], dtype=np.int32),
-    )
-    typed = {"Tblock_shape": DType.INT32}
-    begin = (
-        X,
-        *blocks,
-        node("s", "SpaceToBatchND", "x", "block", "pads", Tpaddings=DType.INT32, **typed),
-        ramp("w", 1, 1, 2, 3),
-        node("c", "Conv2D", "s", "w", **LAYER),
-    )
-    inner = (
-        const("block2", [2, 2], dtype=np.int32),
-        node("b", "BatchToSpaceND", "c", "block2", "crops", Tcrops=DType.INT32, **typed),
-    )
-    fused = node("y", "FusedBatchNorm", "b", *FUSED_INPUTS, **FUSED)
-    cases.add("space", (*begin, *inner, *STATISTICS, fused), "y")
-    shared = node("b", "BatchToSpaceND", "c", "block", "crops", Tcrops=DType.INT32, **typed)
-    cases.add("space_shared_block", (*begin, shared, *STATISTICS, fused), "y")
-    for axis in (3, 0, 2, -1):
-        width = (3, 3) if axis != 3 else (1, 2)
-        parts = (
-            X,
-            fed("z", 1, 4, 4, 2),
-            ramp("w", 1, 1, 2, width[0]),
-            ramp("v", 1, 1, 2, width[1], start=1),
-            node("c", "Conv2D", "x", "w", **LAYER),
-            node("d", "Conv2D", "z", "v", **LAYER),
-            const("axis", axis, dtype=np.int32),
-        )
-        for op, order in (("ConcatV2", ("c", "d", "axis")), ("Concat", ("axis", "c", "d"))):
-            joined = node("j", op, *order, N=2, **({"Tidx": DType.INT32} if op == "ConcatV2" else {}))
-            cases.add(
-                f"{op}_{axis}",
-                (*parts, joined, *STATISTICS, node("y", "FusedBatchNorm", "j", *FUSED_INPUTS, **FUSED)),
-                "y",
-                inputs="x,z",
-            )
-    one_source = (
-        X,
-        ramp("w", 1, 1, 2, 1),
-        ramp("v", 1, 1, 2, 2, start=1),
-        node("c", "Conv2D", "x", "w", **LAYER),
-        node("d", "Conv2D", "x", "v", **LAYER),
-        const("axis", 3, dtype=np.int32),
-    )
-    joined = node("j", "ConcatV2", "c", "d", "axis", N=2, Tidx=DType.INT32)
-    cases.add(
-        "same_source", (*one_source, joined, *STATISTICS, node("y", "FusedBatchNorm", "j", *FUSED_INPUTS, **FUSED)), "y"
-    )
-    return cases
-
-
-def _eight_bit_weights() -> _Cases:
-    cases = _Cases("eight_bit_weights", "quantize_weights(minimum_size=4)")
-    tensors: dict[str, Any] = {
-        "zeros": np.zeros(4),
-        "negative": [-1, -2, -3, -4],
-        "positive": [1, 2, 3, 4],
-        "equal": [5, 5, 5, 5],
-        "equal_negative": [-5, -5, -5, -5],
-        "infinite": [1, np.inf, -1, 0],
-        "minus_infinite": [1, -np.inf, -1, 0],
-        "not_a_number": [1, np.nan, -1, 0],
-        "outlier": [1e30, 1, 2, 3],
-        "tiny": [1e-40, 2e-40, -1e-40, 0],
-        "huge": [3e38, -3e38, 0, 1],
-        "halves": [-0.5, 0.5, 1.5, 2.5, 254.5, 255, 0, 1],
-        "small": [1, 2, 3],
-    }
-    for word, values in tensors.items():
-        if word != "not_a_number":
-            cases.add(word, (const("w", values), node("y", "Relu", "w")), "y", inputs="")
-    cases.add(
-        "double", (const("w", [1, 2, 3, 4], dtype=np.float64), node("y", "Relu", "w", T=DType.DOUBLE)), "y", inputs=""
-    )
-    cases.add("waits", (fed("x"), const("w", [1, 2, 3, 4], "^x"), node("y", "Relu", "w")), "y")
-    cases.add(
-        "default_size",
-        (ramp("w", 1023), ramp("v", 1024), node("y", "Relu", "w"), node("z", "Relu", "v")),
-        "y,z",
-        "quantize_weights",
-        "",
-    )
-    cases.add("negative_size", (ramp("w", 8), node("y", "Relu", "w")), "y", "quantize_weights(minimum_size=-1)", "")
-    cases.add(
-        "zero_size",
-        (const("w", 2.5), const("e", np.zeros(0)), node("y", "Relu", "w")),
-        "y",
-        "quantize_weights(minimum_size=0)",
-        "",
-    )
-    cases.add("no_type", (untyped("w", "Const"), node("y", "Relu", "w")), "y", inputs="")
-    cases.add("no_value", (untyped("w", "Const", dtype=DType.FLOAT), node("y", "Relu", "w")), "y", inputs="")
-    cases.add(
-        "cycle", (ramp("w", 8), node("y", "Relu", "w"), node("a", "Relu", "b"), node("b", "Relu", "a")), "y", inputs=""
-    )
-    cases.add("dangling", (ramp("w", 8), node("y", "Relu", "gone")), "y", inputs="")
-    return cases
-
-
-def _steps() -> _Cases:
-    cases = _Cases("steps", "round_weights(num_steps=4)")
-    values: dict[str, Any] = {
-        "zeros": np.zeros(16),
-        "equal": np.full(16, 3),
-        "equal_negative": np.full(16, -3),
-        "negative": -np.arange(1, 17),
-        "positive": np.arange(1, 17),
-        "mixed": np.arange(16) - 5,
-        "few": np.arange(15),
-        "thirds": np.arange(20) / 3,
-    }
-    for word, numbers in values.items():
-        for steps in (1, 4, 7):
-            cases.add(
-                f"{word}_{steps}",
-                (const("w", numbers), node("y", "Relu", "w")),
-                "y",
-                f"round_weights(num_steps={steps})",
-                "",
-            )
-    return cases
-
-
-def _eight_bit() -> _Cases:
-    cases = _Cases("eight_bit", "quantize_nodes")
-    sum_of = lambda *inputs, **attrs: (fed("x", 2), const("k", [1, 2]), node("y", "Add", *inputs, **attrs))  # noqa: E731
-    cases.add("sum", sum_of("x", "k"), "y")
-    cases.add("same_input_twice", sum_of("x", "x"), "y")
-    cases.add("same_input_spelled_twice", sum_of("x", "x:0"), "y")
-    cases.add("control_input", sum_of("x", "k", "^k"), "y")
-    cases.add(
-        "integers",
-        (fed("x", 2, dtype=DType.INT32), const("k", [1, 2], dtype=np.int32), node("y", "Add", "x", "k", T=DType.INT32)),
-        "y",
-    )
-    cases.add(
-        "integer_placeholder",
-        (fed("x", 2), fed("i", 2, dtype=DType.INT32), node("z", "Neg", "i", T=DType.INT32), node("y", "Relu", "x")),
-        "y,z",
-        "quantize_nodes(input_min=-1,input_max=1)",
-        "x,i",
-    )
-    cases.add("range_half", sum_of("x", "k"), "y", "quantize_nodes(input_min=1)")
-    cases.add("range_other_half", sum_of("x", "k"), "y", "quantize_nodes(fallback_max=1)")
-    cases.add("range_twice", sum_of("x", "k"), "y", "quantize_nodes(fallback_max=1,fallback_max=1,fallback_min=0)")
-    cases.add("sum_v2", (fed("x", 2), const("k", [1, 2]), node("y", "AddV2", "x", "k")), "y")
-    conv = (
-        X,
-        ramp("w", 1, 1, 2, 3),
-        node("c", "Conv2D", "x", "w", **LAYER),
-        const("b", [1, 2, 3]),
-        node("a", "BiasAdd", "c", "b"),
-        node("r", "Relu", "a"),
-        node("p", "MaxPool", "r", **POOL),
-        node("y", "Relu6", "p"),
-    )
-    cases.add("layers", conv, "y")
-    cases.add("layers_between_are_outputs", conv, "y,r,c")
-    cases.add("layers_with_ports", conv, "y:0,r:0")
-    cases.add("layers_fed", conv, "y", "quantize_nodes(input_min=-1,input_max=2)")
-    cases.add("layers_fallback", conv, "y", "quantize_nodes(fallback_min=-3,fallback_max=3)")
-    cases.add("layers_ignored", conv, "y", "quantize_nodes(ignore_op=BiasAdd,ignore_op=Relu)")
-    cases.add(
-        "layers_and_recipe",
-        conv,
-        "y",
-        "add_default_attributes quantize_weights(minimum_size=2) quantize_nodes "
-        "strip_unused_nodes sort_by_execution_order",
-    )
-    first = {**LAYER, "data_format": b"NCHW"}
-    cases.add(
-        "channels_first", (fed("x", 1, 2, 4, 4), ramp("w", 1, 1, 2, 3), node("y", "Conv2D", "x", "w", **first)), "y"
-    )
-    cases.add(
-        "dilated", (X, ramp("w", 2, 2, 2, 3), node("y", "Conv2D", "x", "w", dilations=(1, 2, 2, 1), **LAYER)), "y"
-    )
-    cases.add("no_strides", (X, ramp("w", 1, 1, 2, 3), node("y", "Conv2D", "x", "w")), "y")
-    cases.add("no_type", (fed("x", 2), const("k", [1, 2]), untyped("y", "Mul", "x", "k")), "y")
-    cases.add(
-        "transposed",
-        (fed("x", 2, 3), ramp("w", 2, 3), node("y", "MatMul", "x", "w", transpose_a=False, transpose_b=True)),
-        "y",
-    )
-    axis, shape = const("k", 1, dtype=np.int32), const("s", [6], dtype=np.int32)
-    cases.add(
-        "concat",
-        (fed("x", 2, 3), axis, node("r", "Relu", "x"), node("j", "Concat", "k", "r", "x", N=2), node("y", "Relu", "j")),
-        "y",
-    )
-    cases.add(
-        "reshape",
-        (
-            fed("x", 2, 3),
-            shape,
-            node("r", "Relu", "x"),
-            node("f", "Reshape", "r", "s", Tshape=DType.INT32),
-            node("y", "Relu", "f"),
-        ),
-        "y",
-    )
-    cases.add(
-        "resize",
-        (
-            X,
-            const("s", [8, 8], dtype=np.int32),
-            node("y", "ResizeBilinear", "x", "s", align_corners=True, half_pixel_centers=False),
-        ),
-        "y",
-    )
-    split = untyped("s", "Split", "k", "x", T=DType.FLOAT, num_split=2)
-    cases.add(
-        "ports",
-        (
-            fed("x", 2, 4),
-            axis,
-            split,
-            node("a", "Relu", "s:1"),
-            node("b", "Mul", "s:0", "a"),
-            node("y", "Add", "s", "b"),
-        ),
-        "y",
-    )
-    cases.add(
-        "shared_input",
-        (
-            fed("x", 2),
-            node("a", "Relu", "x"),
-            node("b", "Relu6", "a"),
-            node("c", "Relu", "a"),
-            node("d", "Tanh", "a"),
-            node("y", "AddN", "b", "c", "d", N=3),
-        ),
-        "y",
-    )
-    cases.add(
-        "deep",
-        (
-            fed("x", 2),
-            *(
-                node(f"r{number}", ("Relu", "Relu6")[number % 2], f"r{number - 1}" if number else "x")
-                for number in range(6)
-            ),
-        ),
-        "r5",
-    )
-    return cases
-
-
-def _trained_ranges() -> _Cases:
-    cases = _Cases("trained_ranges", "quantize_nodes")
-    ends = (const("lo", -1.5), const("hi", 3))
-    fake = {"T": None, "num_bits": 8, "narrow_range": False}
-    conv = (X, ramp("w", 1, 1, 2, 3), node("c", "Conv2D", "x", "w", **LAYER), *ends)
-    chains: dict[str, Sequence[Node]] = {
-        "directly": (),
-        "relu": (node("r", "Relu", "c"),),
-        "softmax": (node("r", "Softmax", "c"),),
-        "two": (node("r", "Relu", "c"), node("q", "Tanh", "r")),
-        "three": (node("r", "Relu", "c"), node("q", "MaxPool", "r", **POOL), node("s", "Identity", "q")),
-        "four": (node("r", "Relu", "c"), node("q", "Exp", "r"), node("s", "Identity", "q"), node("t", "Relu", "s")),
-    }
-    for word, chain in chains.items():
-        last = chain[-1].name if chain else "c"
-        nodes = (*conv, *chain, node("f", "FakeQuantWithMinMaxVars", last, "lo", "hi", **fake), node("y", "Relu", "f"))
-        cases.add(word, nodes, "y")
-        cases.add(f"{word}_read_elsewhere", (*nodes, node("z", "Tanh", last)), "y,z")
-        cases.add(f"{word}_first_read_elsewhere", (*nodes, node("z", "Tanh", "c")), "y,z")
-    two = (
-        *conv,
-        const("lo2", -1),
-        const("hi2", 2),
-        node("f", "FakeQuantWithMinMaxVars", "c", "lo", "hi", **fake),
-        node("g", "FakeQuantWithMinMaxVars", "f", "lo2", "hi2", **fake),
-    )
-    cases.add("two_in_a_row", two, "g")
-    cases.add(
-        "shared_range",
-        (
-            *conv,
-            node("f", "FakeQuantWithMinMaxVars", "c", "lo", "hi", **fake),
-            node("r", "Relu", "f"),
-            node("g", "FakeQuantWithMinMaxVars", "r", "lo", "hi", **fake),
-        ),
-        "g",
-    )
-    cases.add(
-        "four_bits",
-        (*conv, node("y", "FakeQuantWithMinMaxVars", "c", "lo", "hi", T=None, num_bits=4, narrow_range=True)),
-        "y",
-    )
-    cases.add(
-        "computed_range",
-        (*conv, node("h", "Abs", "hi"), node("y", "FakeQuantWithMinMaxVars", "c", "lo", "h", **fake)),
-        "y",
-    )
-    return cases
-
-
-def _constants() -> _Cases:
-    cases = _Cases("constants", "fold_constants")
-    a, b = const("a", [1, 2]), const("b", [3, 5])
-    sum_ = node("s", "Add", "a", "b")
-    plain = (fed("x", 2), a, b, sum_, node("m", "Mul", "x:0", "s:0"), node("y", "Sub", "m", "s"))
-    cases.add("plain", plain, "y")
-    cases.add("with_ports", plain, "y:0", inputs="x:0")
-    cases.add("folded_is_an_output", plain, "y,s")
-    cases.add("folded_is_the_output", plain, "s")
-    cases.add(
-        "several",
-        (
-            fed("x", 2),
-            a,
-            b,
-            sum_,
-            node("q", "Mul", "b", "b"),
-            node("r", "Sqrt", "q"),
-            node("m", "Mul", "x", "s"),
-            node("n", "Sub", "m", "q"),
-            node("y", "Add", "n", "r"),
-        ),
-        "y",
-    )
-    cases.add("excluded_op", plain, "y", "fold_constants(exclude_op=Add)")
-    cases.add("excluded_node", plain, "y", "fold_constants(exclude_node=s,exclude_node=other)")
-    for limit in (4, 8, 15):
-        cases.add(f"limit_{limit}", plain, "y", f"fold_constants(max_constant_size_in_bytes={limit})")
-    unread = (
-        fed("x"),
-        a,
-        b,
-        untyped("s", "Tile", "a", "n", T=DType.FLOAT, Tmultiples=DType.INT32),
-        node("n", "Abs", "i", T=DType.INT32),
-        const("i", [3], dtype=np.int32),
-        node("y", "Mul", "x", "s"),
-    )
-    cases.add("limit_of_a_computed_shape", unread, "y", "fold_constants(max_constant_size_in_bytes=16)")
-    cases.add("waiting_constant", (fed("x", 2), const("a", [1, 2], "^x"), b, sum_, node("y", "Mul", "x", "s")), "y")
-    cases.add(
-        "waiting_for_a_step",
-        (
-            fed("x", 2),
-            untyped("n", "NoOp", "^x"),
-            a,
-            const("b", [3, 5], "^n"),
-            node("s", "Add", "a", "b", "^n"),
-            node("y", "Mul", "x", "s"),
-        ),
-        "y",
-    )
-    cases.add("folded_is_waited_for", (fed("x", 2), a, b, sum_, node("y", "Mul", "x", "s", "^s", "^b", "^a")), "y")
-    cases.add("controls_sorted", (fed("x", 2), a, b, node("y", "Relu", "x", "^b", "^a", "^x", "^b")), "y")
-    cases.add(
-        "random",
-        (
-            const("k", [2], dtype=np.int32),
-            fed("x", 2),
-            untyped("r", "RandomUniform", "k", T=DType.INT32, dtype=DType.FLOAT),
-            node("y", "Mul", "x", "r"),
-        ),
-        "y",
-    )
-    cases.add("scalar", (fed("x"), const("a", 1), const("b", 2), sum_, node("y", "Mul", "x", "s")), "y")
-    cases.add(
-        "integers",
-        (
-            fed("x", 2, 2),
-            const("a", [2, 1], dtype=np.int32),
-            const("b", 1, dtype=np.int32),
-            node("s", "Sub", "a", "b", T=DType.INT32),
-            untyped("y", "Transpose", "x", "s", T=DType.FLOAT, Tperm=DType.INT32),
-        ),
-        "y",
-    )
-    cases.add(
-        "truths",
-        (
-            fed("x", 2, dtype=DType.BOOL),
-            const("a", True, dtype=bool),
-            untyped("n", "LogicalNot", "a"),
-            untyped("y", "LogicalAnd", "x", "n"),
-        ),
-        "y",
-    )
-    split = untyped("s", "Split", "k", "a", T=DType.FLOAT, num_split=2)
-    cases.add(
-        "several_outputs",
-        (
-            fed("x", 1),
-            const("k", 0, dtype=np.int32),
-            a,
-            split,
-            node("m", "Mul", "x", "s:1"),
-            node("y", "Add", "m", "s:0"),
-        ),
-        "y",
-    )
-    cases.add(
-        "one_of_several_outputs",
-        (fed("x", 1), const("k", 0, dtype=np.int32), a, split, node("y", "Mul", "x", "s:1")),
-        "y",
-    )
-    cases.add(
-        "output_shapes",
-        (
-            fed("x", 2),
-            a,
-            b,
-            node("s", "Add", "a", "b", _output_shapes=(Shape((2,)),)),
-            node("y", "Mul", "x", "s", _output_shapes=(Shape((2,)),)),
-        ),
-        "y",
-    )
-    names = [f"p{number}" for number in range(14)]
-    cases.add(
-        "order_of_inputs",
-        (*(fed(name) for name in names), node("y", "AddN", *names, N=14)),
-        "y",
-        inputs=",".join(names),
-    )
-    words = ["conv", "images", "labels", "keep_prob", "z/a", "input:0", "b"]
-    cases.add(
-        "order_of_words",
-        (*(fed(word.split(":")[0]) for word in words), node("y", "AddN", *words, N=7)),
-        "y",
-        inputs=",".join(words),
-    )
-    cases.add("unread_inputs", (fed("x"), fed("i"), fed("j"), node("y", "Relu", "x")), "y", inputs="i,x,j")
-    fallback = node("x", "PlaceholderWithDefault", "k", T=None, dtype=DType.FLOAT, shape=Shape(()))
-    cases.add("fallback_fed", (const("k", 1), fallback, node("y", "Relu", "x")), "y")
-    cases.add(
-        "fallback_not_fed",
-        (fed("z"), const("k", 1), fallback, node("r", "Relu", "x"), node("y", "Mul", "z", "r")),
-        "y",
-        inputs="z",
-    )
-    cases.add(
-        "defaults_added",
-        (X, ramp("w", 1, 1, 2, 3), node("y", "Conv2D", "x", "w", strides=(1, 1, 1, 1), padding=b"SAME")),
-        "y",
-    )
-    cases.add("nothing_to_fold", (fed("x"), node("y", "Relu", "x", device="/cpu:0")), "y")
-    cases.add("identity_of_a_constant", (fed("x", 2), a, node("i", "Identity", "a"), node("y", "Mul", "x", "i")), "y")
-    cases.add("dead_code", (*plain, node("d", "Relu", "m"), node("e", "Sqrt", "s")), "y")
-    cases.add("file_order", tuple(reversed(plain)), "y")
-    norm = (
-        fed("x", 1, 4),
-        const("v", [1, 2, 3, 4]),
-        const("e", 0.001),
-        node("a", "Add", "v", "e"),
-        node("r", "Rsqrt", "a"),
-        const("g", [1, 2, 1, 2]),
-        node("m", "Mul", "r", "g"),
-        node("n", "Mul", "x", "m"),
-        const("u", [4, 3, 2, 1]),
-        node("t", "Mul", "u", "m"),
-        const("o", [1, 0, 1, 0]),
-        node("s", "Sub", "o", "t"),
-        node("y", "Add", "n", "s"),
-    )
-    cases.add("decomposed_norm", norm, "y")
-    cases.add("decomposed_norm_twice", norm, "y", "fold_constants fold_constants")
-    return cases
-
-
-def _shapes() -> _Cases:
-    cases = _Cases("shapes", "fold_constants")
-    shape = node("s", "Shape", "x", out_type=DType.INT32)
-    cases.add("shape", (fed("x", 2, 3), shape, node("y", "Reshape", "x", "s", Tshape=DType.INT32)), "y")
-    cases.add("shape_unknown", (fed("x"), shape, node("y", "Reshape", "x", "s", Tshape=DType.INT32)), "y")
-    cases.add(
-        "rank_and_size",
-        (
-            fed("x", 2, 3),
-            node("r", "Rank", "x"),
-            node("n", "Size", "x"),
-            node("t", "Add", "r", "n", T=DType.INT32),
-            untyped("y", "ExpandDims", "x", "z", T=DType.FLOAT, Tdim=DType.INT32),
-            node("z", "Sub", "t", "n", T=DType.INT32),
-        ),
-        "y",
-    )
-    cases.add(
-        "of_what_is_computed",
-        (
-            fed("x", 2, 3),
-            node("a", "Relu", "x"),
-            node("s", "Shape", "a", out_type=DType.INT32),
-            node("t", "Shape", "x", out_type=DType.INT64),
-            untyped("c", "Cast", "t", SrcT=DType.INT64, DstT=DType.INT32),
-            node("m", "Add", "s", "c", T=DType.INT32),
-            node("y", "Tile", "x", "m", Tmultiples=DType.INT32),
-        ),
-        "y",
-    )
-    cases.add("shape_is_an_output", (fed("x", 2, 3), shape, node("y", "Reshape", "x", "s", Tshape=DType.INT32)), "y,s")
-    cases.add(
-        "shapes_of_two",
-        (
-            fed("x", 2, 3),
-            fed("z", 4),
-            node("s", "ShapeN", "x", "x", N=2, out_type=DType.INT32),
-            node("a", "Reshape", "x", "s:1", Tshape=DType.INT32),
-            node("y", "Reshape", "a", "s", Tshape=DType.INT32),
-        ),
-        "y",
-    )
-    cases.add(
-        "of_a_constant",
-        (
-            fed("x", 2),
-            const("a", [1, 2]),
-            node("s", "Shape", "a", out_type=DType.INT32),
-            node("y", "Reshape", "x", "s", Tshape=DType.INT32),
-        ),
-        "y",
-    )
-    cases.add(
-        "of_old_scalar",
-        (
-            untyped("x", "Placeholder", dtype=DType.FLOAT, shape=Shape(())),
-            shape,
-            node("y", "Reshape", "x", "s", Tshape=DType.INT32),
-        ),
-        "y",
-    )
-    cases.add(
-        "of_new_scalar",
-        (
-            untyped("x", "Placeholder", dtype=DType.FLOAT, shape=Shape(())),
-            node("r", "Rank", "x"),
-            untyped("y", "ExpandDims", "x", "r", T=DType.FLOAT, Tdim=DType.INT32),
-        ),
-        "y",
-        producer=24,
-    )
-    cases.add(
-        "shape_excluded",
-        (fed("x", 2, 3), shape, node("y", "Reshape", "x", "s", Tshape=DType.INT32)),
-        "y",
-        "fold_constants(exclude_op=Shape)",
-    )
-    return cases
-
-
-def _refused_constants() -> _Cases:
-    cases = _Cases("refused_constants", "fold_constants")
-    plain = (fed("x", 2), const("a", [1, 2]), node("m", "Mul", "x", "a"), node("y", "Relu", "m"))
-    cases.add("cut_in_the_middle", plain, "y", inputs="m")
-    cases.add("cut_and_unknown_output", plain, "nope", inputs="m")
-    cases.add("unknown_input", plain, "y", inputs="x,nope")
-    cases.add("no_such_output", plain, "y:1")
-    cases.add("no_such_input", plain, "y", inputs="x:1")
-    cases.add("fed_twice", plain, "y", inputs="x,x")
-    cases.add("fed_and_fetched", plain, "x")
-    cases.add("no_outputs", plain, "")
-    cases.add("not_fed", plain, "y", inputs="")
-    cases.add("not_fed_unknown_shape", (fed("x"), *plain[1:]), "y", inputs="")
-    cases.add("ignored", plain, "y", "fold_constants(ignore_errors=true) remove_device", inputs="")
-    cases.add("unknown_op", (*plain, node("z", "Odd", "y")), "z")
-    cases.add("dangling", (*plain, node("z", "Relu", "gone")), "z")
-    cases.add("no_such_port", (*plain, node("z", "Relu", "y:1")), "z")
-    cases.add("control_first", (*plain, node("z", "Relu", "^a", "y")), "z")
-    cases.add("cycle", (*plain, node("a1", "Relu", "a2"), node("a2", "Relu", "a1")), "y")
-    return cases
