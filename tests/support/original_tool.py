@@ -13,11 +13,12 @@ import select
 import signal
 import sys
 
-os.environ.update(TF_CPP_MIN_LOG_LEVEL="4", CUDA_VISIBLE_DEVICES="", TF_ENABLE_ONEDNN_OPTS="0")
 SECONDS = 8
 
 
 def main() -> None:
+    # Not when it is only imported, as the search for doctests does: the engines of the other tests heed these.
+    os.environ.update(TF_CPP_MIN_LOG_LEVEL="4", CUDA_VISIBLE_DEVICES="", TF_ENABLE_ONEDNN_OPTS="0")
     import tensorflow  # noqa: F401  (the binding below needs it loaded)
     from tensorflow.python.util import _pywrap_transform_graph as binding
 
