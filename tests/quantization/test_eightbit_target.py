@@ -35,6 +35,16 @@ def test_what_the_scheme_keeps_stays_float(digits: Graph) -> None:
     assert quantize(digits, ranges, "eightbit", scheme=scheme).op_counts["MatMul"] == 1
 
 
+def test_single_layers_that_the_scheme_keeps_stay_float(digits: Graph) -> None:
+    layers = [name for name, node in digits.nodes.items() if node.op == "Conv2D"][:3]
+    scheme = Scheme.for_target("eightbit", keep_float=tuple(layers))
+    ranges = Ranges(dict.fromkeys(annotate(digits, scheme).activations, Range(-1.0, 3.0)))
+    made = quantize(digits, ranges, "eightbit", scheme=scheme)
+    assert [name for name, node in made.nodes.items() if node.op == "Conv2D"] == layers
+    assert made.op_counts["QuantizedConv2D"] == 17
+    assert set(made.op_counts) <= {*KERNELS, "Placeholder", "Const"}
+
+
 def test_answers_stay(digits: Graph) -> None:
     pictures = np.random.default_rng(0).uniform(-1, 1, (12, 16, 16, 1)).astype(np.float32)
     ranges = calibrate(digits, [pictures], scheme=SCHEME, runtime="reference")

@@ -6,7 +6,7 @@
 Ranges that are fixed cost no pass over the data, and do not change with the picture.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from quantkit.transforms.quantize_weights import quantize_weights
 from quantkit.transforms.strip_unused_nodes import strip_unused_nodes
 
 CODED = "/eightbit"
+HIDDEN = "/float"
 
 
 def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
@@ -33,7 +34,9 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         ranges: of every edge of the plan.
     """
     kept = tuple(_float_ops(graph, plan))
-    coded = quantize_nodes(quantize_weights(graph), ignore_op=kept)
+    hidden = _renamed(graph, lambda op: f"{op}{HIDDEN}", _float_nodes(graph, plan))
+    coded = quantize_nodes(quantize_weights(hidden), ignore_op=kept)
+    coded = _renamed(coded, lambda op: op.removesuffix(HIDDEN), set(coded.nodes))
     draft = Draft(coded)
     for node in coded.nodes.values():
         edge = _measured(coded, node)
@@ -44,6 +47,21 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
             inputs = (*node.inputs[:first], Edge(low.name), Edge(high.name))
             draft.replace(node.name, low, high, node.with_(inputs=inputs))
     return strip_unused_nodes(merge_duplicate_nodes(draft.graph()))
+
+
+def _float_nodes(graph: Graph, plan: Plan) -> set[str]:
+    """Layers that the plan keeps float, with what belongs to them and the constants that only they read."""
+    at_work = {*plan.unit_of, *plan.carried}
+    kept = {name for name in plan.kept_float if graph[name].op in UNIT_OPS | {"BiasAdd", "Relu", "Relu6"}}
+    constants = {edge.node for name in kept for edge in graph[name].inputs if graph.constant_of(edge) is not None}
+    return kept | {name for name in constants if not at_work & {use.node.name for use in graph.readers[name]}}
+
+
+def _renamed(graph: Graph, renamed: Callable[[str], str], names: Container[str]) -> Graph:
+    """The graph with other op types, which no transform knows, of some nodes."""
+    return graph.with_nodes(
+        node.with_(op=renamed(node.op)) if node.name in names else node for node in graph.nodes.values()
+    )
 
 
 def _float_ops(graph: Graph, plan: Plan) -> Iterator[str]:
