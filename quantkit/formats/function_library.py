@@ -51,8 +51,8 @@ def encode_library(library: Library) -> bytes:
         GraphError: a function reads an output that its op does not have.
     """
     pieces: list[wire.Buffer] = []
-    for entry in library.entries.values():
-        data = entry.data if isinstance(entry, Stored) else _encode_function(entry, library)
+    for name in library.entries:
+        data = encode_function(library, name)
         pieces.extend((wire.header(FUNCTION, len(data)), data))
     for name, gradient in library.gradients.items():
         data = message_class("GradientDef")(function_name=name, gradient_func=gradient).SerializeToString()
@@ -186,6 +186,16 @@ def _results(library: Library, name: str) -> Sequence[str]:
     if isinstance(entry, Function):
         return tuple(entry.results)
     return [arg.name for arg in graphdef.parse("FunctionDef", entry.data).signature.output_arg]
+
+
+def encode_function(library: Library, name: str) -> bytes:
+    """The serialized FunctionDef of a function of the library; one that nobody changed is as it was read.
+
+    Raises:
+        GraphError: it reads an output that its op does not have.
+    """
+    entry = library.entries[name]
+    return entry.data if isinstance(entry, Stored) else _encode_function(entry, library)
 
 
 def _encode_function(function: Function, library: Library) -> bytes:

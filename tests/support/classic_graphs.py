@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from classic_cases import ClassicCase, unique
 from classic_layer_quirks import QUIRKS as LAYER_QUIRKS
+from classic_pieces import pieces
 from classic_quirks import QUIRKS
 from golden_cases import FOLDER, Case, golden_cases
 
@@ -66,7 +67,7 @@ RECIPES = (
 @cache
 def classic_cases() -> tuple[ClassicCase, ...]:
     """All cases, in an order that stays."""
-    return tuple(unique([*_golden(), *_quirks(), *_random()]))
+    return tuple(unique([*_golden(), *_quirks(), *pieces(), *_random()]))
 
 
 def _golden() -> Iterator[ClassicCase]:
