@@ -6,6 +6,7 @@ The order of nodes, versions and the function library do not count.
 
 from collections.abc import Mapping
 
+from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Attr, Graph, Node, Opaque
 from quantkit.ir.tensor import DType, Shape, Tensor
 
@@ -77,6 +78,8 @@ def attribute_text(value: Attr) -> str:
         numbers = ", ".join(map(str, value.array.reshape(-1)[:8].tolist()))
         more = ", ..." if value.num_elements > 8 else ""
         return f"{value.dtype.value} {'x'.join(map(str, value.shape)) or 'scalar'} [{numbers}{more}]"
+    if isinstance(value, FunctionName):
+        return f"function {value.name}"
     if isinstance(value, Opaque):
         return f"{len(value.data)} bytes"
     if isinstance(value, tuple):

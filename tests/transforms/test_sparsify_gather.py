@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rewritten_graphs import work_grows_linearly
 
+from quantkit import recipe
 from quantkit.errors import RecipeError
 from quantkit.formats import graphdef
 from quantkit.ir.check import verify
@@ -133,6 +134,25 @@ def test_variables_are_read_from_a_checkpoint_part_by_part(tmp_path: Path) -> No
                 found = session.run(["y0:0", "y1:0"], {"ids:0": np.arange(6)})
     np.testing.assert_array_equal(found[0], values[:6])
     np.testing.assert_array_equal(found[1], values[6:])
+
+
+def test_the_original_read_the_first_part_for_each(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    from quantkit.runtimes.checkpoint import read_variable
+
+    prefix = str(tmp_path / "model")
+    data, values = partitioned_model(prefix)
+    made, _ = recipe.run(
+        recipe.parse(f"sparsify_gather(input_checkpoint={prefix})", classic=True),
+        graphdef.decode(data),
+        classic=True,
+        ends=(["ids"], ["y0", "y1"]),
+        services={"read_variable": read_variable},
+    )
+    for part in range(2):
+        assert made[f"linear/weights/part_{part}/indices"].value.array.tolist() == [3]
+        assert made[f"linear/weights/part_{part}/values"].value.array.tolist() == [values[3, 0]]
+    assert "linear/weights/part_0" not in made
 
 
 def test_tensorflow_fills_the_tables_with_the_first_lookup() -> None:
