@@ -174,7 +174,12 @@ def _recipe(args: Namespace, *, converts: bool) -> Recipe:
         )
     if args.recipe:
         return find_recipe(args.recipe)
-    recipe = parse(args.transforms, classic=args.classic)
+    try:
+        recipe = parse(args.transforms, classic=args.classic)
+    except RecipeError as error:
+        if args.classic:
+            error.message = f"Failed to parse --transform argument, error was {error.message}"
+        raise
     if not recipe.steps:
         raise RecipeError("You must specify at least one transform.", hint="quantkit transforms list names them all")
     return recipe

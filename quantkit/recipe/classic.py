@@ -44,6 +44,11 @@ def run_classic(
         GraphError: a transform failed, or left an input that names no node; the message is the original's.
         RecipeError: an unknown transform.
     """
+    if graph.dialect != "tensorflow":
+        raise GraphError(
+            f"classic mode rewrites graphs of TensorFlow, and this is one of {graph.dialect}",
+            hint="leave classic mode off: many transforms of today know such graphs",
+        )
     ends = (
         tuple(map(str, graph.inputs)) if inputs is None else tuple(inputs),
         tuple(map(str, graph.outputs)) if outputs is None else tuple(outputs),
