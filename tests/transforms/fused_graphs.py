@@ -13,8 +13,8 @@ def fusible(draw: st.DrawFn) -> Graph:
     """Pictures that are resized, mirrored at their borders, or both, and convolutions of them."""
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     batch = draw(st.sampled_from([1, 1, 1, 2]))
-    nodes = [placeholder((batch, draw(st.integers(4, 7)), draw(st.integers(4, 7)), 2))]
-    nodes.append(constant("size", np.array([draw(st.integers(4, 9)), draw(st.integers(4, 9))], np.int32)))
+    nodes = [placeholder((batch, draw(st.integers(5, 7)), draw(st.integers(5, 7)), 2))]
+    nodes.append(constant("size", np.array([draw(st.integers(5, 9)), draw(st.integers(5, 9))], np.int32)))
     widths = np.zeros((4, 2), np.int32)
     widths[1:3] = np.reshape(draw(st.lists(st.integers(0, 3), min_size=4, max_size=4)), (2, 2))
     nodes.append(constant("widths", widths))
