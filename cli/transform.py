@@ -37,6 +37,8 @@ EXAMPLES = (
 )
 # Lines of changes that --explain prints for one step before it only counts them; --verbose prints all.
 SHOWN_CHANGES = 8
+# What makes the constants that the outputs need take less room.
+SHRINKING = frozenset({"convert_precision", "extract_subgraph", "quantize_nodes", "quantize_weights"})
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -158,8 +160,9 @@ def _known(args: Namespace, recipe: Recipe, graph: Graph) -> Recipe:
 
 
 def _may_shrink(recipe: Recipe) -> bool:
-    """Whether weights may take less room afterwards."""
-    return not all(find(step.name).is_exact for step in recipe.steps if step.name in REGISTRY)
+    """Whether weights may take less room afterwards; what plugins do is not known."""
+    names = {step.name for step in recipe.steps if step.name in REGISTRY}
+    return any(name in SHRINKING or not find(name).function.__module__.startswith("quantkit.") for name in names)
 
 
 def _recipe(args: Namespace, *, converts: bool) -> Recipe:
