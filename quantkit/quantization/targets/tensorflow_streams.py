@@ -90,9 +90,14 @@ def _split(graph: Graph, shapes: Mapping[str, Shape]) -> tuple[Graph, dict[str, 
             if end - found > LEAST_GAIN:
                 part, end = tried, found
                 chosen[name] = join
+    nodes = dict(graph.nodes)
     for name, join in chosen.items():
-        graph = _in_two(graph, graph[name], costs, join)
-    return graph, {name: cost for name, cost in costs.items() if name in graph}
+        costs |= dict.fromkeys(_in_two(graph, name, nodes), (costs[name] + _START) / 2)
+        costs[name] = join
+    made = graph.with_nodes(nodes.values())
+    needed = made.reachable() | made.input_names
+    made = made.with_nodes(node for node in nodes.values() if node.name in needed)
+    return made, {name: cost for name, cost in costs.items() if name in made}
 
 
 def _may_split(graph: Graph, node: Node) -> bool:
@@ -109,15 +114,15 @@ def _joins(graph: Graph, name: str) -> bool:
     return axis is not None and int(axis.array) in (-1, 3)
 
 
-def _in_two(graph: Graph, node: Node, costs: dict[str, float], join_cost: float) -> Graph:
-    """The graph with one convolution as two that make half of its channels each; their costs are noted."""
-    nodes = dict(graph.nodes)
+def _in_two(graph: Graph, name: str, nodes: dict[str, Node]) -> list[str]:
+    """Put two convolutions that make half of the channels each in place of one; their names."""
+    node = graph[name]
     weights = graph.constant_of(node.inputs[1])
     assert weights is not None
     width = weights.shape[-1]
     halves = []
     for part, channels in (("low", slice(width // 2)), ("high", slice(width // 2, width))):
-        half = node.with_(name=free_name(graph, f"{node.name}/{part}"))
+        half = node.with_(name=free_name(graph, f"{name}/{part}"))
         for slot, edge in enumerate(node.inputs):
             values = graph.constant_of(edge)
             if values is not None and values.shape[-1:] == (width,):
@@ -125,22 +130,18 @@ def _in_two(graph: Graph, node: Node, costs: dict[str, float], join_cost: float)
                 nodes[source.name] = source
                 half = half.reading(slot, source.name)
         nodes[half.name] = half
-        halves.append(Edge(half.name))
-        costs[half.name] = (costs[node.name] + _START) / 2
-    if not join_cost:
-        join = graph.readers[node.name][0].node
-        at = join.inputs.index(Edge(node.name))
-        inputs = (*join.inputs[:at], *halves, *join.inputs[at + 1 :])
+        halves.append(half.name)
+    if _joins(graph, name):
+        join = nodes[graph.readers[name][0].node.name]
+        at = join.inputs.index(Edge(name))
+        inputs = (*join.inputs[:at], *map(Edge, halves), *join.inputs[at + 1 :])
         nodes[join.name] = join.with_(inputs=inputs).with_attrs(N=len(inputs) - 1)
-        del nodes[node.name]
+        del nodes[name]
     else:
-        axis = constant(free_name(graph, f"{node.name}/axis"), np.int32(3))
+        axis = constant(free_name(graph, f"{name}/axis"), np.int32(3))
         nodes[axis.name] = axis
-        nodes[node.name] = Node(node.name, "ConcatV2", (*halves, Edge(axis.name)), node.controls, _JOIN)
-        costs[node.name] = join_cost
-    made = graph.with_nodes(nodes.values())
-    needed = made.reachable() | made.input_names
-    return made.with_nodes(one for one in nodes.values() if one.name in needed)
+        nodes[name] = Node(name, "ConcatV2", (*map(Edge, halves), Edge(axis.name)), node.controls, _JOIN)
+    return halves
 
 
 def _costs(graph: Graph, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, float]]:
