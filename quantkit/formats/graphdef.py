@@ -95,6 +95,8 @@ def decode_text(text: str) -> Graph:
     except text_format.ParseError as error:
         where = f"line {error.GetLine()}, column {error.GetColumn()}: " if error.GetLine() else ""
         raise InputError(where + re.sub(r"^\d+:\d+ : ", "", str(error)).rstrip(".")) from None
+    except RecursionError:
+        raise InputError("its messages nest deeper than those of any graph") from None
     nodes = [_decode_node(node) for node in message.node]
     versions = _decode_versions(message.versions)
     library = _decode_library(message.library.SerializeToString(deterministic=True))

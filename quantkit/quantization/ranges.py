@@ -182,6 +182,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} can not be read: {(error.strerror or 'unknown error').lower()}") from None
     except ValueError as error:
         raise InputError(f"{path} is no JSON file: {error}") from None
+    except RecursionError:
+        raise InputError(f"{path} nests deeper than any file of quantkit") from None
     if not isinstance(document, dict):
         raise InputError(f"{path} holds no JSON object")
     return document

@@ -83,6 +83,8 @@ def read_recipe(path: Path) -> Recipe:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is no TOML file: {error}", hint=FORM) from None
+    except RecursionError:
+        raise InputError(f"{path} nests deeper than any recipe", hint=FORM) from None
     steps = document.get("step")
     if not isinstance(steps, list) or not steps:
         raise RecipeError(f"{path} lists no steps", hint=FORM)

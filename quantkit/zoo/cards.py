@@ -12,7 +12,6 @@ from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
-from urllib.parse import urlsplit
 
 from quantkit.errors import InputError, UsageError, did_you_mean
 from quantkit.ir.tensor import DType
@@ -224,6 +223,8 @@ def read_card(text: str, source: str) -> ModelCard:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{source} is not TOML: {error}", hint="models/README.md shows the format") from None
+    except RecursionError:
+        raise InputError(f"{source} nests deeper than any card", hint="models/README.md shows the format") from None
     card = _made(ModelCard, table, source)
     for wrong in _contradictions(card):
         raise InputError(f"{source}: {wrong}", hint="models/README.md explains every key")
@@ -285,7 +286,7 @@ def _contradictions(card: ModelCard) -> list[str]:
         "two members have one name": len(set(names)) < len(names),
         "the archive has no urls": card.archive is not None and not card.archive.urls,
         "a sha256 is not 64 hexadecimal digits": not all(re.fullmatch("[0-9a-f]{64}", one) for one in digests),
-        "a url is neither http nor https": not all(urlsplit(one).scheme in ("http", "https") for one in urls),
+        "a url is neither http nor https": not all(one.startswith(("http://", "https://")) for one in urls),
         f"preprocessing.channels is {card.preprocessing.channels}, neither 1 nor 3": card.preprocessing.channels
         not in (1, 3),
         "preprocessing.std has a zero": 0 in card.preprocessing.std,
