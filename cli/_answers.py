@@ -13,10 +13,10 @@ import numpy as np
 from quantkit.classify.choices import choose_labels, choose_preprocessing, matching_card
 from quantkit.classify.evaluation import Preparation, class_of, prepared_samples
 from quantkit.classify.labels import Labels, read_labels
+from quantkit.classify.quality import Quality, Share, Tally
 from quantkit.data import Data
-from quantkit.evaluation import Quality, Share, Tally
 from quantkit.ir.tensor import Array
-from quantkit.loading import Model
+from quantkit.model.loading import Model
 from quantkit.quantization.fallback import Quality as Loss
 from quantkit.runtimes.session import Session
 from quantkit.zoo import list_cards

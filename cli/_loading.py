@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from quantkit.bench.candidate import split_runtime
-from quantkit.loading import Model, load_model
+from quantkit.model.loading import Model, load_model
 from quantkit.transforms.plugins import load_file
 from quantkit.transforms.registry import Transform
 

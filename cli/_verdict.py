@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.bench.comparison import Comparison
 from quantkit.bench.machine import this_machine
-from quantkit.evaluation import Quality, Share
+from quantkit.classify.quality import Quality, Share
 from quantkit.quantization import Plan, Ranges
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.verdict import EIGHT_BITS, FLOAT, Census

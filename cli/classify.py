@@ -18,7 +18,7 @@ from quantkit.classify.classifier import Classifier, Prediction, Refused
 from quantkit.classify.labels import Order, read_labels
 from quantkit.classify.pictures import Found, find_pictures
 from quantkit.errors import InputError, UnavailableError, UsageError
-from quantkit.loading import MEANINGLESS, Model
+from quantkit.model.loading import MEANINGLESS, Model
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Session
 from quantkit.zoo import ModelCard, list_cards

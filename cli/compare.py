@@ -9,12 +9,12 @@ from quantkit.classify.choices import choose_ends, choose_preprocessing, matchin
 from quantkit.classify.evaluation import Preparation, prepared_samples
 from quantkit.data import Data, find_data
 from quantkit.errors import CheckError, InputError, UnavailableError, UsageError
+from quantkit.ir.difference import EQUAL, first_difference
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
-from quantkit.loading import MEANINGLESS, Model
+from quantkit.model.loading import MEANINGLESS, Model
 from quantkit.quantization.compare import FLOOR, SAMPLES, SHOWN, Comparison, Feeder, Feeds, Interrupted, compare
 from quantkit.runtimes.session import TensorInfo
-from quantkit.structure import EQUAL, first_difference
 from quantkit.zoo import list_cards
 
 from ._app import INTERRUPTED

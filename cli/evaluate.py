@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from quantkit.classify.evaluation import BATCH, Evaluation, Interrupted, evaluate
 from quantkit.data import KINDS
 from quantkit.errors import CheckError
-from quantkit.loading import MEANINGLESS
+from quantkit.model.loading import MEANINGLESS
 
 from ._app import INTERRUPTED
 from ._arguments import add_offline, add_pictures_layers, add_precision, add_threads, count, flags, options, share

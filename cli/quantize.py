@@ -17,13 +17,13 @@ from quantkit.bench.machine import this_machine
 from quantkit.bench.report import Benchmark
 from quantkit.bench.rounds import Schedule, opening
 from quantkit.classify.choices import choose_ends, choose_preprocessing, matching_card
+from quantkit.classify.quality import Quality
 from quantkit.data import KINDS, Data, find_data
 from quantkit.dialects.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import CheckError, UsageError
-from quantkit.evaluation import Quality
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType
-from quantkit.loading import MEANINGLESS, Model, load_model
+from quantkit.model.loading import MEANINGLESS, Model, load_model
 from quantkit.ops.inference import UNKNOWN, infer_shapes
 from quantkit.quantization import Plan, Ranges, Scheme, annotate, convert, prepare
 from quantkit.quantization.calibrate import collect, memory_bound, open_observed

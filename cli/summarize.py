@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 from quantkit.errors import GraphError, UsageError
 from quantkit.ir.graph import Graph
-from quantkit.loading import MEANINGLESS
+from quantkit.model.loading import MEANINGLESS
 from quantkit.summary import summarize
 
 from ._arguments import add_ends, add_offline, add_random_weights, add_saved_model
@@ -67,7 +67,7 @@ def run(args: Namespace) -> int:
 
 
 def _classic(args: Namespace, word: str, graph: Graph) -> int:
-    from quantkit.classic_summary import classic_summary
+    from quantkit.summary.classic import classic_summary
 
     text, is_valid = classic_summary(graph, word, print_structure=args.print_structure == "true")
     emit(args, "quantkit.summarize/1", {"model": word, "classic": text}, lambda c: c.print(text, end="", markup=False))

@@ -11,12 +11,12 @@ from quantkit import formats
 from quantkit.dialects.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import RecipeError, UsageError
 from quantkit.ir.graph import Graph
-from quantkit.loading import MEANINGLESS, Model
+from quantkit.model.loading import MEANINGLESS, Model
+from quantkit.model.saving import KINDS, Target
 from quantkit.recipe import Recipe, Record, Trace, parse
 from quantkit.recipe import run as run_recipe
 from quantkit.recipe.named import NAMED, find_recipe
 from quantkit.recipe.recipe import STOP
-from quantkit.saving import KINDS, Target
 from quantkit.transforms.registry import REGISTRY, find, names_for
 
 from ._arguments import add_saved_model

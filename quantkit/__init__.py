@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quantkit.bench import benchmark
     from quantkit.classify.evaluation import evaluate
-    from quantkit.loading import load
+    from quantkit.model.loading import load
+    from quantkit.model.saving import save
     from quantkit.quantization import calibrate, quantize
     from quantkit.quantization.compare import compare
     from quantkit.recipe import transform
     from quantkit.runtimes import open_session
-    from quantkit.saving import save
     from quantkit.summary import summarize
     from quantkit.transforms.registry import transform as transform_function
 
@@ -23,10 +23,10 @@ _HOMES = {
     "calibrate": "quantkit.quantization",
     "compare": "quantkit.quantization.compare",
     "evaluate": "quantkit.classify.evaluation",
-    "load": "quantkit.loading",
+    "load": "quantkit.model.loading",
     "open_session": "quantkit.runtimes",
     "quantize": "quantkit.quantization",
-    "save": "quantkit.saving",
+    "save": "quantkit.model.saving",
     "summarize": "quantkit.summary",
     "transform": "quantkit.recipe",
     "transform_function": "quantkit.transforms.registry",

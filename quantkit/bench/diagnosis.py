@@ -16,7 +16,7 @@ from quantkit.bench.machine import Machine, this_machine
 from quantkit.bench.process import WorkerGone, WorkerProcess
 from quantkit.bench.report import Benchmark, aligned, openmp_text, threads_text
 from quantkit.bench.rounds import Progress, Schedule, measure
-from quantkit.loading import load_model
+from quantkit.model.loading import load_model
 from quantkit.recipe import parse, run
 from quantkit.recipe.named import find_recipe
 from quantkit.runtimes import RUNTIMES, find_runtime

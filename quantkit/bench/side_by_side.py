@@ -12,7 +12,7 @@ from quantkit.bench.report import Benchmark
 from quantkit.bench.rounds import Progress, Schedule, measure
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
-from quantkit.loading import MEANINGLESS, load_model
+from quantkit.model.loading import MEANINGLESS, load_model
 from quantkit.runtimes import AUTO, find_runtime
 from quantkit.runtimes.session import PRECISIONS, SessionOptions, gpu_index
 

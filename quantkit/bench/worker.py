@@ -24,7 +24,7 @@ from quantkit.bench.sampler import Call, Clock, WarmUpRule, lead_in, timed, warm
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Shape
-from quantkit.loading import load_model
+from quantkit.model.loading import load_model
 from quantkit.runtimes import open_session
 from quantkit.runtimes.openmp import openmp_libraries
 from quantkit.runtimes.session import Session, SessionOptions, TensorInfo

@@ -28,12 +28,12 @@ from quantkit.classify.feeding import Feeding
 from quantkit.classify.labels import Labels, Order, read_labels
 from quantkit.classify.pictures import read_bytes
 from quantkit.classify.preprocess import Preprocessing
+from quantkit.classify.quality import Quality, Tally
 from quantkit.data import Data, Sample, find_data
 from quantkit.errors import InputError, UsageError
-from quantkit.evaluation import Quality, Tally
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType
-from quantkit.loading import Model, load_model
+from quantkit.model.loading import Model, load_model
 from quantkit.runtimes import AUTO, open_session
 from quantkit.runtimes.session import Engine, Session, SessionOptions, TensorInfo
 from quantkit.zoo import ModelCard, list_cards

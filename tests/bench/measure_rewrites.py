@@ -27,7 +27,7 @@ from quantkit.bench.machine import this_machine
 from quantkit.bench.measurement import Measurement
 from quantkit.bench.rounds import Schedule, measure
 from quantkit.ir.graph import Graph
-from quantkit.loading import load_model
+from quantkit.model.loading import load_model
 from quantkit.recipe import parse, run
 from quantkit.runtimes import open_session
 

@@ -13,7 +13,7 @@ from time import perf_counter
 
 import numpy as np
 
-from quantkit.loading import load_model
+from quantkit.model.loading import load_model
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import SessionOptions
 

@@ -10,7 +10,7 @@ from quantkit import formats
 from quantkit.bench import Interrupted, benchmark, side_by_side
 from quantkit.bench.report import Benchmark, Failure, Row
 from quantkit.errors import UnavailableError, UsageError
-from quantkit.loading import Model
+from quantkit.model.loading import Model
 from quantkit.runtimes import find_runtime
 
 QUICK = ("--runs", "6", "--warmup", "1", "-q")

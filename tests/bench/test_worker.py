@@ -12,7 +12,7 @@ from quantkit.bench.worker import known_shapes, read_model, serve
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType, Shape
-from quantkit.loading import load_model
+from quantkit.model.loading import load_model
 from quantkit.runtimes.session import TensorInfo
 from quantkit.zoo import list_cards
 

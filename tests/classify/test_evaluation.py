@@ -11,9 +11,9 @@ from records import example, write_records
 import quantkit as qk
 from quantkit.classify.evaluation import Interrupted, class_of, evaluate
 from quantkit.classify.labels import Labels
+from quantkit.classify.quality import Share
 from quantkit.data import Data
 from quantkit.errors import InputError, UsageError
-from quantkit.evaluation import Share
 from quantkit.ir.graph import Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 

@@ -238,7 +238,7 @@ def test_a_bug_says_so_and_debug_shows_it(
     def broken(*arguments: Any, **options: Any) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("quantkit.summary.infer_shapes", broken)
+    monkeypatch.setattr("quantkit.summary.summary.infer_shapes", broken)
     assert main(["summarize", str(graph_file)]) == 70
     err = capsys.readouterr().err
     assert "a bug: ZeroDivisionError: oops" in err

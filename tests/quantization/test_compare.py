@@ -12,11 +12,11 @@ import pytest
 import quantkit as qk
 from quantkit.errors import GraphError, UsageError
 from quantkit.formats import onnx
+from quantkit.ir.difference import first_difference
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.quantization.compare import Comparison, Interrupted, compare
 from quantkit.quantization.matching import Places, match
-from quantkit.structure import first_difference
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from quantkit.ir.graph import Graph
-from quantkit.loading import load
+from quantkit.model.loading import load
 from quantkit.ops.kernels import KERNELS
 from quantkit.quantization import Range, Ranges, Scheme, annotate, calibrate, quantize
 from quantkit.recipe import parse, run

@@ -5,7 +5,7 @@ import pytest
 from quantkit.errors import GraphError, InputError, UsageError
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.text import from_text
-from quantkit.loading import load
+from quantkit.model.loading import load
 from quantkit.quantization import Plan, Range, Ranges, Scheme, annotate
 from quantkit.recipe import parse, run
 

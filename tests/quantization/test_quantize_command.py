@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quantkit.classify.quality import Quality, Share
 from quantkit.formats import load
 from quantkit.ir.tensor import DType
 from quantkit.quantization import Plan, Ranges, Scheme
@@ -213,8 +214,10 @@ def test_layers_stay_float_until_the_drop_is_small(
         graph = load(file)
         (first,) = [node for node in graph.nodes.values() if node.op == "Conv" and node.name.split("/")[0] == "conv"]
         is_right = graph[first.inputs[1].node].op != "DequantizeLinear"
-        share = import_module("quantkit.evaluation").Share
-        return import_module("quantkit.evaluation").Quality(10, None, None, share(10 if is_right else 4, 10), 0.1), None
+        share = import_module("quantkit.classify.quality").Share
+        return import_module("quantkit.classify.quality").Quality(
+            10, None, None, share(10 if is_right else 4, 10), 0.1
+        ), None
 
     monkeypatch.setattr(command, "_quality", quality)
     output = tmp_path / "d.onnx"
@@ -265,9 +268,8 @@ def test_bfloat16_is_suggested_where_the_machine_has_it(
     assert ("not measured" in reason) == bool(isa)
     assert "amx_bf16" not in isa or "(amx_bf16)" in reason
     assert "bfloat16" not in _verdict(tmp_path, "litert", speed=slow).next_step[0]
-    evaluation = import_module("quantkit.evaluation")
-    few = evaluation.Quality(100, None, None, evaluation.Share(70, 100), 0.1)
+    few = Quality(100, None, None, Share(70, 100), 0.1)
     doubt, command = _verdict(tmp_path, quality=few).quality_step
     assert ("bfloat16" in doubt and "quantkit evaluate" in command) == bool(isa)
-    most = evaluation.Quality(100, None, None, evaluation.Share(99, 100), 0.1)
+    most = Quality(100, None, None, Share(99, 100), 0.1)
     assert _verdict(tmp_path, quality=most).quality_step == ("", "")

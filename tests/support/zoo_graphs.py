@@ -13,7 +13,7 @@ import numpy as np
 
 from quantkit.formats import graphdef
 from quantkit.ir.graph import Edge, Graph
-from quantkit.loading import load
+from quantkit.model.loading import load
 from quantkit.zoo.architectures import random_graph
 
 SEED = 0

@@ -10,7 +10,7 @@ from quantkit.errors import RecipeError
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
-from quantkit.loading import load_model
+from quantkit.model.loading import load_model
 from quantkit.recipe import parse, run
 from quantkit.runtimes import RUNTIMES, open_session
 from quantkit.transforms.convert_layout import convert_layout

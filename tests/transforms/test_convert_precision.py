@@ -15,7 +15,7 @@ from quantkit.formats import graphdef
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
-from quantkit.loading import load_model
+from quantkit.model.loading import load_model
 from quantkit.ops.kernels import evaluate
 from quantkit.recipe import parse, run
 from quantkit.runtimes import RUNTIMES, open_session

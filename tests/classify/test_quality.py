@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quantkit.classify.quality import Share, Tally, as_probabilities, divergences
 from quantkit.errors import UsageError
-from quantkit.evaluation import Share, Tally, as_probabilities, divergences
 
 
 @given(st.integers(1, 10_000), st.data())

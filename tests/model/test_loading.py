@@ -13,7 +13,7 @@ from quantkit.formats import graphdef, onnx
 from quantkit.formats.onnx_schema import message_class
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
-from quantkit.loading import load_model
+from quantkit.model.loading import load_model
 from quantkit.runtimes import RUNTIMES
 
 W = np.arange(12, dtype=np.float32).reshape(4, 3) / 8

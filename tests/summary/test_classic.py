@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quantkit.classic_summary import classic_summary, debug_string
 from quantkit.formats import save
 from quantkit.ir.graph import Graph, Node
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ir.text import from_text
+from quantkit.summary.classic import classic_summary, debug_string
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()

@@ -16,8 +16,8 @@ from quantkit.errors import GraphError, InputError, UsageError
 from quantkit.formats import graphdef, kind_of, onnx, saved_model
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
+from quantkit.model.saving import Target, save
 from quantkit.runtimes import RUNTIMES
-from quantkit.saving import Target, save
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()
