@@ -458,6 +458,20 @@ class _Annotation:
         dims = self.shapes[Edge(node.name)].dims if Edge(node.name) in self.shapes else None
         return node.op == "Mean" or (dims is not None and dims[1:3] == (1, 1))
 
+    def _is_averaged(self, edge: Edge) -> bool:
+        """Whether nothing but averages over all positions reads an edge, by itself or joined with others."""
+        readers = [use.node for use in self.graph.readers.get(edge.node, ())]
+        return (
+            bool(readers)
+            and edge.node not in self.graph.ends
+            and all(
+                self._is_averaged(Edge(node.name))
+                if node.op in CONCATS
+                else node.op in AVERAGES and self._is_global(node)
+                for node in readers
+            )
+        )
+
     def _is_spatial_mean(self, node: Node) -> bool:
         axes = self.graph.constant_of(node.inputs[1])
         shape = self.shapes.get(node.inputs[0])
@@ -477,6 +491,9 @@ class _Annotation:
         edges |= {unit.inner for unit in units if unit.inner is not None}
         if self.scheme.quantize_outputs:
             edges |= {unit.output for unit in units}
+        if self.scheme.float_global_pools:
+            # Codes that nobody computes with: the kernels that write them are faster than those that write floats.
+            edges |= {unit.output for unit in units if unit.activation and self._is_averaged(unit.output)}
         if self.scheme.split_units:
             edges |= {Edge(name) for unit in units for name in unit.nodes}
         return sorted(edges, key=self._edge_place)

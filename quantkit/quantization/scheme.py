@@ -123,7 +123,7 @@ class Scheme:
         share_concat_ranges: whether all that a concatenation joins has one range, so that joining only copies.
         share_pool_ranges: whether an average pool's result has the range of what it reads.
         float_global_pools: whether averages over all positions are computed in float: they are little work, and
-            kernels that average codes cut off what averaging gains.
+            kernels that average codes cut off what averaging gains; what they average is codes until then.
         split_units: whether a layer, its bias and its activation are ops of their own, with codes between them.
         quantize_outputs: whether what leaves a layer is codes even where only float ops read it.
         bias_correction: whether the mean error of each layer's output is taken out through its bias.

@@ -51,6 +51,18 @@ def test_the_later_layer_adds_the_residual() -> None:
     assert set(plan.activations) == {Edge("x"), Edge("r"), Edge("p"), Edge("c")}
 
 
+def test_what_is_averaged_in_float_leaves_its_layer_as_codes_of_its_own_range() -> None:
+    body = "a = conv(x)\nr = Relu(a)\np = conv(x)\ns = Relu(p)\naxis = Const[int32](3)\nc = ConcatV2(r, s, axis)\n"
+    pool = "AvgPool(c, ksize=[1, {0}, {0}, 1], strides=[1, 1, 1, 1], padding=VALID)"
+    scheme = Scheme.for_target("tensorflow")
+    plan = annotate(graph_of(f"{body}y = {pool.format(8)}"), scheme)
+    assert set(plan.activations) == {Edge("x"), Edge("r"), Edge("s")}
+    assert plan.groups == ()
+    assert {"c", "y"} <= set(plan.kept_float)
+    for tail, out in ((pool.format(4), "y"), (f"{pool.format(8)}\nalso = Neg(r)", "y, also")):
+        assert Edge("r") not in annotate(graph_of(f"{body}y = {tail}", out), scheme).activations
+
+
 def test_everything_a_concat_joins_shares_a_range() -> None:
     body = "a = conv(x)\nr = Relu(a)\np = MaxPool(r, ksize=[1, 3, 3, 1], strides=[1, 1, 1, 1], padding=SAME)\n"
     body += "axis = Const[int32](3)\nc = ConcatV2(r, p, x, axis)\nw2 = Const[1x1x12x4]()\n"
