@@ -165,11 +165,11 @@ def test_weights_take_seven_bits_where_the_processor_saturates(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    command = import_module("quantkit.cli.quantize")
+    choosing = import_module("quantkit.cli._scheme")
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: old\nflags\t\t: fpu {flags}\n\n")
     machine = import_module("quantkit.bench.machine").this_machine(tmp_path)
-    monkeypatch.setattr(command, "this_machine", lambda: machine)
+    monkeypatch.setattr(choosing, "this_machine", lambda: machine)
     output = tmp_path / ("d.onnx" if target == "onnx" else "d.pb")
     words = ["-o", str(output), "--calibration", str(pictures), "--runs", "0", "--target", target]
     assert main(["quantize", "digits", *words, "--runtime", "reference", "--json", "--limit", "2"]) == 0
@@ -186,11 +186,11 @@ def test_weights_take_seven_bits_where_the_processor_saturates(
 
 
 def test_the_classic_ops_are_told_to_be_slow(tmp_path: Path) -> None:
-    command = import_module("quantkit.cli.quantize")
+    words = import_module("quantkit.cli._verdict")
     comparison = import_module("quantkit.bench.comparison").Comparison(0.2, 0.19, 0.21, True)
     plan = Plan(Scheme.for_target("eightbit"), {}, {}, (), (), (), {}, ())
     counted = import_module("quantkit.quantization.verdict").Census({}, 0, (), 1, 0, 1)
-    verdict = command.Verdict("digits", tmp_path / "d.pb", plan, Ranges({}), counted, speed=comparison)
+    verdict = words.Verdict("digits", tmp_path / "d.pb", plan, Ranges({}), counted, speed=comparison)
     reason, command_line = verdict.next_step
     assert "reference kernels" in reason
     assert "--target tensorflow" in command_line
@@ -207,19 +207,16 @@ def test_the_written_graph_loads(tmp_path: Path, pictures: Path) -> None:
 def test_layers_stay_float_until_the_drop_is_small(
     tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = import_module("quantkit.cli.quantize")
+    search = import_module("quantkit.cli._fallback")
     wanted = "conv/Conv2D"
 
     def quality(file: Path, *rest: Any) -> Any:
         graph = load(file)
         (first,) = [node for node in graph.nodes.values() if node.op == "Conv" and node.name.split("/")[0] == "conv"]
         is_right = graph[first.inputs[1].node].op != "DequantizeLinear"
-        share = import_module("quantkit.classify.quality").Share
-        return import_module("quantkit.classify.quality").Quality(
-            10, None, None, share(10 if is_right else 4, 10), 0.1
-        ), None
+        return Quality(10, None, None, Share(10 if is_right else 4, 10), 0.1), None
 
-    monkeypatch.setattr(command, "_quality", quality)
+    monkeypatch.setattr(search, "quality_of", quality)
     output = tmp_path / "d.onnx"
     words = ["-o", str(output), "--calibration", str(pictures), "--runs", "0", "--max-drop", "0.05"]
     document = quantized(words, capsys)
@@ -249,10 +246,10 @@ def test_weights_alone_need_no_pictures(
 
 
 def _verdict(tmp_path: Path, target: str = "onnx", **fields: Any) -> Any:
-    command = import_module("quantkit.cli.quantize")
+    words = import_module("quantkit.cli._verdict")
     plan = Plan(Scheme.for_target(target), {}, {}, (), (), (), {}, ())
     counted = import_module("quantkit.quantization.verdict").Census({}, 0, (), 1, 0, 1)
-    return command.Verdict("digits", tmp_path / "d.onnx", plan, Ranges({}), counted, **fields)
+    return words.Verdict("digits", tmp_path / "d.onnx", plan, Ranges({}), counted, **fields)
 
 
 @pytest.mark.parametrize("isa", [(), ("avx512_bf16",), ("avx512_bf16", "amx_bf16")])

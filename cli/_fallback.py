@@ -1,0 +1,77 @@
+"""``--max-drop``: the layers that must stay out of 8 bits for the answers to stay right."""
+
+import tempfile
+from argparse import Namespace
+from hashlib import blake2b
+from pathlib import Path
+
+from quantkit.errors import CheckError
+from quantkit.quantization.fallback import Fallback, search
+from quantkit.quantization.fallback import Quality as Loss
+
+from ._answers import Answers
+from ._conversion import Conversion
+from ._judging import quality_of
+from ._render import counting, log
+
+
+def layers_to_keep(args: Namespace, conversion: Conversion, answers: Answers, output: Path) -> Fallback:
+    """The layers that must stay float for the answers to stay within ``--max-drop``.
+
+    Args:
+        args: of the command.
+        conversion: of all layers.
+        answers: of the float graph.
+        output: the file to be; what is known of an interrupted search is kept beside it.
+
+    Raises:
+        CheckError: there is nothing to tell the drop by.
+    """
+    _require_answers(args, conversion, answers)
+    state = _state(conversion, answers, output)
+
+    def measured(layers: frozenset[str]) -> Loss:
+        tried = conversion.keeping(layers)
+        with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
+            file = Path(folder) / f"tried{output.suffix}"
+            tried.write(file)
+            return answers.loss(quality_of(file, tried, answers)[0])
+
+    with counting(args, "searching") as shown:
+        found = search(
+            [unit.layer for unit in conversion.plan.units],
+            measured,
+            max_drop=args.max_drop,
+            seconds=args.time_budget,
+            likely=_suspects(conversion),
+            state=state,
+            progress=lambda what, share: shown(round(1000 * share), 1000),
+        )
+    if found.is_complete:
+        state.unlink(missing_ok=True)
+    return found
+
+
+def _require_answers(args: Namespace, conversion: Conversion, answers: Answers) -> None:
+    if not len(answers) or answers.are_broken:
+        what = "holds NaN or infinity in every answer" if len(answers) else "has given no answers"
+        raise CheckError(
+            f"--max-drop {args.max_drop:g} can not be told: the float graph {what}",
+            hint="; ".join(conversion.ranges.remarks) or "quantkit compare names the layer",
+        )
+    before = answers.top1
+    by = "agreement with float" if before is None else f"top-1, in float {before}"
+    log(args, f"the drop is that of {by}, on {answers.source}")
+
+
+def _state(conversion: Conversion, answers: Answers, output: Path) -> Path:
+    """A file of what was measured of this graph, with these ranges, on these pictures."""
+    facts = conversion.ranges.provenance
+    key = " ".join((facts.graph, facts.data, facts.scheme, answers.digest))
+    return output.with_name(f"{output.name}.{blake2b(key.encode(), digest_size=8).hexdigest()}.fallback")
+
+
+def _suspects(conversion: Conversion) -> list[str]:
+    """Layers whose tensors calibration has remarked on."""
+    remarked = {remark.partition(":")[0] for remark in conversion.ranges.remarks}
+    return [unit.layer for unit in conversion.plan.units if remarked & {str(unit.output), str(unit.input)}]
