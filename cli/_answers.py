@@ -17,7 +17,7 @@ from quantkit.classify.quality import Quality, Share, Tally
 from quantkit.data import Data
 from quantkit.ir.tensor import Array
 from quantkit.model.loading import Model
-from quantkit.quantization.fallback import Quality as Loss
+from quantkit.quantization.fallback import Loss
 from quantkit.runtimes.session import Session
 from quantkit.zoo import list_cards
 

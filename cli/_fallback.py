@@ -6,8 +6,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from quantkit.errors import CheckError
-from quantkit.quantization.fallback import Fallback, search
-from quantkit.quantization.fallback import Quality as Loss
+from quantkit.quantization.fallback import Fallback, Loss, search
 
 from ._answers import Answers
 from ._conversion import Conversion

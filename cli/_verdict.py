@@ -187,7 +187,7 @@ class Verdict:
 
     def _fallback_lines(self, found: Fallback) -> Iterator[str]:
         """What each layer that stays float bought, and the work it keeps from 8 bits."""
-        yield f"drop {found.baseline.drop:.4f} with everything in 8 bits, {found.quality.drop:.4f} as written"
+        yield f"drop {found.baseline.drop:.4f} with everything in 8 bits, {found.loss.drop:.4f} as written"
         kept = [row for row in found.rows if row.is_float]
         if kept:
             costs = {one.name: one.multiply_adds for one in self.census.left_overs}

@@ -107,7 +107,7 @@ def run(args: Namespace) -> int:
     emit(args, "quantkit.quantize/1", verdict.to_json(), verdict.print)
     if found is not None and not found.is_reached:
         raise CheckError(
-            f"the drop is {found.quality.drop:.4f}, and --max-drop is {args.max_drop:g}",
+            f"the drop is {found.loss.drop:.4f}, and --max-drop is {args.max_drop:g}",
             hint="give --time-budget more, or quantize fewer layers with keep_float in a --scheme",
         )
     return 0

@@ -24,7 +24,7 @@ MEASURING = 0.6
 
 
 @dataclass(frozen=True, order=True)
-class Quality:
+class Loss:
     """How far a quantized graph is from the float one; smaller is better, the drop counts first.
 
     Attributes:
@@ -36,8 +36,8 @@ class Quality:
     divergence: float
 
 
-# Quality with these units (by name) in float and all others in 8 bits.
-Measure = Callable[[frozenset[str]], Quality]
+# Loss with these units (by name) in float and all others in 8 bits.
+Measure = Callable[[frozenset[str]], Loss]
 # Told what is measured next, and which share of the time is used.
 Progress = Callable[[str, float], None]
 
@@ -48,14 +48,14 @@ class Row:
 
     Attributes:
         unit: its name.
-        gain: 8-bit quality minus quality with it in float; None: not measured before time ran out.
-        bought: quality without it in the final choice minus the final quality; None: it is in 8 bits, or was not tried.
+        gain: the loss in 8 bits minus that with it in float; None: not measured before time ran out.
+        bought: the loss without it in the final choice minus the final loss; None: it is in 8 bits, or was not tried.
         is_float: the decision.
     """
 
     unit: str
-    gain: Quality | None
-    bought: Quality | None
+    gain: Loss | None
+    bought: Loss | None
     is_float: bool
 
 
@@ -65,7 +65,7 @@ class Fallback:
 
     Attributes:
         keep_float: units that stay float.
-        quality: with this choice.
+        loss: with this choice.
         baseline: with everything in 8 bits.
         rows: the units, most sensitive first.
         is_reached: whether the drop is within what was allowed.
@@ -73,8 +73,8 @@ class Fallback:
     """
 
     keep_float: frozenset[str]
-    quality: Quality
-    baseline: Quality
+    loss: Loss
+    baseline: Loss
     rows: tuple[Row, ...]
     is_reached: bool
     is_complete: bool
@@ -83,8 +83,8 @@ class Fallback:
         return {
             "schema": SCHEMA,
             "keep_float": sorted(self.keep_float),
-            "drop": self.quality.drop,
-            "divergence": self.quality.divergence,
+            "drop": self.loss.drop,
+            "divergence": self.loss.divergence,
             "baseline_drop": self.baseline.drop,
             "baseline_divergence": self.baseline.divergence,
             "is_reached": self.is_reached,
@@ -106,11 +106,11 @@ class _Search:
     clock: Callable[[], float]
     progress: Progress
     state: Path | None
-    known: dict[frozenset[str], Quality] = field(default_factory=dict)
+    known: dict[frozenset[str], Loss] = field(default_factory=dict)
     is_complete: bool = True
 
-    def quality(self, floats: Iterable[str], what: str, part: float = 1.0) -> Quality | None:
-        """The quality of a choice, or None where this part of the time is over before it is measured."""
+    def loss(self, floats: Iterable[str], what: str, part: float = 1.0) -> Loss | None:
+        """The loss of a choice, or None where this part of the time is over before it is measured."""
         key = frozenset(floats)
         if key in self.known:
             return self.known[key]
@@ -159,26 +159,26 @@ def search(
     found = _Search(measure, start + seconds, start, clock, progress, state, known)
     first = [name for name in dict.fromkeys(likely) if name in set(units)]
     order = list(dict.fromkeys((*first, *units)))
-    baseline = found.quality((), "everything in 8 bits")
+    baseline = found.loss((), "everything in 8 bits")
     assert baseline is not None, "the first measurement is made whatever the time"
     if baseline.drop <= max_drop:
         return Fallback(frozenset(), baseline, baseline, tuple(Row(n, None, None, False) for n in order), True, True)
     gains = _gains(found, order, baseline)
-    ranked = sorted(order, key=lambda name: (name in gains, gains.get(name, Quality(0, 0))), reverse=True)
+    ranked = sorted(order, key=lambda name: (name in gains, gains.get(name, Loss(0, 0))), reverse=True)
     chosen = _least_prefix(found, ranked, max_drop)
-    bought: dict[str, Quality] = {}
+    bought: dict[str, Loss] = {}
     if chosen:
         chosen, bought = _returned(found, chosen, max_drop)
-    quality = found.known[frozenset(chosen)]
+    loss = found.known[frozenset(chosen)]
     rows = tuple(Row(name, gains.get(name), bought.get(name), name in chosen) for name in ranked)
-    return Fallback(frozenset(chosen), quality, baseline, rows, quality.drop <= max_drop, found.is_complete)
+    return Fallback(frozenset(chosen), loss, baseline, rows, loss.drop <= max_drop, found.is_complete)
 
 
-def _gains(found: _Search, order: list[str], baseline: Quality) -> dict[str, Quality]:
+def _gains(found: _Search, order: list[str], baseline: Loss) -> dict[str, Loss]:
     """What each unit gives back when it alone is float."""
     gains = {}
     for number, name in enumerate(order, start=1):
-        alone = found.quality((name,), f"sensitivity {number} of {len(order)}: {name}", MEASURING)
+        alone = found.loss((name,), f"sensitivity {number} of {len(order)}: {name}", MEASURING)
         if alone is None:
             continue  # an earlier search may have measured the next one
         gains[name] = _minus(baseline, alone)
@@ -191,10 +191,10 @@ def _least_prefix(found: _Search, ranked: list[str], max_drop: float) -> list[st
     best: list[str] | None = None
     while low <= high:
         count = (low + high) // 2
-        quality = found.quality(ranked[:count], f"the {count} most sensitive in float")
-        if quality is None:
+        loss = found.loss(ranked[:count], f"the {count} most sensitive in float")
+        if loss is None:
             break
-        if quality.drop <= max_drop:
+        if loss.drop <= max_drop:
             best, high = ranked[:count], count - 1
         else:
             low = count + 1
@@ -204,42 +204,42 @@ def _least_prefix(found: _Search, ranked: list[str], max_drop: float) -> list[st
     return [name for name in ranked if name in closest]
 
 
-def _returned(found: _Search, chosen: list[str], max_drop: float) -> tuple[list[str], dict[str, Quality]]:
+def _returned(found: _Search, chosen: list[str], max_drop: float) -> tuple[list[str], dict[str, Loss]]:
     """The choice without the units that it can do without, and what each of the others buys."""
     kept = list(chosen)
-    without: dict[str, Quality] = {}
+    without: dict[str, Loss] = {}
     for name in reversed(chosen):
         fewer = [one for one in kept if one != name]
-        quality = found.quality(fewer, f"{name} back in 8 bits")
-        if quality is None:
+        loss = found.loss(fewer, f"{name} back in 8 bits")
+        if loss is None:
             break
-        if quality.drop <= max_drop:
+        if loss.drop <= max_drop:
             kept = fewer
         else:
-            without[name] = quality
+            without[name] = loss
     final = found.known[frozenset(kept)]
-    return kept, {name: _minus(quality, final) for name, quality in without.items() if name in kept}
+    return kept, {name: _minus(loss, final) for name, loss in without.items() if name in kept}
 
 
-def _minus(first: Quality, second: Quality) -> Quality:
-    return Quality(first.drop - second.drop, first.divergence - second.divergence)
+def _minus(first: Loss, second: Loss) -> Loss:
+    return Loss(first.drop - second.drop, first.divergence - second.divergence)
 
 
-def _pair(quality: Quality | None) -> list[float] | None:
-    return None if quality is None else [quality.drop, quality.divergence]
+def _pair(loss: Loss | None) -> list[float] | None:
+    return None if loss is None else [loss.drop, loss.divergence]
 
 
-def _save(path: Path, known: Mapping[frozenset[str], Quality]) -> None:
-    rows = [{"float": sorted(floats), "quality": _pair(quality)} for floats, quality in known.items()]
+def _save(path: Path, known: Mapping[frozenset[str], Loss]) -> None:
+    rows = [{"float": sorted(floats), "quality": _pair(loss)} for floats, loss in known.items()]
     text = json.dumps({"schema": SCHEMA, "measured": rows}, indent=1)
     write_whole(path, lambda file: file.write(text.encode()))
 
 
-def _load(path: Path) -> dict[frozenset[str], Quality]:
+def _load(path: Path) -> dict[frozenset[str], Loss]:
     try:
         document = json.loads(path.read_text())
         if document["schema"] != SCHEMA:
             raise ValueError(document["schema"])
-        return {frozenset(row["float"]): Quality(*row["quality"]) for row in document["measured"]}
+        return {frozenset(row["float"]): Loss(*row["quality"]) for row in document["measured"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is no state of a search: {error}", hint="remove it to start anew") from None

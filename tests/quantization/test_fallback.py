@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantkit.errors import InputError
-from quantkit.quantization.fallback import Measure, Quality, search
+from quantkit.quantization.fallback import Loss, Measure, search
 
 
 class Network:
@@ -20,11 +20,11 @@ class Network:
         self.now = 0.0
         self.asked: list[frozenset[str]] = []
 
-    def measure(self, floats: frozenset[str]) -> Quality:
+    def measure(self, floats: frozenset[str]) -> Loss:
         self.now += self.seconds
         self.asked.append(floats)
         drop = sum(cost for name, cost in self.costs.items() if name not in floats)
-        return Quality(drop, drop / 2)
+        return Loss(drop, drop / 2)
 
     def clock(self) -> float:
         return self.now
@@ -47,10 +47,10 @@ def test_the_guilty_layer_is_found() -> None:
     found = run(Network({"a": 0.001, "bad": 0.4, "b": 0.002, "c": 0.0}))
     assert found.keep_float == {"bad"}
     assert found.is_reached
-    assert found.quality.drop == pytest.approx(0.003)
+    assert found.loss.drop == pytest.approx(0.003)
     assert found.rows[0].unit == "bad"
-    assert found.rows[0].gain == Quality(pytest.approx(0.4), pytest.approx(0.2))
-    assert found.rows[0].bought == Quality(pytest.approx(0.4), pytest.approx(0.2))
+    assert found.rows[0].gain == Loss(pytest.approx(0.4), pytest.approx(0.2))
+    assert found.rows[0].bought == Loss(pytest.approx(0.4), pytest.approx(0.2))
 
 
 def test_no_more_than_needed_stays_float() -> None:
@@ -61,15 +61,15 @@ def test_no_more_than_needed_stays_float() -> None:
 def test_a_layer_that_another_makes_harmless_goes_back() -> None:
     """Two layers that hurt alone may be cured by one of them."""
 
-    def measure(floats: frozenset[str]) -> Quality:
-        return Quality(0.0 if "second" in floats else 0.2 - 0.1 * ("first" in floats), 0.0)
+    def measure(floats: frozenset[str]) -> Loss:
+        return Loss(0.0 if "second" in floats else 0.2 - 0.1 * ("first" in floats), 0.0)
 
     found = search(["first", "second"], measure, max_drop=0.01, seconds=1e6)
     assert found.keep_float == {"second"}
 
 
 def test_what_float_can_not_cure_is_said() -> None:
-    found = search(["a", "b"], lambda floats: Quality(0.5, 1.0), max_drop=0.01, seconds=1e6)
+    found = search(["a", "b"], lambda floats: Loss(0.5, 1.0), max_drop=0.01, seconds=1e6)
     assert not found.is_reached
     assert found.keep_float == frozenset()
 
@@ -116,7 +116,7 @@ def test_costs_that_add_up_are_always_cured(costs: dict[str, float], max_drop: f
     network = Network(costs)
     found = run(network, max_drop=max_drop)
     assert found.is_reached
-    assert found.quality == network.measure(found.keep_float)
+    assert found.loss == network.measure(found.keep_float)
     for name in found.keep_float:
         assert network.measure(found.keep_float - {name}).drop > max_drop
     assert {row.unit for row in found.rows} == set(costs)
