@@ -1,6 +1,7 @@
 """Engines behind one contract; none is imported before a session is opened in it."""
 
 import os
+from dataclasses import replace
 from types import MappingProxyType
 
 from quantkit.errors import UnavailableError, UsageError, did_you_mean
@@ -30,7 +31,11 @@ def find_runtime(name: str) -> Runtime:
 
 
 def open_session(
-    model: Graph | str | os.PathLike[str], runtime: str = AUTO, options: SessionOptions = SessionOptions()
+    model: Graph | str | os.PathLike[str],
+    runtime: str = AUTO,
+    options: SessionOptions = SessionOptions(),
+    *,
+    threads: int | None = None,
 ) -> Session:
     """Make a model ready to run.
 
@@ -38,6 +43,7 @@ def open_session(
         model: a graph, or a file: a frozen graph, or what the engine itself reads.
         runtime: a key of `RUNTIMES`, or ``auto``: the fastest that is installed and can run the model here.
         options: threads, device and precision.
+        threads: inside one operation, as `SessionOptions.intra_op`, which it replaces; None: what the options say.
 
     Returns:
         A session; `Session.runtime` says which engine it is, `Session.skipped` which faster ones can not
@@ -49,6 +55,8 @@ def open_session(
         GraphError: the engine refuses the graph.
         UnavailableError: the engine, or with ``auto`` every engine, can not run the model here.
     """
+    if threads is not None:
+        options = replace(options, intra_op=threads)
     if runtime != AUTO:
         return find_runtime(runtime).open(read(model), options)
     source = read(model)

@@ -1,9 +1,11 @@
 """Keep what the outputs need; let the graph begin at its inputs."""
 
-from quantkit.errors import RecipeError, did_you_mean
-from quantkit.ir.graph import Graph, Node
+from quantkit.errors import GraphError, RecipeError, did_you_mean
+from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome
 from quantkit.ir.tensor import DType, Shape
+from quantkit.ops.inference import UNKNOWN, infer_shapes
+from quantkit.ops.tensorflow import output_dtypes
 from quantkit.transforms.registry import transform
 
 
@@ -25,8 +27,8 @@ def strip_unused_nodes(
     After:   Mul (Placeholder) -> Conv2D -> Softmax
 
     Options:
-        type: element type of new placeholders, as a short word: ``float``, ``uint8`` (float).
-        shape: their shape, ``"1,299,299,3"``; a negative size is an unknown one (a scalar).
+        type: element type of new placeholders, as a short word: ``float``, ``uint8`` (what the graph computed there).
+        shape: their shape, ``"1,299,299,3"``; a negative size is an unknown one (as far as the graph tells).
         name: inputs that get a type and shape of their own.
         type_for_name: the type for each ``name``.
         shape_for_name: the shape for each ``name``.
@@ -61,7 +63,8 @@ def strip_unused_nodes(
             continue
         if node.name in graph.input_names and node.op != "Placeholder":
             type_word, shape_text = own.get(node.name, (type, shape))
-            dtype, sizes = _dtype(type_word), _shape(shape_text)
+            dtype = _computed_dtype(graph, node) if type_word is None else _dtype(type_word)
+            sizes = _computed_shape(graph, node) if shape_text is None else _shape(shape_text)
             nodes.append(Node(node.name, "Placeholder", attrs={"dtype": dtype, "shape": sizes}))
             cut.append(f"{node.name} ({node.op}) becomes a Placeholder, {dtype.value} of shape {sizes}")
         else:
@@ -71,20 +74,31 @@ def strip_unused_nodes(
     return Outcome(graph.with_nodes(nodes), tuple(changes))
 
 
-def _dtype(word: str | None) -> DType:
+def _computed_dtype(graph: Graph, node: Node) -> DType:
+    made = output_dtypes(node) if graph.dialect == "tensorflow" else ()
+    return made[0] or DType.FLOAT if made else DType.FLOAT
+
+
+def _computed_shape(graph: Graph, node: Node) -> Shape:
+    """What is known of the shape of what is cut off; of unknown rank where that is nothing."""
     try:
-        return DType(word) if word is not None else DType.FLOAT
+        return infer_shapes(graph).get(Edge(node.name), UNKNOWN)
+    except GraphError:
+        return UNKNOWN  # what goes may be broken: that is often why it goes
+
+
+def _dtype(word: str) -> DType:
+    try:
+        return DType(word)
     except ValueError:
         known = [one.value for one in DType]
         raise RecipeError(
             f"Couldn't understand type argument '{word}'",
-            hint=did_you_mean(str(word).lower().removeprefix("dt_"), known) or f"the types are {', '.join(known)}",
+            hint=did_you_mean(word.lower().removeprefix("dt_"), known) or f"the types are {', '.join(known)}",
         ) from None
 
 
-def _shape(text: str | None) -> Shape:
-    if text is None:
-        return Shape(())
+def _shape(text: str) -> Shape:
     words = [word.strip() for word in text.split(",")]
     if words == [""]:
         raise RecipeError("Specified shape is empty.", hint='give sizes: shape="1,299,299,3"')

@@ -75,6 +75,14 @@ def test_a_named_engine_does_not_fall_through(runtimes: dict[str, Runtime]) -> N
         open_session(GRAPH, "quick")
 
 
+def test_threads_are_those_inside_one_operation(runtimes: dict[str, Runtime], monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, seen = Fake("only"), []
+    monkeypatch.setattr(fake, "open", lambda model, options: seen.append(options))
+    use(runtimes, fake)
+    open_session(GRAPH, "only", SessionOptions(inter_op=3), threads=2)
+    assert seen == [SessionOptions(intra_op=2, inter_op=3)]
+
+
 def test_a_misspelt_runtime_gets_a_suggestion() -> None:
     with pytest.raises(UsageError, match="'onxruntime'") as caught:
         find_runtime("onxruntime")

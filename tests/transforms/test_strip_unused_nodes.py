@@ -5,6 +5,7 @@ import pytest
 from quantkit.errors import GraphError, RecipeError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
+from quantkit.ir.text import from_text
 from quantkit.transforms.registry import find
 
 strip_unused_nodes = find("strip_unused_nodes")
@@ -32,9 +33,23 @@ def test_the_input_becomes_a_placeholder() -> None:
     assert made["mul"] == Node("mul", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 299, 299, 3))})
 
 
-def test_without_options_it_is_a_float_scalar_and_negative_sizes_are_unknown() -> None:
-    assert strip_unused_nodes(graph())["mul"].attrs == {"dtype": DType.FLOAT, "shape": Shape(())}
+def test_negative_sizes_are_unknown() -> None:
     assert strip_unused_nodes(graph(), shape="-1, 3")["mul"].attrs["shape"] == Shape((None, 3))
+
+
+def test_without_options_it_is_what_the_graph_computed() -> None:
+    before = from_text("""
+        inputs: half
+        outputs: y
+        x = Placeholder[?x3]()
+        half = Cast(x, SrcT=float, DstT=half)
+        y = Relu(half)
+    """)
+    assert strip_unused_nodes(before)["half"].attrs == {"dtype": DType.HALF, "shape": Shape((None, 3))}
+
+
+def test_where_the_graph_tells_nothing_it_is_a_float_of_any_shape() -> None:
+    assert strip_unused_nodes(graph())["mul"].attrs == {"dtype": DType.FLOAT, "shape": Shape(None)}
 
 
 def test_inputs_stay_although_nothing_needs_them_and_placeholders_stay_as_they_are() -> None:
