@@ -264,10 +264,6 @@ class Subject:
         """As `Preparation.of_picture`."""
         return self.preparation.of_picture(decoded)
 
-    def prepared_row(self, row: Array) -> bytes | Array:
-        """As `Preparation.of_row`."""
-        return self.preparation.of_row(row)
-
     def answers(self, pictures: Sequence[bytes | Array], batch_size: int) -> Array:
         """What the model says, (n, k) float64.
 

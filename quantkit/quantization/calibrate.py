@@ -26,7 +26,7 @@ from quantkit.quantization.observers import BINS, Observer, make_observer
 from quantkit.quantization.plan import NOT_FINITE, Plan
 from quantkit.quantization.ranges import Provenance, Range, Ranges
 from quantkit.runtimes import AUTO, open_session
-from quantkit.runtimes.session import Session, SessionOptions, TensorInfo
+from quantkit.runtimes.session import Session, TensorInfo
 
 Batch = Array | Mapping[str, Array]
 # What a small network's examples may take together, where the graph leaves their number open.
@@ -57,7 +57,7 @@ def memory_bound(graph: Graph, plan: Plan, *, engine: str = "", at_once: int = 1
     return COPIES.get(engine, USUAL_COPIES) * weights + flowing + 3 * observed + len(plan.edges) * BINS * 16
 
 
-def open_observed(graph: Graph, plan: Plan, runtime: str = AUTO, options: SessionOptions = SessionOptions()) -> Session:
+def open_observed(graph: Graph, plan: Plan, runtime: str = AUTO) -> Session:
     """A session that gives every edge the plan observes, and the graph's outputs, in the fastest engine that can.
 
     Raises:
@@ -66,7 +66,7 @@ def open_observed(graph: Graph, plan: Plan, runtime: str = AUTO, options: Sessio
     """
     fed = set(graph.inputs)
     wanted = dict.fromkeys(edge for edge in (*graph.outputs, *plan.edges, *plan.averaged) if edge not in fed)
-    return open_session(graph.with_ends(None, wanted), runtime, options)
+    return open_session(graph.with_ends(None, wanted), runtime)
 
 
 def examples_at_once(graph: Graph, plan: Plan) -> int:

@@ -31,11 +31,6 @@ class Range(NamedTuple):
     low: float
     high: float
 
-    @property
-    def is_dead(self) -> bool:
-        """Whether nothing but one value was ever there."""
-        return self.low == self.high
-
     def joined(self, other: "Range") -> "Range":
         """The range that holds both.
 
