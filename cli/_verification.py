@@ -10,7 +10,7 @@ from quantkit.data import Data, find_data
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array
 from quantkit.model.loading import Model
-from quantkit.recipe.recipe import SKIP, STOP
+from quantkit.recipe.trace import SKIP, STOP
 from quantkit.recipe.verify import TOLERANCE, Verifier
 from quantkit.runtimes import AUTO, find_runtime, open_session
 from quantkit.runtimes.session import TensorInfo

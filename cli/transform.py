@@ -16,7 +16,7 @@ from quantkit.model.saving import KINDS, Target
 from quantkit.recipe import Recipe, Record, Trace, parse
 from quantkit.recipe import run as run_recipe
 from quantkit.recipe.named import NAMED, find_recipe
-from quantkit.recipe.recipe import STOP
+from quantkit.recipe.trace import STOP
 from quantkit.transforms.registry import REGISTRY, find, names_for
 
 from ._arguments import add_saved_model

@@ -8,21 +8,19 @@ from typing import Any
 from quantkit.errors import GraphError, QuantkitError, RecipeError
 from quantkit.ir.graph import Graph, Versions
 from quantkit.recipe.grammar import Step
-from quantkit.recipe.recipe import STOP, Check, Recipe, Record, Trace, judged, op_changes
+from quantkit.recipe.recipe import IGNORE_ERRORS, Recipe
+from quantkit.recipe.trace import STOP, Check, Record, Trace, judged, op_changes
 from quantkit.transforms import registry
 from quantkit.transforms.classic import NodeDef
 from quantkit.transforms.classic.nodes import edges, from_graph, to_graph
 from quantkit.transforms.classic.table import ClassicTransform, Context, check_inputs
 
-IGNORE_ERRORS = "ignore_errors"
-
 
 def run_classic(
     recipe: Recipe,
     graph: Graph,
+    ends: tuple[Sequence[str], Sequence[str]] | None = None,
     *,
-    inputs: Sequence[str] | None = None,
-    outputs: Sequence[str] | None = None,
     services: Mapping[str, Any] | None = None,
     check: Check | None = None,
     on_mismatch: str = STOP,
@@ -33,8 +31,7 @@ def run_classic(
     Args:
         recipe: what to apply, in order; a name is looked up when its turn comes.
         graph: what to apply them to; it stays as it is.
-        inputs: names of what is fed as the caller wrote them; None: those of the graph.
-        outputs: names of what is asked for as written; None: those of the graph.
+        ends: names of what is fed and of what is asked for, as the caller wrote them; None: those of the graph.
         services: what transforms may ask for beside options.
         check: called with the graph before and after each step.
         on_mismatch: whether a step that the check refuses ends the run, or is undone.
@@ -49,10 +46,8 @@ def run_classic(
             f"classic mode rewrites graphs of TensorFlow, and this is one of {graph.dialect}",
             hint="leave classic mode off: many transforms of today know such graphs",
         )
-    ends = (
-        tuple(map(str, graph.inputs)) if inputs is None else tuple(inputs),
-        tuple(map(str, graph.outputs)) if outputs is None else tuple(outputs),
-    )
+    inputs, outputs = ends or (map(str, graph.inputs), map(str, graph.outputs))
+    names = (tuple(inputs), tuple(outputs))
     nodes = from_graph(graph)
     versions, extra = graph.versions, graph.extra
     records: list[Record] = []
@@ -60,14 +55,16 @@ def run_classic(
         if on_step:
             on_step(step)
         transform = registry.find(step.name, classic=True)
-        context = Context(*ends, step.options, graph.library, versions, services or {})
+        context = Context(*names, step.options, graph.library, versions, services or {})
         start = perf_counter()
         made, ignored = _applied(transform, nodes, context)
         check_inputs(made)
         seconds = perf_counter() - start
         found, undone = "", ""
         if check and not ignored:
-            found, undone = judged(check, _graph(nodes, graph, ends), _graph(made, graph, ends), transform, on_mismatch)
+            found, undone = judged(
+                check, _graph(nodes, graph, names), _graph(made, graph, names), transform, on_mismatch
+            )
         if undone:
             made = nodes
         elif made is not nodes and not transform.keeps_versions:
@@ -75,12 +72,12 @@ def run_classic(
         ops = op_changes(Counter(node.op for node in nodes), Counter(node.op for node in made))
         records.append(Record(step, (len(nodes), len(made)), (), (), seconds, ignored, found, undone, ops))
         nodes = made
-    return _graph(nodes, graph, ends).with_(versions=versions, extra=extra), Trace(tuple(records))
+    return _graph(nodes, graph, names).with_(versions=versions, extra=extra), Trace(tuple(records))
 
 
-def _graph(nodes: Sequence[NodeDef], like: Graph, ends: tuple[tuple[str, ...], tuple[str, ...]]) -> Graph:
+def _graph(nodes: Sequence[NodeDef], like: Graph, names: tuple[tuple[str, ...], tuple[str, ...]]) -> Graph:
     made = to_graph(nodes, like)
-    return made.with_(inputs=edges(ends[0], made), outputs=edges(ends[1], made))
+    return made.with_(inputs=edges(names[0], made), outputs=edges(names[1], made))
 
 
 def _applied(transform: ClassicTransform, nodes: list[NodeDef], context: Context) -> tuple[list[NodeDef], str]:

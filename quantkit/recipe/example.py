@@ -10,7 +10,9 @@ from quantkit.ir.graph import Attr, Graph, Node
 from quantkit.ir.tensor import DType
 from quantkit.ir.text import from_text, to_text
 from quantkit.ops.tensorflow import find_op
-from quantkit.recipe.recipe import Recipe, Trace, parse, run
+from quantkit.recipe.driver import run
+from quantkit.recipe.recipe import Recipe, parse
+from quantkit.recipe.trace import Trace
 from quantkit.transforms.registry import Transform
 
 _USUAL_ATTRS: dict[str, Attr] = {"strides": (1, 1, 1, 1), "padding": b"SAME"}

@@ -7,7 +7,8 @@ from quantkit.ir.difference import attribute_text, difference
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops.inference import UNKNOWN, infer_shapes
-from quantkit.recipe.recipe import Recipe, Trace
+from quantkit.recipe.recipe import Recipe
+from quantkit.recipe.trace import Trace
 
 SCHEMA = "quantkit.trace/1"
 # What became of a node: in the graph before it is same, changed or gone; in the graph after same, changed or new.

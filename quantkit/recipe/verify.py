@@ -41,7 +41,7 @@ class Verifier:
     tolerance: float = TOLERANCE
     feeder: Feeder | None = None
     feeds: Mapping[str, Array] | None = field(default=None, init=False)
-    last: tuple[Graph, Mapping[str, Array]] | None = field(default=None)
+    last: tuple[Graph, Mapping[str, Array]] | None = field(default=None, init=False)
 
     def __call__(self, before: Graph, after: Graph, transform: Claim) -> str:
         """Compare, and say how far apart the answers are.

@@ -8,7 +8,7 @@ from quantkit.errors import CheckError, UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.ir.text import from_text
 from quantkit.recipe import parse, run
-from quantkit.recipe.recipe import SKIP
+from quantkit.recipe.trace import SKIP
 from quantkit.recipe.verify import Verifier, compare
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Session
