@@ -13,11 +13,13 @@ from typing import NamedTuple, overload
 
 from quantkit.errors import GraphError
 from quantkit.ir.check import verify
-from quantkit.ir.graph import SWITCHES, Edge, Graph, Node, Use
+from quantkit.ir.graph import LOOP_MERGES, SWITCHES, Edge, Graph, Node, Use
 from quantkit.ir.pattern import Match, Pattern, match
 
 # A rule may match again where it just rewrote; one that never stops is a mistake in the rule.
 MOST_TURNS = 1000
+# How many tensors behind what a root reads are looked at, to see whether they are computed in one branch only.
+MOST_READ = 256
 
 
 @dataclass(frozen=True)
@@ -166,8 +168,44 @@ def _first(graph: Graph, root: Node, rules: Sequence[Rule]) -> Sequence[Node] | 
         found = match(one.pattern, graph, root)
         made = one(graph, found) if found else None
         if made:
-            return made
+            return made if isinstance(made, Skip) else _dead_or_alive(graph, root, made)
     return None
+
+
+def _dead_or_alive(graph: Graph, root: Node, made: Sequence[Node]) -> Sequence[Node] | Skip:
+    """The nodes that a rule made, waiting for what the root read and they do not.
+
+    Behind a Switch, a node runs only where all that it reads was computed; one that reads less would run in both
+    branches, and in a loop once too often.
+    """
+    if SWITCHES.isdisjoint(graph.op_counts):
+        return made
+    names = {node.name for node in made}
+    read = {edge for node in made for edge in node.inputs if edge.node not in names}
+    waited = {name for node in made for name in node.controls}
+    waits: dict[str, None] = {}
+    for edge in root.inputs:
+        if _decides(graph, edge, read, waited, MOST_READ):
+            continue
+        node = graph[edge.node]
+        if node.op in SWITCHES or node.name in names:
+            return Skip(f"{edge} may be of a branch that is not taken, where nothing must take its place")
+        waits.update(dict.fromkeys(node.controls if node.is_constant else (node.name,)))
+    last = made[-1]
+    return [*made[:-1], last.with_(controls=tuple(dict.fromkeys((*last.controls, *waits))))] if waits else made
+
+
+def _decides(graph: Graph, edge: Edge, read: set[Edge], waited: set[str], steps: int) -> bool:
+    """Whether an edge is computed wherever all of these are."""
+    node = graph[edge.node]
+    if edge in read or not node.sources or (node.name in waited and node.op not in SWITCHES):
+        return True
+    if node.op in SWITCHES or node.op in LOOP_MERGES or not steps or len(node.inputs) > steps:
+        return False
+    # What a node waited for that is not read any more, its readers wait for.
+    if node.controls and graph.is_shared(node) and not waited.issuperset(node.controls):
+        return False
+    return all(_decides(graph, one, read, waited, steps // max(len(node.inputs), 1)) for one in node.inputs)
 
 
 def describe(root: Node, made: Sequence[Node]) -> str:
