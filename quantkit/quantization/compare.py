@@ -10,6 +10,7 @@ The first two hide a small channel beside a large one, so signal to noise is als
 are kept: memory holds the tensors of one sample.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite, sqrt
@@ -21,6 +22,7 @@ from quantkit.errors import GraphError, UsageError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType
+from quantkit.model.loading import load
 from quantkit.quantization.matching import Pair, Places, Probe, match
 from quantkit.quantization.targets.tensorflow import keep_summands
 from quantkit.runtimes import AUTO, RUNTIMES, open_session
@@ -203,11 +205,11 @@ class Interrupted(KeyboardInterrupt):
 
 
 def compare(
-    first: Graph,
-    second: Graph,
+    first: Any,
+    second: Any,
     batches: Iterable[Batch] | Feeder | None = None,
     *,
-    names: tuple[str, str] = ("first", "second"),
+    names: tuple[str, str] | None = None,
     runtimes: tuple[str, str] = (AUTO, AUTO),
     options: SessionOptions = SessionOptions(),
     samples: int = SAMPLES,
@@ -218,11 +220,11 @@ def compare(
     """Run both versions of a model on the same samples and compare every tensor they have in common.
 
     Args:
-        first: the version that is right, of TensorFlow or ONNX ops.
+        first: the version that is right: a graph of TensorFlow or ONNX ops, or what `quantkit.load` makes one of.
         second: the other one.
         batches: arrays of samples (n, ...) for the only input, or by input name; or a function that makes what each
             of the two is fed; None: seeded random numbers.
-        names: what to call them.
+        names: what to call them; None: as they are named here, or first and second.
         runtimes: their engines; ``auto``: TensorFlow (or NumPy), and ONNX Runtime for ONNX.
         options: threads, device and precision; the first computes in float32 whatever it says.
         samples: how many random ones.
@@ -236,6 +238,8 @@ def compare(
         UnavailableError: no engine can run one of them.
         Interrupted: by Ctrl-C, with what was summed.
     """
+    names = names or (_name(first, "first"), _name(second, "second"))
+    first, second = load(first), load(second)
     for name, graph in zip(names, (first, second), strict=True):
         if not graph.inputs or not graph.outputs:
             raise UsageError(f"{name} does not say what is fed and what is asked for", hint="name inputs and outputs")
@@ -271,6 +275,10 @@ def compare(
         if not run.samples:
             raise UsageError("there is no sample to compare the models on", hint="give some, or none at all")
         return result()
+
+
+def _name(model: Any, otherwise: str) -> str:
+    return os.fspath(model) if isinstance(model, str | os.PathLike) else otherwise
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """What a graph is, before anything is done to it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from shlex import quote
@@ -8,6 +9,7 @@ from typing import Any
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape, Tensor
+from quantkit.model.loading import load
 from quantkit.ops import onnx as onnx_ops
 from quantkit.ops.inference import infer_shapes, multiply_adds
 from quantkit.ops.memory import Peak, peak_memory
@@ -117,16 +119,19 @@ class Summary:
         return text + (f"; {unknown} of unknown size are not counted" if unknown else "")
 
 
-def summarize(graph: Graph, *, name: str = "MODEL") -> Summary:
+def summarize(model: Any, *, name: str = "") -> Summary:
     """The facts about a graph.
 
     Args:
-        graph: what to look at.
-        name: how the next command calls it.
+        model: the graph to look at, or what `quantkit.load` makes one of.
+        name: how the next command calls it; empty: as it is named here, or MODEL.
 
     Raises:
         GraphError: the graph is not well formed.
+        InputError: the file is missing or broken.
     """
+    graph = load(model)
+    name = name or (os.fspath(model) if isinstance(model, str | os.PathLike) else "MODEL")
     is_onnx = graph.dialect == onnx.DIALECT
     stated = onnx.value_infos(graph) if is_onnx else {}
     known_shapes = {edge: shape for edge, (_, shape) in stated.items()}

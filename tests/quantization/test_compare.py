@@ -61,6 +61,14 @@ def test_equal_graphs_are_equal() -> None:
     assert "no layer is below 10 dB" in str(found)
 
 
+def test_models_may_be_named_as_everywhere(tmp_path: Path) -> None:
+    path = tmp_path / "folded.pb"
+    qk.save(qk.transform(qk.load("digits"), "strip_unused_nodes fold_old_batch_norms"), path)
+    found = qk.compare("digits", path, samples=1, runtimes=("reference", "reference"))
+    assert found.names == ("digits", str(path))
+    assert found.first_bad is None
+
+
 def test_the_numbers_are_those_of_the_formulas() -> None:
     batch = RANDOM.normal(size=(3, 8, 8, 3)).astype(np.float32)
     first, second = layered(), changed(1, (WEIGHTS[1] * 1.05).astype(np.float32))

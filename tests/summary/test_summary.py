@@ -26,6 +26,10 @@ def test_the_next_command_can_be_pasted() -> None:
     assert "quantkit transform 'my model.pb' -o OUT.pb" in str(summarize(layer(1), name="my model.pb"))
 
 
+def test_a_model_may_be_named() -> None:
+    assert "quantkit transform digits -o OUT.pb" in str(summarize("digits"))
+
+
 def test_what_a_loop_multiplies_is_not_known() -> None:
     graph = layer(1)
     loop = Node("loop", "StatelessWhile", (Edge("y"),))
