@@ -8,6 +8,7 @@ import numpy as np
 
 from quantkit.data import Data, find_data
 from quantkit.errors import UsageError
+from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.model.loading import Model
 from quantkit.recipe.trace import SKIP, STOP
@@ -41,8 +42,13 @@ def add_verification(parser: ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the inputs that --verify runs (0)")
 
 
-def verifier(args: Namespace, model: Model) -> Verifier | None:
+def verifier(args: Namespace, model: Model, graph: Graph) -> Verifier | None:
     """The check that the flags ask for; a flag that only it heeds asks for it, too.
+
+    Args:
+        args: of the command.
+        model: whose card says how pictures are fed.
+        graph: of it, the one that is transformed.
 
     Raises:
         UsageError: a misspelled engine.
@@ -51,7 +57,7 @@ def verifier(args: Namespace, model: Model) -> Verifier | None:
     if not (args.verify or args.on_mismatch or args.tolerance is not None or args.data):
         return None
     # The engine the graph was made for; the others would compare their own converters, too.
-    runtime = args.runtime or _natural(model)
+    runtime = args.runtime or _natural(graph)
     if runtime != AUTO:
         find_runtime(runtime)  # a misspelled one is refused before any work
     tolerance = TOLERANCE if args.tolerance is None else args.tolerance
@@ -59,8 +65,8 @@ def verifier(args: Namespace, model: Model) -> Verifier | None:
     return Verifier(lambda graph: open_session(graph, runtime), args.seed, tolerance, feeder)
 
 
-def _natural(model: Model) -> str:
-    if model.graph is not None and model.graph.dialect == "onnx":
+def _natural(graph: Graph) -> str:
+    if graph.dialect == "onnx":
         return AUTO
     return "tensorflow" if find_runtime("tensorflow").available().ok else "reference"
 
