@@ -72,7 +72,7 @@ def _known(args: Namespace, recipe: Recipe, graph: Graph) -> Recipe:
 
 
 def _shaped(recipe: Recipe, model: Model, graph: Graph) -> Recipe:
-    """The recipe with the card's input shape where a named recipe cuts the graph at an input in its middle."""
+    """The recipe whose strip_unused_nodes knows the card's type and shape of the input, which may be cut free by it."""
     if model.card is None or len(model.card.inputs) != 1:
         return recipe
     card_input = model.card.inputs[0]
