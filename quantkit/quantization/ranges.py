@@ -85,6 +85,9 @@ class Ranges(Mapping[Edge, Range]):
     def __hash__(self) -> int:
         return hash(self.provenance)
 
+    def __str__(self) -> str:
+        return f"ranges of {len(self)} tensors, of {self.provenance.count} examples"
+
     def shared(self, groups: Iterable[frozenset[Edge]]) -> "Ranges":
         """The same, with one range for all edges of a group: the one that holds them all."""
         joined = dict(self.ranges)

@@ -9,6 +9,7 @@ from quantkit.ir.check import verify
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
 from quantkit.recipe.grammar import Step
+from quantkit.recipe.named import NAMED, find_recipe
 from quantkit.recipe.recipe import IGNORE_ERRORS, Recipe, parse, read_options
 from quantkit.recipe.trace import STOP, Check, Record, Trace, judged, op_changes
 from quantkit.transforms.registry import Transform
@@ -92,7 +93,7 @@ def transform(graph: Graph, recipe: Recipe | str, *, classic: bool = False, **se
 
     Args:
         graph: what to rewrite; it stays as it is.
-        recipe: a recipe, or a transforms string.
+        recipe: a recipe, a transforms string, the name of a recipe, or a TOML file with one.
         classic: do exactly what the original tool did, its defects included.
         services: see `run`.
 
@@ -100,8 +101,11 @@ def transform(graph: Graph, recipe: Recipe | str, *, classic: bool = False, **se
         RecipeError: the recipe can not be read.
         GraphError: a transform failed.
     """
-    steps = parse(recipe, classic=classic) if isinstance(recipe, str) else recipe
-    return run(steps, graph, services=services, classic=classic)[0]
+    if isinstance(recipe, str):
+        is_named = recipe in NAMED or recipe.endswith(".toml")
+        recipe = find_recipe(recipe) if is_named else parse(recipe, classic=classic)
+    graph = graph.with_ends(recipe.inputs or None, recipe.outputs or None)
+    return run(recipe, graph, services=services, classic=classic)[0]
 
 
 def _apply(

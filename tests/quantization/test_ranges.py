@@ -34,6 +34,11 @@ def test_damage_is_said(text: str, tmp_path: Path) -> None:
         Ranges.load(tmp_path / "ranges.json")
 
 
+def test_they_print_as_a_sentence() -> None:
+    ranges = Ranges({Edge("x"): Range(0.0, 1.0), Edge("y"): Range(0.0, 2.0)}, Provenance(count=3))
+    assert str(ranges) == "ranges of 2 tensors, of 3 examples"
+
+
 def test_ranges_of_another_graph_or_scheme_are_doubted() -> None:
     graph = from_text("inputs: x\noutputs: y\nx = Placeholder()\nw = Const(1.0)\ny = Mul(x, w)")
     other = from_text("inputs: x\noutputs: y\nx = Placeholder()\nw = Const(2.0)\ny = Mul(x, w)")

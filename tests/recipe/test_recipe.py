@@ -54,6 +54,13 @@ def test_the_function_for_python() -> None:
     assert "same" not in transform(GRAPH, "remove_nodes(op=Identity)")
 
 
+def test_the_function_for_python_takes_names_and_files(tmp_path: Path) -> None:
+    assert "same" not in transform(GRAPH, "deploy")
+    path = tmp_path / "mine.toml"
+    path.write_text('outputs = ["same"]\n[[step]]\ntransform = "strip_unused_nodes"\n')
+    assert [str(edge) for edge in transform(GRAPH, str(path)).outputs] == ["same"]
+
+
 @pytest.mark.parametrize("name", NAMED)
 def test_named_recipes_round_trip_and_run(name: str) -> None:
     recipe = find_recipe(name)
