@@ -171,8 +171,8 @@ def _reaches(size: Any, dims: tuple[int | None, ...]) -> bool:
 
 
 def pool(facts: Facts, node: Node) -> Made:
-    """Windows of one element; the mean of -0 alone is 0."""
-    if node.op == "AvgPool" and facts.has_signed_zeros:
+    """Means of windows of one element; that of -0 alone is 0. The maximum of NaN alone is the lowest number."""
+    if facts.has_signed_zeros:
         return None
     is_one = all(setting(node, name) == (1, 1, 1, 1) for name in ("ksize", "strides"))
     is_plain = setting(node, "padding") in (b"SAME", b"VALID")
@@ -224,7 +224,7 @@ RULES: tuple[tuple[str, Simplify], ...] = (
     ("Tile", repeated),
     ("BroadcastTo", spread),
     ("Slice", sliced),
-    ("MaxPool|AvgPool", pool),
+    ("AvgPool", pool),
     ("Shape|Size|Rank", shape),
     ("StridedSlice", size_of_axis),
 )
