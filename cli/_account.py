@@ -13,6 +13,8 @@ from quantkit.ir.graph import Graph
 from quantkit.model.loading import MEANINGLESS, Model
 from quantkit.recipe import Recipe, Record, Trace
 
+from ._render import size_text
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -74,8 +76,7 @@ class Account:
                     yield from _details(record, None if args.verbose else SHOWN_CHANGES)
         if self.check:
             yield f"verified {self.check.terms}"
-        size = f"{self.num_bytes / 1e6:.1f} MB" if self.num_bytes > 1e5 else f"{self.num_bytes} bytes"
-        yield f"{self.path}: {len(self.before)} -> {len(self.after)} nodes, {size}"
+        yield f"{self.path}: {len(self.before)} -> {len(self.after)} nodes, {size_text(self.num_bytes)}"
         if self.model.has_random_weights:
             yield MEANINGLESS
 

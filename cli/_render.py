@@ -71,6 +71,13 @@ def counting(args: Namespace, what: str) -> Iterator[Callable[[int, int], None]]
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def size_text(num_bytes: int) -> str:
+    """A file's size for people."""
+    if num_bytes < 1e6:
+        return f"{num_bytes} bytes" if num_bytes < 1e4 else f"{num_bytes / 1e3:.0f} kB"
+    return f"{num_bytes / 1e6:.1f} MB"
+
+
 def log(args: Namespace, message: str) -> None:
     """A remark on stderr, unless ``--quiet``."""
     if not args.quiet:

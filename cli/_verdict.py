@@ -13,6 +13,8 @@ from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.verdict import EIGHT_BITS, FLOAT, Census
 from quantkit.runtimes.session import Engine
 
+from ._render import size_text
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -150,7 +152,7 @@ class Verdict:
     def lines(self) -> Iterator[str]:
         counted, size = self.census, self.num_bytes
         times = self.float_bytes / max(size, 1)
-        yield f"{self.output}: {_megabytes(size)}, {times:.1f} times smaller than in float"
+        yield f"{self.output}: {size_text(size)}, {times:.1f} times smaller than in float"
         yield ""
         if self.plan.scheme.weights_only:
             rest = (
@@ -213,7 +215,7 @@ class Verdict:
     def _speed_lines(self) -> Iterator[str]:
         if self.speed is not None and self.milliseconds is not None:
             before, after = self.milliseconds
-            yield f"in {self.engine}: {self.speed.verdict}, {before:.1f} -> {after:.1f} ms"
+            yield f"in {self.engine}: {self.speed.verdict}, {_short(before)} -> {_short(after)} ms"
         elif self.unmeasured:
             yield f"speed not measured: {self.unmeasured}"
         yield f"threads: {self.threads}"
@@ -226,11 +228,11 @@ class Verdict:
             yield f"next: {command or other}"
 
 
+def _short(milliseconds: float) -> str:
+    return f"{milliseconds:.1f}" if milliseconds >= 1 else f"{milliseconds:.2g}"
+
+
 def cores() -> int:
     """How many cores this process may use."""
     machine = this_machine()
     return min(machine.physical_cores or machine.logical_cores, len(machine.affinity) or machine.logical_cores)
-
-
-def _megabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:.1f} MB" if num_bytes > 1e5 else f"{num_bytes} bytes"

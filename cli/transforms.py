@@ -146,4 +146,5 @@ def _signature(option: Option) -> str:
     kind = option.kind.__name__ + (", may be repeated" if option.is_list else "")
     if option.is_required:
         return f"{kind}; required"
-    return kind if option.default in (None, ()) else f"{kind}; default {option.default}"
+    default = '""' if option.default == "" else option.default
+    return kind if default in (None, ()) else f"{kind}; default {default}"

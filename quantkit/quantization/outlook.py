@@ -12,7 +12,7 @@ from quantkit.ops.layers import LAYER_OPS
 from quantkit.quantization.plan import annotate
 from quantkit.recipe import Recipe, Step, run
 from quantkit.recipe.named import find_recipe
-from quantkit.summary import with_batch_one
+from quantkit.summary import is_eight_bit, with_batch_one
 
 # Reasons that the text gives; the JSON document has all.
 SHOWN = 3
@@ -58,6 +58,8 @@ class Outlook:
 
 def look_ahead(graph: Graph) -> Outlook:
     """What of a float graph would become 8 bits, once it is folded."""
+    if is_eight_bit(graph):
+        return Outlook(problem="it is in 8 bits already")
     try:
         graph = as_tensorflow(graph)
         folded, _ = run(_folding(graph), with_batch_one(graph))

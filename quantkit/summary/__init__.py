@@ -1,5 +1,5 @@
 """What a graph is, in numbers and words."""
 
-from quantkit.summary.summary import Summary, summarize, with_batch_one
+from quantkit.summary.summary import Summary, is_eight_bit, summarize, with_batch_one
 
-__all__ = ["Summary", "summarize", "with_batch_one"]
+__all__ = ["Summary", "is_eight_bit", "summarize", "with_batch_one"]

@@ -17,6 +17,7 @@ from quantkit.ops.memory import Peak, peak_memory
 BATCH_NORMS = frozenset({"BatchNormWithGlobalNormalization", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 PASSING = frozenset({"Identity", "CheckNumerics", "StopGradient"})
 CLASSIC_EIGHT_BIT = frozenset({"QuantizedConv2D", "QuantizedMatMul"})
+ONNX_EIGHT_BIT = frozenset({"QuantizeLinear", "QLinearConv", "ConvInteger", "MatMulInteger"})
 
 # What an ONNX file says of a value.
 _Stated = tuple[DType | None, Shape]
@@ -179,6 +180,11 @@ def _end_text(end: End) -> str:
     return f"{end.name} ({end.op}, {dtype}, {end.shape})"
 
 
+def is_eight_bit(graph: Graph) -> bool:
+    """Whether layers of the graph compute on 8-bit codes."""
+    return any(op in ONNX_EIGHT_BIT or op.startswith("Quantized") for op in graph.op_counts)
+
+
 def _next_step(graph: Graph, name: str) -> str:
     counts, name = graph.op_counts, quote(name)
     if graph.dialect == onnx.DIALECT:
@@ -197,7 +203,7 @@ def _next_step(graph: Graph, name: str) -> str:
 
 def _next_step_of_onnx(graph: Graph, name: str) -> str:
     passing = sum(node.op in ("Identity", "Dropout") for node in graph.nodes.values() if node.name not in graph.ends)
-    if {"QuantizeLinear", "QLinearConv", "ConvInteger", "MatMulInteger"} & graph.op_counts.keys():
+    if ONNX_EIGHT_BIT & graph.op_counts.keys():
         return f"quantkit benchmark {name}: it is in 8 bits already"
     if passing:
         recipe = "remove_nodes(op=Identity, op=Dropout, max_inputs=3) merge_duplicate_nodes strip_unused_nodes"

@@ -39,3 +39,8 @@ def test_a_graph_that_can_not_be_planned_says_why() -> None:
     found = look_ahead(from_text("dialect: onnx\ninputs: x\noutputs: y\nx = Input()\ny = Relu(x)"))
     assert "no plan: " in str(found)
     assert "layer" in str(look_ahead(from_text("inputs: x\noutputs: y\nx = Placeholder[2]()\ny = Neg(x, T=float)")))
+
+
+def test_what_is_in_8_bits_already_needs_no_plan() -> None:
+    graph = from_text("inputs: x\noutputs: y\nx = Placeholder[2x4]()\ny = QuantizedRelu(x, x, x)")
+    assert str(look_ahead(graph)) == "no plan: it is in 8 bits already"
