@@ -18,15 +18,17 @@ from typing import Any, Self
 import numpy as np
 
 from quantkit.errors import GraphError, InputError, UsageError, did_you_mean
+from quantkit.formats.documents import read_json
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.tensor import DType
+from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.inference import infer_shapes
 from quantkit.ops.layers import LAYER_OPS, WEIGHTS_SLOT, broadcast_channels, find_layer
-from quantkit.quantization.ranges import Ranges, read_json
+from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme, Spec
 
 SCHEMA = "quantkit.plan/1"
+FORM = "quantkit quantize --save-plan FILE writes such files"
 UNIT_OPS = LAYER_OPS - {"Conv2DBackpropInput"}
 ADDS = frozenset({"Add", "AddV2"})
 ACTIVATIONS = frozenset({"Relu", "Relu6"})
@@ -198,7 +200,10 @@ class Plan:
             InputError: they are none.
         """
         if document.get("schema") != SCHEMA:
-            raise InputError(f"this is no plan: the schema is {document.get('schema')!r}, not {SCHEMA!r}")
+            raise InputError(
+                f"this is no plan: the schema is {document.get('schema')!r}, not {SCHEMA!r}",
+                hint=FORM,
+            )
         try:
             return cls(
                 Scheme.from_json(document["scheme"]),
@@ -230,7 +235,7 @@ class Plan:
         Raises:
             InputError: it can not be read, or holds no plan.
         """
-        return cls.from_json(read_json(Path(path)))
+        return cls.from_json(read_json(Path(path), FORM))
 
 
 def annotate(graph: Graph, scheme: Scheme | None = None) -> Plan:
@@ -298,22 +303,27 @@ class _Annotation:
         for node in self.nodes:
             if node.op in LAYER_OPS and self._may_quantize(node):
                 self.reasons[node.name] = self._objection_to_storing(node)
-                if not self.reasons[node.name]:
-                    self.weights.setdefault(node.inputs[WEIGHTS_SLOT].node, self._weights_spec(node))
         kept = {name: reason for name, reason in self.reasons.items() if reason}
         return Plan(self.scheme, {}, dict(self.weights), (), (), (), kept, ())
 
     def _objection_to_storing(self, layer: Node) -> str:
-        """Why a layer's weights can not be codes; empty: they can."""
+        """Why a layer's weights can not be stored as codes; empty: they can."""
         weights = self.graph.constant_of(layer.inputs[WEIGHTS_SLOT])
-        name = layer.inputs[WEIGHTS_SLOT].node
-        if weights is None or name in self.graph.ends:
+        if weights is None or layer.inputs[WEIGHTS_SLOT].node in self.graph.ends:
             return "its weights are not constant"
         if weights.dtype is not DType.FLOAT:
             return "its weights are not float"
-        if self.weights.get(name, self._weights_spec(layer)) != self._weights_spec(layer):
+        return self._objection_to_weights(layer, weights)
+
+    def _objection_to_weights(self, layer: Node, weights: Tensor) -> str:
+        """Why no codes serve a layer's weights; empty: they take a form, which all that share them then have."""
+        name, spec = layer.inputs[WEIGHTS_SLOT].node, self._weights_spec(layer)
+        if self.weights.get(name, spec) != spec:
             return "it shares its weights with a layer that numbers their channels otherwise"
-        return "" if np.isfinite(weights.array).all() else f"its weights {name} hold NaN or infinity"
+        if not np.isfinite(weights.array).all():
+            return f"its weights {name} {NOT_FINITE}"
+        self.weights[name] = spec
+        return ""
 
     # Units
 
@@ -349,14 +359,9 @@ class _Annotation:
         weights = self.graph.constant_of(node.inputs[WEIGHTS_SLOT])
         if weights is None:
             return "its weights are computed, not constant"
-        spec = self.weights.setdefault(node.inputs[WEIGHTS_SLOT].node, self._weights_spec(node))
-        if spec != self._weights_spec(node):
-            return "it shares its weights with a layer that numbers their channels otherwise"
-        if not np.isfinite(weights.array).all():
-            return f"its weights {node.inputs[WEIGHTS_SLOT].node} {NOT_FINITE}"
-        if node.attrs.get("transpose_a"):
-            return "it transposes what it reads"
-        return ""
+        if reason := self._objection_to_weights(node, weights):
+            return reason
+        return "it transposes what it reads" if node.attrs.get("transpose_a") else ""
 
     def _sole_reader(self, edge: Edge) -> tuple[Node, int] | None:
         """The only node that reads an edge, and in which slot."""

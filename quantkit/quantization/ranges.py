@@ -19,6 +19,7 @@ import numpy as np
 
 from quantkit.errors import InputError
 from quantkit.formats import graphdef
+from quantkit.formats.documents import read_json
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
 
@@ -165,26 +166,7 @@ class Ranges(Mapping[Edge, Range]):
         Raises:
             InputError: it can not be read, or holds no ranges.
         """
-        return cls.from_json(read_json(Path(path)))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object of a file.
-
-    Raises:
-        InputError: the file can not be read, or holds none.
-    """
-    try:
-        document = json.loads(path.read_text())
-    except OSError as error:
-        raise InputError(f"{path} can not be read: {(error.strerror or 'unknown error').lower()}") from None
-    except ValueError as error:
-        raise InputError(f"{path} is no JSON file: {error}") from None
-    except RecursionError:
-        raise InputError(f"{path} nests deeper than any file of quantkit") from None
-    if not isinstance(document, dict):
-        raise InputError(f"{path} holds no JSON object")
-    return document
+        return cls.from_json(read_json(Path(path), "quantkit quantize --save-ranges FILE writes such files"))
 
 
 def graph_digest(graph: Graph) -> str:

@@ -10,7 +10,6 @@ A `Scheme` is written as TOML:
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
@@ -18,7 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-from quantkit.errors import InputError, UsageError, did_you_mean
+from quantkit.errors import UsageError, did_you_mean
+from quantkit.formats.documents import read_toml
 from quantkit.formats.files import write_whole
 from quantkit.ir.tensor import DType
 
@@ -231,13 +231,7 @@ class Scheme:
             InputError: the file can not be read or is no TOML.
             UsageError: a field is unknown or of the wrong type.
         """
-        try:
-            document = tomllib.loads(Path(path).read_text())
-        except OSError as error:
-            raise InputError(f"{path} can not be read: {(error.strerror or 'unknown error').lower()}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is no TOML file: {error}") from None
-        return cls.from_json(document)
+        return cls.from_json(read_toml(Path(path), 'write lines such as weights = "qint8 symmetric per_channel"'))
 
 
 # What each target's kernels compute fast: onnx: u8 x s8 with zero points; tensorflow: oneDNN's scale-only codes.

@@ -12,11 +12,11 @@ what is fed and what is asked for.
 """
 
 import os
-import tomllib
 from pathlib import Path
 from typing import Any
 
-from quantkit.errors import InputError, RecipeError, did_you_mean
+from quantkit.errors import RecipeError, did_you_mean
+from quantkit.formats.documents import read_toml
 from quantkit.recipe.grammar import Step
 from quantkit.recipe.recipe import Recipe, parse, read_options
 
@@ -74,17 +74,7 @@ def read_recipe(path: Path) -> Recipe:
         InputError: the file can not be read or is no TOML.
         RecipeError: it lists no steps, says what no recipe says, or a step is wrong.
     """
-    try:
-        document = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InputError(
-            f"{path} can not be read: {(error.strerror or 'unknown error').lower()}",
-            hint=f"name a file that is there, or one of the recipes {', '.join(NAMED)}",
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no TOML file: {error}", hint=FORM) from None
-    except RecursionError:
-        raise InputError(f"{path} nests deeper than any recipe", hint=FORM) from None
+    document = read_toml(path, FORM)
     steps = document.get("step")
     if not isinstance(steps, list) or not steps:
         raise RecipeError(f"{path} lists no steps", hint=FORM)

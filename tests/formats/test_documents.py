@@ -1,0 +1,37 @@
+from pathlib import Path
+
+import pytest
+
+from quantkit.errors import InputError
+from quantkit.formats.documents import read_json, read_toml
+
+
+def test_documents_are_read(tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text('{"a": [1, 2]}')
+    (tmp_path / "one.toml").write_text("a = [1, 2]")
+    assert read_json(tmp_path / "one.json", "") == read_toml(tmp_path / "one.toml", "") == {"a": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "message"),
+    [
+        (read_json, "{", "is no JSON file"),
+        (read_json, "[1]", "holds no JSON object"),
+        (read_json, "[" * 100_000, "nests deeper"),
+        (read_toml, "[[step", "is no TOML file"),
+        (read_toml, "a = " + "[" * 100_000, "nests deeper"),
+        (read_toml, "\udcff", "is no TOML file"),
+    ],
+)
+def test_what_is_no_document_is_refused_with_a_hint(read: object, text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "document"
+    path.write_text(text, errors="surrogateescape")
+    with pytest.raises(InputError, match=message) as caught:
+        read(path, "write a document")  # type: ignore[operator]
+    assert caught.value.hint == "write a document"
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.json can not be read: no such file") as caught:
+        read_json(tmp_path / "none.json", "")
+    assert caught.value.hint
