@@ -53,6 +53,9 @@ class Candidate:
     path: Path
     settings: Settings = field(default_factory=Settings)
 
+    def __str__(self) -> str:
+        return f"{self.label} in {self.settings.runtime}"
+
     def to_request(self, seed: int) -> dict[str, Any]:
         """The worker's request that opens it."""
         settings = self.settings
@@ -125,7 +128,9 @@ def digest(path: Path) -> tuple[str, int]:
         digests = [_digest_of_file(file) for file in files]
         num_bytes = sum(file.stat().st_size for file in files)
     except OSError as error:
-        raise InputError(f"{path} can not be read: {error.strerror}") from None
+        raise InputError(
+            f"{path} can not be read: {error.strerror}", hint="name a model whose files you may read"
+        ) from None
     return digests[0] if path.is_file() else hashlib.sha256(json.dumps(digests).encode()).hexdigest(), num_bytes
 
 

@@ -250,13 +250,11 @@ class _Lineup:
     def open(self) -> None:
         """See all opened; then warm up one after the other, undisturbed."""
         for index, (turn, opened) in enumerate(zip(self._turns, self._opening, strict=True)):
-            where = f"{turn.candidate.label} in {turn.candidate.settings.runtime}"
-            self._progress(f"opening {where}", index / len(self._turns) / 4)
+            self._progress(f"opening {turn.candidate}", index / len(self._turns) / 4)
             opened.result()
         for index, turn in enumerate(self._turns):
             if turn.failure is None:
-                where = f"{turn.candidate.label} in {turn.candidate.settings.runtime}"
-                self._progress(f"warming up {where}", (1 + index / len(self._turns)) / 4)
+                self._progress(f"warming up {turn.candidate}", (1 + index / len(self._turns)) / 4)
                 turn.warm_up(self._schedule, self._timeout())
 
     def run(self) -> None:
