@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
 
+import numpy as np
+
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Outcome, Skip
@@ -193,11 +195,20 @@ def _reason_to_stay(graph: Graph, node: Node, into: QuantizedOp, shapes: Mapping
     computing = {dtype for slot, dtype in enumerate(types) if slot not in into.raw} | set(output_dtypes(node))
     if computing != {DType.FLOAT}:
         return f"it computes in {', '.join(sorted(one.value if one else 'an unknown type' for one in computing))}"
+    endless = [edge for slot, edge in enumerate(node.inputs) if slot not in into.raw and _is_endless(graph, edge)]
+    if endless:
+        return f"{endless[0]} holds a value that is infinite or not a number"
     if node.op == "Concat":
         return _unsupported_axis(graph, node)
     if node.op in ("Add", "Mul"):
         return _unsupported_repetition(*(shapes.get(edge, Shape(None)) for edge in node.inputs))
     return _unsupported_layout(node)
+
+
+def _is_endless(graph: Graph, edge: Edge) -> bool:
+    """Whether a constant has no range of numbers."""
+    value = graph.constant_of(edge)
+    return value is not None and not np.isfinite(value.array).all()
 
 
 def _unsupported_layout(node: Node) -> str:
