@@ -152,7 +152,8 @@ class Verdict:
     def lines(self) -> Iterator[str]:
         counted, size = self.census, self.num_bytes
         times = self.float_bytes / max(size, 1)
-        yield f"{self.output}: {size_text(size)}, {times:.1f} times smaller than in float"
+        change = f"{1 / times:.1f} times larger" if 0 < times < 1 else f"{times:.1f} times smaller"
+        yield f"{self.output}: {size_text(size)}, {change} than in float"
         yield ""
         if self.plan.scheme.weights_only:
             rest = (

@@ -389,6 +389,8 @@ class _Tensor:
         """A channel of the first version beside which the others get few codes."""
         if self.sums is None or self.count < MANY or not self.sums.signal.any() or any(self.not_a_number):
             return ""
+        if self.pair.op.endswith("Softmax"):  # probabilities are that uneven where the network is sure
+            return ""
         sizes = np.sqrt(self.sums.signal)
         ratio = sizes.max() / np.median(sizes[sizes > 0])
         return f"channel {int(sizes.argmax())} is {ratio:.0f} times the middle one" if ratio > DWARFING else ""

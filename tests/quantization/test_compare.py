@@ -282,3 +282,12 @@ def test_the_command_feeds_pictures(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", "digits@reference", "digits@reference", "--data", str(ASSETS), "--limit", "2"]
     assert main([*words, "--min-sqnr", "100"]) == 0
     assert "2 samples" in capsys.readouterr().out
+
+
+def test_probabilities_are_no_uneven_layer() -> None:
+    bias = constant("bias", np.float32([50, 0, 0, 0, 0, 0]))
+    louder = Node("louder", "AddV2", (Edge("layer_2"), Edge("bias")), attrs={"T": DType.FLOAT})
+    sure = Node("sure", "Softmax", (Edge("louder"),), attrs={"T": DType.FLOAT})
+    graph = Graph.of([*layered().nodes.values(), bias, louder, sure], ["x"], ["sure"])
+    found = run(graph, graph)
+    assert [row.is_uneven for row in found.rows if row.op == "Softmax"] == [False]
