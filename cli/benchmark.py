@@ -165,11 +165,15 @@ def _check(args: Namespace, measured: Benchmark) -> None:
     rows = list(zip(measured.rows, measured.comparisons, strict=True))
     for row, comparison in rows[1:]:
         if not isinstance(comparison, Comparison):
-            raise CheckError(f"{row.label} in {row.runtime} has no speed-up to hold to {args.fail_below:g}")
+            raise CheckError(
+                f"{row.label} in {row.runtime} has no speed-up to hold to {args.fail_below:g}",
+                hint="its row says why; leave --fail-below out, or measure what runs here",
+            )
         if comparison.ratio < args.fail_below:
             raise CheckError(
                 f"{row.label} in {row.runtime} is {comparison.ratio:.2f}x as fast as the first "
-                f"({comparison.low:.2f} to {comparison.high:.2f}), below {args.fail_below:g}"
+                f"({comparison.low:.2f} to {comparison.high:.2f}), below {args.fail_below:g}",
+                hint="--runs 300 narrows the interval; quantkit doctor --measure tries settings of threads",
             )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from quantkit import formats
 from quantkit.classify.choices import choose_ends, choose_preprocessing, matching_card
 from quantkit.classify.evaluation import Preparation, prepared_samples
+from quantkit.classify.pictures import FORMATS
 from quantkit.data import Data, find_data
 from quantkit.errors import CheckError, InputError, UnavailableError, UsageError
 from quantkit.ir.difference import EQUAL, first_difference
@@ -139,7 +140,10 @@ def _feeder(
             )
             yield one, other
         if len(refused) == len(data):
-            raise InputError(f"none of {len(refused)} pictures can be read; {next(iter(refused.values()))}")
+            name, why = next(iter(refused.items()))
+            raise InputError(
+                f"none of {len(refused)} pictures can be read; {name}: {why}", hint=f"pictures are {', '.join(FORMATS)}"
+            )
 
     return feeder
 
@@ -188,5 +192,6 @@ def _check(args: Namespace, found: Comparison) -> None:
         what = ", ".join(first.problems) if first.is_broken else f"{first.sqnr:.1f} dB"
         raise CheckError(
             f"--min-sqnr {args.min_sqnr:g}: {len(below)} of {len(found.rows)} tensors fall short, "
-            f"the first is {first.name} ({first.op}): {what}"
+            f"the first is {first.name} ({first.op}): {what}",
+            hint="keep such layers in float: keep_float in a --scheme of quantkit quantize, or its --max-drop",
         )

@@ -144,7 +144,9 @@ def _named_ends(args: Namespace, recipe: Recipe) -> tuple[list[str] | None, list
 
 def _is_true(word: str) -> bool:
     if word.lower() not in ("true", "false", "1", "0"):
-        raise UsageError(f"--output_as_text is true or false, not {word!r}")
+        raise UsageError(
+            f"--output_as_text is true or false, not {word!r}", hint="leave it out, or give it without a value"
+        )
     return word.lower() in ("true", "1")
 
 

@@ -26,7 +26,7 @@ from quantkit.classify.choices import (
 )
 from quantkit.classify.feeding import Feeding
 from quantkit.classify.labels import Labels, Order, read_labels
-from quantkit.classify.pictures import read_bytes
+from quantkit.classify.pictures import FORMATS, read_bytes
 from quantkit.classify.preprocess import Preprocessing
 from quantkit.classify.quality import Quality, Tally
 from quantkit.data import Data, Sample, find_data
@@ -322,7 +322,7 @@ def evaluate(
         Interrupted: by Ctrl-C, with what was counted.
     """
     if batch < 1 or (limit is not None and limit < 1):
-        raise UsageError("the batch size, and the number of pictures, are at least 1")
+        raise UsageError("the batch size, and the number of pictures, are at least 1", hint="leave them out")
     samples = data.part(limit) if isinstance(data, Data) else find_data(data, limit)
     with ExitStack() as stack:
 
@@ -446,7 +446,10 @@ class _Run:
             raise Interrupted(self._result()) from None
         if not self.tally.samples:
             name, message = next(iter(self.refused.items()))
-            raise InputError(f"none of {len(self.refused)} pictures can be read; {name}: {message}")
+            raise InputError(
+                f"none of {len(self.refused)} pictures can be read; {name}: {message}",
+                hint=f"pictures are {', '.join(FORMATS)}",
+            )
         return self._result()
 
     def _take(self, chunk: list[Sample]) -> None:

@@ -51,7 +51,9 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         if self.height < 1 or self.width < 1:
-            raise UsageError(f"pictures can not be resized to {self.height} x {self.width} pixels")
+            raise UsageError(
+                f"pictures can not be resized to {self.height} x {self.width} pixels", hint="give sizes from 1"
+            )
         if self.channels not in (1, 3):
             raise UsageError(
                 f"a network with {self.channels} input channels takes no pictures",
@@ -61,7 +63,9 @@ class Preprocessing:
             raise UsageError("pixels can not be divided by a standard deviation of 0", hint="give --input-std")
         for name, numbers in (("mean", self.mean), ("std", self.std)):
             if isinstance(numbers, tuple) and len(numbers) != self.channels:
-                raise UsageError(f"{name} has {len(numbers)} numbers for {self.channels} channels")
+                raise UsageError(
+                    f"{name} has {len(numbers)} numbers for {self.channels} channels", hint="give one, or one each"
+                )
         if self.resize not in ("bilinear", "bilinear_half_pixel"):
             raise UsageError(f"unknown resize {self.resize!r}", hint="bilinear or bilinear_half_pixel")
         if self.crop not in ("none", "central", "square"):

@@ -154,7 +154,10 @@ def _examples(inputs: tuple[TensorInfo, ...], batches: Iterable[Batch], at_once:
         arrays = {name: _as_fed(np.asarray(array), known.get(name)) for name, array in named.items()}
         counts = {len(array) if array.ndim else 0 for array in arrays.values()}
         if len(counts) != 1:
-            raise UsageError("the arrays of one batch hold different numbers of examples")
+            raise UsageError(
+                "the arrays of one batch hold different numbers of examples",
+                hint="the first dimension of each counts them",
+            )
         for start in range(0, counts.pop(), at_once):
             yield {name: array[start : start + at_once] for name, array in arrays.items()}
 

@@ -107,7 +107,10 @@ class MovingAverage(MinMax):
     def __init__(self, momentum: float = 0.9) -> None:
         super().__init__()
         if not 0 <= momentum < 1:
-            raise UsageError(f"moving_average({momentum:g}): the weight of the past must be at least 0 and below 1")
+            raise UsageError(
+                f"moving_average({momentum:g}): the weight of the past must be at least 0 and below 1",
+                hint="0.9 is usual",
+            )
         self.momentum = momentum
 
     def _extend(self, low: float, high: float) -> None:
@@ -244,7 +247,7 @@ class Percentile(Streaming):
     def __init__(self, percent: float = 99.99, samples: int = SAMPLES) -> None:
         super().__init__(samples)
         if not 50 < percent <= 100:
-            raise UsageError(f"percentile({percent:g}): give more than 50 and at most 100")
+            raise UsageError(f"percentile({percent:g}): give more than 50 and at most 100", hint="99.99 is usual")
         self.percent = percent
 
     def _chosen(self, ends: Range) -> Range:

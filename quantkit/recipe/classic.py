@@ -7,6 +7,7 @@ from typing import Any
 
 from quantkit.errors import GraphError, QuantkitError, RecipeError
 from quantkit.ir.graph import Graph, Versions
+from quantkit.ir.uncollected import uncollected
 from quantkit.recipe.grammar import Step
 from quantkit.recipe.recipe import IGNORE_ERRORS, Recipe
 from quantkit.recipe.trace import STOP, Check, Record, Trace, judged, op_changes
@@ -16,6 +17,7 @@ from quantkit.transforms.classic.nodes import edges, from_graph, to_graph
 from quantkit.transforms.classic.table import ClassicTransform, Context, check_inputs
 
 
+@uncollected()
 def run_classic(
     recipe: Recipe,
     graph: Graph,
@@ -85,7 +87,10 @@ def _applied(transform: ClassicTransform, nodes: list[NodeDef], context: Context
     word = context.words(IGNORE_ERRORS)[:1]
     ignore = word[0].lower() if word else "false"
     if ignore not in ("true", "false"):
-        raise GraphError(f"ignore_errors should be true or false, found {ignore}")
+        raise GraphError(
+            f"ignore_errors should be true or false, found {ignore}",
+            hint=f"write {transform.name}(ignore_errors=true)",
+        )
     try:
         return transform(nodes, context), ""
     except QuantkitError as error:

@@ -85,7 +85,10 @@ def read_example(transform: Transform) -> tuple[Recipe, Graph]:
     except QuantkitError as error:
         raise RecipeError(f"the example of {transform.name} can not be read: {error.message}", error.hint) from error
     if transform.name not in [step.name for step in recipe.steps]:
-        raise RecipeError(f"the example of {transform.name} is one of {recipe.steps[0].name}")
+        raise RecipeError(
+            f"the example of {transform.name} is one of {recipe.steps[0].name}",
+            hint=f"write a recipe with {transform.name} in it",
+        )
     return recipe, graph
 
 

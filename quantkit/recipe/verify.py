@@ -20,6 +20,8 @@ FLAT = 1e-6
 # A transform that gives up precision on purpose must keep at least this much of the signal (cosine of the outputs).
 MIN_COSINE = 0.5
 
+NEXT = "quantkit transform --explain shows what it did; leave it out, or report this graph"
+
 Opener = Callable[[Graph], Session]
 # Makes arrays, by name, of some or all inputs.
 Feeder = Callable[[tuple[TensorInfo, ...]], Mapping[str, Array]]
@@ -112,7 +114,9 @@ def compare(old: Mapping[str, Array], new: Mapping[str, Array], transform: Claim
         found = new.get(name)
         if found is None or found.shape != want.shape:
             shape = "missing" if found is None else f"of shape {found.shape}"
-            raise CheckError(f"{transform.name} changes output {name!r}: it was of shape {want.shape} and is {shape}")
+            raise CheckError(
+                f"{transform.name} changes output {name!r}: it was of shape {want.shape} and is {shape}", NEXT
+            )
         lines.append(_compare_one(name, want, found, transform, tolerance))
     return "; ".join(lines)
 
@@ -122,20 +126,20 @@ def _compare_one(name: str, want: Array, found: Array, transform: Claim, toleran
     if want.dtype.kind not in ("fcV" if transform.is_exact else "fcViu"):
         if not np.array_equal(want, found):
             raise CheckError(
-                f"{transform.name} changes output {name!r} in {np.mean(want != found):.1%} of its elements"
+                f"{transform.name} changes output {name!r} in {np.mean(want != found):.1%} of its elements", NEXT
             )
         return f"{name}: equal"
     if np.array_equal(want, found, equal_nan=True):
         return f"{name}: equal" + _remark(want)
     want, found = want.astype(np.float64), found.astype(np.float64)
     if np.isfinite(want).all() and not np.isfinite(found).all():
-        raise CheckError(f"{transform.name} makes NaN or infinity in output {name!r}")
+        raise CheckError(f"{transform.name} makes NaN or infinity in output {name!r}", NEXT)
     difference = float(np.nanmax(np.abs(want - found)))
     if transform.is_exact:
         if difference > tolerance * max(1.0, float(np.nanmax(np.abs(want)))):
             raise CheckError(
                 f"{transform.name} changes output {name!r} by {difference:.3g}; the tolerance is {tolerance:g}",
-                hint="quantkit transform --explain shows what it did; leave it out, or report this graph",
+                NEXT,
             )
         return f"{name}: largest difference {difference:.2g}" + _variation_kept(name, want, found, transform)
     cosine = float((want * found).sum() / max(np.linalg.norm(want) * np.linalg.norm(found), 1e-300))
