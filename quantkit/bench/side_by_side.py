@@ -71,17 +71,9 @@ def benchmark(
         InputError: a model's file is missing or broken, or can not be fetched.
         Interrupted: by Ctrl-C; it holds the rows as far as they were measured.
     """
-    # An unknown word is the caller's mistake, not an engine's.
-    gpu_index(device)
-    if runtime != AUTO:
-        find_runtime(runtime)
-    for name, count in (("intra_op", intra_op), ("inter_op", inter_op), ("batch", batch), ("runs", runs)):
-        if count is not None and count < 1:
-            raise UsageError(f"{name} is {count}, and at least 1 makes sense")
     words = (precision,) if isinstance(precision, str) else tuple(precision)
-    for word in words:
-        if word not in PRECISIONS:
-            raise UsageError(f"{word!r} is not a precision", hint=f"use {', '.join(PRECISIONS)}")
+    _check_words(device, runtime, words)
+    _check_counts(intra_op=intra_op, inter_op=inter_op, batch=batch, runs=runs)
     settings = Settings(
         runtime=runtime,
         options=SessionOptions(intra_op, inter_op, device, log_placement=log_placement),
@@ -95,15 +87,16 @@ def benchmark(
     with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
         candidates = []
         for index, model in enumerate(models):
+            file = Path(folder) / f"{index}.pb"
             if isinstance(model, Graph):
-                candidate = Candidate(f"graph of {len(model)} nodes", Path(), _with_ends_of(model, settings))
-                candidates.append(_written(candidate, model, Path(folder) / f"{index}.pb"))
+                candidate = Candidate(f"graph of {len(model)} nodes", file, _with_ends_of(model, settings))
+                formats.save(model, file)
             elif random_weights:
-                candidate = named(os.fspath(model), settings)
-                graph = load_model(candidate.label, random_weights=True, seed=seed).graph
-                candidates.append(_written(candidate, graph, Path(folder) / f"{index}.pb"))
+                candidate = replace(named(os.fspath(model), settings), path=file)
+                formats.save(load_model(candidate.label, random_weights=True, seed=seed).rewritable, file)
             else:
-                candidates.append(find_candidate(os.fspath(model), settings, offline=offline, fetching=fetching))
+                candidate = find_candidate(os.fspath(model), settings, offline=offline, fetching=fetching)
+            candidates.append(candidate)
         if not candidates:
             raise UsageError("there is no model to measure", hint="name a model file, or a card: digits")
         rows = [_computing_in(word, candidate) for candidate in _labelled(candidates) for word in words]
@@ -111,11 +104,24 @@ def benchmark(
     return replace(measured, notes=(*measured.notes, MEANINGLESS)) if random_weights else measured
 
 
-def _written(candidate: Candidate, graph: Graph | None, path: Path) -> Candidate:
-    """The candidate with a file of its own, made of the graph."""
-    assert graph is not None
-    formats.save(graph, path)
-    return replace(candidate, path=path)
+def _check_words(device: str, runtime: str, precisions: Iterable[str]) -> None:
+    """Refuse unknown words early: they are the caller's mistake, not an engine's.
+
+    Raises:
+        UsageError: naming the first of them.
+    """
+    gpu_index(device)
+    if runtime != AUTO:
+        find_runtime(runtime)
+    for word in precisions:
+        if word not in PRECISIONS:
+            raise UsageError(f"{word!r} is not a precision", hint=f"use {', '.join(PRECISIONS)}")
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise UsageError(f"{name} is {count}, and counts begin with 1", hint=f"leave {name} out, or give 1 or more")
 
 
 def _computing_in(precision: str, candidate: Candidate) -> Candidate:
