@@ -92,7 +92,7 @@ class _Folding:
 
     def outcome(self) -> Outcome:
         graph = self.graph
-        needed = graph.reachable(stop_at_inputs=False) if graph.outputs else set(graph.nodes)
+        needed = _needed(graph) if graph.outputs else set(graph.nodes)
         for name in graph.order:
             if name in needed:
                 self._visit(graph[name])
@@ -245,5 +245,10 @@ def _fed(node: Node, graph: Graph) -> Node:
 def _pruned(graph: Graph) -> Graph:
     if not graph.outputs:
         return graph
-    kept = graph.reachable(stop_at_inputs=False) | graph.input_names
+    kept = _needed(graph)
     return graph.with_nodes(node for node in graph.nodes.values() if node.name in kept)
+
+
+def _needed(graph: Graph) -> set[str]:
+    """Names of the nodes that the outputs and the inputs need, which keep what they read even where they are fed."""
+    return graph.with_(outputs=(*graph.outputs, *graph.inputs)).reachable(stop_at_inputs=False)

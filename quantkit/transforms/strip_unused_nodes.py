@@ -2,7 +2,7 @@
 
 from quantkit.errors import GraphError, RecipeError, did_you_mean
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.rewrite import Outcome
+from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.inference import UNKNOWN, infer_shapes
 from quantkit.ops.tensorflow import output_dtypes
@@ -33,7 +33,8 @@ def strip_unused_nodes(
         type_for_name: the type for each ``name``.
         shape_for_name: the shape for each ``name``.
 
-    Declines when an input is a Placeholder already: it stays as it is.
+    Declines when an input is a Placeholder already, or another output of its node than the first is fed or read: it
+    stays as it is.
 
     Example:
         strip_unused_nodes(type=float, shape="1,2")
@@ -54,14 +55,14 @@ def strip_unused_nodes(
                 f"You must pass a '{word}_for_name' arg for every 'name', e.g. {example}",
                 hint=f"there are {len(name)} name and {len(given)} {word}_for_name",
             )
-    kept = graph.reachable() | {node for node in graph.input_names if node in graph}
+    kept, whole = _kept(graph)
     own = dict(zip(name, zip(type_for_name, shape_for_name, strict=True), strict=True))
     nodes: list[Node] = []
     cut: list[str] = []
     for node in graph.nodes.values():
         if node.name not in kept:
             continue
-        if node.name in graph.input_names and node.op != "Placeholder":
+        if node.name in graph.input_names and node.op != "Placeholder" and node.name not in whole:
             type_word, shape_text = own.get(node.name, (type, shape))
             dtype = _computed_dtype(graph, node) if type_word is None else _dtype(type_word)
             sizes = _computed_shape(graph, node) if shape_text is None else _shape(shape_text)
@@ -71,7 +72,27 @@ def strip_unused_nodes(
             nodes.append(node)
     removed = len(graph) - len(nodes)
     changes = cut + ([f"{removed} nodes that the outputs do not need"] if removed else [])
-    return Outcome(graph.with_nodes(nodes), tuple(changes))
+    skips = tuple(Skip(f"its output {whole[node.name]} is wanted", node.name) for node in nodes if node.name in whole)
+    return Outcome(graph.with_nodes(nodes), tuple(changes), skips)
+
+
+def _kept(graph: Graph) -> tuple[set[str], dict[str, int]]:
+    """Names that the outputs need, and inputs that no Placeholder can be, each with an output that it would lack."""
+    whole: dict[str, int] = {}
+    named = {node for node in graph.input_names if node in graph}
+    while True:
+        cut = tuple(edge for edge in graph.inputs if edge.node not in whole)
+        begins = graph.with_(inputs=cut, outputs=(*graph.outputs, *(Edge(name) for name in whole)))
+        kept = begins.reachable() | named
+        read = {edge for name in kept - begins.input_names for edge in graph[name].inputs}
+        found = {
+            edge.node: edge.port
+            for edge in sorted(read.union(graph.inputs, graph.outputs))
+            if edge.port and edge.node in begins.input_names
+        }
+        if not found:
+            return kept, whole
+        whole |= found
 
 
 def _computed_dtype(graph: Graph, node: Node) -> DType:
