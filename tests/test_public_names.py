@@ -1,0 +1,39 @@
+import subprocess
+import sys
+
+import pytest
+
+import quantkit
+
+# What users' scripts rely on.
+NAMES = {
+    *("load", "save", "summarize"),
+    *("transform", "transform_function"),
+    *("calibrate", "quantize", "open_session"),
+    *("benchmark", "compare", "evaluate"),
+}
+
+
+def test_the_public_names_are_those_that_were_promised() -> None:
+    assert set(quantkit.__all__) == set(dir(quantkit)) == NAMES
+
+
+@pytest.mark.parametrize("name", quantkit.__all__)
+def test_each_can_be_called_and_says_what_it_does(name: str) -> None:
+    function = getattr(quantkit, name)
+    assert callable(function)
+    assert function.__doc__
+
+
+def test_a_star_brings_nothing_else_and_loads_no_engine() -> None:
+    script = "before = {*globals(), 'before'}\nfrom quantkit import *\nprint(*sorted({*globals()} - before))\n"
+    script += "import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    brought, loaded = (set(line.split()) for line in done.stdout.splitlines())
+    assert brought == NAMES
+    assert not {"tensorflow", "onnxruntime", "openvino", "torch"} & loaded
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'quantise'"):
+        quantkit.quantise  # type: ignore[attr-defined]  # noqa: B018
