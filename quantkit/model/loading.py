@@ -64,7 +64,7 @@ class Model:
         if self.graph is not None:
             return self.graph
         if self.path is None:
-            raise InputError(f"{self.name} holds nothing to run")
+            raise InputError(f"{self.name} holds nothing to run", hint="name a file, or give it a graph")
         return self.path
 
 
@@ -102,19 +102,19 @@ def load_model(
     text = os.fspath(word)
     card = _card(text)
     if random_weights:
-        if card is None:
-            raise UsageError(
-                f"--random-weights builds the architecture of a card, and {text!r} is none",
-                hint="quantkit models list names the cards",
-            )
-        graph = random_graph(card.name, seed=seed).with_ends(*_card_ends(card, inputs, outputs))
-        return Model(text, graph, card=card, has_random_weights=True)
+        return _random(text, card, inputs, outputs, seed)
     path = fetch(card, offline=offline, progress=progress) if card else Path(text)
     kind = formats.kind_of(path)
     if kind != "saved_model" and (signature or tags):
-        raise UsageError(f"{text} is {formats.KINDS[kind]}, and only a SavedModel folder has signatures and tags")
+        raise UsageError(
+            f"{text} is {formats.KINDS[kind]}, and only a SavedModel folder has signatures and tags",
+            hint="leave them out, or name the folder",
+        )
     if checkpoint and not kind.startswith("graphdef"):
-        raise UsageError(f"a checkpoint fills the variables of a GraphDef, and {text} is {formats.KINDS[kind]}")
+        raise UsageError(
+            f"a checkpoint fills the variables of a GraphDef, and {text} is {formats.KINDS[kind]}",
+            hint="leave it out, or name the graph that it belongs to",
+        )
     if kind in ("saved_model", "checkpoint"):
         from quantkit.runtimes import variables
 
@@ -168,7 +168,9 @@ def load(
             model, inputs=inputs, outputs=outputs, signature=signature, tags=tags, checkpoint=checkpoint
         ).rewritable
     if signature or tags or checkpoint:
-        raise UsageError(f"signature, tags and checkpoint belong to files, not to a {type(model).__name__}")
+        raise UsageError(
+            f"signature, tags and checkpoint belong to files, not to a {type(model).__name__}", hint="leave them out"
+        )
     if isinstance(model, Graph):
         return model.with_ends(inputs, outputs)
     if isinstance(model, bytes):
@@ -178,6 +180,21 @@ def load(
     from quantkit.runtimes import freeze
 
     return freeze.freeze_object(model).with_ends(inputs, outputs)
+
+
+def _random(name: str, card: ModelCard | None, inputs: Ends, outputs: Ends, seed: int) -> Model:
+    """A card's architecture with random parameters.
+
+    Raises:
+        UsageError: there is no card, or an input or output is not in its graph.
+    """
+    if card is None:
+        raise UsageError(
+            f"--random-weights builds the architecture of a card, and {name!r} is none",
+            hint="quantkit models list names the cards",
+        )
+    graph = random_graph(card.name, seed=seed).with_ends(*_card_ends(card, inputs, outputs))
+    return Model(name, graph, card=card, has_random_weights=True)
 
 
 def _inlined(graph: Graph) -> Graph:
