@@ -150,6 +150,16 @@ class Plan:
     def _groups(self) -> Mapping[Edge, frozenset[Edge]]:
         return {edge: group for group in self.groups for edge in group}
 
+    def positive(self, graph: Graph) -> frozenset[Edge]:
+        """The edges of the float graph that hold no number below 0: what Relus made, carried on."""
+        found: set[Edge] = set()
+        for name in graph.order:
+            node = graph[name]
+            reads = [edge for edge in node.inputs if graph.constant_of(edge) is None]
+            if node.op in ACTIVATIONS or (name in self.carried and found.issuperset(reads)):
+                found.add(Edge(name))
+        return frozenset(found)
+
     def require(self, ranges: Ranges) -> None:
         """See that every quantized edge has a range.
 

@@ -24,6 +24,7 @@ from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
 
 SCHEMA = "quantkit.ranges/1"
+FORM = "quantkit quantize --save-ranges FILE writes such files"
 
 
 class Range(NamedTuple):
@@ -134,7 +135,7 @@ class Ranges(Mapping[Edge, Range]):
         if document.get("schema") != SCHEMA:
             raise InputError(
                 f"these are no ranges: the schema is {document.get('schema')!r}, not {SCHEMA!r}",
-                hint="quantkit quantize --save-ranges writes such a file",
+                hint=FORM,
             )
         try:
             ranges = {
@@ -166,7 +167,7 @@ class Ranges(Mapping[Edge, Range]):
         Raises:
             InputError: it can not be read, or holds no ranges.
         """
-        return cls.from_json(read_json(Path(path), "quantkit quantize --save-ranges FILE writes such files"))
+        return cls.from_json(read_json(Path(path), FORM))
 
 
 def graph_digest(graph: Graph) -> str:

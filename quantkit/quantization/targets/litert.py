@@ -114,12 +114,7 @@ def _clamped(graph: Graph, averages: Mapping[str, list[Node]]) -> frozenset[Edge
 
 def _spans(graph: Graph, plan: Plan, ranges: Ranges, clamped: frozenset[Edge]) -> Spans:
     """The range of each edge that gets codes; those that only hold what Relus made begin at 0."""
-    positive: set[Edge] = set()
-    for name in graph.order:
-        node = graph[name]
-        reads = [edge for edge in node.inputs if graph.constant_of(edge) is None]
-        if node.op in ACTIVATIONS or (name in plan.carried and positive.issuperset(reads)):
-            positive.add(Edge(name))
+    positive = plan.positive(graph)
     found: Spans = {}
     for edge in plan.activations:
         low, high = ranges[edge]

@@ -211,12 +211,7 @@ def _averages_clamped(graph: Graph, plan: Plan) -> frozenset[Edge]:
 
 def _spans(graph: Graph, plan: Plan, ranges: Ranges, averages: frozenset[Edge]) -> dict[Edge, Range]:
     """The range of each edge; those that only hold what Relus made begin at 0."""
-    positive: set[Edge] = set()
-    for name in graph.order:
-        node = graph[name]
-        reads = [edge for edge in node.inputs if graph.constant_of(edge) is None]
-        if node.op in ACTIVATIONS or (name in plan.carried and positive.issuperset(reads)):
-            positive.add(Edge(name))
+    positive = plan.positive(graph)
     spans = {edge: ranges[edge] for edge in plan.activations}
     for edge, span in spans.items():
         if plan.group_of(edge) - averages <= positive:
