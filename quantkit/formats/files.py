@@ -13,6 +13,7 @@ from typing import BinaryIO
 from quantkit.errors import GraphError, InputError, QuantkitError, UsageError, did_you_mean
 from quantkit.formats import graphdef, onnx, saved_model, wire
 from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.uncollected import uncollected
 from quantkit.ops.tensorflow import num_outputs
 
 Ends = Iterable[Edge | str] | None
@@ -123,6 +124,7 @@ def decode(data: bytes) -> Graph:
     return onnx.decode(data) if is_onnx else with_guessed_ends(graphdef.decode(data))
 
 
+@uncollected()
 def load(path: str | os.PathLike[str], inputs: Ends = None, outputs: Ends = None) -> Graph:
     """Read a GraphDef, binary or text, or an ONNX model; large tensors stay in the file until they are used.
 

@@ -8,6 +8,7 @@ from quantkit.errors import QuantkitError, RecipeError
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
+from quantkit.ir.uncollected import uncollected
 from quantkit.recipe.grammar import Step
 from quantkit.recipe.named import NAMED, find_recipe
 from quantkit.recipe.recipe import IGNORE_ERRORS, Recipe, parse, read_options
@@ -15,6 +16,7 @@ from quantkit.recipe.trace import STOP, Check, Record, Trace, judged, op_changes
 from quantkit.transforms.registry import Transform
 
 
+@uncollected()
 def run(
     recipe: Recipe,
     graph: Graph,

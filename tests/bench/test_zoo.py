@@ -1,0 +1,41 @@
+"""The networks that `measure_zoo.py` measures, as far as they are quick to make: answers kept, fewer nodes."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+from zoo_graphs import BUILDERS, lstm, small_network, ssd
+
+from quantkit.ir.graph import Graph
+from quantkit.recipe import run
+from quantkit.recipe.named import find_recipe
+from quantkit.recipe.verify import seeded_feeds
+from quantkit.runtimes import tensorflow
+
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
+# Model, and the most nodes that the inference recipe leaves of it: no more than today.
+SMALL: dict[str, tuple[Callable[[], Graph], int]] = {
+    "small_network": (small_network, 52),
+    "ssd": (ssd, 258),
+    "lstm_loop": (lstm, 60),
+    "lstm_lowered": (partial(lstm, lower=True), 260),
+    "lstm_unrolled": (partial(lstm, unroll=True), 462),
+    "mobilenet_v2": (BUILDERS["mobilenet_v2"], 262),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_inference_recipe_keeps_answers_and_leaves_few_nodes(name: str) -> None:
+    pytest.importorskip("tensorflow", reason="pip install tensorflow")
+    build, most_nodes = SMALL[name]
+    graph = build()
+    after, _ = run(find_recipe("inference"), graph)
+    with tensorflow.RUNTIME.open(graph) as session:
+        feeds = seeded_feeds(session.inputs)
+        want = session.run(feeds)
+    with tensorflow.RUNTIME.open(after) as session:
+        found = session.run(feeds)
+    for output, values in want.items():
+        np.testing.assert_allclose(found[output], values, rtol=1e-5, atol=1e-5 * np.abs(values).max())
+    assert len(after) <= most_nodes
