@@ -12,7 +12,6 @@ import pytest
 import quantkit as qk
 from quantkit.errors import GraphError, UsageError
 from quantkit.formats import onnx
-from quantkit.ir.difference import first_difference
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.quantization.compare import Comparison, Interrupted, compare
@@ -236,26 +235,6 @@ def test_interrupting_keeps_what_was_summed() -> None:
     with pytest.raises(Interrupted) as stopped:
         run(layered(), layered(), progress=interrupt)
     assert stopped.value.comparison.samples == 1
-
-
-def test_structure_is_told_in_the_classic_words() -> None:
-    graph = Graph.of([Node("x", "Placeholder"), Node("y", "Relu", (Edge("x"),), attrs={"T": DType.FLOAT, "_note": 1})])
-    other = {node.name: node for node in graph.nodes.values()}
-
-    def difference(**changes: Any) -> str:
-        return first_difference(graph.with_nodes({**other, "y": other["y"].with_(**changes)}.values()), graph)
-
-    assert first_difference(graph, graph) == ""
-    assert difference(attrs={"T": DType.FLOAT}) == ""
-    assert difference(op="Elu") == "Node named 'y' has op 'Elu' that is not expected 'Relu'"
-    assert difference(device="/gpu:0") == "Node named 'y' has device '/gpu:0' that is not expected ''"
-    assert difference(controls=("x",)) == "Node named 'y' has inputs 'x, ^x' that don't match expected 'x'"
-    assert (
-        difference(attrs={"T": DType.HALF})
-        == "Node named 'y' has attr 'T' with value: half that does not match expected: float"
-    )
-    assert first_difference(graph.with_nodes([other["x"]]), graph) == "Did not find expected node 'y'"
-    assert first_difference(graph, graph.with_nodes([other["x"]])) == "Found unexpected node 'y'"
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
