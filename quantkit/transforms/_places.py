@@ -4,11 +4,12 @@ In the loops of TensorFlow 1, what has no inputs belongs outside, unless it wait
 ``loc:@name`` names a node that must exist.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from quantkit.ir.graph import Graph, Node
-from quantkit.transforms._names import COLOCATED
+from quantkit.ir.draft import Draft
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.transforms._names import COLOCATED, FreeNames
 
 ENTERS = frozenset({"Enter", "RefEnter"})
 EXITS = frozenset({"Exit", "RefExit"})
@@ -37,8 +38,9 @@ def settled(before: Graph, after: Graph) -> Graph:
     """The graph after a transform: new constants are in the loops of their readers, no node beside one that is gone."""
     if after is before or after.dialect != "tensorflow":
         return after
-    changed = {**_waiting_in_loops(before, after), **_beside_nodes_that_are(after)}
-    return after.with_nodes(changed.get(name, node) for name, node in after.nodes.items()) if changed else after
+    changed = _beside_nodes_that_are(after)
+    beside = after.with_nodes(changed.get(name, node) for name, node in after.nodes.items()) if changed else after
+    return _with_constants_in_loops(beside)
 
 
 def _beside_nodes_that_are(graph: Graph) -> dict[str, Node]:
@@ -59,32 +61,62 @@ def _is_of_no_node(text: object, nodes: Mapping[str, Node]) -> bool:
     return text.removeprefix(COLOCATED).decode(errors="surrogateescape") not in nodes
 
 
-def _waiting_in_loops(before: Graph, after: Graph) -> dict[str, Node]:
-    """New constants that are read in a loop, waiting for a Merge of it, which runs in each of its turns."""
-    if ENTERS.isdisjoint(after.op_counts):
-        return {}
-    fresh = {name for name, node in after.nodes.items() if not node.sources and before.nodes.get(name) is not node}
-    if not fresh:
-        return {}
-    frames = _frames(after)
-    merges = {frames[node.name]: node.name for node in after.nodes.values() if _begins_turns(after, node)}
-    changed: dict[str, Node] = {}
+def _with_constants_in_loops(graph: Graph) -> Graph:
+    """The graph where constants that are read in a loop wait for a Merge of it, which runs in each of its turns."""
+    if ENTERS.isdisjoint(graph.op_counts):
+        return graph
+    frames = _frames(graph)
+    floating = _floating(graph)
+    merges = {frames[node.name]: node.name for node in graph.nodes.values() if _begins_turns(graph, node)}
+    readers: dict[str, dict[_Frame, list[str]]] = {}
     stack = [
-        (source, frame)
-        for name, node in after.nodes.items()
-        if (frame := _read_in(node, frames)) is not OUTSIDE and frame in merges
+        (name, source, _read_in(node, frames))
+        for name, node in graph.nodes.items()
+        if name not in floating or name in graph.ends or name not in graph.readers
         for source in node.sources
+        if source in floating
     ]
-    floating = _floating(after)
+    seen: set[tuple[str, str, _Frame]] = set()
     while stack:
-        name, frame = stack.pop()
-        if name not in floating or name in changed:
+        reader, name, frame = entry = stack.pop()
+        if entry in seen:
             continue
-        node = after[name]
-        stack.extend((source, frame) for source in node.sources)
-        if name in fresh:
-            changed[name] = node.with_(controls=(merges[frame],))
-    return changed
+        seen.add(entry)
+        if graph[name].is_constant and not graph[name].controls:
+            readers.setdefault(name, {}).setdefault(frame, []).append(reader)
+        stack.extend((name, source, frame) for source in graph[name].sources)
+    inside = {name: frames for name, frames in readers.items() if not merges.keys().isdisjoint(frames)}
+    return _each_in_its_loop(graph, inside, merges) if inside else graph
+
+
+def _each_in_its_loop(
+    graph: Graph, readers: Mapping[str, Mapping[_Frame, Sequence[str]]], merges: Mapping[_Frame, str]
+) -> Graph:
+    """The graph with a constant for each loop that it is read in; outside, it stays as it is."""
+    names = FreeNames(graph)
+    draft = Draft(graph)
+    changed: dict[str, Node] = {}
+    for name, frames in readers.items():
+        inside = [frame for frame in frames if frame in merges]
+        is_wanted = name in graph.ends or len(inside) < len(frames)
+        for frame in inside:
+            waiting = graph[name].with_(controls=(merges[frame],))
+            if not is_wanted:
+                draft.replace(name, waiting)
+                is_wanted = True
+                continue
+            copy = names.free(f"{name}/in_loop")
+            draft.before(name, waiting.with_(name=copy))
+            for reader in frames[frame]:
+                node = changed.get(reader, graph[reader])
+                inputs = (Edge(copy, edge.port) if edge.node == name else edge for edge in node.inputs)
+                changed[reader] = node.with_(inputs=tuple(inputs))
+    made = draft.graph()
+    return made.with_nodes(_reading(node, changed) for node in made.nodes.values())
+
+
+def _reading(node: Node, changed: Mapping[str, Node]) -> Node:
+    return node.with_(inputs=changed[node.name].inputs) if node.name in changed else node
 
 
 def _begins_turns(graph: Graph, node: Node) -> bool:
@@ -98,11 +130,11 @@ def _read_in(node: Node, frames: Mapping[str, _Frame]) -> _Frame:
 
 
 def _floating(graph: Graph) -> set[str]:
-    """Nodes that are computed from nodes without inputs alone."""
+    """Constants that wait for nothing, and what is computed from such alone."""
     found: set[str] = set()
     for name in graph.order:
         node = graph[name]
-        if found.issuperset(node.sources) and node.op not in ENTERS:
+        if found.issuperset(node.sources) and (node.sources or node.is_constant) and node.op not in ENTERS:
             found.add(name)
     return found
 

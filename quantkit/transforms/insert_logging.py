@@ -5,6 +5,7 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType
 from quantkit.ops.tensorflow import find_op, op_names, output_dtypes
+from quantkit.transforms._switches import NEXT, SWITCHES
 from quantkit.transforms.registry import transform
 
 SUFFIX = "__print__"
@@ -39,7 +40,7 @@ def insert_logging(
     The Print is called ``<node>__print__``; it shows all tensors of the node that are read.
 
     Declines when nobody reads the node, as with most outputs of a graph, when it is a Print or has one already, when
-    it is a function, and when it makes references or handles to what readers change.
+    it is a function, a Switch or NextIteration, and when it makes references or handles to what readers change.
 
     Raises:
         GraphError: the type of a node that is to be logged is not known, or it has no such output as is read.
@@ -86,6 +87,10 @@ def _reason_to_stay(graph: Graph, node: Node, read: list[Edge]) -> str:
         return "nobody reads it, so nobody would run its Print"
     if node.op == "Print" or f"{node.name}{SUFFIX}" in graph:
         return "it is printed already"
+    if node.op in SWITCHES:
+        return "only one of its outputs is ever there, and a Print waits for all"
+    if node.op in NEXT:
+        return "a loop goes on from it, with nothing between"
     if node.op in graph.library:
         return f"{node.op} is a function: write it out with inline_functions first"
     definition = find_op(node.op)
