@@ -6,12 +6,12 @@ window medians stop moving:
     |median_i / median_(i-1) - 1| < tolerance      for `quiet` windows in a row
 """
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+
+from quantkit.ir.uncollected import uncollected
 
 Clock = Callable[[], float]
 Call = Callable[[], object]
@@ -82,7 +82,7 @@ def warm_up(call: Call, rule: WarmUpRule = WarmUpRule(), clock: Clock = perf_cou
 def timed(call: Call, count: int, clock: Clock = perf_counter) -> tuple[float, ...]:
     """Seconds of ``count`` calls, one by one; the garbage collector waits until they are over."""
     seconds = []
-    with _no_garbage_collection():
+    with uncollected():
         for _ in range(count):
             start = clock()
             call()
@@ -103,14 +103,3 @@ def lead_in(call: Call, least_seconds: float = 0.005, cap: int = 100, clock: Clo
     while sum(seconds) < least_seconds and len(seconds) < cap:
         seconds.extend(timed(call, 1, clock))
     return tuple(seconds)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
