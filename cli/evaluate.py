@@ -17,6 +17,8 @@ EXAMPLES = (
     "quantkit evaluate digits@reference --data assets --reference digits --json",
     "quantkit evaluate small.onnx --data pictures/ --reference graph.pb --limit 500 --min-agreement 0.985",
 )
+UNLABELLED = "no picture has a label that is one of the model's classes"
+REFERENCE = "give --reference MODEL, the version whose answers are right"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -87,17 +89,20 @@ def _check(args: Namespace, found: Evaluation) -> None:
         CheckError: they fall short, or there is nothing to tell by.
     """
     quality = found.quality
-    for flag, reached, wanted, missing in (
-        ("--min-top1", quality.top1, args.min_top1, "no picture has a label that is one of the model's classes"),
-        ("--min-agreement", quality.agreement, args.min_agreement, "there is no --reference"),
+    for flag, reached, wanted, missing, advice in (
+        ("--min-top1", quality.top1, args.min_top1, UNLABELLED, "give --labels, or label the data"),
+        ("--min-agreement", quality.agreement, args.min_agreement, "there is no --reference", REFERENCE),
     ):
         if wanted is not None and reached is None:
-            raise CheckError(f"{flag} {wanted:g} can not be told: {missing}")
+            raise CheckError(f"{flag} {wanted:g} can not be told: {missing}", hint=advice)
         if wanted is not None and reached is not None and reached.value < wanted:
             raise CheckError(f"{flag} {wanted:g}: it is {reached}", hint="quantkit compare names the layers to blame")
     if args.max_kl is not None:
         if quality.divergence is None:
-            raise CheckError(f"--max-kl {args.max_kl:g} can not be told: there is no --reference that gives numbers")
+            raise CheckError(
+                f"--max-kl {args.max_kl:g} can not be told: there is no --reference that gives numbers",
+                hint=REFERENCE,
+            )
         if quality.divergence > args.max_kl or quality.not_finite:
             raise CheckError(
                 f"--max-kl {args.max_kl:g}: it is {quality.divergence:.3g}"

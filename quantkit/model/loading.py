@@ -105,16 +105,7 @@ def load_model(
         return _random(text, card, inputs, outputs, seed)
     path = fetch(card, offline=offline, progress=progress) if card else Path(text)
     kind = formats.kind_of(path)
-    if kind != "saved_model" and (signature or tags):
-        raise UsageError(
-            f"{text} is {formats.KINDS[kind]}, and only a SavedModel folder has signatures and tags",
-            hint="leave them out, or name the folder",
-        )
-    if checkpoint and not kind.startswith("graphdef"):
-        raise UsageError(
-            f"a checkpoint fills the variables of a GraphDef, and {text} is {formats.KINDS[kind]}",
-            hint="leave it out, or name the graph that it belongs to",
-        )
+    _check_extras(text, kind, has_uses=bool(signature or tags), has_checkpoint=bool(checkpoint))
     if kind in ("saved_model", "checkpoint"):
         from quantkit.runtimes import variables
 
@@ -180,6 +171,24 @@ def load(
     from quantkit.runtimes import freeze
 
     return freeze.freeze_object(model).with_ends(inputs, outputs)
+
+
+def _check_extras(text: str, kind: str, *, has_uses: bool, has_checkpoint: bool) -> None:
+    """Refuse what only other formats have.
+
+    Raises:
+        UsageError: naming it.
+    """
+    if has_uses and kind != "saved_model":
+        raise UsageError(
+            f"{text} is {formats.KINDS[kind]}, and only a SavedModel folder has signatures and tags",
+            hint="leave them out, or name the folder",
+        )
+    if has_checkpoint and not kind.startswith("graphdef"):
+        raise UsageError(
+            f"a checkpoint fills the variables of a GraphDef, and {text} is {formats.KINDS[kind]}",
+            hint="leave it out, or name the graph that it belongs to",
+        )
 
 
 def _random(name: str, card: ModelCard | None, inputs: Ends, outputs: Ends, seed: int) -> Model:
