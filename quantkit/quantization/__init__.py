@@ -53,6 +53,7 @@ def calibrate(
     graph: Graph,
     batches: Iterable[Batch],
     *,
+    target: str = "onnx",
     scheme: Scheme | None = None,
     runtime: str = AUTO,
     progress: Callable[[int], None] = lambda count: None,
@@ -63,7 +64,8 @@ def calibrate(
     Args:
         graph: in float, batch norms folded, with inputs and outputs.
         batches: arrays of examples (n, ...), or arrays by input name.
-        scheme: what is to be quantized; None: what suits the target ``onnx``.
+        target: what the ranges are for, a key of `quantkit.quantization.scheme.TARGETS`.
+        scheme: what is to be quantized; None: what suits the target.
         runtime: engine; ``auto``: the fastest that can run the graph.
         progress: told how many examples are done.
         resume: a file that keeps the state of an interrupted calibration.
@@ -73,7 +75,7 @@ def calibrate(
         UsageError: an example does not fit the input.
         UnavailableError: no engine can run the graph.
     """
-    scheme = scheme or Scheme()
+    scheme = scheme or Scheme.for_target(target)
     graph = prepare(graph, scheme)
     plan = annotate(graph, scheme)
     with open_observed(graph, plan, runtime) as session:

@@ -170,7 +170,7 @@ class Plan:
             if edge not in ranges:
                 raise InputError(
                     f"the ranges lack {str(edge)!r}, which the plan quantizes",
-                    hint="they were collected for another graph or scheme: calibrate once more",
+                    hint="they were collected for another graph, target or scheme: calibrate once more, for this one",
                 )
 
     def require_nodes(self, graph: Graph) -> None:

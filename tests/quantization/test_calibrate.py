@@ -8,7 +8,7 @@ from quantkit.errors import InputError, UsageError
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.ir.text import from_text
-from quantkit.quantization import Plan, Range, Ranges, Scheme, annotate
+from quantkit.quantization import Plan, Range, Ranges, Scheme, annotate, calibrate
 from quantkit.quantization.calibrate import collect, examples_at_once, memory_bound, open_observed
 
 TEXT = """
@@ -147,6 +147,12 @@ def test_what_does_not_fit_is_said() -> None:
         ranges_of(plan, [EXAMPLES[:, :3]])
     with pytest.raises(UsageError, match="is not an input"):
         ranges_of(plan, [{"z": EXAMPLES}])  # type: ignore[list-item]
+
+
+def test_ranges_are_for_the_target_that_is_named() -> None:
+    found = calibrate(network(), [EXAMPLES], target="litert", runtime="reference")
+    assert found.provenance.scheme == Scheme.for_target("litert").digest
+    assert set(found) >= set(annotate(network(), Scheme.for_target("litert")).activations)
 
 
 def test_float64_is_fed_as_what_the_graph_takes() -> None:
