@@ -307,6 +307,8 @@ def _concatenated(graph: Graph, node: Node, depth: int) -> Found:
         parts.append(one)
     if not is_constant(graph, node.inputs[axis_slot]):
         return Skip(not_constant(graph, node.inputs[axis_slot].node, f"the axis of {node.name}"))
+    if graph[node.inputs[axis_slot].node].value.num_elements != 1:
+        return Skip(f"the axis of {node.name} is not one number")
     first = parts[0]
     axis = int(graph[node.inputs[axis_slot].node].value.array.reshape(())) % first.rank
     is_along = axis == first.axis

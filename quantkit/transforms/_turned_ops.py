@@ -101,7 +101,7 @@ def _concat(turning: Turning, node: Node) -> Turned | str:
     axis = turning.constant(node.inputs[slot])
     if not any(map(turning.at_hand, edges)):
         return ""
-    if axis is None or not all(map(turning.is_image, edges)):
+    if axis is None or axis.num_elements != 1 or not all(map(turning.is_image, edges)):
         return "its axis, or the number of dimensions of what it joins, is not known"
     made = turning.beside(node, "axis", np.array(turning.axis(axis.array.item()), axis.dtype.numpy), node.inputs[slot])
     reads = tuple(Edge(made.name) if place == slot else turning.turn(edge) for place, edge in enumerate(node.inputs))
@@ -114,8 +114,8 @@ def _split(turning: Turning, node: Node) -> Turned | str:
     axis = turning.constant(node.inputs[slot])
     if not turning.at_hand(node.inputs[source]):
         return ""
-    if axis is None:
-        return "its axis is computed"
+    if axis is None or axis.num_elements != 1:
+        return "its axis is computed, or not one number"
     made = turning.beside(node, "axis", np.array(turning.axis(axis.array.item()), axis.dtype.numpy), node.inputs[slot])
     new = node.reading(slot, made.name).reading(source, turning.turn(node.inputs[source]))
     return Turned(new, tuple(range(attribute(node, "num_split"))), (made,))
