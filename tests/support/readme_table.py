@@ -80,6 +80,48 @@ def rewrites(document: dict[str, Any], path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def growth(document: dict[str, Any], path: Path) -> str:
+    """Whole processes on graphs of many sizes, a recipe in a column."""
+    recipes = list(dict.fromkeys(row["recipe"] for row in document["rows"]))
+    lines = [f"| nodes | {' | '.join(f'`{recipe}`' for recipe in recipes)} |", "|---|" + "---|" * len(recipes)]
+    for nodes in dict.fromkeys(row["nodes"] for row in document["rows"]):
+        of_size = {row["recipe"]: row["runs"] for row in document["rows"] if row["nodes"] == nodes}
+        cells = [f"{statistics.median(run['whole_seconds'] for run in of_size[recipe]):.2f} s" for recipe in recipes]
+        lines.append(f"| {nodes:,} | {' | '.join(cells)} |")
+    machine = Machine.from_json(document["machine"]).sentence
+    lines += ["", f"Whole processes, medians of {len(document['rows'][0]['runs'])} runs; {machine}."]
+    lines[-1] += f" Step by step: [`tests/bench/{path.stem}.svg`](tests/bench/{path.stem}.svg)."
+    return "\n".join(lines) + "\n"
+
+
+def networks(document: dict[str, Any], path: Path) -> str:
+    """Many networks: nodes that are left, and speed beside what TensorFlow's own tool leaves."""
+    lines = [
+        "| network | nodes | `inference` | `optimize_for_inference` | times as fast as that |",
+        "|---|" + "---|" * 4,
+    ]
+    for row in document["rows"]:
+        nodes, refused = row["nodes"], row.get("refused", {})
+        other = "does not run" if refused else f"{nodes['optimize_for_inference']:,}"
+        lines.append(f"| {row['model']} | {nodes['given']:,} | {nodes['quantkit']:,} | {other} | {_against(row)} |")
+    machine = Machine.from_json(document["machine"]).sentence
+    lines += [
+        "",
+        "Frozen graphs, random weights; nodes of functions count. The speed is TensorFlow's, batch 1, with its 95 % "
+        f"interval. {machine}. Raw samples: [`tests/bench/{path.name}`](tests/bench/{path.name}).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _against(row: dict[str, Any]) -> str:
+    """Our speed over the other tool's."""
+    if row.get("refused"):
+        return ""
+    _, ours, other = Benchmark.from_json(row["benchmark"]).measurements
+    found = Comparison.of(other, ours)
+    return f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
+
+
 def _speed_up(row: dict[str, Any]) -> str:
     speed = row["speed_up"]
     return f"{speed['ratio']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})"
@@ -118,6 +160,8 @@ _TABLES = {
     "quantkit.benchmark/1": benchmarked,
     "quantkit.eight_bit/1": side_by_side,
     "quantkit.rewrites/1": rewrites,
+    "quantkit.scaling/1": growth,
+    "quantkit.zoo/1": networks,
     "quantkit.transform_process/1": whole_processes,
 }
 
