@@ -31,7 +31,6 @@ TIDY = "strip_unused_nodes sort_by_execution_order"
 
 # What a recipe is for, and its steps.
 NAMED = {
-    # Sorted: TensorFlow starts what is ready in the order of the file, and branches that wait for one another suffer.
     "inference": f"{MODERN} {FOLD} fold_pads fold_clamps merge_duplicate_nodes remove_unused_functions {TIDY}",
     "deploy": f"{CLEAN} {FOLD}",
     "shrink": f"{CLEAN} {FOLD} quantize_weights {TIDY}",
