@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from quantkit.dialects.tensorflow_to_onnx import TO_NCHW, TO_NHWC, transposed
+from quantkit.dialects.tensorflow_to_onnx import UNARY as TO_ONNX
 from quantkit.errors import UnavailableError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Versions, constant
@@ -28,23 +29,9 @@ VERSIONS = Versions(producer=1087)
 Handler = Callable[["_Translator", Node], None]
 _HANDLERS: dict[str, Handler] = {}
 
-UNARY = {
-    "Abs": "Abs",
-    "Ceil": "Ceil",
-    "Elu": "Elu",
-    "Erf": "Erf",
-    "Exp": "Exp",
-    "Floor": "Floor",
-    "Log": "Log",
-    "Neg": "Neg",
-    "Reciprocal": "Reciprocal",
-    "Relu": "Relu",
-    "Sigmoid": "Sigmoid",
-    "Sign": "Sign",
-    "Softplus": "Softplus",
-    "Softsign": "Softsign",
-    "Sqrt": "Sqrt",
-    "Tanh": "Tanh",
+# The way back; without ops whose TensorFlow form has no element type (Not), or numbers of its own (Selu).
+UNARY = {"Reciprocal": "Reciprocal"} | {
+    theirs: ours for ours, theirs in TO_ONNX.items() if theirs not in ("Not", "Selu")
 }
 BINARY = {
     "Add": "AddV2",
@@ -466,6 +453,8 @@ def _layout(translator: _Translator, node: Node) -> str:
 
 @_converts(" ".join(UNARY))
 def _convert_unary(translator: _Translator, node: Node) -> None:
+    if node.op == "Elu" and node.attrs.get("alpha", 1.0) != 1.0:
+        raise refusal(node, "TensorFlow's Elu knows no alpha but 1")
     layout = _layout(translator, node)
     translator.typed(node, UNARY[node.op], [translator.read(node.inputs[0], layout)], layout)
 

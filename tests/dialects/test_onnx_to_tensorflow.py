@@ -201,6 +201,7 @@ def test_rows_keep_their_numbers(nodes: list[Node], constants: dict[str, Array])
     ("nodes", "constants", "reason"),
     [
         ([node("y", "NonZero", "x")], {}, "no TensorFlow form of this op is known here"),
+        ([node("y", "Elu", "x", alpha=0.5)], {}, "TensorFlow's Elu knows no alpha but 1"),
         ([node("y", "Conv", "x", "w", group=2)], {"w": weights(4, 2, 1, 1)}, "it has 2 groups of 2 channels"),
         ([node("y", "AveragePool", "x", kernel_shape=(3, 3), pads=(0, 0, 2, 2))], {}, "averages without its padding"),
         ([node("a", "Abs", "x"), node("y", "Conv", "x", "a")], {}, "its weights are not those"),
