@@ -83,7 +83,7 @@ def quantize_ops(graph: Graph, *, fallback: tuple[float, float] | None, ignored:
         if into is None or reason:
             skips.append(Skip(reason, node.name))
         else:
-            draft.replace(node.name, *constants, *_quantized(classic, into, fallback))
+            draft.replace(node.name, *constants, *_quantized(graph, classic, into, fallback))
             changes.append(f"{node.name} ({node.op}) -> {into.name}")
     return Outcome(draft.graph(), tuple(changes), tuple(skips))
 
@@ -129,14 +129,14 @@ def _classic_form(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> lis
     return [counted, node.reading(0, counted.name).with_attrs(Tidx=DType.INT32)]
 
 
-def _quantized(node: Node, into: QuantizedOp, fallback: tuple[float, float] | None) -> list[Node]:
+def _quantized(graph: Graph, node: Node, into: QuantizedOp, fallback: tuple[float, float] | None) -> list[Node]:
     """The nodes that take a float op's place; the last one bears its name."""
     name = f"{node.name}/eightbit"
     made: list[Node] = []
     codes: dict[Edge, tuple[Edge, Edge, Edge]] = {}
     for slot, edge in enumerate(node.inputs):
         if slot not in into.raw and edge not in codes:
-            made.extend(_quantized_input(node.name, edge))
+            made.extend(_quantized_input(graph, node.name, edge))
             codes[edge] = ports(made[-1].name)
     made.append(Node(name, into.name, _inputs(node, into, codes), node.controls, _attrs(node, into)))
     if into.wide_attr:
@@ -144,11 +144,14 @@ def _quantized(node: Node, into: QuantizedOp, fallback: tuple[float, float] | No
     return [*made, dequantize(node.name, ports(made[-1].name))]
 
 
-def _quantized_input(reader: str, edge: Edge) -> list[Node]:
+def _quantized_input(graph: Graph, reader: str, edge: Edge) -> list[Node]:
     """The nodes that measure a float tensor and make codes of it, the last one holds the codes."""
     base = f"{reader}_eightbit/{str(edge).replace(':', '__port__')}"
-    shape = constant(f"{base}/reshape_dims", FLATTEN).with_(controls=(edge.node,))
-    axes = constant(f"{base}/reduction_dims", FIRST_AXIS).with_(controls=(edge.node,))
+    # Waiting keeps the constants in the loop of the tensor; who waits for a fed node that computes lets it compute.
+    is_cut = edge.node in graph.input_names and bool(graph[edge.node].sources)
+    waits = () if is_cut else (edge.node,)
+    shape = constant(f"{base}/reshape_dims", FLATTEN).with_(controls=waits)
+    axes = constant(f"{base}/reduction_dims", FIRST_AXIS).with_(controls=waits)
     flat = Node(f"{base}/reshape", "Reshape", (edge, Edge(shape.name)), attrs={"T": DType.FLOAT})
     measured = (Edge(flat.name), Edge(axes.name))
     extremes = [Node(f"{base}/{op.lower()}", op, measured, attrs=EXTREME_ATTRS) for op in ("Min", "Max")]
@@ -195,14 +198,16 @@ def _reason_to_stay(graph: Graph, node: Node, into: QuantizedOp, shapes: Mapping
     computing = {dtype for slot, dtype in enumerate(types) if slot not in into.raw} | set(output_dtypes(node))
     if computing != {DType.FLOAT}:
         return f"it computes in {', '.join(sorted(one.value if one else 'an unknown type' for one in computing))}"
-    endless = [edge for slot, edge in enumerate(node.inputs) if slot not in into.raw and _is_endless(graph, edge)]
-    if endless:
+    computed = [edge for slot, edge in enumerate(node.inputs) if slot not in into.raw]
+    if endless := [edge for edge in computed if _is_endless(graph, edge)]:
         return f"{endless[0]} holds a value that is infinite or not a number"
+    if empty := [edge for edge in computed if 0 in (shapes.get(edge, Shape(None)).dims or ())]:
+        return f"{empty[0]} holds no numbers, so that it has no range"
     if node.op == "Concat":
         return _unsupported_axis(graph, node)
     if node.op in ("Add", "Mul"):
         return _unsupported_repetition(*(shapes.get(edge, Shape(None)) for edge in node.inputs))
-    return _unsupported_layout(node)
+    return _unsupported_layout(node) or (_unsupported_groups(node, shapes) if node.op == "Conv2D" else "")
 
 
 def _is_endless(graph: Graph, edge: Edge) -> bool:
@@ -226,6 +231,14 @@ def _unsupported_layout(node: Node) -> str:
     if node.op == "Conv2D" and attrs["strides"][1] != attrs["strides"][2]:
         return f"its strides {attrs['strides']} differ, {QUANTIZED_OPS[node.op].name} knows equal ones only"
     return ""
+
+
+def _unsupported_groups(node: Node, shapes: Mapping[Edge, Shape]) -> str:
+    """A convolution that sees a part of the channels at a time."""
+    picture, weights = (shapes.get(edge, Shape(None)).dims or () for edge in node.inputs)
+    if len(picture) != 4 or len(weights) != 4 or picture[3] in (None, weights[2]):
+        return ""
+    return f"its weights see {weights[2]} of {picture[3]} channels, QuantizedConv2D sees all"
 
 
 def _unsupported_axis(graph: Graph, node: Node) -> str:

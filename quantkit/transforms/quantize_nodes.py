@@ -58,7 +58,7 @@ def quantize_nodes(
         ignore_op: op types that stay float.
 
     Declines when an op does not compute in float, or in a way that its quantized form does not know: NCHW, dilations,
-    explicit padding, unequal strides, operands repeated along an inner dimension.
+    explicit padding, unequal strides, groups, operands repeated along an inner dimension, tensors of no elements.
 
     Raises:
         RecipeError: half a range is given, or an empty one; ignore_op names no op.

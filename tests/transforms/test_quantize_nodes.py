@@ -250,6 +250,27 @@ def test_depthwise_convolutions_stay_with_a_reason() -> None:
     assert skips(graph, ignore_op=("DepthwiseConv2dNative",)) == []
 
 
+def test_convolutions_in_groups_stay_with_a_reason() -> None:
+    graph = graph_of(constant("k", random(3, 3, 2, 6)), op("y", "Conv2D", "x", "k", **CONV))
+    assert skips(graph) == ["y: its weights see 2 of 4 channels, QuantizedConv2D sees all"]
+
+
+def test_tensors_of_no_elements_stay_with_a_reason() -> None:
+    graph = graph_of(constant("k", np.zeros((0, 4), np.float32)), op("y", "Relu", "k"))
+    assert skips(graph) == ["y: k holds no numbers, so that it has no range"]
+
+
+@pytest.mark.engine
+def test_a_fed_tensor_that_the_graph_computes_is_not_computed() -> None:
+    raw, cut = placeholder("raw", 1, 8, 8, 4), op("x", "Mul", "raw", "raw")
+    graph = Graph.of([raw, cut, op("y", "Relu", "x")], ["x"], ["y"])
+    made = quantize_nodes(graph)
+    assert made["y_eightbit/x/reshape_dims"].controls == ()
+    feeds = {"x": random(1, 8, 8, 4)}
+    with open_session(graph, "tensorflow") as before, open_session(made, "tensorflow") as after:
+        np.testing.assert_allclose(before.run(feeds)["y"], after.run(feeds)["y"], atol=0.02)
+
+
 def test_it_declines_a_wrong_number_of_inputs() -> None:
     assert skips(graph_of(op("y", "Conv2D", "x", **CONV))) == ["y: it reads 1 tensors where Conv2D takes 2"]
 
