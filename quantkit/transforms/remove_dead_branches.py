@@ -1,11 +1,14 @@
 """Remove branches that are never taken."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from quantkit.errors import RecipeError, did_you_mean
-from quantkit.ir.graph import Graph, Node, constant
+from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Outcome
-from quantkit.ir.tensor import DType
+from quantkit.ir.tensor import DType, Shape
+from quantkit.ops.inference import infer_shapes
 from quantkit.ops.tensorflow import output_dtypes
 from quantkit.transforms._conditionals import take_constant_functions
 from quantkit.transforms._switches import take_constant_branches
@@ -60,12 +63,13 @@ def _with_constants(graph: Graph, pred: tuple[str, ...]) -> Graph:
     """The graph with constants in the place of named nodes."""
     if not pred:
         return graph
-    made = dict(_constant_of(graph, text) for text in pred)
+    shapes = infer_shapes(graph)
+    made = dict(_constant_of(graph, text, shapes) for text in pred)
     inputs = [edge for edge in graph.inputs if edge.node not in made]
     return graph.with_nodes(made.get(name, node) for name, node in graph.nodes.items()).with_(inputs=tuple(inputs))
 
 
-def _constant_of(graph: Graph, text: str) -> tuple[str, Node]:
+def _constant_of(graph: Graph, text: str, shapes: Mapping[Edge, Shape]) -> tuple[str, Node]:
     name, _, word = text.rpartition(":")
     if not name or word not in TRUTHS:
         raise RecipeError(
@@ -77,5 +81,17 @@ def _constant_of(graph: Graph, text: str) -> tuple[str, Node]:
             hint=did_you_mean(name, graph.nodes) or "quantkit summarize lists the inputs of a graph",
         )
     dtypes = output_dtypes(graph[name])
-    dtype = dtypes[0] if len(dtypes) == 1 and dtypes[0] is not None else DType.BOOL
-    return name, constant(name, np.asarray(TRUTHS[word]).astype(dtype.numpy), dtype)
+    if len(dtypes) > 1:
+        raise RecipeError(
+            f"remove_dead_branches: pred names {name!r} ({graph[name].op}), which has {len(dtypes)} outputs",
+            hint="name the node that makes the predicate",
+        )
+    dtype = dtypes[0] if dtypes and dtypes[0] is not None else DType.BOOL
+    shape = shapes.get(Edge(name), Shape(None))
+    if dtype is DType.STRING or None in (shape.dims or ()):
+        what = "strings" if dtype is DType.STRING else f"of shape {shape}"
+        raise RecipeError(
+            f"remove_dead_branches: pred names {name!r}, whose values are {what}",
+            hint="name the node that makes one truth value",
+        )
+    return name, constant(name, np.full(shape.known if shape.dims else (), TRUTHS[word]).astype(dtype.numpy), dtype)

@@ -1,5 +1,6 @@
 """Branches that are never taken: what runs stays, and in its order."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +102,25 @@ def test_a_predicate_can_be_given_and_is_no_input_any_more() -> None:
 def test_predicates_that_say_nothing_are_refused(text: str) -> None:
     with pytest.raises(RecipeError, match="remove_dead_branches: "):
         remove_dead_branches(from_text(TRAINED), pred=(text,))
+
+
+@pytest.mark.parametrize(
+    ("predicate", "reason"),
+    [
+        ("Placeholder[?x2]()", "whose values are of shape ?x2"),
+        ("Placeholder[string 2]()", "whose values are strings"),
+        ("Unique(x)", "which has 2 outputs"),
+    ],
+)
+def test_a_predicate_is_one_truth_value(predicate: str, reason: str) -> None:
+    graph = from_text(TRAINED.replace("train = Placeholder[bool]()", f"train = {predicate}"))
+    with pytest.raises(RecipeError, match=f"pred names 'train'.*{re.escape(reason)}"):
+        remove_dead_branches(graph, pred=("train:true",))
+
+
+def test_a_predicate_keeps_its_shape() -> None:
+    graph = from_text(TRAINED.replace("Placeholder[bool]()", "Placeholder[bool 1]()"))
+    assert remove_dead_branches(graph, pred=("train:true",))["train"].value.shape == (1,)
 
 
 def test_a_default_that_nobody_feeds_decides() -> None:
