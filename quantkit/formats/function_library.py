@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from quantkit.errors import GraphError, InputError
-from quantkit.formats import graphdef, wire
-from quantkit.formats.schema import message_class
+from quantkit.formats import wire
+from quantkit.formats.nodes import decode_attr, decode_name, decode_node, encode_attr, encode_node
+from quantkit.formats.schema import message_class, parse
+from quantkit.formats.tensors import element_type, type_number
 from quantkit.ir.functions import Function, Library, Stored
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType
@@ -37,7 +39,7 @@ def decode_library(data: wire.Buffer) -> Library:
                 raise InputError(f"two functions are named {name!r}")
             entries[name] = Stored(bytes(view[start:end]), _decode_function)
         elif number == GRADIENT and kind == wire.LENGTH:
-            message = graphdef.parse("GradientDef", view[start:end])
+            message = parse("GradientDef", view[start:end])
             gradients[message.function_name] = message.gradient_func
         else:
             rest.append(bytes(view[begin:end]))
@@ -67,7 +69,7 @@ def _name(view: memoryview, start: int, end: int) -> str:
             continue
         for part, part_kind, _, begin, stop in wire.fields(view, first, last):
             if part == SIGNATURE_NAME and part_kind == wire.LENGTH:
-                return graphdef.decode_name(view[begin:stop])
+                return decode_name(view[begin:stop])
     return ""
 
 
@@ -86,10 +88,10 @@ def _decode_function(name: str, library: Library) -> Function:
     rest: list[wire.Buffer] = []
     for number, kind, begin, start, end in wire.fields(view, 0, len(view)):
         if number == BODY_NODE and kind == wire.LENGTH:
-            nodes.append(graphdef.decode_node(view, start, end))
+            nodes.append(decode_node(view, start, end))
         else:
             rest.append(view[begin:end])
-    message = graphdef.parse("FunctionDef", b"".join(rest))
+    message = parse("FunctionDef", b"".join(rest))
     signature = message.signature
     if signature.attr or any(_is_list(arg) for arg in (*signature.input_arg, *signature.output_arg)):
         raise GraphError(
@@ -98,13 +100,13 @@ def _decode_function(name: str, library: Library) -> Function:
         )
     arguments = [_argument(arg, place) for place, arg in enumerate(signature.input_arg)]
     resolve = _Resolver(name, library, (*arguments, *nodes))
-    results = {arg.name: graphdef.element_type(arg.type) for arg in signature.output_arg}
+    results = {arg.name: element_type(arg.type) for arg in signature.output_arg}
     body = Graph.of(
         [*arguments, *(node.with_(inputs=tuple(map(resolve.edge, node.inputs)), spelling=()) for node in nodes)],
         [Edge(node.name) for node in arguments],
         [resolve.edge(Edge.parse(message.ret[result])) for result in results],
     )
-    attrs = {key: graphdef.decode_attr(value) for key, value in message.attr.items()}
+    attrs = {key: decode_attr(value) for key, value in message.attr.items()}
     controls = dict(message.control_ret)
     for field in ("ret", "control_ret", "attr"):
         message.ClearField(field)
@@ -116,7 +118,7 @@ def _is_list(arg: Any) -> bool:
 
 
 def _argument(arg: Any, place: int) -> Node:
-    dtype = graphdef.element_type(arg.type)
+    dtype = element_type(arg.type)
     return Node(arg.name, ARGUMENT, attrs={**({"T": dtype} if dtype else {}), "index": place})
 
 
@@ -185,7 +187,7 @@ def _results(library: Library, name: str) -> Sequence[str]:
     entry = library.entries[name]
     if isinstance(entry, Function):
         return tuple(entry.results)
-    return [arg.name for arg in graphdef.parse("FunctionDef", entry.data).signature.output_arg]
+    return [arg.name for arg in parse("FunctionDef", entry.data).signature.output_arg]
 
 
 def encode_function(library: Library, name: str) -> bytes:
@@ -199,7 +201,7 @@ def encode_function(library: Library, name: str) -> bytes:
 
 
 def _encode_function(function: Function, library: Library) -> bytes:
-    message = graphdef.parse("FunctionDef", function.extra)
+    message = parse("FunctionDef", function.extra)
     nodes = function.graph.nodes
     signature = message.signature
     signature.name = function.name
@@ -212,13 +214,13 @@ def _encode_function(function: Function, library: Library) -> bytes:
     message.control_ret.update(function.controls)
     signature.control_output[:] = list(function.controls)
     for key, value in function.attrs.items():
-        graphdef.encode_attr(message.attr[key], value, Node(function.name, "function"))
+        encode_attr(message.attr[key], value, Node(function.name, "function"))
     pieces: list[wire.Buffer] = [message.SerializeToString(deterministic=True)]
     for node in nodes.values():
         if node.name not in names:
             written = [_written(edge, nodes, names, library) for edge in node.inputs]
             written.extend(f"^{control}" for control in node.controls)
-            pieces.extend(graphdef.encode_node(node, BODY_NODE, written))
+            pieces.extend(encode_node(node, BODY_NODE, written))
     return b"".join(pieces)
 
 
@@ -231,7 +233,7 @@ def _declare(declared: Any, wanted: Mapping[str, DType | None]) -> None:
         arg.MergeFromString(before.get(name, b""))
         arg.name = name
         if dtype is not None:
-            arg.type = graphdef.type_number(dtype)
+            arg.type = type_number(dtype)
 
 
 def _written(edge: Edge, nodes: Mapping[str, Node], arguments: set[str], library: Library) -> str:

@@ -11,7 +11,9 @@ from typing import Any, BinaryIO
 
 from quantkit.errors import GraphError, InputError, UsageError, did_you_mean
 from quantkit.formats import graphdef, wire
-from quantkit.formats.schema import message_class
+from quantkit.formats.nodes import encode_attr
+from quantkit.formats.schema import message_class, parse
+from quantkit.formats.tensors import type_number
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.inference import infer_shapes
@@ -164,7 +166,7 @@ def _meta_graph(view: memoryview, start: int, end: int) -> MetaGraph:
             has_objects = True
         else:
             rest.append(view[begin:stop])
-    message = graphdef.parse("MetaGraphDef", b"".join(rest))
+    message = parse("MetaGraphDef", b"".join(rest))
     signatures = {
         name: Signature(name, _edges(one.inputs), _edges(one.outputs))
         for name, one in message.signature_def.items()
@@ -223,7 +225,7 @@ def _fill_info(info: Any, node: Node, edge: Edge, shape: Shape) -> None:
             hint="choose other --outputs",
         )
     info.name = f"{edge.node}:{edge.port}"
-    info.dtype = graphdef.type_number(dtype)
+    info.dtype = type_number(dtype)
     if shape.dims is None:
         info.tensor_shape.unknown_rank = True
     else:
@@ -248,7 +250,7 @@ def _op_def(op: OpDef) -> Any:
     for attr in op.attrs.values():
         made = message.attr.add(name=attr.name, type=attr.kind)
         if attr.default is not None:
-            graphdef.encode_attr(made.default_value, attr.default, Node(op.name, op.name))
+            encode_attr(made.default_value, attr.default, Node(op.name, op.name))
     return message
 
 
@@ -257,4 +259,4 @@ def _fill_arg(message: Any, arg: ArgDef) -> None:
     message.type_attr, message.number_attr = arg.type_attr, arg.number_attr
     message.type_list_attr = arg.type_list_attr
     if arg.dtype is not None:
-        message.type = graphdef.type_number(arg.dtype)
+        message.type = type_number(arg.dtype)

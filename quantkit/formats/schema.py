@@ -1,6 +1,12 @@
 """The messages of GraphDef, as a table; see `quantkit.formats.descriptors`."""
 
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from quantkit.errors import InputError
 from quantkit.formats.descriptors import Schema
+from quantkit.formats.wire import Buffer
 
 _MESSAGES = """
 GraphDef: node 1 *NodeDef, library 2 FunctionDefLibrary, version 3 int32, versions 4 VersionDef
@@ -75,3 +81,15 @@ SCHEMA = Schema(
     },
 )
 message_class = SCHEMA.message_class
+
+
+def parse(name: str, data: Buffer) -> Any:
+    """A message of the schema.
+
+    Raises:
+        InputError: the bytes are no such message.
+    """
+    try:
+        return message_class(name).FromString(bytes(data))
+    except DecodeError:
+        raise InputError(f"a {name} in it is broken") from None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from quantkit.formats.graphdef import type_number
+from quantkit.formats.tensors import type_number
 from quantkit.ir.graph import Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 

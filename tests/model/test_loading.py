@@ -11,6 +11,7 @@ import quantkit as qk
 from quantkit.errors import InputError, UsageError
 from quantkit.formats import graphdef, onnx
 from quantkit.formats.onnx_schema import message_class
+from quantkit.formats.schema import parse
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.model.loading import load_model
@@ -57,7 +58,7 @@ def test_serialized_models_are_told_apart() -> None:
 
 
 def test_messages_are_taken() -> None:
-    assert qk.load(graphdef.parse("GraphDef", graphdef.encode(GRAPH))) == GRAPH
+    assert qk.load(parse("GraphDef", graphdef.encode(GRAPH))) == GRAPH
     model = message_class("ModelProto").FromString(onnx.encode(ONNX_GRAPH))
     assert qk.load(model).op_counts == ONNX_GRAPH.op_counts
 

@@ -14,6 +14,7 @@ import pytest
 import quantkit as qk
 from quantkit.errors import GraphError, InputError, UsageError
 from quantkit.formats import graphdef, kind_of, onnx, saved_model
+from quantkit.formats.schema import parse
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.model.saving import Target, save
@@ -108,7 +109,7 @@ class TestSavedModel:
 
     def test_its_signature_says_types_and_shapes(self, tmp_path: Path) -> None:
         save(small_graph(), tmp_path)  # an empty folder
-        message = graphdef.parse("SavedModel", (tmp_path / saved_model.FILE).read_bytes())
+        message = parse("SavedModel", (tmp_path / saved_model.FILE).read_bytes())
         (meta,) = message.meta_graphs
         assert list(meta.meta_info_def.tags) == ["serve"]
         assert [op.name for op in meta.meta_info_def.stripped_op_list.op] == ["Const", "MatMul", "Placeholder", "Split"]

@@ -16,6 +16,7 @@ from google.protobuf import text_format
 
 from quantkit.errors import QuantkitError
 from quantkit.formats import graphdef
+from quantkit.formats.nodes import decode_attr
 from quantkit.formats.schema import message_class
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Tensor
@@ -92,7 +93,7 @@ def _described(node: Any) -> Described:
 def _attr_text(value: Any) -> str:
     if value.WhichOneof("value") != "tensor":
         return text_format.MessageToString(value, as_one_line=True).strip()
-    tensor = graphdef.decode_attr(value)
+    tensor = decode_attr(value)
     if not isinstance(tensor, Tensor):
         return base64.b64encode(value.SerializeToString(deterministic=True)).decode()
     how = "packed" if value.tensor.tensor_content else "listed"

@@ -6,7 +6,7 @@ import numpy as np
 from classic_cases import ClassicCase
 from classic_nodes import SMALL, Cases, const, fed, node, ramp, untyped
 
-from quantkit.formats import graphdef
+from quantkit.formats.tensors import listed
 from quantkit.ir.graph import Graph, Node, Versions, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
 
@@ -361,10 +361,10 @@ def _merge() -> Cases:
         ),
         "y",
     )
-    listed = Tensor.of(np.full((4,), 0.5, np.float32))
-    packed = constant("k", listed)
+    halves = Tensor.of(np.full((4,), 0.5, np.float32))
+    packed = constant("k", halves)
 
-    unpacked = Node("l", "Const", attrs={"dtype": DType.FLOAT, "value": graphdef.listed(listed)})
+    unpacked = Node("l", "Const", attrs={"dtype": DType.FLOAT, "value": listed(halves)})
     cases.add(
         "stored_otherwise",
         (packed, unpacked, packed.with_(name="m"), node("y", "AddN", "k", "l", "m", N=3)),

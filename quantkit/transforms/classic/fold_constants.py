@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quantkit.errors import GraphError, QuantkitError
-from quantkit.formats import graphdef
+from quantkit.formats.tensors import listed
 from quantkit.ir.graph import Edge
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops.tensorflow import OpDef, find_op, output_dtypes
@@ -245,7 +245,7 @@ def _tensors(node: NodeDef, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
 
 def _stored(value: Tensor) -> Tensor:
     """As TensorFlow writes it: packed if it has several values."""
-    return value if value.num_elements > 1 else graphdef.listed(value)
+    return value if value.num_elements > 1 else listed(value)
 
 
 def _as_placeholders(nodes: Sequence[NodeDef], inputs: Sequence[str]) -> list[NodeDef]:

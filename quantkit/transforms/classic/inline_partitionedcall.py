@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quantkit.errors import GraphError
-from quantkit.formats import graphdef
 from quantkit.formats.function_library import encode_function
+from quantkit.formats.nodes import decode_node
+from quantkit.formats.schema import parse
 from quantkit.ir.functions import FunctionName, Library
 from quantkit.transforms.classic.nodes import NodeDef, canonical
 from quantkit.transforms.classic.table import Context, classic_transform
@@ -35,7 +36,7 @@ def _inlined(call: NodeDef, library: Library) -> tuple[list[NodeDef], list[str]]
         raise GraphError("Cannot figure out function name")
     if named.name not in library:
         raise GraphError(f"function {named.name} Not found")
-    function = graphdef.parse("FunctionDef", encode_function(library, named.name))
+    function = parse("FunctionDef", encode_function(library, named.name))
     arguments = [arg.name for arg in function.signature.input_arg]
     if len(call.inputs) != len(arguments):
         raise GraphError(f"Called function  {named.name} has invalid input signature.")
@@ -49,7 +50,7 @@ def _placed(message: Any, call: str, given: Mapping[str, str]) -> NodeDef:
     written = [_read(text, call, given) for text in message.input]
     del message.input[:]
     data = message.SerializeToString(deterministic=True)
-    plain = graphdef.decode_node(memoryview(data), 0, len(data))
+    plain = decode_node(memoryview(data), 0, len(data))
     return NodeDef(f"{call}/{plain.name}", plain.op, tuple(written), plain.attrs, plain.device, plain.extra)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quantkit.formats import graphdef
+from quantkit.formats.nodes import encode_attr
 from quantkit.formats.schema import message_class
 from quantkit.ir.graph import Attr, Node
 from quantkit.transforms.classic.defaults import op_of
@@ -76,7 +76,7 @@ def _hash_node(node: NodeDef, name: str, known: dict[int, tuple[NodeDef, tuple[i
 
 def _serialized(value: Attr) -> bytes:
     message = message_class("AttrValue")()
-    graphdef.encode_attr(message, value, Node("", ""))
+    encode_attr(message, value, Node("", ""))
     return bytes(message.SerializeToString(deterministic=True))
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from quantkit.errors import GraphError
-from quantkit.formats import graphdef
+from quantkit.formats.nodes import decode_attr
 from quantkit.formats.schema import message_class
+from quantkit.formats.tensors import type_number
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.transforms.classic.matching import ANY, CONST, Match, Pattern, pattern, replace_matches
 from quantkit.transforms.classic.nodes import NodeDef, constant, node_of
@@ -120,7 +121,7 @@ def _check(match: Match, weights: NodeDef) -> None:
             raise GraphError(f"Transform only applicable to subgraph with GatherV2 over axis 0. Found axis {axis}.")
     dtype = weights.attrs.get("dtype")
     if dtype is not DType.FLOAT:
-        number = graphdef.type_number(dtype) if isinstance(dtype, DType) else 0
+        number = type_number(dtype) if isinstance(dtype, DType) else 0
         raise GraphError(
             "Transform only applicable to subgraph with 'Const','Variable', or 'VariableV2' of dtype 'DT_FLOAT'. "
             f"Found '{weights.op}' with name '{weights.name}' and dtype '{number}'."
@@ -166,10 +167,10 @@ def _lookup(gather: NodeDef, weights: str) -> list[NodeDef]:
 def _listed(number: int) -> Tensor:
     """An int32 as the original wrote this one: in a list, not packed."""
     message = message_class("AttrValue")()
-    message.tensor.dtype = graphdef.type_number(DType.INT32)
+    message.tensor.dtype = type_number(DType.INT32)
     message.tensor.tensor_shape.SetInParent()
     message.tensor.int_val.append(number)
-    value = graphdef.decode_attr(message)
+    value = decode_attr(message)
     assert isinstance(value, Tensor)
     return value
 
