@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from quantkit.classify.choices import choose_labels, choose_preprocessing, matching_card
-from quantkit.classify.evaluation import Preparation, class_of, prepared_samples
+from quantkit.classify.choices import choose_labels, matching_card
+from quantkit.classify.evaluation import class_of
 from quantkit.classify.labels import Labels, read_labels
+from quantkit.classify.preparation import Preparation, prepared_samples
 from quantkit.classify.quality import Quality, Share, Tally
 from quantkit.data import Data
 from quantkit.ir.tensor import Array
@@ -34,7 +35,7 @@ class Examples:
 
     Attributes:
         data: in order.
-        preparation: of what is fed; None: arrays are fed by name as they are.
+        preparation: of what is fed.
         labels: what the graph's numbers mean.
         num_classes: how many numbers it gives.
         refused: pictures that can not be read, and why.
@@ -43,7 +44,7 @@ class Examples:
     """
 
     data: Data
-    preparation: Preparation | None
+    preparation: Preparation
     labels: Labels
     num_classes: int
     refused: dict[str, str] = field(default_factory=dict)
@@ -55,31 +56,26 @@ class Examples:
         """For a session of a graph whose first output gives a number for each class.
 
         Raises:
-            UsageError: the input takes no pictures.
+            UsageError: the inputs do not take the data.
         """
-        source, result = session.inputs[0], session.outputs[0]
-        card = model.card or matching_card(source, result, list_cards())
+        result, card = session.outputs[0], model.card
+        if card is None and len(session.inputs) == 1:
+            card = matching_card(session.inputs[0], result, list_cards())
         labels = read_labels(Path(args.labels).expanduser()) if args.labels else choose_labels(card, model.path, result)
-        by_name = len(data.arrays) > 1
-        preparation = None if by_name else Preparation(source, choose_preprocessing(source, card, flags(args)))
+        preparation = Preparation.of(session.inputs, data, card, flags(args))
         return cls(data, preparation, labels, (result.shape.dims or (None,))[-1] or 0)
 
     @property
     def at_once(self) -> int:
         """Rows of one example's feeds: more than one where the graph's batch is fixed."""
-        return 1 if self.preparation is None else self.preparation.feeding.batch or 1
+        return self.preparation.batch or 1
 
     def __iter__(self) -> Iterator[Feeds]:
         """Feeds of one example each; pictures that can not be read are left out."""
         places = {sample: place for place, sample in enumerate(self.data.samples, 1)}
-        if self.preparation is None:
-            for sample in self.data.samples:
-                self.place, self.shown = places[sample], self._class(sample.label)
-                yield {name: self.data.rows(name, [sample]) for name in self.data.arrays}
-            return
         for sample, (one,) in prepared_samples(self.data, self.data.samples, [self.preparation], self.refused):
             self.place, self.shown = places[sample], self._class(sample.label)
-            yield {self.preparation.info.name: self.preparation.feed(one)}
+            yield self.preparation.feeds([one])
 
     def after(self, place: int) -> "Examples":
         """Those behind the first ones."""

@@ -95,13 +95,12 @@ def _rows(data: Data, info: TensorInfo, name: str) -> Array:
 
 
 def _pictures(model: Model, data: Data, info: TensorInfo) -> Array:
-    from quantkit.classify.choices import Flags, choose_preprocessing
-    from quantkit.classify.evaluation import Preparation, prepared_samples
+    from quantkit.classify.preparation import Preparation, prepared_samples
 
-    preparation = Preparation(info, choose_preprocessing(info, model.card, Flags()))
+    preparation = Preparation.of([info], data, model.card)
     refused: dict[str, str] = {}
     samples = data.samples[: _num_rows(info)]
-    fed = [preparation.feed(one) for _, (one,) in prepared_samples(data, samples, [preparation], refused)]
+    fed = [preparation.feeds([one])[info.name] for _, (one,) in prepared_samples(data, samples, [preparation], refused)]
     if not fed:
         raise UsageError(f"no picture of {data.source} can be read", hint=next(iter(refused.values()), ""))
     return np.concatenate(fed) if len(fed) > 1 else fed[0]

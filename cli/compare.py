@@ -5,18 +5,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from quantkit import formats
-from quantkit.classify.choices import choose_ends, choose_preprocessing, matching_card
-from quantkit.classify.evaluation import Preparation, prepared_samples
+from quantkit.classify.choices import choose_ends, matching_card
 from quantkit.classify.pictures import FORMATS
+from quantkit.classify.preparation import Preparation, prepared_samples
 from quantkit.data import Data, find_data
-from quantkit.errors import CheckError, InputError, UnavailableError, UsageError
+from quantkit.errors import CheckError, InputError, UnavailableError
 from quantkit.ir.difference import EQUAL, first_difference
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model.loading import MEANINGLESS, Model
 from quantkit.quantization.compare import FLOOR, SAMPLES, SHOWN, Comparison, Feeder, Feeds, Interrupted, compare
 from quantkit.runtimes.session import TensorInfo
-from quantkit.zoo import list_cards
+from quantkit.zoo import ModelCard, list_cards
 
 from ._app import INTERRUPTED
 from ._arguments import add_ends, add_normalization, add_offline, add_precision, add_threads, count, flags, options
@@ -117,26 +117,22 @@ def _feeder(
     args: Namespace, data: Data, models: tuple[Model, Model], graphs: tuple[Graph, Graph], refused: dict[str, str]
 ) -> Feeder:
     """Makes of each sample what both versions take; who has no card takes what the other's card says."""
-    cards = list_cards()
 
     def feeder(mine: Sequence[TensorInfo], theirs: Sequence[TensorInfo]) -> Iterator[tuple[Feeds, Feeds]]:
-        infos = [_only(model, inputs) for model, inputs in zip(models, (mine, theirs), strict=True)]
-        results = [TensorInfo(_output(graph), DType.FLOAT, Shape(None)) for graph in graphs]
         found = [
-            model.card or matching_card(info, result, cards)
-            for model, info, result in zip(models, infos, results, strict=True)
+            model.card or _matching(graph, inputs)
+            for model, graph, inputs in zip(models, graphs, (mine, theirs), strict=True)
         ]
         card = found[0] or found[1]
         preparations = [
-            Preparation(info, choose_preprocessing(info, own or card, flags(args)))
-            for info, own in zip(infos, found, strict=True)
+            Preparation.of(infos, data, own or card, flags(args))
+            for infos, own in zip((mine, theirs), found, strict=True)
         ]
-        if card is None and args.input_mean is None:
-            log(args, f"no card knows these models: {preparations[0].preprocessing} is assumed (--input-mean)")
+        if card is None and args.input_mean is None and preparations[0].preprocessing is not None:
+            log(args, f"no card knows these models: {preparations[0]} is assumed (--input-mean)")
         for _, prepared in prepared_samples(data, data.samples, preparations, refused):
             one, other = (
-                {preparation.info.name: preparation.feed(sample)}
-                for preparation, sample in zip(preparations, prepared, strict=True)
+                preparation.feeds([sample]) for preparation, sample in zip(preparations, prepared, strict=True)
             )
             yield one, other
         if len(refused) == len(data):
@@ -148,13 +144,11 @@ def _feeder(
     return feeder
 
 
-def _only(model: Model, inputs: Sequence[TensorInfo]) -> TensorInfo:
+def _matching(graph: Graph, inputs: Sequence[TensorInfo]) -> ModelCard | None:
+    """The card that knows such an input and output."""
     if len(inputs) != 1:
-        raise UsageError(
-            f"{model.name} takes {len(inputs)} inputs ({', '.join(info.name for info in inputs)}), and one is fed",
-            hint="leave --data out: random numbers fit any inputs",
-        )
-    return inputs[0]
+        return None
+    return matching_card(inputs[0], TensorInfo(_output(graph), DType.FLOAT, Shape(None)), list_cards())
 
 
 def _output(graph: Graph) -> str:

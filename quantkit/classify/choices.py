@@ -60,11 +60,29 @@ def choose_ends(
         output_layer: what the caller asked for; empty: nothing.
 
     Raises:
-        UsageError: a name is not in the graph, or it does not show which input or output is meant.
+        UsageError: a name is not in the graph, it does not show which input or output is meant, or one input is not
+            enough.
     """
     source = Edge.parse(input_layer) if input_layer else _input(graph, card)
     result = Edge.parse(output_layer) if output_layer else _output(graph, card, cards)
-    return graph.with_ends([source], [result])
+    chosen = graph.with_ends([source], [result])
+    needed = chosen.reachable()
+    unfed = [name for name in graph.nodes if name in needed and graph[name].op == "Placeholder" and name != source.node]
+    if unfed:
+        raise UsageError(
+            f"the answers of {result} need {', '.join(unfed)} besides {source}, and pictures fill one input",
+            hint="make constants of the others, or feed an .npz with an array named after each input",
+        )
+    return chosen
+
+
+def takes_pictures(info: TensorInfo) -> bool:
+    """Whether an input can be fed pictures, as far as its type and shape tell."""
+    try:
+        Feeding.of(info)
+    except UsageError:
+        return False
+    return picture_size(info)[2] in (None, 1, 3)
 
 
 def choose_preprocessing(info: TensorInfo, card: ModelCard | None, flags: Flags = Flags()) -> Preprocessing:
@@ -73,6 +91,7 @@ def choose_preprocessing(info: TensorInfo, card: ModelCard | None, flags: Flags 
     Raises:
         UsageError: the input takes no pictures, or a flag contradicts its shape.
     """
+    Feeding.of(info)
     known = Preprocessing() if card is None else _of_card(card)
     if flags != Flags():
         # label_image, whose flags these are, squeezes the whole picture.
@@ -130,6 +149,8 @@ def _fits(card: ModelCard, source: TensorInfo, result: TensorInfo) -> bool:
     dims = result.shape.dims
     count = dims[-1] if dims else None
     if Edge.parse(result.name) != Edge.parse(card.outputs[0].name) or count not in (None, card.num_classes):
+        return False
+    if not takes_pictures(source):
         return False
     if Feeding.of(source).kind != "resized":
         return True  # the graph resizes and normalises itself

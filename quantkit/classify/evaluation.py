@@ -5,44 +5,33 @@ last or first, one by one or in batches.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from quantkit.classify.choices import (
-    Flags,
-    choose_ends,
-    choose_labels,
-    choose_preprocessing,
-    matching_card,
-    needs_tensorflow,
-)
-from quantkit.classify.feeding import Feeding
+from quantkit.classify.choices import Flags, choose_ends, choose_labels, matching_card, needs_tensorflow
 from quantkit.classify.labels import Labels, Order, read_labels
-from quantkit.classify.pictures import FORMATS, read_bytes
-from quantkit.classify.preprocess import Preprocessing
+from quantkit.classify.pictures import FORMATS
+from quantkit.classify.preparation import Preparation, Prepared, prepared_samples
 from quantkit.classify.quality import Quality, Tally
 from quantkit.data import Data, Sample, find_data
 from quantkit.errors import InputError, UsageError
 from quantkit.ir.graph import Graph
-from quantkit.ir.tensor import Array, DType
+from quantkit.ir.tensor import Array
 from quantkit.model.loading import Model, load_model
 from quantkit.runtimes import AUTO, open_session
-from quantkit.runtimes.session import Engine, Session, SessionOptions, TensorInfo
+from quantkit.runtimes.session import Engine, Session, SessionOptions
 from quantkit.zoo import ModelCard, list_cards
 
 Progress = Callable[[int, int], None]
 # Pictures that run together where the graph leaves that open: more hardly run faster on a processor.
 BATCH = 8
-# How far a number may be from a whole one to be a pixel that was normalised in float32.
-NEARLY_WHOLE = 0.01
 
 
 @dataclass(frozen=True)
@@ -129,155 +118,35 @@ class Interrupted(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """How samples become what one input takes.
-
-    Attributes:
-        info: of the input.
-        preprocessing: what it wants.
-    """
-
-    info: TensorInfo
-    preprocessing: Preprocessing
-
-    @property
-    def feeding(self) -> Feeding:
-        return Feeding.of(self.info)
-
-    @property
-    def reading(self) -> tuple[str, int]:
-        """What decides how a file is read: preparations of the same one share its pixels."""
-        return "jpeg" if self.feeding.kind == "jpeg" else "pixels", self.preprocessing.channels
-
-    def of_picture(self, decoded: bytes | Array) -> bytes | Array:
-        """What the input takes for one picture.
-
-        Args:
-            decoded: an encoded picture, or its pixels (h, w, c) uint8.
-        """
-        return self.feeding.prepare(decoded, self.preprocessing)
-
-    def of_row(self, row: Array) -> bytes | Array:
-        """What the input takes for one row of tensors, which is not cropped.
-
-        Args:
-            row: (h, w, c) uint8 pixels, or numbers as the input takes them, with channels first or last, or in a row;
-                for an input of pixels also what the preprocessing has made of pixels.
-
-        Raises:
-            UsageError: the input takes pixels and the row holds other numbers.
-        """
-        if row.dtype.kind == "f" and self.feeding.dtype is DType.UINT8:
-            row = self._pixels_of(row)
-        if row.dtype == np.uint8:
-            return self.feeding.prepare(row, replace(self.preprocessing, crop="none"))
-        feeding, dims = self.feeding, self.info.shape.dims
-        if not feeding.dtype.is_float:
-            raise UsageError(
-                f"input {self.info.name!r} takes {feeding.dtype.value} and the data is {row.dtype}",
-                hint="give pictures, or an array of uint8 pixels",
-            )
-        if dims and row.ndim == 1 and None not in dims[1:] and row.size == prod(size or 1 for size in dims[1:]):
-            row = row.reshape([size or 1 for size in dims[1:]])
-        if dims and row.ndim == 3 and not _fits(dims[-3:], row.shape):
-            turned = row.transpose((2, 0, 1) if feeding.channels_first else (1, 2, 0))
-            row = np.ascontiguousarray(turned) if _fits(dims[-3:], turned.shape) else row
-        return row.astype(feeding.dtype.numpy, copy=False)
-
-    def _pixels_of(self, row: Array) -> Array:
-        """The pixels that normalised numbers were made of; the row as it is where they were not made so."""
-        values = row * np.asarray(self.preprocessing.std) + np.asarray(self.preprocessing.mean)
-        pixels = np.rint(values)
-        are_pixels = np.abs(values - pixels).max(initial=0) < NEARLY_WHOLE and pixels.min() >= 0 and pixels.max() <= 255
-        return pixels.astype(np.uint8) if are_pixels else row
-
-    def feed(self, prepared: bytes | Array) -> Array:
-        """The array to feed for a single sample."""
-        return self.feeding.join([prepared])
-
-
-def prepared_samples(
-    data: Data, samples: Iterable[Sample], preparations: Sequence[Preparation], refused: dict[str, str]
-) -> Iterator[tuple[Sample, list[bytes | Array]]]:
-    """Each sample as every input takes it; pictures are decoded once.
-
-    Args:
-        data: that the samples are of.
-        samples: to prepare.
-        preparations: one for each input.
-        refused: where pictures that can not be read are noted, with the reason.
-
-    Raises:
-        UsageError: the data holds several arrays, or one that an input does not take.
-    """
-    if len(data.arrays) > 1:
-        raise UsageError(
-            f"{data.source} holds {len(data.arrays)} arrays ({', '.join(data.arrays)}), and one is fed",
-            hint="write one of them, with labels or without",
-        )
-    for sample in samples:
-        for name in data.arrays:
-            row = data.rows(name, [sample])[0]
-            yield sample, [preparation.of_row(row) for preparation in preparations]
-        if data.arrays:
-            continue
-        name = str(sample.path) if sample.offset is None else f"{sample.path} ({sample.name})"
-        decoded: dict[tuple[str, int], bytes | Array] = {}
-        try:
-            encoded = read_bytes(Path(sample.path or sample.name)) if sample.offset is None else sample.encoded
-            for one in preparations:
-                if one.reading not in decoded:
-                    decoded[one.reading] = one.feeding.decode(encoded, name, one.preprocessing.channels)
-        except InputError as error:
-            refused[name] = error.message
-        else:
-            yield sample, [one.of_picture(decoded[one.reading]) for one in preparations]
-
-
-@dataclass(frozen=True)
 class Subject:
-    """An opened model and how it wants its pictures.
+    """An opened model.
 
     Attributes:
         name: as it was asked for.
-        session: of one input and an output with a number for each class.
-        preprocessing: what the input wants.
+        session: with an output that has a number for each class.
         card: what is known of it.
         path: the file it came from.
     """
 
     name: str
     session: Session
-    preprocessing: Preprocessing
     card: ModelCard | None = None
     path: Path | None = None
 
-    @property
-    def preparation(self) -> Preparation:
-        return Preparation(self.session.inputs[0], self.preprocessing)
-
-    @property
-    def feeding(self) -> Feeding:
-        return self.preparation.feeding
-
-    def prepared(self, decoded: bytes | Array) -> bytes | Array:
-        """As `Preparation.of_picture`."""
-        return self.preparation.of_picture(decoded)
-
-    def answers(self, pictures: Sequence[bytes | Array], batch_size: int) -> Array:
+    def answers(self, preparation: Preparation, samples: Sequence[Prepared], batch_size: int) -> Array:
         """What the model says, (n, k) float64.
 
         Args:
-            pictures: prepared ones.
+            preparation: of its inputs.
+            samples: as it prepared them.
             batch_size: how many run together, where the graph leaves that open.
         """
-        feeding, rows = self.feeding, []
-        source, result = self.session.inputs[0].name, self.session.outputs[0].name
-        size = 1 if not feeding.has_batch_axis else feeding.batch or batch_size
-        for start in range(0, len(pictures), size):
-            part = pictures[start : start + size]
-            outputs = self.session.run({source: feeding.join(part)})[result]
-            rows.append(outputs.reshape(feeding.batch or len(part), -1)[: len(part)].astype(np.float64))
+        rows, result = [], self.session.outputs[0].name
+        size = preparation.batch or batch_size
+        for start in range(0, len(samples), size):
+            part = samples[start : start + size]
+            outputs = self.session.run(preparation.feeds(part))[result]
+            rows.append(outputs.reshape(preparation.batch or len(part), -1)[: len(part)].astype(np.float64))
         return np.concatenate(rows)
 
 
@@ -328,61 +197,67 @@ def evaluate(
 
         def opened(one: Any, engine: str, precision: str) -> Subject:
             its = replace(options, precision=precision)
-            subject = open_subject(one, engine, its, flags, input_layer, output_layer, offline)
+            subject = open_subject(
+                one, engine, its, input_layer, output_layer, takes_rows=bool(samples.arrays), offline=offline
+            )
             stack.callback(subject.session.close)
             return subject
 
         subject = opened(model, runtime, options.precision)
         other = None if reference is None else opened(reference, reference_runtime, "float32")
-        if other is not None and flags == Flags():
-            subject, other = _alike(subject, other)
         named = _labels(subject, other, Path(labels).expanduser() if labels else None)
-        return _Run(subject, other, samples, named, batch).evaluation(progress)
+        return _Run(subject, other, samples, flags, named, batch).evaluation(progress)
 
 
 def open_subject(
     model: Any,
     runtime: str = AUTO,
     options: SessionOptions = SessionOptions(),
-    flags: Flags = Flags(),
     input_layer: str = "",
     output_layer: str = "",
+    *,
+    takes_rows: bool = False,
     offline: bool = False,
 ) -> Subject:
-    """A model that is ready for pictures; the caller closes its session.
+    """A model that is ready for data; the caller closes its session.
 
     Args:
         model: a graph, a file, or the name of a card.
         runtime: its engine.
         options: threads, device and precision.
-        flags: what is known of the preprocessing.
         input_layer: what to feed; empty: the card's, or what takes pictures.
         output_layer: what gives a number for each class; empty: the card's, or what nobody reads.
+        takes_rows: whether it is fed rows of tensors, so that inputs need not take pictures.
         offline: fetch nothing.
 
     Raises:
-        UsageError: it does not show which input or output is meant, or the input takes no pictures.
+        UsageError: it does not show which input or output is meant.
     """
     found = Model("the graph", model) if isinstance(model, Graph) else model
     found = found if isinstance(found, Model) else load_model(found, offline=offline)
     runnable = found.runnable
     if isinstance(runnable, Graph):
-        runnable = choose_ends(runnable, found.card, list_cards(), input_layer, output_layer)
+        runnable = _between_ends(runnable, found.card, input_layer, output_layer, takes_rows)
         runtime = "tensorflow" if runtime == AUTO and needs_tensorflow(runnable) else runtime
     session = open_session(runnable, runtime, options)
+    card = found.card
+    if card is None and len(session.inputs) == 1:
+        card = matching_card(session.inputs[0], session.outputs[0], list_cards())
+    return Subject(found.name, session, card, found.path)
+
+
+def _between_ends(graph: Graph, card: ModelCard | None, input_layer: str, output_layer: str, takes_rows: bool) -> Graph:
+    """The graph between what it is fed and the numbers that it gives for classes.
+
+    Raises:
+        UsageError: it does not show which these are.
+    """
     try:
-        if len(session.inputs) != 1:
-            names = ", ".join(info.name for info in session.inputs)
-            raise UsageError(
-                f"{found.name} takes {len(session.inputs)} inputs ({names}); evaluating feeds one",
-                hint="name it with --input-layer",
-            )
-        source, result = session.inputs[0], session.outputs[0]
-        card = found.card or matching_card(source, result, list_cards())
-        return Subject(found.name, session, choose_preprocessing(source, card, flags), card, found.path)
+        return choose_ends(graph, card, list_cards(), input_layer, output_layer)
     except UsageError:
-        session.close()
-        raise
+        if not takes_rows or input_layer or output_layer or not graph.inputs or len(graph.outputs) != 1:
+            raise
+        return graph
 
 
 def class_of(label: str, labels: Labels, num_classes: int) -> int | None:
@@ -413,10 +288,20 @@ def class_of(label: str, labels: Labels, num_classes: int) -> int | None:
 class _Run:
     """One evaluation as it goes on."""
 
-    def __init__(self, subject: Subject, other: Subject | None, data: Data, labels: Labels, batch: int) -> None:
+    def __init__(
+        self, subject: Subject, other: Subject | None, data: Data, flags: Flags, labels: Labels, batch: int
+    ) -> None:
         self.subject = subject
         self.other = other
         self.data = data
+        cards = [one.card for one in (subject, other) if one is not None]
+        # Two versions of one model are made ready alike: who has no card takes what the other's card says.
+        known = next(filter(None, cards), None) if flags == Flags() else None
+        self.preparations = [
+            Preparation.of(one.session.inputs, data, one.card or known, flags)
+            for one in (subject, other)
+            if one is not None
+        ]
         self.labels = labels
         self.batch = batch
         self.tally = Tally()
@@ -453,14 +338,15 @@ class _Run:
         return self._result()
 
     def _take(self, chunk: list[Sample]) -> None:
-        preparations = [one.preparation for one in (self.subject, self.other) if one is not None]
-        ready = list(prepared_samples(self.data, chunk, preparations, self.refused))
+        ready = list(prepared_samples(self.data, chunk, self.preparations, self.refused))
         if not ready:
             return
         start = perf_counter()
-        answers = self.subject.answers([fed[0] for _, fed in ready], self.batch)
+        answers = self.subject.answers(self.preparations[0], [fed[0] for _, fed in ready], self.batch)
         self.timings.append((len(ready), perf_counter() - start))
-        reference = None if self.other is None else self.other.answers([fed[1] for _, fed in ready], self.batch)
+        reference = None
+        if self.other is not None:
+            reference = self.other.answers(self.preparations[1], [fed[1] for _, fed in ready], self.batch)
         self.tally.add(answers, [self._class(sample, answers.shape[1]) for sample, _ in ready], reference)
 
     def _class(self, sample: Sample, num_classes: int) -> int | None:
@@ -485,23 +371,8 @@ class _Run:
             perf_counter() - self.start,
             self.refused,
             self.unknown_labels,
-            str(subject.preprocessing),
+            str(self.preparations[0]),
         )
-
-
-def _fits(wanted: Sequence[int | None], shape: tuple[int, ...]) -> bool:
-    return len(wanted) == len(shape) and all(want in (None, size) for want, size in zip(wanted, shape, strict=True))
-
-
-def _alike(subject: Subject, other: Subject) -> tuple[Subject, Subject]:
-    """Two versions of one model are made ready alike: who has no card takes what the other's card says."""
-    if subject.card is None and other.card is not None:
-        info = subject.session.inputs[0]
-        return replace(subject, preprocessing=choose_preprocessing(info, other.card)), other
-    if other.card is None and subject.card is not None:
-        info = other.session.inputs[0]
-        return subject, replace(other, preprocessing=choose_preprocessing(info, subject.card))
-    return subject, other
 
 
 def _labels(subject: Subject, other: Subject | None, file: Path | None) -> Labels:

@@ -57,16 +57,17 @@ def test_what_the_caller_says_wins() -> None:
 
 
 def test_the_first_placeholder_for_pictures_is_fed() -> None:
-    graph = Graph.of(
-        [
-            placeholder("training", (), DType.BOOL),
-            placeholder("vector", (None, 10)),
-            placeholder("picture", (None, 8, 8, 3)),
-            placeholder("mask", (None, 8, 8, 1)),
-            reading("out", "AddN", "training", "vector", "picture", "mask"),
-        ]
-    )
-    assert ends(graph) == ("picture", "out")
+    nodes = [
+        placeholder("training", (), DType.BOOL),
+        placeholder("vector", (None, 10)),
+        placeholder("picture", (None, 8, 8, 3)),
+        placeholder("mask", (None, 8, 8, 1)),
+        reading("out", "Relu", "picture"),
+    ]
+    assert ends(Graph.of(nodes, (), ["out"])) == ("picture", "out")
+    loss = reading("loss", "AddN", "out", "training", "vector", "mask")
+    with pytest.raises(UsageError, match="loss need training, vector, mask besides picture"):
+        ends(Graph.of([*nodes, loss], (), ["loss"]))
 
 
 def test_a_cards_output_is_known_among_several() -> None:

@@ -1,0 +1,108 @@
+"""Networks that are no plain classifiers of pictures, through the commands: every target says what it does to them."""
+
+import json
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quantkit as qk
+from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
+from quantkit.ir.tensor import Array, DType, Shape
+
+(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
+main = ENTRY.load()
+FLOAT: dict[str, Attr] = {"T": DType.FLOAT}
+OUTPUTS = {"onnx": "q.onnx", "tensorflow": "q.pb", "eightbit": "q.pb"}
+RANDOM = np.random.default_rng(3)
+
+pytestmark = pytest.mark.engine
+
+
+class Network:
+    """A graph as it is written, node by node."""
+
+    def __init__(self, **inputs: tuple[int | None, ...]) -> None:
+        self.nodes = [
+            Node(name, "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(dims)})
+            for name, dims in inputs.items()
+        ]
+        self.inputs = tuple(inputs)
+
+    def const(self, name: str, *sizes: int) -> str:
+        self.nodes.append(constant(name, (RANDOM.normal(size=sizes) / np.sqrt(np.prod(sizes[:-1]))).astype(np.float32)))
+        return name
+
+    def add(self, name: str, op: str, *reads: str, **attrs: Attr) -> str:
+        self.nodes.append(Node(name, op, tuple(map(Edge, reads)), attrs={**FLOAT, **attrs}))
+        return name
+
+    def dense(self, name: str, x: str, c_in: int, c_out: int, activation: str = "Relu") -> str:
+        product = self.add(f"{name}/product", "MatMul", x, self.const(f"{name}/weights", c_in, c_out))
+        biased = self.add(f"{name}/biased", "BiasAdd", product, self.const(f"{name}/bias", c_out))
+        return self.add(name, activation, biased)
+
+    def save(self, path: Path, *outputs: str) -> Path:
+        qk.save(Graph.of(self.nodes, self.inputs, outputs), path)
+        return path
+
+
+def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+    code = main([*words, "--json"])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return json.loads(captured.out), captured.err
+
+
+def quantized(
+    source: Path, target: str, data: Path, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[dict[str, Any], Path]:
+    output = source.parent / OUTPUTS[target]
+    flags = ["-o", str(output), "--calibration", str(data), "--target", target, "--runs", "0", *words]
+    return run(["quantize", str(source), *flags], capsys)[0], output
+
+
+@pytest.fixture
+def vectors(tmp_path: Path) -> Path:
+    path = tmp_path / "vectors.npz"
+    rows: Array = RANDOM.normal(size=(24, 12)).astype(np.float32)
+    np.savez(path, rows=rows, labels=np.arange(24) % 4)
+    return path
+
+
+@pytest.mark.parametrize("target", OUTPUTS)
+def test_dense_layers_alone(target: str, tmp_path: Path, vectors: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network = Network(x=(None, 12))
+    network.dense("y", network.dense("h", "x", 12, 16), 16, 4, "Softmax")
+    source = network.save(tmp_path / "dense.pb", "y")
+    verdict, output = quantized(source, target, vectors, capsys)
+    assert verdict["ops"]["MatMul"] == {"8 bits": 2, "float": 0}
+    assert verdict["quality"]["agreement"]["value"] >= 0.9
+    words = ["evaluate", str(output), "--data", str(vectors), "--reference", str(source)]
+    found, _ = run(words, capsys)
+    assert found["agreement"] == verdict["quality"]["agreement"]
+    assert found["top1"]["total"] == 24
+    compared, _ = run(["compare", str(source), str(output), "--data", str(vectors)], capsys)
+    assert compared["samples"] == 16
+    assert compared["first_bad"] is None
+
+
+@pytest.mark.parametrize("target", OUTPUTS)
+def test_two_inputs_are_fed_by_name(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "both.npz"
+    np.savez(data, a=RANDOM.normal(size=(24, 8)), b=RANDOM.normal(size=(24, 6)))
+    network = Network(a=(None, 8), b=(None, 6))
+    network.nodes.append(constant("axis", np.int32(1)))
+    sides = [network.dense("left", "a", 8, 10), network.dense("right", "b", 6, 5)]
+    network.add("joined", "ConcatV2", *sides, "axis", N=2, Tidx=DType.INT32)
+    network.dense("y", "joined", 15, 4, "Softmax")
+    source = network.save(tmp_path / "two.pb", "y")
+    verdict, output = quantized(source, target, data, capsys)
+    assert verdict["ops"]["MatMul"] == {"8 bits": 3, "float": 0}
+    assert verdict["quality"]["agreement"]["value"] >= 0.9
+    found, _ = run(["evaluate", str(output), "--data", str(data), "--reference", str(source)], capsys)
+    assert found["agreement"] == verdict["quality"]["agreement"]
+    compared, _ = run(["compare", str(source), str(output), "--data", str(data)], capsys)
+    assert compared["first_bad"] is None
