@@ -22,14 +22,14 @@ FUNCTION, GRADIENT = 1, 2
 SIGNATURE, BODY_NODE, SIGNATURE_NAME = 1, 3, 1
 
 
-def decode_library(data: wire.Buffer) -> Library:
+def decode_library(data: wire.Buffer) -> Library[Graph]:
     """The library of a serialized FunctionDefLibrary; the functions are decoded when they are asked for.
 
     Raises:
         InputError: the bytes are no library, or two functions have one name.
     """
     view = memoryview(data)
-    entries: dict[str, Function | Stored] = {}
+    entries: dict[str, Function[Graph] | Stored[Graph]] = {}
     gradients: dict[str, str] = {}
     rest: list[bytes] = []
     for number, kind, begin, start, end in wire.fields(view, 0, len(view)):
@@ -46,7 +46,7 @@ def decode_library(data: wire.Buffer) -> Library:
     return Library(entries, gradients, b"".join(rest))
 
 
-def encode_library(library: Library) -> bytes:
+def encode_library(library: Library[Graph]) -> bytes:
     """The serialized FunctionDefLibrary; functions that nobody changed are written as they were read.
 
     Raises:
@@ -73,7 +73,7 @@ def _name(view: memoryview, start: int, end: int) -> str:
     return ""
 
 
-def _decode_function(name: str, library: Library) -> Function:
+def _decode_function(name: str, library: Library[Graph]) -> Function[Graph]:
     """A function of the library that is stored there.
 
     Raises:
@@ -131,7 +131,7 @@ class _Resolver:
         nodes: what is in it, arguments included.
     """
 
-    def __init__(self, function: str, library: Library, nodes: Iterable[Node]) -> None:
+    def __init__(self, function: str, library: Library[Graph], nodes: Iterable[Node]) -> None:
         self._function = function
         self._library = library
         self._nodes = {node.name: node for node in nodes}
@@ -153,7 +153,7 @@ class _Resolver:
         return Edge(name, first + read.port)
 
 
-def output_runs(node: Node, library: Library) -> Mapping[str, tuple[int, int]]:
+def output_runs(node: Node, library: Library[Graph]) -> Mapping[str, tuple[int, int]]:
     """(first port, how many there are) of each output of a node, by the name its op gives it.
 
     Raises:
@@ -182,7 +182,7 @@ def _length(node: Node, arg: ArgDef) -> int:
     return int(attribute(node, arg.number_attr)) if arg.number_attr else 1
 
 
-def _results(library: Library, name: str) -> Sequence[str]:
+def _results(library: Library[Graph], name: str) -> Sequence[str]:
     """Names of the results of a function, without looking into its body."""
     entry = library.entries[name]
     if isinstance(entry, Function):
@@ -190,7 +190,7 @@ def _results(library: Library, name: str) -> Sequence[str]:
     return [arg.name for arg in parse("FunctionDef", entry.data).signature.output_arg]
 
 
-def encode_function(library: Library, name: str) -> bytes:
+def encode_function(library: Library[Graph], name: str) -> bytes:
     """The serialized FunctionDef of a function of the library; one that nobody changed is as it was read.
 
     Raises:
@@ -200,7 +200,7 @@ def encode_function(library: Library, name: str) -> bytes:
     return entry.data if isinstance(entry, Stored) else _encode_function(entry, library)
 
 
-def _encode_function(function: Function, library: Library) -> bytes:
+def _encode_function(function: Function[Graph], library: Library[Graph]) -> bytes:
     message = parse("FunctionDef", function.extra)
     nodes = function.graph.nodes
     signature = message.signature
@@ -236,7 +236,7 @@ def _declare(declared: Any, wanted: Mapping[str, DType | None]) -> None:
             arg.type = type_number(dtype)
 
 
-def _written(edge: Edge, nodes: Mapping[str, Node], arguments: set[str], library: Library) -> str:
+def _written(edge: Edge, nodes: Mapping[str, Node], arguments: set[str], library: Library[Graph]) -> str:
     if edge.node in arguments:
         return edge.node
     for output, (first, count) in output_runs(nodes[edge.node], library).items():

@@ -2,16 +2,16 @@
 
 A node may name a function (`FunctionName`, in an attribute or as its op); the `Library` of the graph holds what it
 does. The body of a function is a graph itself: one ``_Arg`` node for each argument, and the results as its outputs.
+A graph has a library, so what a graph is, this module does not know: ``Body`` stands for it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 from quantkit.ir.tensor import DType
 
-if TYPE_CHECKING:
-    from quantkit.ir.graph import Attr, Graph, Node
+Body = TypeVar("Body")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class FunctionName:
 
 
 @dataclass(frozen=True)
-class Function:
+class Function(Generic[Body]):
     """A function of the library.
 
     Attributes:
@@ -42,15 +42,15 @@ class Function:
     """
 
     name: str
-    graph: "Graph"
+    graph: Body
     results: Mapping[str, DType | None]
     controls: Mapping[str, str] = field(default_factory=dict)
-    attrs: "Mapping[str, Attr]" = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=dict)
     extra: bytes = b""
 
 
 @dataclass(frozen=True)
-class Stored:
+class Stored(Generic[Body]):
     """A function that nobody has looked into yet.
 
     Attributes:
@@ -59,10 +59,10 @@ class Stored:
     """
 
     data: bytes
-    load: "Callable[[str, Library], Function]" = field(compare=False)
+    load: "Callable[[str, Library[Body]], Function[Body]]" = field(compare=False)
 
 
-class Library(Mapping[str, Function]):
+class Library(Mapping[str, Function[Body]], Generic[Body]):
     """Functions by name.
 
     Args:
@@ -76,16 +76,16 @@ class Library(Mapping[str, Function]):
 
     def __init__(
         self,
-        entries: Mapping[str, Function | Stored] | None = None,
+        entries: Mapping[str, Function[Body] | Stored[Body]] | None = None,
         gradients: Mapping[str, str] | None = None,
         extra: bytes = b"",
     ) -> None:
         self.entries = dict(entries or {})
         self.gradients = dict(gradients or {})
         self.extra = extra
-        self._decoded: dict[str, Function] = {}
+        self._decoded: dict[str, Function[Body]] = {}
 
-    def __getitem__(self, name: str) -> Function:
+    def __getitem__(self, name: str) -> Function[Body]:
         """The function of a name.
 
         Raises:
@@ -120,12 +120,12 @@ class Library(Mapping[str, Function]):
     def __repr__(self) -> str:
         return f"Library({', '.join(self.entries)})"
 
-    def with_(self, *functions: Function) -> "Library":
+    def with_(self, *functions: Function[Body]) -> "Library[Body]":
         """The library with functions added, or replaced where one has the name."""
         added = {function.name: function for function in functions}
         return Library({**self.entries, **added}, self.gradients, self.extra)
 
-    def without(self, names: Iterable[str]) -> "Library":
+    def without(self, names: Iterable[str]) -> "Library[Body]":
         """The library without some functions, and without their gradients."""
         gone = frozenset(names)
         entries = {name: entry for name, entry in self.entries.items() if name not in gone}
@@ -133,12 +133,7 @@ class Library(Mapping[str, Function]):
         return Library(entries, gradients, self.extra)
 
 
-def called(node: "Node") -> tuple[str, ...]:
-    """Names of the functions that a node's attributes name; its op may be a function, too."""
-    return tuple(one.name for value in node.attrs.values() for one in _names(value))
-
-
-def _names(value: Any) -> Iterator[FunctionName]:
-    for one in value if isinstance(value, tuple) else (value,):
-        if isinstance(one, FunctionName):
-            yield one
+def called(attrs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the functions that attributes name, in lists or alone."""
+    values = (one for value in attrs.values() for one in (value if isinstance(value, tuple) else (value,)))
+    return tuple(one.name for one in values if isinstance(one, FunctionName))

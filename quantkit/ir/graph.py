@@ -185,7 +185,7 @@ class Graph:
     outputs: tuple[Edge, ...] = ()
     dialect: str = "tensorflow"
     versions: Versions = Versions()
-    library: Library = field(default_factory=Library)
+    library: Library["Graph"] = field(default_factory=Library)
     extra: bytes = b""
 
     @classmethod

@@ -61,7 +61,7 @@ def to_text(graph: Graph) -> str:
     return "\n".join([*_headers(graph), *map(node_text, graph.nodes.values()), *functions]) + "\n"
 
 
-def _function_lines(function: Function) -> Iterable[str]:
+def _function_lines(function: Function[Graph]) -> Iterable[str]:
     results = [
         f"{_name_text(name)}{'' if dtype is DType.FLOAT or dtype is None else f'[{dtype.value}]'} = {_edge_text(edge)}"
         for (name, dtype), edge in zip(function.results.items(), function.graph.outputs, strict=True)
@@ -219,7 +219,7 @@ def from_text(text: str) -> Graph:
     """
     top: list[Node] = []
     nodes = top
-    functions: dict[str, Function] = {}
+    functions: dict[str, Function[Graph]] = {}
     ends: dict[str, tuple[Edge, ...]] = {}
     dialect = "tensorflow"
     for number, line in enumerate(text.splitlines(), 1):
@@ -241,7 +241,7 @@ def from_text(text: str) -> Graph:
     return Graph.of(top, ends.get("inputs", ()), ends.get("outputs", ()), dialect=dialect, library=library)
 
 
-def _with_body(function: Function, nodes: list[Node]) -> Function:
+def _with_body(function: Function[Graph], nodes: list[Node]) -> Function[Graph]:
     arguments = [Edge(node.name) for node in nodes if node.op == "_Arg"]
     return replace(function, graph=Graph.of(nodes, arguments, function.graph.outputs))
 
@@ -277,7 +277,7 @@ class _Reader:
             attrs = {"dtype": dtype, **({"shape": shape} if shape else {}), **attrs}
         return Node(name, op, tuple(inputs), tuple(controls), attrs, device)
 
-    def function(self) -> Function:
+    def function(self) -> Function[Graph]:
         """The line before the nodes of a function; its body has outputs only."""
         self._expect("function")
         name = self.name()

@@ -96,7 +96,7 @@ class _Inliner:
             return [*nodes, body.named_like(call)]
         return [*nodes, *self._redirect(call, body)]
 
-    def _opened(self, name: str) -> tuple[Function | None, str]:
+    def _opened(self, name: str) -> tuple[Function[Graph] | None, str]:
         """The function of a name, or why it can not be opened."""
         try:
             return self._graph.library[name], ""
@@ -115,7 +115,7 @@ class _Inliner:
             self._endless[name] = depth > DEEPEST or any(self._is_too_deep(str(one), depth + 1) for one in called)
         return self._endless.get(name, False)
 
-    def _free_names(self, call: Node, function: Function) -> dict[str, str]:
+    def _free_names(self, call: Node, function: Function[Graph]) -> dict[str, str]:
         """Names for the function's nodes, which no other node has."""
         made: dict[str, str] = {}
         for node in function.graph.nodes.values():
@@ -168,7 +168,7 @@ class _Body:
     all_done: tuple[str, ...]
 
     @classmethod
-    def of(cls, function: Function, call: Node, names: Mapping[str, str], may_be_dead: bool) -> "_Body":
+    def of(cls, function: Function[Graph], call: Node, names: Mapping[str, str], may_be_dead: bool) -> "_Body":
         """Bind the arguments, and let what begins the function wait for what the call waits for."""
         given = {edge.node: given for edge, given in zip(function.graph.inputs, call.inputs, strict=True)}
         named = renamed(function.graph, names)

@@ -62,7 +62,7 @@ def inline_functions(graph: Graph, *, keep: tuple[str, ...] = ()) -> Outcome:
     return Outcome(after, changes, (*outcome.skips, *skips))
 
 
-def _name(node: Node, library: Library) -> str:
+def _name(node: Node, library: Library[Graph]) -> str:
     """The function that a node calls, or nothing."""
     named = node.attrs.get("f")
     if node.op in CALLS and isinstance(named, FunctionName):
@@ -70,7 +70,7 @@ def _name(node: Node, library: Library) -> str:
     return node.op if node.op in library else ""
 
 
-def _unopened(library: Library) -> dict[str, str]:
+def _unopened(library: Library[Graph]) -> dict[str, str]:
     """Reasons for the functions that can not be opened."""
     reasons: dict[str, str] = {}
     for name in library:
@@ -81,7 +81,7 @@ def _unopened(library: Library) -> dict[str, str]:
     return reasons
 
 
-def _written_out(library: Library, name: str, callee: Callee) -> Function | None:
+def _written_out(library: Library[Graph], name: str, callee: Callee) -> Function[Graph] | None:
     """A function whose body calls others no more; None: it does not."""
     function = library[name]
     waited_for = (Edge(node) for node in function.controls.values())

@@ -56,4 +56,4 @@ def remove_unused_functions(graph: Graph) -> Outcome:
 
 def _names(nodes: Iterable[Node]) -> list[str]:
     """What may be names of functions: those that attributes hold, and ops."""
-    return [name for node in nodes for name in (*called(node), node.op)]
+    return [name for node in nodes for name in (*called(node.attrs), node.op)]

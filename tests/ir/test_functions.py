@@ -3,7 +3,7 @@
 import pytest
 
 from quantkit.ir.functions import Function, FunctionName, Library, Stored, called
-from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.graph import Graph, Node
 
 BODY = Graph.of([Node("a", "_Arg")], ["a"], ["a"])
 SAME = Function("same", BODY, {"a": None})
@@ -42,4 +42,4 @@ def test_functions_are_added_and_removed() -> None:
 
 def test_what_a_node_calls() -> None:
     attrs = {"f": FunctionName("one"), "branches": (FunctionName("two"), FunctionName("three")), "N": 1}
-    assert called(Node("n", "Case", (Edge("x"),), attrs=attrs)) == ("one", "two", "three")
+    assert called(attrs) == ("one", "two", "three")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from quantkit.errors import GraphError
 from quantkit.ir.functions import Library
-from quantkit.ir.graph import Attr
+from quantkit.ir.graph import Attr, Graph
 from quantkit.ops.tensorflow import OpDef, find_op
 from quantkit.transforms.classic.nodes import NodeDef
 from quantkit.transforms.classic.table import Context, classic_transform
@@ -28,7 +28,7 @@ def add_default_attributes(nodes: Sequence[NodeDef], context: Context) -> list[N
     return [with_defaults(node, context.library) for node in nodes]
 
 
-def with_defaults(node: NodeDef, library: Library) -> NodeDef:
+def with_defaults(node: NodeDef, library: Library[Graph]) -> NodeDef:
     """A node with the attributes that have defaults.
 
     Raises:

@@ -8,6 +8,7 @@ from quantkit.formats.function_library import encode_function
 from quantkit.formats.nodes import decode_node
 from quantkit.formats.schema import parse
 from quantkit.ir.functions import FunctionName, Library
+from quantkit.ir.graph import Graph
 from quantkit.transforms.classic.nodes import NodeDef, canonical
 from quantkit.transforms.classic.table import Context, classic_transform
 
@@ -27,7 +28,7 @@ def inline_partitionedcall(nodes: Sequence[NodeDef], context: Context) -> list[N
     return [node.with_(inputs=tuple(names.get(canonical(text), text) for text in node.inputs)) for node in result]
 
 
-def _inlined(call: NodeDef, library: Library) -> tuple[list[NodeDef], list[str]]:
+def _inlined(call: NodeDef, library: Library[Graph]) -> tuple[list[NodeDef], list[str]]:
     """The nodes of a call, and what makes its results."""
     if "f" not in call.attrs:
         raise GraphError(f"Node {call.name} has no attribute: f")

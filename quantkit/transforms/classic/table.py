@@ -36,7 +36,7 @@ class Context:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     params: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    library: Library = field(default_factory=Library)
+    library: Library[Graph] = field(default_factory=Library)
     versions: Versions = field(default_factory=Versions)
     services: Mapping[str, Any] = field(default_factory=dict)
 
