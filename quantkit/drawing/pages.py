@@ -7,6 +7,7 @@ Constants that are only read are not drawn: they belong to what reads them.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from quantkit.ir.graph import Graph, Node
 
@@ -39,7 +40,7 @@ class Page:
     Attributes:
         title: scope, or place in the order of its parent; empty: the whole graph.
         parent: number of the page it opens from; None: the first one.
-        items: in execution order.
+        items: each behind what it reads.
         edges: (from, to, is it order only) between items, each pair once.
     """
 
@@ -149,7 +150,7 @@ class _Pager:
 
     def _page(self, title: str, parent: int | None, group: _Group) -> Page:
         items = [self._item(member) for member in group.members]
-        items.sort(key=lambda item: min(self.place[name] for name in item.nodes))
+        items = self._in_order(items)
         home = {name: item for item in items for name in item.nodes}
         before, after = self._rim(home)
         items = [*(Item(name, (name,), None, True) for name in before), *items]
@@ -164,6 +165,32 @@ class _Pager:
             if start is not None and end is not None and start != end:
                 edges[start, end] = edges.get((start, end), True) and is_order
         return Page(title, parent, tuple(items), tuple((*pair, is_order) for pair, is_order in edges.items()))
+
+    def _in_order(self, items: Sequence[Item]) -> list[Item]:
+        """Items behind what they read; where groups read one another, the one that reads the fewest others first."""
+        home = {name: at for at, item in enumerate(items) for name in item.nodes}
+        sources: list[set[int]] = [set() for _ in items]
+        readers: list[set[int]] = [set() for _ in items]
+        for name, at in home.items():
+            for other in {home[source] for source in self.graph[name].sources if source in home} - {at}:
+                sources[at].add(other)
+                readers[other].add(at)
+        places = [min(self.place[name] for name in item.nodes) for item in items]
+        ready = [(places[at], at) for at in range(len(items)) if not sources[at]]
+        heapify(ready)
+        found: dict[int, None] = {}
+        while len(found) < len(items):
+            if ready:
+                _, at = heappop(ready)
+            else:
+                left = (other for other in range(len(items)) if other not in found)
+                at = min(left, key=lambda other: (len(sources[other]), places[other]))
+            found[at] = None
+            for reader in readers[at] - found.keys():
+                sources[reader].discard(at)
+                if not sources[reader]:
+                    heappush(ready, (places[reader], reader))
+        return [items[at] for at in found]
 
     def _item(self, member: _Group | str) -> Item:
         if isinstance(member, str):

@@ -67,7 +67,8 @@ def _step(number: int, step: Mapping[str, Any]) -> str:
         shown("; ".join(said)),
         f"{step['seconds'] * 1e3:.0f} ms",
     )
-    kind = ' class="undone"' if step["undone"] else ""
+    idle = not (step["changes"] or step["ops"] or step["ignored_error"])
+    kind = ' class="undone"' if step["undone"] else ' class="idle"' if idle else ""
     return f"<tr{kind}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 

@@ -40,6 +40,25 @@ def test_scopes_become_boxes() -> None:
     assert (0, 1, False) in blocks[0].edges
 
 
+def test_a_scope_stands_behind_what_it_reads_although_a_part_of_it_is_computed_first() -> None:
+    late = [Node("end/size", "Shape", ()), *(Node(f"end/n{at}", "Neg", (Edge("end/size"),)) for at in range(60))]
+    graph = chain([f"net/conv{number}" for number in range(60)])
+    last = Node("end/last", "Add", (Edge("net/conv59"), Edge("end/n59")))
+    (first, *_) = paged(Graph.of([*late, *graph.nodes.values(), last], ["x"], ["end/last"]))
+    assert [item.title for item in first.items] == ["x", "net/", "end/"]
+    assert first.edges == ((0, 1, False), (1, 2, False))
+
+
+def test_scopes_that_read_one_another_stand_in_some_order() -> None:
+    nodes = [Node("x", "Placeholder")]
+    for number in range(70):
+        for scope in ("a", "b"):
+            nodes.append(Node(f"{scope}/n{number}", "Neg", (Edge(nodes[-1].name),)))
+    (first, *_) = paged(Graph.of(nodes, ["x"], ["b/n69"]))
+    assert [item.title for item in first.items] == ["x", "a/", "b/"]
+    assert {edge[:2] for edge in first.edges} == {(0, 1), (1, 2), (2, 1)}
+
+
 def test_names_without_scopes_are_cut_in_execution_order() -> None:
     graph = chain([f"n{number}" for number in range(200)])
     first, second, *_ = paged(graph)

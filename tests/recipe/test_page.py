@@ -92,6 +92,17 @@ def test_steps_ops_and_both_graphs_are_shown() -> None:
     assert "box new" not in kinds
 
 
+def test_steps_that_did_nothing_stand_back() -> None:
+    text = made(["a", "b"], "remove_nodes(op=Identity) fold_pads")
+    rows = [attrs.get("class") for tag, attrs in Page(text).elements if tag == "tr"]
+    assert rows[:3] == [None, None, "idle"]
+
+
+def test_both_graphs_stand_side_by_side() -> None:
+    buttons = [attrs["data-view"] for tag, attrs in Page(made(["a"])).elements if tag == "button"]
+    assert buttons == ["before", "after", "both"]
+
+
 def test_the_same_trace_makes_the_same_page() -> None:
     assert made(["a", "b"]) == made(["a", "b"])
 
