@@ -9,7 +9,7 @@ from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Graph
 from quantkit.ops.inference import infer_shapes, multiply_adds
 from quantkit.ops.layers import LAYER_OPS
-from quantkit.quantization.plan import annotate
+from quantkit.quantization.annotation import annotate
 from quantkit.recipe import Recipe, Step, run
 from quantkit.recipe.named import find_recipe
 from quantkit.summary import is_eight_bit, with_batch_one

@@ -29,7 +29,8 @@ from quantkit.ir.functions import Function, FunctionName, Library
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ops.faults import find_fault
-from quantkit.quantization.plan import Plan, annotate
+from quantkit.quantization.annotation import annotate
+from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.recipe.named import read_recipe
 from quantkit.zoo.cards import model_files, read_card

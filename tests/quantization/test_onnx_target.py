@@ -9,7 +9,8 @@ from quantkit.errors import InputError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
-from quantkit.quantization.plan import Plan, annotate
+from quantkit.quantization.annotation import annotate
+from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets.onnx import convert
