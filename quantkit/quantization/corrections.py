@@ -57,8 +57,13 @@ def _shift(layer: Node, weights: Array, plan: Plan, unit: Unit, means: Floats) -
     if layer.op == "DepthwiseConv2dNative":
         separate: Floats = (rounded.sum((0, 1)) * means[:, None]).reshape(-1)
         return separate
-    summed = rounded.sum((0, 1)) if layer.op == "Conv2D" else rounded
-    shift: Floats = np.einsum("ji,i->j" if layer.attrs.get("transpose_b") else "ij,i->j", summed, means)
+    if layer.op == "Conv2D":
+        summed = rounded.sum((0, 1))
+        # Of grouped channels, each reads as many neighbours as there are weights for it.
+        read = means.reshape(-1, len(summed))
+        found: Floats = np.einsum("ij,ji->j", summed, np.repeat(read, summed.shape[1] // len(read), axis=0))
+        return found
+    shift: Floats = np.einsum("ji,i->j" if layer.attrs.get("transpose_b") else "ij,i->j", rounded, means)
     return shift
 
 

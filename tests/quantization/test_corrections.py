@@ -37,6 +37,7 @@ r = Relu(n, T=float)
 p = Conv2D(r, v, T=float, strides=[1, 1, 1, 1], padding=VALID, data_format=NHWC)
 y = BiasAdd(p, c, T=float)
 """
+GROUPED = CONVOLVED.replace("Const[3x3x4x2]", "Const[3x3x2x8]").replace("DepthwiseConv2dNative", "Conv2D")
 RANDOM = np.random.default_rng(0)
 
 
@@ -61,7 +62,7 @@ def with_rounded_weights(graph: Graph, scheme: Scheme) -> Graph:
     return graph.with_nodes(nodes.values())
 
 
-@pytest.mark.parametrize("text", [DENSE, CONVOLVED])
+@pytest.mark.parametrize("text", [DENSE, CONVOLVED, GROUPED], ids=["dense", "depthwise", "grouped"])
 def test_corrected_biases_keep_the_mean(text: str) -> None:
     graph, inputs = from_text(text), examples(text)
     coarse = Scheme.for_target("onnx", bias_correction=True, weights=Scheme().weights.parse("qint8 symmetric"))
