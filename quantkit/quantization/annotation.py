@@ -11,6 +11,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.inference import infer_shapes
 from quantkit.ops.layers import LAYER_OPS, WEIGHTS_SLOT, broadcast_channels, find_layer
+from quantkit.quantization.kernels import missing_kernel
 from quantkit.quantization.plan import (
     ACTIVATIONS,
     ADDS,
@@ -159,9 +160,12 @@ class _Annotation:
         weights = self.graph.constant_of(node.inputs[WEIGHTS_SLOT])
         if weights is None:
             return "its weights are computed, not constant"
-        if reason := self._objection_to_weights(node, weights):
-            return reason
-        return "it transposes what it reads" if node.attrs.get("transpose_a") else ""
+        if node.attrs.get("transpose_a"):
+            return "it transposes what it reads"
+        return self._missing_kernel(node) or self._objection_to_weights(node, weights)
+
+    def _missing_kernel(self, node: Node) -> str:
+        return missing_kernel(self.scheme.target, self.graph, node, self.shapes)
 
     def _sole_reader(self, edge: Edge) -> tuple[Node, int] | None:
         """The only node that reads an edge, and in which slot."""
@@ -190,6 +194,9 @@ class _Annotation:
         if not np.isfinite(value.array).all():
             self.reasons[node.name] = f"its constants {node.inputs[1 - slot].node} {NOT_FINITE}"
             return False
+        if reason := self._missing_kernel(node):
+            self.reasons[node.name] = reason
+            return False
         channels = facts.num_channels(weights.shape)
         return broadcast_channels(value, rank=facts.rank, axis=facts.axis, num_channels=channels) is not None
 
@@ -206,6 +213,8 @@ class _Annotation:
             self.reasons[add.name] = "neither of what it adds is a layer's own result that only it reads"
         elif None in shapes or shapes[0] != shapes[1]:
             self.reasons[add.name] = "its operands are not known to have one shape"
+        elif reason := self._missing_kernel(add):
+            self.reasons[add.name] = reason
         else:
             slot = max(slots, key=lambda one: self.place[add.inputs[one].node])
             inner, summand = add.inputs[slot], add.inputs[1 - slot]
@@ -237,6 +246,8 @@ class _Annotation:
                 self.reasons[node.name] = "averaging all positions is little work, and codes cut off what it gains"
             elif node.op in ACTIVATIONS and not self._may_be_coded(reads[0], inside):
                 self.reasons[node.name] = "what it reads is float"
+            elif reason := self._missing_kernel(node):
+                self.reasons[node.name] = reason
             else:
                 found[node.name] = reads
                 wanted.update(reads)

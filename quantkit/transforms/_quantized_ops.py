@@ -58,6 +58,8 @@ QUANTIZED_OPS = {
     "Reshape": QuantizedOp("QuantizedReshape", ("T",), raw=(1,)),
 }
 UNSUITED_OPS = {"DepthwiseConv2dNative": "QuantizedDepthwiseConv2D wants signed codes as weights"}
+# Ops that are taken for another one.
+SYNONYMS = {"AddV2": "Add", "ConcatV2": "Concat"}
 # Copied only where they differ from these, the default of the quantized op.
 RARE_ATTRS: dict[str, Attr] = {"half_pixel_centers": False, "Tshape": DType.INT32}
 
@@ -75,17 +77,36 @@ def quantize_ops(graph: Graph, *, fallback: tuple[float, float] | None, ignored:
     changes: list[str] = []
     skips: list[Skip] = []
     for node in graph.nodes.values():
-        *constants, classic = _classic_form(graph, node, shapes)
+        *constants, classic = classic_form(graph, node, shapes)
         into = QUANTIZED_OPS.get(classic.op)
         if node.op in ignored or (into is None and node.op not in UNSUITED_OPS):
             continue
-        reason = UNSUITED_OPS[node.op] if into is None else _reason_to_stay(graph, classic, into, shapes)
-        if into is None or reason:
+        if reason := why_float(graph, node, shapes):
             skips.append(Skip(reason, node.name))
-        else:
+        elif into is not None:
             draft.replace(node.name, *constants, *_quantized(graph, classic, into, fallback))
             changes.append(f"{node.name} ({node.op}) -> {into.name}")
     return Outcome(draft.graph(), tuple(changes), tuple(skips))
+
+
+def has_classic_form(op: str) -> bool:
+    """Whether `quantize_ops` knows an 8-bit op that computes what an op does."""
+    return SYNONYMS.get(op, op) in QUANTIZED_OPS
+
+
+def why_float(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
+    """Why `quantize_ops` would leave a node in float; empty: it would not.
+
+    Args:
+        graph: in float.
+        node: of it.
+        shapes: of its edges, as far as they are known.
+    """
+    classic = classic_form(graph, node, shapes)[-1]
+    into = QUANTIZED_OPS.get(classic.op)
+    if into is None:
+        return UNSUITED_OPS.get(node.op, f"there is no classic 8-bit form of {node.op}")
+    return _reason_to_stay(graph, classic, into, shapes)
 
 
 def dequantize(name: str, codes: Sequence[Edge]) -> Node:
@@ -109,8 +130,14 @@ def ports(name: str) -> tuple[Edge, Edge, Edge]:
     return Edge(name, 0), Edge(name, 1), Edge(name, 2)
 
 
-def _classic_form(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> list[Node]:
-    """The node as the op that has an 8-bit form, and before it a constant that this one reads, if it is a new one."""
+def classic_form(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> list[Node]:
+    """The node as the op that has an 8-bit form, and before it a constant that this one reads, if it is a new one.
+
+    Args:
+        graph: in float.
+        node: of it.
+        shapes: of its edges, as far as they are known.
+    """
     if node.op == "AddV2":
         return [node.with_(op="Add")]
     if node.op == "ConcatV2" and node.inputs:

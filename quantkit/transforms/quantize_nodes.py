@@ -17,7 +17,16 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType
 from quantkit.ops.tensorflow import attribute, find_op, op_names
-from quantkit.transforms._quantized_ops import FIRST_AXIS, FLATTEN, dequantize, ports, quantize_ops
+from quantkit.transforms._quantized_ops import (
+    FIRST_AXIS,
+    FLATTEN,
+    classic_form,
+    dequantize,
+    has_classic_form,
+    ports,
+    quantize_ops,
+    why_float,
+)
 from quantkit.transforms._trained_ranges import (
     hoist_fake_quants,
     merge_adjacent_requantizes,
@@ -25,6 +34,8 @@ from quantkit.transforms._trained_ranges import (
 )
 from quantkit.transforms.merge_duplicate_nodes import merge_duplicate_nodes
 from quantkit.transforms.registry import transform
+
+__all__ = ["classic_form", "has_classic_form", "quantize_nodes", "why_float"]
 
 
 @transform(exact=False)

@@ -6,18 +6,19 @@
 Ranges that are fixed cost no pass over the data, and do not change with the picture.
 """
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 
 import numpy as np
 
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ops.inference import infer_shapes
 from quantkit.quantization.grid import Grid
-from quantkit.quantization.plan import CARRIED_OPS, UNIT_OPS, Plan
+from quantkit.quantization.plan import CONCATS, UNIT_OPS, Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.scheme import AFFINE
 from quantkit.transforms.merge_duplicate_nodes import merge_duplicate_nodes
-from quantkit.transforms.quantize_nodes import quantize_nodes
+from quantkit.transforms.quantize_nodes import classic_form, has_classic_form, quantize_nodes
 from quantkit.transforms.quantize_weights import quantize_weights
 from quantkit.transforms.strip_unused_nodes import strip_unused_nodes
 
@@ -33,9 +34,8 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         plan: of it, with `Scheme.split_units`.
         ranges: of every edge of the plan.
     """
-    kept = tuple(_float_ops(graph, plan))
-    hidden = _renamed(graph, lambda op: f"{op}{HIDDEN}", _float_nodes(graph, plan))
-    coded = quantize_nodes(quantize_weights(hidden), ignore_op=kept)
+    hidden = _renamed(_classic_concats(graph, plan), lambda op: f"{op}{HIDDEN}", _float_nodes(graph, plan))
+    coded = quantize_nodes(quantize_weights(hidden))
     coded = _renamed(coded, lambda op: op.removesuffix(HIDDEN), set(coded.nodes))
     draft = Draft(coded)
     for node in coded.nodes.values():
@@ -50,11 +50,21 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
 
 
 def _float_nodes(graph: Graph, plan: Plan) -> set[str]:
-    """Layers that the plan keeps float, with what belongs to them and the constants that only they read."""
+    """What the plan keeps float though its op has a classic form, layers, and the constants that only these read."""
     at_work = {*plan.unit_of, *plan.carried}
-    kept = {name for name in plan.kept_float if graph[name].op in UNIT_OPS | {"BiasAdd", "Relu", "Relu6"}}
+    kept = {name for name in plan.kept_float if graph[name].op in UNIT_OPS or has_classic_form(graph[name].op)}
     constants = {edge.node for name in kept for edge in graph[name].inputs if graph.constant_of(edge) is not None}
     return kept | {name for name in constants if not at_work & {use.node.name for use in graph.readers[name]}}
+
+
+def _classic_concats(graph: Graph, plan: Plan) -> Graph:
+    """With the axes of concats counted from the front, for which shapes are needed that hiding nodes hides as well."""
+    shapes = infer_shapes(graph)
+    draft = Draft(graph)
+    for name in plan.carried:
+        if graph[name].op in CONCATS:
+            draft.replace(name, *classic_form(graph, graph[name], shapes))
+    return draft.graph()
 
 
 def _renamed(graph: Graph, renamed: Callable[[str], str], names: Container[str]) -> Graph:
@@ -62,14 +72,6 @@ def _renamed(graph: Graph, renamed: Callable[[str], str], names: Container[str])
     return graph.with_nodes(
         node.with_(op=renamed(node.op)) if node.name in names else node for node in graph.nodes.values()
     )
-
-
-def _float_ops(graph: Graph, plan: Plan) -> Iterator[str]:
-    """Ops that the plan keeps float wherever they are."""
-    at_work = {graph[name].op for name in (*plan.unit_of, *plan.carried)}
-    for op in graph.op_counts:
-        if op in UNIT_OPS | CARRIED_OPS | {"Add", "AddV2", "BiasAdd", "Mul"} and op not in at_work:
-            yield op
 
 
 def _measured(coded: Graph, node: Node) -> Edge | None:
