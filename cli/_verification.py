@@ -11,8 +11,9 @@ from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.model.loading import Model
+from quantkit.recipe.answers import TOLERANCE
 from quantkit.recipe.trace import SKIP, STOP
-from quantkit.recipe.verify import TOLERANCE, Verifier
+from quantkit.recipe.verify import Verifier
 from quantkit.runtimes import AUTO, find_runtime, open_session
 from quantkit.runtimes.session import TensorInfo
 

@@ -9,18 +9,9 @@ import numpy as np
 from quantkit.errors import CheckError, QuantkitError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType
+from quantkit.recipe.answers import MIN_COSINE, TOLERANCE, compare
 from quantkit.runtimes.session import Session, TensorInfo
 from quantkit.transforms.registry import Claim
-
-# Largest difference that rounding of float32 may leave, as a part of the largest number of an output (or of 1).
-TOLERANCE = 1e-5
-# Largest part of what varies in an output that rounding may take away, where it varies by more than `FLAT`.
-VARIATION = 1e-2
-FLAT = 1e-6
-# A transform that gives up precision on purpose must keep at least this much of the signal (cosine of the outputs).
-MIN_COSINE = 0.5
-
-NEXT = "quantkit transform --explain shows what it did; leave it out, or report this graph"
 
 Opener = Callable[[Graph], Session]
 # Makes arrays, by name, of some or all inputs.
@@ -103,77 +94,6 @@ class Verifier:
         }
 
 
-def compare(old: Mapping[str, Array], new: Mapping[str, Array], transform: Claim, tolerance: float) -> str:
-    """How far apart two sets of answers are, in one line.
-
-    Raises:
-        CheckError: further than the transform may change them.
-    """
-    lines = []
-    for name, want in old.items():
-        found = new.get(name)
-        if found is None or found.shape != want.shape:
-            shape = "missing" if found is None else f"of shape {found.shape}"
-            raise CheckError(
-                f"{transform.name} changes output {name!r}: it was of shape {want.shape} and is {shape}", NEXT
-            )
-        lines.append(_compare_one(name, want, found, transform, tolerance))
-    return "; ".join(lines)
-
-
-def _compare_one(name: str, want: Array, found: Array, transform: Claim, tolerance: float) -> str:
-    # V: bfloat16, which NumPy does not know. Codes of 8 bits are numbers where precision is given up.
-    if want.dtype.kind not in ("fcV" if transform.is_exact else "fcViu"):
-        if not np.array_equal(want, found):
-            raise CheckError(
-                f"{transform.name} changes output {name!r} in {np.mean(want != found):.1%} of its elements", NEXT
-            )
-        return f"{name}: equal"
-    if np.array_equal(want, found, equal_nan=True):
-        return f"{name}: equal" + _remark(want)
-    want, found = want.astype(np.float64), found.astype(np.float64)
-    if np.isfinite(want).all() and not np.isfinite(found).all():
-        raise CheckError(f"{transform.name} makes NaN or infinity in output {name!r}", NEXT)
-    difference = float(np.nanmax(np.abs(want - found)))
-    if transform.is_exact:
-        if difference > tolerance * max(1.0, float(np.nanmax(np.abs(want)))):
-            raise CheckError(
-                f"{transform.name} changes output {name!r} by {difference:.3g}; the tolerance is {tolerance:g}",
-                NEXT,
-            )
-        return f"{name}: largest difference {difference:.2g}" + _variation_kept(name, want, found, transform)
-    cosine = float((want * found).sum() / max(np.linalg.norm(want) * np.linalg.norm(found), 1e-300))
-    if cosine < MIN_COSINE:
-        raise CheckError(
-            f"{transform.name} changes output {name!r} beyond recognition: cosine {cosine:.3f}",
-            hint="calibrated ranges keep more than ranges computed for each run",
-        )
-    return f"{name}: largest difference {difference:.2g}, cosine {cosine:.4f} (rounded by design)"
-
-
-def _variation_kept(name: str, want: Array, found: Array, transform: Claim) -> str:
-    """Nothing, or a remark where the answers hardly vary.
-
-    Raises:
-        CheckError: small answers (those of an untrained network, say) changed by little, but by much of what varies.
-    """
-    if remark := _remark(want):
-        return remark
-    lost = float(np.linalg.norm(found - want) / np.linalg.norm(want - want.mean()))
-    if lost > VARIATION:
-        raise CheckError(
-            f"{transform.name} changes {lost:.1%} of what varies in output {name!r}",
-            hint="quantkit transform --explain shows what it did; leave it out, or report this graph",
-        )
-    return ""
-
-
-def _remark(want: Array) -> str:
-    values = want.astype(np.float64)
-    flat = values.size > 1 and np.linalg.norm(values - values.mean()) <= FLAT * np.linalg.norm(values)
-    return " (but the answers hardly vary: this says little)" if flat else ""
-
-
 def seeded_feeds(
     inputs: tuple[TensorInfo, ...], seed: int = 0, given: Mapping[str, Array] | None = None
 ) -> dict[str, Array]:
@@ -197,7 +117,7 @@ def seeded_feeds(
             what = "strings" if info.dtype is DType.STRING else "a tensor of unknown rank"
             raise UsageError(
                 f"no random values can be made for input {info.name!r}, which takes {what}",
-                hint="choose another --inputs, behind the decoder",
+                hint="give arrays (--data FILE.npz), or choose other --inputs, behind a decoder say",
             )
         shape = tuple(1 if size is None else size for size in info.shape.dims)
         feeds[info.name] = _random(random, info.dtype, shape)

@@ -8,8 +8,9 @@ from quantkit.errors import CheckError, UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.ir.text import from_text
 from quantkit.recipe import parse, run
+from quantkit.recipe.answers import compare
 from quantkit.recipe.trace import SKIP
-from quantkit.recipe.verify import Verifier, compare
+from quantkit.recipe.verify import Verifier
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Session
 from quantkit.transforms.registry import REGISTRY
@@ -123,3 +124,46 @@ def test_codes_are_compared_as_numbers_where_precision_is_given_up() -> None:
     assert "largest difference 1, cosine 1.0000" in compare(names, shifted, REGISTRY["quantize_nodes"], 1e-5)
     with pytest.raises(CheckError, match="in 100.0% of its elements"):
         compare(names, shifted, REGISTRY["fold_pads"], 1e-5)
+
+
+INF, NAN = np.inf, np.nan
+EXACT, ROUNDED = REGISTRY["fold_pads"], REGISTRY["quantize_nodes"]
+
+
+@pytest.mark.parametrize(
+    ("want", "found", "reason"),
+    [
+        (np.float32([1, 2]), np.float64([1, 2]), "it was float32 and is float64"),
+        (np.float32([INF, 2]), np.float32([INF, 3]), "by 1; the tolerance"),
+        (np.float32([INF, 2]), np.float32([-INF, 2]), "changes what is NaN or infinite"),
+        (np.float32([NAN, 2]), np.float32([1, 2]), "changes what is NaN or infinite"),
+        (np.float32([NAN, 2]), np.float32([NAN, NAN]), "makes NaN or infinity"),
+        (np.float32([INF, 2]), np.float32([NAN, 2]), "changes what is NaN or infinite"),
+        (np.complex64([1 + 1j]), np.complex64([1 - 1j]), "by 2; the tolerance"),
+        (np.float16([1, 2]), np.float16([1, 2.1]), "by 0.0996; the tolerance is 0.0039"),
+    ],
+)
+def test_what_an_exact_transform_may_not_change(want: np.ndarray, found: np.ndarray, reason: str) -> None:
+    with pytest.raises(CheckError, match=reason):
+        compare({"y": want}, {"y": found}, EXACT, 1e-5)
+
+
+def test_what_is_not_finite_stands_aside() -> None:
+    want, found = np.float32([NAN, INF, 3, 4]), np.float32([NAN, INF, 3.00001, 4])
+    assert compare({"y": want}, {"y": want}, EXACT, 1e-5) == "y (50.0% of it finite): equal"
+    assert "largest difference 1e-05" in compare({"y": want}, {"y": found}, EXACT, 1e-5)
+    assert "cosine 0.9999" in compare({"y": want}, {"y": np.float32([0, 0, 3.1, 4])}, ROUNDED, 1e-5)
+    with pytest.raises(CheckError, match="makes NaN"):
+        compare({"y": want}, {"y": np.float32([0, 0, NAN, 4])}, ROUNDED, 1e-5)
+    nowhere = np.full(3, NAN, np.float32)
+    assert compare({"y": nowhere}, {"y": nowhere}, EXACT, 1e-5) == "y (0.0% of it finite): equal"
+
+
+def test_narrow_types_round_by_themselves() -> None:
+    want = np.float16([1, -2, 0.5])
+    assert "largest difference" in compare({"y": want}, {"y": np.float16([1.001, -2, 0.5])}, EXACT, 1e-5)
+
+
+def test_empty_answers_are_equal() -> None:
+    nothing = np.zeros((0, 3), np.float32)
+    assert compare({"y": nothing}, {"y": nothing}, EXACT, 1e-5) == "y: equal"
