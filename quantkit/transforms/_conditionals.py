@@ -29,7 +29,7 @@ def take_constant_functions(graph: Graph) -> Outcome:
     if not calls:
         return Outcome(graph, (), tuple(skips))
     with_calls = graph.with_nodes(calls.get(name, node) for name, node in graph.nodes.items())
-    outcome = inlined(with_calls, lambda _, node: _function(calls[node.name]) if node.name in calls else None)
+    outcome = inlined(with_calls, lambda _, node: _function(node) if calls.get(node.name) is node else None)
     changes = tuple(f"{name} ({graph[name].op}) always runs {_function(call)}" for name, call in calls.items())
     return Outcome(outcome.graph, changes, (*skips, *outcome.skips))
 

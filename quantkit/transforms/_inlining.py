@@ -4,7 +4,7 @@ What a call promises is kept: its nodes wait for what the call waits for, and wh
 call waits for the nodes of the function that must run.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from quantkit.errors import GraphError, InputError
@@ -18,7 +18,6 @@ from quantkit.transforms._names import renamed
 ARGUMENT = "_Arg"
 # A function that calls another twice, which calls another twice ...: twenty-odd of them fill the memory.
 MOST_NODES = 1_000_000
-DEEPEST = 64
 # A loop is known by its name: two loops that were one must get two.
 FRAME_OPS = ("Enter", "RefEnter")
 
@@ -63,17 +62,31 @@ class _Inliner:
         self._graph = graph
         self._callee = callee
         self._names = set(graph.nodes)
-        self._endless: dict[str, bool] = {}
+        self._endless = _Endless(graph, callee)
         # Behind a Switch, a call does nothing where its inputs are not computed; nor may its constants.
         self._may_be_dead = any(op.endswith("Switch") for op in graph.op_counts)
 
     def expand(self, call: Node) -> list[Node] | None:
-        """The nodes that take the place of a call; None: it stays."""
-        name = self._callee(self._graph, call) or ""
+        """The nodes that take the place of a call, and of the calls among these; None: it stays."""
+        nodes: list[Node] = []
+        stack = [(call, True)]
+        while stack:
+            node, may_be_call = stack.pop()
+            name = self._callee(self._graph, node) if may_be_call else None
+            made = None if name is None else self._written_out(node, name)
+            if made is None:
+                nodes.append(node)
+            else:
+                stack.extend([(one, False) for one in reversed(made[1])])
+                stack.extend([(one, True) for one in reversed(made[0])])
+        return None if nodes == [call] else nodes
+
+    def _written_out(self, call: Node, name: str) -> tuple[Sequence[Node], Sequence[Node]] | None:
+        """The nodes of the function that a call names, and those that pass its results on; None: it stays."""
         if name not in self._graph.library:
             raise GraphError(f"function {name} Not found", hint=f"{call.name} calls it; the graph's library lacks it")
-        function, reason = self._opened(name)
-        if self._is_too_deep(name):
+        function, reason = _opened(self._graph, name)
+        if self._endless.holds(name):
             reason = f"function {name!r} calls itself"
         if call.name in self._graph.input_names:
             reason = "it is an input of the graph"
@@ -87,33 +100,9 @@ class _Inliner:
             )
         self.changes.append(f"{call.name} ({call.op}) -> {len(function.graph) - len(call.inputs)} nodes of {name}")
         body = _Body.of(function, call, self._free_names(call, function), self._may_be_dead)
-        nodes: list[Node] = []
-        for node in body.nodes:
-            is_call = self._callee(self._graph, node) is not None
-            inner = self.expand(node) if is_call else None
-            nodes.extend([node] if inner is None else inner)
         if call.name in self._graph.ends:
-            return [*nodes, body.named_like(call)]
-        return [*nodes, *self._redirect(call, body)]
-
-    def _opened(self, name: str) -> tuple[Function[Graph] | None, str]:
-        """The function of a name, or why it can not be opened."""
-        try:
-            return self._graph.library[name], ""
-        except GraphError as error:
-            return None, error.message
-        except InputError as error:
-            raise GraphError(f"function {name!r} is broken: {error.message}") from None
-
-    def _is_too_deep(self, name: str, depth: int = 0) -> bool:
-        """Whether a function calls itself, in whatever roundabout way, or nests deeper than any model."""
-        if name not in self._endless and name in self._graph.library:
-            self._endless[name] = True  # unless nothing it calls leads back here
-            function = self._opened(name)[0]
-            nodes = function.graph.nodes.values() if function else ()
-            called = {self._callee(self._graph, node) for node in nodes} - {None}
-            self._endless[name] = depth > DEEPEST or any(self._is_too_deep(str(one), depth + 1) for one in called)
-        return self._endless.get(name, False)
+            return body.nodes, [body.named_like(call)]
+        return body.nodes, self._redirect(call, body)
 
     def _free_names(self, call: Node, function: Function[Graph]) -> dict[str, str]:
         """Names for the function's nodes, which no other node has."""
@@ -145,6 +134,64 @@ class _Inliner:
             self.draft.redirect(Edge(call.name, port), Edge(name) if waits else edge)
         self.draft.redirect_controls(call.name, *body.all_done)
         return passed
+
+
+def _opened(graph: Graph, name: str) -> tuple[Function[Graph] | None, str]:
+    """The function of a name, or why it can not be opened."""
+    try:
+        return graph.library[name], ""
+    except GraphError as error:
+        return None, error.message
+    except InputError as error:
+        raise GraphError(f"function {name!r} is broken: {error.message}") from None
+
+
+class _Endless:
+    """Functions that call themselves, in whatever roundabout way; however deep calls nest, Python does not recurse."""
+
+    def __init__(self, graph: Graph, callee: Callee) -> None:
+        self._graph = graph
+        self._callee = callee
+        self._decided: dict[str, bool] = {}
+
+    def holds(self, name: str) -> bool:
+        """Whether a function is one of them."""
+        if name not in self._decided:
+            self._decide(name)
+        return self._decided[name]
+
+    def _decide(self, first: str) -> None:
+        """Decide for a function and all that it leads to: Tarjan's strongly connected components."""
+        numbers = {first: 0}  # in what order they were met
+        lowest = {first: 0}  # the number of the earliest one that each leads back to
+        open_ones = [first]
+        loops: set[str] = set()
+        path = [(first, self._called(first))]
+        while path:
+            name, rest = path[-1]
+            callee = next((one for one in rest if one not in self._decided), None)
+            if callee is None:
+                path.pop()
+                if path:
+                    caller = path[-1][0]
+                    lowest[caller] = min(lowest[caller], lowest[name])
+                if lowest[name] == numbers[name]:
+                    is_loop = open_ones[-1] != name or name in loops
+                    while name not in self._decided:
+                        self._decided[open_ones.pop()] = is_loop
+            elif callee in numbers:
+                lowest[name] = min(lowest[name], numbers[callee])
+                loops.update({name} & {callee})
+            else:
+                numbers[callee] = lowest[callee] = len(numbers)
+                open_ones.append(callee)
+                path.append((callee, self._called(callee)))
+
+    def _called(self, name: str) -> Iterator[str]:
+        """What a function calls, each once."""
+        function = _opened(self._graph, name)[0] if name in self._graph.library else None
+        nodes = function.graph.nodes.values() if function else ()
+        return iter({callee: None for node in nodes if (callee := self._callee(self._graph, node)) is not None})
 
 
 @dataclass(frozen=True)

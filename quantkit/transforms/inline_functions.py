@@ -1,9 +1,10 @@
 """Write functions out where they are called."""
 
+from collections.abc import Container
 from dataclasses import replace
 
 from quantkit.errors import QuantkitError
-from quantkit.ir.functions import Function, FunctionName, Library
+from quantkit.ir.functions import Function, FunctionName, Library, called
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.transforms._inlining import Callee, inlined
@@ -51,7 +52,7 @@ def inline_functions(graph: Graph, *, keep: tuple[str, ...] = ()) -> Outcome:
         return name if name in library and name not in closed else None
 
     outcome = inlined(graph, callee)
-    bodies = [body for name in library if name not in closed if (body := _written_out(library, name, callee))]
+    bodies = _written_out(outcome.graph, closed, callee)
     after = outcome.graph.with_(library=library.with_(*bodies)) if bodies else outcome.graph
     changes = (*outcome.changes, *(f"function {body.name} without its calls" for body in bodies))
     skips = (
@@ -81,13 +82,34 @@ def _unopened(library: Library[Graph]) -> dict[str, str]:
     return reasons
 
 
-def _written_out(library: Library[Graph], name: str, callee: Callee) -> Function[Graph] | None:
-    """A function whose body calls others no more; None: it does not."""
-    function = library[name]
+def _written_out(graph: Graph, closed: Container[str], callee: Callee) -> list[Function[Graph]]:
+    """The functions that a graph still needs whose bodies call others, without their calls."""
+    library = graph.library
+    made: list[Function[Graph]] = []
+    seen: set[str] = set()
+    stack = _named(graph)
+    while stack:
+        name = stack.pop()
+        if name in seen or name in closed or name not in library:
+            continue
+        seen.add(name)
+        body = _without_calls(library, library[name], callee)
+        if body is not library[name]:
+            made.append(body)
+        stack.extend(_named(body.graph))
+    return made
+
+
+def _named(graph: Graph) -> list[str]:
+    """What may be names of functions, the last ones first."""
+    return [name for node in graph.nodes.values() for name in (node.op, *called(node.attrs))][::-1]
+
+
+def _without_calls(library: Library[Graph], function: Function[Graph], callee: Callee) -> Function[Graph]:
     waited_for = (Edge(node) for node in function.controls.values())
     body = function.graph.with_(outputs=(*function.graph.outputs, *waited_for), library=library)
     outcome = inlined(body, callee)
     if not outcome.changes:
-        return None
+        return function
     made = outcome.graph.with_(outputs=outcome.graph.outputs[: len(function.results)], library=Library())
     return replace(function, graph=made)

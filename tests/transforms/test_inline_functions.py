@@ -56,6 +56,36 @@ def test_what_waits_for_a_call_inside_of_a_function_still_waits() -> None:
     assert again.library["step"].graph == step.graph
 
 
+def test_calls_may_nest_as_deep_as_they_like() -> None:
+    deep = 2000
+    graph = from_text(
+        "inputs: x\noutputs: y\nx = Placeholder[2]()\ny = f0(x)\n"
+        + "".join(
+            f"function f{number}(r = c)\na = _Arg(T=float, index=0)\nc = f{number + 1}(a)\nend\n"
+            for number in range(deep)
+        )
+        + f"function f{deep}(r = n)\na = _Arg(T=float, index=0)\nn = Neg(a, T=float)\nend\n"
+    )
+    outcome = inline_functions.outcome(graph)
+    assert list(outcome.graph.op_counts.items()) == [("Identity", 1), ("Neg", 1), ("Placeholder", 1)]
+    assert not outcome.skips
+    assert outcome.graph.library == graph.library
+
+
+def test_what_calls_a_function_that_never_ends_is_written_out() -> None:
+    graph = from_text(
+        "inputs: x\noutputs: y\nx = Placeholder[2]()\nc = before(x)\ny = Neg(c)\n"
+        "function before(r = p)\na = _Arg(T=float, index=0)\nn = Neg(a, T=float)\np = ping(n)\nend\n"
+        "function ping(r = p)\na = _Arg(T=float, index=0)\np = pong(a)\nend\n"
+        "function pong(r = p)\na = _Arg(T=float, index=0)\nd = double(a)\np = ping(d)\nend\n" + DOUBLE
+    )
+    outcome = inline_functions.outcome(graph)
+    assert outcome.graph["c/p"].op == "ping"
+    assert {str(skip) for skip in outcome.skips} == {"c/p: function 'ping' calls itself"}
+    assert outcome.graph.library["pong"].graph["d/s"].op == "AddV2"
+    assert inline_functions.outcome(outcome.graph).changes == ()
+
+
 def test_a_second_time_there_is_nothing_to_do() -> None:
     graph = from_text(f"inputs: x\noutputs: y\nx = Placeholder[2]()\nc = double(x)\ny = double(c)\n{DOUBLE}")
     once = inline_functions(graph)
