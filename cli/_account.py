@@ -69,11 +69,12 @@ class Account:
             console.print(line, markup=False)
 
     def _lines(self, args: Namespace) -> Iterator[str]:
-        if args.explain or self.check:
-            for record in self.trace.records:
+        for record in self.trace.records:
+            # With --quiet only what the user has to know of: a step that was taken back.
+            if args.explain or record.undone or (self.check and not args.quiet):
                 yield _headline(record)
-                if args.explain:
-                    yield from _details(record, None if args.verbose else SHOWN_CHANGES)
+            if args.explain:
+                yield from _details(record, None if args.verbose else SHOWN_CHANGES)
         if self.check:
             yield f"verified {self.check.terms}"
         yield f"{self.path}: {len(self.before)} -> {len(self.after)} nodes, {size_text(self.num_bytes)}"

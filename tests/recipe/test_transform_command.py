@@ -97,6 +97,14 @@ def test_pictures_are_fed_as_the_card_says(tmp_path: Path, capsys: pytest.Captur
     assert "verified on the given data" in capsys.readouterr().out
 
 
+def test_quiet_says_of_a_check_only_what_came_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["transform", "digits", "-o", str(tmp_path / "out.pb"), "--recipe", "inference", "--runtime", "reference"]
+    assert main([*words, "--verify", "-q"]) == 0
+    captured = capsys.readouterr()
+    assert [line.partition(" ")[0] for line in captured.out.splitlines()] == ["verified", f"{tmp_path}/out.pb:"]
+    assert not captured.err
+
+
 def test_a_page_is_written(words: list[str], tmp_path: Path) -> None:
     assert main([*words, "--trace", str(tmp_path / "t.html")]) == 0
     assert (tmp_path / "t.html").read_text().startswith("<!doctype html>")
