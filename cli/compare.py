@@ -100,7 +100,7 @@ def _graph(args: Namespace, model: Model, *, raw: bool = False) -> Graph:
         kind = formats.kind_of(path)
         if kind != "onnx":
             raise UnavailableError(
-                f"{model.name} is {formats.files.KINDS[kind]}, whose layers can not be read",
+                f"{model.name} is {formats.KINDS[kind]}, whose layers can not be read",
                 hint="quantkit evaluate compares what such models answer; .pb and .onnx are compared layer by layer",
             )
         graph = formats.load(path)

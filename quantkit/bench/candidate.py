@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import InputError, UsageError, did_you_mean
-from quantkit.formats.files import kind_of
+from quantkit.formats.kinds import kind_of
 from quantkit.runtimes import AUTO, RUNTIMES
 from quantkit.runtimes.session import SessionOptions
 from quantkit.zoo import fetch, find_card, list_cards

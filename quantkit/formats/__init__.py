@@ -1,12 +1,9 @@
 """Bytes to graphs and back: the only layer that knows protobuf."""
 
 from quantkit.formats.files import (
-    ENDINGS,
-    KINDS,
     check_folder,
     check_target,
     decode,
-    kind_of,
     load,
     meta_graphs,
     save,
@@ -16,6 +13,7 @@ from quantkit.formats.files import (
     with_guessed_ends,
     write_whole,
 )
+from quantkit.formats.kinds import ENDINGS, KINDS, kind_of
 
 __all__ = [
     "ENDINGS",

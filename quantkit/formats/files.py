@@ -1,17 +1,17 @@
-"""Model files: what kind a file is, reading it, and writing one that appears complete or not at all."""
+"""Model files: reading them, and writing ones that appear complete or not at all."""
 
 import contextlib
 import errno
 import mmap
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from quantkit.errors import GraphError, InputError, QuantkitError, UsageError, did_you_mean
+from quantkit.errors import GraphError, InputError, QuantkitError, UsageError
 from quantkit.formats import graphdef, onnx, saved_model, wire
+from quantkit.formats.kinds import ENDINGS, HEAD_BYTES, KINDS, is_text, kind_of, opened
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.uncollected import uncollected
 from quantkit.ops.tensorflow import num_outputs
@@ -21,78 +21,9 @@ Ends = Iterable[Edge | str] | None
 # What a graph's unread nodes may be without being an output of it.
 NOT_OUTPUTS = frozenset({"Const", "Assign", "NoOp", "Placeholder", "SaveV2", "RestoreV2", "Assert"})
 
-KINDS = {
-    "graphdef": "a frozen TensorFlow graph",
-    "graphdef_text": "a frozen TensorFlow graph in text form",
-    "onnx": "an ONNX model",
-    "saved_model": "a SavedModel folder",
-    "checkpoint": "a TensorFlow checkpoint",
-    "keras": "a Keras model",
-    "tflite": "a LiteRT model",
-    "openvino": "an OpenVINO model",
-}
-ENDINGS = {
-    ".pb": "graphdef",
-    ".pbtxt": "graphdef_text",
-    ".onnx": "onnx",
-    ".keras": "keras",
-    ".h5": "keras",
-    ".hdf5": "keras",
-    ".tflite": "tflite",
-    ".xml": "openvino",
-}
-
 
 class TooLargeError(InputError):
     """A file is whole, but larger than its format allows."""
-
-
-def kind_of(path: Path) -> str:
-    """What a file is (a key of `KINDS`), by its content first and its ending second.
-
-    Raises:
-        InputError: it does not exist, is empty, or is nothing quantkit reads; the sentence says what it is.
-    """
-    if path.is_dir():
-        if (path / "saved_model.pb").exists() or (path / "saved_model.pbtxt").exists():
-            return "saved_model"
-        raise InputError(f"{path} is a folder without saved_model.pb", hint="name the model file in it")
-    if checkpoint_prefix(path) is not None:
-        return "checkpoint"
-    if not path.exists():
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise InputError(
-            f"{path} does not exist",
-            hint=did_you_mean(path.name, siblings) or "quantkit models list names the models that can be fetched",
-        )
-    with _opened(path) as file:
-        head = file.read(512)
-    if not head:
-        raise InputError(f"{path} is empty", hint="the download or the program that wrote it was interrupted")
-    start = head.lstrip().lower()
-    if path.suffix == ".xml" and start.startswith((b"<?xml", b"<net")):
-        return "openvino"
-    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
-        raise InputError(f"{path} is a web page, not a model", hint="download it again: the server sent an error page")
-    if start.startswith(b"version https://git-lfs"):
-        raise InputError(f"{path} is a Git LFS pointer, not the model itself", hint="run git lfs pull")
-    if head[4:8] == b"TFL3":
-        return "tflite"
-    if head.startswith((b"\x1f\x8b", b"\x89HDF", b"PK\x03\x04")):
-        if path.suffix in (".keras", ".h5", ".hdf5"):
-            return "keras"
-        raise InputError(f"{path} is an archive, not a model", hint="unpack it, or use quantkit models fetch --url")
-    kind = ENDINGS.get(path.suffix.lower(), "graphdef")
-    if kind in ("graphdef", "graphdef_text"):
-        return "graphdef_text" if _is_text(head) else "graphdef"
-    return kind
-
-
-def checkpoint_prefix(path: Path) -> Path | None:
-    """What a checkpoint's files begin with, of that or of one of them; None where the path names no checkpoint."""
-    name = re.sub(r"\.(meta|index|data-\d+-of-\d+)$", "", path.name)
-    is_part = name != path.name or not path.exists()
-    return path.with_name(name) if is_part and name and path.with_name(f"{name}.index").is_file() else None
 
 
 def meta_graphs(path: Path) -> tuple[saved_model.MetaGraph, ...]:
@@ -101,15 +32,22 @@ def meta_graphs(path: Path) -> tuple[saved_model.MetaGraph, ...]:
     Raises:
         InputError: there is none, or it is broken.
     """
-    if path.is_dir() and not (path / saved_model.FILE).exists():
-        raise InputError(f"{path} holds saved_model.pbtxt only, which TensorFlow reads no longer", hint="save it again")
-    file = path / saved_model.FILE if path.is_dir() else path
+    names = (saved_model.FILE, saved_model.TEXT_FILE) if path.is_dir() else ("",)
+    file = next((path / name for name in names if (path / name).exists()), path / names[0])
     try:
-        data = _mapped(file)
+        data = _message(file, "SavedModel" if path.is_dir() else "MetaGraphDef")
         return saved_model.decode(data) if path.is_dir() else (saved_model.decode_meta_graph(data),)
+    except TooLargeError as error:
+        raise TooLargeError(f"{file}: {error.message}", error.hint) from None
     except (QuantkitError, ValueError) as error:
         reason = error.message if isinstance(error, QuantkitError) else "it is empty"
         raise InputError(f"{file} is truncated or broken: {reason}", hint="copy or download it again") from None
+
+
+def _message(file: Path, name: str) -> mmap.mmap | bytes:
+    """The message of a file, binary or text, in binary form."""
+    mapped = _mapped(file)
+    return saved_model.from_text(_text(mapped), name) if is_text(mapped[:HEAD_BYTES]) else mapped
 
 
 def decode(data: bytes) -> Graph:
@@ -354,15 +292,6 @@ def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    try:
-        with open(path, "rb") as file:
-            yield file
-    except OSError as error:
-        raise InputError(f"{path} can not be read: {os.strerror(error.errno or errno.EIO).lower()}") from None
-
-
 def _mapped(path: Path) -> mmap.mmap:
     size = path.stat().st_size
     if size > graphdef.MAX_BYTES:
@@ -371,24 +300,17 @@ def _mapped(path: Path) -> mmap.mmap:
             hint="make an ONNX model whose weights lie in a file beside it: "
             "onnx.save(model, path, save_as_external_data=True)",
         )
-    with _opened(path) as file:
+    with opened(path) as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _is_text(head: bytes) -> bool:
-    """Whether the beginning of a file reads like a text proto."""
-    try:
-        text = head.decode("utf-8", "strict" if len(head) < 512 else "ignore")
-    except UnicodeDecodeError:
-        return False
-    return all(character.isprintable() or character in "\n\r\t" for character in text)
-
-
 def _read_text(path: Path) -> Graph:
-    with _opened(path) as file:
-        data = file.read()
+    return graphdef.decode_text(_text(_mapped(path)))
+
+
+def _text(mapped: mmap.mmap) -> str:
     try:
-        return graphdef.decode_text(data.decode())
+        return mapped[:].decode()
     except UnicodeDecodeError as error:
         raise InputError(f"its text is not UTF-8 at byte {error.start}") from None
 

@@ -5,16 +5,15 @@ stay views of the file. Writing streams node by node, so that a weight which a t
 only while it is written.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from mmap import mmap
 from typing import Any, BinaryIO
 
-from quantkit.errors import GraphError, InputError
+from quantkit.errors import GraphError
 from quantkit.formats import wire
 from quantkit.formats.function_library import decode_library, encode_library
 from quantkit.formats.nodes import decode_node, decode_node_message, encode_node
-from quantkit.formats.schema import message_class, parse
+from quantkit.formats.schema import message_class, parse, parse_text
 from quantkit.ir.graph import Graph, Node, Versions
 from quantkit.ir.tensor import Tensor
 
@@ -53,16 +52,7 @@ def decode_text(text: str) -> Graph:
     Raises:
         InputError: the text is no GraphDef; the message gives line and column.
     """
-    from google.protobuf import text_format
-
-    message = message_class("GraphDef")()
-    try:
-        text_format.Parse(text, message)
-    except text_format.ParseError as error:
-        where = f"line {error.GetLine()}, column {error.GetColumn()}: " if error.GetLine() else ""
-        raise InputError(where + re.sub(r"^\d+:\d+ : ", "", str(error)).rstrip(".")) from None
-    except RecursionError:
-        raise InputError("its messages nest deeper than those of any graph") from None
+    message = parse_text("GraphDef", text)
     nodes = [decode_node_message(node) for node in message.node]
     versions = _decode_versions(message.versions)
     library = decode_library(message.library.SerializeToString(deterministic=True))

@@ -12,14 +12,14 @@ from typing import Any, BinaryIO
 from quantkit.errors import GraphError, InputError, UsageError, did_you_mean
 from quantkit.formats import graphdef, wire
 from quantkit.formats.nodes import encode_attr
-from quantkit.formats.schema import message_class, parse
+from quantkit.formats.schema import message_class, parse, parse_text
 from quantkit.formats.tensors import type_number
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.inference import infer_shapes
 from quantkit.ops.tensorflow import ArgDef, OpDef, find_op, output_dtypes
 
-FILE = "saved_model.pb"
+FILE, TEXT_FILE = "saved_model.pb", "saved_model.pbtxt"
 SERVE = "serve"
 DEFAULT_SIGNATURE = "serving_default"
 PREDICT = "tensorflow/serving/predict"
@@ -49,12 +49,14 @@ class MetaGraph:
         tags: what it is for.
         signatures: by name.
         has_objects: whether it is of TensorFlow 2, which fills variables by the objects that own them.
+        restore: the node that waits until its saver has restored all variables; nothing where it names none.
         read: decodes the graph; large tensors stay views of the file.
     """
 
     tags: frozenset[str]
     signatures: Mapping[str, Signature]
     has_objects: bool
+    restore: str
     read: Callable[[], Graph]
 
     def signature(self, name: str | None) -> Signature | None:
@@ -100,6 +102,20 @@ def decode_meta_graph(data: wire.Buffer | Any) -> MetaGraph:
     """
     view = memoryview(data)
     return _meta_graph(view, 0, len(view))
+
+
+def from_text(text: str, message: str) -> bytes:
+    """What a SavedModel or MetaGraphDef in protobuf's text form is in bytes.
+
+    Args:
+        text: of the file.
+        message: ``SavedModel`` or ``MetaGraphDef``.
+
+    Raises:
+        InputError: it is no such text; the message gives line and column.
+    """
+    # Collections and objects of TensorFlow's own are passed over: that is much, and nothing of it is needed.
+    return bytes(parse_text(message, text, allow_unknown=True).SerializeToString())
 
 
 def choose(graphs: Iterable[MetaGraph], tags: Iterable[str] | None = None) -> MetaGraph:
@@ -173,7 +189,9 @@ def _meta_graph(view: memoryview, start: int, end: int) -> MetaGraph:
         if name != INITIALIZER
     }
     content = view[place[0] : place[1]]
-    return MetaGraph(frozenset(message.meta_info_def.tags), signatures, has_objects, lambda: graphdef.decode(content))
+    restore = message.saver_def.restore_op_name
+    tags = frozenset(message.meta_info_def.tags)
+    return MetaGraph(tags, signatures, has_objects, restore, lambda: graphdef.decode(content))
 
 
 def _edges(infos: Mapping[str, Any]) -> Mapping[str, Edge]:

@@ -1,5 +1,6 @@
 """The messages of GraphDef, as a table; see `quantkit.formats.descriptors`."""
 
+import re
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -48,9 +49,13 @@ AttrDef: name 1 string, type 2 string, default_value 3 AttrValue, description 4 
 OpDeprecation: version 1 int32, explanation 2 string
 OpList: op 1 *OpDef
 SavedModel: saved_model_schema_version 1 int64, meta_graphs 2 *MetaGraphDef
-MetaGraphDef: meta_info_def 1 MetaInfoDef, graph_def 2 GraphDef, signature_def 5 map<string,SignatureDef>
+MetaGraphDef: meta_info_def 1 MetaInfoDef, graph_def 2 GraphDef, saver_def 3 SaverDef,
+  signature_def 5 map<string,SignatureDef>, object_graph_def 7 SavedObjectGraph
 MetaInfoDef: meta_graph_version 1 string, stripped_op_list 2 OpList, tags 4 *string, tensorflow_version 5 string,
   tensorflow_git_version 6 string, stripped_default_attrs 7 bool
+SaverDef: restore_op_name 3 string
+SavedObjectGraph: concrete_functions 2 map<string,SavedConcreteFunction>
+SavedConcreteFunction: bound_inputs 2 *int32
 SignatureDef: inputs 1 map<string,TensorInfo>, outputs 2 map<string,TensorInfo>, method_name 3 string
 TensorInfo: name 1 string, dtype 2 DataType, tensor_shape 3 TensorShapeProto
 """
@@ -93,3 +98,25 @@ def parse(name: str, data: Buffer) -> Any:
         return message_class(name).FromString(bytes(data))
     except DecodeError:
         raise InputError(f"a {name} in it is broken") from None
+
+
+def parse_text(name: str, text: str, *, allow_unknown: bool = False) -> Any:
+    """A message of the schema, from protobuf's text form.
+
+    Args:
+        name: of the message.
+        text: all of it.
+        allow_unknown: pass over fields that are not in the schema.
+
+    Raises:
+        InputError: the text is no such message; the sentence gives line and column.
+    """
+    from google.protobuf import text_format
+
+    try:
+        return text_format.Parse(text, message_class(name)(), allow_unknown_field=allow_unknown)
+    except text_format.ParseError as error:
+        where = f"line {error.GetLine()}, column {error.GetColumn()}: " if error.GetLine() else ""
+        raise InputError(where + re.sub(r"^\d+:\d+ : ", "", str(error)).rstrip(".")) from None
+    except RecursionError:
+        raise InputError("its messages nest deeper than those of any graph") from None

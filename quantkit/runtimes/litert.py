@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
-from quantkit.formats.files import KINDS, kind_of
+from quantkit.formats.kinds import KINDS, kind_of
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.runtimes.session import (

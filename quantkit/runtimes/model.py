@@ -5,7 +5,8 @@ from pathlib import Path
 
 from quantkit.errors import UnavailableError
 from quantkit.formats import onnx
-from quantkit.formats.files import KINDS, kind_of, load
+from quantkit.formats.files import load
+from quantkit.formats.kinds import KINDS, kind_of
 from quantkit.ir.graph import Graph
 
 
@@ -27,7 +28,7 @@ def as_onnx(model: Graph | Path, title: str, kinds: tuple[str, ...]) -> bytes | 
     Args:
         model: what the caller gave.
         title: the engine's name in a sentence.
-        kinds: the kinds of files it reads, as in `quantkit.formats.files.KINDS`.
+        kinds: the kinds of files it reads, as in `quantkit.formats.KINDS`.
 
     Raises:
         InputError: the file is missing or no model.

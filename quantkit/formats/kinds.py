@@ -1,0 +1,130 @@
+"""What kind a file is, by its content first and its ending second."""
+
+import contextlib
+import errno
+import glob
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from quantkit.errors import InputError, did_you_mean
+
+KINDS = {
+    "graphdef": "a frozen TensorFlow graph",
+    "graphdef_text": "a frozen TensorFlow graph in text form",
+    "onnx": "an ONNX model",
+    "saved_model": "a SavedModel folder",
+    "checkpoint": "a TensorFlow checkpoint",
+    "keras": "a Keras model",
+    "tflite": "a LiteRT model",
+    "openvino": "an OpenVINO model",
+}
+# What the tables of LevelDB end in, which checkpoints are.
+TABLE_END = bytes.fromhex("57fb808b247547db")
+# What tells the kind of a file.
+HEAD_BYTES = 512
+ENDINGS = {
+    ".pb": "graphdef",
+    ".pbtxt": "graphdef_text",
+    ".onnx": "onnx",
+    ".keras": "keras",
+    ".h5": "keras",
+    ".hdf5": "keras",
+    ".tflite": "tflite",
+    ".xml": "openvino",
+}
+
+
+def kind_of(path: Path) -> str:
+    """What a file is (a key of `KINDS`), by its content first and its ending second.
+
+    Raises:
+        InputError: it does not exist, is empty, or is nothing quantkit reads; the sentence says what it is.
+    """
+    if path.is_dir():
+        if (path / "saved_model.pb").exists() or (path / "saved_model.pbtxt").exists():
+            return "saved_model"
+        raise InputError(f"{path} is a folder without saved_model.pb", hint="name the model file in it")
+    if checkpoint_prefix(path) is not None:
+        return "checkpoint"
+    if not path.exists():
+        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise InputError(
+            f"{path} does not exist",
+            hint=did_you_mean(path.name, siblings) or "quantkit models list names the models that can be fetched",
+        )
+    with opened(path) as file:
+        head = file.read(HEAD_BYTES)
+    if not head:
+        raise InputError(f"{path} is empty", hint="the download or the program that wrote it was interrupted")
+    start = head.lstrip().lower()
+    if path.suffix == ".xml" and start.startswith((b"<?xml", b"<net")):
+        return "openvino"
+    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
+        raise InputError(f"{path} is a web page, not a model", hint="download it again: the server sent an error page")
+    if start.startswith(b"version https://git-lfs"):
+        raise InputError(f"{path} is a Git LFS pointer, not the model itself", hint="run git lfs pull")
+    if head[4:8] == b"TFL3":
+        return "tflite"
+    if head.startswith((b"\x1f\x8b", b"\x89HDF", b"PK\x03\x04")):
+        if path.suffix in (".keras", ".h5", ".hdf5"):
+            return "keras"
+        raise InputError(f"{path} is an archive, not a model", hint="unpack it, or use quantkit models fetch --url")
+    kind = ENDINGS.get(path.suffix.lower(), "graphdef")
+    if kind in ("graphdef", "graphdef_text"):
+        return "graphdef_text" if is_text(head) else "graphdef"
+    return kind
+
+
+def checkpoint_prefix(path: Path) -> Path | None:
+    """What a checkpoint's files begin with, of that or of one of them; None where the path names no checkpoint.
+
+    Those of TensorFlow's first years are one file for each part, ``model.ckpt`` or ``model.ckpt-00000-of-00002``.
+    """
+    name = re.sub(r"(\.(meta|index|data-\d+-of-\d+)|-\d{5}-of-\d{5})$", "", path.name)
+    if not name:
+        return None
+    prefix = path.with_name(name)
+    is_part = name != path.name or not path.exists()
+    if is_part and prefix.with_name(f"{name}.index").is_file():
+        return prefix
+    first = shards(prefix)[:1] if is_part else []
+    return prefix if any(map(_is_sorted_table, (prefix, *first))) else None
+
+
+def shards(prefix: Path) -> list[Path]:
+    """The files of a checkpoint of TensorFlow's first years, if it has several."""
+    return sorted(prefix.parent.glob(f"{glob.escape(prefix.name)}-?????-of-?????"))
+
+
+def _is_sorted_table(path: Path) -> bool:
+    if not path.is_file() or path.stat().st_size < len(TABLE_END):
+        return False
+    with opened(path) as file:
+        file.seek(-len(TABLE_END), os.SEEK_END)
+        return file.read() == TABLE_END
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The file, open.
+
+    Raises:
+        InputError: it can not be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            yield file
+    except OSError as error:
+        raise InputError(f"{path} can not be read: {os.strerror(error.errno or errno.EIO).lower()}") from None
+
+
+def is_text(head: bytes) -> bool:
+    """Whether the beginning of a file reads like a text proto."""
+    try:
+        text = head.decode("utf-8", "strict" if len(head) < HEAD_BYTES else "ignore")
+    except UnicodeDecodeError:
+        return False
+    return all(character.isprintable() or character in "\n\r\t" for character in text)
