@@ -107,23 +107,22 @@ def load_model(
     kind = formats.kind_of(path)
     _check_extras(text, kind, has_uses=bool(signature or tags), has_checkpoint=bool(checkpoint))
     if kind in ("saved_model", "checkpoint"):
-        from quantkit.runtimes import variables
+        from quantkit.model import variables
 
         if kind == "checkpoint":
             return Model(text, variables.read_checkpoint(path, inputs, outputs), path)
-        graph = variables.read_saved_model(path, signature, tags, inputs, outputs)
-        return Model(text, _inlined(graph) if graph.library else graph, path)
+        return Model(text, variables.read_saved_model(path, signature, tags, inputs, outputs), path)
     if kind == "keras":
-        from quantkit.runtimes import freeze
+        from quantkit.runtimes.keras import freeze_keras
 
-        return Model(text, freeze.freeze_keras(path).with_ends(inputs, outputs), path)
+        return Model(text, freeze_keras(path).with_ends(inputs, outputs), path)
     if kind in ("onnx", "tflite", "openvino"):
         return Model(text, None, path, card, ends=(inputs, outputs))
     if card:
         inputs, outputs = _card_ends(card, inputs, outputs)
     graph = formats.load(path, inputs, outputs)
     if checkpoint:
-        from quantkit.runtimes import variables
+        from quantkit.model import variables
 
         graph = variables.filled(graph, Path(checkpoint), outputs)
     return Model(text, graph, path, card, is_random(graph))
@@ -204,14 +203,6 @@ def _random(name: str, card: ModelCard | None, inputs: Ends, outputs: Ends, seed
         )
     graph = random_graph(card.name, seed=seed).with_ends(*_card_ends(card, inputs, outputs))
     return Model(name, graph, card=card, has_random_weights=True)
-
-
-def _inlined(graph: Graph) -> Graph:
-    """The graph with its functions written out, as TensorFlow 2 saves all that it computes as calls of them."""
-    from quantkit.transforms.inline_functions import inline_functions
-    from quantkit.transforms.remove_unused_functions import remove_unused_functions
-
-    return remove_unused_functions(inline_functions(graph))
 
 
 def _serialized(message: Any) -> bytes:

@@ -1,33 +1,18 @@
-"""SavedModels, checkpoints, Keras models and TensorFlow functions as frozen graphs: variables become constants.
+"""SavedModels, checkpoints, Keras models and TensorFlow functions as frozen graphs: variables become constants."""
 
-TensorFlow's own loaders read them, in inference mode; nothing of a model file is executed (Keras' safe mode stays on).
-"""
-
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from quantkit.errors import GraphError, InputError, UnavailableError, did_you_mean
+from quantkit.errors import GraphError, InputError, UnavailableError
 from quantkit.formats import graphdef
 from quantkit.formats.saved_model import VARIABLES
 from quantkit.ir.graph import Edge, Graph, Node, constant
-from quantkit.ir.tensor import DType, Tensor
-from quantkit.runtimes.tensorflow import RUNTIME, module, quiet
-
-
-def freeze_keras(path: Path) -> Graph:
-    """The frozen graph of a Keras file, ``.keras`` or ``.h5``.
-
-    Raises:
-        InputError: TensorFlow can not read it.
-        UnavailableError: TensorFlow is not installed.
-    """
-    tf = _tensorflow()
-    with _explained(path), quiet():
-        return freeze_object(tf.keras.models.load_model(path, compile=False, safe_mode=True))
+from quantkit.ir.tensor import DType
+from quantkit.runtimes.checkpoint import Checkpoint, Place
+from quantkit.runtimes.tensorflow import RUNTIME, module, quiet, reading
 
 
 def freeze_saved_model(path: Path, tags: Iterable[str], signature: str) -> Graph:
@@ -42,42 +27,40 @@ def freeze_saved_model(path: Path, tags: Iterable[str], signature: str) -> Graph
         InputError: TensorFlow can not read it.
         UnavailableError: TensorFlow is not installed.
     """
-    tf = _tensorflow()
-    with _explained(path), quiet():
+    tf = tensorflow_for_models()
+    with reading(str(path)), quiet():
         loaded = tf.saved_model.load(str(path), tags=list(tags))  # owns the variables: a signature alone loses them
         return _freeze(loaded.signatures[signature])
 
 
-def freeze_variables(graph: Graph, prefix: Path) -> Graph:
-    """A graph with the values of a checkpoint in place of its variables, which are found there by their names.
+def freeze_variables(graph: Graph, checkpoint: Checkpoint, restored: Mapping[str, Place]) -> Graph:
+    """A graph with the values of a checkpoint in place of its variables.
 
     Args:
         graph: what reads the variables, with its outputs.
-        prefix: what the checkpoint's files begin with.
+        checkpoint: holds them, under the names of their nodes where nothing else is said.
+        restored: where the graph restores them from, by the names of their nodes.
 
     Returns:
         What the outputs need; values stay in the checkpoint until they are used.
 
     Raises:
-        InputError: the checkpoint can not be read, or lacks a variable.
+        InputError: the checkpoint lacks a variable.
         GraphError: something else than reading is done with a variable.
-        UnavailableError: TensorFlow is not installed.
     """
-    tf = _tensorflow()
-    with _explained(prefix), quiet():
-        values = tf.train.load_checkpoint(str(prefix))
     names = graph.reachable(stop_at_inputs=False)
     nodes: list[Node] = []
     for name in graph.nodes:
         if name in names:
-            nodes.extend(_frozen(graph, graph[name], values, prefix))
+            nodes.extend(_frozen(graph, graph[name], checkpoint, restored))
     return graph.with_nodes(nodes).with_ends([one for one in graph.inputs if one.node in names], None)
 
 
-def _frozen(graph: Graph, node: Node, values: Any, prefix: Path) -> list[Node]:
+def _frozen(graph: Graph, node: Node, checkpoint: Checkpoint, restored: Mapping[str, Place]) -> list[Node]:
     """What stands for a node where variables are constants."""
     if node.op in VARIABLES:
-        return [constant(node.name, _value(node, values, prefix)).with_(controls=node.controls)]
+        value = checkpoint.tensor(restored.get(node.name) or Place(_own_name(node)))
+        return [constant(node.name, value).with_(controls=node.controls)]
     handles = [edge for edge in node.inputs if graph[edge.node].op == "VarHandleOp"]
     if not handles:
         return [node]
@@ -95,29 +78,10 @@ def _frozen(graph: Graph, node: Node, values: Any, prefix: Path) -> list[Node]:
     )
 
 
-def _value(node: Node, values: Any, prefix: Path) -> Tensor:
-    """What the checkpoint holds of a variable."""
-    key = node.name
-    if isinstance(name := node.attrs.get("shared_name"), bytes) and name and node.op == "VarHandleOp":
-        key = name.decode()
-    shapes = values.get_variable_to_shape_map()
-    if key not in shapes:
-        raise InputError(
-            f"{prefix} holds no variable {key!r}, which the graph reads",
-            hint=did_you_mean(key, shapes) or f"it holds {', '.join(sorted(shapes)[:5])}",
-        )
-    dtype = DType.of(values.get_variable_to_dtype_map()[key].as_numpy_dtype)
-    return Tensor(dtype, tuple(shapes[key]), lambda: np.asarray(values.get_tensor(key)))
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """What TensorFlow says of a file, in a sentence that names it."""
-    try:
-        yield
-    except (ValueError, OSError, TypeError, KeyError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{path} can not be read by TensorFlow: {reason}") from None
+def _own_name(node: Node) -> str:
+    """What a saver calls a variable, unless it is told otherwise."""
+    name = node.attrs.get("shared_name")
+    return name.decode(errors="replace") if isinstance(name, bytes) and name and node.op == "VarHandleOp" else node.name
 
 
 def freeze_object(model: Any) -> Graph:
@@ -127,7 +91,7 @@ def freeze_object(model: Any) -> Graph:
         InputError: it is neither.
         UnavailableError: TensorFlow is not installed.
     """
-    tf = _tensorflow()
+    tf = tensorflow_for_models()
     if isinstance(model, tf.keras.Model):
         specs = [tf.TensorSpec(one.shape, one.dtype, name=one.name.split(":")[0]) for one in model.inputs]
         function = tf.function(
@@ -160,7 +124,12 @@ def _freeze(function: Any) -> Graph:
     return graph.with_ends(inputs, [Edge.parse(tensor.name) for tensor in frozen.outputs])
 
 
-def _tensorflow() -> Any:
+def tensorflow_for_models() -> Any:
+    """The imported package.
+
+    Raises:
+        UnavailableError: it is not installed.
+    """
     if not RUNTIME.available().ok:
         raise UnavailableError(
             "SavedModels and Keras models are read by TensorFlow, which is not installed",

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.errors import GraphError, QuantkitError, UnavailableError, did_you_mean
+from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError, did_you_mean
 from quantkit.formats import graphdef
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType, Shape
@@ -32,6 +32,8 @@ from quantkit.runtimes.session import (
     require,
 )
 
+# Keras appends the whole configuration of what it can not make.
+_LONGEST_REASON = 200
 _SHORT_WORDS = {"float32": "float", "float64": "double", "float16": "half"}
 # What Linux calls a processor's bfloat16 instructions (x86, Arm).
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
@@ -225,6 +227,36 @@ def _first_line(text: str) -> str:
     return re.split(r"; (?:Op<|NodeDef|while )|\s*\[\[\{\{|\. Registered:| for '\{\{node | from Op<", line)[0].rstrip(
         ". ;"
     )
+
+
+def reason(error: Exception) -> str:
+    r"""What an error of TensorFlow's or Keras' says first, on one line that every terminal can print.
+
+    >>> reason(ValueError("Unknown layer: 'Mine'. Please register it.\nSee the guide."))
+    "Unknown layer: 'Mine'. Please register it"
+    >>> reason(KeyError("dense"))
+    "KeyError: 'dense'"
+    """
+    lines = str(getattr(error, "message", "") or error).strip().splitlines()
+    text = lines[0].encode(errors="backslashreplace").decode()[:_LONGEST_REASON] if lines else ""
+    if isinstance(error, KeyError | IndexError | AttributeError | AssertionError) or not text:
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text.rstrip(". ")
+
+
+@contextmanager
+def reading(what: str, hint: str = "copy it again, or save it again with the installed TensorFlow") -> Iterator[None]:
+    """Say in one sentence what TensorFlow or Keras say of what they read: of a broken file that may be anything.
+
+    Raises:
+        InputError: naming ``what``.
+    """
+    try:
+        yield
+    except QuantkitError:
+        raise
+    except Exception as error:
+        raise InputError(f"{what} can not be read by TensorFlow: {reason(error)}", hint) from None
 
 
 def _explaining(

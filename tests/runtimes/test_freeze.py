@@ -10,7 +10,7 @@ from quantkit.errors import InputError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Shape
 from quantkit.runtimes import open_session, tensorflow
-from quantkit.runtimes.freeze import freeze_keras, freeze_object
+from quantkit.runtimes.freeze import freeze_object
 
 ANSWER = tensorflow.RUNTIME.available()
 pytestmark = [
@@ -69,9 +69,3 @@ def test_a_model_in_memory_is_the_same(model: Any) -> None:
     np.testing.assert_allclose(answers(freeze_object(model)), model(X, training=False), rtol=1e-5, atol=1e-7)
     with pytest.raises(InputError, match="a list is no model"):
         freeze_object([])
-
-
-def test_a_broken_file_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "model.keras").write_bytes(b"PK\x03\x04 and no more")
-    with pytest.raises(InputError, match=r"model.keras can not be read by TensorFlow: "):
-        freeze_keras(tmp_path / "model.keras")

@@ -82,6 +82,9 @@ def test_what_a_checkpoint_lacks_is_said(checkpoint: Path) -> None:
     )
     graph = graph.with_nodes(node.with_attrs(shared_name=None) for node in graph.nodes.values())
     qk.save(graph, checkpoint.with_name("renamed.pb"))
+    restored = qk.load(checkpoint.with_name("renamed.pb"), outputs=["y"], checkpoint=checkpoint)
+    np.testing.assert_allclose(answer(restored), WANTED, rtol=1e-6)  # by what the saver restores where
+    qk.save(qk.transform(graph.with_ends(["x"], ["y"]), "strip_unused_nodes"), checkpoint.with_name("renamed.pb"))
     with pytest.raises(InputError, match="no variable 'net/base'") as caught:
         qk.load(checkpoint.with_name("renamed.pb"), outputs=["y"], checkpoint=checkpoint)
     assert "net/bias" in caught.value.hint
@@ -89,6 +92,95 @@ def test_what_a_checkpoint_lacks_is_said(checkpoint: Path) -> None:
     with pytest.raises(InputError, match="a checkpoint without its graph") as caught:
         qk.load(checkpoint)
     assert "--checkpoint" in caught.value.hint
+
+
+def save_session(tf: Any, prefix: Path, saver: Any) -> None:
+    with tf.compat.v1.Session() as session:
+        session.run(tf.compat.v1.global_variables_initializer())
+        saver.save(session, str(prefix))
+
+
+@pytest.mark.parametrize("form", ["V1", "V2"])
+@pytest.mark.parametrize("resource", [True, False], ids=["resources", "references"])
+def test_partitioned_variables_are_frozen_part_by_part(resource: bool, form: str, tmp_path: Path) -> None:
+    tf = tensorflow.module()
+    v1 = tf.compat.v1
+
+    def values(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
+        (first, *_), (count, *_) = partition_info.var_offset, shape
+        return tf.constant(W[first : first + count])
+
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        kept = {"partitioner": v1.fixed_size_partitioner(3), "use_resource": resource}
+        whole = v1.get_variable("net/weights", [4, 3], initializer=values, **kept)
+        rows = v1.get_variable("rows", [4, 3], initializer=values, **kept)
+        tf.add(tf.matmul(x, whole), tf.nn.embedding_lookup(rows, [3, 0])[0], name="y")
+        version = getattr(v1.train.SaverDef, form)
+        save_session(tf, tmp_path / "model.ckpt", v1.train.Saver(write_version=version))
+        v1.train.write_graph(graph, str(tmp_path), "graph.pb", as_text=False)
+    frozen = qk.load(tmp_path / "model.ckpt", outputs=["y"])
+    assert [frozen[f"net/weights/part_{number}"].value.shape for number in range(3)] == [(2, 3), (1, 3), (1, 3)]
+    np.testing.assert_allclose(answer(frozen), X @ W + W[3], rtol=1e-6)
+    filled = qk.load(tmp_path / "graph.pb", outputs=["y"], checkpoint=tmp_path / "model.ckpt")
+    np.testing.assert_allclose(answer(filled), answer(frozen))
+
+
+def test_which_part_is_which_only_the_saver_tells(tmp_path: Path) -> None:
+    tf = tensorflow.module()
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        parts = v1.get_variable("w", [4, 3], partitioner=v1.fixed_size_partitioner(2))
+        tf.identity(tf.convert_to_tensor(parts), name="y")
+        v1.train.write_graph(graph, str(tmp_path), "graph.pb", as_text=False)
+        save_session(tf, tmp_path / "model.ckpt", v1.train.Saver())
+    with pytest.raises(InputError, match="holds no variable 'w/part_0'") as caught:
+        qk.load(tmp_path / "graph.pb", outputs=["y"], checkpoint=tmp_path / "model.ckpt")
+    assert "holds 'w' in one piece" in caught.value.hint
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["one file", "a file for each device"])
+def test_checkpoints_of_the_first_years_are_frozen(sharded: bool, tmp_path: Path) -> None:
+    tf = tensorflow.module()
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session(config=v1.ConfigProto(device_count={"CPU": 2})) as session:
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        with tf.device("/cpu:0"):
+            weights = v1.get_variable("w", initializer=W)
+        with tf.device("/cpu:1"):
+            bias = v1.get_variable("b", initializer=np.float32([1, 2, 3]))
+        tf.add(tf.matmul(x, weights), bias, name="y")
+        session.run(v1.global_variables_initializer())
+        saver = v1.train.Saver(write_version=v1.train.SaverDef.V1, sharded=sharded)
+        saver.save(session, str(tmp_path / "model.ckpt"))
+    endings = ("", ".meta", "-00001-of-00002") if sharded else ("", ".meta")
+    for ending in endings:
+        np.testing.assert_allclose(answer(qk.load(f"{tmp_path}/model.ckpt{ending}", outputs=["y"])), WANTED, rtol=1e-6)
+
+
+def test_variables_are_read_under_the_names_that_the_saver_gave_them(tmp_path: Path) -> None:
+    tf = tensorflow.module()
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        weights, other = (v1.get_variable(name, initializer=values) for name, values in (("w", W), ("v", W + 1)))
+        tf.matmul(x, weights, name="y")
+        save_session(tf, tmp_path / "model.ckpt", v1.train.Saver({"w/average": weights, "w": other}))
+    np.testing.assert_allclose(answer(qk.load(tmp_path / "model.ckpt", outputs=["y"])), X @ W, rtol=1e-6)
+
+
+def test_broken_checkpoints_are_sentences(checkpoint: Path) -> None:
+    index, data = (checkpoint.with_name(f"model.ckpt.{end}") for end in ("index", "data-00000-of-00001"))
+    whole = data.read_bytes()
+    data.write_bytes(whole[:8])
+    graph = qk.load(checkpoint, outputs=["y"])  # values are read when they are needed
+    with pytest.raises(InputError, match=r"the checkpoint .*model.ckpt can not be read by TensorFlow: .*\w") as caught:
+        qk.save(graph, checkpoint.with_name("out.pb"))
+    assert caught.value.hint
+    assert not checkpoint.with_name("out.pb").exists()
+    index.write_bytes(index.read_bytes()[:50])
+    with pytest.raises(InputError, match="can not be read by TensorFlow"):
+        qk.load(checkpoint, outputs=["y"])
 
 
 def test_outputs_of_a_training_graph_are_asked_for(checkpoint: Path) -> None:
@@ -179,6 +271,39 @@ def test_a_model_of_two_kinds_without_signatures_is_said(tmp_path: Path) -> None
     save_second_kind(tmp_path, ())
     with pytest.raises(InputError, match="has no signatures"):
         qk.load(tmp_path)
+
+
+def as_text(file: Path, kind: str) -> None:
+    """Write a file's message in protobuf's text form, as TensorFlow does."""
+    from google.protobuf import text_format
+    from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+
+    module = saved_model_pb2 if kind == "SavedModel" else meta_graph_pb2
+    text = text_format.MessageToString(getattr(module, kind).FromString(file.read_bytes()))
+    file.unlink()
+    (file if file.suffix == ".meta" else file.with_suffix(".pbtxt")).write_text(text)
+
+
+@KINDS
+def test_saved_models_in_text_form_are_the_same(save: Callable[..., None], tmp_path: Path) -> None:
+    save(tmp_path, ("serving_default", "double"))
+    wanted = [qk.load(tmp_path, signature=name) for name in (None, "double")]
+    as_text(tmp_path / "saved_model.pb", "SavedModel")
+    for name, graph in zip((None, "double"), wanted, strict=True):
+        read = qk.load(tmp_path, signature=name)
+        assert read.op_counts == graph.op_counts
+        np.testing.assert_array_equal(answer(read), answer(graph))
+    (tmp_path / "saved_model.pbtxt").write_text("meta_graphs {\n  graph_def {\n    nod")
+    with pytest.raises(InputError, match=r"saved_model.pbtxt is truncated or broken: line 3, column 8"):
+        qk.load(tmp_path)
+    (tmp_path / "saved_model.pbtxt").write_text("")
+    with pytest.raises(InputError, match=r"saved_model.pbtxt is truncated or broken: it is empty"):
+        qk.load(tmp_path)
+
+
+def test_the_graph_of_a_checkpoint_may_be_text(checkpoint: Path) -> None:
+    as_text(checkpoint.with_name("model.ckpt.meta"), "MetaGraphDef")
+    np.testing.assert_allclose(answer(qk.load(checkpoint, outputs=["y"])), WANTED, rtol=1e-6)
 
 
 def test_the_original_names_stay(tmp_path: Path) -> None:

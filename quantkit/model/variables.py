@@ -9,10 +9,14 @@ from pathlib import Path
 from quantkit import formats
 from quantkit.errors import InputError, QuantkitError, UsageError
 from quantkit.formats import graphdef, saved_model
-from quantkit.formats.files import NOT_OUTPUTS, checkpoint_prefix, with_guessed_ends
+from quantkit.formats.files import NOT_OUTPUTS, with_guessed_ends
+from quantkit.formats.kinds import checkpoint_prefix
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType
+from quantkit.model import tables
 from quantkit.ops.tensorflow import find_op, output_dtypes
+from quantkit.transforms.inline_functions import inline_functions
+from quantkit.transforms.remove_unused_functions import remove_unused_functions
 
 Ends = Iterable[Edge | str] | None
 
@@ -27,7 +31,7 @@ def read_saved_model(
     inputs: Ends = None,
     outputs: Ends = None,
 ) -> Graph:
-    """The frozen graph of a SavedModel. One of TensorFlow 2 without variables may call functions of its library.
+    """The frozen graph of a SavedModel.
 
     Args:
         folder: of the SavedModel.
@@ -37,7 +41,8 @@ def read_saved_model(
         outputs: what is asked for instead; None: the signature's.
 
     Raises:
-        InputError: it is broken, has no signature, or its variables can not be read or are larger than a graph may be.
+        InputError: it is broken, has no signature, its variables can not be read or are larger than a graph may be, or
+            an output needs a table.
         UsageError: there is no such signature or tag, or an input or output is not in the graph.
     """
     try:
@@ -52,15 +57,23 @@ def read_saved_model(
         graph = with_guessed_ends(graph)
     else:
         graph = graph.with_ends(*(_in_file_order(graph, edges) for edges in (chosen.inputs, chosen.outputs)))
-    if not meta.has_objects:
-        graph = graph.with_ends(inputs, outputs)
-        return _filled(graph, folder / "variables" / "variables")
+    if meta.has_objects:
+        graph = tables.without_waiting(_with_functions_inlined(graph, folder, meta, chosen))
+    graph = graph.with_ends(inputs, outputs)
+    tables.check(graph, str(folder))
+    return _filled(graph, folder / "variables" / "variables", meta.restore)
+
+
+def _with_functions_inlined(
+    graph: Graph, folder: Path, meta: saved_model.MetaGraph, signature: saved_model.Signature | None
+) -> Graph:
+    """The graph of TensorFlow 2, which saves all that it computes as calls of functions; frozen if it has variables."""
     _check_size(graph, folder)
+    if signature is None or not _has_variables(graph):
+        return remove_unused_functions(inline_functions(_needed(graph)))
     from quantkit.runtimes import freeze
 
-    if chosen is None or not _has_variables(graph):
-        return _needed(graph.with_ends(inputs, outputs))
-    return freeze.freeze_saved_model(folder, meta.tags, chosen.name).with_ends(inputs, outputs)
+    return freeze.freeze_saved_model(folder, meta.tags, signature.name)
 
 
 def read_checkpoint(path: Path, inputs: Ends = None, outputs: Ends = None) -> Graph:
@@ -72,7 +85,7 @@ def read_checkpoint(path: Path, inputs: Ends = None, outputs: Ends = None) -> Gr
         outputs: what is asked for; None: the only node that may be one.
 
     Raises:
-        InputError: it has no graph, or can not be read.
+        InputError: it has no graph, can not be read, or an output needs a table.
         UsageError: several nodes may be the output, or an input or output is not in the graph.
     """
     prefix = checkpoint_prefix(path) or path
@@ -84,19 +97,20 @@ def read_checkpoint(path: Path, inputs: Ends = None, outputs: Ends = None) -> Gr
         )
     (found,) = formats.meta_graphs(meta)
     graph = with_guessed_ends(_decoded(found, meta)).with_ends(inputs, outputs)
-    return filled(graph, prefix, outputs)
+    return filled(graph, prefix, outputs, found.restore)
 
 
-def filled(graph: Graph, checkpoint: Path, outputs: Ends = None) -> Graph:
+def filled(graph: Graph, checkpoint: Path, outputs: Ends = None, restore: str = "") -> Graph:
     """A graph with the values of a checkpoint in place of its variables.
 
     Args:
         graph: what reads the variables.
         checkpoint: what the checkpoint's files begin with, or one of them.
         outputs: what the caller asked for; None: the only node that may be an output.
+        restore: the node that restores all variables; nothing: what savers call it.
 
     Raises:
-        InputError: there is no such checkpoint, or it lacks a variable.
+        InputError: there is no such checkpoint, it lacks a variable, or an output needs a table.
         UsageError: several nodes may be the output.
     """
     prefix = checkpoint_prefix(checkpoint)
@@ -104,17 +118,20 @@ def filled(graph: Graph, checkpoint: Path, outputs: Ends = None) -> Graph:
         raise InputError(
             f"there is no checkpoint {checkpoint}", hint=f"its index would be the file {checkpoint.name}.index"
         )
-    return _filled(graph if outputs is not None else _with_only_output(graph), prefix)
+    graph = graph if outputs is not None else _with_only_output(graph)
+    tables.check(graph, str(prefix))
+    return _filled(graph, prefix, restore)
 
 
-def _filled(graph: Graph, prefix: Path) -> Graph:
-    graph = _needed(graph)
+def _filled(whole: Graph, prefix: Path, restore: str) -> Graph:
+    graph = _needed(whole)
     if not saved_model.VARIABLES & graph.op_counts.keys():
         return graph
     _check_size(graph, prefix)
-    from quantkit.runtimes import freeze
+    from quantkit.runtimes import checkpoint, freeze
 
-    return freeze.freeze_variables(graph, prefix)
+    restored = checkpoint.places(whole, restore or checkpoint.RESTORE)
+    return freeze.freeze_variables(graph, checkpoint.Checkpoint.open(str(prefix)), restored)
 
 
 def _needed(graph: Graph) -> Graph:
