@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from quantkit.errors import QuantkitError, RecipeError
+from quantkit.errors import GraphError, QuantkitError, RecipeError
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
@@ -12,8 +12,8 @@ from quantkit.ir.uncollected import uncollected
 from quantkit.recipe.grammar import Step
 from quantkit.recipe.named import NAMED, find_recipe
 from quantkit.recipe.recipe import IGNORE_ERRORS, Recipe, parse, read_options
-from quantkit.recipe.trace import STOP, Check, Record, Trace, judged, op_changes
-from quantkit.transforms.registry import Transform
+from quantkit.recipe.trace import STOP, Check, Record, Trace, judged, node_changes, op_changes
+from quantkit.transforms.registry import OptionError, Transform
 
 
 @uncollected()
@@ -71,16 +71,17 @@ def _run_step(
     words = {key: given for key, given in step.options.items() if key != IGNORE_ERRORS}
     start = perf_counter()
     outcome, ignored = _apply(transform, graph, words, services, ignores)
-    verify(outcome.graph, blame=step.name)
+    found, undone = "", _fault(outcome.graph, step.name, stops=check is None or on_mismatch == STOP)
     seconds = perf_counter() - start
-    found, undone = judged(None if ignored else check, graph, outcome.graph, transform, on_mismatch)
+    if not undone:
+        found, undone = judged(None if ignored else check, graph, outcome.graph, transform, on_mismatch)
     if undone:
         outcome = Outcome(graph, (), outcome.skips)
     after = outcome.graph
     return after, Record(
         step,
         (len(graph), len(after)),
-        outcome.changes,
+        outcome.changes if transform.is_ours or outcome.changes else node_changes(graph, after),
         outcome.skips,
         seconds,
         ignored,
@@ -88,6 +89,21 @@ def _run_step(
         undone,
         op_changes(graph.op_counts, after.op_counts),
     )
+
+
+def _fault(graph: Graph, blame: str, *, stops: bool) -> str:
+    """Why a step made no graph, or nothing.
+
+    Raises:
+        GraphError: the same, where that ends the run.
+    """
+    try:
+        verify(graph, blame=blame)
+    except GraphError as error:
+        if stops:
+            raise
+        return error.message
+    return ""
 
 
 def transform(graph: Graph, recipe: Recipe | str, *, classic: bool = False, **services: Any) -> Graph:
@@ -120,7 +136,9 @@ def _apply(
     try:
         return transform.apply(graph, words, services), ""
     except QuantkitError as error:
-        if ignores and not isinstance(error, RecipeError):
+        # A mistake of the recipe is none that may be passed over; a plugin that crashes is.
+        is_recipes = isinstance(error, OptionError if not transform.is_ours else RecipeError)
+        if ignores and not is_recipes:
             return Outcome(graph), error.message
         raise type(error)(
             f"{transform.name}: {error.message}".replace(f"{transform.name}: {transform.name}", transform.name),

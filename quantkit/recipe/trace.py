@@ -92,3 +92,16 @@ def op_changes(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str,
     """
     counts = {op: after.get(op, 0) - before.get(op, 0) for op in sorted({*before, *after})}
     return {op: count for op, count in counts.items() if count}
+
+
+def node_changes(before: Graph, after: Graph) -> tuple[str, ...]:
+    """What became of the nodes, in the order of the graph before, for a transform that does not tell."""
+    lines = []
+    for name, node in before.nodes.items():
+        made = after.nodes.get(name)
+        if made is None:
+            lines.append(f"{name} ({node.op}) is gone")
+        elif made is not node and made != node:
+            lines.append(f"{name} ({node.op})" + (f" -> {made.op}" if made.op != node.op else " changed"))
+    lines.extend(f"{name} ({node.op}) is new" for name, node in after.nodes.items() if name not in before.nodes)
+    return tuple(lines)

@@ -98,5 +98,5 @@ def where(error: BaseException, file: str) -> str:
     lines = [frame.lineno for frame in frames if frame.filename == file]
     if lines:
         return f"{file}, line {lines[-1]}: {what}"
-    own = [frame for frame in frames if "importlib" not in frame.filename and not frame.filename.startswith("<")]
+    own = [frame for frame in frames if not any(word in frame.filename for word in ("importlib", "<", __file__))]
     return f"{own[-1].filename}, line {own[-1].lineno}: {what}" if own else f"{file}: {what}"

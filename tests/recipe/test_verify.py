@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import quantkit.transforms  # noqa: F401  (fills the registry)
-from quantkit.errors import CheckError, UnavailableError
+from quantkit.errors import CheckError, GraphError, UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.ir.text import from_text
 from quantkit.recipe import parse, run
 from quantkit.recipe.answers import compare
-from quantkit.recipe.trace import SKIP
+from quantkit.recipe.trace import SKIP, node_changes
 from quantkit.recipe.verify import Verifier
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Session
@@ -67,6 +67,20 @@ def test_a_refused_step_is_undone_and_the_run_goes_on() -> None:
     assert (kept.undone, kept.check, kept.ops) == ("", "y: equal", {"Identity": -1})
     assert "makes a graph that can not be run to compare" in broken.undone
     assert [record["undone"] for record in trace.to_json()] == [refused.undone, "", broken.undone]
+
+
+def test_a_step_that_makes_no_graph_is_undone() -> None:
+    def lose_a_node(graph: Graph) -> Graph:
+        """Lose a node that others read."""
+        return graph.with_nodes(node for node in graph.nodes.values() if node.name != "scale")
+
+    register(lose_a_node)
+    graph, trace = run(parse("lose_a_node"), GRAPH, check=verifier(), on_mismatch=SKIP)
+    assert graph == GRAPH
+    assert trace.records[0].undone == "after lose_a_node, node 'y' (Mul) reads 'scale', which is not in the graph"
+    for options in ({}, {"check": verifier()}, {"on_mismatch": SKIP}):
+        with pytest.raises(GraphError, match="after lose_a_node"):
+            run(parse("lose_a_node"), GRAPH, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("wrong")
@@ -167,3 +181,13 @@ def test_narrow_types_round_by_themselves() -> None:
 def test_empty_answers_are_equal() -> None:
     nothing = np.zeros((0, 3), np.float32)
     assert compare({"y": nothing}, {"y": nothing}, EXACT, 1e-5) == "y: equal"
+
+
+def test_what_became_of_nodes() -> None:
+    after = from_text("x = Placeholder[?x3]()\nscale = Const(3.0)\ny = Add(x, scale, T=float)\nz = Neg(y, T=float)")
+    assert node_changes(GRAPH, after) == (
+        "same (Identity) is gone",
+        "scale (Const) changed",
+        "y (Mul) -> Add",
+        "z (Neg) is new",
+    )

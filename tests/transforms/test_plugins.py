@@ -11,7 +11,7 @@ import pytest
 import quantkit.transforms  # noqa: F401  (fills the registry)
 from quantkit.errors import RecipeError
 from quantkit.ir.text import from_text
-from quantkit.recipe import transform
+from quantkit.recipe import parse, run, transform
 from quantkit.transforms.plugins import load_file, load_installed
 from quantkit.transforms.registry import REGISTRY, find
 
@@ -131,6 +131,22 @@ def test_a_plugin_that_fails_is_one_sentence(tmp_path: Path, body: str, message:
         transform(GRAPH, "crash")
     assert message in caught.value.message
     assert str(path) in caught.value.message
+
+
+def test_a_plugin_that_fails_may_be_passed_over_and_one_that_is_called_wrongly_may_not(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import quantkit as qk\n\n@qk.transform_function\ndef crash(graph, *, k: int = 1):\n    1 / 0\n")
+    load_file(path)
+    graph, trace = run(parse("crash(ignore_errors=true)"), GRAPH)
+    assert graph == GRAPH
+    assert "ZeroDivisionError" in trace.records[0].ignored
+    with pytest.raises(RecipeError, match="has no option 'n'"):
+        transform(GRAPH, "crash(ignore_errors=true, n=2)")
+
+
+def test_what_a_plugin_does_not_tell_is_found(plugin: Path) -> None:
+    load_file(plugin)
+    assert run(parse("drop_devices"), GRAPH)[1].records[0].changes == ("y (Neg) changed",)
 
 
 def test_installed_distributions_offer_transforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
