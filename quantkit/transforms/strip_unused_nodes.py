@@ -55,25 +55,28 @@ def strip_unused_nodes(
                 f"You must pass a '{word}_for_name' arg for every 'name', e.g. {example}",
                 hint=f"there are {len(name)} name and {len(given)} {word}_for_name",
             )
+    usual = None if type is None else _dtype(type), None if shape is None else _shape(shape)
+    own = dict(zip(name, zip(map(_dtype, type_for_name), map(_shape, shape_for_name), strict=True), strict=True))
     kept, whole = _kept(graph)
-    own = dict(zip(name, zip(type_for_name, shape_for_name, strict=True), strict=True))
     nodes: list[Node] = []
     cut: list[str] = []
     for node in graph.nodes.values():
         if node.name not in kept:
             continue
         if node.name in graph.input_names and node.op != "Placeholder" and node.name not in whole:
-            type_word, shape_text = own.get(node.name, (type, shape))
-            dtype = _computed_dtype(graph, node) if type_word is None else _dtype(type_word)
-            sizes = _computed_shape(graph, node) if shape_text is None else _shape(shape_text)
+            dtype, sizes = own.get(node.name, usual)
+            dtype = dtype or _computed_dtype(graph, node)
+            sizes = sizes or _computed_shape(graph, node)
             nodes.append(Node(node.name, "Placeholder", attrs={"dtype": dtype, "shape": sizes}))
             cut.append(f"{node.name} ({node.op}) becomes a Placeholder, {dtype.value} of shape {sizes}")
         else:
             nodes.append(node)
     removed = len(graph) - len(nodes)
     changes = cut + ([f"{removed} nodes that the outputs do not need"] if removed else [])
-    skips = tuple(Skip(f"its output {whole[node.name]} is wanted", node.name) for node in nodes if node.name in whole)
-    return Outcome(graph.with_nodes(nodes), tuple(changes), skips)
+    skips = [Skip(f"its output {whole[node.name]} is wanted", node.name) for node in nodes if node.name in whole]
+    no_input = "it is no input, so that it gets no type and no shape"
+    skips += [Skip(no_input, one) for one in own if one not in graph.input_names]
+    return Outcome(graph.with_nodes(nodes), tuple(changes), tuple(skips))
 
 
 def _kept(graph: Graph) -> tuple[set[str], dict[str, int]]:

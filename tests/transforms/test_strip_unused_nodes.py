@@ -80,8 +80,15 @@ def test_ports_in_names_are_understood() -> None:
     ],
 )
 def test_bad_options(options: dict[str, object], message: str) -> None:
-    with pytest.raises(RecipeError, match=message.replace("'", ".")):
-        strip_unused_nodes(graph(), **options)
+    for one in (graph(), graph(("fed",))):
+        with pytest.raises(RecipeError, match=message.replace("'", ".")):
+            strip_unused_nodes(one, **options)
+
+
+def test_a_type_for_what_is_no_input_is_told() -> None:
+    options = {"name": ("mull",), "type_for_name": ("int32",), "shape_for_name": ("1",)}
+    (skip,) = strip_unused_nodes.outcome(graph(), **options).skips
+    assert str(skip) == "mull: it is no input, so that it gets no type and no shape"
 
 
 def test_an_output_that_is_missing() -> None:
