@@ -24,8 +24,8 @@ from quantkit.zoo import list_cards
 
 from ._arguments import flags
 
-# What makes 8 bits fast, each exact in float, applied behind the recipe that folds.
-REWRITES = "pool_after_projection fold_pads fold_clamps"
+# What makes 8 bits fast, each exact in float, applied behind the recipe that folds. Codes need no EnsureShape.
+REWRITES = "pool_after_projection fold_pads fold_clamps remove_nodes(op=EnsureShape)"
 
 
 def float_graph(args: Namespace, scheme: Scheme) -> tuple[Model, Graph]:

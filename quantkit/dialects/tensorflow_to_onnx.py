@@ -69,7 +69,7 @@ BINARY = {
     "Sub": "Sub",
 }
 REDUCTIONS = {"Mean": "ReduceMean", "Max": "ReduceMax", "Min": "ReduceMin", "Prod": "ReduceProd"}
-COPIES = "Identity StopGradient CheckNumerics PreventGradient Snapshot"
+COPIES = "Identity EnsureShape StopGradient CheckNumerics PreventGradient Snapshot"
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,15 @@ def _placeholder(node: Node, given: Sequence[Shape], constants: Mapping[int, Ten
     return [shape if isinstance(shape, Shape) else UNKNOWN]
 
 
+@_rule("EnsureShape")
+def _ensured(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    stated = node.attrs["shape"]
+    if not isinstance(stated, Shape) or stated.dims is None or given[0].dims is None:
+        return [stated if isinstance(stated, Shape) and stated.dims is not None else given[0]]
+    pairs = zip(stated.dims, given[0].dims, strict=True)
+    return [Shape(tuple(found if size is None else size for size, found in pairs))]
+
+
 @_rule("Const")
 def _const(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     return [Shape(node.value.shape)]

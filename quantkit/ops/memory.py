@@ -14,7 +14,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.tensorflow import output_dtypes
 
-SHARING = frozenset({"CheckNumerics", "ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"})
+SHARING = frozenset({"CheckNumerics", "EnsureShape", "ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"})
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ _FUSED = re.compile(
 )
 _PADDING = re.compile(r"Pad|PadV2|MirrorPad|SpaceToBatchND")
 _PASSING = re.compile(
-    r"Identity|CheckNumerics|StopGradient|QuantizeLinear|DequantizeLinear|QuantizeV2|Dequantize|Requantize|Transpose"
+    r"Identity|EnsureShape|CheckNumerics|StopGradient|QuantizeLinear|DequantizeLinear|QuantizeV2|Dequantize|Requantize|Transpose"
 )
 
 

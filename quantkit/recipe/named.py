@@ -27,15 +27,17 @@ MODERN = (
     "remove_nodes(op=Identity, op=IdentityN, op=CheckNumerics, op=StopGradient) "
     "fold_constants simplify_arithmetic fold_constants"
 )
+# What engines then fuse with the layer before it.
+FUSE = "fold_pads fold_clamps fold_biases"
 TIDY = "strip_unused_nodes sort_by_execution_order"
 
 # What a recipe is for, and its steps.
 NAMED = {
-    "inference": f"{MODERN} {FOLD} fold_pads fold_clamps merge_duplicate_nodes remove_unused_functions {TIDY}",
+    "inference": f"{MODERN} {FOLD} {FUSE} merge_duplicate_nodes remove_unused_functions ensure_input_shapes {TIDY}",
     "deploy": f"{CLEAN} {FOLD}",
     "shrink": f"{CLEAN} {FOLD} quantize_weights {TIDY}",
     "eight_bit": f"add_default_attributes {CLEAN} {FOLD} quantize_weights quantize_nodes {TIDY}",
-    "mobile": f"{CLEAN} {FOLD} fold_pads fold_clamps merge_duplicate_nodes quantize_weights obfuscate_names {TIDY}",
+    "mobile": f"{CLEAN} {FOLD} {FUSE} merge_duplicate_nodes quantize_weights obfuscate_names {TIDY}",
 }
 PURPOSES = {
     "inference": "everything that makes a graph smaller and faster and keeps its answers",

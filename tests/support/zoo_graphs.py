@@ -6,6 +6,7 @@ Every function needs TensorFlow, and imports it itself.
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,43 @@ from quantkit.model.loading import load
 from quantkit.zoo.architectures import random_graph
 
 SEED = 0
-SSD_SIZE, SSD_BOXES, SSD_CLASSES = 96, 20, 5
+
+
+@dataclass(frozen=True)
+class Detector:
+    """How large a single-shot detector is.
+
+    Attributes:
+        side: of the pictures it takes, in pixels.
+        resized: the side that the first layer sees.
+        layers: channels and stride of each layer.
+        heads: the layers whose feature maps predict boxes.
+        anchors: boxes predicted at each place of a map.
+        classes: kinds of objects.
+        boxes: how many are answered for a picture.
+        by_class: suppress overlapping boxes of each class apart, written out class by class.
+        score: what a box of a class scores at least to be kept.
+    """
+
+    side: int
+    resized: int
+    layers: tuple[tuple[int, int], ...]
+    heads: tuple[int, ...]
+    anchors: int
+    classes: int
+    boxes: int
+    by_class: bool = False
+    score: float = 0.5
+
+
+SMALL_DETECTOR = Detector(96, 64, ((8, 2), (16, 2), (16, 1), (32, 2), (32, 2)), (3, 4), 2, 5, 20)
+_MOBILENET = (
+    ((32, 2), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2)) + ((512, 1),) * 5 + ((1024, 2), (1024, 1))
+)
+# The sizes of SSD MobileNet v1 for COCO's 90 classes.
+DETECTOR = Detector(
+    480, 300, (*_MOBILENET, (512, 2), (256, 2), (256, 2), (128, 2)), (11, 13, 14, 15, 16, 17), 6, 90, 100, by_class=True
+)
 
 
 def _tensorflow() -> Any:
@@ -37,7 +74,7 @@ def keras_application(name: str, **options: Any) -> Graph:
 
 
 def _with_statistics(tf: Any, model: Any) -> Graph:
-    """The frozen graph of a model whose batch norms have seen data: none of their numbers is 0 or 1."""
+    """The frozen graph of a model as training leaves it: no bias is 0, and batch norms have seen data."""
     random = np.random.default_rng(SEED)
     for layer in model.layers:
         if isinstance(layer, tf.keras.layers.BatchNormalization):
@@ -45,6 +82,8 @@ def _with_statistics(tf: Any, model: Any) -> Graph:
                 is_offset = any(word in variable.path for word in ("beta", "moving_mean"))
                 low, high = (-0.2, 0.2) if is_offset else (0.7, 1.3)
                 variable.assign(random.uniform(low, high, variable.shape))
+        elif getattr(layer, "bias", None) is not None:
+            layer.bias.assign(random.uniform(-0.2, 0.2, layer.bias.shape))
     return load(model)
 
 
@@ -69,19 +108,24 @@ def small_network() -> Graph:
     return _with_statistics(tf, tf.keras.Model(inputs, x))
 
 
-def lstm(*, unroll: bool = False, lower: bool = False) -> Graph:
-    """Two Keras LSTMs, the first bidirectional, over ten steps.
+def lstm(
+    *, steps: int = 10, features: int = 16, units: tuple[int, int] = (24, 32), unroll: bool = False, lower: bool = False
+) -> Graph:
+    """Two Keras LSTMs, the first bidirectional, over a sequence.
 
     Args:
+        steps: in the sequence.
+        features: numbers of each step.
+        units: of the two layers.
         unroll: write all steps out, instead of While nodes and functions.
         lower: write the loops as Enter, Switch and Merge, as TensorFlow's converters do.
     """
     tf = _tensorflow()
     tf.keras.utils.set_random_seed(SEED)
     layers = tf.keras.layers
-    x = inputs = tf.keras.Input((10, 16))
-    x = layers.Bidirectional(layers.LSTM(24, return_sequences=True, unroll=unroll))(x)
-    x = layers.LSTM(32, unroll=unroll)(x)
+    x = inputs = tf.keras.Input((steps, features))
+    x = layers.Bidirectional(layers.LSTM(units[0], return_sequences=True, unroll=unroll))(x)
+    x = layers.LSTM(units[1], unroll=unroll)(x)
     model = tf.keras.Model(inputs, layers.Dense(8, activation="softmax")(x))
     return _lowered(tf, model) if lower else load(model)
 
@@ -97,7 +141,7 @@ def _lowered(tf: Any, model: Any) -> Graph:
     return graph.with_ends(["x"], [Edge.parse(frozen.outputs[0].name)])
 
 
-def ssd() -> Graph:
+def ssd(size: Detector = SMALL_DETECTOR) -> Graph:
     """A single-shot detector as the Object Detection API froze it: loops over images, TensorArrays, conditions, NMS."""
     tf = _tensorflow()
     v1 = tf.compat.v1
@@ -105,7 +149,7 @@ def ssd() -> Graph:
         uses_v2 = v1.control_flow_v2_enabled()
         v1.disable_control_flow_v2()
         try:
-            outputs = _detector(tf)
+            outputs = _detector(tf, size)
         finally:
             if uses_v2:
                 v1.enable_control_flow_v2()
@@ -115,24 +159,26 @@ def ssd() -> Graph:
     return graphdef.decode(frozen.SerializeToString()).with_ends(["image_tensor"], outputs)
 
 
-def _detector(tf: Any) -> list[str]:
+def _detector(tf: Any, size: Detector) -> list[str]:
     v1 = tf.compat.v1
     v1.set_random_seed(SEED)
-    images = v1.placeholder(tf.uint8, [None, SSD_SIZE, SSD_SIZE, 3], name="image_tensor")
+    images = v1.placeholder(tf.uint8, [None, size.side, size.side, 3], name="image_tensor")
     with v1.name_scope("Preprocessor"):
         floats = tf.cast(images, tf.float32)
-        x = v1.map_fn(lambda one: (2 / 255) * v1.image.resize_images(one, [64, 64]) - 1.0, floats)
-        x = tf.ensure_shape(x, [None, 64, 64, 3])
+        shape = [size.resized, size.resized]
+        x = v1.map_fn(lambda one: (2 / 255) * v1.image.resize_images(one, shape) - 1.0, floats)
+        x = tf.ensure_shape(x, [None, *shape, 3])
     features = []
-    for number, (channels, stride) in enumerate([(8, 2), (16, 2), (16, 1), (32, 2), (32, 2)]):
+    for number, (channels, stride) in enumerate(size.layers):
         with v1.variable_scope(f"FeatureExtractor/layer_{number}"):
             x = _separable(tf, x, channels, stride, is_first=not number)
         features.append(x)
-    boxes, scores = zip(*(_predicted(tf, one, place) for place, one in enumerate(features[-2:])), strict=True)
+    maps = enumerate(features[head] for head in size.heads)
+    boxes, scores = zip(*(_predicted(tf, one, place, size) for place, one in maps), strict=True)
     with v1.name_scope("Postprocessor"):
         decoded = _decoded(tf, tf.concat(boxes, 1))
         probabilities = tf.sigmoid(tf.concat(scores, 1))
-        detected = v1.map_fn(partial(_selected, tf), (decoded, probabilities), (tf.float32, tf.float32, tf.int32))
+        detected = v1.map_fn(partial(_selected, tf, size), (decoded, probabilities), (tf.float32, tf.float32, tf.int32))
     names = ["detection_boxes", "detection_scores", "num_detections"]
     for tensor, name in zip(detected, names, strict=True):
         tf.identity(tensor, name=name)
@@ -167,15 +213,17 @@ def _normed(tf: Any, x: Any) -> Any:
     return tf.compat.v1.nn.fused_batch_norm(x, *vectors, is_training=False)[0]
 
 
-def _predicted(tf: Any, x: Any, place: int) -> tuple[Any, Any]:
+def _predicted(tf: Any, x: Any, place: int, size: Detector) -> tuple[Any, Any]:
     """Boxes (n, anchors, 4) and scores (n, anchors, classes) of a feature map, its shape computed while it runs."""
     made = []
     with tf.compat.v1.variable_scope(f"BoxPredictor_{place}"):
-        for name, size in (("BoxEncodings", 4), ("ClassScores", SSD_CLASSES)):
+        for name, values in (("BoxEncodings", 4), ("ClassScores", size.classes)):
             with tf.compat.v1.variable_scope(name):
-                y = tf.nn.conv2d(x, _variable(tf, "weights", 1, 1, x.shape[3], 2 * size), 1, "SAME")
-                y = tf.nn.bias_add(y, _variable(tf, "biases", 2 * size))
-                made.append(tf.reshape(y, tf.stack([tf.shape(x)[0], y.shape[1] * y.shape[2] * 2, size])))
+                channels = size.anchors * values
+                y = tf.nn.conv2d(x, _variable(tf, "weights", 1, 1, x.shape[3], channels), 1, "SAME")
+                y = tf.nn.bias_add(y, _variable(tf, "biases", channels))
+                places = y.shape[1] * y.shape[2] * size.anchors
+                made.append(tf.reshape(y, tf.stack([tf.shape(x)[0], places, values])))
     return made[0], made[1]
 
 
@@ -187,18 +235,31 @@ def _decoded(tf: Any, codes: Any) -> Any:
     return tf.concat([centre - half, centre + half], 2)
 
 
-def _selected(tf: Any, one: tuple[Any, Any]) -> tuple[Any, Any, Any]:
+def _selected(tf: Any, size: Detector, one: tuple[Any, Any]) -> tuple[Any, Any, Any]:
     """The best boxes of an image, padded to a fixed number; none where nothing was found."""
     v1 = tf.compat.v1
-    boxes, scores = one
-    best = tf.reduce_max(scores, 1)
-    kept = tf.image.non_max_suppression(boxes, best, SSD_BOXES, 0.6)
+    boxes, best = _of_each_class(tf, size, *one) if size.by_class else (one[0], tf.reduce_max(one[1], 1))
+    kept = tf.image.non_max_suppression(boxes, best, size.boxes, 0.6)
     found = v1.cond(tf.size(kept) > 0, lambda: tf.gather(boxes, kept), lambda: tf.zeros([0, 4]))
-    missing = SSD_BOXES - tf.shape(found)[0]
+    missing = size.boxes - tf.shape(found)[0]
     index = v1.while_loop(lambda i: i < tf.shape(found)[0], lambda i: i + 1, [0])
     padded = tf.pad(found, [[0, missing], [0, 0]])
     return padded, tf.pad(tf.gather(best, kept), [[0, missing]]), index
 
+
+def _of_each_class(tf: Any, size: Detector, boxes: Any, scores: Any) -> tuple[Any, Any]:
+    """Boxes (n, 4) and scores (n) of what is left in each class."""
+    left = []
+    for number, one in enumerate(tf.unstack(scores, axis=1)):
+        with tf.compat.v1.name_scope(f"Class_{number}"):
+            kept = tf.image.non_max_suppression(boxes, one, 5, 0.6, size.score)
+            left.append((tf.gather(boxes, kept), tf.gather(one, kept)))
+    of_boxes, of_scores = zip(*left, strict=True)
+    return tf.concat(of_boxes, 0), tf.concat(of_scores, 0)
+
+
+# Sizes at which the arithmetic takes the time, as in a tagger of sentences.
+LSTM: Mapping[str, Any] = {"steps": 32, "features": 128, "units": (256, 256)}
 
 BUILDERS: Mapping[str, Callable[[], Graph]] = {
     "inception_v3_2016": partial(random_graph, "inception_v3_2016"),
@@ -207,8 +268,8 @@ BUILDERS: Mapping[str, Callable[[], Graph]] = {
     "keras_resnet50": partial(keras_application, "ResNet50"),
     "keras_efficientnet_b0": partial(keras_application, "EfficientNetB0"),
     "keras_inception_resnet_v2": partial(keras_application, "InceptionResNetV2"),
-    "ssd": ssd,
-    "lstm_loop": lstm,
-    "lstm_lowered": partial(lstm, lower=True),
-    "lstm_unrolled": partial(lstm, unroll=True),
+    "ssd": partial(ssd, DETECTOR),
+    "lstm_loop": partial(lstm, **LSTM),
+    "lstm_lowered": partial(lstm, **LSTM, lower=True),
+    "lstm_unrolled": partial(lstm, **LSTM, unroll=True),
 }
