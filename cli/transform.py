@@ -4,6 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+from quantkit import formats
 from quantkit.dialects.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import UsageError
 from quantkit.model.saving import KINDS, Target
@@ -74,7 +75,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Read, transform, write, and say what happened."""
     source, path = _ends(args)
-    target = Target.of(path, args.format, as_text=_is_true(args.output_as_text))
+    target = _target(args, path)
     trace_file = trace_path(args)
     load_plugins(args)
     recipe = chosen_recipe(args, converts=_converts(args, source, target))
@@ -119,6 +120,17 @@ def _ends(args: Namespace) -> tuple[str, str]:
         if len(found) > 1:
             raise UsageError(f"--{classic} and {short} name two files", hint="give one of them")
     return str(Path(sources[0]).expanduser()), targets[0]
+
+
+def _target(args: Namespace, path: str) -> Target:
+    """Where the graph goes; as the classic tool had it, ``--out-graph`` takes any name for a GraphDef."""
+    ending = Path(path).suffix.lower()
+    any_name = args.out_graph and ending not in formats.ENDINGS and not path.endswith("/") and not Path(path).is_dir()
+    kind = args.format or ("graphdef" if any_name else None)
+    target = Target.of(path, kind, as_text=_is_true(args.output_as_text))
+    if target.is_guess:
+        log(args, f"{target.path.name}: {ending} names no format: writing {formats.KINDS[target.kind]}")
+    return target
 
 
 def _converts(args: Namespace, source: str, target: Target) -> bool:

@@ -11,6 +11,7 @@ from quantkit.formats import graphdef, onnx, saved_model
 from quantkit.ir.graph import Graph
 
 KINDS = ("graphdef", "graphdef_text", "saved_model", "onnx", "tflite")
+ENDINGS = {ending: kind for ending, kind in formats.ENDINGS.items() if kind in KINDS}
 
 
 @dataclass(frozen=True)
@@ -20,27 +21,38 @@ class Target:
     Attributes:
         path: the file or folder.
         kind: what is written there, one of `KINDS`.
+        is_guess: whether the path has an ending that names no format, so that a GraphDef is written there.
     """
 
     path: Path
     kind: str
+    is_guess: bool = False
 
     @classmethod
     def of(cls, path: str | os.PathLike[str], kind: str | None = None, *, as_text: bool = False) -> "Target":
         """The target of a path: a folder, or a path that ends in ``/``, is a SavedModel's; an ending tells the rest.
 
         Args:
-            path: as a user writes it; an ending that names no format is free for GraphDefs.
+            path: as a user writes it; an ending that names no format, and looks like none, is free for GraphDefs.
             kind: one of `KINDS`, whatever the ending is.
             as_text: choose the text form of a GraphDef.
 
         Raises:
-            UsageError: no such kind, the ending is that of a format that is only read, or the kind has no text form.
+            UsageError: no such kind, the ending is that of a format that is only read, the ending is almost one that
+                names a format, or the kind has no text form.
         """
         text, place = os.fspath(path), Path(path).expanduser()
+        is_guess = False
         if kind is None:
             is_folder = text.endswith(("/", os.sep)) or place.is_dir()
-            kind = "saved_model" if is_folder else formats.ENDINGS.get(place.suffix.lower(), "graphdef")
+            ending = place.suffix.lower()
+            is_guess = not is_folder and bool(ending) and ending not in formats.ENDINGS and not as_text
+            kind = "saved_model" if is_folder else formats.ENDINGS.get(ending, "graphdef")
+            if is_guess and (hint := did_you_mean(ending, ENDINGS)):
+                raise UsageError(
+                    f"{place.name} has the ending {place.suffix!r}, which names no format",
+                    hint=f"{hint} --format graphdef takes any name",
+                )
             if kind not in KINDS:
                 raise UsageError(
                     f"{place.name} would be {formats.KINDS[kind]}, and those are only read",
@@ -52,7 +64,7 @@ class Target:
             )
         if as_text and not kind.startswith("graphdef"):
             raise UsageError(f"{formats.KINDS[kind]} has no text form", hint="name a file that ends in .pbtxt")
-        return cls(place, "graphdef_text" if as_text else kind)
+        return cls(place, "graphdef_text" if as_text else kind, is_guess)
 
     def check(self, graph: Graph, *, may_shrink: bool = False) -> None:
         """Refuse early what can not be written.
@@ -106,7 +118,8 @@ def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = N
     Args:
         graph: what to write; it is converted where TensorFlow's ops go to a ``.onnx`` file, or ONNX's elsewhere.
         path: ``.pb``, ``.pbtxt``, ``.onnx``, ``.tflite``, or a folder (new with a ``/`` at the end, or empty) for a
-            SavedModel. The weights of an ONNX model over 2 GiB go to ``PATH.data`` beside it.
+            SavedModel. The weights of an ONNX model over 2 GiB go to ``PATH.data`` beside it. Any other ending is
+            that of a GraphDef, unless it is almost one of these.
         as_text: whether a GraphDef is written as text; None: as the ending says.
         format: one of `KINDS`, whatever the ending is.
 

@@ -75,6 +75,8 @@ def test_the_ending_names_the_format(name: str, kind: str, tmp_path: Path, monke
     ("path", "options", "message"),
     [
         ("a.h5", {}, "would be a Keras model, and those are only read"),
+        ("a.onx", {}, "has the ending '.onx', which names no format"),
+        ("a.PBTX", {}, "has the ending '.PBTX', which names no format"),
         ("a.onnx", {"as_text": True}, "has no text form"),
         ("a.pb", {"format": "saved-model"}, "no format is called 'saved-model'"),
     ],
@@ -84,6 +86,26 @@ def test_what_is_not_written_is_said(path: str, options: dict[str, Any], message
         save(small_graph(), tmp_path / path, **options)
     assert caught.value.hint
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("ending", "meant"),
+    [("onx", "onnx"), ("pbtx", "pbtxt"), ("pbx", "pb"), ("tfl", "tflite"), ("lite", "tflite"), ("txt", "pbtxt")],
+)
+def test_an_ending_that_is_almost_one_is_asked_about(ending: str, meant: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        Target.of(tmp_path / f"a.{ending}")
+    assert caught.value.hint.startswith("did you mean")
+    assert f"'.{meant}'" in caught.value.hint
+    assert "--format graphdef" in caught.value.hint
+    for options in ({"kind": "graphdef"}, {"as_text": True}):
+        assert Target.of(tmp_path / f"a.{ending}", **options).kind.startswith("graphdef")
+
+
+@pytest.mark.parametrize("name", ["a", "a.pb", "a.onnx", "a/"])
+def test_only_an_ending_that_names_nothing_is_guessed_at(name: str, tmp_path: Path) -> None:
+    assert not Target.of(f"{tmp_path}/{name}").is_guess
+    assert Target.of(tmp_path / "a.frozen").is_guess
 
 
 def test_text_and_binary(tmp_path: Path) -> None:
@@ -285,6 +307,19 @@ def test_the_command_converts(out: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert summary["inputs"][0]["shape"] == [None, 4]
     assert [None, 300] in [end["shape"] for end in summary["outputs"]]
     assert summary["parameters"] >= W.size
+
+
+def test_the_command_says_what_it_makes_of_an_ending(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(small_graph(), tmp_path / "in.pb")
+    words = ["transform", "--recipe", "shrink", f"{tmp_path}/in.pb"]
+    assert main([*words, "-o", f"{tmp_path}/out.onx"]) == 2
+    assert "did you mean '.onnx'?" in capsys.readouterr().err
+    assert main([*words, "-o", f"{tmp_path}/out.xyz"]) == 0
+    assert "out.xyz: .xyz names no format: writing a frozen TensorFlow graph" in capsys.readouterr().err
+    assert main([*words, "-o", f"{tmp_path}/out.onx", "--format", "graphdef"]) == 0
+    assert main([*words, "--out-graph", f"{tmp_path}/classic.pbx"]) == 0  # as its scripts may have it
+    assert "names no format" not in capsys.readouterr().err
+    assert {kind_of(tmp_path / name) for name in ("out.xyz", "out.onx", "classic.pbx")} == {"graphdef"}
 
 
 def test_the_command_rewrites_onnx_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
