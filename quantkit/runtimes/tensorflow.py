@@ -68,7 +68,7 @@ class TensorFlow:
             graph = import_graph(model, device)
             session = tf.compat.v1.Session(graph=graph, config=config)
         feeds = [tensor(graph, edge) for edge in model.inputs]
-        fetches = [tensor(graph, edge) for edge in dict.fromkeys(model.outputs)]
+        fetches = _kept(tf, graph, feeds, [tensor(graph, edge) for edge in dict.fromkeys(model.outputs)])
         ops = {node.name: node.op for node in model.nodes.values()}
         steps = _Steps(tf, session, feeds, fetches, options.log_placement)
         return FunctionSession(
@@ -82,6 +82,17 @@ class TensorFlow:
 
 
 RUNTIME = TensorFlow()
+
+
+def _kept(tf: Any, graph: Any, feeds: list[Any], fetches: list[Any]) -> list[Any]:
+    """The tensors that are fetched, out of the reach of fusions.
+
+    TensorFlow's optimizer makes a Sigmoid a part of a swish, and a Rsqrt of a layer norm, even where they are fetched,
+    and then does not find them; what has two readers it leaves alone.
+    """
+    fed = {feed.name for feed in feeds}
+    with graph.as_default():
+        return [tf.identity(one, "kept") if one.consumers() and one.name not in fed else one for one in fetches]
 
 
 class _Steps:

@@ -4,6 +4,8 @@ import pytest
 from quantkit.errors import GraphError, UnavailableError
 from quantkit.ir.graph import Edge, Graph, Node, Versions, constant
 from quantkit.ir.tensor import DType, Shape
+from quantkit.ir.text import from_text
+from quantkit.runtimes import open_session
 from quantkit.runtimes.session import SessionOptions
 from quantkit.runtimes.tensorflow import RUNTIME, explained
 
@@ -124,3 +126,37 @@ def test_bfloat16_is_used_where_the_processor_has_it() -> None:
 def test_float16_on_a_processor_is_refused() -> None:
     with pytest.raises(UnavailableError, match="float16"):
         RUNTIME.open(decoder(), SessionOptions(precision="float16"))
+
+
+def test_what_the_optimizer_would_fuse_can_be_fetched() -> None:
+    """A swish and a layer norm, each with the tensors in the middle."""
+    graph = from_text("""
+    inputs: x
+    outputs: y
+    x = Placeholder[<4x8>]()
+    w = Const[8x8]()
+    m = MatMul(x, w, T=float)
+    s = Sigmoid(m, T=float)
+    swish = Mul(m, s, T=float)
+    axis = Const[int32]([1])
+    mean = Mean(swish, axis, T=float, Tidx=int32, keep_dims=true)
+    difference = SquaredDifference(swish, mean, T=float)
+    variance = Mean(difference, axis, T=float, Tidx=int32, keep_dims=true)
+    least = Const[float](0.001)
+    wide = AddV2(variance, least, T=float)
+    root = Rsqrt(wide, T=float)
+    two = Const[float](2.0)
+    scale = Mul(root, two, T=float)
+    scaled = Mul(swish, scale, T=float)
+    moved = Mul(mean, scale, T=float)
+    offset = Sub(two, moved, T=float)
+    y = AddV2(scaled, offset, T=float)
+    """)
+    names = [name for name in graph.order if not graph[name].is_constant]
+    inputs = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+    found = []
+    for engine in ("tensorflow", "reference"):
+        with open_session(graph.with_ends(None, names), engine) as session:
+            found.append(session.run({"x": inputs}))
+    for name in names:
+        np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-3, atol=1e-5)
