@@ -530,6 +530,9 @@ def _constants() -> Cases:
         ),
         "y",
     )
+    for number, place in enumerate((b"loc:@s", b"loc:@gone", b"gone", b"loc:@")):
+        beside = (*plain[:-1], plain[-1].with_attrs(_class=(place,)))
+        cases.add(f"colocated_{number}", beside, "y")
     cases.add("excluded_op", plain, "y", "fold_constants(exclude_op=Add)")
     cases.add("excluded_node", plain, "y", "fold_constants(exclude_node=s,exclude_node=other)")
     for limit in (4, 8, 15):

@@ -79,6 +79,7 @@ def import_nodes(nodes: Sequence[NodeDef], context: Context) -> ImportedGraph:
             raise GraphError(f"Node '{node.name}': Control dependencies must come after regular dependencies")
     graph = ImportedGraph()
     for number in _import_order(nodes, index):
+        _check_colocation(nodes[number], index)
         node = with_defaults(nodes[number], context.library)
         _check_version(node, context.versions.producer)
         graph.add(ImportedNode(node))
@@ -124,6 +125,17 @@ def _import_order(nodes: Sequence[NodeDef], index: Mapping[str, int]) -> Iterato
                 heappush(ready, reader)
     if done < len(nodes):
         raise GraphError(f"{len(nodes) - done} nodes in a cycle")
+
+
+def _check_colocation(node: NodeDef, index: Mapping[str, int]) -> None:
+    classes = node.attrs.get("_class")
+    for one in classes if isinstance(classes, tuple) else ():
+        place = one.decode() if isinstance(one, bytes) else ""
+        if place.startswith("loc:@") and place.removeprefix("loc:@") not in index:
+            raise GraphError(
+                f"Node '{node.name}' expects to be colocated with unknown node '{place.removeprefix('loc:@')}'",
+                hint="remove_attribute(attribute_name=_class) forgets where nodes belong",
+            )
 
 
 def _check_version(node: NodeDef, producer: int) -> None:
