@@ -14,7 +14,9 @@ from quantkit.ir.difference import EQUAL, first_difference
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model.loading import MEANINGLESS, Model
-from quantkit.quantization.compare import FLOOR, SAMPLES, SHOWN, Comparison, Feeder, Feeds, Interrupted, compare
+from quantkit.quantization.compare import SAMPLES, compare
+from quantkit.quantization.comparison import FLOOR, SHOWN, Comparison, Interrupted
+from quantkit.quantization.feeders import Feeder, Feeds
 from quantkit.runtimes.session import TensorInfo
 from quantkit.zoo import ModelCard, list_cards
 

@@ -14,7 +14,8 @@ from quantkit.errors import GraphError, UsageError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
-from quantkit.quantization.compare import Comparison, Interrupted, compare
+from quantkit.quantization.compare import compare
+from quantkit.quantization.comparison import Comparison, Interrupted
 from quantkit.quantization.matching import Places, match
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
