@@ -96,7 +96,8 @@ def run(args: Namespace) -> int:
         classic=args.classic,
         ends=ends,
     )
-    account = Account(model, recipe, before, after, trace, check, target.path, target.write(after))
+    signature = model.signature.following(before, after) if model.signature else None
+    account = Account(model, recipe, before, after, trace, check, target.path, target.write(after, signature))
     for record in trace.records:
         if record.ignored:
             log(args, f"{record.step.name}: Ignoring error {record.ignored}")

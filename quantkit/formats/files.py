@@ -164,13 +164,13 @@ def save_graphdef(graph: Graph, path: Path, *, as_text: bool = False) -> None:
         write_whole(path, lambda file: graphdef.write(graph, file))
 
 
-def save_saved_model(graph: Graph, folder: Path, signature: str = saved_model.DEFAULT_SIGNATURE) -> None:
+def save_saved_model(graph: Graph, folder: Path, signature: saved_model.Signature = saved_model.Signature()) -> None:
     """Write a SavedModel folder; it appears complete or not at all.
 
     Args:
         graph: a frozen TensorFlow graph with inputs and outputs.
         folder: where; it does not exist, or is empty.
-        signature: the name of what the graph computes.
+        signature: what callers call the inputs and outputs; the others are called as the graph calls them.
 
     Raises:
         UsageError: the folder is not empty, or can not be made there.

@@ -6,7 +6,7 @@ file until they are asked for. What has variables, `quantkit.runtimes.freeze` re
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from quantkit.errors import GraphError, InputError, UsageError, did_you_mean
@@ -36,9 +36,21 @@ VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp", "AutoReloadVaria
 class Signature:
     """What is fed and asked for in one use of a model: its name, and edges by the names that callers give them."""
 
-    name: str
-    inputs: Mapping[str, Edge]
-    outputs: Mapping[str, Edge]
+    name: str = DEFAULT_SIGNATURE
+    inputs: Mapping[str, Edge] = field(default_factory=dict)
+    outputs: Mapping[str, Edge] = field(default_factory=dict)
+
+    def following(self, before: Graph, after: Graph) -> "Signature":
+        """The same names for the ends of a graph that was rewritten: their order stays, whatever they are called."""
+        moved = [
+            dict(zip(old, new, strict=True)) if len(old) == len(new) else {}
+            for old, new in ((before.inputs, after.inputs), (before.outputs, after.outputs))
+        ]
+        named = [
+            {name: places.get(edge, edge) for name, edge in edges.items()}
+            for edges, places in zip((self.inputs, self.outputs), moved, strict=True)
+        ]
+        return Signature(self.name, *named)
 
 
 @dataclass(frozen=True)
@@ -138,13 +150,13 @@ def choose(graphs: Iterable[MetaGraph], tags: Iterable[str] | None = None) -> Me
     )
 
 
-def write(graph: Graph, file: BinaryIO, signature: str = DEFAULT_SIGNATURE) -> None:
+def write(graph: Graph, file: BinaryIO, signature: Signature = Signature()) -> None:
     """Write a SavedModel with one graph for serving and one signature, node by node.
 
     Args:
         graph: a frozen TensorFlow graph with inputs and outputs.
         file: where; it can seek, since how long the graph is, writing it tells.
-        signature: the name of what the graph computes.
+        signature: what callers call the inputs and outputs; the others are called as the graph calls them.
 
     Raises:
         GraphError: it would be larger than 2 GiB, or the element type of an input or output is not known.
@@ -199,18 +211,30 @@ def _edges(infos: Mapping[str, Any]) -> Mapping[str, Edge]:
     return {name: Edge.parse(infos[name].name) for name in sorted(infos) if infos[name].name}
 
 
-def _described(graph: Graph, signature: str) -> bytes:
+def _described(graph: Graph, signature: Signature) -> bytes:
     """All of a MetaGraphDef but the graph."""
     meta = message_class("MetaGraphDef")()
     meta.meta_info_def.tags.append(SERVE)
     meta.meta_info_def.stripped_op_list.op.extend(map(_op_def, _ops(graph)))
-    one = meta.signature_def[signature]
+    one = meta.signature_def[signature.name]
     one.method_name = PREDICT
     shapes = infer_shapes(graph)
-    for edges, infos in ((graph.inputs, one.inputs), (graph.outputs, one.outputs)):
-        for edge in edges:
-            _fill_info(infos[str(edge)], graph[edge.node], edge, shapes.get(edge, Shape(None)))
+    for edges, names, infos in (
+        (graph.inputs, signature.inputs, one.inputs),
+        (graph.outputs, signature.outputs, one.outputs),
+    ):
+        for name, edge in _named(edges, names).items():
+            _fill_info(infos[name], graph[edge.node], edge, shapes.get(edge, Shape(None)))
     return bytes(meta.SerializeToString(deterministic=True))
+
+
+def _named(edges: Iterable[Edge], names: Mapping[str, Edge]) -> dict[str, Edge]:
+    """Edges by what callers call them; without such a name, by their own."""
+    edges = dict.fromkeys(edges)
+    found = {name: edge for name, edge in names.items() if edge in edges}
+    for edge in edges.keys() - set(found.values()):
+        found[str(edge) if str(edge) not in found else f"{edge.node}:{edge.port}"] = edge
+    return found
 
 
 def _begun(file: BinaryIO, number: int) -> int:

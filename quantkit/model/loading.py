@@ -9,6 +9,7 @@ from typing import Any
 
 from quantkit import formats
 from quantkit.errors import InputError, UsageError, did_you_mean
+from quantkit.formats.saved_model import Signature
 from quantkit.ir.graph import Edge, Graph
 from quantkit.zoo import ModelCard, fetch, find_card, list_cards
 from quantkit.zoo.architectures import is_random, random_graph
@@ -30,6 +31,7 @@ class Model:
         card: what is known of it; None for a file of one's own.
         has_random_weights: whether its answers mean nothing.
         ends: what is to be fed and asked for of a file that engines open as it is.
+        signature: what callers of a SavedModel call its inputs and outputs.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Model:
     card: ModelCard | None = None
     has_random_weights: bool = False
     ends: tuple[Ends, Ends] = (None, None)
+    signature: Signature | None = None
 
     @cached_property
     def rewritable(self) -> Graph:
@@ -85,8 +88,9 @@ def load_model(
 
     Args:
         word: a file, a SavedModel folder, a checkpoint, or the name of a card, which is fetched at first use.
-        inputs: what is fed; None: the card's or the signature's, or the placeholders.
-        outputs: what is asked for; None: the card's or the signature's, or what nobody reads.
+        inputs: what is fed, by its name in the graph or a SavedModel's signature; None: the card's or the signature's,
+            or the placeholders.
+        outputs: what is asked for, likewise; None: the card's or the signature's, or what nobody reads.
         signature: of a SavedModel; None: ``serving_default``, or the only one.
         tags: of one of a SavedModel's graphs; None: the one for serving, or the only one.
         checkpoint: what holds the variables of a graph that is not frozen.
@@ -111,7 +115,8 @@ def load_model(
 
         if kind == "checkpoint":
             return Model(text, variables.read_checkpoint(path, inputs, outputs), path)
-        return Model(text, variables.read_saved_model(path, signature, tags, inputs, outputs), path)
+        graph, called = variables.read_saved_model(path, signature, tags, inputs, outputs)
+        return Model(text, graph, path, signature=called)
     if kind == "keras":
         from quantkit.runtimes.keras import freeze_keras
 

@@ -8,6 +8,7 @@ from quantkit import formats
 from quantkit.dialects.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.formats import graphdef, onnx, saved_model
+from quantkit.formats.saved_model import Signature
 from quantkit.ir.graph import Graph
 
 KINDS = ("graphdef", "graphdef_text", "saved_model", "onnx", "tflite")
@@ -85,8 +86,12 @@ class Target:
         if self.kind != "onnx" and not may_shrink:
             graphdef.check_size(graph, graph.reachable() if graph.outputs else None)
 
-    def write(self, graph: Graph) -> int:
+    def write(self, graph: Graph, signature: Signature | None = None) -> int:
         """Write a graph; it appears complete or not at all.
+
+        Args:
+            graph: what to write.
+            signature: what callers of a SavedModel call its inputs and outputs; None: as the graph does.
 
         Returns:
             How many bytes the files have.
@@ -99,7 +104,7 @@ class Target:
         if self.kind != "onnx":
             graph = as_tensorflow(graph)
         if self.kind == "saved_model":
-            formats.save_saved_model(graph, self.path)
+            formats.save_saved_model(graph, self.path, signature or Signature())
             return (self.path / saved_model.FILE).stat().st_size
         if self.kind == "onnx":
             return sum(file.stat().st_size for file in formats.save_onnx(_as_onnx(graph), self.path))
@@ -112,7 +117,14 @@ class Target:
         return self.path.stat().st_size
 
 
-def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = None, format: str | None = None) -> None:
+def save(
+    graph: Graph,
+    path: str | os.PathLike[str],
+    *,
+    as_text: bool | None = None,
+    format: str | None = None,
+    signature: Signature | None = None,
+) -> None:
     """Write a graph in the format that the path's ending names; it appears complete or not at all.
 
     Args:
@@ -122,6 +134,7 @@ def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = N
             that of a GraphDef, unless it is almost one of these.
         as_text: whether a GraphDef is written as text; None: as the ending says.
         format: one of `KINDS`, whatever the ending is.
+        signature: what callers of a SavedModel call its inputs and outputs; None: as the graph does.
 
     Raises:
         UsageError: the place is none.
@@ -130,7 +143,7 @@ def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = N
         UnavailableError: it can not be converted to what the ending names.
     """
     kind = "graphdef" if format is None and as_text is False and os.fspath(path).endswith(".pbtxt") else format
-    Target.of(path, kind, as_text=bool(as_text)).write(graph)
+    Target.of(path, kind, as_text=bool(as_text)).write(graph, signature)
 
 
 def _as_onnx(graph: Graph) -> Graph:

@@ -11,6 +11,7 @@ from quantkit.errors import InputError, QuantkitError, UsageError
 from quantkit.formats import graphdef, saved_model
 from quantkit.formats.files import NOT_OUTPUTS, with_guessed_ends
 from quantkit.formats.kinds import checkpoint_prefix
+from quantkit.formats.saved_model import Signature
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType
 from quantkit.model import tables
@@ -30,15 +31,15 @@ def read_saved_model(
     tags: Iterable[str] | None = None,
     inputs: Ends = None,
     outputs: Ends = None,
-) -> Graph:
-    """The frozen graph of a SavedModel.
+) -> tuple[Graph, Signature]:
+    """The frozen graph of a SavedModel, and what its callers call inputs and outputs.
 
     Args:
         folder: of the SavedModel.
         signature: what to take the inputs and outputs of; None: ``serving_default``, or the only one.
         tags: of one of its graphs; None: the one for serving, or the only one.
-        inputs: what is fed instead; None: the signature's.
-        outputs: what is asked for instead; None: the signature's.
+        inputs: what is fed instead, by its name in the graph or in the signature; None: the signature's.
+        outputs: what is asked for instead, likewise; None: the signature's.
 
     Raises:
         InputError: it is broken, has no signature, its variables can not be read or are larger than a graph may be, or
@@ -54,26 +55,50 @@ def read_saved_model(
     if chosen is None:
         if meta.has_objects:
             raise InputError(f"{folder} has no signatures", hint="export it with one: model.export(FOLDER)")
-        graph = with_guessed_ends(graph)
+        graph, chosen = with_guessed_ends(graph), Signature()
     else:
         graph = graph.with_ends(*(_in_file_order(graph, edges) for edges in (chosen.inputs, chosen.outputs)))
     if meta.has_objects:
-        graph = tables.without_waiting(_with_functions_inlined(graph, folder, meta, chosen))
-    graph = graph.with_ends(inputs, outputs)
+        graph, chosen = _with_functions_inlined(graph, folder, meta, chosen)
+    graph = graph.with_ends(_by_name(graph, inputs, chosen.inputs), _by_name(graph, outputs, chosen.outputs))
     tables.check(graph, str(folder))
-    return _filled(graph, folder / "variables" / "variables", meta.restore)
+    return _filled(graph, folder / "variables" / "variables", meta.restore), chosen
 
 
 def _with_functions_inlined(
-    graph: Graph, folder: Path, meta: saved_model.MetaGraph, signature: saved_model.Signature | None
-) -> Graph:
+    graph: Graph, folder: Path, meta: saved_model.MetaGraph, signature: Signature
+) -> tuple[Graph, Signature]:
     """The graph of TensorFlow 2, which saves all that it computes as calls of functions; frozen if it has variables."""
     _check_size(graph, folder)
-    if signature is None or not _has_variables(graph):
-        return remove_unused_functions(inline_functions(_needed(graph)))
+    if not _has_variables(graph):
+        written_out = remove_unused_functions(inline_functions(_needed(graph)))
+        return tables.without_waiting(written_out), signature.following(graph, written_out)
     from quantkit.runtimes import freeze
 
-    return freeze.freeze_saved_model(folder, meta.tags, signature.name)
+    frozen = tables.without_waiting(freeze.freeze_saved_model(folder, meta.tags, signature.name))
+    return frozen, _of_function(graph, signature, frozen)
+
+
+def _of_function(graph: Graph, signature: Signature, function: Graph) -> Signature:
+    """The names of a signature for the ends of the function that it calls."""
+    calls = {edge.node for edge in signature.outputs.values()}
+    arguments = {edge: place for name in calls for place, edge in enumerate(graph[name].inputs)}
+    inputs = {name: arguments[edge] for name, edge in signature.inputs.items() if edge in arguments}
+    outputs = {name: edge.port for name, edge in signature.outputs.items()}
+    if len(calls) != 1 or len(inputs) != len(function.inputs) or len(outputs) != len(function.outputs):
+        return Signature(signature.name)  # not as TensorFlow writes it
+    return Signature(
+        signature.name,
+        {name: function.inputs[place] for name, place in inputs.items()},
+        {name: function.outputs[port] for name, port in outputs.items()},
+    )
+
+
+def _by_name(graph: Graph, ends: Ends, names: Mapping[str, Edge]) -> Ends:
+    """Ends, of which some may be called as the signature calls them."""
+    if ends is None:
+        return None
+    return [names.get(end, end) if isinstance(end, str) and end not in graph.nodes else end for end in ends]
 
 
 def read_checkpoint(path: Path, inputs: Ends = None, outputs: Ends = None) -> Graph:
