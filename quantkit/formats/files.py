@@ -239,8 +239,7 @@ def check_target(path: Path, graph: Graph | None = None) -> None:
         )
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint="name a file in it")
-    target = path.resolve()
-    if (target.is_file() or not target.exists()) and not os.access(target.parent, os.W_OK):
+    if (path.is_file() or not path.exists()) and not os.access(path.resolve().parent, os.W_OK):
         raise InputError(f"{path} can not be written: permission denied", hint="choose another folder")
     # An ending that names no format is free for TensorFlow graphs, as it was in the classic tool.
     kind = ENDINGS.get(path.suffix.lower(), "graphdef").removesuffix("_text")
@@ -261,13 +260,12 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
         InputError: the file can not be written; what was there before is untouched.
     """
     check_target(path)
-    target = path.resolve()
     with _explained_writing(path):
-        if target.exists() and not target.is_file():
-            with open(target, "wb") as file:
+        if path.exists() and not path.is_file():
+            with open(path, "wb") as file:
                 write(file)
         else:
-            _replace(target, write)
+            _replace(path.resolve(), write)
 
 
 @contextlib.contextmanager

@@ -124,6 +124,17 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="this system names no open files")
+def test_the_end_of_a_pipeline_is_written_to() -> None:
+    reader, writer = os.pipe()
+    try:
+        save(GRAPH, Path(f"/dev/fd/{writer}"))
+        assert os.read(reader, 1 << 16) == files.graphdef.encode(GRAPH)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
 def test_a_folder_that_may_not_be_written_to_is_told_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files.os, "access", lambda folder, mode: False)
     with pytest.raises(InputError, match=r"g\.pb can not be written: permission denied"):
