@@ -15,7 +15,7 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model.loading import MEANINGLESS, Model
 from quantkit.quantization.compare import SAMPLES, compare
-from quantkit.quantization.comparison import FLOOR, SHOWN, Comparison, Interrupted
+from quantkit.quantization.comparison import FLOOR, SHOWN, UNPROVEN, Comparison, Interrupted
 from quantkit.quantization.feeders import Feeder, Feeds
 from quantkit.runtimes.session import TensorInfo
 from quantkit.zoo import ModelCard, list_cards
@@ -189,5 +189,7 @@ def _check(args: Namespace, found: Comparison) -> None:
         raise CheckError(
             f"--min-sqnr {args.min_sqnr:g}: {len(below)} of {len(found.rows)} tensors fall short, "
             f"the first is {first.name} ({first.op}): {what}",
-            hint="keep such layers in float: keep_float in a --scheme of quantkit quantize, or its --max-drop",
+            hint=UNPROVEN
+            if found.is_random
+            else "keep such layers in float: keep_float in a --scheme of quantkit quantize, or its --max-drop",
         )

@@ -12,6 +12,7 @@ FLOOR = 10.0
 # Where noise has half the power of the signal, a channel says little any more.
 LOST = 3.0
 SHOWN, NOTED = 20, 10
+UNPROVEN = "random inputs prove little either way: --data PICTURES compares on real ones, and names the first bad layer"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Row:
         problems: what is wrong with its numbers: NaN, infinite, dead (all zero), constant, and in which version; or
             one channel dwarfs the others in the first.
         is_broken: whether one of these is no property of the first version, or makes its numbers useless.
+        is_finite: whether neither version holds NaN or infinity.
         is_uneven: whether one channel dwarfs the others, so that few codes are left for them.
     """
 
@@ -46,6 +48,7 @@ class Row:
     problems: tuple[str, ...] = ()
     is_broken: bool = False
     is_uneven: bool = False
+    is_finite: bool = True
 
     @property
     def worst(self) -> float:
@@ -85,7 +88,18 @@ class Comparison:
 
     @property
     def bad(self) -> tuple[Row, ...]:
-        """Rows that are broken, below the floor, or have lost most of their channels, in execution order."""
+        """Rows that are broken, below the floor, or have lost most of their channels, in execution order.
+
+        Of random inputs only what is no number: networks answer to noise with tensors of hardly any size, which part
+        in healthy versions, too.
+        """
+        if self.is_random:
+            return tuple(row for row in self.rows if not row.is_finite)
+        return self.below
+
+    @property
+    def below(self) -> tuple[Row, ...]:
+        """What `bad` is where real samples were fed."""
         return tuple(row for row in self.rows if row.is_broken or row.sqnr < self.floor or row.channel_sqnr <= LOST)
 
     @property
@@ -110,6 +124,7 @@ class Comparison:
             "first_bad": first.name if first else None,
             "first_uneven": self.first_uneven.name if self.first_uneven else None,
             "bad": [row.name for row in self.bad],
+            "below": [row.name for row in self.below],
             "layers": [row.to_json() for row in self.worst_first],
             "only_first": list(self.only_mine),
         }
@@ -126,8 +141,13 @@ class Comparison:
         first = self.first_bad
         if first:
             lines.append(f"first bad layer: {first.name} ({first.op}): {_reason(first, self.floor)}")
+        elif self.below:
+            few = f"{len(self.below)} of {len(self.rows)} tensors are" if self.below[1:] else "one tensor is"
+            lines.append(f"{few} below {self.floor:g} dB, for which random inputs may be to blame")
         else:
             lines.append(f"no layer is below {self.floor:g} dB")
+        if self.is_random:
+            lines.append(UNPROVEN)
         uneven = self.first_uneven
         if uneven:
             lines.append(f"first uneven layer: {uneven.name} ({uneven.op}): {', '.join(uneven.problems)}")

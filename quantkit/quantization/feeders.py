@@ -12,6 +12,8 @@ Feeds = Mapping[str, Array]
 # Given what both sessions take: what to feed them, sample by sample.
 Feeder = Callable[[Sequence[TensorInfo], Sequence[TensorInfo]], Iterable[tuple[Feeds, Feeds]]]
 Batch = Array | Mapping[str, Array]
+# Sizes of the patches of a random picture, and how much of its contrast each makes.
+PATCHES = ((64, 0.45), (16, 0.35), (4, 0.15), (1, 0.05))
 # Without data, pixels stand for what float inputs usually take.
 CENTRE = SCALE = np.float32(128)
 
@@ -34,7 +36,7 @@ def batched(batches: Iterable[Batch]) -> Feeder:
 
 
 def random_feeder(samples: int, seed: int) -> Feeder:
-    """Feeds both sessions the same seeded numbers: pixels where one of them takes pixels."""
+    """Feeds both sessions the same seeded numbers: patches where they take pictures, pixels where one takes pixels."""
 
     def feeder(mine: Sequence[TensorInfo], theirs: Sequence[TensorInfo]) -> Iterator[tuple[Feeds, Feeds]]:
         partners = _partners(mine, theirs)
@@ -57,11 +59,33 @@ def _row(random: np.random.Generator, info: TensorInfo, partner: TensorInfo) -> 
             hint="give --data, or choose an input of known size",
         )
     shape = tuple(size or 1 for size in dims[1:])
+    is_picture = len(shape) == 3 and bool({1, 3} & {shape[0], shape[2]})
     if DType.UINT8 in (info.dtype, partner.dtype):
+        if is_picture:
+            pixels: Array = np.rint(_patches(random, shape) * SCALE + CENTRE).clip(0, 255).astype(np.uint8)
+            return pixels
         return random.integers(0, 256, shape, np.uint8)
     if info.dtype.is_float:
-        return random.uniform(-1, 1, shape).astype(np.float32)
+        return _patches(random, shape) if is_picture else random.uniform(-1, 1, shape).astype(np.float32)
     return random.integers(0, 2, shape).astype(info.dtype.numpy)
+
+
+def _patches(random: np.random.Generator, shape: Sequence[int]) -> Array:
+    """Patches within patches, from -1 to 1: like pictures, most of it far from noise, which networks were not made for.
+
+    Args:
+        random: draws the patches.
+        shape: (h, w, c) or (c, h, w); the smallest size is that of channels.
+    """
+    channels = int(np.argmin(shape))
+    made = np.zeros(shape)
+    for size, part in PATCHES:
+        few = [count if axis == channels else -(-count // size) for axis, count in enumerate(shape)]
+        patches = random.uniform(-part, part, few)
+        for axis, count in enumerate(shape):
+            patches = patches if axis == channels else np.repeat(patches, size, axis).take(range(count), axis)
+        made += patches
+    return made.astype(np.float32)
 
 
 def _fit(row: Array, info: TensorInfo) -> Array:

@@ -216,7 +216,10 @@ class Places:
         return bool(_PASSING.fullmatch(node.op))
 
     def _clamps_at_zero(self, node: Node) -> bool:
-        """Whether codes are made that begin at 0, as where an activation was left to them."""
+        """Whether codes are made that begin at 0, as where an activation was left to them, or follows."""
+        if node.op == "Requantize":
+            low = self.graph.constant_of(node.inputs[3])
+            return low is not None and not low.array.any()
         zero = self.graph.constant_of(node.inputs[2]) if node.op == "QuantizeLinear" and len(node.inputs) > 2 else None
         return zero is not None and bool((zero.array == np.iinfo(zero.dtype.numpy).min).all())
 
@@ -301,6 +304,8 @@ def _join(one: Layer, other: Layer, other_of: dict[str, str]) -> None:
             del other_of[name]
     if one.is_activated == other.is_activated:
         other_of.setdefault(one.end, other.end)
+    elif other.is_activated and other_of.get(one.end) == other.end:
+        del other_of[one.end]  # the activation that follows in the one has cut off numbers in the other already
 
 
 def _same_layers(mine: Places, theirs: Places, other_of: Mapping[str, str]) -> Iterator[tuple[Layer, Layer]]:

@@ -114,6 +114,7 @@ class TensorSums:
             (*problems, dwarfing) if dwarfing else problems,
             is_broken,
             bool(dwarfing),
+            not any((*self.not_a_number, *self.infinite)),
         )
 
     def problems(self) -> tuple[tuple[str, ...], bool]:

@@ -16,7 +16,9 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.quantization.compare import compare
 from quantkit.quantization.comparison import Comparison, Interrupted
+from quantkit.quantization.feeders import random_feeder
 from quantkit.quantization.matching import Places, match
+from quantkit.runtimes.session import TensorInfo
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
@@ -25,6 +27,8 @@ FLOAT = {"T": DType.FLOAT}
 CONVOLUTION = {"strides": (1, 1, 1, 1), "padding": b"SAME", **FLOAT}
 RANDOM = np.random.default_rng(5)
 WEIGHTS = [RANDOM.normal(size=shape).astype(np.float32) for shape in ((3, 3, 3, 4), (1, 1, 4, 5), (3, 3, 5, 6))]
+
+DATA = RANDOM.uniform(-1, 1, size=(2, 8, 8, 3)).astype(np.float32)
 
 
 def layered(weights: list[Array] = WEIGHTS, prefix: str = "", **attrs: Any) -> Graph:
@@ -90,7 +94,7 @@ def test_the_numbers_are_those_of_the_formulas() -> None:
 
 
 def test_the_first_bad_layer_is_that_which_was_broken() -> None:
-    found = run(layered(), changed(1, WEIGHTS[1][..., ::-1].copy()))
+    found = run(layered(), changed(1, WEIGHTS[1][..., ::-1].copy()), batches=[DATA])
     assert found.first_bad is not None
     assert found.first_bad.name == "layer_1"
     assert {row.name for row in found.bad} == {"layer_1", "layer_2/conv", "layer_2/biased", "layer_2"}
@@ -103,21 +107,21 @@ def test_the_first_bad_layer_is_that_which_was_broken() -> None:
 def test_nan_and_dead_and_constant_layers_are_named() -> None:
     broken = WEIGHTS[1].copy()
     broken[0, 0, 1, 2] = np.nan
-    found = run(changed(1, broken), changed(1, broken))
+    found = run(changed(1, broken), changed(1, broken), batches=[DATA])
     assert found.first_bad is not None
     assert found.first_bad.name == "layer_1/conv"
     assert found.first_bad.problems == ("NaN in both",)
-    found = run(layered(), changed(1, broken))
+    found = run(layered(), changed(1, broken), batches=[DATA])
     assert found.first_bad is not None
     assert found.first_bad.problems == ("NaN in the second",)
     graph = layered()
     offsets = constant("layer_1/offsets", np.full(5, -1e6, np.float32))
     silent = graph.with_nodes(offsets if node.name == offsets.name else node for node in graph.nodes.values())
-    dead = run(graph, silent.with_ends(None, ["layer_1"]))
+    dead = run(graph, silent.with_ends(None, ["layer_1"]), batches=[DATA])
     assert dead.first_bad is not None
     assert dead.first_bad.name == "layer_1/biased"
     assert dead.bad[-1].problems == ("dead (all zero) in the second",)
-    both = run(silent, silent)
+    both = run(silent, silent, batches=[DATA])
     assert both.first_bad is None
     assert "layer_1 (Relu): dead (all zero) in both" in both.text(0)
 
@@ -128,7 +132,7 @@ def test_small_channels_beside_a_large_one_are_seen() -> None:
     large[..., 0] = np.abs(large[..., 0]) * 2000
     rounded = large.copy()
     rounded[..., 1:] = 0
-    found = run(changed(2, large), changed(2, rounded))
+    found = run(changed(2, large), changed(2, rounded), batches=[DATA])
     (row,) = [row for row in found.rows if row.name == "layer_2"]
     assert row.sqnr > 30
     assert row.lost_channels == 5
@@ -242,20 +246,64 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     first, second = tmp_path / "first.pb", tmp_path / "second.pb"
     qk.save(layered(), first)
     qk.save(changed(1, -WEIGHTS[1]), second)
-    words = ["compare", str(first), str(second), "--runtime", "reference", "--limit", "2"]
+    np.save(tmp_path / "data.npy", DATA)
+    words = ["compare", str(first), str(second), "--runtime", "reference", "--data", str(tmp_path / "data.npy")]
     assert main(words) == 0
     assert "first bad layer: layer_1" in capsys.readouterr().out
     assert main([*words, "--json", "-q"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["schema"], document["samples"], document["random"]) == ("quantkit.compare/1", 2, True)
+    assert (document["schema"], document["samples"], document["random"]) == ("quantkit.compare/1", 2, False)
     assert main([*words, "--min-sqnr", "20"]) == 1
-    assert "tensors fall short" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert "tensors fall short" in captured.err
+    assert "keep such layers in float" in captured.err
     assert main(["compare", str(first), str(first), "--structure"]) == 0
     assert capsys.readouterr().out == "Graphs are equal.\n"
     assert main(["compare", str(first), str(second), "--structure"]) == 1
     assert "has attr 'value' with value: float 1x1x4x5" in capsys.readouterr().out
     assert main(["compare", str(first), str(tmp_path / "none.pb"), "--structure"]) == 3
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_random_inputs_accuse_no_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is no number is a fact on any inputs; that numbers part is not, and the command says so."""
+    found = run(layered(), changed(1, -WEIGHTS[1]))
+    assert found.is_random
+    assert found.first_bad is None
+    assert found.below[0].name == "layer_1"
+    assert "random inputs may be to blame" in str(found)
+    broken = WEIGHTS[1].copy()
+    broken[0, 0, 1, 2] = np.nan
+    assert "first bad layer: layer_1/conv (Conv2D): NaN in the second" in str(run(layered(), changed(1, broken)))
+    for name, graph in (("first", layered()), ("second", changed(1, -WEIGHTS[1]))):
+        qk.save(graph, tmp_path / f"{name}.pb")
+    words = ["compare", str(tmp_path / "first.pb"), str(tmp_path / "second.pb"), "--runtime", "reference"]
+    assert main([*words, "--limit", "2", "--min-sqnr", "20"]) == 1
+    captured = capsys.readouterr()
+    assert "random inputs prove little" in captured.out
+    assert "hint: random inputs prove little" in captured.err
+
+
+def test_random_pictures_are_patches_and_their_pixels() -> None:
+    floats, pixels = (TensorInfo("x", dtype, Shape((None, 32, 48, 3))) for dtype in (DType.FLOAT, DType.UINT8))
+    ((one, other),) = random_feeder(1, 0)([floats], [pixels])
+    np.testing.assert_array_equal(one["x"], (other["x"].astype(np.float32) - 128) / 128)
+    assert one["x"].shape == (1, 32, 48, 3)
+    neighbours = np.abs(np.diff(one["x"], axis=2)).mean()
+    assert neighbours < 0.3 * one["x"].std(), "most neighbours are alike"
+
+
+def test_what_an_activation_cuts_off_is_no_difference() -> None:
+    """Classic codes begin at 0 before the Relu already; a layer whose Relu is read past an Identity is such, too."""
+    graph = layered(WEIGHTS[:1])
+    checked = Node("checked", "CheckNumerics", (Edge("layer_0/biased"),), attrs={**FLOAT, "message": b""})
+    passed = Node("passed", "Identity", (Edge("layer_0/biased"),), ("checked",), attrs=FLOAT)
+    nodes = [node.reading(0, "passed") if node.name == "layer_0" else node for node in graph.nodes.values()]
+    first = graph.with_nodes([*nodes, checked, passed])
+    ranges = qk.calibrate(graph, [DATA], target="eightbit", runtime="reference")
+    found = run(first, qk.quantize(graph, ranges, "eightbit"), batches=[DATA])
+    assert {row.name for row in found.rows} >= {"layer_0"}
+    assert not [row.name for row in found.rows if row.sqnr < 20]
 
 
 def test_the_command_feeds_pictures(capsys: pytest.CaptureFixture[str]) -> None:
