@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from mmap import mmap
 from typing import Any, BinaryIO
 
-from quantkit.errors import GraphError
+from quantkit.errors import GraphError, InputError
 from quantkit.formats import wire
 from quantkit.formats.function_library import decode_library, encode_library
 from quantkit.formats.nodes import decode_node, decode_node_message, encode_node
@@ -104,6 +104,23 @@ def check_size(graph: Graph, names: Iterable[str] | None = None) -> None:
         raise GraphError(
             f"the graph holds {total / 1e9:.2f} GB of tensors, a GraphDef can hold 2.15 GB (largest: {largest})",
             hint="write a .onnx file, whose weights may lie beside it, or run quantize_weights, which leaves a quarter",
+        )
+
+
+def check_num_bytes(what: str, size: int) -> None:
+    """Refuse early what would be too large as a graph.
+
+    Args:
+        what: values that would become constants: ``the variables of model.ckpt``.
+        size: of them, in bytes.
+
+    Raises:
+        InputError: no graph can hold them.
+    """
+    if size > MAX_BYTES:
+        raise InputError(
+            f"{what} take {size / 1e9:.2f} GB, and a frozen graph can hold 2.15 GB",
+            hint="convert it to ONNX with its weights in a file beside it: tf2onnx has --large_model",
         )
 
 

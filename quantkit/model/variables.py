@@ -174,12 +174,7 @@ def _has_variables(graph: Graph) -> bool:
 
 
 def _check_size(graph: Graph, path: Path) -> None:
-    size = saved_model.num_variable_bytes(graph)
-    if size > graphdef.MAX_BYTES:
-        raise InputError(
-            f"the variables of {path} take {size / 1e9:.2f} GB, and a frozen graph can hold 2.15 GB",
-            hint="convert it to ONNX with its weights in a file beside it: tf2onnx has --large_model",
-        )
+    graphdef.check_num_bytes(f"the variables of {path}", saved_model.num_variable_bytes(graph))
 
 
 def _decoded(meta: saved_model.MetaGraph, path: Path) -> Graph:

@@ -1,5 +1,6 @@
 """SavedModels, checkpoints, Keras models and TensorFlow functions as frozen graphs: variables become constants."""
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -88,11 +89,13 @@ def freeze_object(model: Any) -> Graph:
     """The frozen graph of a Keras model, or of a ``tf.function`` with a signature.
 
     Raises:
-        InputError: it is neither.
+        InputError: it is neither, or larger than a frozen graph may be.
         UnavailableError: TensorFlow is not installed.
     """
     tf = tensorflow_for_models()
     if isinstance(model, tf.keras.Model):
+        size = sum(math.prod(one.shape) * tf.as_dtype(one.dtype).size for one in model.weights)
+        graphdef.check_num_bytes("the weights of the model", size)
         specs = [tf.TensorSpec(one.shape, one.dtype, name=one.name.split(":")[0]) for one in model.inputs]
         function = tf.function(
             lambda *tensors: model(list(tensors) if len(tensors) > 1 else tensors[0], training=False)

@@ -101,11 +101,7 @@ def _check_weights(path: Path, weights: Any) -> None:
 
     if elsewhere := weights.visititems_links(visit):
         raise InputError(f"{path}: its weights {elsewhere!r} would be read from another file", hint=_TRUSTED)
-    if total > graphdef.MAX_BYTES:
-        raise InputError(
-            f"the weights of {path} take {total / 1e9:.2f} GB, and a frozen graph can hold 2.15 GB",
-            hint="convert it to ONNX with its weights in a file beside it: tf2onnx has --large_model",
-        )
+    graphdef.check_num_bytes(f"the weights of {path}", total)
 
 
 def _check_config(path: Path, config: Any, keras: Any) -> None:

@@ -267,7 +267,7 @@ def reading(what: str, hint: str = "copy it again, or save it again with the ins
     except QuantkitError:
         raise
     except Exception as error:
-        raise InputError(f"{what} can not be read by TensorFlow: {reason(error)}", hint) from None
+        raise InputError(f"{what} can not be read by TensorFlow: {reason(error)}", hint) from error
 
 
 def _explaining(
