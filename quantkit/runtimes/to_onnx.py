@@ -22,9 +22,12 @@ from quantkit.ir.graph import Edge, Graph, constant
 from quantkit.ops.kernels import evaluate
 from quantkit.runtimes import tensorflow
 from quantkit.runtimes.conversions import kept, needed
+from quantkit.runtimes.onnx_loops import tell_shapes_of_turns, with_own_lists
 from quantkit.runtimes.session import installed
 
 OPSET = 17
+# Counts how what is done before and after tf2onnx changed: what is kept of earlier conversions would be without it.
+EDITION = 2
 # Ops without any equivalent in ONNX, which no rewriting of tf2onnx removes either: refused without trying.
 NEVER_CONVERTED = re.compile(
     r"BatchNormWithGlobalNormalization|_?Quantized\w+|Requantiz\w+|QuantizeV2|QuantizeDownAndShrinkRange"
@@ -78,7 +81,7 @@ def by_tf2onnx(graph: Graph) -> bytes:
         UnavailableError: tf2onnx can not convert some ops, which are named.
         GraphError: TensorFlow refuses the graph.
     """
-    return kept(needed(graph), ".onnx", (version("tf2onnx"), OPSET), _convert, _HINT)
+    return kept(needed(graph), ".onnx", (version("tf2onnx"), OPSET, EDITION), _convert, _HINT)
 
 
 def _decoded(graph: Graph) -> Graph:
@@ -108,7 +111,7 @@ def _convert(graph: Graph) -> tuple[bytes, str]:
     for edge in (*graph.inputs, *graph.outputs):
         tensorflow.tensor(imported, edge)
     del imported
-    message = tensorflow.graph_def(graph)
+    message = tensorflow.graph_def(with_own_lists(graph))
     inputs, outputs = (list(map(_port, dict.fromkeys(edges))) for edges in (graph.inputs, graph.outputs))
     names = {_port(edge): str(edge) for edge in (*graph.inputs, *graph.outputs)}
     with tensorflow.quiet(), _complaints() as complaints, _uncopied():
@@ -118,6 +121,7 @@ def _convert(graph: Graph) -> tuple[bytes, str]:
             model, _ = from_graph_def(
                 message, input_names=inputs, output_names=outputs, opset=OPSET, tensors_to_rename=names
             )
+            tell_shapes_of_turns(model.graph)
             data: bytes = model.SerializeToString()
         except Exception as error:
             raise UnavailableError(
