@@ -4,33 +4,31 @@ Both say in JSON which layers to make. Before Keras makes them, it is seen to th
 own, and takes nothing from other files: Keras of today refuses much of that as well, that of a year ago did not.
 """
 
-import io
 import json
 import re
-import stat
-import struct
-import zipfile
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any
 
 from quantkit.errors import InputError
 from quantkit.formats import graphdef
 from quantkit.ir.graph import Graph
+from quantkit.runtimes import keras_contents
 from quantkit.runtimes.freeze import freeze_object, tensorflow_for_models
-from quantkit.runtimes.tensorflow import quiet, reading
+from quantkit.runtimes.keras_contents import Contents
+from quantkit.runtimes.tensorflow import one_line, quiet, reading
 
-CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 # Layers that run code which is in the file, or a model which another file holds.
 _CARRIERS = frozenset({"FlaxLayer", "JaxLayer", "Lambda", "TFSMLayer", "TorchModuleWrapper", "__lambda__"})
 # Of Keras and its sisters. What is in `builtins` here, Keras finds by its name among its own functions.
 _PACKAGES = frozenset({"builtins", "keras", "keras_cv", "keras_hub", "keras_nlp"})
 # Of Keras, but nothing that layers are made of: these fetch, read, write and switch.
 _TOOLS = frozenset({"backend", "callbacks", "config", "datasets", "export", "saving", "utils", "visualization"})
-_OPTIMIZERS = ("optimizer", "optimizer_weights")
-# Fixed part of what precedes each member of an archive; it ends with the lengths of a name and of what follows that.
-_MEMBER_HEADER = struct.Struct("<26xHH")
+# A processor's time to look through a file: some, and some for its bytes. That is twenty times what it takes.
+_SECONDS, _BYTES_PER_SECOND = 5, 20_000_000
 _TRUSTED = "load it in Python, if you trust it, and give the model to quantkit.load"
 
 
@@ -42,66 +40,54 @@ def freeze_keras(path: Path) -> Graph:
         UnavailableError: TensorFlow is not installed.
     """
     tf = tensorflow_for_models()
-    with reading(str(path)), quiet():
-        _check(path, tf.keras)
+    found = look_through(path)
+    _check(path, found)
     with reading(str(path)), _naming_what_is_missing(path), quiet():
+        _check_config(path, json.loads(found.config or ""), tf.keras)
         return freeze_object(tf.keras.models.load_model(path, compile=False, safe_mode=True))
 
 
-def _check(path: Path, keras: Any) -> None:
-    """Look through all of a file that is read.
+def look_through(path: Path) -> Contents:
+    """What a Keras file holds, told by another process.
 
     Raises:
-        InputError: something in it is not to be read.
+        InputError: it brings that process to its end, or never to one.
     """
-    import h5py
+    seconds = _SECONDS + path.stat().st_size // _BYTES_PER_SECOND
+    asked = json.dumps([str(path), seconds, graphdef.MAX_BYTES]).encode()
+    # Without -P its neighbours here, which are called as what they open, would be found first.
+    done = subprocess.run(
+        [sys.executable, "-P", keras_contents.__file__],
+        input=asked,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    if done.returncode:
+        raise InputError(
+            f"{path} can not be read: a process that read it to try ended with {done.returncode}",
+            hint="it is broken: copy it again, or save it again",
+        )
+    return Contents(**json.loads(done.stdout))
 
-    with path.open("rb") as file:
-        if not zipfile.is_zipfile(file):
-            with h5py.File(file, "r") as weights:
-                _check_weights(path, weights)
-                config = weights.attrs.get("model_config")
-        else:
-            with zipfile.ZipFile(file) as archive:
-                _check_members(path, archive)
-                with _member(archive, WEIGHTS, file) as content, h5py.File(content, "r") as weights:
-                    _check_weights(path, weights)
-                config = archive.read(CONFIG)
-    if config is None:
+
+def _check(path: Path, found: Contents) -> None:
+    """See that all of a file may be read.
+
+    Raises:
+        InputError: naming what may not.
+    """
+    if found.error:
+        raise InputError(f"{path} can not be read: {one_line(found.error)}", hint="copy it again, or save it again")
+    if found.escaping:
+        raise InputError(
+            f"{path}: its member {found.escaping!r} would lie outside of it", hint="no model needs such a member"
+        )
+    if found.elsewhere:
+        raise InputError(f"{path}: its weights {found.elsewhere!r} would be read from another file", hint=_TRUSTED)
+    if found.config is None:
         raise InputError(f"{path} holds weights and no layers", hint="save the whole model: model.save(FILE)")
-    _check_config(path, json.loads(config), keras)
-
-
-def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
-    for info in archive.infolist():
-        place = PurePosixPath(info.filename.replace("\\", "/"))
-        is_link = stat.S_ISLNK(info.external_attr >> 16)
-        if is_link or place.is_absolute() or ".." in place.parts or ":" in info.filename:
-            raise InputError(
-                f"{path}: its member {info.filename!r} would lie outside of it", hint="no model needs such a member"
-            )
-
-
-def _check_weights(path: Path, weights: Any) -> None:
-    """See that the values are in the file, and fit into a graph."""
-    import h5py
-
-    total = 0
-
-    def visit(name: str, link: Any) -> str | None:
-        """Count values; the name of what is elsewhere ends the visit."""
-        nonlocal total
-        found: Any = weights[name] if isinstance(link, h5py.HardLink) else None
-        values = found if isinstance(found, h5py.Dataset) else None
-        if isinstance(link, h5py.ExternalLink) or (values and (values.external or values.is_virtual)):
-            return name
-        if values and not name.startswith(_OPTIMIZERS):
-            total += values.nbytes
-        return None
-
-    if elsewhere := weights.visititems_links(visit):
-        raise InputError(f"{path}: its weights {elsewhere!r} would be read from another file", hint=_TRUSTED)
-    graphdef.check_num_bytes(f"the weights of {path}", total)
+    graphdef.check_num_bytes(f"the weights of {path}", found.num_bytes)
 
 
 def _check_config(path: Path, config: Any, keras: Any) -> None:
@@ -152,47 +138,3 @@ def _naming_what_is_missing(path: Path) -> Iterator[None]:
         if missing is None:
             raise
         raise _not_of_keras(path, missing[1]) from None
-
-
-@contextmanager
-def _member(archive: zipfile.ZipFile, name: str, file: BinaryIO) -> Iterator[BinaryIO]:
-    """A member of an archive to seek in: it stays where it is unless it is compressed.
-
-    Raises:
-        InputError: it is compressed, and larger than any weights that fit into a graph.
-    """
-    info = archive.getinfo(name)
-    if info.compress_type != zipfile.ZIP_STORED:
-        if info.file_size > graphdef.MAX_BYTES:
-            raise InputError(f"{info.filename} in it would take {info.file_size / 1e9:.2f} GB")
-        yield io.BytesIO(archive.read(info))
-        return
-    file.seek(info.header_offset)
-    header = file.read(_MEMBER_HEADER.size)
-    start = info.header_offset + len(header) + sum(_MEMBER_HEADER.unpack(header))
-    with io.BufferedReader(_Part(file, start, info.file_size)) as part:
-        yield part
-
-
-class _Part(io.RawIOBase):
-    """Bytes of a file, as a file."""
-
-    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
-        self._file, self._start, self._size, self._place = file, start, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = offset + (0, self._place, self._size)[whence]
-        return self._place
-
-    def readinto(self, buffer: Any) -> int:
-        self._file.seek(self._start + self._place)
-        data = self._file.read(max(0, min(len(buffer), self._size - self._place)))
-        buffer[: len(data)] = data
-        self._place += len(data)
-        return len(data)

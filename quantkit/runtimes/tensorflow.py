@@ -32,7 +32,6 @@ from quantkit.runtimes.session import (
     require,
 )
 
-# Keras appends the whole configuration of what it can not make.
 _LONGEST_REASON = 200
 _SHORT_WORDS = {"float32": "float", "float64": "double", "float16": "half"}
 # What Linux calls a processor's bfloat16 instructions (x86, Arm).
@@ -248,11 +247,20 @@ def reason(error: Exception) -> str:
     >>> reason(KeyError("dense"))
     "KeyError: 'dense'"
     """
-    lines = str(getattr(error, "message", "") or error).strip().splitlines()
-    text = lines[0].encode(errors="backslashreplace").decode()[:_LONGEST_REASON] if lines else ""
+    text = one_line(str(getattr(error, "message", "") or error))
     if isinstance(error, KeyError | IndexError | AttributeError | AssertionError) or not text:
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return text.rstrip(". ")
+        return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text
+
+
+def one_line(text: str) -> str:
+    r"""The first line, printable, and not endless: Keras appends the whole configuration of what it can not make.
+
+    >>> one_line("a\x00b.\nc")
+    'a\\x00b'
+    """
+    line = (text.strip().splitlines() or [""])[0][:_LONGEST_REASON]
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line).rstrip(". ")
 
 
 @contextmanager

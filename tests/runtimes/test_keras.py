@@ -13,7 +13,8 @@ import pytest
 import quantkit as qk
 from quantkit.errors import InputError
 from quantkit.formats import graphdef
-from quantkit.runtimes import tensorflow
+from quantkit.runtimes import keras as reader
+from quantkit.runtimes import keras_contents, tensorflow
 
 ANSWER = tensorflow.RUNTIME.available()
 pytestmark = [
@@ -199,8 +200,8 @@ def test_compressed_archives_are_read_as_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("model.keras", b"PK\x03\x04 and no more", "can not be read by TensorFlow: "),
-        ("model.h5", b"\x89HDF\r\n\x1a\n and no more", "can not be read by TensorFlow: "),
+        ("model.keras", b"PK\x03\x04 and no more", "can not be read: "),
+        ("model.h5", b"\x89HDF\r\n\x1a\n and no more", "can not be read: .*superblock"),
         ("model.keras", b"PK\x05\x06" + bytes(18), "is an archive|can not be read"),
     ],
 )
@@ -219,8 +220,24 @@ def test_a_lying_length_is_a_sentence(tmp_path: Path) -> None:
     place = data.rindex(b"model.weights.h5") - 46
     struct.pack_into("<II", data, place + 20, 1 << 30, 1 << 30)
     path.write_bytes(data)
-    with pytest.raises(InputError, match="can not be read by TensorFlow"):
+    with pytest.raises(InputError, match="can not be read"):
         qk.load(path)
+
+
+@pytest.mark.parametrize("fate", ["while True: pass", "import os; os.abort()"], ids=["it hangs", "it breaks down"])
+def test_what_ends_the_process_that_looks_ends_no_other(
+    fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HDF5's library does either over some broken files."""
+    source = Path(keras_contents.__file__).read_text()
+    before = "        found = contents("
+    assert before in source
+    (tmp_path / "contents.py").write_text(source.replace(before, f"        {fate}\n{before}"))
+    monkeypatch.setattr(keras_contents, "__file__", str(tmp_path / "contents.py"))
+    monkeypatch.setattr(reader, "_SECONDS", 1)
+    with pytest.raises(InputError, match="a process that read it to try ended with -") as caught:
+        qk.load(save(tmp_path / "model.h5"))
+    assert caught.value.hint
 
 
 def test_weights_alone_are_told(tmp_path: Path) -> None:
