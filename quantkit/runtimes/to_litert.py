@@ -9,12 +9,13 @@ import warnings
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from quantkit.errors import UnavailableError, UsageError
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Graph
 from quantkit.runtimes import tensorflow
-from quantkit.runtimes.conversions import kept, needed
+from quantkit.runtimes.conversions import digest, kept, needed
 
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
 _HINT = "TensorFlow runs them: --runtime tensorflow; transforms such as fold_old_batch_norms remove some of them"
@@ -66,6 +67,7 @@ def _convert(graph: Graph, small_weights: bool) -> tuple[bytes, str]:
     """The model, and why it is none (nothing: it is one)."""
     tf = tensorflow.module()
     message = tensorflow.graph_def(graph)
+    _rename_functions(message, f"_{digest(graph, ())[:8]}")
     ops = {node.name: node.op for node in graph.nodes.values()}
     with tensorflow.quiet():
         try:
@@ -85,6 +87,27 @@ def _convert(graph: Graph, small_weights: bool) -> tuple[bytes, str]:
                 return converter.convert(), ""
         except Exception as error:  # its own classes are not public
             return b"", _refusal(str(error))
+
+
+def _rename_functions(message: Any, ending: str) -> None:
+    """Give the functions of a GraphDef names that end so: of a name, TensorFlow knows one in all that a process loads."""
+    names = {function.signature.name for function in message.library.function}
+    if not names:
+        return
+    for gradient in message.library.gradient:
+        gradient.function_name += ending
+        gradient.gradient_func += ending
+    nodes = [*message.node]
+    for function in message.library.function:
+        function.signature.name += ending
+        nodes.extend(function.node_def)
+    for node in nodes:
+        if node.op in names:
+            node.op += ending
+        for value in node.attr.values():
+            for named in (value.func, *value.list.func):
+                if named.name in names:  # to write into what an attribute is not would make it that
+                    named.name += ending
 
 
 def _refusal(text: str) -> str:

@@ -7,6 +7,7 @@ import pytest
 from quantkit.errors import GraphError, InputError, UnavailableError, UsageError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
+from quantkit.ir.text import from_text
 from quantkit.runtimes import open_session, tensorflow
 from quantkit.runtimes import to_litert as module
 from quantkit.runtimes.litert import RUNTIME, _explained, _info, _threads
@@ -44,6 +45,28 @@ def test_a_file_has_the_graphs_names(file: Path) -> None:
         for n in (1, 4, 0, 2):
             x = np.ones((n, 2), np.float32)
             np.testing.assert_array_equal(session.run({"a/x": x})["b/y"], -x)
+
+
+def test_two_graphs_may_name_two_functions_alike(tmp_path: Path) -> None:
+    text = """
+        inputs: x
+        outputs: y
+        x = Placeholder[2]()
+        one = Const[int32](1)
+        y = StatelessCase(one, x, Tin=[float], Tout=[float], branches=[&kept, &changed])
+        function kept(out = a)
+        a = _Arg(T=float, index=0)
+        end
+        function changed(out = n)
+        a = _Arg(T=float, index=0)
+        n = Neg(a, T=float)
+        end
+    """
+    x = np.float32([1, -2])
+    for number, (op, want) in enumerate((("Neg", -x), ("Abs", abs(x)), ("Neg", -x))):
+        save_litert(from_text(text.replace("Neg", op)), tmp_path / f"{number}.tflite")
+        with RUNTIME.open(tmp_path / f"{number}.tflite") as session:
+            np.testing.assert_array_equal(session.run({"x": x})["y"], want)
 
 
 def test_a_signatures_names_come_first(tmp_path: Path) -> None:
