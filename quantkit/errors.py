@@ -7,6 +7,9 @@ Library code raises these only; anything else that escapes is a bug.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+# Keras appends the whole configuration of what it can not make.
+_LONGEST_LINE = 200
+
 
 class QuantkitError(Exception):
     """Something the user can mend.
@@ -65,3 +68,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     near = get_close_matches(word, list(known), n=3, cutoff=0.65)
     return f"did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+
+
+def one_line(text: str) -> str:
+    r"""What another program says, as part of a sentence: its first line, printable, and not endless.
+
+    >>> one_line("bad byte \x00 at 7.\nmore")
+    'bad byte \\x00 at 7'
+    """
+    line = (text.strip().splitlines() or [""])[0][:_LONGEST_LINE]
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line).rstrip(". ")

@@ -5,7 +5,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from quantkit.errors import InputError
+from quantkit.errors import InputError, one_line
 from quantkit.formats.descriptors import Schema
 from quantkit.formats.wire import Buffer
 
@@ -117,6 +117,6 @@ def parse_text(name: str, text: str, *, allow_unknown: bool = False) -> Any:
         return text_format.Parse(text, message_class(name)(), allow_unknown_field=allow_unknown)
     except text_format.ParseError as error:
         where = f"line {error.GetLine()}, column {error.GetColumn()}: " if error.GetLine() else ""
-        raise InputError(where + re.sub(r"^\d+:\d+ : ", "", str(error)).rstrip(".")) from None
+        raise InputError(where + one_line(re.sub(r"^\d+:\d+ : ", "", str(error)))) from None
     except RecursionError:
         raise InputError("its messages nest deeper than those of any graph") from None

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quantkit.errors import InputError
+from quantkit.errors import InputError, one_line
 from quantkit.formats import graphdef
 from quantkit.ir.graph import Graph
 from quantkit.runtimes import keras_contents
 from quantkit.runtimes.freeze import freeze_object, tensorflow_for_models
 from quantkit.runtimes.keras_contents import Contents
-from quantkit.runtimes.tensorflow import one_line, quiet, reading
+from quantkit.runtimes.tensorflow import quiet, reading
 
 # Layers that run code which is in the file, or a model which another file holds.
 _CARRIERS = frozenset({"FlaxLayer", "JaxLayer", "Lambda", "TFSMLayer", "TorchModuleWrapper", "__lambda__"})

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError, did_you_mean
+from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError, did_you_mean, one_line
 from quantkit.formats import graphdef
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType, Shape
@@ -32,7 +32,6 @@ from quantkit.runtimes.session import (
     require,
 )
 
-_LONGEST_REASON = 200
 _SHORT_WORDS = {"float32": "float", "float64": "double", "float16": "half"}
 # What Linux calls a processor's bfloat16 instructions (x86, Arm).
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
@@ -251,16 +250,6 @@ def reason(error: Exception) -> str:
     if isinstance(error, KeyError | IndexError | AttributeError | AssertionError) or not text:
         return f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text
-
-
-def one_line(text: str) -> str:
-    r"""The first line, printable, and not endless: Keras appends the whole configuration of what it can not make.
-
-    >>> one_line("a\x00b.\nc")
-    'a\\x00b'
-    """
-    line = (text.strip().splitlines() or [""])[0][:_LONGEST_REASON]
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line).rstrip(". ")
 
 
 @contextmanager
