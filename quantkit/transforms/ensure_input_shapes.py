@@ -3,12 +3,39 @@
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip, free_name
 from quantkit.ir.tensor import Shape
+from quantkit.ops.tensorflow import attribute
 from quantkit.transforms.registry import transform
 
 # The first GraphDef version whose TensorFlow (1.12) has EnsureShape.
 FIRST_PRODUCER = 27
 ADDITIONS = ("Add", "AddV2")
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
+# Ops that keep height and width, the second where their windows move by one and see the border, too.
+KEEPING = frozenset(
+    {
+        "Add",
+        "AddV2",
+        "BiasAdd",
+        "ConcatV2",
+        "Elu",
+        "FusedBatchNorm",
+        "FusedBatchNormV2",
+        "FusedBatchNormV3",
+        "Identity",
+        "LeakyRelu",
+        "Maximum",
+        "Minimum",
+        "Mul",
+        "Relu",
+        "Relu6",
+        "Selu",
+        "Sigmoid",
+        "Softplus",
+        "Sub",
+        "Tanh",
+    }
+)
+WINDOWS = frozenset({*CONVOLUTIONS, "MaxPool", "AvgPool"})
 
 
 @transform
@@ -24,8 +51,9 @@ def ensure_input_shapes(graph: Graph) -> Outcome:
 
     Options: none.
 
-    Declines when no two tensors are added behind a convolution, when the input declares nothing beside its batch, and
-    when the graph was written by a TensorFlow before 1.12, which has no EnsureShape.
+    Declines when no two tensors are added behind a convolution, when TensorFlow sees without it that all those have one
+    size, when the input declares nothing beside its batch, and when the graph was written by a TensorFlow before 1.12,
+    which has no EnsureShape.
 
     Example:
         ensure_input_shapes
@@ -34,9 +62,11 @@ def ensure_input_shapes(graph: Graph) -> Outcome:
         x = Placeholder[1x4x4x2]()
         w = Const[3x3x2x2]()
         b = Const([0.5, -1.0])
-        conv = Conv2D(x, w, padding=SAME, strides=[1, 1, 1, 1])
+        one = Const[1x1x2x2]()
+        conv = Conv2D(x, w, padding=SAME, strides=[1, 2, 2, 1])
+        short = Conv2D(x, one, padding=SAME, strides=[1, 2, 2, 1])
         bias = BiasAdd(conv, b)
-        y = AddV2(bias, x)
+        y = AddV2(bias, short)
     """
     skips: list[Skip] = []
     added: dict[str, Node] = {}
@@ -64,8 +94,12 @@ def ensure_input_shapes(graph: Graph) -> Outcome:
 def _reason_for_none(graph: Graph) -> str:
     if 0 < graph.versions.producer < FIRST_PRODUCER:
         return "the graph was written by a TensorFlow before 1.12, which has no EnsureShape"
-    if not any(_is_residual(graph, node) for node in graph.nodes.values() if node.op in ADDITIONS):
+    residual = [node for node in graph.nodes.values() if node.op in ADDITIONS and _is_residual(graph, node)]
+    if not residual:
         return "no two tensors are added behind a convolution"
+    sizes = _sizes(graph)
+    if all(len({sizes[edge.node] for edge in node.inputs}) == 1 for node in residual):
+        return "TensorFlow sees without it that tensors that are added have one size"
     return ""
 
 
@@ -73,6 +107,21 @@ def _is_residual(graph: Graph, node: Node) -> bool:
     sources = [graph[edge.node] for edge in node.inputs]
     behind = [graph[source.inputs[0].node] if source.op == "BiasAdd" else source for source in sources]
     return not any(source.is_constant for source in sources) and any(source.op in CONVOLUTIONS for source in behind)
+
+
+def _sizes(graph: Graph) -> dict[str, str]:
+    """Of each node, the earliest one whose tensor has its height and width for all that TensorFlow can tell."""
+    sizes: dict[str, str] = {}
+    for name in graph.order:
+        node = graph[name]
+        read = {sizes.get(edge.node, name) for edge in node.inputs if not graph[edge.node].is_constant}
+        is_kept = node.op in KEEPING or (node.op in WINDOWS and _moves_by_one(node))
+        sizes[name] = read.pop() if is_kept and len(read) == 1 else name
+    return sizes
+
+
+def _moves_by_one(node: Node) -> bool:
+    return attribute(node, "padding") == b"SAME" and set(attribute(node, "strides")) == {1}
 
 
 def _reason_to_stay(graph: Graph, node: Node) -> str:
