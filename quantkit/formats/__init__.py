@@ -13,7 +13,7 @@ from quantkit.formats.files import (
     with_guessed_ends,
     write_whole,
 )
-from quantkit.formats.kinds import ENDINGS, KINDS, kind_of
+from quantkit.formats.kinds import ENDINGS, KINDS, kind_of, whole_of
 
 __all__ = [
     "ENDINGS",
@@ -28,6 +28,7 @@ __all__ = [
     "save_graphdef",
     "save_onnx",
     "save_saved_model",
+    "whole_of",
     "with_guessed_ends",
     "write_whole",
 ]

@@ -46,7 +46,9 @@ def kind_of(path: Path) -> str:
     if path.is_dir():
         if (path / "saved_model.pb").exists() or (path / "saved_model.pbtxt").exists():
             return "saved_model"
-        raise InputError(f"{path} is a folder without saved_model.pb", hint="name the model file in it")
+        checkpoints = sorted(path.glob("*.index"))
+        hint = f"name the checkpoint in it: {checkpoints[-1].with_suffix('')}" if checkpoints else ""
+        raise InputError(f"{path} is a folder without saved_model.pb", hint=hint or "name the model file in it")
     if checkpoint_prefix(path) is not None:
         return "checkpoint"
     if not path.exists():
@@ -76,6 +78,15 @@ def kind_of(path: Path) -> str:
     if kind in ("graphdef", "graphdef_text"):
         return "graphdef_text" if is_text(head) else "graphdef"
     return kind
+
+
+def whole_of(path: Path) -> Path:
+    """What a path means: the file in which a SavedModel folder keeps its graphs means the folder."""
+    if path.name not in ("saved_model.pb", "saved_model.pbtxt") or not path.is_file():
+        return path
+    with opened(path) as file:
+        head = file.read(HEAD_BYTES).lstrip()
+    return path.parent if head.startswith((b"\x08", b"saved_model_schema_version", b"meta_graphs")) else path
 
 
 def checkpoint_prefix(path: Path) -> Path | None:

@@ -107,7 +107,7 @@ def load_model(
     card = _card(text)
     if random_weights:
         return _random(text, card, inputs, outputs, seed)
-    path = fetch(card, offline=offline, progress=progress) if card else Path(text)
+    path = fetch(card, offline=offline, progress=progress) if card else formats.whole_of(Path(text))
     kind = formats.kind_of(path)
     _check_extras(text, kind, has_uses=bool(signature or tags), has_checkpoint=bool(checkpoint))
     if kind in ("saved_model", "checkpoint"):

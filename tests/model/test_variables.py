@@ -323,6 +323,23 @@ def test_variables_of_more_than_2_gb_are_refused_before_any_work(
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("name", ["saved_model.pb", "saved_model.pbtxt"])
+def test_its_file_means_the_folder(name: str, tmp_path: Path) -> None:
+    save_second_kind(tmp_path)
+    wanted = qk.load(tmp_path)
+    if name.endswith("txt"):
+        as_text(tmp_path / "saved_model.pb", "SavedModel")
+    assert qk.load(tmp_path / name).op_counts == wanted.op_counts
+    (tmp_path / "saved_model.pb").write_bytes(graphdef.encode(wanted))  # as some programs call a frozen graph
+    assert qk.load(tmp_path / "saved_model.pb").op_counts == wanted.op_counts
+
+
+def test_a_folder_of_checkpoints_is_told_apart(checkpoint: Path) -> None:
+    with pytest.raises(InputError, match="is a folder without saved_model.pb") as caught:
+        qk.load(checkpoint.parent)
+    assert caught.value.hint == f"name the checkpoint in it: {checkpoint}"
+
+
 def test_what_has_no_variables_is_read_without_tensorflow(tmp_path: Path) -> None:
     tf = tensorflow.module()
     with tf.Graph().as_default() as graph:
