@@ -33,6 +33,16 @@ COMMANDS = {
     "transforms": "the reference of every transform",
     "doctor": "what this machine and installation can run",
 }
+# TensorFlow's tools by the names that scripts call: the same flags, and what they printed.
+OLD_TOOLS = {
+    "transform_graph": "transform, by its old name",
+    "summarize_graph": "what is in a graph, in the old words",
+    "compare_graphs": "whether two graphs have the same nodes",
+    "freeze_graph": "constants in the place of variables, by TensorFlow's own tool",
+    "label_image": "what is on a picture, in the old words",
+    "benchmark_model": "how long a graph takes in TensorFlow, node by node",
+}
+ALL = COMMANDS | OLD_TOOLS
 DESCRIPTION = "Rewrite trained networks, make them 8-bit, and prove that the result is faster and still right."
 
 
@@ -104,9 +114,9 @@ def _run(words: list[str]) -> int:
         print(f"quantkit {version('quantkit')}")
         return 0
     name = words[0]
-    if name not in COMMANDS:
+    if name not in ALL:
         raise UsageError(
-            f"{name!r} is not a command", hint=did_you_mean(name, COMMANDS) or "quantkit --help lists the commands"
+            f"{name!r} is not a command", hint=did_you_mean(name, ALL) or "quantkit --help lists the commands"
         )
     command = importlib.import_module(f".{name}", __package__)
     parser = _parser(name, command)
@@ -120,7 +130,7 @@ def _run(words: list[str]) -> int:
 def _parser(name: str, command: Any) -> Parser:
     parser = Parser(
         prog=f"quantkit {name}",
-        description=COMMANDS[name][0].upper() + COMMANDS[name][1:] + ".",
+        description=ALL[name][0].upper() + ALL[name][1:] + ".",
         epilog="examples:\n" + "\n".join(f"  {line}" for line in command.EXAMPLES),
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -154,8 +164,8 @@ def _kebab(words: list[str], parser: ArgumentParser) -> list[str]:
 
 
 def _overview() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {line}" for name, line in COMMANDS.items()]
+    width = max(map(len, ALL))
+    lines, old = ([f"  {name:<{width}}  {line}" for name, line in one.items()] for one in (COMMANDS, OLD_TOOLS))
     return "\n".join(
         [
             "usage: quantkit COMMAND ...",
@@ -164,6 +174,9 @@ def _overview() -> str:
             "",
             "commands:",
             *lines,
+            "",
+            "TensorFlow's tools, with the flags that they had:",
+            *old,
             "",
             "quantkit COMMAND --help explains one; quantkit --version.",
         ]

@@ -64,6 +64,11 @@ def add_pictures_layers(parser: ArgumentParser) -> None:
     add_normalization(parser)
 
 
+def add_truth(parser: ArgumentParser, name: str, what: str, *, default: bool = False) -> None:
+    """A flag as the old tools have them: ``--name``, ``--name=true`` or ``--name=false``."""
+    parser.add_argument(name, nargs="?", const=True, default=default, type=truth, metavar="true|false", help=what)
+
+
 def flags(args: Namespace) -> Flags:
     """What the command line says of the preprocessing; label_image takes a size of 0 as not given."""
     height, width = (getattr(args, name, None) or None for name in ("input_height", "input_width"))
@@ -89,6 +94,12 @@ def precisions(text: str) -> tuple[str, ...]:
     if not found:
         raise ArgumentTypeError(f"name a precision: {', '.join(PRECISIONS)}")
     return found
+
+
+def truth(text: str) -> bool:
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text.lower() in ("true", "1")
 
 
 def whole(text: str) -> int:

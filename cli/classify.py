@@ -57,6 +57,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--top", type=count, default=5, help="how many classes to show for each picture (5)")
     parser.add_argument("--image", action="append", default=[], help="a picture, as label_image has it")
     parser.add_argument("--graph", help="the same as --model, as label_image has it")
+    parser.add_argument("--classic", action="store_true", help="print what the original label_image printed")
     add_pictures_layers(parser)
     add_threads(parser)
     add_precision(parser)
@@ -66,6 +67,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Find pictures, open the model, and answer for each."""
+    answered(args)
+    return 0
+
+
+def answered(args: Namespace) -> list[Prediction | Refused]:
+    """The same; the answers that were printed.
+
+    Raises:
+        InputError: pictures can not be read; the others are answered all the same.
+    """
     found = _pictures(args)
     model = _model(args)
     runnable = model.runnable
@@ -86,12 +97,16 @@ def run(args: Namespace) -> int:
             args,
             "quantkit.classify/1",
             _document(model, classifier, found, done, opened_seconds),
-            lambda console: done.extend(_print(console, answers, model, session, opened_seconds)),
+            lambda console: done.extend(
+                _print_classic(console, answers)
+                if args.classic
+                else _print(console, answers, model, session, opened_seconds)
+            ),
         )
     if stopped:
         raise stopped
     _raise_refused([one for one in done if isinstance(one, Refused)], len(done))
-    return 0
+    return done
 
 
 def _all_of(answers: Iterator[Prediction | Refused], done: list[Prediction | Refused]) -> KeyboardInterrupt | None:
@@ -181,6 +196,13 @@ def _print(
         )
     if model.has_random_weights:
         console.print(MEANINGLESS, markup=False)
+
+
+def _print_classic(console: "Console", answers: Iterator[Prediction | Refused]) -> Iterator[Prediction | Refused]:
+    for answer in answers:
+        for score in answer.scores if isinstance(answer, Prediction) else ():
+            console.print(f"{score.words} ({score.id}): {score.probability:g}", markup=False)
+        yield answer
 
 
 def _print_prediction(console: "Console", prediction: Prediction) -> None:

@@ -43,11 +43,11 @@ def graph_file(tmp_path: Path) -> Path:
 def test_no_command_prints_the_overview(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == main(["--help"]) == 0
     text = capsys.readouterr().out
-    for name in import_module("quantkit.cli._app").COMMANDS:
+    for name in import_module("quantkit.cli._app").ALL:
         assert f"  {name}" in text
 
 
-@pytest.mark.parametrize("name", import_module("quantkit.cli._app").COMMANDS)
+@pytest.mark.parametrize("name", import_module("quantkit.cli._app").ALL)
 def test_every_command_has_help_for_every_flag(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     assert "examples:" in capsys.readouterr().out
@@ -58,7 +58,7 @@ def test_every_command_has_help_for_every_flag(name: str, capsys: pytest.Capture
             assert action.help, f"{name}: {action.option_strings or action.dest} has no help"
 
 
-@pytest.mark.parametrize("name", import_module("quantkit.cli._app").COMMANDS)
+@pytest.mark.parametrize("name", import_module("quantkit.cli._app").ALL)
 def test_examples_parse(name: str) -> None:
     import shlex
 

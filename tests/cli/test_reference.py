@@ -18,7 +18,7 @@ This page is made by `pytest tests/cli --update-goldens`.
 def reference() -> str:
     app = import_module("quantkit.cli._app")
     lines = [TOP]
-    for name, sentence in app.COMMANDS.items():
+    for name, sentence in app.ALL.items():
         command = import_module(f"quantkit.cli.{name}")
         lines += [
             f"## quantkit {name}",

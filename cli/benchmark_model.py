@@ -1,0 +1,210 @@
+"""``quantkit benchmark_model``: TensorFlow's tool of that name, called as it was."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quantkit.errors import UsageError
+from quantkit.formats.files import check_target, write_whole
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.ops.inference import infer_shapes, multiply_adds
+from quantkit.runtimes.session import SessionOptions
+from quantkit.runtimes.tensorflow_trace import TracedSession, benchmark_entry
+
+from ._arguments import add_offline, add_truth, count, whole
+from ._loading import named_model
+from ._render import emit, log
+
+if TYPE_CHECKING:
+    from quantkit.bench.old_tables import NodeTable
+
+EXAMPLES = (
+    "quantkit benchmark_model --graph=graph.pb --input_layer=Mul --input_layer_shape=1,299,299,3 "
+    "--input_layer_type=float --output_layer=softmax --show_flops",
+)
+TYPES = {word: DType(word) for word in ("float", "int32", "uint8", "quint8", "bool", "string")}
+# The most that one phase takes, as later releases had it.
+SECONDS = 10.0
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The tool's flags, and their defaults."""
+    parser.add_argument("--graph", default="", help="GraphDef file, SavedModel folder, or name of a card")
+    parser.add_argument("--input-layer", default="input:0", help="what is fed, separated by commas (input:0)")
+    parser.add_argument("--input-layer-shape", default="1,224,224,3", help="its sizes; : between layers (1,224,224,3)")
+    parser.add_argument("--input-layer-type", default="float", help=f"of {', '.join(TYPES)}; , between layers (float)")
+    parser.add_argument("--input-layer-values", default="", help="numbers to feed; : between layers (zeros)")
+    parser.add_argument("--output-layer", default="output:0", help="what is asked for, separated by commas (output:0)")
+    parser.add_argument("--num-runs", type=count, default=50, help="timed runs at most, of each kind (50)")
+    parser.add_argument("--max-time", type=float, default=SECONDS, help="seconds that they take at most (10)")
+    parser.add_argument("--warmup-runs", type=whole, default=2, help="runs before (2)")
+    parser.add_argument("--run-delay", type=float, default=-1.0, help="seconds to wait between runs (none)")
+    parser.add_argument("--num-threads", type=int, default=-1, help="inside an operation (-1: TensorFlow's choice)")
+    parser.add_argument("--benchmark-name", default="", help="what --output-prefix calls it")
+    parser.add_argument("--output-prefix", default="", help="beginning of the name of a file for the result")
+    add_truth(parser, "--show-sizes", "list the shapes that nodes give (false)")
+    add_truth(parser, "--show-run-order", "list nodes in the order in which they ran (true)", default=True)
+    parser.add_argument("--run-order-limit", type=whole, default=0, help="of these at most (0: all)")
+    add_truth(parser, "--show-time", "list the nodes that take longest (true)", default=True)
+    parser.add_argument("--time-limit", type=whole, default=10, help="of these at most; 0: all (10)")
+    add_truth(parser, "--show-memory", "list the nodes that ask for most memory (true)", default=True)
+    parser.add_argument("--memory-limit", type=whole, default=10, help="of these at most; 0: all (10)")
+    add_truth(parser, "--show-type", "list the types of nodes (true)", default=True)
+    add_truth(parser, "--show-summary", "say how much the runs differed (true)", default=True)
+    add_truth(parser, "--show-flops", "estimate operations on numbers (false)")
+    add_offline(parser)
+
+
+def run(args: Namespace) -> int:
+    """Warm up, time, time again with a trace, and tell."""
+    from quantkit.bench.old_tables import NodeTable
+
+    feeds = _feeds(args)
+    graph = _graph(args, feeds)
+    report = Path(args.output_prefix + args.benchmark_name.replace("/", "__")).expanduser()
+    if args.output_prefix:
+        check_target(report)
+    _echo(args)
+    table = NodeTable()
+    with TracedSession(graph, SessionOptions(intra_op=args.num_threads if args.num_threads > 0 else None)) as session:
+        phases = [_timed(lambda: session.run(feeds), args.warmup_runs, args.max_time)]
+        phases += [
+            _timed(work, args.num_runs, args.max_time, args.run_delay)
+            for work in (lambda: session.run(feeds), lambda: table.add(session.traced(feeds)))
+        ]
+    if args.output_prefix:
+        entry = benchmark_entry(args.benchmark_name, len(phases[1]), sum(phases[1]))
+        write_whole(report, lambda file: file.write(entry))
+    flops = _flops(graph, feeds) if args.show_flops else None
+    text = "\n".join(_lines(args, table, phases, flops))
+    document = {
+        "graph": args.graph,
+        "seconds": dict(zip(("warmup", "no_stats", "with_stats"), phases, strict=True)),
+        "flops": flops,
+        "nodes": [
+            {"name": node.name, "op": node.op, "milliseconds": node.mean, "kilobytes": node.kilobytes[-1]}
+            for node in table.nodes.values()
+        ],
+    }
+    emit(args, "quantkit.benchmark_model/1", document, lambda page: page.print(text, markup=False, soft_wrap=True))
+    return 0
+
+
+def _feeds(args: Namespace) -> dict[str, Array]:
+    """Zeros, or the given numbers, of each input layer.
+
+    Raises:
+        UsageError: the lists do not fit, or a size or type is none.
+    """
+    names = _words(args.input_layer, ",")
+    shapes, types = args.input_layer_shape.split(":"), _words(args.input_layer_type, ",")
+    values = args.input_layer_values.split(":") if args.input_layer_values else [""] * len(names)
+    if not len(names) == len(shapes) == len(types) == len(values):
+        raise UsageError(
+            "There must be the same number of items in --input_layer, --input_layer_shape, and --input_layer_type, "
+            "for example --input_layer=input1,input2 --input_layer_type=float,float "
+            "--input_layer_shape=1,224,224,4:1,20",
+            hint=f"there are {len(names)} names, {len(shapes)} shapes, {len(types)} types and {len(values)} values",
+        )
+    return {str(Edge.parse(name)): _array(*given) for name, *given in zip(names, shapes, types, values, strict=True)}
+
+
+def _array(shape: str, word: str, values: str) -> Array:
+    if word not in TYPES:
+        raise UsageError(f"--input_layer_type={word} is no type", hint=f"use one of {', '.join(TYPES)}")
+    try:
+        sizes = [int(size) for size in _words(shape, ",")]
+        numbers: Sequence[Any] = _words(values, ",")
+        if word != "string":
+            numbers = [float(number) for number in numbers]
+    except ValueError as error:
+        raise UsageError(f"--input_layer_shape={shape} --input_layer_values={values}: {error}") from None
+    if any(size < 0 for size in sizes):
+        raise UsageError(
+            "Any unknown sizes in the shapes (-1's) must be replaced with the size you want to benchmark with.",
+            hint=f"--input_layer_shape={shape.replace('-1', '1')}",
+        )
+    kind = TYPES[word].numpy
+    if not numbers:
+        return np.full(sizes, b"" if word == "string" else 0, kind)
+    made = np.array([str(one).encode() for one in numbers] if word == "string" else numbers, kind)
+    if made.size != np.prod(sizes, dtype=int):
+        raise UsageError(f"--input_layer_values gives {made.size} values for a layer of shape {shape}")
+    return made.reshape(sizes)
+
+
+def _graph(args: Namespace, feeds: dict[str, Array]) -> Graph:
+    if not args.graph:
+        raise UsageError("no graph is named", hint="give --graph=FILE.pb")
+    model = named_model(args, args.graph, inputs=list(feeds), outputs=_words(args.output_layer, ","))
+    return model.rewritable
+
+
+def _timed(work: Callable[[], None], runs: int, max_time: float, delay: float = 0.0) -> list[float]:
+    """Seconds of each run, until there are enough or the time is over."""
+    seconds: list[float] = []
+    while len(seconds) < runs and (not seconds or sum(seconds) < max_time):
+        if seconds and delay > 0:
+            sleep(delay)
+        start = perf_counter()
+        work()
+        seconds.append(perf_counter() - start)
+    return seconds
+
+
+def _flops(graph: Graph, feeds: dict[str, Array]) -> int:
+    """Twice the multiply-adds; nodes of unknown shape count nothing, as ever."""
+    fed = {edge.node: feeds[str(edge)] for edge in graph.inputs if not edge.port}
+    begun = graph.with_nodes(
+        Node(name, "Placeholder", attrs={"shape": Shape(fed[name].shape)}) if name in fed else node
+        for name, node in graph.nodes.items()
+    )
+    shapes = infer_shapes(begun)
+    return 2 * sum(multiply_adds(begun[name], shapes) or 0 for name in begun.reachable())
+
+
+def _echo(args: Namespace) -> None:
+    for name in ("graph", "input_layer", "input_layer_shape", "input_layer_type", "output_layer"):
+        log(args, f"{name.capitalize().replace('_', ' ')}: [{getattr(args, name)}]")
+    log(args, f"Num runs: [{args.num_runs}]")
+    log(args, f"Num threads: [{args.num_threads}]")
+    log(args, f"Num warmup runs: [{args.warmup_runs}]")
+
+
+def _lines(args: Namespace, table: "NodeTable", phases: Sequence[list[float]], flops: int | None) -> list[str]:
+    means = [f"{sum(seconds) / len(seconds) * 1e6:.0f}" if seconds else "0" for seconds in phases]
+    lines = ["Average inference timings in us: Warmup: {}, no stats: {}, with stats: {}".format(*means)]
+    shown = (
+        (args.show_sizes, table.sizes),
+        (args.show_run_order, lambda: table.run_order(args.run_order_limit)),
+        (args.show_time, lambda: table.by_time(args.time_limit)),
+        (args.show_memory, lambda: table.by_memory(args.memory_limit)),
+        (args.show_type, table.by_type),
+        (args.show_summary, table.summary),
+    )
+    lines += [text() for is_shown, text in shown if is_shown]
+    if flops is not None:
+        per_second = flops * len(phases[1]) / max(sum(phases[1]), 1e-9)
+        lines += [f"FLOPs estimate: {_human(flops)}", f"FLOPs/second: {_human(per_second)}"]
+    return lines
+
+
+def _human(number: float) -> str:
+    """A number as TensorFlow's tools write it.
+
+    >>> _human(11_426_473_936), _human(999)
+    ('11.43B', '999')
+    """
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.2f}{letter}"
+    return f"{number:.0f}"
+
+
+def _words(text: str, separator: str) -> list[str]:
+    return [word.strip() for word in text.split(separator)] if text.strip() else []

@@ -1,0 +1,10 @@
+"""``quantkit transform_graph``: the Graph Transform Tool, called as it was; `transform` is the same by today's name."""
+
+from .transform import add_arguments, run
+
+__all__ = ["EXAMPLES", "add_arguments", "run"]
+
+EXAMPLES = (
+    "quantkit transform_graph --in_graph=graph.pb --out_graph=small.pb --inputs=Mul --outputs=softmax "
+    "--transforms='strip_unused_nodes fold_constants fold_batch_norms'",
+)
