@@ -62,7 +62,7 @@ class Parser(ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the value is the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = _called() if arguments is None else list(arguments)
     debug = "--debug" in words
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may have letters that the terminal lacks
@@ -79,6 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _reported(error, debug=debug)
     return code
+
+
+def _called() -> list[str]:
+    """The words of the command line; a link that has an old tool's name is that tool."""
+    name = os.path.basename(sys.argv[0])
+    return [name, *sys.argv[1:]] if name in OLD_TOOLS else sys.argv[1:]
 
 
 def _reported(error: Exception, *, debug: bool) -> int:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -65,6 +67,13 @@ def test_compare_graphs(said: Said) -> None:
     assert said("compare_graphs", "graph.pb", "graph.pb") == "Graphs are equal.\n"
     assert "op 'Relu' that is not expected 'Relu6'" in said("compare_graphs", "graph.pb", "b.pb", code=1)
     assert "gone.pb does not exist" in said("compare_graphs", "graph.pb", "gone.pb", code=3)
+
+
+def test_a_link_with_an_old_name_is_that_tool(said: Said, tmp_path: Path) -> None:
+    link = tmp_path / "compare_graphs"
+    link.symlink_to(Path(sys.executable).parent / "quantkit")
+    done = subprocess.run([link, "graph.pb", "graph.pb"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "Graphs are equal.\n"), done.stderr
 
 
 @pytest.fixture
