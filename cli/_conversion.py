@@ -68,7 +68,7 @@ class Conversion:
         Raises:
             CheckError: it does not.
         """
-        from quantkit.quantization.targets.tensorflow_check import check_on_this_host
+        from quantkit.quantization.targets.tensorflow.check import check_on_this_host
 
         try:
             check_on_this_host(self.graph, self.plan, self.ranges, self.quantized)

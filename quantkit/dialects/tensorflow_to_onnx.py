@@ -22,6 +22,7 @@ from quantkit.formats.onnx_schema import NUMBERS
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops.inference import UNKNOWN, infer_shapes
+from quantkit.ops.layers import same_padding
 from quantkit.ops.tensorflow import output_dtypes
 
 TO_NCHW, TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
@@ -340,22 +341,14 @@ def _windows(translator: _Translator, node: Node, kernel: Sequence[int]) -> dict
             explicit: Any = node.attrs["explicit_paddings"]
             pairs.append((explicit[2 * axis], explicit[2 * axis + 1]))
         elif padding == b"SAME":
-            pairs.append(_same(node, dims[axis], size, strides[axis], dilations[axis]))
+            same = same_padding(dims[axis], (size - 1) * dilations[axis] + 1, strides[axis])
+            if same is None:
+                raise refusal(node, "the size of its image is not known, and its padding follows from it")
+            pairs.append(same)
         else:
             pairs.append((0, 0))
     found["pads"] = (pairs[0][0], pairs[1][0], pairs[0][1], pairs[1][1])
     return found
-
-
-def _same(node: Node, size: int | None, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
-    reach = (kernel - 1) * dilation + 1
-    if size is None:
-        if stride > 1 and reach > 1:
-            raise refusal(node, "the size of its image is not known, and its padding follows from it")
-        total = reach - 1
-    else:
-        total = max((-(-size // stride) - 1) * stride + reach - size, 0)
-    return total // 2, total - total // 2
 
 
 @_converts("Conv2D")

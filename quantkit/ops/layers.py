@@ -77,6 +77,29 @@ def channel_axis(node: Node, rank: int) -> int | None:
     return 1 if data_format in (b"NCHW", b"NCDHW") else None
 
 
+def same_padding(size: int | None, span: int, stride: int) -> tuple[int, int] | None:
+    """What SAME adds before and behind, along one dimension.
+
+    Args:
+        size: of the tensor; None: not known.
+        span: how far a window reaches, dilation included.
+        stride: from window to window.
+
+    Returns:
+        Both, or None where they depend on a size that is not known.
+
+    >>> same_padding(224, 3, 2), same_padding(None, 3, 1), same_padding(None, 3, 2)
+    ((0, 1), (1, 1), None)
+    """
+    if stride == 1 or span == 1:
+        total = span - 1
+    elif size is None:
+        return None
+    else:
+        total = max((-(-size // stride) - 1) * stride + span - size, 0)
+    return total // 2, total - total // 2
+
+
 def broadcast_channels(tensor: Tensor, *, rank: int, axis: int, num_channels: int) -> Array | None:
     """A constant that is combined with ``y``, as values per channel.
 

@@ -25,7 +25,7 @@ from quantkit.model.loading import load
 from quantkit.quantization.comparison import FLOOR, Comparison, Interrupted, Row
 from quantkit.quantization.feeders import Batch, Feeder, Feeds, batched, random_feeder
 from quantkit.quantization.matching import Pair, Places, Probe, match
-from quantkit.quantization.targets.tensorflow import keep_summands
+from quantkit.quantization.targets.tensorflow.summands import keep_summands
 from quantkit.quantization.tensor_sums import TensorSums
 from quantkit.runtimes import AUTO, RUNTIMES, open_session
 from quantkit.runtimes.session import Session, SessionOptions

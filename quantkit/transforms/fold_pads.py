@@ -13,7 +13,7 @@ from quantkit.ir.pattern import op
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules
 from quantkit.ir.tensor import Array, Shape
 from quantkit.ops.inference import UNKNOWN, infer_shapes
-from quantkit.ops.layers import channel_axis
+from quantkit.ops.layers import channel_axis, same_padding
 from quantkit.ops.tensorflow import attribute
 from quantkit.transforms.registry import transform
 
@@ -132,21 +132,6 @@ def _windows(shapes: Shapes, root: Node) -> list[tuple[int, int, int]] | None:
     return spans if len(spans) == len(axes) else None
 
 
-def _same(size: int | None, span: int, stride: int) -> tuple[int, int] | None:
-    """What SAME adds before and behind; None: that depends on the size, which is not known.
-
-    >>> _same(224, 3, 2), _same(None, 3, 1), _same(None, 3, 2)
-    ((0, 1), (1, 1), None)
-    """
-    if stride == 1:
-        total = span - 1
-    elif size is None:
-        return None
-    else:
-        total = max((-(-size // stride) - 1) * stride + span - size, 0)
-    return total // 2, total - total // 2
-
-
 def _own_padding(shapes: Shapes, root: Node) -> Array | None:
     """What the node itself adds around the padded tensor: (4, 2); None: not known."""
     padding = attribute(root, "padding")
@@ -161,7 +146,7 @@ def _all_same(shapes: Shapes, root: Node, given: Shape) -> Array | None:
     """What SAME adds around a tensor of a shape: (4, 2); None: not known."""
     made = np.zeros((4, 2), int)
     for axis, span, stride in _windows(shapes, root) or ():
-        same = _same(given.dims[axis] if given.dims and given.rank == 4 else None, span, stride)
+        same = same_padding(given.dims[axis] if given.dims and given.rank == 4 else None, span, stride)
         if same is None:
             return None
         made[axis] = same

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantkit.quantization.targets.scheduling import Schedule, Work, schedule, search
+from quantkit.quantization.targets.tensorflow.scheduling import Schedule, Work, schedule, search
 
 
 def work(costs: dict[str, float], *reads: str) -> Work:

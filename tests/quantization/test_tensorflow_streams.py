@@ -5,7 +5,7 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization import Range, Ranges, Scheme, annotate
 from quantkit.quantization.targets.tensorflow import convert
-from quantkit.quantization.targets.tensorflow_streams import in_streams
+from quantkit.quantization.targets.tensorflow.streams import in_streams
 from quantkit.runtimes.tensorflow import RUNTIME
 
 

@@ -1,1 +1,1 @@
-"""One file for each form of 8-bit graph; `quantkit.quantization.convert` imports the one it needs."""
+"""One file or folder for each form of 8-bit graph; `quantkit.quantization.convert` imports the one it needs."""

@@ -17,7 +17,8 @@ from quantkit.ir.tensor import Array, DType
 from quantkit.quantization.grid import Grid
 from quantkit.quantization.plan import Plan, Unit
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.targets.tensorflow import codes_name, grids, keep_summands
+from quantkit.quantization.targets.tensorflow.codes import codes_name, grids
+from quantkit.quantization.targets.tensorflow.summands import keep_summands
 from quantkit.runtimes.session import Session, TensorInfo, require
 from quantkit.runtimes.tensorflow import RUNTIME
 

@@ -1,0 +1,77 @@
+"""What a layer pads with: by itself where the code of 0 is 0, else codes of 0 around what it reads."""
+
+import numpy as np
+
+from quantkit.ir.graph import Attr, Edge, Node
+from quantkit.ir.tensor import Array, DType
+from quantkit.ops.inference import UNKNOWN
+from quantkit.ops.layers import same_padding
+from quantkit.ops.tensorflow import attribute
+from quantkit.quantization.plan import Unit
+from quantkit.quantization.targets.tensorflow.codes import Coded
+from quantkit.quantization.targets.tensorflow.growth import Growth
+
+Pads = tuple[tuple[int, int], ...]
+
+
+def padded(
+    work: Growth, unit: Unit, layer: Node, kernel: tuple[int, ...]
+) -> tuple[Coded | None, dict[str, Attr] | None, str]:
+    """The codes a layer reads, and its padding attributes; or nothing, and why."""
+    if layer.op == "MatMul":
+        return work.codes_of(unit.input), {}, ""
+    read, outside = _pad_before(work, unit, layer)
+    coded = work.codes_of(read)
+    same = _same_pads(work, layer, read, kernel)
+    if layer.attrs["padding"] == b"SAME" and not coded.zero:
+        return coded, {"padding": b"SAME", "padding_list": ()}, ""
+    pads = outside or (same if layer.attrs["padding"] == b"SAME" else _explicit(layer))
+    if pads is None:
+        return None, None, "its padding depends on a size that is not known, and its input has a shifted 0"
+    if not any(map(any, pads)):
+        return coded, {"padding": b"VALID", "padding_list": ()}, ""
+    if not coded.zero and pads == same:
+        return coded, {"padding": b"SAME", "padding_list": ()}, ""
+    # TensorFlow infers a wrong shape for a depthwise convolution with listed paddings.
+    if not coded.zero and layer.op == "Conv2D":
+        listed = (0, 0, *(size for pair in pads for size in pair), 0, 0)
+        return coded, {"padding": b"VALID", "padding_list": listed}, ""
+    return _padded_codes(work, unit, read, coded, pads), {"padding": b"VALID", "padding_list": ()}, ""
+
+
+def _padded_codes(work: Growth, unit: Unit, read: Edge, coded: Coded, pads: Pads) -> Coded:
+    name = f"{unit.name}/padded"
+    sizes = work.constant(f"{name}/sizes", np.array([(0, 0), *pads, (0, 0)], np.int32))
+    node = Node(name, "Pad", (read, sizes), attrs={"Tpaddings": DType.INT32})
+    return coded._replace(edge=work.on_bytes(name, node, coded))
+
+
+def _pad_before(work: Growth, unit: Unit, layer: Node) -> tuple[Edge, Pads | None]:
+    """What a layer reads behind a Pad that it can do itself, and that padding."""
+    pad = work.source[unit.input.node]
+    if pad.op != "Pad" or pad.name not in work.plan.carried or layer.attrs["padding"] != b"VALID":
+        return unit.input, None
+    sizes = work.source.constant_of(pad.inputs[1])
+    if sizes is None or sizes.shape != (4, 2) or sizes.array[[0, 3]].any() or work.codes_of(pad.inputs[0]).zero:
+        return unit.input, None
+    return pad.inputs[0], _pairs(sizes.array[1:3])
+
+
+def _same_pads(work: Growth, layer: Node, read: Edge, kernel: tuple[int, ...]) -> Pads | None:
+    """What SAME padding would add to the rows and the columns; None: not known."""
+    dims = work.shapes.get(read, UNKNOWN).dims or (None,) * 4
+    strides, dilations = attribute(layer, "strides"), attribute(layer, "dilations")
+    spans = [(kernel[at - 1] - 1) * dilations[at] + 1 for at in (1, 2)]
+    found = [same_padding(dims[at], spans[at - 1], strides[at]) for at in (1, 2)]
+    return None if None in found else tuple(pair for pair in found if pair is not None)
+
+
+def _explicit(layer: Node) -> Pads:
+    """Paddings that a layer names itself; VALID: none."""
+    if layer.attrs["padding"] != b"EXPLICIT":
+        return ((0, 0), (0, 0))
+    return _pairs(np.reshape(np.array(layer.attrs["explicit_paddings"]), (4, 2))[1:3])
+
+
+def _pairs(values: Array) -> Pads:
+    return tuple((int(before), int(after)) for before, after in values)
