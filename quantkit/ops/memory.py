@@ -1,8 +1,8 @@
 """What a run holds at most, as far as shapes tell.
 
-Tensors live from the node that makes them to the last that reads them, in execution order; ops that only pass their
-input on share its memory. Work space of ops and what an engine keeps back are not counted: it is a lower bound that
-orders graphs, not a measurement.
+Tensors live from the node that makes them to the last that reads them, in execution order. Ops that only pass their
+input on share its memory; what works element by element writes over an input that nobody else reads any more, as do
+norms, which engines fuse with the layer before them. Work space of ops and what an engine keeps back are not counted.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,14 @@ from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.tensorflow import output_dtypes
 
 SHARING = frozenset({"CheckNumerics", "EnsureShape", "ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"})
+IN_PLACE = frozenset(
+    {
+        *("Add", "AddN", "AddV2", "BiasAdd", "Div", "Maximum", "Minimum", "Mul", "RealDiv", "Sub"),
+        *("Abs", "Elu", "Exp", "LeakyRelu", "Log", "Neg", "Relu", "Relu6", "Rsqrt", "Selu", "Sigmoid", "Softmax"),
+        *("Sqrt", "Square", "Tanh", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),
+        "BatchNormWithGlobalNormalization",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ def peak_memory(graph: Graph, shapes: Mapping[Edge, Shape]) -> Peak | None:
         GraphError: the graph is not well formed.
     """
     needed = graph.reachable()
-    order = [graph[name] for name in graph.order if name in needed and not graph[name].is_constant]
+    order = [graph[name] for name in graph.order if name in needed and not _is_constant(graph, name)]
     buffers = _buffers(graph, order)
     made: dict[str, list[Edge]] = {}
     for edge, buffer in buffers.items():
@@ -55,19 +63,28 @@ def peak_memory(graph: Graph, shapes: Mapping[Edge, Shape]) -> Peak | None:
     last = {buffers[edge]: place for place, node in enumerate(order) for edge in node.inputs if edge in buffers}
     last |= {buffers[edge]: len(order) for edge in graph.outputs if edge in buffers}
     live: dict[Edge, int] = {}
-    most, where, num_unknown = 0, "", 0
+    held, most, where, num_unknown = 0, 0, "", 0
     for place, node in enumerate(order):
+        ending = {buffers[edge] for edge in node.inputs if edge in buffers and last[buffers[edge]] == place}
         for edge in made.get(node.name, ()):
             size = _num_bytes(graph, edge, shapes)
             num_unknown += size is None
+            over = next((one for one in ending if node.op in IN_PLACE and live.get(one) == size), None)
+            if over is not None:
+                held -= live.pop(over)
             live[edge] = size or 0
-        held = sum(live.values())
+            held += live[edge]
         if held > most:
             most, where = held, node.name
-        for edge in {buffers[edge] for edge in node.inputs if edge in buffers}:
-            if last[edge] == place:
-                live.pop(edge, None)
+        held -= sum(live.pop(edge, 0) for edge in ending)
     return Peak(most, where, num_unknown) if most else None
+
+
+def _is_constant(graph: Graph, name: str) -> bool:
+    """Whether a node holds a constant, or hands one on."""
+    while graph[name].op in SHARING and name not in graph.input_names and graph[name].inputs:
+        name = graph[name].inputs[0].node
+    return graph[name].is_constant and name not in graph.input_names
 
 
 def _buffers(graph: Graph, order: list[Node]) -> dict[Edge, Edge]:

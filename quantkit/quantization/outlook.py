@@ -82,7 +82,8 @@ def look_ahead(graph: Graph) -> Outlook:
 def _folding(graph: Graph) -> Recipe:
     """The recipe that folds, with the shapes of inputs in the middle of the graph, behind which it is cut."""
     shapes = infer_shapes(graph)
-    known = {edge.node: shape.dims for edge in graph.inputs if (shape := shapes.get(edge)) and shape.dims is not None}
+    # No text says the shape of a single number; what the graph computes there tells it.
+    known = {edge.node: shape.dims for edge in graph.inputs if (shape := shapes.get(edge)) and shape.dims}
     options = {
         "name": tuple(known),
         "type_for_name": ("float",) * len(known),

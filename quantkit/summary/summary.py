@@ -54,7 +54,7 @@ class Summary:
         num_bytes: bytes of all constants.
         num_controls: control edges.
         multiply_adds: of one run with the inputs' shapes (unknown batch: 1); None where a shape is unknown.
-        peak: the most that tensors take in such a run beside the constants, at least; None where it is not known.
+        peak: the most that tensors take in such a run beside the constants, about; None where it is not known.
         producer: GraphDef version of the program that wrote it.
         next_step: what to do with it, and why.
     """
@@ -115,8 +115,9 @@ class Summary:
             return "unknown (no shape is static, or the ops are ONNX's)"
         activations = self.peak.num_bytes / 1e6
         total = self.num_bytes / 1e6 + activations
-        text = f"{total:,.2f} MB at least: the constants, and {activations:,.2f} MB of tensors at {self.peak.node}"
         unknown = self.peak.num_unknown
+        how = "at least" if unknown else "about"
+        text = f"{how} {total:,.2f} MB: the constants, and {activations:,.2f} MB of tensors at {self.peak.node}"
         return text + (f"; {unknown} of unknown size are not counted" if unknown else "")
 
 

@@ -35,6 +35,13 @@ def test_unknown_shapes_leave_the_share_open() -> None:
     assert str(look_ahead(from_text(text.replace("<*>", "?x8x8x3")))) == "1 of 1 layers, 100.0% of the multiply-adds"
 
 
+def test_an_input_that_is_one_number_has_no_shape_to_write() -> None:
+    text = NETWORK.replace("inputs: prepared", "inputs: prepared, rate").replace(
+        "w = Const", "rate = Placeholder[]()\n    w = Const", 1
+    )
+    assert str(look_ahead(from_text(text))).startswith("1 of 2 layers")
+
+
 def test_a_graph_that_can_not_be_planned_says_why() -> None:
     found = look_ahead(from_text("dialect: onnx\ninputs: x\noutputs: y\nx = Input()\ny = Relu(x)"))
     assert "no plan: " in str(found)

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 
 from quantkit.ir.graph import Edge, Graph, Node, constant
@@ -45,7 +47,7 @@ def test_memory_counts_what_lives_at_once() -> None:
         w = Const[256x1024]()
         wide = MatMul(x, w, T=float)
         same = Identity(wide, T=float)
-        flat = Relu(same, T=float)
+        flat = LogSoftmax(same, T=float)
         v = Const[1024x2]()
         y = MatMul(flat, v, T=float)
         """
@@ -53,7 +55,7 @@ def test_memory_counts_what_lives_at_once() -> None:
     found = summarize(graph)
     # The two wide tensors together: the Identity shares its input's memory, and x is gone by then.
     assert found.peak == Peak(2 * 4 * 1024, "flat")
-    assert "1.06 MB at least: the constants, and 0.01 MB of tensors at flat" in str(found)
+    assert "about 1.06 MB: the constants, and 0.01 MB of tensors at flat" in str(found)
     assert found.to_json()["activation_peak_bytes"] == 8192
 
 
@@ -65,7 +67,7 @@ def test_what_is_of_unknown_size_is_not_counted_and_said() -> None:
     peak = summarize(graph).peak
     assert peak is not None
     assert (peak.num_bytes, peak.num_unknown) == (2 * 3 * 4 + 2 * 4 * 4, 2)
-    assert "2 of unknown size are not counted" in str(summarize(graph))
+    assert re.search("at least .* 2 of unknown size are not counted", str(summarize(graph)))
     assert summarize(from_text("inputs: x\noutputs: x\nx = Placeholder[<*>]()")).peak is None
 
 
@@ -73,4 +75,20 @@ def test_an_output_lives_to_the_end() -> None:
     graph = from_text(
         "inputs: x\noutputs: a, c\nx = Placeholder[4]()\na = Neg(x, T=float)\nb = Neg(a, T=float)\nc = Neg(b, T=float)"
     )
-    assert summarize(graph).peak == Peak(3 * 16, "c")
+    # b is written over a no sooner than c over b.
+    assert summarize(graph).peak == Peak(2 * 16, "b")
+
+
+def test_what_works_element_by_element_writes_over_what_nobody_else_reads() -> None:
+    chain = "x = Placeholder[4]()\na = Neg(x, T=float)\nb = Neg(a, T=float)\nc = Add(b, <*>, T=float)"
+    text = f"inputs: x\noutputs: c\n{chain}"
+    assert summarize(from_text(text.replace("<*>", "b"))).peak == Peak(16, "x")
+    assert summarize(from_text(text.replace("<*>", "a"))).peak == Peak(2 * 16, "b")
+
+
+def test_a_constant_that_is_handed_on_takes_its_memory_once() -> None:
+    graph = from_text(
+        "inputs: x\noutputs: y\nx = Placeholder[1x4]()\nw = Const[4x4]()\nread = Identity(w, T=float)\n"
+        "y = MatMul(x, read, T=float)"
+    )
+    assert summarize(graph).peak == Peak(2 * 16, "y")
