@@ -22,9 +22,8 @@ class QuantkitError(Exception):
     exit_code = 3
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = printable(message), printable(hint)
+        super().__init__(self.message)
 
     def __reduce__(self) -> tuple[type["QuantkitError"], tuple[str, str]]:
         return type(self), (self.message, self.hint)
@@ -77,4 +76,15 @@ def one_line(text: str) -> str:
     'bad byte \\x00 at 7'
     """
     line = (text.strip().splitlines() or [""])[0][:_LONGEST_LINE]
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line).rstrip(". ")
+    return printable(line).rstrip(". ")
+
+
+def printable(text: str) -> str:
+    r"""A text whose characters do nothing to a terminal: names come from files, and files from anybody.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)

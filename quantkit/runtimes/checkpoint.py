@@ -145,12 +145,12 @@ def places(graph: Graph, restore: str = RESTORE) -> Mapping[str, Place]:
 
 def _restored(graph: Graph, edge: Edge) -> Place | None:
     """The place that a value is restored from; None where it comes from elsewhere."""
-    node, seen = graph[edge.node], set()
-    while node.op == "Identity" and node.inputs and node.name not in seen:
+    node, seen = graph.nodes.get(edge.node), set()
+    while node and node.op == "Identity" and node.inputs and node.name not in seen:
         seen.add(node.name)
         edge = node.inputs[0]
-        node = graph[edge.node]
-    if node.op not in _RESTORING:
+        node = graph.nodes.get(edge.node)
+    if node is None or node.op not in _RESTORING:
         return None
     name, part = (_text(graph, edge_in, edge.port) for edge_in in (*node.inputs[1:3], None, None)[:2])
     return Place(name, part or "") if name is not None else None

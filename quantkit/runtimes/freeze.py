@@ -65,7 +65,9 @@ def _frozen(graph: Graph, node: Node, checkpoint: Checkpoint, restored: Mapping[
     handles = [edge for edge in node.inputs if graph[edge.node].op == "VarHandleOp"]
     if not handles:
         return [node]
-    dtype = graph[handles[0].node].attrs["dtype"]
+    dtype = graph[handles[0].node].attrs.get("dtype")
+    if dtype is None:
+        raise GraphError(f"the variable {handles[0].node!r} has no attribute dtype", hint="save the graph again")
     if node.op == "ReadVariableOp":
         return [node.with_(op="Identity", attrs={"T": dtype})]
     if node.op == "ResourceGather":
