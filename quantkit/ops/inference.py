@@ -5,21 +5,16 @@ where an op has no rule its outputs have unknown rank. Nothing here raises on a 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape, Tensor
 from quantkit.ops import onnx
+from quantkit.ops.shape_rules import SCALAR, ShapeRules, dims_of
+from quantkit.ops.shape_rules import UNKNOWN as UNKNOWN
 
-UNKNOWN = Shape(None)
-SCALAR = Shape(())
-
-Dims = tuple[int | None, ...]
-# (node, shapes of its inputs, constants it reads by slot) -> shapes of its outputs, as far as they matter
-Rule = Callable[[Node, Sequence[Shape], Mapping[int, Tensor]], Sequence[Shape]]
-
-_RULES: dict[str, Rule] = {}
+_RULES = ShapeRules()
 
 
 def infer_shapes(graph: Graph, known: Mapping[Edge, Shape] | None = None) -> Mapping[Edge, Shape]:
@@ -79,23 +74,7 @@ def multiply_adds(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
     return math.prod(out.known) * depth
 
 
-def _rule(ops: str) -> Callable[[Rule], Rule]:
-    """Register a rule for ops, separated by spaces."""
-
-    def register(rule: Rule) -> Rule:
-        _RULES.update(dict.fromkeys(ops.split(), rule))
-        return rule
-
-    return register
-
-
-def _known(shape: Shape) -> Dims:
-    if shape.dims is None:
-        raise ValueError("unknown rank")
-    return shape.dims
-
-
-@_rule(
+@_RULES.rule(
     "Identity CheckNumerics StopGradient Relu Relu6 Elu Selu LeakyRelu Sigmoid Tanh Softmax LogSoftmax Softplus Abs "
     "Neg Exp Log Sqrt Rsqrt Square Floor Ceil Round Cast BiasAdd LRN ZerosLike OnesLike FakeQuantWithMinMaxVars "
     "FakeQuantWithMinMaxArgs Erf Sign LogicalNot PlaceholderWithDefault Dequantize"
@@ -104,7 +83,7 @@ def _same(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -
     return given[:1]
 
 
-@_rule(
+@_RULES.rule(
     "QuantizeV2 Requantize QuantizedRelu QuantizedRelu6 QuantizedBiasAdd QuantizedReshape FusedBatchNorm "
     "FusedBatchNormV2 FusedBatchNormV3 BatchNormWithGlobalNormalization"
 )
@@ -114,18 +93,18 @@ def _same_and_scalars(node: Node, given: Sequence[Shape], constants: Mapping[int
     return given[:1] if "BatchNorm" in node.op else [given[0], SCALAR, SCALAR]
 
 
-@_rule("IdentityN")
+@_RULES.rule("IdentityN")
 def _same_each(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     return given
 
 
-@_rule("Placeholder")
+@_RULES.rule("Placeholder")
 def _placeholder(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     shape = node.attrs.get("shape")
     return [shape if isinstance(shape, Shape) else UNKNOWN]
 
 
-@_rule("EnsureShape")
+@_RULES.rule("EnsureShape")
 def _ensured(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     stated = node.attrs["shape"]
     if not isinstance(stated, Shape) or stated.dims is None or given[0].dims is None:
@@ -134,17 +113,17 @@ def _ensured(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]
     return [Shape(tuple(found if size is None else size for size, found in pairs))]
 
 
-@_rule("Const")
+@_RULES.rule("Const")
 def _const(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     return [Shape(node.value.shape)]
 
 
-@_rule(
+@_RULES.rule(
     "Add AddV2 Sub Mul Div RealDiv Maximum Minimum Pow SquaredDifference FloorDiv FloorMod Greater GreaterEqual Less "
     "LessEqual Equal NotEqual LogicalAnd LogicalOr QuantizedAdd QuantizedMul"
 )
 def _broadcast(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    first, second = _known(given[0]), _known(given[1])
+    first, second = dims_of(given[0]), dims_of(given[1])
     rank = max(len(first), len(second))
     pairs = zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second, strict=True)
     dims = [b if a == 1 else a if b in (1, a) else a if b is None and a is not None else b for a, b in pairs]
@@ -169,7 +148,7 @@ def _spatial(node: Node) -> tuple[int, int, int]:
 
 def _windowed(node: Node, given: Shape, kernel: Sequence[int], channels: int | None) -> Shape:
     height, width, channel = _spatial(node)
-    dims = list(_known(given))
+    dims = list(dims_of(given))
     strides: Any = node.attrs.get("strides", (1, 1, 1, 1))
     dilations: Any = node.attrs.get("dilations") or (1, 1, 1, 1)
     explicit: Any = node.attrs.get("explicit_paddings") or ()
@@ -182,7 +161,7 @@ def _windowed(node: Node, given: Shape, kernel: Sequence[int], channels: int | N
     return Shape(tuple(dims))
 
 
-@_rule("Conv2D QuantizedConv2D DepthwiseConv2dNative QuantizedDepthwiseConv2D")
+@_RULES.rule("Conv2D QuantizedConv2D DepthwiseConv2dNative QuantizedDepthwiseConv2D")
 def _conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     kernel = given[1].known
     channels = kernel[2] * kernel[3] if "Depthwise" in node.op else kernel[3]
@@ -190,9 +169,9 @@ def _conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -
     return [made, SCALAR, SCALAR] if node.op.startswith("Quantized") else [made]
 
 
-@_rule("FusedPadConv2D FusedResizeAndPadConv2D")
+@_RULES.rule("FusedPadConv2D FusedResizeAndPadConv2D")
 def _fused_conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    batch, height, width, channels = _known(given[0])
+    batch, height, width, channels = dims_of(given[0])
     if node.op == "FusedResizeAndPadConv2D":
         height, width = (int(size) for size in constants[1].array)
     paddings = constants[len(given) - 2].array.sum(1)
@@ -203,7 +182,7 @@ def _fused_conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tens
     return [_windowed(node, Shape((batch, height, width, channels)), kernel[:2], kernel[3])]
 
 
-@_rule("MaxPool AvgPool QuantizedMaxPool QuantizedAvgPool")
+@_RULES.rule("MaxPool AvgPool QuantizedMaxPool QuantizedAvgPool")
 def _pool(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     size: Any = node.attrs["ksize"]
     height, width, _ = _spatial(node)
@@ -211,20 +190,20 @@ def _pool(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -
     return [made, SCALAR, SCALAR] if node.op.startswith("Quantized") else [made]
 
 
-@_rule("MatMul QuantizedMatMul")
+@_RULES.rule("MatMul QuantizedMatMul")
 def _matmul(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    first, second = _known(given[0]), _known(given[1])
+    first, second = dims_of(given[0]), dims_of(given[1])
     rows = first[1] if node.attrs.get("transpose_a") else first[0]
     columns = second[0] if node.attrs.get("transpose_b") else second[1]
     made = Shape((rows, columns))
     return [made, SCALAR, SCALAR] if node.op.startswith("Quantized") else [made]
 
 
-@_rule("Concat ConcatV2 QuantizedConcat")
+@_RULES.rule("Concat ConcatV2 QuantizedConcat")
 def _concat(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     slot = len(given) - 1 if node.op == "ConcatV2" else 0
     count: Any = node.attrs.get("N", len(given) - 1)
-    joined = [_known(shape) for shape in (given[:slot] if slot else given[1 : 1 + count])]
+    joined = [dims_of(shape) for shape in (given[:slot] if slot else given[1 : 1 + count])]
     axis = int(constants[slot].array) % len(joined[0])
     dims = list(joined[0])
     sizes = [dims_[axis] for dims_ in joined]
@@ -232,7 +211,7 @@ def _concat(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor])
     return [Shape(tuple(dims)), SCALAR, SCALAR][: 3 if node.op.startswith("Quantized") else 1]
 
 
-@_rule("Reshape")
+@_RULES.rule("Reshape")
 def _reshape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     wanted = [int(size) for size in constants[1].array.reshape(-1)]
     if -1 in wanted and given[0].is_known:
@@ -241,69 +220,69 @@ def _reshape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]
     return [Shape(tuple(None if size < 0 else size for size in wanted))]
 
 
-@_rule("Squeeze")
+@_RULES.rule("Squeeze")
 def _squeeze(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = _known(given[0])
+    dims = dims_of(given[0])
     listed: Any = node.attrs.get("squeeze_dims") or ()
     axes = {axis % len(dims) for axis in listed} or {axis for axis, size in enumerate(dims) if size == 1}
     return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
 
 
-@_rule("ExpandDims")
+@_RULES.rule("ExpandDims")
 def _expand_dims(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = _known(given[0])
+    dims = dims_of(given[0])
     axis = int(constants[1].array) % (len(dims) + 1)
     return [Shape((*dims[:axis], 1, *dims[axis:]))]
 
 
-@_rule("Tile")
+@_RULES.rule("Tile")
 def _tile(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     times = constants[1].array.tolist()
     pairs = zip(given[0].dims or (), times, strict=True)
     return [Shape([None if size is None else size * count for size, count in pairs])] if given[0].dims else [UNKNOWN]
 
 
-@_rule("Pad PadV2 MirrorPad")
+@_RULES.rule("Pad PadV2 MirrorPad")
 def _pad(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     widths = constants[1].array.sum(1)
     return [
-        Shape(tuple(None if size is None else size + int(w) for size, w in zip(_known(given[0]), widths, strict=True)))
+        Shape(tuple(None if size is None else size + int(w) for size, w in zip(dims_of(given[0]), widths, strict=True)))
     ]
 
 
-@_rule("Mean Sum Max Min Prod All Any")
+@_RULES.rule("Mean Sum Max Min Prod All Any")
 def _reduction(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = _known(given[0])
+    dims = dims_of(given[0])
     axes = {int(axis) % len(dims) for axis in constants[1].array.reshape(-1)}
     if node.attrs.get("keep_dims"):
         return [Shape(tuple(1 if axis in axes else size for axis, size in enumerate(dims)))]
     return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
 
 
-@_rule("Transpose")
+@_RULES.rule("Transpose")
 def _transpose(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = _known(given[0])
+    dims = dims_of(given[0])
     return [Shape(tuple(dims[int(axis)] for axis in constants[1].array))]
 
 
-@_rule("ResizeBilinear ResizeNearestNeighbor ResizeBicubic QuantizedResizeBilinear")
+@_RULES.rule("ResizeBilinear ResizeNearestNeighbor ResizeBicubic QuantizedResizeBilinear")
 def _resize(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    batch, _, _, channels = _known(given[0])
+    batch, _, _, channels = dims_of(given[0])
     height, width = (int(size) for size in constants[1].array)
     return [Shape((batch, height, width, channels)), SCALAR, SCALAR][: 3 if node.op.startswith("Quantized") else 1]
 
 
-@_rule("Pack")
+@_RULES.rule("Pack")
 def _pack(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = _known(given[0])
+    dims = dims_of(given[0])
     axis: Any = node.attrs.get("axis", 0)
     axis %= len(dims) + 1
     return [Shape((*dims[:axis], len(given), *dims[axis:]))]
 
 
-@_rule("Split")
+@_RULES.rule("Split")
 def _split(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = list(_known(given[1]))
+    dims = list(dims_of(given[1]))
     count: Any = node.attrs["num_split"]
     axis = int(constants[0].array) % len(dims)
     size = dims[axis]
@@ -311,9 +290,9 @@ def _split(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) 
     return [Shape(tuple(dims))] * count
 
 
-@_rule("SplitV")
+@_RULES.rule("SplitV")
 def _split_by_sizes(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = _known(given[0])
+    dims = dims_of(given[0])
     axis = int(constants[2].array) % len(dims)
     sizes = [int(size) for size in constants[1].array.reshape(-1)]
     whole = dims[axis]
@@ -322,12 +301,12 @@ def _split_by_sizes(node: Node, given: Sequence[Shape], constants: Mapping[int, 
     return [Shape((*dims[:axis], None if size < 0 else size, *dims[axis + 1 :])) for size in sizes]
 
 
-@_rule("Shape")
+@_RULES.rule("Shape")
 def _shape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [Shape((len(_known(given[0])),))]
+    return [Shape((len(dims_of(given[0])),))]
 
 
-@_rule("DecodeJpeg DecodePng")
+@_RULES.rule("DecodeJpeg DecodePng")
 def _decoded(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     channels: Any = node.attrs.get("channels") or None
     return [Shape((None, None, channels))]

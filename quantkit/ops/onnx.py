@@ -5,20 +5,14 @@ Layout is ONNX's: images are (n, c, h, w), weights of a convolution (c_out, c_in
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import Shape, Tensor
+from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, ShapeRules, dims_of
 
-UNKNOWN = Shape(None)
-SCALAR = Shape(())
-
-Dims = tuple[int | None, ...]
-# (node, shapes of its inputs, constants it reads by slot) -> shapes of its outputs, as far as they matter
-Rule = Callable[[Node, Sequence[Shape], Mapping[int, Tensor]], Sequence[Shape]]
-
-RULES: dict[str, Rule] = {}
+RULES = ShapeRules()
 
 _RANDOM = re.compile(r"Random(Normal|Uniform)(Like)?|Multinomial|Bernoulli|Dropout|If|Loop|Scan")
 
@@ -69,22 +63,6 @@ _WEIGHTS = {
 }
 
 
-def _rule(ops: str) -> Callable[[Rule], Rule]:
-    """Register a rule for ops, separated by spaces."""
-
-    def register(rule: Rule) -> Rule:
-        RULES.update(dict.fromkeys(ops.split(), rule))
-        return rule
-
-    return register
-
-
-def _known(shape: Shape) -> Dims:
-    if shape.dims is None:
-        raise ValueError("unknown rank")
-    return shape.dims
-
-
 def _listed(node: Node, name: str, constants: Mapping[int, Tensor], slot: int) -> list[int] | None:
     """Whole numbers that an attribute lists, or in later versions a constant input; None where neither is there."""
     given: Any = node.attrs.get(name)
@@ -93,7 +71,7 @@ def _listed(node: Node, name: str, constants: Mapping[int, Tensor], slot: int) -
     return [int(one) for one in constants[slot].array.reshape(-1)] if slot in constants else None
 
 
-@_rule(
+@RULES.rule(
     "Identity Relu LeakyRelu PRelu Elu Selu Celu Sigmoid HardSigmoid HardSwish Tanh Softmax LogSoftmax Softplus "
     "Softsign Gelu Mish Abs Neg Exp Log Sqrt Reciprocal Floor Ceil Round Cast Clip Erf Sign Not LRN BatchNormalization "
     "InstanceNormalization LayerNormalization GroupNormalization Dropout QuantizeLinear DequantizeLinear Sin Cos "
@@ -103,13 +81,13 @@ def _same(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -
     return given[:1]
 
 
-@_rule("Placeholder")
+@RULES.rule("Placeholder")
 def _placeholder(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     shape = node.attrs.get("shape")
     return [shape if isinstance(shape, Shape) else UNKNOWN]
 
 
-@_rule("Constant")
+@RULES.rule("Constant")
 def _constant(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     if isinstance(node.attrs.get("value"), Tensor):
         return [Shape(node.value.shape)]
@@ -120,11 +98,11 @@ def _constant(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor
     return [SCALAR if {"value_float", "value_int", "value_string"} & node.attrs.keys() else UNKNOWN]
 
 
-@_rule("Add Sub Mul Div Pow Max Min Mean Sum Mod And Or Xor Greater GreaterOrEqual Less LessOrEqual Equal Where")
+@RULES.rule("Add Sub Mul Div Pow Max Min Mean Sum Mod And Or Xor Greater GreaterOrEqual Less LessOrEqual Equal Where")
 def _broadcast(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims: Dims = ()
     for shape in given:
-        other = _known(shape)
+        other = dims_of(shape)
         rank = max(len(dims), len(other))
         pairs = zip((1,) * (rank - len(dims)) + dims, (1,) * (rank - len(other)) + other, strict=True)
         dims = tuple(b if a == 1 else a if b in (1, a) or b is None else b for a, b in pairs)
@@ -153,15 +131,15 @@ def _windows(node: Node, given: Dims, kernel: Sequence[int]) -> list[int | None]
     return found
 
 
-@_rule("Conv ConvInteger QLinearConv")
+@RULES.rule("Conv ConvInteger QLinearConv")
 def _conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    weights, dims = given[3 if node.op == "QLinearConv" else 1].known, _known(given[0])
+    weights, dims = given[3 if node.op == "QLinearConv" else 1].known, dims_of(given[0])
     return [Shape((dims[0], weights[0], *_windows(node, dims, weights[2:])))]
 
 
-@_rule("ConvTranspose")
+@RULES.rule("ConvTranspose")
 def _conv_transpose(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    weights, dims = given[1].known, _known(given[0])
+    weights, dims = given[1].known, dims_of(given[0])
     attrs: Mapping[str, Any] = node.attrs
     count = len(dims) - 2
     if "output_shape" in attrs or attrs.get("auto_pad", b"NOTSET") != b"NOTSET":
@@ -182,37 +160,37 @@ def _conv_transpose(node: Node, given: Sequence[Shape], constants: Mapping[int, 
     return [Shape((dims[0], weights[1] * attrs.get("group", 1), *sizes))]
 
 
-@_rule("MaxPool AveragePool LpPool")
+@RULES.rule("MaxPool AveragePool LpPool")
 def _pool(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     kernel: Any = node.attrs["kernel_shape"]
-    dims = _known(given[0])
+    dims = dims_of(given[0])
     return [Shape((*dims[:2], *_windows(node, dims, kernel)))]
 
 
-@_rule("GlobalAveragePool GlobalMaxPool GlobalLpPool")
+@RULES.rule("GlobalAveragePool GlobalMaxPool GlobalLpPool")
 def _global_pool(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = _known(given[0])
+    dims = dims_of(given[0])
     return [Shape((*dims[:2], *(1,) * (len(dims) - 2)))]
 
 
-@_rule("Gemm")
+@RULES.rule("Gemm")
 def _gemm(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    first, second = _known(given[0]), _known(given[1])
+    first, second = dims_of(given[0]), dims_of(given[1])
     return [Shape((first[1 if node.attrs.get("transA") else 0], second[0 if node.attrs.get("transB") else 1]))]
 
 
-@_rule("MatMul MatMulInteger QLinearMatMul")
+@RULES.rule("MatMul MatMulInteger QLinearMatMul")
 def _matmul(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    first, second = _known(given[0]), _known(given[3 if node.op == "QLinearMatMul" else 1])
+    first, second = dims_of(given[0]), dims_of(given[3 if node.op == "QLinearMatMul" else 1])
     if len(first) < 2 or len(second) < 2:
         return [UNKNOWN]
     (batches,) = _broadcast(node, [Shape(first[:-2]), Shape(second[:-2])], {})
-    return [Shape((*_known(batches), first[-2], second[-1]))]
+    return [Shape((*dims_of(batches), first[-2], second[-1]))]
 
 
-@_rule("Concat")
+@RULES.rule("Concat")
 def _concat(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    joined = [_known(shape) for shape in given]
+    joined = [dims_of(shape) for shape in given]
     axis: Any = node.attrs["axis"]
     sizes = [dims[axis] for dims in joined]
     dims = list(joined[0])
@@ -220,11 +198,11 @@ def _concat(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor])
     return [Shape(tuple(dims))]
 
 
-@_rule("Reshape")
+@RULES.rule("Reshape")
 def _reshape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     listed = [int(size) for size in constants[1].array.reshape(-1)]
     copied = [] if node.attrs.get("allowzero") else [axis for axis, size in enumerate(listed) if size == 0]
-    dims = _known(given[0]) if copied or given[0].dims is not None else ()
+    dims = dims_of(given[0]) if copied or given[0].dims is not None else ()
     made: list[int | None] = [dims[axis] if axis in copied else size for axis, size in enumerate(listed)]
     if -1 in made:
         # Axes that are copied count on both sides: only the others decide.
@@ -235,9 +213,9 @@ def _reshape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]
     return [Shape(tuple(made))]
 
 
-@_rule("Flatten")
+@RULES.rule("Flatten")
 def _flatten(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = _known(given[0])
+    dims = dims_of(given[0])
     axis: Any = node.attrs.get("axis", 1)
     halves = dims[:axis], dims[axis:]
     return [
@@ -245,16 +223,16 @@ def _flatten(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]
     ]
 
 
-@_rule("Transpose")
+@RULES.rule("Transpose")
 def _transpose(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = _known(given[0])
+    dims = dims_of(given[0])
     order: Any = node.attrs.get("perm") or range(len(dims))[::-1]
     return [Shape(tuple(dims[axis] for axis in order))]
 
 
-@_rule("Squeeze")
+@RULES.rule("Squeeze")
 def _squeeze(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = _known(given[0])
+    dims = dims_of(given[0])
     listed = _listed(node, "axes", constants, 1)
     if listed is None:
         listed = [axis for axis, size in enumerate(dims) if size == 1]
@@ -262,17 +240,17 @@ def _squeeze(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]
     return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
 
 
-@_rule("Unsqueeze")
+@RULES.rule("Unsqueeze")
 def _unsqueeze(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     listed = _listed(node, "axes", constants, 1) or []
-    rank = len(_known(given[0])) + len(listed)
-    axes, rest = {axis % rank for axis in listed}, iter(_known(given[0]))
+    rank = len(dims_of(given[0])) + len(listed)
+    axes, rest = {axis % rank for axis in listed}, iter(dims_of(given[0]))
     return [Shape(tuple(1 if axis in axes else next(rest) for axis in range(rank)))]
 
 
-@_rule("ReduceMean ReduceSum ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSumExp")
+@RULES.rule("ReduceMean ReduceSum ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSumExp")
 def _reduction(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = _known(given[0])
+    dims = dims_of(given[0])
     listed = _listed(node, "axes", constants, 1)
     axes = {axis % len(dims) for axis in (range(len(dims)) if listed is None else listed)}
     if node.attrs.get("keepdims", 1):
@@ -280,9 +258,9 @@ def _reduction(node: Node, given: Sequence[Shape], constants: Mapping[int, Tenso
     return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
 
 
-@_rule("Pad")
+@RULES.rule("Pad")
 def _pad(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = _known(given[0])
+    dims = dims_of(given[0])
     pads = _listed(node, "pads", constants, 1)
     if pads is None or len(given) > 3 or len(pads) != 2 * len(dims):
         return [Shape((None,) * len(dims))]
@@ -290,9 +268,9 @@ def _pad(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) ->
     return [Shape(tuple(None if size is None else size + before + after for size, before, after in sides))]
 
 
-@_rule("Split")
+@RULES.rule("Split")
 def _split(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = list(_known(given[0]))
+    dims = list(dims_of(given[0]))
     axis: Any = node.attrs.get("axis", 0)
     parts = _listed(node, "split", constants, 1)
     names: Any = node.attrs.get("_outputs", (b"",))
@@ -305,23 +283,23 @@ def _split(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) 
     return [Shape((*dims[:axis], part, *dims[axis % len(dims) + 1 :])) for part in parts]
 
 
-@_rule("Gather")
+@RULES.rule("Gather")
 def _gather(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims, indices = _known(given[0]), _known(given[1])
+    dims, indices = dims_of(given[0]), dims_of(given[1])
     axis: Any = node.attrs.get("axis", 0)
     axis %= len(dims)
     return [Shape((*dims[:axis], *indices, *dims[axis + 1 :]))]
 
 
-@_rule("Shape")
+@RULES.rule("Shape")
 def _shape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     attrs: Mapping[str, Any] = node.attrs
-    return [Shape((len(_known(given[0])[attrs.get("start", 0) : attrs.get("end")]),))]
+    return [Shape((len(dims_of(given[0])[attrs.get("start", 0) : attrs.get("end")]),))]
 
 
-@_rule("Resize Upsample")
+@RULES.rule("Resize Upsample")
 def _resize(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = _known(given[0])
+    dims = dims_of(given[0])
     if 3 in constants and constants[3].num_elements == len(dims):
         return [Shape(tuple(int(size) for size in constants[3].array))]
     scales = constants[1 if node.op == "Upsample" else 2].array
