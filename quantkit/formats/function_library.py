@@ -4,7 +4,7 @@ Inside a function, a tensor is named ``node:output:index``: the output as its op
 tensors of that output. A `Graph` numbers all tensors of a node, as the nodes outside do.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from quantkit.errors import GraphError, InputError
@@ -12,12 +12,12 @@ from quantkit.formats import wire
 from quantkit.formats.nodes import decode_attr, decode_name, decode_node, encode_attr, encode_node
 from quantkit.formats.schema import message_class, parse
 from quantkit.formats.tensors import element_type, type_number
-from quantkit.ir.functions import Function, Library, Stored
-from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.functions import Function, Library, Stored, called
+from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import DType
 from quantkit.ops.tensorflow import ArgDef, attribute, find_op, output_dtypes
 
-ARGUMENT = "_Arg"
+ARGUMENT, UNIQUE_ID = "_Arg", "_resource_arg_unique_id"
 FUNCTION, GRADIENT = 1, 2
 SIGNATURE, BODY_NODE, SIGNATURE_NAME = 1, 3, 1
 
@@ -83,22 +83,15 @@ def _decode_function(name: str, library: Library[Graph]) -> Function[Graph]:
     entry = library.entries[name]
     if isinstance(entry, Function):
         return entry
-    view = memoryview(entry.data)
-    nodes: list[Node] = []
-    rest: list[wire.Buffer] = []
-    for number, kind, begin, start, end in wire.fields(view, 0, len(view)):
-        if number == BODY_NODE and kind == wire.LENGTH:
-            nodes.append(decode_node(view, start, end))
-        else:
-            rest.append(view[begin:end])
-    message = parse("FunctionDef", b"".join(rest))
+    nodes, rest = _split(memoryview(entry.data))
+    message = parse("FunctionDef", rest)
     signature = message.signature
     if signature.attr or any(_is_list(arg) for arg in (*signature.input_arg, *signature.output_arg)):
         raise GraphError(
             f"function {name!r} takes tensors of several types or numbers, which quantkit does not open",
             hint="export the model with tf.function and an input signature, which makes a function of fixed types",
         )
-    arguments = [_argument(arg, place) for place, arg in enumerate(signature.input_arg)]
+    arguments = [_argument(message, place) for place in range(len(signature.input_arg))]
     resolve = _Resolver(name, library, (*arguments, *nodes))
     results = {arg.name: element_type(arg.type) for arg in signature.output_arg}
     body = Graph.of(
@@ -108,18 +101,62 @@ def _decode_function(name: str, library: Library[Graph]) -> Function[Graph]:
     )
     attrs = {key: decode_attr(value) for key, value in message.attr.items()}
     controls = dict(message.control_ret)
-    for field in ("ret", "control_ret", "attr"):
+    for field in ("ret", "control_ret", "attr", "arg_attr", "resource_arg_unique_id"):
         message.ClearField(field)
     return Function(name, body, results, controls, attrs, message.SerializeToString(deterministic=True))
+
+
+def names_in(library: Library[Graph], name: str) -> Iterator[str]:
+    """What may be names of functions in one, also in one that can not be opened: ops, and what attributes name.
+
+    Raises:
+        InputError: it is broken.
+    """
+    try:
+        nodes = list(library[name].graph.nodes.values())
+    except GraphError:
+        entry = library.entries[name]
+        nodes = _split(memoryview(entry.data))[0] if isinstance(entry, Stored) else []
+    for node in nodes:
+        yield from (node.op, *called(node.attrs))
+
+
+def _split(view: memoryview) -> tuple[list[Node], bytes]:
+    """The nodes of a serialized FunctionDef, and the rest of it."""
+    nodes: list[Node] = []
+    rest: list[wire.Buffer] = []
+    for number, kind, begin, start, end in wire.fields(view, 0, len(view)):
+        if number == BODY_NODE and kind == wire.LENGTH:
+            nodes.append(decode_node(view, start, end))
+        else:
+            rest.append(view[begin:end])
+    return nodes, b"".join(rest)
 
 
 def _is_list(arg: Any) -> bool:
     return bool(arg.type_attr or arg.number_attr or arg.type_list_attr)
 
 
-def _argument(arg: Any, place: int) -> Node:
+def _argument(message: Any, place: int) -> Node:
+    """The node of an argument, with all that the FunctionDef says of it by its place."""
+    arg = message.signature.input_arg[place]
     dtype = element_type(arg.type)
-    return Node(arg.name, ARGUMENT, attrs={**({"T": dtype} if dtype else {}), "index": place})
+    attrs: dict[str, Attr] = {**({"T": dtype} if dtype else {}), "index": place}
+    if place in message.arg_attr:
+        attrs |= {key: decode_attr(value) for key, value in message.arg_attr[place].attr.items()}
+    if place in message.resource_arg_unique_id:
+        attrs[UNIQUE_ID] = message.resource_arg_unique_id[place]
+    return Node(arg.name, ARGUMENT, attrs=attrs)
+
+
+def _describe_arguments(message: Any, arguments: Iterable[Node]) -> None:
+    """Write what `_argument` read."""
+    for place, node in enumerate(arguments):
+        for key, value in node.attrs.items():
+            if key == UNIQUE_ID:
+                message.resource_arg_unique_id[place] = value
+            elif key not in ("T", "index"):
+                encode_attr(message.arg_attr[place].attr[key], value, node)
 
 
 class _Resolver:
@@ -208,6 +245,7 @@ def _encode_function(function: Function[Graph], library: Library[Graph]) -> byte
     arguments = [nodes[edge.node] for edge in function.graph.inputs]
     _declare(signature.input_arg, {node.name: output_dtypes(node)[0] for node in arguments})
     _declare(signature.output_arg, function.results)
+    _describe_arguments(message, arguments)
     names = {node.name for node in arguments}
     for name, edge in zip(function.results, function.graph.outputs, strict=True):
         message.ret[name] = _written(edge, nodes, names, library)

@@ -123,14 +123,22 @@ class Library(Mapping[str, Function[Body]], Generic[Body]):
     def with_(self, *functions: Function[Body]) -> "Library[Body]":
         """The library with functions added, or replaced where one has the name."""
         added = {function.name: function for function in functions}
-        return Library({**self.entries, **added}, self.gradients, self.extra)
+        return self._again({**self.entries, **added}, self.gradients)
 
     def without(self, names: Iterable[str]) -> "Library[Body]":
         """The library without some functions, and without their gradients."""
         gone = frozenset(names)
         entries = {name: entry for name, entry in self.entries.items() if name not in gone}
         gradients = {name: gradient for name, gradient in self.gradients.items() if name not in gone}
-        return Library(entries, gradients, self.extra)
+        return self._again(entries, gradients)
+
+    def _again(
+        self, entries: Mapping[str, Function[Body] | Stored[Body]], gradients: Mapping[str, str]
+    ) -> "Library[Body]":
+        """The library with other entries; what was decoded needs not be decoded again."""
+        made = Library(entries, gradients, self.extra)
+        made._decoded = {name: one for name, one in self._decoded.items() if entries.get(name) is self.entries[name]}
+        return made
 
 
 def called(attrs: Mapping[str, Any]) -> tuple[str, ...]:

@@ -33,7 +33,8 @@ TIDY = "strip_unused_nodes sort_by_execution_order"
 
 # What a recipe is for, and its steps.
 NAMED = {
-    "inference": f"{MODERN} {FOLD} {FUSE} merge_duplicate_nodes remove_unused_functions ensure_input_shapes {TIDY}",
+    "inference": f"{MODERN} {FOLD} {FUSE} merge_duplicate_nodes "
+    f"remove_unused_functions clean_functions remove_unused_functions ensure_input_shapes {TIDY}",
     "deploy": f"{CLEAN} {FOLD}",
     "shrink": f"{CLEAN} {FOLD} quantize_weights {TIDY}",
     "eight_bit": f"add_default_attributes {CLEAN} {FOLD} quantize_weights quantize_nodes {TIDY}",

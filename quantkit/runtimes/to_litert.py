@@ -90,7 +90,7 @@ def _convert(graph: Graph, small_weights: bool) -> tuple[bytes, str]:
 
 
 def _rename_functions(message: Any, ending: str) -> None:
-    """Give the functions of a GraphDef names that end so: of a name, TensorFlow knows one in all that a process loads."""
+    """Give the functions of a GraphDef names that end so: TensorFlow knows one of a name in what a process loads."""
     names = {function.signature.name for function in message.library.function}
     if not names:
         return

@@ -69,6 +69,7 @@ PROMISES: dict[str, tuple[Promise, ...]] = {
     "add_default_attributes": (EXACT,),
     "backport_concatv2": (EXACT,),
     "backport_tensor_array_v3": (EXACT,),
+    "clean_functions": (EXACT,),
     "convert_layout": (Promise(lambda graph: {"to": "NCHW"}), Promise(lambda graph: {"to": "NHWC"})),
     # Eight (bfloat16) or eleven digits of significand for each weight, or for each number there is.
     "convert_precision": (

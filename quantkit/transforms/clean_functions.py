@@ -1,0 +1,199 @@
+"""Clean the bodies of loops, of branches, and of what else stays a function."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from quantkit.errors import QuantkitError, RecipeError, did_you_mean
+from quantkit.ir.functions import Function
+from quantkit.ir.graph import Graph
+from quantkit.ir.rewrite import Outcome, Skip
+from quantkit.ir.tensor import Tensor
+from quantkit.transforms._bodies import cleaned
+from quantkit.transforms._call_sites import needed_functions
+from quantkit.transforms._effects import Effects
+from quantkit.transforms._signatures import Signatures
+from quantkit.transforms.fold_batch_norms import fold_batch_norms
+from quantkit.transforms.fold_biases import fold_biases
+from quantkit.transforms.fold_clamps import fold_clamps
+from quantkit.transforms.fold_constants import Evaluate, evaluate_with_kernels, fold_constants
+from quantkit.transforms.fold_old_batch_norms import fold_old_batch_norms
+from quantkit.transforms.fold_pads import fold_pads
+from quantkit.transforms.merge_duplicate_nodes import merge_duplicate_nodes
+from quantkit.transforms.registry import Transform, transform
+from quantkit.transforms.remove_dead_branches import remove_dead_branches
+from quantkit.transforms.remove_nodes import remove_nodes
+from quantkit.transforms.simplify_arithmetic import simplify_arithmetic
+
+# In the order in which they run; each keeps all answers as they are.
+STEPS: Mapping[str, Transform] = {
+    step.name: step
+    for step in (
+        *(remove_dead_branches, remove_nodes, fold_constants, simplify_arithmetic),
+        *(fold_batch_norms, fold_old_batch_norms, fold_pads, fold_clamps, fold_biases, merge_duplicate_nodes),
+    )
+}
+PASSING = ("Identity", "IdentityN", "StopGradient", "PreventGradient")
+# What one round leaves, the next one may find; no function that anybody wrote takes so many.
+MOST_ROUNDS = 16
+
+
+@transform
+def clean_functions(
+    graph: Graph,
+    *,
+    transform: tuple[str, ...] = (),
+    op: tuple[str, ...] = PASSING,
+    evaluate: Evaluate = evaluate_with_kernels,
+) -> Outcome:
+    """Clean the functions that stay: bodies and conditions of loops, branches, and what could not be inlined.
+
+    The transforms named below rewrite each body as a graph of its own, until nothing changes. Where one node
+    alone calls a function, constants that it always gives move inside, those that a loop hands from turn to turn among
+    them, and neither takes nor gives what nobody needs any more.
+
+    Before:  y = While(x, w = Const)     body(a, w): s = Identity(w), r = Mul(a, Mul(s, 2.0)), results r, w
+    After:   y = While(x)                body(a): r = Mul(a, Const), result r
+
+    Options:
+        transform: what to run, of remove_dead_branches, remove_nodes, fold_constants, simplify_arithmetic,
+            fold_batch_norms, fold_old_batch_norms, fold_pads, fold_clamps, fold_biases and merge_duplicate_nodes (all).
+        op: what remove_nodes splices out (Identity, IdentityN, StopGradient, PreventGradient).
+
+    Run it after inline_functions and remove_unused_functions: a function that two name keeps what it takes and gives.
+    What keeps state stays, and in its order.
+
+    Declines when a function can not be opened, or is made for several types; to change what is taken and given, when
+    several nodes name the function, it has a gradient, or the call is an output of the graph; to move a constant
+    inside that is large and needed elsewhere.
+
+    Example:
+        clean_functions
+        inputs: x
+        outputs: y
+        x = Placeholder[]()
+        w = Const(3.0)
+        loop = StatelessWhile(x, w, T=[float, float], cond=&small, body=&step)
+        y = Neg(loop)
+        function small(out = s)
+        a = _Arg(T=float, index=0)
+        w = _Arg(T=float, index=1)
+        ten = Const(10.0)
+        s = Less(a, ten, T=float)
+        end
+        function step(next = same, kept = w)
+        a = _Arg(T=float, index=0)
+        w = _Arg(T=float, index=1)
+        two = Const(2.0)
+        factor = Mul(w, two, T=float)
+        product = Mul(a, factor, T=float)
+        same = Identity(product, T=float)
+        end
+    """
+    run = partial(_run, steps=_chosen(transform, op, evaluate))
+    signatures = Signatures(Effects(graph.library))
+    everything = _cleaned(graph, run, signatures)
+    left = _unfolded(everything.graph, signatures.moved)
+    if not left:
+        return everything
+    # What does nothing inside may as well be given: weights of recurrent layers, say, which converters look for there.
+    little = _cleaned(graph, run, Signatures(signatures.effects, left))
+    useful = {id(value) for name, value in signatures.moved if _differs(name, everything.graph, little.graph)}
+    if useful.isdisjoint(left):
+        return little
+    return everything if useful >= left else _cleaned(graph, run, Signatures(signatures.effects, left - useful))
+
+
+Step = Callable[[Graph], Outcome]
+
+
+def _chosen(names: tuple[str, ...], op: tuple[str, ...], evaluate: Evaluate) -> tuple[Step, ...]:
+    """The steps with their options."""
+    for name in names:
+        if name not in STEPS:
+            raise RecipeError(
+                f"clean_functions: it does not run {name!r}",
+                hint=did_you_mean(name, STEPS) or f"it runs {', '.join(STEPS)}",
+            )
+    options: Mapping[str, Mapping[str, Any]] = {"remove_nodes": {"op": op}, "fold_constants": {"evaluate": evaluate}}
+    return tuple(
+        partial(step.outcome, **options.get(name, {})) for name, step in STEPS.items() if not names or name in names
+    )
+
+
+def _run(graph: Graph, steps: tuple[Step, ...]) -> Outcome:
+    """All steps, until nothing changes."""
+    changes: list[str] = []
+    skips: list[Skip] = []
+    for _ in range(MOST_ROUNDS):
+        before = graph
+        skips = []
+        for step in steps:
+            outcome = step(graph)
+            graph = outcome.graph
+            changes.extend(outcome.changes)
+            skips.extend(outcome.skips)
+        if graph.nodes == before.nodes:
+            break
+    return Outcome(graph, tuple(changes), tuple(skips))
+
+
+def _unfolded(graph: Graph, moved: Sequence[tuple[str, Tensor]]) -> frozenset[int]:
+    """The constants, by id, that were moved and are still in a function what they were."""
+    nodes = (node for one in needed_functions(graph).values() for node in one.graph.nodes.values()) if moved else ()
+    return frozenset(id(value) for _, value in moved) & {id(node.attrs.get("value")) for node in nodes}
+
+
+def _differs(name: str, one: Graph, other: Graph) -> bool:
+    """Whether two bodies of a function hold other nodes, leaving aside where they have constants from."""
+    counts = [Counter(graph.library[name].graph.op_counts) for graph in (one, other)]
+    for count in counts:
+        del count["Const"], count["_Arg"]
+    return counts[0] != counts[1]
+
+
+def _cleaned(graph: Graph, run: Step, signatures: Signatures) -> Outcome:
+    """The graph with clean functions."""
+    changes: list[str] = []
+    skips: tuple[Skip, ...] = ()
+    done: dict[str, tuple[Function[Graph], tuple[Skip, ...]]] = {}
+    for _ in range(MOST_ROUNDS):
+        bodies = _clean_bodies(graph, signatures.effects, run, done)
+        settled = signatures.settle(bodies.graph)
+        changes.extend((*bodies.changes, *settled.changes))
+        skips = settled.skips
+        if settled.graph is graph:
+            break
+        graph = settled.graph
+    closed: dict[str, str] = {}
+    needed = needed_functions(graph, closed)
+    told = (skip for name in needed for skip in done[name][1])
+    return Outcome(graph, tuple(changes), (*told, *skips, *(Skip(reason, name) for name, reason in closed.items())))
+
+
+def _clean_bodies(
+    graph: Graph, effects: Effects, run: Step, done: dict[str, tuple[Function[Graph], tuple[Skip, ...]]]
+) -> Outcome:
+    """The graph with clean functions.
+
+    Args:
+        graph: with its library.
+        effects: of the functions.
+        run: cleans one.
+        done: those that are clean, with what was declined there; more come to it.
+    """
+    library = graph.library
+    made: list[Function[Graph]] = []
+    changes: list[str] = []
+    for name, function in needed_functions(graph).items():
+        if name in done and done[name][0] is function:
+            continue
+        try:
+            after, outcome = cleaned(function, library, effects, run)
+        except QuantkitError as error:
+            after, outcome = function, Outcome(function.graph, (), (Skip(error.message, name),))
+        done[name] = (after, outcome.skips)
+        changes.extend(outcome.changes)
+        made.extend([after] if after is not function else [])
+    return Outcome(graph.with_(library=library.with_(*made)) if made else graph, tuple(changes))
