@@ -69,6 +69,11 @@ def add_truth(parser: ArgumentParser, name: str, what: str, *, default: bool = F
     parser.add_argument(name, nargs="?", const=True, default=default, type=truth, metavar="true|false", help=what)
 
 
+def assumed(preprocessing: object) -> str:
+    """What to say where nobody said how pixels are normalised."""
+    return f"no card knows this model: {preprocessing} is assumed (--input-mean, --input-std)"
+
+
 def flags(args: Namespace) -> Flags:
     """What the command line says of the preprocessing; label_image takes a size of 0 as not given."""
     height, width = (getattr(args, name, None) or None for name in ("input_height", "input_width"))

@@ -15,6 +15,7 @@ from quantkit.quantization.ranges import graph_digest
 from quantkit.runtimes import open_session
 
 from ._answers import KEPT_BYTES, Answers, Examples
+from ._arguments import assumed
 from ._render import counting, log
 
 
@@ -62,6 +63,8 @@ def _calibrated(
         megabytes = (memory_bound(graph, plan, engine=session.runtime.name) + KEPT_BYTES) / 1e6
         log(args, f"calibrating with {len(data)} of {data.source}, in at most {megabytes:.0f} MB")
         examples = Examples.of(args, model, session, data)
+        if examples.preparation.is_assumed:
+            log(args, assumed(examples.preparation))
         name = str(graph.outputs[0])
 
         def note(feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
@@ -89,6 +92,8 @@ def float_answers(args: Namespace, model: Model, graph: Graph, data: Data) -> An
     answers = Answers()
     with open_session(graph, args.runtime) as session, counting(args, "comparing") as shown:
         examples = Examples.of(args, model, session, data)
+        if examples.preparation.is_assumed and not args.calibration:
+            log(args, assumed(examples.preparation))
         for done in answers.take_all(session, examples):
             shown(done, len(data))
     _name_refused(args, examples)

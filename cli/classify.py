@@ -29,6 +29,7 @@ from ._arguments import (
     add_precision,
     add_random_weights,
     add_threads,
+    assumed,
     count,
     flags,
     options,
@@ -162,7 +163,7 @@ def _remarks(args: Namespace, found: Found, model: Model, classifier: Classifier
         cure = f"quantkit models fetch {owner} brings them" if owner else "give --labels FILE"
         log(args, f"no labels are here for this model, so class numbers are shown; {cure}")
     if classifier.normalizes and card is None and (args.input_mean is None or args.input_std is None):
-        log(args, f"no card knows this model: {classifier.preprocessing} is assumed (--input-mean, --input-std)")
+        log(args, assumed(classifier.preprocessing))
     if args.verbose:
         log(args, f"preprocessing: {classifier.preprocessing}; labels: {classifier.labels.source or 'none'}")
         for skipped in classifier.session.skipped:

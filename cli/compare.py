@@ -21,7 +21,17 @@ from quantkit.runtimes.session import TensorInfo
 from quantkit.zoo import ModelCard, list_cards
 
 from ._app import INTERRUPTED
-from ._arguments import add_ends, add_normalization, add_offline, add_precision, add_threads, count, flags, options
+from ._arguments import (
+    add_ends,
+    add_normalization,
+    add_offline,
+    add_precision,
+    add_threads,
+    assumed,
+    count,
+    flags,
+    options,
+)
 from ._loading import model_and_runtime
 from ._render import counting, emit, log
 
@@ -130,8 +140,8 @@ def _feeder(
             Preparation.of(infos, data, own or card, flags(args))
             for infos, own in zip((mine, theirs), found, strict=True)
         ]
-        if card is None and args.input_mean is None and preparations[0].preprocessing is not None:
-            log(args, f"no card knows these models: {preparations[0]} is assumed (--input-mean)")
+        if preparations[0].is_assumed:
+            log(args, assumed(preparations[0]))
         for _, prepared in prepared_samples(data, data.samples, preparations, refused):
             one, other = (
                 preparation.feeds([sample]) for preparation, sample in zip(preparations, prepared, strict=True)

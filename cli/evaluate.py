@@ -8,7 +8,17 @@ from quantkit.errors import CheckError
 from quantkit.model.loading import MEANINGLESS
 
 from ._app import INTERRUPTED
-from ._arguments import add_offline, add_pictures_layers, add_precision, add_threads, count, flags, options, share
+from ._arguments import (
+    add_offline,
+    add_pictures_layers,
+    add_precision,
+    add_threads,
+    assumed,
+    count,
+    flags,
+    options,
+    share,
+)
 from ._loading import model_and_runtime
 from ._render import counting, emit, log
 
@@ -75,7 +85,9 @@ def run(args: Namespace) -> int:
 
 
 def _deliver(args: Namespace, found: Evaluation) -> None:
-    if args.verbose:
+    if found.is_assumed:
+        log(args, assumed(found.preprocessing))
+    elif args.verbose:
         log(args, f"preprocessing: {found.preprocessing}")
     emit(
         args, "quantkit.evaluate/1", found.to_json(), lambda page: page.print(str(found), markup=False, soft_wrap=True)

@@ -49,6 +49,7 @@ class Evaluation:
         refused: pictures that could not be read, and why.
         unknown_labels: samples whose label is none of the model's classes.
         preprocessing: how pictures were made ready, in a sentence.
+        is_assumed: whether nobody said how their pixels are normalised.
     """
 
     model: str
@@ -61,6 +62,7 @@ class Evaluation:
     refused: Mapping[str, str] = field(default_factory=dict)
     unknown_labels: int = 0
     preprocessing: str = ""
+    is_assumed: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -372,6 +374,7 @@ class _Run:
             self.refused,
             self.unknown_labels,
             str(self.preparations[0]),
+            any(one.is_assumed for one in self.preparations),
         )
 
 

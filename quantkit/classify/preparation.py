@@ -31,10 +31,12 @@ class Preparation:
     Attributes:
         infos: of its inputs; a single one where it takes pictures.
         preprocessing: what pictures go through; None: rows of tensors are fed as they are.
+        is_assumed: whether pixels are normalised, and nobody said how.
     """
 
     infos: tuple[TensorInfo, ...]
     preprocessing: Preprocessing | None
+    is_assumed: bool = False
 
     @classmethod
     def of(cls, infos: Sequence[TensorInfo], data: Data, card: ModelCard | None, flags: Flags = Flags()) -> Self:
@@ -60,7 +62,10 @@ class Preparation:
             )
         if any(_are_rows(array, infos[0]) for array in data.arrays.values()):
             return cls(tuple(infos), None)
-        return cls(tuple(infos), choose_preprocessing(infos[0], card, flags))
+        holds_pixels = all(array.dtype == np.uint8 for array in data.arrays.values())
+        is_said = card is not None or flags.mean is not None or flags.std is not None
+        is_assumed = holds_pixels and infos[0].dtype.is_float and not is_said
+        return cls(tuple(infos), choose_preprocessing(infos[0], card, flags), is_assumed)
 
     def __str__(self) -> str:
         return "rows as they are" if self.preprocessing is None else str(self.preprocessing)

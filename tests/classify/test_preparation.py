@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from quantkit.classify.choices import Flags
 from quantkit.classify.preparation import Preparation, Prepared, prepared_samples
 from quantkit.data import Data
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.runtimes.session import TensorInfo
+from quantkit.zoo import find_card
 
 PICTURES = TensorInfo("picture", DType.FLOAT, Shape((None, 4, 4, 3)))
 VECTORS = TensorInfo("vector", DType.FLOAT, Shape((None, 6)))
@@ -34,6 +36,20 @@ def test_pixels_of_a_picture_are_normalised_and_numbers_are_not() -> None:
     pixels = np.full((1, 4, 4, 3), 192, np.uint8)
     assert fed([PICTURES], Data.of(pixels))[0]["picture"].max() == 0.5
     assert fed([PICTURES], Data.of(pixels.astype(np.float32)))[0]["picture"].max() == 192
+
+
+@pytest.mark.parametrize(
+    ("data", "flags", "is_assumed"),
+    [
+        (Data("folder", ()), Flags(), True),
+        (Data("folder", ()), Flags(mean=0.0), False),
+        (Data.of(np.zeros((1, 4, 4, 3), np.uint8)), Flags(), True),
+        (Data.of(np.zeros((1, 4, 4, 3), np.float32)), Flags(), False),
+    ],
+)
+def test_what_nobody_said_is_assumed(data: Data, flags: Flags, is_assumed: bool) -> None:
+    assert Preparation.of([PICTURES], data, None, flags).is_assumed is is_assumed
+    assert not Preparation.of([PICTURES], data, find_card("inception_v3"), flags).is_assumed
 
 
 def test_each_of_several_inputs_takes_the_array_of_its_name() -> None:
