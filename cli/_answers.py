@@ -66,6 +66,11 @@ class Examples:
         return cls(data, preparation, labels, (result.shape.dims or (None,))[-1] or 0)
 
     @property
+    def noun(self) -> str:
+        """What they are called."""
+        return "examples" if self.preparation.preprocessing is None else "pictures"
+
+    @property
     def at_once(self) -> int:
         """Rows of one example's feeds: more than one where the graph's batch is fixed."""
         return self.preparation.batch or 1
@@ -95,6 +100,7 @@ class Answers:
         outputs: the answers to all.
         classes: what all show.
         rest: those that are not kept.
+        is_full: whether an example was too much to keep.
     """
 
     source: str = ""
@@ -103,11 +109,13 @@ class Answers:
     classes: list[int | None] = field(default_factory=list)
     rest: Examples | None = None
     num_bytes: int = 0
+    is_full: bool = False
 
     def take(self, feeds: Feeds, answer: Array, shown: int | None) -> bool:
         """Keep an example, unless there are too many already; whether it was kept."""
         size = sum(array.nbytes for array in feeds.values())
         if self.num_bytes + size > KEPT_BYTES:
+            self.is_full = True
             return False
         self.num_bytes += size
         self.feeds.append(dict(feeds))

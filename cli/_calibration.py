@@ -81,10 +81,19 @@ def _calibrated(
             resume=state,
         )
     _name_refused(args, examples)
-    answers.source = f"{len(answers)} calibration pictures"
+    answers.source = _judges(answers, ranges.provenance.count, examples.noun)
     if args.save_ranges:
         ranges.save(Path(args.save_ranges).expanduser())
     return ranges, answers
+
+
+def _judges(answers: Answers, total: int, noun: str) -> str:
+    """Which of the calibration pictures judge the result, and why not all."""
+    if len(answers) == total:
+        return f"{total} calibration {noun}"
+    # Of an interrupted calibration what was observed is kept, not what was answered.
+    why = f"as many as {KEPT_BYTES >> 20} MB hold" if answers.is_full else "those after the interruption"
+    return f"{len(answers)} of the {total} calibration {noun} ({why})"
 
 
 def float_answers(args: Namespace, model: Model, graph: Graph, data: Data) -> Answers:
@@ -97,7 +106,7 @@ def float_answers(args: Namespace, model: Model, graph: Graph, data: Data) -> An
         for done in answers.take_all(session, examples):
             shown(done, len(data))
     _name_refused(args, examples)
-    answers.source = f"{len(answers)} {'' if args.held_out else 'more '}pictures of {data.source}"
+    answers.source = f"{len(answers)} {'' if args.held_out else 'more '}{examples.noun} of {data.source}"
     return answers
 
 

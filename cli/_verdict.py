@@ -13,6 +13,7 @@ from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.verdict import EIGHT_BITS, FLOAT, Census
 from quantkit.runtimes.session import Engine
 
+from ._next import Next
 from ._render import size_text
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ class Verdict:
     unmeasured: str = ""
     fallback: Fallback | None = None
     kept_in: str = FLOAT
+    next: Next | None = None
+
+    @property
+    def _next(self) -> Next:
+        return self.next or Next(self.model, self.output)
 
     @property
     def num_bytes(self) -> int:
@@ -72,19 +78,19 @@ class Verdict:
         if self.plan.scheme.weights_only:
             return (
                 "only the weights are 8 bits: the arithmetic is that of float",
-                f"quantkit quantize {self.model} -o {self.output} --target {target} --calibration PICTURES",
+                self._next.quantize(target),
             )
         if target == "eightbit":
             return (
                 "the classic ops run on reference kernels on x86, whatever their ranges",
-                f"quantkit quantize {self.model} -o fast.pb --target tensorflow --ranges RANGES.json",
+                self._next.fused(),
             )
         bfloat16 = self._bfloat16
         if self.census.share < 0.5 and not bfloat16:
             first = self.census.left_overs[0]
             return (
                 f"most of the work is still float, above all {first.name} ({first.op}): {first.reason}",
-                f"quantkit summarize {self.model}",
+                self._next.summarize(),
             )
         reason = (
             "most of the work is still float"
@@ -92,10 +98,9 @@ class Verdict:
             else f"{self.census.conversions} conversions and the engine's overhead weigh more than the arithmetic saved"
         )
         engine = self.engine.name if self.engine else self.plan.scheme.target
-        compared = f"quantkit benchmark {self.model}@{engine} {self.output}@{engine}"
         if bfloat16:
-            return f"{reason}; {bfloat16}", f"{compared} --precision float32,bfloat16"
-        return reason, f"{compared} --runs 300"
+            return f"{reason}; {bfloat16}", self._next.benchmark(engine, "--precision", "float32,bfloat16")
+        return reason, self._next.benchmark(engine, "--runs", "300")
 
     @property
     def _bfloat16(self) -> str:
@@ -109,13 +114,16 @@ class Verdict:
     def quality_step(self) -> tuple[str, str]:
         """What may lose less, where answers differ much, and the command that tells; empty where they do not."""
         agreement, bfloat16 = self.quality.agreement if self.quality else None, self._bfloat16
-        if not bfloat16 or self.plan.scheme.weights_only or agreement is None or agreement.value >= FEW_DIFFER:
+        if self.plan.scheme.weights_only or agreement is None or agreement.value >= FEW_DIFFER:
             return "", ""
-        engine = self.engine.name if self.engine else self.plan.scheme.target
-        return (
-            f"answers differ; {bfloat16}",
-            f"quantkit evaluate {self.model}@{engine} --reference {self.model} --data PICTURES --precision bfloat16",
-        )
+        target = self.plan.scheme.target
+        if bfloat16:
+            engine = self.engine.name if self.engine else target
+            return f"answers differ; {bfloat16}", self._next.evaluate(engine, "--precision", "bfloat16")
+        if self.fallback is not None or self._next.source[0] != "--calibration":
+            return "", ""
+        what = "answers differ; --max-drop keeps in float the layers that are to blame"
+        return what, self._next.quantize(target, "--max-drop", "0.01")
 
     def to_json(self) -> dict[str, Any]:
         reason, command = self.next_step if self.next_step[0] else self.quality_step

@@ -19,6 +19,7 @@ from ._calibration import chosen_pictures, chosen_ranges, float_answers
 from ._conversion import Conversion
 from ._fallback import layers_to_keep
 from ._judging import compared, racing, timed
+from ._next import Next
 from ._preparation import float_graph
 from ._render import emit, log
 from ._scheme import chosen_plan, chosen_scheme
@@ -176,5 +177,6 @@ def _delivered(
                 float_bytes=sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant),
                 fallback=found,
                 kept_in=args.fallback,
+                next=Next.after(args, model.name, output),
             )
             return timed(compared(verdict, conversion, answers), finish)

@@ -268,5 +268,48 @@ def test_bfloat16_is_suggested_where_the_machine_has_it(
     few = Quality(100, None, None, Share(70, 100), 0.1)
     doubt, command = _verdict(tmp_path, quality=few).quality_step
     assert ("bfloat16" in doubt and "quantkit evaluate" in command) == bool(isa)
+    # Without such arithmetic, float layers are what is left; what was searched once is not searched again.
+    assert isa or "--max-drop 0.01" in command
+    assert "--max-drop" in _verdict(tmp_path, "litert", quality=few).quality_step[1]
     most = Quality(100, None, None, Share(99, 100), 0.1)
     assert _verdict(tmp_path, quality=most).quality_step == ("", "")
+
+
+def _after(words: list[str]) -> Any:
+    parser = import_module("quantkit.cli._app").Parser()
+    import_module("quantkit.cli.quantize").add_arguments(parser)
+    args = parser.parse_args(["model.pb", "-o", "out.pb", *words])
+    return import_module("quantkit.cli._next").Next.after(args, args.model, Path(args.output))
+
+
+def test_the_next_command_names_what_this_one_was_given() -> None:
+    given = ["--inputs", "a,b", "--input-mean", "0", "--limit", "30"]
+    after = _after(["--calibration", "my pictures", *given])
+    assert after.fused() == (
+        "quantkit quantize model.pb -o out_tensorflow.pb --target tensorflow --calibration 'my pictures' --limit 30 "
+        "--inputs a,b --input-mean 0.0"
+    )
+    assert after.evaluate("onnxruntime") == (
+        "quantkit evaluate model.pb@onnxruntime --reference model.pb --data 'my pictures' --input-mean 0.0"
+    )
+    assert "--ranges r.json" in _after(["--ranges", "r.json"]).quantize("onnx")
+    assert _after(["--weights-only", "--held-out", "others"]).pictures == "others"
+    assert "--calibration PICTURES" in _after(["--weights-only"]).quantize("onnx")
+
+
+@pytest.mark.parametrize(("kept", "said"), [(64, "on 12 calibration pictures"), (4, "on 4 of the 12 calibration")])
+def test_the_verdict_says_which_pictures_judge(
+    kept: int,
+    said: str,
+    tmp_path: Path,
+    pictures: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("_answers", "_calibration"):
+        monkeypatch.setattr(import_module(f"quantkit.cli.{module}"), "KEPT_BYTES", kept * 16 * 16 * 4)
+    words = ["quantize", "digits", "-o", str(tmp_path / "d.pb"), "--target", "eightbit", "--runs", "0"]
+    assert main([*words, "--calibration", str(pictures), "--runtime", "reference"]) == 0
+    shown = capsys.readouterr().out
+    assert said in shown
+    assert ("as many as 0 MB hold" in shown) == (kept == 4)
