@@ -1,7 +1,7 @@
 """What a float graph says to examples, and how far another graph's answers are from that."""
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import islice
@@ -19,6 +19,7 @@ from quantkit.data import Data
 from quantkit.ir.tensor import Array
 from quantkit.model.loading import Model
 from quantkit.quantization.fallback import Loss
+from quantkit.quantization.fidelity import Fidelity, FidelityTally
 from quantkit.runtimes.session import Session
 from quantkit.zoo import list_cards
 
@@ -31,7 +32,7 @@ KEPT_BYTES = 64 << 20
 
 @dataclass
 class Examples:
-    """Data as a graph takes it, one by one.
+    """Data as a graph takes it: one by one, or as many as its inputs take at once.
 
     Attributes:
         data: in order.
@@ -40,7 +41,7 @@ class Examples:
         num_classes: how many numbers it gives.
         refused: pictures that can not be read, and why.
         place: how many of the data have been gone through.
-        shown: the class that the last example shows; None: it is not known.
+        shown: the class that each of the last ones shows; None: it is not known.
     """
 
     data: Data
@@ -49,11 +50,11 @@ class Examples:
     num_classes: int
     refused: dict[str, str] = field(default_factory=dict)
     place: int = 0
-    shown: int | None = None
+    shown: tuple[int | None, ...] = ()
 
     @classmethod
     def of(cls, args: Namespace, model: Model, session: Session, data: Data) -> "Examples":
-        """For a session of a graph whose first output gives a number for each class.
+        """For a session of a graph, whose first output may give a number for each class.
 
         Raises:
             UsageError: the inputs do not take the data.
@@ -72,15 +73,17 @@ class Examples:
 
     @property
     def at_once(self) -> int:
-        """Rows of one example's feeds: more than one where the graph's batch is fixed."""
+        """How many are fed together."""
         return self.preparation.batch or 1
 
     def __iter__(self) -> Iterator[Feeds]:
-        """Feeds of one example each; pictures that can not be read are left out."""
+        """What to feed; pictures that can not be read are left out."""
         places = {sample: place for place, sample in enumerate(self.data.samples, 1)}
-        for sample, (one,) in prepared_samples(self.data, self.data.samples, [self.preparation], self.refused):
-            self.place, self.shown = places[sample], self._class(sample.label)
-            yield self.preparation.feeds([one])
+        ready = prepared_samples(self.data, self.data.samples, [self.preparation], self.refused)
+        while some := list(islice(ready, self.at_once)):
+            self.place = places[some[-1][0]]
+            self.shown = tuple(self._class(sample.label) for sample, _ in some)
+            yield self.preparation.feeds([one for _, (one,) in some])
 
     def after(self, place: int) -> "Examples":
         """Those behind the first ones."""
@@ -96,91 +99,149 @@ class Answers:
 
     Attributes:
         source: where the examples are from, for people.
-        feeds: the first examples, as many as are kept.
-        outputs: the answers to all.
+        feeds: the first ones, as many as are kept.
+        outputs: the answers to all, (n, ...) by name.
         classes: what all show.
         rest: those that are not kept.
-        is_full: whether an example was too much to keep.
+        is_full: whether some were too much to keep.
+        fed: rows of each run.
     """
 
     source: str = ""
     feeds: list[Feeds] = field(default_factory=list)
-    outputs: list[Array] = field(default_factory=list)
-    classes: list[int | None] = field(default_factory=list)
+    outputs: list[Feeds] = field(default_factory=list)
+    classes: list[tuple[int | None, ...]] = field(default_factory=list)
     rest: Examples | None = None
     num_bytes: int = 0
     is_full: bool = False
+    fed: int = 1
 
-    def take(self, feeds: Feeds, answer: Array, shown: int | None) -> bool:
-        """Keep an example, unless there are too many already; whether it was kept."""
-        size = sum(array.nbytes for array in feeds.values())
+    def take(self, examples: Examples, feeds: Feeds, outputs: Mapping[str, Array]) -> bool:
+        """Keep the last examples, unless there are too many already; whether they were kept."""
+        shown = examples.shown
+        answers = _rows(outputs, examples.at_once, len(shown))
+        kept = [feeds] if are_classes(answers) else [feeds, answers]
+        size = sum(array.nbytes for arrays in kept for array in arrays.values())
         if self.num_bytes + size > KEPT_BYTES:
             self.is_full = True
             return False
         self.num_bytes += size
+        self.fed = examples.at_once
         self.feeds.append(dict(feeds))
-        self._note(answer, shown)
+        self.outputs.append(answers)
+        self.classes.append(shown)
         return True
 
     def take_all(self, session: Session, examples: Examples) -> Iterator[int]:
-        """Run examples through the float graph; gives how many have been run."""
-        result = session.outputs[0].name
+        """Run examples through the float graph; gives how many have been run.
+
+        Answers that are no classes are as large as examples: where there are too many, only the first ones count.
+        """
+        before = 0
         for feeds in examples:
-            answer, shown = session.run(feeds)[result], examples.shown
+            outputs = session.run(feeds)
+            answers = _rows(outputs, examples.at_once, len(examples.shown))
+            if self.rest is None and not self.take(examples, feeds, outputs):
+                if not are_classes(answers):
+                    return
+                self.rest = examples.after(before)
             if self.rest is not None:
-                self._note(answer, shown)
-            elif not self.take(feeds, answer, shown):
-                self.rest = examples.after(examples.place - 1)
-                self._note(answer, shown)
-            yield examples.place
+                self.outputs.append(answers)
+                self.classes.append(examples.shown)
+            before = examples.place
+            yield before
 
-    def _note(self, answer: Array, shown: int | None) -> None:
-        self.outputs.append(answer.reshape(len(answer), -1))
-        self.classes.append(shown)
-
-    def each(self) -> Iterator[tuple[Feeds, Array, int | None]]:
+    def each(self) -> Iterator[tuple[Feeds, Feeds, tuple[int | None, ...]]]:
         """What was fed, what the float graph said to it, and what it shows."""
         rest = iter(self.rest) if self.rest is not None else iter(())
         yield from zip(self.feeds, self.outputs, self.classes, strict=False)
         done = len(self.feeds)
         left = islice(zip(self.outputs, self.classes, strict=True), done, None)
-        for feeds, (answer, shown) in zip(rest, left, strict=True):
-            yield feeds, answer, shown
+        for feeds, (answers, shown) in zip(rest, left, strict=True):
+            yield feeds, answers, shown
 
     def __len__(self) -> int:
-        return len(self.outputs)
+        return sum(map(len, self.classes))
+
+    @property
+    def give_classes(self) -> bool:
+        """Whether the graph gives a number for each class, so that its answers can be right."""
+        return bool(self.outputs) and are_classes(self.outputs[0])
 
     @property
     def are_broken(self) -> bool:
         """Whether no answer is made of numbers."""
-        return not any(np.isfinite(answer).all() for answer in self.outputs)
+        return not any(np.isfinite(one).all() for answers in self.outputs for one in answers.values())
 
     @property
     def top1(self) -> Share | None:
         """How often the float graph is right; None: nothing says what is shown."""
+        if not self.give_classes:
+            return None
         tally = Tally()
-        for answer, shown in zip(self.outputs, self.classes, strict=True):
-            tally.add(answer, (shown,))
+        for answers, shown in zip(self.outputs, self.classes, strict=True):
+            tally.add(_flat(answers), shown)
         return tally.quality.top1
 
     @property
     def digest(self) -> str:
         """Equal for equal answers to examples that show the same."""
         found = blake2b(repr(self.classes).encode(), digest_size=8)
-        for answer in self.outputs:
-            found.update(np.ascontiguousarray(answer).tobytes())
+        for answers in self.outputs:
+            for one in answers.values():
+                found.update(np.ascontiguousarray(one).tobytes())
         return found.hexdigest()
 
-    def quality(self, session: Session) -> Quality:
+    def judged(self, session: Session) -> Quality | Fidelity:
         """What another graph says, beside what the float graph said."""
-        tally, result = Tally(), session.outputs[0].name
+        tally, fidelity = Tally(), FidelityTally()
         for feeds, wanted, shown in self.each():
-            tally.add(session.run(feeds)[result].reshape(len(wanted), -1), (shown,), wanted)
-        return tally.quality
+            outputs = session.run(feeds)
+            # Outputs keep their order, and mostly their names.
+            named = {name: outputs.get(name, one) for name, one in zip(wanted, outputs.values(), strict=True)}
+            found = _rows(named, self.fed, len(shown))
+            if self.give_classes:
+                tally.add(_flat(found), shown, _flat(wanted))
+            else:
+                fidelity.add(wanted, found)
+        return tally.quality if self.give_classes else fidelity.fidelity
 
-    def loss(self, quality: Quality) -> Loss:
-        """What was lost: of the right answers where labels tell which are, else of those that are the float graph's."""
-        before, divergence = self.top1, inf if quality.divergence is None else quality.divergence
-        if before is not None and quality.top1 is not None:
-            return Loss(before.value - quality.top1.value, divergence)
-        return Loss(1 - quality.agreement.value if quality.agreement else 1.0, divergence)
+    def loss(self, judged: Quality | Fidelity) -> Loss:
+        """What was lost.
+
+        Of the right answers where labels tell which are, else of those that are the float graph's; of answers that are
+        no classes the error.
+        """
+        if isinstance(judged, Fidelity):
+            return Loss(judged.error, 0.0)
+        before, divergence = self.top1, inf if judged.divergence is None else judged.divergence
+        if before is not None and judged.top1 is not None:
+            return Loss(before.value - judged.top1.value, divergence)
+        return Loss(1 - judged.agreement.value if judged.agreement else 1.0, divergence)
+
+
+def are_classes(answers: Mapping[str, Array]) -> bool:
+    """Whether answers are one row of several numbers for each example, which can be numbers of classes."""
+    if len(answers) != 1:
+        return False
+    (values,) = answers.values()
+    return bool(1 < values.shape[-1] == values[0].size)
+
+
+def _rows(outputs: Mapping[str, Array], fed: int, count: int) -> Feeds:
+    """A row for each example.
+
+    Args:
+        outputs: of one run.
+        fed: rows that were fed.
+        count: of these, how many are examples; the others filled up a batch.
+    """
+    return {
+        name: values[:count] if values.ndim > 1 and len(values) == fed else np.repeat(values.reshape(1, -1), count, 0)
+        for name, values in outputs.items()
+    }
+
+
+def _flat(answers: Feeds) -> Array:
+    (values,) = answers.values()
+    return values.reshape(len(values), -1)

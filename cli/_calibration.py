@@ -65,10 +65,10 @@ def _calibrated(
         examples = Examples.of(args, model, session, data)
         if examples.preparation.is_assumed:
             log(args, assumed(examples.preparation))
-        name = str(graph.outputs[0])
+        names = dict.fromkeys(map(str, graph.outputs))
 
         def note(feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-            answers.take(dict(feeds), outputs[name], examples.shown)
+            answers.take(examples, dict(feeds), {name: outputs[name] for name in names})
 
         ranges = collect(
             session,
@@ -81,7 +81,7 @@ def _calibrated(
             resume=state,
         )
     _name_refused(args, examples)
-    answers.source = _judges(answers, ranges.provenance.count, examples.noun)
+    answers.source = _judges(answers, len(data) - len(examples.refused), examples.noun)
     if args.save_ranges:
         ranges.save(Path(args.save_ranges).expanduser())
     return ranges, answers

@@ -11,6 +11,7 @@ from quantkit.bench.comparison import Comparison
 from quantkit.bench.report import Benchmark
 from quantkit.bench.rounds import Schedule, opening
 from quantkit.classify.quality import Quality
+from quantkit.quantization.fidelity import Fidelity
 from quantkit.quantization.verdict import EIGHT_BITS, FLOAT
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Engine, SessionOptions
@@ -27,7 +28,7 @@ WARMUP = 2
 ROUNDS = 10
 
 
-def quality_of(file: Path, conversion: Conversion, answers: Answers) -> tuple[Quality, Engine]:
+def quality_of(file: Path, conversion: Conversion, answers: Answers) -> tuple[Quality | Fidelity, Engine]:
     """Answers of a written graph beside those of the float graph, in the engine that the target is for.
 
     Raises:
@@ -36,15 +37,18 @@ def quality_of(file: Path, conversion: Conversion, answers: Answers) -> tuple[Qu
     graph, target = conversion.graph, conversion.target
     model = file if target in KEEP_ENDS else formats.load(file, graph.inputs, graph.outputs)
     with open_session(model, ENGINES[target], _options(conversion)) as session:
-        return answers.quality(session), session.runtime
+        return answers.judged(session), session.runtime
 
 
 def compared(verdict: Verdict, conversion: Conversion, answers: Answers) -> Verdict:
     """How near the answers are to those of the float graph."""
-    if not len(answers) or len(conversion.graph.outputs) != 1:
+    if not len(answers):
         return verdict
-    quality, engine = quality_of(verdict.output, conversion, answers)
-    return replace(verdict, quality=quality, float_top1=answers.top1, engine=engine, judged_on=answers.source)
+    judged, engine = quality_of(verdict.output, conversion, answers)
+    verdict = replace(verdict, engine=engine, judged_on=answers.source)
+    if isinstance(judged, Fidelity):
+        return replace(verdict, fidelity=judged)
+    return replace(verdict, quality=judged, float_top1=answers.top1)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from quantkit.bench.machine import this_machine
 from quantkit.classify.quality import Quality, Share
 from quantkit.quantization import Plan, Ranges
 from quantkit.quantization.fallback import Fallback
+from quantkit.quantization.fidelity import Fidelity
 from quantkit.quantization.verdict import EIGHT_BITS, FLOAT, Census
 from quantkit.runtimes.session import Engine
 
@@ -32,6 +33,8 @@ BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")
 BFLOAT16_TARGETS = ("onnx", "tensorflow")
 # A smaller share of equal answers is worth another look.
 FEW_DIFFER = 0.98
+# Where noise has a tenth of the size of the signal, in decibels.
+NOISY = 20.0
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Verdict:
     float_bytes: int = 0
     engine: Engine | None = None
     quality: Quality | None = None
+    fidelity: Fidelity | None = None
     float_top1: Share | None = None
     judged_on: str = ""
     speed: Comparison | None = None
@@ -114,10 +118,12 @@ class Verdict:
     def quality_step(self) -> tuple[str, str]:
         """What may lose less, where answers differ much, and the command that tells; empty where they do not."""
         agreement, bfloat16 = self.quality.agreement if self.quality else None, self._bfloat16
-        if self.plan.scheme.weights_only or agreement is None or agreement.value >= FEW_DIFFER:
+        is_near = agreement is None or agreement.value >= FEW_DIFFER
+        is_clear = self.fidelity is None or self.fidelity.worst >= NOISY
+        if self.plan.scheme.weights_only or (is_near and is_clear):
             return "", ""
         target = self.plan.scheme.target
-        if bfloat16:
+        if bfloat16 and not is_near:
             engine = self.engine.name if self.engine else target
             return f"answers differ; {bfloat16}", self._next.evaluate(engine, "--precision", "bfloat16")
         if self.fallback is not None or self._next.source[0] != "--calibration":
@@ -143,6 +149,7 @@ class Verdict:
             "float_num_bytes": self.float_bytes,
             "engine": None if self.engine is None else {"name": self.engine.name, "version": self.engine.version},
             "quality": None if self.quality is None else {"on": self.judged_on, **self.quality.to_json()},
+            "fidelity": None if self.fidelity is None else {"on": self.judged_on, **self.fidelity.to_json()},
             "float_top1": None if self.float_top1 is None else self.float_top1.to_json(),
             "speed_up": None if self.speed is None else self.speed.to_json(),
             "milliseconds": None if self.milliseconds is None else list(self.milliseconds),
@@ -218,8 +225,11 @@ class Verdict:
             yield f"agreement with float {quality.agreement}, KL {quality.divergence:.4f}, on {self.judged_on}"
             if quality.top1 is not None and self.float_top1 is not None:
                 yield f"top-1 {quality.top1}, in float {self.float_top1}"
-            if quality.not_finite:
-                yield f"  {quality.not_finite} answers hold NaN or infinity: quantkit compare names the layer"
+        elif self.fidelity is not None:
+            yield f"{self.fidelity}, on {self.judged_on}"
+        judged = quality or self.fidelity
+        if judged is not None and judged.not_finite:
+            yield f"  {judged.not_finite} answers hold NaN or infinity: quantkit compare names the layer"
 
     def _speed_lines(self) -> Iterator[str]:
         if self.speed is not None and self.milliseconds is not None:

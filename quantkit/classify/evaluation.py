@@ -142,13 +142,23 @@ class Subject:
             preparation: of its inputs.
             samples: as it prepared them.
             batch_size: how many run together, where the graph leaves that open.
+
+        Raises:
+            UsageError: it gives no number for each class.
         """
         rows, result = [], self.session.outputs[0].name
         size = preparation.batch or batch_size
         for start in range(0, len(samples), size):
             part = samples[start : start + size]
             outputs = self.session.run(preparation.feeds(part))[result]
-            rows.append(outputs.reshape(preparation.batch or len(part), -1)[: len(part)].astype(np.float64))
+            count = preparation.batch or len(part)
+            if not 1 < outputs.size / count == outputs.shape[-1]:
+                raise UsageError(
+                    f"the output {result!r} of {self.name} is {'x'.join(map(str, outputs.shape))} for {count} samples, "
+                    "and not a number for each class",
+                    hint="name another one with --output-layer; quantkit compare tells how near versions are",
+                )
+            rows.append(outputs.reshape(count, -1)[: len(part)].astype(np.float64))
         return np.concatenate(rows)
 
 

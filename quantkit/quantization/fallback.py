@@ -28,7 +28,8 @@ class Loss:
     """How far a quantized graph is from the float one; smaller is better, the drop counts first.
 
     Attributes:
-        drop: top-1 accuracy lost where labels are known, else disagreement with the float graph, in parts of one.
+        drop: in parts of one, top-1 accuracy lost where labels are known, else disagreement with the float graph, or
+            the error of outputs that are no classes.
         divergence: mean KL(float || quantized), in nats.
     """
 

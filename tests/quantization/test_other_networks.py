@@ -106,3 +106,43 @@ def test_two_inputs_are_fed_by_name(target: str, tmp_path: Path, capsys: pytest.
     assert found["agreement"] == verdict["quality"]["agreement"]
     compared, _ = run(["compare", str(source), str(output), "--data", str(data)], capsys)
     assert compared["first_bad"] is None
+
+
+@pytest.mark.parametrize("target", OUTPUTS)
+def test_outputs_that_are_no_classes_are_judged_by_their_noise(
+    target: str, tmp_path: Path, vectors: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = Network(x=(None, 12))
+    hidden = network.dense("h", "x", 12, 16)
+    outputs = [network.dense("box", hidden, 16, 4, "Identity"), network.dense("score", hidden, 16, 1, "Sigmoid")]
+    source = network.save(tmp_path / "two.pb", *outputs)
+    verdict, _ = quantized(source, target, vectors, capsys)
+    assert verdict["quality"] is None
+    assert verdict["fidelity"]["samples"] == 24
+    noise = verdict["fidelity"]["signal_to_noise"]
+    assert set(noise) == {"box", "score"}
+    assert min(noise.values()) > 25
+    # What is allowed is not reached with 8 bits, and is with float layers.
+    allowed = 10 ** (-min(noise.values()) / 20) / 2
+    verdict, _ = quantized(source, target, vectors, capsys, "--max-drop", f"{allowed:.5f}")
+    assert verdict["fallback"]["is_reached"]
+    assert verdict["fallback"]["keep_float"]
+    left = [value for value in verdict["fidelity"]["signal_to_noise"].values() if value is not None]
+    assert min(left, default=1000) > min(noise.values()) + 6
+    words = ["evaluate", str(source), "--input-layer", "x", "--output-layer", "score", "--data", str(vectors)]
+    assert main(words) == 2
+    assert "'score' of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", OUTPUTS)
+def test_a_fixed_batch_is_filled_and_each_example_counts_once(
+    target: str, tmp_path: Path, vectors: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = Network(x=(5, 12))
+    network.dense("y", network.dense("h", "x", 12, 16), 16, 4, "Softmax")
+    source = network.save(tmp_path / "five.pb", "y")
+    verdict, output = quantized(source, target, vectors, capsys)
+    assert verdict["quality"]["samples"] == 24
+    assert verdict["quality"]["top1"]["total"] == 24
+    found, _ = run(["evaluate", str(output), "--data", str(vectors), "--reference", str(source)], capsys)
+    assert found["agreement"] == verdict["quality"]["agreement"]
