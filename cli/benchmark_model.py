@@ -12,7 +12,8 @@ from quantkit.errors import UsageError
 from quantkit.formats.files import check_target, write_whole
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.ops.inference import infer_shapes, multiply_adds
+from quantkit.ops.inference import infer_shapes
+from quantkit.ops.multiply_adds import multiply_adds
 from quantkit.runtimes.session import SessionOptions
 from quantkit.runtimes.tensorflow_trace import TracedSession, benchmark_entry
 

@@ -1,18 +1,25 @@
-"""Static shapes, and the multiply-adds that follow from them.
+"""Static shapes.
 
 A rule says what shapes an op gives for the shapes it is given; where a size can not be known it is None, and
 where an op has no rule its outputs have unknown rank. Nothing here raises on a graph that is merely unusual.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.tensor import Shape, Tensor
+from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ops import onnx
-from quantkit.ops.shape_rules import SCALAR, ShapeRules, dims_of
+from quantkit.ops.kernels import evaluate
+from quantkit.ops.shape_rules import SCALAR, Dims, ShapeRules, dims_of
 from quantkit.ops.shape_rules import UNKNOWN as UNKNOWN
+from quantkit.ops.shape_values import SIZING, shape_value
+from quantkit.ops.tensorflow import attribute, op_names
 
 _RULES = ShapeRules()
 
@@ -28,50 +35,31 @@ def infer_shapes(graph: Graph, known: Mapping[Edge, Shape] | None = None) -> Map
         GraphError: the nodes form a cycle.
     """
     shapes: dict[Edge, Shape] = dict(known or {})
-    rules = onnx.RULES if graph.dialect == "onnx" else _RULES
+    values: dict[Edge, Tensor] = {}
+    rules, sizing = (onnx.RULES, frozenset[str]()) if graph.dialect == "onnx" else (_RULES, SIZING)
     for name in graph.order:
         node = graph[name]
         rule = rules.get(node.op)
-        if rule is None:
+        if rule is None and node.op not in sizing:
             continue
         given = [shapes.get(edge, UNKNOWN) for edge in node.inputs]
         constants = {
-            slot: value for slot, edge in enumerate(node.inputs) if (value := graph.constant_of(edge)) is not None
+            slot: value
+            for slot, edge in enumerate(node.inputs)
+            if (value := values.get(edge) or graph.constant_of(edge)) is not None
         }
+        if node.op in sizing and (told := shape_value(node, given, constants)) is not None:
+            values[Edge(name)] = told
+            shapes[Edge(name)] = Shape(told.shape)
+            continue
         try:
-            made = rule(node, given, constants)
-        except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError):
+            made = rule(node, given, constants) if rule else ()
+        except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError, QuantkitError):
             continue  # the graph does not fit the op: whoever runs it will say so better
         for port, shape in enumerate(made):
             if shape.dims is not None or Edge(name, port) not in shapes:
                 shapes[Edge(name, port)] = shape
     return shapes
-
-
-def multiply_adds(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
-    """Multiplications followed by an addition that a convolution or matrix product does; 0 for other ops.
-
-    Returns:
-        The count, or None where a shape is unknown, or the op runs other graphs (loops, branches, calls).
-    """
-    if node.op.endswith(("While", "If", "Case", "PartitionedCall")):
-        return None
-    kind = node.op.removeprefix("Quantized")
-    if not kind.startswith(("Conv2D", "DepthwiseConv2dNative", "DepthwiseConv2D", "MatMul", "BatchMatMul")):
-        return 0
-    out, weights = shapes.get(Edge(node.name), UNKNOWN), shapes.get(node.inputs[1], UNKNOWN)
-    if not out.is_known or not weights.is_known:
-        return None
-    kernel = weights.known
-    if kind.startswith("Conv2DBackpropInput"):
-        given = shapes.get(node.inputs[2], UNKNOWN)
-        return math.prod(given.known) * math.prod(kernel[:3]) if given.is_known else None
-    if kind.startswith("Conv2D"):
-        return math.prod(out.known) * math.prod(kernel[:3])
-    if kind.startswith("Depthwise"):
-        return math.prod(out.known) * math.prod(kernel[:2])
-    depth = kernel[-1] if node.attrs.get("transpose_b") or node.attrs.get("adj_y") else kernel[-2]
-    return math.prod(out.known) * depth
 
 
 @_RULES.rule(
@@ -161,12 +149,86 @@ def _windowed(node: Node, given: Shape, kernel: Sequence[int], channels: int | N
     return Shape(tuple(dims))
 
 
-@_RULES.rule("Conv2D QuantizedConv2D DepthwiseConv2dNative QuantizedDepthwiseConv2D")
+def _quantized(layer: str) -> str:
+    """All 8-bit forms of a layer, separated by spaces."""
+    return " ".join(name for name in op_names() if re.match(f"_?(Fused)?Quantized(Depthwise)?{layer}", name))
+
+
+@_RULES.rule(f"Conv2D DepthwiseConv2dNative _FusedConv2D _FusedDepthwiseConv2dNative {_quantized('Conv2D')}")
 def _conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     kernel = given[1].known
     channels = kernel[2] * kernel[3] if "Depthwise" in node.op else kernel[3]
-    made = _windowed(node, given[0], kernel[:2], channels)
-    return [made, SCALAR, SCALAR] if node.op.startswith("Quantized") else [made]
+    before: Any = node.attrs.get("padding_list")
+    padded = Shape(_widened(dims_of(given[0]), before)) if before else given[0]
+    made = _windowed(node, padded, kernel[:2], channels)
+    return [made, SCALAR, SCALAR] if node.op in ("QuantizedConv2D", "QuantizedDepthwiseConv2D") else [made]
+
+
+def _widened(dims: Dims, widths: Sequence[int]) -> Dims:
+    """Sizes with so much added before and after, dimension by dimension."""
+    sums = [low + high for low, high in zip(widths[::2], widths[1::2], strict=True)]
+    return tuple(None if size is None else size + more for size, more in zip(dims, sums, strict=True))
+
+
+@_RULES.rule("Conv3D")
+def _conv3d(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims, kernel = list(dims_of(given[0])), given[1].known
+    strides, dilations, padding = (attribute(node, name) for name in ("strides", "dilations", "padding"))
+    first = 2 if attribute(node, "data_format") == b"NCDHW" else 1
+    for axis, size in enumerate(kernel[:3], first):
+        dims[axis] = _window(dims[axis], size, strides[axis], padding, dilations[axis])
+    dims[1 if first == 2 else 4] = kernel[4]
+    return [Shape(tuple(dims))]
+
+
+@_RULES.rule("BroadcastTo Conv2DBackpropInput Fill RandomStandardNormal RandomUniform TruncatedNormal")
+def _sized(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    sizes = constants[1 if node.op == "BroadcastTo" else 0]
+    return [Shape(tuple(int(size) for size in sizes.array))]
+
+
+@_RULES.rule("ReverseV2 Slice StridedSlice")
+def _sliced(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    # A view of a single number: the kernel tells which part of the tensor is taken.
+    whole = np.broadcast_to(np.int8(0), given[0].known)
+    places = [constants[slot].array for slot in range(1, len(given))]
+    (made,) = evaluate(node.with_attrs(T=DType.INT8), [whole, *places])
+    return [Shape(made.shape)]
+
+
+@_RULES.rule("RequantizationRange")
+def _two_numbers(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return [SCALAR, SCALAR]
+
+
+@_RULES.rule("Bitcast")
+def _bitcast(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    one, other = (attribute(node, name).numpy.itemsize for name in ("T", "type"))
+    return [given[0] if one == other else UNKNOWN]
+
+
+@_RULES.rule("Unpack")
+def _unpack(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = dims_of(given[0])
+    axis = attribute(node, "axis") % len(dims)
+    return [Shape((*dims[:axis], *dims[axis + 1 :]))] * attribute(node, "num")
+
+
+@_RULES.rule("Gather GatherV2")
+def _gather(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims, places = dims_of(given[0]), dims_of(given[1])
+    axis = int(constants[2].array) % len(dims) if node.op == "GatherV2" else 0
+    shared: Any = node.attrs.get("batch_dims", 0)
+    return [Shape((*dims[:axis], *places[shared:], *dims[axis + 1 :]))]
+
+
+@_RULES.rule("Einsum")
+def _einsum(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    words, _, result = attribute(node, "equation").decode().replace(" ", "").partition("->")
+    sizes: dict[str, int | None] = {}
+    for word, shape in zip(words.split(","), given, strict=True):
+        sizes |= dict(zip(word, dims_of(shape), strict=True))  # dots stand for several letters, and do not fit
+    return [Shape(tuple(sizes[letter] for letter in result))]
 
 
 @_RULES.rule("FusedPadConv2D FusedResizeAndPadConv2D")
@@ -190,13 +252,21 @@ def _pool(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -
     return [made, SCALAR, SCALAR] if node.op.startswith("Quantized") else [made]
 
 
-@_RULES.rule("MatMul QuantizedMatMul")
+@_RULES.rule(f"MatMul _FusedMatMul {_quantized('MatMul')}")
 def _matmul(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     first, second = dims_of(given[0]), dims_of(given[1])
     rows = first[1] if node.attrs.get("transpose_a") else first[0]
     columns = second[0] if node.attrs.get("transpose_b") else second[1]
     made = Shape((rows, columns))
     return [made, SCALAR, SCALAR] if node.op.startswith("Quantized") else [made]
+
+
+@_RULES.rule("BatchMatMul BatchMatMulV2 BatchMatMulV3")
+def _products(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    (*batch, rows, depth), (*other, inner, columns) = (dims_of(shape) for shape in given)
+    (together,) = _broadcast(node, [Shape(batch), Shape(other)], constants)
+    row = depth if node.attrs.get("adj_x") else rows
+    return [Shape((*dims_of(together), row, inner if node.attrs.get("adj_y") else columns))]
 
 
 @_RULES.rule("Concat ConcatV2 QuantizedConcat")

@@ -7,8 +7,9 @@ from typing import Any
 from quantkit.dialects.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Graph
-from quantkit.ops.inference import infer_shapes, multiply_adds
+from quantkit.ops.inference import infer_shapes
 from quantkit.ops.layers import LAYER_OPS
+from quantkit.ops.multiply_adds import multiply_adds
 from quantkit.quantization.annotation import annotate
 from quantkit.recipe import Recipe, Step, run
 from quantkit.recipe.named import find_recipe

@@ -7,7 +7,8 @@ from typing import Any
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
-from quantkit.ops.inference import infer_shapes, multiply_adds
+from quantkit.ops.inference import infer_shapes
+from quantkit.ops.multiply_adds import multiply_adds
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 

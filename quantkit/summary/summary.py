@@ -11,8 +11,9 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.model.loading import load
 from quantkit.ops import onnx as onnx_ops
-from quantkit.ops.inference import infer_shapes, multiply_adds
+from quantkit.ops.inference import infer_shapes
 from quantkit.ops.memory import Peak, peak_memory
+from quantkit.ops.multiply_adds import multiply_adds
 
 BATCH_NORMS = frozenset({"BatchNormWithGlobalNormalization", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 PASSING = frozenset({"Identity", "CheckNumerics", "StopGradient"})

@@ -21,7 +21,7 @@ def test_layers_are_counted_and_the_rest_has_reasons() -> None:
     found = look_ahead(from_text(NETWORK))
     assert (found.num_eight_bit, found.num_layers) == (1, 2)
     text = str(found)
-    assert text.startswith("1 of 2 layers; float: ")
+    assert text.startswith("1 of 2 layers, 50.0% of the multiply-adds; float: ")
     assert "1 Softmax (its small probabilities would all become one code)" in text
     document = found.to_json()
     assert {row["op"] for row in document["kept_float"]} >= {"Softmax", "Conv2DBackpropInput"}

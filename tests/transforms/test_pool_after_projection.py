@@ -8,7 +8,8 @@ from rewritten_graphs import AVERAGE, CONVOLUTION, check_promises, placeholder, 
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
 from quantkit.ir.text import from_text
-from quantkit.ops.inference import infer_shapes, multiply_adds
+from quantkit.ops.inference import infer_shapes
+from quantkit.ops.multiply_adds import multiply_adds
 from quantkit.transforms.pool_after_projection import pool_after_projection
 
 
