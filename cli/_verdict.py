@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +202,14 @@ class Verdict:
         for op, (coded, kept) in counted.table.items():
             yield f"{op:<{width}}  {coded or '':>6}  {kept or '':>6}"
         yield ""
-        yield f"{100 * counted.share:.1f} % of the multiply-adds are 8 bits; {counted.conversions} conversions are left"
+        conversions = "1 conversion is" if counted.conversions == 1 else f"{counted.conversions} conversions are"
+        # Rounded down: all is said of all only.
+        share = floor(1000 * counted.share) / 10
+        which = ""
+        if counted.unknown:
+            names = ", ".join(f"{count} {op}" for op, count in counted.unknown.items())
+            which = f" that are known (not those of {names})"
+        yield f"{share:.1f} % of the multiply-adds{which} are 8 bits; {conversions} left"
 
     def _fallback_lines(self, found: Fallback) -> Iterator[str]:
         """What each layer that stays float bought, and the work it keeps from 8 bits."""

@@ -1,7 +1,8 @@
 """What became of a graph: what is 8 bits now, what is not and what that costs."""
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -44,6 +45,7 @@ class Census:
         left_overs: what stays float, the most work first.
         eight_bit_adds: multiply-adds in 8 bits for one example.
         float_adds: multiply-adds in float.
+        unknown: layers and products, by op, whose multiply-adds are not known.
         units: convolutions and matrix products in 8 bits.
     """
 
@@ -53,10 +55,11 @@ class Census:
     eight_bit_adds: int
     float_adds: int
     units: int
+    unknown: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
-        """Part of the multiply-adds that is 8 bits."""
+        """Part of the multiply-adds that are known that is 8 bits."""
         return self.eight_bit_adds / max(self.eight_bit_adds + self.float_adds, 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -67,6 +70,7 @@ class Census:
             "left_overs": [asdict(one) for one in self.left_overs],
             "eight_bit_multiply_adds": self.eight_bit_adds,
             "float_multiply_adds": self.float_adds,
+            "unknown_multiply_adds": dict(self.unknown),
         }
 
 
@@ -82,13 +86,14 @@ def census(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> Census
     kept = {**plan.kept_float, **_refused(graph, plan, ranges)}
     shapes = infer_shapes(_of_one_example(graph))
     table: dict[str, tuple[int, int]] = {}
+    counts = {name: multiply_adds(graph[name], shapes) for name in (*plan.unit_of, *plan.carried, *plan.kept_float)}
     coded_adds = 0
     for name in (*plan.unit_of, *plan.carried, *plan.kept_float):
         op = graph[name].op
         coded, floats = table.get(op, (0, 0))
         table[op] = (coded, floats + 1) if name in kept else (coded + 1, floats)
-        coded_adds += 0 if name in kept else multiply_adds(graph[name], shapes) or 0
-    left = [LeftOver(name, graph[name].op, why, multiply_adds(graph[name], shapes)) for name, why in kept.items()]
+        coded_adds += 0 if name in kept else counts[name] or 0
+    left = [LeftOver(name, graph[name].op, why, counts[name]) for name, why in kept.items()]
     return Census(
         dict(sorted(table.items(), key=lambda item: (-sum(item[1]), item[0]))),
         _conversions(graph, plan, kept, quantized),
@@ -96,6 +101,7 @@ def census(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> Census
         coded_adds,
         sum(one.multiply_adds or 0 for one in left),
         sum(unit.layer not in kept for unit in plan.units),
+        Counter(graph[name].op for name, count in counts.items() if count is None),
     )
 
 
@@ -119,8 +125,8 @@ def _refused(graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
 
 
 def _conversions(graph: Graph, plan: Plan, kept: Mapping[str, str], quantized: Graph) -> int:
-    """Conversions that are nodes, or, in ONNX, those that an engine does not fuse: at the border to float."""
-    if quantized.dialect == "tensorflow":
+    """Conversions that are nodes, or, where an engine or a converter makes them, those at the border to float."""
+    if quantized.dialect == "tensorflow" and plan.scheme.target != "litert":
         return sum(
             node.op in CONVERSIONS and quantized.constant_of(node.inputs[0]) is None
             for node in quantized.nodes.values()
