@@ -15,7 +15,7 @@ from quantkit.ir.tensor import DType
 from quantkit.model.loading import Model, load_model
 from quantkit.ops.inference import UNKNOWN, infer_shapes
 from quantkit.quantization import Scheme, prepare
-from quantkit.recipe import Recipe, parse
+from quantkit.recipe import Recipe, Step, parse
 from quantkit.recipe import run as run_recipe
 from quantkit.recipe.named import find_recipe
 from quantkit.runtimes.session import TensorInfo
@@ -26,6 +26,7 @@ from ._arguments import flags
 
 # What makes 8 bits fast, each exact in float, applied behind the recipe that folds. Codes need no EnsureShape.
 REWRITES = "pool_after_projection fold_pads fold_clamps remove_nodes(op=EnsureShape)"
+FOLDING = frozenset({"fold_batch_norms", "fold_old_batch_norms"})
 
 
 def float_graph(args: Namespace, scheme: Scheme) -> tuple[Model, Graph]:
@@ -37,7 +38,7 @@ def float_graph(args: Namespace, scheme: Scheme) -> tuple[Model, Graph]:
     """
     model = load_model(args.model, inputs=args.inputs, outputs=args.outputs, offline=args.offline)
     model, graph = _recognized(args, model, as_tensorflow(model.rewritable))
-    graph, _ = run_recipe(_recipe(args, model), graph)
+    graph, _ = run_recipe(_recipe(args, model, scheme), graph)
     return model, prepare(_on_pixels(args, model, graph) if args.pixels else graph, scheme)
 
 
@@ -52,12 +53,20 @@ def _recognized(args: Namespace, model: Model, graph: Graph) -> tuple[Model, Gra
     return replace(model, card=matching_card(source, result, list_cards())), graph
 
 
-def _recipe(args: Namespace, model: Model) -> Recipe:
-    if not args.recipe:
-        before = parse(model.card.recipe) if model.card is not None else find_recipe("inference")
-        return parse(f"{before} {REWRITES}")
-    is_name = not {" ", "("} & set(args.recipe)
-    return find_recipe(args.recipe) if is_name else parse(args.recipe)
+def _recipe(args: Namespace, model: Model, scheme: Scheme) -> Recipe:
+    if args.recipe:
+        is_name = not {" ", "("} & set(args.recipe)
+        return find_recipe(args.recipe) if is_name else parse(args.recipe)
+    before = parse(model.card.recipe) if model.card is not None else find_recipe("inference")
+    # The classic 8-bit ops know no dilations: there, pixels that were moved to the batch stay there.
+    steps = before.steps if scheme.target == "eightbit" else _with_dilations(before.steps)
+    return Recipe((*steps, *parse(REWRITES).steps))
+
+
+def _with_dilations(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """With dilated convolutions as one op each, before batch norms are folded into them."""
+    place = next((place for place, step in enumerate(steps) if step.name in FOLDING), len(steps))
+    return (*steps[:place], *parse("flatten_atrous_conv").steps, *steps[place:])
 
 
 def _on_pixels(args: Namespace, model: Model, graph: Graph) -> Graph:

@@ -146,3 +146,35 @@ def test_a_fixed_batch_is_filled_and_each_example_counts_once(
     assert verdict["quality"]["top1"]["total"] == 24
     found, _ = run(["evaluate", str(output), "--data", str(vectors), "--reference", str(source)], capsys)
     assert found["agreement"] == verdict["quality"]["agreement"]
+
+
+@pytest.mark.parametrize("target", OUTPUTS)
+def test_dilated_and_grouped_convolutions(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Dilated as Keras writes it, and grouped: what has no kernel stays float, by name, and the rest is 8 bits."""
+    data = tmp_path / "pictures.npy"
+    np.save(data, RANDOM.normal(size=(16, 12, 12, 4)).astype(np.float32))
+    network = Network(x=(None, 12, 12, 4))
+    for name, values in (
+        ("block", [2, 2]),
+        ("paddings", [[2, 2], [2, 2]]),
+        ("crops", [[0, 0], [0, 0]]),
+        ("axes", [1, 2]),
+    ):
+        network.nodes.append(constant(name, np.int32(values)))
+    moved = network.add("moved", "SpaceToBatchND", "x", "block", "paddings", Tblock_shape=DType.INT32)
+    strides = {"strides": (1, 1, 1, 1), "data_format": b"NHWC"}
+    dilated = network.add("dilated", "Conv2D", moved, network.const("w", 3, 3, 4, 8), padding=b"VALID", **strides)
+    back = network.add("back", "BatchToSpaceND", dilated, "block", "crops", Tblock_shape=DType.INT32)
+    first = network.add("first", "Relu", back)
+    grouped = network.add("grouped", "Conv2D", first, network.const("v", 3, 3, 2, 8), padding=b"SAME", **strides)
+    mean = network.add("mean", "Mean", network.add("second", "Relu", grouped), "axes", Tidx=DType.INT32)
+    network.dense("y", mean, 8, 4, "Softmax")
+    source = network.save(tmp_path / "net.pb", "y")
+    verdict, output = quantized(source, target, data, capsys)
+    assert verdict["quality"]["agreement"]["value"] >= 0.9
+    reasons = {one["name"]: one["reason"] for one in verdict["left_overs"]}
+    assert ("grouped" in reasons) == (target != "onnx")
+    assert "see 2 of 8 channels" in reasons.get("grouped", "its weights see 2 of 8 channels")
+    ops = qk.load(output).op_counts
+    assert ("SpaceToBatchND" in ops) == (target == "eightbit")
+    assert verdict["ops"]["Conv2D"] == {"8 bits": 2 - (target != "onnx"), "float": int(target != "onnx")}
