@@ -1,7 +1,7 @@
 """SavedModels, checkpoints, Keras models and TensorFlow functions as frozen graphs: variables become constants."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from quantkit.formats.saved_model import VARIABLES
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
 from quantkit.runtimes.checkpoint import Checkpoint, Place
+from quantkit.runtimes.state_changes import changes_variables, without_changes
 from quantkit.runtimes.tensorflow import RUNTIME, module, quiet, reading
 
 
@@ -123,10 +124,42 @@ def freeze_object(model: Any) -> Graph:
 def _freeze(function: Any) -> Graph:
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
+    if changes_variables(_ops(function)):
+        return _freeze_changing(function)
     frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
     graph = graphdef.decode(frozen.graph.as_graph_def().SerializeToString())
     inputs = [Edge.parse(tensor.name) for tensor in frozen.inputs if tensor.dtype.name != "resource"]
     return graph.with_ends(inputs, [Edge.parse(tensor.name) for tensor in frozen.outputs])
+
+
+def _ops(function: Any) -> Iterator[str]:
+    """The ops of a function and of those it calls."""
+    graph = function.graph.as_graph_def()
+    for nodes in (graph.node, *(one.node_def for one in graph.library.function)):
+        yield from (node.op for node in nodes)
+
+
+def _freeze_changing(function: Any) -> Graph:
+    """The frozen graph of a function that changes variables.
+
+    TensorFlow's conversion ends with loading what it made, which fails on a change of a constant: those go before.
+    """
+    from tensorflow.python.framework import convert_to_constants as conversion
+
+    given = conversion._FunctionConverterDataInEager(func=function, lower_control_flow=False, aggressive_inlining=False)
+    message, converted = conversion._replace_variables_by_constants(converter_data=given)
+    captures = [tensor.name for tensor in function.graph.internal_captures]
+    constants = {captures[place] for place in converted}
+    inputs = [one for one in function.inputs if one.name not in constants and one.dtype.name != "resource"]
+    graph = graphdef.decode(message.SerializeToString())
+    graph = graph.with_ends(*([Edge.parse(one.name) for one in ends] for ends in (inputs, function.outputs)))
+    handles = {id(variable.handle): variable.name for variable in function.graph.variables}
+    names = {
+        inner.name.split(":")[0]: handles[id(outer)].split(":")[0]
+        for outer, inner in function.graph.captures
+        if id(outer) in handles
+    }
+    return without_changes(graph, names)
 
 
 def tensorflow_for_models() -> Any:

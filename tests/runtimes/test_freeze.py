@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import quantkit as qk
-from quantkit.errors import InputError
+from quantkit.errors import GraphError, InputError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Shape
 from quantkit.runtimes import open_session, tensorflow
@@ -63,6 +63,32 @@ def test_a_frozen_model_gives_the_models_answers(
     (place,) = graph.inputs
     assert graph[place.node].attrs["shape"] == Shape((None, 8, 8, 3))
     np.testing.assert_allclose(answers(graph), model(X, training=False), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["model.keras", "saved"])
+def test_recurrent_layers_with_dropout_are_frozen_without_it(name: str, tmp_path: Path) -> None:
+    tf = tensorflow.module()
+    layers = tf.keras.layers
+    lstm = layers.LSTM(3, dropout=0.2, recurrent_dropout=0.3, return_sequences=True)
+    model = tf.keras.Sequential([layers.Input((4, 2)), layers.Bidirectional(lstm), layers.GRU(3, dropout=0.1)])
+    if name == "saved":
+        model.export(tmp_path / name, verbose=False)
+    else:
+        model.save(tmp_path / name)
+    x = np.linspace(-1, 1, 3 * 4 * 2, dtype=np.float32).reshape(3, 4, 2)
+    graph = qk.load(tmp_path / name)
+    for one in (graph, qk.transform(graph, "inference")):
+        with open_session(one, "tensorflow") as session:
+            (found,) = session.run({session.inputs[0].name: x}).values()
+        np.testing.assert_allclose(found, model(x, training=False), rtol=1e-5, atol=1e-7)
+
+
+def test_a_model_that_needs_what_it_changes_is_refused() -> None:
+    tf = tensorflow.module()
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([layers.Input((4, 2), batch_size=1), layers.LSTM(3, stateful=True, name="memory")])
+    with pytest.raises(GraphError, match="need the variable '.*memory/rnn_state', which the model changes"):
+        freeze_object(model)
 
 
 def test_a_model_in_memory_is_the_same(model: Any) -> None:
