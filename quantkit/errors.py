@@ -87,4 +87,4 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)

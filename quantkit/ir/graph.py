@@ -364,9 +364,11 @@ class Graph:
                 continue
             node = self.nodes.get(name)
             if node is None:
+                # Of a broken file, a name may go over several lines.
+                said = repr(name)[1:-1]
                 reader = next((node.name for node in self.nodes.values() if name in node.sources), "")
                 raise GraphError(
-                    f"Input node {name} not found in graph" + (f": {reader} reads it" if reader else ""),
+                    f"Input node {said} not found in graph" + (f": {reader} reads it" if reader else ""),
                     hint=did_you_mean(name, self.nodes) or "check --outputs: quantkit summarize lists the outputs",
                 )
             found.add(name)
