@@ -10,7 +10,7 @@ from quantkit.classify.pictures import FORMATS
 from quantkit.classify.preparation import Preparation, prepared_samples
 from quantkit.data import Data, find_data
 from quantkit.errors import CheckError, InputError, UnavailableError
-from quantkit.ir.difference import EQUAL, first_difference
+from quantkit.ir.difference import EQUAL, differences
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model.loading import MEANINGLESS, Model
@@ -55,9 +55,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--runtime", default="auto", help="engine of both (tensorflow or reference; onnxruntime)")
     add_ends(parser)
     parser.add_argument("--floor", type=float, default=FLOOR, help=f"decibels below which a layer is bad ({FLOOR:g})")
-    parser.add_argument("--show", type=count, default=SHOWN, help=f"how many tensors to show, worst first ({SHOWN})")
+    parser.add_argument("--show", type=count, default=SHOWN, help=f"how many to show, worst first ({SHOWN})")
     parser.add_argument("--min-sqnr", type=float, help="exit 1 if a tensor has fewer decibels, or is broken")
     parser.add_argument("--structure", action="store_true", help="compare nodes, not numbers: exit 1 where they differ")
+    parser.set_defaults(classic=False)
     add_normalization(parser)
     add_threads(parser)
     add_precision(parser, " for B; A has float32")
@@ -169,14 +170,17 @@ def _output(graph: Graph) -> str:
 
 
 def _structure(args: Namespace, actual: Graph, expected: Graph) -> int:
-    difference = first_difference(actual, expected)
+    found = list(differences(actual, expected))
+    shown = found[:1] if args.classic else found if args.verbose else found[: args.show]
+    is_cut = len(shown) < len(found) and not args.classic
+    more = [f"{len(found) - len(shown)} more (--verbose lists them)"] if is_cut else []
     emit(
         args,
         "quantkit.compare/1",
-        {"equal": not difference, "difference": difference or None},
-        lambda page: page.print(difference or EQUAL, markup=False, soft_wrap=True),
+        {"equal": not found, "difference": next(iter(found), None), "differences": found},
+        lambda page: page.print("\n".join([*shown, *more] or [EQUAL]), markup=False, soft_wrap=True),
     )
-    return 1 if difference else 0
+    return 1 if found else 0
 
 
 def _deliver(args: Namespace, found: Comparison) -> None:

@@ -11,6 +11,6 @@ EXAMPLES = ("quantkit compare_graphs before.pb after.pb",)
 
 
 def run(args: Namespace) -> int:
-    """Compare nodes: exit code 1 where they differ."""
-    args.structure = True
+    """Compare nodes, and tell the first difference: exit code 1."""
+    args.structure = args.classic = True
     return compare.run(args)

@@ -4,7 +4,7 @@ A node is its op, device, data inputs in order, control inputs as a set, and att
 The order of nodes, versions and the function library do not count.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Attr, Graph, Node, Opaque
@@ -13,8 +13,8 @@ from quantkit.ir.tensor import DType, Shape, Tensor
 EQUAL = "Graphs are equal."
 
 
-def first_difference(actual: Graph, expected: Graph) -> str:
-    """The first difference in a sentence; empty where there is none.
+def differences(actual: Graph, expected: Graph) -> Iterator[str]:
+    """Each node that differs, in a sentence; the classic tool told of the first one only.
 
     Args:
         actual: the graph in question.
@@ -23,11 +23,10 @@ def first_difference(actual: Graph, expected: Graph) -> str:
     for node in actual.nodes.values():
         wanted = expected.nodes.get(node.name)
         if wanted is None:
-            return f"Found unexpected node '{node.name}'"
-        if found := difference(node, wanted):
-            return f"Node named '{node.name}' has {found}"
-    missing = next((name for name in expected.nodes if name not in actual.nodes), None)
-    return "" if missing is None else f"Did not find expected node '{missing}'"
+            yield f"Found unexpected node '{node.name}'"
+        elif found := difference(node, wanted):
+            yield f"Node named '{node.name}' has {found}"
+    yield from (f"Did not find expected node '{name}'" for name in expected.nodes if name not in actual.nodes)
 
 
 def difference(node: Node, wanted: Node) -> str:

@@ -66,6 +66,14 @@ def test_compare_graphs(said: Said) -> None:
     )
     assert said("compare_graphs", "graph.pb", "graph.pb") == "Graphs are equal.\n"
     assert "op 'Relu' that is not expected 'Relu6'" in said("compare_graphs", "graph.pb", "b.pb", code=1)
+    save(GRAPH.with_nodes([GRAPH["x"]]), "x.pb")
+    assert said("compare_graphs", "graph.pb", "x.pb", code=1) == "Found unexpected node 'w'\n"
+    assert said("compare", "--structure", "graph.pb", "x.pb", "--show=2", code=1).splitlines() == [
+        "Found unexpected node 'w'",
+        "Found unexpected node 'conv'",
+        "2 more (--verbose lists them)",
+    ]
+    assert len(said("compare", "--structure", "graph.pb", "x.pb", "-v", code=1).splitlines()) == 4
     assert "gone.pb does not exist" in said("compare_graphs", "graph.pb", "gone.pb", code=3)
 
 

@@ -1,6 +1,6 @@
 from typing import Any
 
-from quantkit.ir.difference import first_difference
+from quantkit.ir.difference import differences
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType
 
@@ -10,9 +10,9 @@ def test_differences_are_told_in_the_classic_words() -> None:
     other = {node.name: node for node in graph.nodes.values()}
 
     def difference(**changes: Any) -> str:
-        return first_difference(graph.with_nodes({**other, "y": other["y"].with_(**changes)}.values()), graph)
+        return next(differences(graph.with_nodes({**other, "y": other["y"].with_(**changes)}.values()), graph), "")
 
-    assert first_difference(graph, graph) == ""
+    assert list(differences(graph, graph)) == []
     assert difference(attrs={"T": DType.FLOAT}) == ""
     assert difference(op="Elu") == "Node named 'y' has op 'Elu' that is not expected 'Relu'"
     assert difference(device="/gpu:0") == "Node named 'y' has device '/gpu:0' that is not expected ''"
@@ -21,5 +21,5 @@ def test_differences_are_told_in_the_classic_words() -> None:
         difference(attrs={"T": DType.HALF})
         == "Node named 'y' has attr 'T' with value: half that does not match expected: float"
     )
-    assert first_difference(graph.with_nodes([other["x"]]), graph) == "Did not find expected node 'y'"
-    assert first_difference(graph, graph.with_nodes([other["x"]])) == "Found unexpected node 'y'"
+    assert list(differences(graph.with_nodes([other["x"]]), graph)) == ["Did not find expected node 'y'"]
+    assert list(differences(graph, graph.with_nodes([other["x"]]))) == ["Found unexpected node 'y'"]
