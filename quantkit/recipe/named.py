@@ -19,6 +19,7 @@ from quantkit.errors import RecipeError, did_you_mean
 from quantkit.formats.documents import read_toml
 from quantkit.recipe.grammar import Step
 from quantkit.recipe.recipe import Recipe, parse, read_options
+from quantkit.transforms.registry import REGISTRY
 
 CLEAN = "strip_unused_nodes remove_nodes(op=Identity, op=CheckNumerics, op=StopGradient) fold_constants"
 FOLD = "fold_batch_norms fold_old_batch_norms"
@@ -89,8 +90,11 @@ def read_recipe(path: Path) -> Recipe:
         _names(document, "inputs", path),
         _names(document, "outputs", path),
     )
-    for step in recipe.steps:
-        read_options(step)
+    for number, step in enumerate(recipe.steps, start=1):
+        try:
+            read_options(step)
+        except RecipeError as error:
+            raise RecipeError(f"{path}: step {number}: {error.message}", error.hint) from None
     return recipe
 
 
@@ -99,10 +103,24 @@ def _step(fields: Any, path: Path, number: int) -> Step:
         raise RecipeError(f"{path}: step {number} names no transform", hint='write transform = "fold_constants"')
     options = {}
     for key, value in fields.items():
-        if key != "transform":
-            items = value if isinstance(value, list) else [value]
-            options[key] = tuple(_word(item) for item in items)
+        if key == "transform":
+            continue
+        items = value if isinstance(value, list) else [value]
+        if any(isinstance(item, dict | list) for item in items):
+            raise RecipeError(
+                f"{path}: step {number}: {key} is no value, nor a list of values", hint=f'write {key} = "..."'
+            )
+        words = tuple(_word(item) for item in items)
+        options[key] = (",".join(words),) if _are_sizes(fields["transform"], key, items) else words
     return Step(fields["transform"], options)
+
+
+def _are_sizes(transform: str, key: str, items: list[Any]) -> bool:
+    """Whether a list of numbers is the one text of an option: ``shape = [1, 299, 299, 3]``."""
+    if transform not in REGISTRY or key not in REGISTRY[transform].options:
+        return False
+    option = REGISTRY[transform].options[key]
+    return option.kind is str and not option.is_list and all(type(item) is int for item in items)
 
 
 def _names(document: dict[str, Any], key: str, path: Path) -> tuple[str, ...]:

@@ -81,13 +81,22 @@ def test_recipes_from_toml(tmp_path: Path) -> None:
     )
 
 
+def test_sizes_may_be_written_as_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[[step]]\ntransform = "strip_unused_nodes"\nshape = [1, 299, 299, 3]\n')
+    assert str(find_recipe(str(path))) == 'strip_unused_nodes(shape="1,299,299,3")'
+
+
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [
         ("[[step", InputError, "is no TOML"),
         ("a = 1", RecipeError, "lists no steps"),
         ("[[step]]\nop = 'x'", RecipeError, "step 1 names no transform"),
-        ("[[step]]\ntransform = 'nope'", RecipeError, "not recognized"),
+        ("[[step]]\ntransform = 'nope'", RecipeError, "step 1: Transform 'nope' not recognized"),
+        ("[[step]]\ntransform = 'fold_pads'\n[[step]]\ntransform = 'fold_pads'\nk = 1", RecipeError, "step 2: .*'k'"),
+        ("[[step]]\ntransform = 'remove_nodes'\nop = {a = 1}", RecipeError, "step 1: op is no value"),
+        ("[[step]]\ntransform = 'remove_nodes'\nop = [['a']]", RecipeError, "step 1: op is no value"),
     ],
 )
 def test_broken_recipe_files(tmp_path: Path, content: str, error: type[Exception], message: str) -> None:
