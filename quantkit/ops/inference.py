@@ -1,27 +1,36 @@
 """Static shapes.
 
-A rule says what shapes an op gives for the shapes it is given; where a size can not be known it is None, and
-where an op has no rule its outputs have unknown rank. Nothing here raises on a graph that is merely unusual.
+Where a size can not be known it is None, and where an op has no rule (`tensorflow_shapes`, `onnx`) its outputs have
+unknown rank. Nothing here raises on a graph that is merely unusual.
 """
 
-import math
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from typing import NamedTuple
 
 from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.tensor import DType, Shape, Tensor
-from quantkit.ops import onnx
-from quantkit.ops.kernels import evaluate
-from quantkit.ops.shape_rules import SCALAR, Dims, ShapeRules, dims_of
+from quantkit.ir.tensor import Shape, Tensor
+from quantkit.ops import known_sizes, onnx, tensorflow_shapes
+from quantkit.ops.known_sizes import Sizes
 from quantkit.ops.shape_rules import UNKNOWN as UNKNOWN
 from quantkit.ops.shape_values import SIZING, shape_value
-from quantkit.ops.tensorflow import attribute, op_names
+from quantkit.ops.tensorflow import output_dtypes
 
-_RULES = ShapeRules()
+COMPUTING = SIZING | known_sizes.RULES.keys()
+# Where ops read the shape of what they give.
+SIZED = {"Reshape": 1, "Fill": 0, "BroadcastTo": 1, "Conv2DBackpropInput": 0}
+
+
+class Inference(NamedTuple):
+    """What is known of a graph before it runs.
+
+    Attributes:
+        shapes: of every edge that something is known of.
+        sizes: whole numbers that are computed of shapes, by edge, None for those that are not known.
+    """
+
+    shapes: Mapping[Edge, Shape]
+    sizes: Mapping[Edge, Sizes]
 
 
 def infer_shapes(graph: Graph, known: Mapping[Edge, Shape] | None = None) -> Mapping[Edge, Shape]:
@@ -34,13 +43,28 @@ def infer_shapes(graph: Graph, known: Mapping[Edge, Shape] | None = None) -> Map
     Raises:
         GraphError: the nodes form a cycle.
     """
+    return infer(graph, known).shapes
+
+
+def infer(graph: Graph, known: Mapping[Edge, Shape] | None = None) -> Inference:
+    """The shapes of a graph, and what is known of numbers that it computes of them.
+
+    Args:
+        graph: of TensorFlow's or of ONNX's ops.
+        known: what the file says of edges whose ops have no rule, or do not tell.
+
+    Raises:
+        GraphError: the nodes form a cycle.
+    """
     shapes: dict[Edge, Shape] = dict(known or {})
+    sizes: dict[Edge, Sizes] = {}
     values: dict[Edge, Tensor] = {}
-    rules, sizing = (onnx.RULES, frozenset[str]()) if graph.dialect == "onnx" else (_RULES, SIZING)
+    rules, sizing = (onnx.RULES, frozenset[str]()) if graph.dialect == "onnx" else (tensorflow_shapes.RULES, COMPUTING)
     for name in graph.order:
         node = graph[name]
         rule = rules.get(node.op)
-        if rule is None and node.op not in sizing:
+        is_sizing = node.op in sizing
+        if rule is None and not is_sizing:
             continue
         given = [shapes.get(edge, UNKNOWN) for edge in node.inputs]
         constants = {
@@ -48,335 +72,40 @@ def infer_shapes(graph: Graph, known: Mapping[Edge, Shape] | None = None) -> Map
             for slot, edge in enumerate(node.inputs)
             if (value := values.get(edge) or graph.constant_of(edge)) is not None
         }
-        if node.op in sizing and (told := shape_value(node, given, constants)) is not None:
-            values[Edge(name)] = told
+        if is_sizing and (told := _told(graph, node, given, constants, sizes)) is not None:
+            sizes[Edge(name)] = told
             shapes[Edge(name)] = Shape(told.shape)
+            if (whole := known_sizes.as_tensor(told, output_dtypes(node)[0])) is not None:
+                values[Edge(name)] = whole
             continue
+        if rule is None:
+            continue
+        slot = SIZED.get(node.op)
+        wanted = None if slot is None or slot in constants else sizes.get(node.inputs[slot])
         try:
-            made = rule(node, given, constants) if rule else ()
+            made = rule(node, given, constants) if wanted is None else [known_sizes.as_shape(wanted)]
         except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError, QuantkitError):
             continue  # the graph does not fit the op: whoever runs it will say so better
         for port, shape in enumerate(made):
             if shape.dims is not None or Edge(name, port) not in shapes:
                 shapes[Edge(name, port)] = shape
-    return shapes
+    return Inference(shapes, sizes)
 
 
-@_RULES.rule(
-    "Identity CheckNumerics StopGradient Relu Relu6 Elu Selu LeakyRelu Sigmoid Tanh Softmax LogSoftmax Softplus Abs "
-    "Neg Exp Log Sqrt Rsqrt Square Floor Ceil Round Cast BiasAdd LRN ZerosLike OnesLike FakeQuantWithMinMaxVars "
-    "FakeQuantWithMinMaxArgs Erf Sign LogicalNot PlaceholderWithDefault Dequantize"
-)
-def _same(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return given[:1]
-
-
-@_RULES.rule(
-    "QuantizeV2 Requantize QuantizedRelu QuantizedRelu6 QuantizedBiasAdd QuantizedReshape FusedBatchNorm "
-    "FusedBatchNormV2 FusedBatchNormV3 BatchNormWithGlobalNormalization"
-)
-def _same_and_scalars(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    if node.op == "QuantizedReshape":
-        return [*_reshape(node, given, constants), SCALAR, SCALAR]
-    return given[:1] if "BatchNorm" in node.op else [given[0], SCALAR, SCALAR]
-
-
-@_RULES.rule("IdentityN")
-def _same_each(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return given
-
-
-@_RULES.rule("Placeholder")
-def _placeholder(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    shape = node.attrs.get("shape")
-    return [shape if isinstance(shape, Shape) else UNKNOWN]
-
-
-@_RULES.rule("EnsureShape")
-def _ensured(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    stated = node.attrs["shape"]
-    if not isinstance(stated, Shape) or stated.dims is None or given[0].dims is None:
-        return [stated if isinstance(stated, Shape) and stated.dims is not None else given[0]]
-    pairs = zip(stated.dims, given[0].dims, strict=True)
-    return [Shape(tuple(found if size is None else size for size, found in pairs))]
-
-
-@_RULES.rule("Const")
-def _const(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [Shape(node.value.shape)]
-
-
-@_RULES.rule(
-    "Add AddV2 Sub Mul Div RealDiv Maximum Minimum Pow SquaredDifference FloorDiv FloorMod Greater GreaterEqual Less "
-    "LessEqual Equal NotEqual LogicalAnd LogicalOr QuantizedAdd QuantizedMul"
-)
-def _broadcast(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    first, second = dims_of(given[0]), dims_of(given[1])
-    rank = max(len(first), len(second))
-    pairs = zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second, strict=True)
-    dims = [b if a == 1 else a if b in (1, a) else a if b is None and a is not None else b for a, b in pairs]
-    return [Shape(tuple(dims))] + ([SCALAR, SCALAR] if node.op.startswith("Quantized") else [])
-
-
-def _window(size: int | None, kernel: int, stride: int, padding: Any, dilation: int = 1) -> int | None:
-    """Positions of a window along one axis."""
-    if size is None:
+def _told(
+    graph: Graph, node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor], sizes: Mapping[Edge, Sizes]
+) -> Sizes | None:
+    """The whole numbers that a node computes of shapes, as far as they are known; None: none is."""
+    if node.name in graph.input_names:
         return None
-    if padding == b"SAME":
-        return -(-size // stride)
-    reach = (kernel - 1) * dilation + 1
-    before_after = padding if isinstance(padding, int) else 0
-    return (size + before_after - reach) // stride + 1
-
-
-def _spatial(node: Node) -> tuple[int, int, int]:
-    """(height, width, channel) axes."""
-    return (2, 3, 1) if node.attrs.get("data_format", b"NHWC") == b"NCHW" else (1, 2, 3)
-
-
-def _windowed(node: Node, given: Shape, kernel: Sequence[int], channels: int | None) -> Shape:
-    height, width, channel = _spatial(node)
-    dims = list(dims_of(given))
-    strides: Any = node.attrs.get("strides", (1, 1, 1, 1))
-    dilations: Any = node.attrs.get("dilations") or (1, 1, 1, 1)
-    explicit: Any = node.attrs.get("explicit_paddings") or ()
-    for axis, size in ((height, kernel[0]), (width, kernel[1])):
-        padding: Any = node.attrs.get("padding", b"VALID")
-        if padding == b"EXPLICIT":
-            padding = explicit[2 * axis] + explicit[2 * axis + 1]
-        dims[axis] = _window(dims[axis], size, strides[axis], padding, dilations[axis])
-    dims[channel] = channels if channels is not None else dims[channel]
-    return Shape(tuple(dims))
-
-
-def _quantized(layer: str) -> str:
-    """All 8-bit forms of a layer, separated by spaces."""
-    return " ".join(name for name in op_names() if re.match(f"_?(Fused)?Quantized(Depthwise)?{layer}", name))
-
-
-@_RULES.rule(f"Conv2D DepthwiseConv2dNative _FusedConv2D _FusedDepthwiseConv2dNative {_quantized('Conv2D')}")
-def _conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    kernel = given[1].known
-    channels = kernel[2] * kernel[3] if "Depthwise" in node.op else kernel[3]
-    before: Any = node.attrs.get("padding_list")
-    padded = Shape(_widened(dims_of(given[0]), before)) if before else given[0]
-    made = _windowed(node, padded, kernel[:2], channels)
-    return [made, SCALAR, SCALAR] if node.op in ("QuantizedConv2D", "QuantizedDepthwiseConv2D") else [made]
-
-
-def _widened(dims: Dims, widths: Sequence[int]) -> Dims:
-    """Sizes with so much added before and after, dimension by dimension."""
-    sums = [low + high for low, high in zip(widths[::2], widths[1::2], strict=True)]
-    return tuple(None if size is None else size + more for size, more in zip(dims, sums, strict=True))
-
-
-@_RULES.rule("Conv3D")
-def _conv3d(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims, kernel = list(dims_of(given[0])), given[1].known
-    strides, dilations, padding = (attribute(node, name) for name in ("strides", "dilations", "padding"))
-    first = 2 if attribute(node, "data_format") == b"NCDHW" else 1
-    for axis, size in enumerate(kernel[:3], first):
-        dims[axis] = _window(dims[axis], size, strides[axis], padding, dilations[axis])
-    dims[1 if first == 2 else 4] = kernel[4]
-    return [Shape(tuple(dims))]
-
-
-@_RULES.rule("BroadcastTo Conv2DBackpropInput Fill RandomStandardNormal RandomUniform TruncatedNormal")
-def _sized(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    sizes = constants[1 if node.op == "BroadcastTo" else 0]
-    return [Shape(tuple(int(size) for size in sizes.array))]
-
-
-@_RULES.rule("ReverseV2 Slice StridedSlice")
-def _sliced(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    # A view of a single number: the kernel tells which part of the tensor is taken.
-    whole = np.broadcast_to(np.int8(0), given[0].known)
-    places = [constants[slot].array for slot in range(1, len(given))]
-    (made,) = evaluate(node.with_attrs(T=DType.INT8), [whole, *places])
-    return [Shape(made.shape)]
-
-
-@_RULES.rule("RequantizationRange")
-def _two_numbers(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [SCALAR, SCALAR]
-
-
-@_RULES.rule("Bitcast")
-def _bitcast(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    one, other = (attribute(node, name).numpy.itemsize for name in ("T", "type"))
-    return [given[0] if one == other else UNKNOWN]
-
-
-@_RULES.rule("Unpack")
-def _unpack(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(given[0])
-    axis = attribute(node, "axis") % len(dims)
-    return [Shape((*dims[:axis], *dims[axis + 1 :]))] * attribute(node, "num")
-
-
-@_RULES.rule("Gather GatherV2")
-def _gather(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims, places = dims_of(given[0]), dims_of(given[1])
-    axis = int(constants[2].array) % len(dims) if node.op == "GatherV2" else 0
-    shared: Any = node.attrs.get("batch_dims", 0)
-    return [Shape((*dims[:axis], *places[shared:], *dims[axis + 1 :]))]
-
-
-@_RULES.rule("Einsum")
-def _einsum(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    words, _, result = attribute(node, "equation").decode().replace(" ", "").partition("->")
-    sizes: dict[str, int | None] = {}
-    for word, shape in zip(words.split(","), given, strict=True):
-        sizes |= dict(zip(word, dims_of(shape), strict=True))  # dots stand for several letters, and do not fit
-    return [Shape(tuple(sizes[letter] for letter in result))]
-
-
-@_RULES.rule("FusedPadConv2D FusedResizeAndPadConv2D")
-def _fused_conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    batch, height, width, channels = dims_of(given[0])
-    if node.op == "FusedResizeAndPadConv2D":
-        height, width = (int(size) for size in constants[1].array)
-    paddings = constants[len(given) - 2].array.sum(1)
-    height, width = (
-        None if size is None else size + int(w) for size, w in zip((height, width), paddings[1:3], strict=True)
-    )
-    kernel = given[-1].known
-    return [_windowed(node, Shape((batch, height, width, channels)), kernel[:2], kernel[3])]
-
-
-@_RULES.rule("MaxPool AvgPool QuantizedMaxPool QuantizedAvgPool")
-def _pool(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    size: Any = node.attrs["ksize"]
-    height, width, _ = _spatial(node)
-    made = _windowed(node, given[0], (size[height], size[width]), None)
-    return [made, SCALAR, SCALAR] if node.op.startswith("Quantized") else [made]
-
-
-@_RULES.rule(f"MatMul _FusedMatMul {_quantized('MatMul')}")
-def _matmul(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    first, second = dims_of(given[0]), dims_of(given[1])
-    rows = first[1] if node.attrs.get("transpose_a") else first[0]
-    columns = second[0] if node.attrs.get("transpose_b") else second[1]
-    made = Shape((rows, columns))
-    return [made, SCALAR, SCALAR] if node.op.startswith("Quantized") else [made]
-
-
-@_RULES.rule("BatchMatMul BatchMatMulV2 BatchMatMulV3")
-def _products(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    (*batch, rows, depth), (*other, inner, columns) = (dims_of(shape) for shape in given)
-    (together,) = _broadcast(node, [Shape(batch), Shape(other)], constants)
-    row = depth if node.attrs.get("adj_x") else rows
-    return [Shape((*dims_of(together), row, inner if node.attrs.get("adj_y") else columns))]
-
-
-@_RULES.rule("Concat ConcatV2 QuantizedConcat")
-def _concat(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    slot = len(given) - 1 if node.op == "ConcatV2" else 0
-    count: Any = node.attrs.get("N", len(given) - 1)
-    joined = [dims_of(shape) for shape in (given[:slot] if slot else given[1 : 1 + count])]
-    axis = int(constants[slot].array) % len(joined[0])
-    dims = list(joined[0])
-    sizes = [dims_[axis] for dims_ in joined]
-    dims[axis] = None if None in sizes else sum(size for size in sizes if size is not None)
-    return [Shape(tuple(dims)), SCALAR, SCALAR][: 3 if node.op.startswith("Quantized") else 1]
-
-
-@_RULES.rule("Reshape")
-def _reshape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    wanted = [int(size) for size in constants[1].array.reshape(-1)]
-    if -1 in wanted and given[0].is_known:
-        rest = math.prod(size for size in wanted if size != -1)
-        wanted[wanted.index(-1)] = math.prod(given[0].known) // rest
-    return [Shape(tuple(None if size < 0 else size for size in wanted))]
-
-
-@_RULES.rule("Squeeze")
-def _squeeze(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(given[0])
-    listed: Any = node.attrs.get("squeeze_dims") or ()
-    axes = {axis % len(dims) for axis in listed} or {axis for axis, size in enumerate(dims) if size == 1}
-    return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
-
-
-@_RULES.rule("ExpandDims")
-def _expand_dims(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(given[0])
-    axis = int(constants[1].array) % (len(dims) + 1)
-    return [Shape((*dims[:axis], 1, *dims[axis:]))]
-
-
-@_RULES.rule("Tile")
-def _tile(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    times = constants[1].array.tolist()
-    pairs = zip(given[0].dims or (), times, strict=True)
-    return [Shape([None if size is None else size * count for size, count in pairs])] if given[0].dims else [UNKNOWN]
-
-
-@_RULES.rule("Pad PadV2 MirrorPad")
-def _pad(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    widths = constants[1].array.sum(1)
-    return [
-        Shape(tuple(None if size is None else size + int(w) for size, w in zip(dims_of(given[0]), widths, strict=True)))
-    ]
-
-
-@_RULES.rule("Mean Sum Max Min Prod All Any")
-def _reduction(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(given[0])
-    axes = {int(axis) % len(dims) for axis in constants[1].array.reshape(-1)}
-    if node.attrs.get("keep_dims"):
-        return [Shape(tuple(1 if axis in axes else size for axis, size in enumerate(dims)))]
-    return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
-
-
-@_RULES.rule("Transpose")
-def _transpose(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(given[0])
-    return [Shape(tuple(dims[int(axis)] for axis in constants[1].array))]
-
-
-@_RULES.rule("ResizeBilinear ResizeNearestNeighbor ResizeBicubic QuantizedResizeBilinear")
-def _resize(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    batch, _, _, channels = dims_of(given[0])
-    height, width = (int(size) for size in constants[1].array)
-    return [Shape((batch, height, width, channels)), SCALAR, SCALAR][: 3 if node.op.startswith("Quantized") else 1]
-
-
-@_RULES.rule("Pack")
-def _pack(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(given[0])
-    axis: Any = node.attrs.get("axis", 0)
-    axis %= len(dims) + 1
-    return [Shape((*dims[:axis], len(given), *dims[axis:]))]
-
-
-@_RULES.rule("Split")
-def _split(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = list(dims_of(given[1]))
-    count: Any = node.attrs["num_split"]
-    axis = int(constants[0].array) % len(dims)
-    size = dims[axis]
-    dims[axis] = None if size is None else size // count
-    return [Shape(tuple(dims))] * count
-
-
-@_RULES.rule("SplitV")
-def _split_by_sizes(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(given[0])
-    axis = int(constants[2].array) % len(dims)
-    sizes = [int(size) for size in constants[1].array.reshape(-1)]
-    whole = dims[axis]
-    if -1 in sizes and whole is not None:
-        sizes[sizes.index(-1)] = whole - sum(size for size in sizes if size != -1)
-    return [Shape((*dims[:axis], None if size < 0 else size, *dims[axis + 1 :])) for size in sizes]
-
-
-@_RULES.rule("Shape")
-def _shape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [Shape((len(dims_of(given[0])),))]
-
-
-@_RULES.rule("DecodeJpeg DecodePng")
-def _decoded(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    channels: Any = node.attrs.get("channels") or None
-    return [Shape((None, None, channels))]
+    if (value := shape_value(node, given, constants)) is not None:
+        return known_sizes.of_tensor(value)
+    rule = known_sizes.RULES.get(node.op)
+    if rule is None:
+        return None
+    reads = {slot: sizes[edge] for slot, edge in enumerate(node.inputs) if edge in sizes}
+    reads |= {slot: one for slot, value in constants.items() if (one := known_sizes.of_tensor(value)) is not None}
+    try:
+        return rule(node, given, reads)
+    except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError):
+        return None

@@ -4,7 +4,7 @@ A rule is a function ``(facts, node) -> nodes | Skip | None``; the last of the n
 one that it was given.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.pattern import op
 from quantkit.ir.rewrite import Rule, Skip, free_name
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
-from quantkit.ops.inference import UNKNOWN
+from quantkit.ops.inference import UNKNOWN, Inference
 from quantkit.ops.tensorflow import attribute, output_dtypes
 
 # A new constant is no larger than what it replaces, but not every size is worth computing.
@@ -30,16 +30,21 @@ class Facts:
 
     Attributes:
         graph: as it is now.
-        shapes: of its edges, as far as they are known.
+        known: its shapes, and the numbers that it computes of them.
         has_signed_zeros: whether 0 and -0 count as different.
     """
 
     graph: Graph
-    shapes: Mapping[Edge, Shape]
+    known: Inference
     has_signed_zeros: bool = True
 
     def shape(self, edge: Edge) -> Shape:
-        return self.shapes.get(edge, UNKNOWN)
+        return self.known.shapes.get(edge, UNKNOWN)
+
+    def sizes(self, edge: Edge) -> list[int | None] | None:
+        """A list of whole numbers that is computed of shapes, None for those that are not known; None: no such list."""
+        found = self.known.sizes.get(edge)
+        return None if found is None or found.ndim != 1 else found.tolist()
 
     def value(self, edge: Edge) -> Array | None:
         """The values of a constant that is not fed, unless it is too large to be worth a look."""
@@ -94,14 +99,14 @@ class Facts:
 Simplify = Callable[[Facts, Node], Sequence[Node] | Skip | None]
 
 
-def as_rule(ops: str, simplify: Simplify, shapes: Mapping[Edge, Shape], has_signed_zeros: bool) -> Rule:
+def as_rule(ops: str, simplify: Simplify, known: Inference, has_signed_zeros: bool) -> Rule:
     """A rule for `apply_rules` about nodes of some types that somebody reads and nobody feeds."""
 
     def rewrite(graph: Graph, root: Node) -> Sequence[Node] | Skip | None:
         if root.name in graph.input_names or not (root.name in graph.ends or graph.readers.get(root.name)):
             return None
         try:
-            return simplify(Facts(graph, shapes, has_signed_zeros), root)
+            return simplify(Facts(graph, known, has_signed_zeros), root)
         except (ValueError, IndexError, TypeError, ZeroDivisionError):
             return None  # the node does not fit its op: whoever runs it will say so better
 

@@ -41,16 +41,12 @@ def _undone(facts: Facts, node: Node, inner: Node) -> Made:
 
 
 def _without_shape_of_input(facts: Facts, node: Node) -> Made:
-    """A shape of constants and one size that is computed: that one is what is left."""
-    pack = facts.maker(node.inputs[1], frozenset({"Pack"}))
-    if pack is None:
+    """A shape that is computed, but known except for one size: that one is what is left."""
+    sizes = None if facts.value(node.inputs[1]) is not None else facts.sizes(node.inputs[1])
+    if not sizes or sizes.count(None) > 1 or min((size for size in sizes if size is not None), default=1) <= 0:
         return None
-    sizes = [facts.value(edge) for edge in pack.inputs]
-    known = [int(size) for size in sizes if size is not None and size.shape == ()]
-    if len(known) != len(sizes) - 1 or not sizes or min(known, default=1) <= 0:
-        return None
-    dtype = np.int64 if setting(pack, "T") is DType.INT64 else np.int32
-    wanted = facts.constant(node, "shape", np.array([-1 if size is None else int(size) for size in sizes], dtype))
+    dtype = np.int64 if setting(node, "Tshape") is DType.INT64 else np.int32
+    wanted = facts.constant(node, "shape", np.array([-1 if size is None else size for size in sizes], dtype))
     return [wanted, node.with_(inputs=(node.inputs[0], Edge(wanted.name)))]
 
 

@@ -2,7 +2,7 @@
 
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome, apply_rules
-from quantkit.ops.inference import infer_shapes
+from quantkit.ops.inference import infer
 from quantkit.transforms import _number_identities, _shape_identities
 from quantkit.transforms._identities import as_rule, spliced
 from quantkit.transforms.registry import transform
@@ -23,7 +23,7 @@ def simplify_arithmetic(graph: Graph, *, signed_zeros: bool = True) -> Outcome:
     that are always the same, sizes that are known. Where two factors or two summands become one, and where a factor
     meets a sign, a product is rounded once instead of twice: the results differ by rounding of float32.
 
-    A Reshape whose target shape is packed from constants and one computed size infers that size.
+    A Reshape whose target shape is computed, but known except for one size, infers that size.
 
     Declines when factors would leave the range of float32, when summands of different signs would cancel out, when
     x + 0 could turn -0 into 0, or when a shape that decides is not known.
@@ -42,9 +42,9 @@ def simplify_arithmetic(graph: Graph, *, signed_zeros: bool = True) -> Outcome:
         d = Transpose(c, swap)
         y = Neg(d)
     """
-    shapes = infer_shapes(graph)
+    known = infer(graph)
     table = (*_number_identities.RULES, *_shape_identities.RULES)
-    outcome = apply_rules(graph, *(as_rule(ops, simplify, shapes, signed_zeros) for ops, simplify in table))
+    outcome = apply_rules(graph, *(as_rule(ops, simplify, known, signed_zeros) for ops, simplify in table))
     if not outcome.changes:
         return outcome
     return Outcome(spliced(graph, outcome.graph), outcome.changes, outcome.skips)

@@ -1,0 +1,118 @@
+"""What is known of the numbers that graphs compute of shapes, and of the shapes that follow."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.tensor import Shape
+from quantkit.ir.text import from_text
+from quantkit.ops.inference import infer
+from quantkit.ops.multiply_adds import multiply_adds
+from quantkit.runtimes import open_session
+
+HEAD = """
+inputs: x
+outputs: y
+x = Placeholder[<?x20x16>]()
+zero = Const[int32](0)
+one = Const[int32]([1])
+two = Const[int32]([2])
+all = Const[int32]([0])
+shape = Shape(x, T=float, out_type=int32)
+"""
+
+
+def told(lines: str) -> object:
+    found = infer(from_text(HEAD + lines)).sizes.get(Edge("y"))
+    return None if found is None else found.tolist()
+
+
+@pytest.mark.parametrize(
+    ("lines", "known"),
+    [
+        ("y = Identity(shape, T=int32)", [None, 20, 16]),
+        ("y = Prod(shape, all, T=int32, Tidx=int32)", None),
+        ("y = StridedSlice(shape, one, two, one, T=int32, Index=int32, shrink_axis_mask=1)", 20),
+        ("y = StridedSlice(shape, one, two, one, T=int32, Index=int32, end_mask=1)", [20, 16]),
+        ("y = Slice(shape, one, one, T=int32, Index=int32)", [20]),
+        ("y = GatherV2(shape, two, zero, Taxis=int32, Tindices=int32, Tparams=int32)", [16]),
+        ("s = GatherV2(shape, two, zero, Taxis=int32, Tindices=int32, Tparams=int32)\ny = Mul(s, s, T=int32)", [256]),
+        ("s = Prod(shape, all, T=int32, Tidx=int32)\ny = Pack(s, zero, N=2, T=int32)", [None, 0]),
+        ("y = ConcatV2(one, shape, zero, N=2, T=int32, Tidx=int32)", [1, None, 20, 16]),
+        ("y = Rank(x, T=float)", 3),
+        ("c = Cast(shape, SrcT=int32, DstT=int64)\ny = Identity(c, T=int64)", [None, 20, 16]),
+    ],
+)
+def test_numbers_computed_of_shapes(lines: str, known: object) -> None:
+    assert told(lines) == known
+
+
+def test_numbers_of_data_are_not_known() -> None:
+    assert told("y = Cast(shape, SrcT=int32, DstT=float)") is None
+    fed = from_text(HEAD + "y = Identity(shape, T=int32)").with_ends(["shape"], ["y"])
+    assert Edge("y") not in infer(fed).sizes, "whoever feeds it says what it is"
+
+
+def test_what_is_reshaped_filled_and_multiplied_has_a_shape() -> None:
+    graph = from_text(
+        HEAD
+        + """
+        w = Const[3x16x8]()
+        ten = Const[int32](10)
+        size = StridedSlice(shape, all, one, one, T=int32, Index=int32, shrink_axis_mask=1)
+        wanted = Pack(size, ten, ten, N=3, T=int32)
+        value = Const[float](0.5)
+        filled = Fill(wanted, value, T=float, index_type=int32)
+        e = Einsum(x, w, N=2, T=float, equation="abc,dce->abde")
+        b = BatchMatMulV2(x, x, T=float, adj_y=true)
+        y = Identity(b, T=float)
+        """
+    )
+    shapes = infer(graph).shapes
+    assert shapes[Edge("filled")] == Shape((None, 10, 10))
+    assert shapes[Edge("e")] == Shape((None, 20, 3, 8))
+    assert shapes[Edge("b")] == Shape((None, 20, 20))
+    one = graph.with_nodes(
+        node.with_attrs(shape=Shape((1, 20, 16))) if node.name == "x" else node for node in graph.nodes.values()
+    )
+    known = infer(one).shapes
+    assert multiply_adds(one["e"], known) == 20 * 16 * 3 * 8
+    assert multiply_adds(one["b"], known) == 20 * 20 * 16
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
+def test_sizes_are_what_the_engine_computes(sizes: list[int], data: st.DataObject) -> None:
+    """Shapes of which a part is open, and arithmetic on parts of them."""
+    is_open = [data.draw(st.booleans()) for _ in sizes]
+    begin = data.draw(st.integers(0, len(sizes) - 1))
+    op = data.draw(st.sampled_from(["Prod", "Sum", "Max", "Min"]))
+    text = "x".join("?" if hidden else str(size) for size, hidden in zip(sizes, is_open, strict=True))
+    graph = from_text(
+        f"""
+        inputs: x
+        outputs: y
+        x = Placeholder[<{text}>]()
+        begin = Const[int32]([{begin}])
+        rest = Const[int32]([-1])
+        all = Const[int32]([0])
+        zero = Const[int32](0)
+        shape = Shape(x, T=float, out_type=int32)
+        part = Slice(shape, begin, rest, T=int32, Index=int32)
+        number = {op}(part, all, T=int32, Tidx=int32)
+        list = Pack(number, zero, N=2, T=int32)
+        y = ConcatV2(list, part, zero, N=2, T=int32, Tidx=int32)
+        """
+    )
+    known = infer(graph).sizes[Edge("y")].tolist()
+    computed = _run(graph, sizes)
+    assert len(known) == len(computed)
+    assert all(one in (None, other) for one, other in zip(known, computed, strict=True))
+    assert any(is_open[begin:]) or None not in known
+
+
+def _run(graph: Graph, sizes: list[int]) -> list[int]:
+    with open_session(graph, "reference") as session:
+        found: list[int] = session.run({"x": np.zeros(sizes, np.float32)})["y"].tolist()
+    return found
