@@ -109,8 +109,9 @@ def node_text(node: Node) -> str:
 def _constant_text(name: str, value: Tensor) -> tuple[str, str]:
     """Brackets and values of a constant."""
     brackets = _brackets(value.dtype, Shape(value.shape), always=True)
-    is_seeded = value.dtype is not DType.STRING and value == seeded(name, value.shape, value.dtype)
-    if is_seeded or not value.num_elements:
+    # A single number is told, even where it happens to be the one that would be drawn.
+    may_be_seeded = value.dtype is not DType.STRING and value.num_elements > 1
+    if not value.num_elements or (may_be_seeded and value == seeded(name, value.shape, value.dtype)):
         return brackets, ""
     if value.num_elements > MOST_WRITTEN:
         return brackets, f"~ {_range_text(value)}"

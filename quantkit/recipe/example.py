@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
 from quantkit.errors import QuantkitError, RecipeError
@@ -28,16 +29,18 @@ class Example:
     trace: Trace
 
     def __str__(self) -> str:
-        """Both graphs as text; what goes is marked with ``-`` and what is new with ``+``."""
+        """Both graphs as text; what goes is marked with ``-`` and what is new, or stands elsewhere, with ``+``."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
         before, after = (to_text(graph).splitlines() for graph in (self.before, self.after))
         yield str(self.recipe)
-        for title, lines, others, mark in (("before", before, {*after}, "-"), ("after", after, {*before}, "+")):
+        same = SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
+        stay = ({block[side] + at for block in same for at in range(block.size)} for side in (0, 1))
+        for title, lines, kept, mark in zip(("before", "after"), (before, after), stay, "-+", strict=True):
             yield f"  {title}:"
-            for line in lines:
-                yield f"    {' ' if line in others else mark} {line}"
+            for place, line in enumerate(lines):
+                yield f"    {' ' if place in kept else mark} {line}"
         skips = [skip for record in self.trace.records for skip in record.skips]
         if skips:
             yield "  declined:"

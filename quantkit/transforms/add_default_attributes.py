@@ -16,6 +16,8 @@ def add_default_attributes(graph: Graph) -> Outcome:
     Before:  y = Conv2D(x, w) {strides: 1 1 1 1, padding: SAME}
     After:   y = Conv2D(x, w) {strides: 1 1 1 1, padding: SAME, data_format: NHWC, dilations: 1 1 1 1, ...}
 
+    Options: none.
+
     Declines when an op is neither known nor a function of the graph's library: that is an error.
 
     Example:

@@ -11,6 +11,8 @@ def sort_by_execution_order(graph: Graph) -> Graph:
     Before:  c = Relu(b)   a = Placeholder   b = Conv2D(a, w)   w = Const
     After:   w = Const   a = Placeholder   b = Conv2D(a, w)   c = Relu(b)
 
+    Options: none.
+
     Declines when nodes wait for each other in a cycle that has no Merge.
 
     Example:

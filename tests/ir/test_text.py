@@ -160,3 +160,10 @@ def graphs(draw: st.DrawFn) -> Graph:
 def test_any_graph_is_read_as_it_was_written(graph: Graph) -> None:
     text = to_text(graph)
     assert to_text(from_text(text)) == text
+
+
+def test_a_single_number_is_told_also_where_it_would_be_drawn() -> None:
+    drawn = seeded("no", (), DType.BOOL)
+    graph = Graph.of([constant("no", drawn)])
+    assert to_text(graph).strip() == f"no = Const[bool]({str(bool(drawn.array)).lower()})"
+    assert from_text(to_text(graph)) == graph

@@ -158,3 +158,10 @@ def test_the_picture_is_what_was_computed() -> None:
     assert "    - same = Identity(x, ^check)" in picture
     assert "    + y = Relu(x)" in picture
     assert run_example(find("fold_clamps")).to_json()["steps"][0]["transform"] == "fold_clamps"
+
+
+def test_an_example_marks_what_only_moved() -> None:
+    text = str(run_example(find("sort_by_execution_order")))
+    assert "    - x = Placeholder[2]()" in text
+    assert "    + x = Placeholder[2]()" in text
+    assert "      c = Relu(b)" in text
