@@ -152,13 +152,16 @@ def _restored(graph: Graph, edge: Edge) -> Place | None:
         node = graph.nodes.get(edge.node)
     if node is None or node.op not in _RESTORING:
         return None
-    name, part = (_text(graph, edge_in, edge.port) for edge_in in (*node.inputs[1:3], None, None)[:2])
-    return Place(name, part or "") if name is not None else None
+    # Each output is one of the variables that these list.
+    texts = [_text(graph, listed, edge.port) for listed in node.inputs[1:3]]
+    if not texts or texts[0] is None:
+        return None
+    return Place(*(text or "" for text in texts))
 
 
-def _text(graph: Graph, edge: Edge | None, number: int) -> str | None:
+def _text(graph: Graph, edge: Edge, number: int) -> str | None:
     """One of the texts that a constant holds; None where there is none."""
-    value = graph.constant_of(edge) if edge else None
+    value = graph.constant_of(edge)
     if value is None or value.dtype is not DType.STRING or number >= value.num_elements:
         return None
     return bytes(value.array.reshape(-1)[number]).decode(errors="replace")

@@ -67,6 +67,7 @@ def _escapes(info: zipfile.ZipInfo) -> bool:
 
 
 def _with_weights(weights: Any, config: bytes | str | None, most_bytes: int) -> Contents:
+    """What an open HDF5 file holds beside what to make; values are read as Keras will read them, and forgotten."""
     import h5py
 
     found: list[Any] = []

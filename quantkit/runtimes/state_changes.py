@@ -41,6 +41,7 @@ def without_changes(graph: Graph, variables: Mapping[str, str]) -> Graph:
     read = {name for name, origin in origins.items() if origin in changed}
     gone = {*read, *(node.name for node in changes)}
     kept: set[str] = set()
+    seen: set[str] = set()
     stack = [edge.node for edge in graph.outputs]
     while stack:
         name = stack.pop()
@@ -51,7 +52,7 @@ def without_changes(graph: Graph, variables: Mapping[str, str]) -> Graph:
             raise _refusal(variables.get(variable, variable))
         kept.add(name)
         node = graph[name]
-        _check_functions(graph, node)
+        _check_functions(graph, node, seen)
         stack.extend(edge.node for edge in node.inputs)
         stack.extend(control for control in node.controls if control not in gone)
     kept |= graph.input_names
@@ -79,10 +80,9 @@ def _changes_a_constant(graph: Graph, node: Node) -> bool:
     return find_op(source.op) is not None and output_dtypes(source)[node.inputs[0].port] is not DType.RESOURCE
 
 
-def _check_functions(graph: Graph, node: Node) -> None:
-    """Refuse a call of a function that changes a variable."""
+def _check_functions(graph: Graph, node: Node, seen: set[str]) -> None:
+    """Refuse a call of a function that changes a variable; those that were ``seen`` change none."""
     stack = list(called(node.attrs))
-    seen: set[str] = set()
     while stack:
         name = stack.pop()
         if name not in seen and name in graph.library:

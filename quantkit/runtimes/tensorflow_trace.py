@@ -9,7 +9,7 @@ from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.runtimes.session import SessionOptions, require
-from quantkit.runtimes.tensorflow import RUNTIME, explained, import_graph, module, quiet, tensor
+from quantkit.runtimes.tensorflow import RUNTIME, explained, import_graph, module, quiet, reason, tensor
 
 _LABEL_OP = re.compile(r" = ([\w>]+)\(")
 
@@ -90,7 +90,7 @@ class TracedSession:
         except self._tf.errors.OpError as error:
             raise explained(error, self._ops) from error
         except (TypeError, ValueError) as error:
-            raise UsageError(str(error).splitlines()[0].rstrip(". "), hint="feed what the input takes") from None
+            raise UsageError(reason(error), hint="feed what the input takes") from None
 
     def __enter__(self) -> Self:
         return self

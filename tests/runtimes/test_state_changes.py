@@ -1,6 +1,10 @@
 """Variables that a model changes, where it becomes a graph that keeps no state."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
+from work import check_work_is_linear
 
 from quantkit.errors import GraphError
 from quantkit.ir.check import verify
@@ -77,3 +81,16 @@ def test_tables_and_variables_that_stay_are_no_changes() -> None:
     assert without_changes(graph, {}).nodes == graph.nodes
     assert changes_variables(["ReadVariableOp", "AssignAddVariableOp"])
     assert not changes_variables(["ReadVariableOp", "ResourceGather", "Relu"])
+
+
+def test_a_function_is_looked_into_once_however_often_it_is_called() -> None:
+    def work(size: int) -> Callable[[], object]:
+        calls = [f"c{at} = PartitionedCall(c{at - 1}, Tin=[float], Tout=[float], f=&step)" for at in range(1, size)]
+        steps = [f"s{at} = Neg(s{at - 1}, T=float)" for at in range(1, size)]
+        lines = [
+            *("inputs: x", f"outputs: c{size - 1}", "x = Placeholder[]()", "c0 = Identity(x, T=float)", *calls),
+            *(f"function step(out = s{size - 1})", "s0 = _Arg(T=float, index=0)", *steps, "end"),
+        ]
+        return partial(without_changes, from_text("\n".join(lines)), {})
+
+    check_work_is_linear(work, 40)
