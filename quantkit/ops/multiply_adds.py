@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import Shape
+from quantkit.ops.shape_rules import UNKNOWN
 from quantkit.ops.tensorflow import attribute
 
-UNKNOWN = Shape(None)
 # Ops that run other graphs.
 CALLING = ("While", "If", "Case", "PartitionedCall")
 # Layers by what their names hold, fused and 8-bit forms included.
