@@ -28,8 +28,8 @@ from quantkit.ops.tensorflow import output_dtypes
 TO_NCHW, TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
 NCHW, PLAIN = "nchw", "plain"
 
-Handler = Callable[["_Translator", Node], None]
-_HANDLERS: dict[str, Handler] = {}
+Handler = Callable[["Translator", Node], None]
+HANDLERS: dict[str, Handler] = {}
 
 UNARY = {
     "Abs": "Abs",
@@ -106,11 +106,11 @@ def translate(graph: Graph) -> Translation:
         UnavailableError: naming the first node whose op, or form, this conversion does not know.
         GraphError: an input names no node, or the nodes form a cycle.
     """
-    return _Translator(graph).translation()
+    return Translator(graph).translation()
 
 
 @dataclass
-class _Translator:
+class Translator:
     """One conversion: the nodes made so far, and the forms in which each value is at hand."""
 
     graph: Graph
@@ -128,12 +128,13 @@ class _Translator:
         for edge in graph.inputs:
             self._feed(edge)
         # An order of execution that data does not impose, ONNX can not say: it has no side effects to put in order.
-        needed = graph.with_nodes(node.with_(controls=()) for node in graph.nodes.values()).reachable()
+        # Nor does it say by how many pixels a transposed convolution grows: its padding follows from that.
+        needed = graph.with_nodes(map(_as_read, graph.nodes.values())).reachable()
         for name in graph.order:
             node = graph[name]
             if name not in needed or name in self.done or node.op == "Const" or self._is_fed(node):
                 continue
-            handler = _HANDLERS.get(node.op)
+            handler = HANDLERS.get(node.op)
             if handler is None:
                 raise refusal(node, "no ONNX form of this op is known here")
             try:
@@ -263,12 +264,21 @@ class _Translator:
 
     def numbers(self, name: str, values: Iterable[int]) -> Edge:
         """A constant of int64, as ONNX wants shapes and axes."""
+        while name in self.graph:
+            name += "/long"  # TensorFlow's own, of int32, may be read as well
         return self.keep(name, Tensor.of(np.array(list(values), np.int64)))
 
     def add(self, name: str, op: str, inputs: Sequence[Edge], **attrs: Attr) -> Edge:
         """A node of one output."""
         self.made[name] = Node(name, op, tuple(inputs), attrs=attrs)
         return Edge(name)
+
+    def between(self, node: Node, word: str, op: str, inputs: Sequence[Edge], **attrs: Attr) -> Edge:
+        """A node of one output on the way to what ``node`` makes, under a name that no other has."""
+        name = f"{node.name}/{word}"
+        while name in self.made or name in self.graph:
+            name += "_"
+        return self.add(name, op, inputs, **attrs)
 
     def emit(self, node: Node, op: str, inputs: Sequence[Edge], layout: str, **attrs: Attr) -> Edge:
         """The node that makes the first output of ``node``, named like it where the layout is its own."""
@@ -289,11 +299,17 @@ class _Translator:
         return PLAIN if is_channels_first(node) else NCHW
 
 
+def _as_read(node: Node) -> Node:
+    """The node with what its ONNX form reads."""
+    return node.with_(inputs=node.inputs[1:] if node.op == "Conv2DBackpropInput" else node.inputs, controls=())
+
+
 def refusal(node: Node, reason: str) -> UnavailableError:
     """That a node can not be converted."""
     return UnavailableError(
         f"node {node.name!r} ({node.op}) can not be converted to ONNX: {reason}",
-        hint="TensorFlow runs it: --runtime tensorflow; the recipe inference removes what only training needs",
+        hint="TensorFlow runs it: --runtime tensorflow, or --target tensorflow where it is quantized; the recipe "
+        "inference removes what only training needs",
     )
 
 
@@ -312,11 +328,11 @@ def _transpose_now(tensor: Tensor, permutation: tuple[int, ...], shape: tuple[in
     return np.ascontiguousarray(tensor.array.transpose(permutation)).reshape(shape)
 
 
-def _converts(ops: str) -> Callable[[Handler], Handler]:
+def converts(ops: str) -> Callable[[Handler], Handler]:
     """Register a handler for ops, separated by spaces."""
 
     def register(handler: Handler) -> Handler:
-        _HANDLERS.update(dict.fromkeys(ops.split(), handler))
+        HANDLERS.update(dict.fromkeys(ops.split(), handler))
         return handler
 
     return register
@@ -325,7 +341,7 @@ def _converts(ops: str) -> Callable[[Handler], Handler]:
 # Windows
 
 
-def _windows(translator: _Translator, node: Node, kernel: Sequence[int]) -> dict[str, Attr]:
+def _windows(translator: Translator, node: Node, kernel: Sequence[int]) -> dict[str, Attr]:
     """The attributes strides, dilations and pads of an op on windows of an image."""
     height, width = (2, 3) if is_channels_first(node) else (1, 2)
     strides: Any = node.attrs["strides"]
@@ -351,26 +367,31 @@ def _windows(translator: _Translator, node: Node, kernel: Sequence[int]) -> dict
     return found
 
 
-@_converts("Conv2D")
-def _convolution(translator: _Translator, node: Node) -> None:
-    weights = _weights(translator, node)
+@converts("Conv2D")
+def _convolution(translator: Translator, node: Node) -> None:
+    weights = weights_of(translator, node)
     h, w, c_in, c_out = weights.shape
     channels = (translator.shape(node.inputs[0]).dims or (None,) * 4)[1 if is_channels_first(node) else 3]
     groups = channels // c_in if channels else 1
-    made = _kept_weights(translator, node, "oihw", transposed(weights, (3, 2, 0, 1), (c_out, c_in, h, w)))
+    made = kept_weights(translator, node, "oihw", transposed(weights, (3, 2, 0, 1), (c_out, c_in, h, w)))
     _layer(translator, node, made, _windows(translator, node, (h, w)), (h, w), groups, c_out)
 
 
-@_converts("DepthwiseConv2dNative")
-def _depthwise(translator: _Translator, node: Node) -> None:
-    weights = _weights(translator, node)
+@converts("DepthwiseConv2dNative")
+def _depthwise(translator: Translator, node: Node) -> None:
+    weights = weights_of(translator, node)
     h, w, c_in, multiplier = weights.shape
     shape = (c_in * multiplier, 1, h, w)
-    made = _kept_weights(translator, node, "depthwise", transposed(weights, (2, 3, 0, 1), shape))
+    made = kept_weights(translator, node, "depthwise", transposed(weights, (2, 3, 0, 1), shape))
     _layer(translator, node, made, _windows(translator, node, (h, w)), (h, w), c_in, c_in * multiplier)
 
 
-def _weights(translator: _Translator, node: Node) -> Tensor:
+def weights_of(translator: Translator, node: Node) -> Tensor:
+    """The constant that a layer multiplies with, as it is stored.
+
+    Raises:
+        UnavailableError: it is computed.
+    """
     edge = node.inputs[1]
     source = translator.graph[edge.node]
     is_widened = source.op == "Cast" and source.name not in translator.graph.input_names
@@ -380,7 +401,7 @@ def _weights(translator: _Translator, node: Node) -> Tensor:
     return tensor
 
 
-def _kept_weights(translator: _Translator, node: Node, word: str, tensor: Tensor) -> Edge:
+def kept_weights(translator: Translator, node: Node, word: str, tensor: Tensor) -> Edge:
     """Weights as ONNX lays them out; those that are stored in another type are cast behind that, as they were."""
     edge = node.inputs[1]
     made = translator.keep(f"{edge.node}/{word}", tensor)
@@ -391,7 +412,7 @@ def _kept_weights(translator: _Translator, node: Node, word: str, tensor: Tensor
 
 
 def _layer(
-    translator: _Translator,
+    translator: Translator,
     node: Node,
     weights: Edge,
     windows: Mapping[str, Attr],
@@ -400,12 +421,12 @@ def _layer(
     channels: int,
 ) -> None:
     inputs = [translator.image(node, node.inputs[0]), weights]
-    last = _take_bias(translator, node, inputs, channels)
+    last = take_bias(translator, node, inputs, channels)
     attrs: dict[str, Attr] = {**windows, "kernel_shape": kernel, **({"group": groups} if groups > 1 else {})}
     translator.emit(last, "Conv", inputs, translator.layout(node), **attrs)
 
 
-def _take_bias(translator: _Translator, layer: Node, inputs: list[Edge], channels: int) -> Node:
+def take_bias(translator: Translator, layer: Node, inputs: list[Edge], channels: int) -> Node:
     """Let a layer add the bias that follows it, if only it reads the layer; the node whose value is then made."""
     found = translator.sole_reader(Edge(layer.name))
     if found is None:
@@ -429,14 +450,14 @@ def _take_bias(translator: _Translator, layer: Node, inputs: list[Edge], channel
     return node
 
 
-@_converts("MatMul")
-def _product(translator: _Translator, node: Node) -> None:
+@converts("MatMul")
+def _product(translator: Translator, node: Node) -> None:
     edges = [translator.plain(edge) for edge in node.inputs]
     weights = translator.graph.constant_of(node.inputs[1])
     flips = [bool(node.attrs.get(key)) for key in ("transpose_a", "transpose_b")]
     last = node
     if weights is not None and weights.dtype is DType.FLOAT:
-        last = _take_bias(translator, node, edges, weights.shape[0 if flips[1] else 1])
+        last = take_bias(translator, node, edges, weights.shape[0 if flips[1] else 1])
     if len(edges) == 2 and not any(flips):
         translator.emit(last, "MatMul", edges, PLAIN)
     else:
@@ -444,15 +465,8 @@ def _product(translator: _Translator, node: Node) -> None:
         translator.emit(last, "Gemm", edges, PLAIN, **given)
 
 
-@_converts("BatchMatMul BatchMatMulV2")
-def _batch_product(translator: _Translator, node: Node) -> None:
-    if node.attrs.get("adj_x") or node.attrs.get("adj_y"):
-        raise refusal(node, "it transposes what it multiplies")
-    translator.emit(node, "MatMul", [translator.plain(edge) for edge in node.inputs], PLAIN)
-
-
-@_converts("MaxPool AvgPool")
-def _pool(translator: _Translator, node: Node) -> None:
+@converts("MaxPool AvgPool")
+def _pool(translator: Translator, node: Node) -> None:
     height, width = (2, 3) if is_channels_first(node) else (1, 2)
     size: Any = node.attrs["ksize"]
     if sorted(size)[:2] != [1, 1] or {size[0], size[1 if is_channels_first(node) else 3]} != {1}:
@@ -472,7 +486,7 @@ def _pool(translator: _Translator, node: Node) -> None:
 # Element by element
 
 
-def _together(translator: _Translator, edges: Sequence[Edge]) -> str:
+def _together(translator: Translator, edges: Sequence[Edge]) -> str:
     """The layout in which an op that works element by element reads: NCHW if some image is at hand so."""
     images = [edge for edge in edges if translator.is_nchw(edge)]
     others = [edge for edge in edges if edge not in images and translator.graph.constant_of(edge) is None]
@@ -480,7 +494,7 @@ def _together(translator: _Translator, edges: Sequence[Edge]) -> str:
     return NCHW if images and fits else PLAIN
 
 
-def _element(translator: _Translator, edge: Edge, layout: str) -> Edge:
+def _element(translator: Translator, edge: Edge, layout: str) -> Edge:
     """An operand; a constant that broadcasts is given four dimensions before it is transposed."""
     tensor = translator.graph.constant_of(edge)
     if layout == PLAIN or tensor is None or len(tensor.shape) in (0, 4):
@@ -490,22 +504,22 @@ def _element(translator: _Translator, edge: Edge, layout: str) -> Edge:
     return translator.keep(f"{edge.node}/nchw", transposed(wide, TO_NCHW))
 
 
-@_converts(" ".join(UNARY))
-def _unary(translator: _Translator, node: Node) -> None:
+@converts(" ".join(UNARY))
+def _unary(translator: Translator, node: Node) -> None:
     layout = _together(translator, node.inputs[:1])
     translator.emit(node, UNARY[node.op], [translator.read(node.inputs[0], layout)], layout)
 
 
-@_converts(" ".join(BINARY))
-def _binary(translator: _Translator, node: Node) -> None:
+@converts(" ".join(BINARY))
+def _binary(translator: Translator, node: Node) -> None:
     if node.op == "Div" and not translator.dtype(node.inputs[0]).is_float:
         raise refusal(node, "it divides whole numbers")
     layout = _together(translator, node.inputs)
     translator.emit(node, BINARY[node.op], [_element(translator, edge, layout) for edge in node.inputs], layout)
 
 
-@_converts("BiasAdd")
-def _bias(translator: _Translator, node: Node) -> None:
+@converts("BiasAdd")
+def _bias(translator: Translator, node: Node) -> None:
     if is_channels_first(node):
         bias = translator.graph.constant_of(node.inputs[1])
         rank = translator.rank(node.inputs[0])
@@ -520,8 +534,8 @@ def _bias(translator: _Translator, node: Node) -> None:
         translator.emit(node, "Add", [_element(translator, edge, layout) for edge in node.inputs], layout)
 
 
-@_converts("SquaredDifference NotEqual")
-def _binary_in_two(translator: _Translator, node: Node) -> None:
+@converts("SquaredDifference NotEqual")
+def _binary_in_two(translator: Translator, node: Node) -> None:
     layout = _together(translator, node.inputs)
     edges = [_element(translator, edge, layout) for edge in node.inputs]
     first = translator.add(f"{node.name}/first", "Equal" if node.op == "NotEqual" else "Sub", edges)
@@ -531,8 +545,8 @@ def _binary_in_two(translator: _Translator, node: Node) -> None:
         translator.emit(node, "Mul", [first, first], layout)
 
 
-@_converts("Square Rsqrt Reciprocal Inv")
-def _powers(translator: _Translator, node: Node) -> None:
+@converts("Square Rsqrt Reciprocal Inv")
+def _powers(translator: Translator, node: Node) -> None:
     layout = _together(translator, node.inputs[:1])
     x = translator.read(node.inputs[0], layout)
     if node.op == "Square":
@@ -543,37 +557,37 @@ def _powers(translator: _Translator, node: Node) -> None:
     translator.emit(node, "Reciprocal", [x], layout)
 
 
-@_converts("Relu6")
-def _relu6(translator: _Translator, node: Node) -> None:
+@converts("Relu6")
+def _relu6(translator: Translator, node: Node) -> None:
     layout = _together(translator, node.inputs[:1])
     dtype = translator.dtype(node.inputs[0])
     ends = [translator.keep(f"{node.name}/{end}", Tensor.of(np.array(end, dtype.numpy), dtype)) for end in (0, 6)]
     translator.emit(node, "Clip", [translator.read(node.inputs[0], layout), *ends], layout)
 
 
-@_converts("LeakyRelu")
-def _leaky_relu(translator: _Translator, node: Node) -> None:
+@converts("LeakyRelu")
+def _leaky_relu(translator: Translator, node: Node) -> None:
     layout = _together(translator, node.inputs[:1])
     alpha: Any = node.attrs.get("alpha", 0.2)
     translator.emit(node, "LeakyRelu", [translator.read(node.inputs[0], layout)], layout, alpha=float(alpha))
 
 
-@_converts("Cast")
-def _cast(translator: _Translator, node: Node) -> None:
+@converts("Cast")
+def _cast(translator: Translator, node: Node) -> None:
     layout = _together(translator, node.inputs[:1])
     to: Any = node.attrs["DstT"]
     translator.emit(node, "Cast", [translator.read(node.inputs[0], layout)], layout, to=NUMBERS[to])
 
 
-@_converts("Softmax LogSoftmax")
-def _softmax(translator: _Translator, node: Node) -> None:
+@converts("Softmax LogSoftmax")
+def _softmax(translator: Translator, node: Node) -> None:
     layout = _together(translator, node.inputs[:1])
     axis = 1 if layout == NCHW else -1
     translator.emit(node, node.op, [translator.read(node.inputs[0], layout)], layout, axis=axis)
 
 
-@_converts(COPIES)
-def _copy(translator: _Translator, node: Node) -> None:
+@converts(COPIES)
+def _copy(translator: Translator, node: Node) -> None:
     source = node.inputs[0]
     if translator.graph.constant_of(source) is not None:
         translator.plain(source)
@@ -582,8 +596,8 @@ def _copy(translator: _Translator, node: Node) -> None:
             translator.values[Edge(node.name), layout] = translator.values[source, layout]
 
 
-@_converts("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3")
-def _batch_norm(translator: _Translator, node: Node) -> None:
+@converts("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3")
+def _batch_norm(translator: Translator, node: Node) -> None:
     if node.attrs.get("is_training", True):
         raise refusal(node, "it is in training mode")
     edges = [translator.image(node, node.inputs[0]), *map(translator.plain, node.inputs[1:5])]
@@ -594,7 +608,7 @@ def _batch_norm(translator: _Translator, node: Node) -> None:
 # Shapes
 
 
-def _axis(translator: _Translator, node: Node, edge: Edge, axis: int, layout: str) -> int:
+def _axis(translator: Translator, node: Node, edge: Edge, axis: int, layout: str) -> int:
     """An axis as the layout counts it."""
     rank = translator.rank(edge)
     if axis < 0:
@@ -604,8 +618,8 @@ def _axis(translator: _Translator, node: Node, edge: Edge, axis: int, layout: st
     return TO_NCHW.index(axis) if layout == NCHW else axis
 
 
-@_converts("Concat ConcatV2")
-def _concat(translator: _Translator, node: Node) -> None:
+@converts("Concat ConcatV2")
+def _concat(translator: Translator, node: Node) -> None:
     slot = len(node.inputs) - 1 if node.op == "ConcatV2" else 0
     edges = node.inputs[:slot] if slot else node.inputs[1:]
     layout = _together(translator, edges)
@@ -613,8 +627,8 @@ def _concat(translator: _Translator, node: Node) -> None:
     translator.emit(node, "Concat", [translator.read(edge, layout) for edge in edges], layout, axis=axis)
 
 
-@_converts("Split SplitV")
-def _split(translator: _Translator, node: Node) -> None:
+@converts("Split SplitV")
+def _split(translator: Translator, node: Node) -> None:
     axis_slot, source = (2, node.inputs[0]) if node.op == "SplitV" else (0, node.inputs[1])
     count: Any = node.attrs["num_split"]
     layout = _together(translator, [source])
@@ -631,8 +645,8 @@ def _split(translator: _Translator, node: Node) -> None:
         translator.values[edge, layout] = Edge(made.node, edge.port)
 
 
-@_converts("Slice")
-def _slice(translator: _Translator, node: Node) -> None:
+@converts("Slice")
+def _slice(translator: Translator, node: Node) -> None:
     source = node.inputs[0]
     begins, sizes = ([int(one) for one in translator.constant(node, slot)] for slot in (1, 2))
     layout = _together(translator, [source])
@@ -643,8 +657,8 @@ def _slice(translator: _Translator, node: Node) -> None:
     translator.emit(node, "Slice", [translator.read(source, layout), *inputs], layout)
 
 
-@_converts("Pad PadV2 MirrorPad")
-def _pad(translator: _Translator, node: Node) -> None:
+@converts("Pad PadV2 MirrorPad")
+def _pad(translator: Translator, node: Node) -> None:
     widths = translator.constant(node, 1)
     layout = _together(translator, node.inputs[:1])
     if layout == NCHW:
@@ -658,7 +672,7 @@ def _pad(translator: _Translator, node: Node) -> None:
     translator.emit(node, "Pad", inputs, layout, mode=b"reflect" if node.op == "MirrorPad" else b"constant")
 
 
-def _unrolled(translator: _Translator, edge: Edge) -> Edge:
+def _unrolled(translator: Translator, edge: Edge) -> Edge:
     """A value whose elements are in TensorFlow's order, whatever its shape is: a 1x1 image needs no transposing."""
     dims = translator.shape(edge).dims
     if translator.is_nchw(edge) and (edge, PLAIN) not in translator.values and dims and dims[1:3] == (1, 1):
@@ -666,17 +680,23 @@ def _unrolled(translator: _Translator, edge: Edge) -> Edge:
     return translator.plain(edge)
 
 
-@_converts("Reshape")
-def _reshape(translator: _Translator, node: Node) -> None:
-    wanted = [int(size) for size in translator.constant(node, 1).reshape(-1)]
-    if 0 in wanted:
-        raise refusal(node, "its result is empty")
-    shape = translator.numbers(f"{node.name}/shape", wanted)
+@converts("Reshape")
+def _reshape(translator: Translator, node: Node) -> None:
+    found = translator.graph.constant_of(node.inputs[1])
+    if found is None and translator.dtype(node.inputs[1]) in (DType.INT32, DType.INT64):
+        shape = translator.add(
+            f"{node.name}/shape", "Cast", [translator.plain(node.inputs[1])], to=NUMBERS[DType.INT64]
+        )
+    else:
+        wanted = [int(size) for size in translator.constant(node, 1).reshape(-1)]
+        if 0 in wanted:
+            raise refusal(node, "its result is empty")
+        shape = translator.numbers(f"{node.name}/shape", wanted)
     translator.emit(node, "Reshape", [_unrolled(translator, node.inputs[0]), shape], PLAIN)
 
 
-@_converts("Squeeze")
-def _squeeze(translator: _Translator, node: Node) -> None:
+@converts("Squeeze")
+def _squeeze(translator: Translator, node: Node) -> None:
     source = node.inputs[0]
     listed: Any = node.attrs.get("squeeze_dims") or ()
     dims = translator.shape(source).dims
@@ -692,20 +712,20 @@ def _squeeze(translator: _Translator, node: Node) -> None:
     translator.emit(node, "Squeeze", [edge, translator.numbers(f"{node.name}/axes", axes)], PLAIN)
 
 
-@_converts("ExpandDims")
-def _expand_dims(translator: _Translator, node: Node) -> None:
+@converts("ExpandDims")
+def _expand_dims(translator: Translator, node: Node) -> None:
     axes = translator.numbers(f"{node.name}/axes", [int(translator.constant(node, 1))])
     translator.emit(node, "Unsqueeze", [translator.plain(node.inputs[0]), axes], PLAIN)
 
 
-@_converts("Transpose")
-def _transpose(translator: _Translator, node: Node) -> None:
+@converts("Transpose")
+def _transpose(translator: Translator, node: Node) -> None:
     permutation = tuple(int(axis) for axis in translator.constant(node, 1))
     translator.emit(node, "Transpose", [translator.plain(node.inputs[0])], PLAIN, perm=permutation)
 
 
-@_converts("Sum " + " ".join(REDUCTIONS))
-def _reduction(translator: _Translator, node: Node) -> None:
+@converts("Sum " + " ".join(REDUCTIONS))
+def _reduction(translator: Translator, node: Node) -> None:
     source = node.inputs[0]
     rank = translator.rank(source)
     if rank is None:
@@ -728,8 +748,8 @@ def _reduction(translator: _Translator, node: Node) -> None:
         translator.emit(node, REDUCTIONS[node.op], edges, made, axes=counted, keepdims=int(keeps))
 
 
-@_converts("ResizeBilinear ResizeNearestNeighbor")
-def _resize(translator: _Translator, node: Node) -> None:
+@converts("ResizeBilinear ResizeNearestNeighbor")
+def _resize(translator: Translator, node: Node) -> None:
     shape = translator.shape(node.inputs[0])
     if translator.dtype(node.inputs[0]) is not DType.FLOAT or not shape.is_known:
         raise refusal(node, "it resizes whole numbers, or images of unknown shape")
