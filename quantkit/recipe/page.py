@@ -14,7 +14,7 @@ from typing import Any
 
 from quantkit.drawing import Item, Look, Page, paged, render, shown
 from quantkit.ir.graph import Graph
-from quantkit.recipe.trace_file import CHANGED, SAME
+from quantkit.recipe.trace_file import CHANGED, SAME, bodies
 
 # Lines of changes or skips of one step that the page lists; the JSON document has all.
 MOST_LINES = 300
@@ -30,22 +30,50 @@ def html_page(document: Mapping[str, Any], before: Graph, after: Graph) -> str:
     Returns:
         An HTML document that opens from disk, the same for the same trace.
     """
-    pages = {"before": paged(before), "after": paged(after)}
+    drawn = {"before": _with_bodies(before), "after": _with_bodies(after)}
+    pages = {key: paged(graph) for key, graph in drawn.items()}
+    nodes = {key: _with_functions(document[key]) for key in drawn}
     script = _part("page.js")
     digest = base64.b64encode(sha256(script.encode()).digest()).decode()
-    num_before, num_after = (len(document[key]["nodes"]) for key in ("before", "after"))
     return Template(_part("page.html")).substitute(
-        title=shown(f"{document['model']}: {num_before} -> {num_after} nodes"),
+        title=shown(f"{document['model']}: {len(before)} -> {len(after)} nodes"),
         recipe=shown(document["recipe"]),
         digest=digest,
         style=_part("page.css"),
         script=script,
         steps="\n".join(_step(number, step) for number, step in enumerate(document["steps"], 1)),
         ops=_ops(document["before"]["op_counts"], document["after"]["op_counts"]),
-        before=_figures("before", pages["before"], document),
-        after=_figures("after", pages["after"], document),
-        data=_data(document, pages),
+        before=_figures(pages["before"], nodes["before"]),
+        after=_figures(pages["after"], nodes["after"]),
+        data=_data(nodes, pages),
     )
+
+
+def _with_bodies(graph: Graph) -> Graph:
+    """The graph with what its functions hold, each in a name scope of its own."""
+    nodes = [*graph.nodes.values()]
+    for name, body in bodies(graph).items():
+        scope = _scope(name)
+        for node in body.nodes.values():
+            inputs = tuple(edge._replace(node=scope + edge.node) for edge in node.inputs)
+            controls = tuple(scope + control for control in node.controls)
+            nodes.append(node.with_(name=scope + node.name, inputs=inputs, controls=controls))
+    return graph.with_nodes(nodes)
+
+
+def _with_functions(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The nodes of one side, those of its functions by the names that `_with_bodies` gives them."""
+    nodes = list(document["nodes"])
+    for name, held in document["functions"].items():
+        scope = _scope(name)
+        for node in held:
+            edges = {key: [scope + edge for edge in node[key]] for key in ("inputs", "controls")}
+            nodes.append({**node, **edges, "name": scope + node["name"]})
+    return nodes
+
+
+def _scope(function: str) -> str:
+    return f"functions()/{function}/"
 
 
 def _part(name: str) -> str:
@@ -96,8 +124,7 @@ def _ops(before: Mapping[str, int], after: Mapping[str, int]) -> str:
     return "\n".join(rows)
 
 
-def _figures(key: str, pages: tuple[Page, ...], document: Mapping[str, Any]) -> str:
-    nodes = document[key]["nodes"]
+def _figures(pages: tuple[Page, ...], nodes: list[dict[str, Any]]) -> str:
     numbers = {node["name"]: number for number, node in enumerate(nodes)}
 
     def look(item: Item) -> Look:
@@ -126,7 +153,7 @@ def _node_look(item: Item, node: Mapping[str, Any], number: int) -> Look:
     return Look((node["op"], node["name"], shape), kind, number, None, hint)
 
 
-def _data(document: Mapping[str, Any], pages: Mapping[str, tuple[Page, ...]]) -> str:
+def _data(nodes: Mapping[str, list[dict[str, Any]]], pages: Mapping[str, tuple[Page, ...]]) -> str:
     """Both graphs for the page's script, as JSON in which nothing can end the element it stands in."""
     found = {}
     for key, drawn in pages.items():
@@ -138,7 +165,7 @@ def _data(document: Mapping[str, Any], pages: Mapping[str, tuple[Page, ...]]) ->
         }
         found[key] = {
             "pages": [{"title": page.title, "parent": page.parent} for page in drawn],
-            "nodes": [{**node, "page": homes.get(node["name"])} for node in document[key]["nodes"]],
+            "nodes": [{**node, "page": homes.get(node["name"])} for node in nodes[key]],
         }
     text = json.dumps(found, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

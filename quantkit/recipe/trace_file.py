@@ -1,8 +1,10 @@
 """A trace with the graph before and after it as one document of plain values."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+from quantkit.errors import GraphError
 from quantkit.ir.difference import attribute_text, difference
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
@@ -13,6 +15,7 @@ from quantkit.recipe.trace import Trace
 SCHEMA = "quantkit.trace/1"
 # What became of a node: in the graph before it is same, changed or gone; in the graph after same, changed or new.
 SAME, CHANGED, GONE, NEW = "same", "changed", "gone", "new"
+NOTHING = Graph.of(())
 # Letters of an attribute that are written; no attribute of a usual graph has more.
 LONGEST = 400
 
@@ -40,14 +43,29 @@ def trace_document(name: str, recipe: Recipe, before: Graph, after: Graph, trace
     }
 
 
+def bodies(graph: Graph) -> dict[str, Graph]:
+    """The functions of a graph, by name; those that can not be opened have nothing to show."""
+    found = {}
+    for name in graph.library:
+        with suppress(GraphError):
+            found[name] = graph.library[name].graph
+    return found
+
+
 def _graph(graph: Graph, other: Graph, alone: str) -> dict[str, Any]:
-    shapes = infer_shapes(graph)
+    others = bodies(other)
     return {
         "inputs": list(map(str, graph.inputs)),
         "outputs": list(map(str, graph.outputs)),
         "op_counts": dict(graph.op_counts),
-        "nodes": [_node(node, other, alone, shapes) for node in graph.nodes.values()],
+        "nodes": _nodes(graph, other, alone),
+        "functions": {name: _nodes(body, others.get(name, NOTHING), alone) for name, body in bodies(graph).items()},
     }
+
+
+def _nodes(graph: Graph, other: Graph, alone: str) -> list[dict[str, Any]]:
+    shapes = infer_shapes(graph)
+    return [_node(node, other, alone, shapes) for node in graph.nodes.values()]
 
 
 def _node(node: Node, other: Graph, alone: str, shapes: Mapping[Edge, Shape]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import quantkit.transforms  # noqa: F401  (fills the registry)
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
+from quantkit.ir.text import from_text
 from quantkit.recipe import parse, run
 from quantkit.recipe.page import html_page
 from quantkit.recipe.trace_file import trace_document
@@ -101,6 +102,30 @@ def test_steps_that_did_nothing_stand_back() -> None:
 def test_both_graphs_stand_side_by_side() -> None:
     buttons = [attrs["data-view"] for tag, attrs in Page(made(["a"])).elements if tag == "button"]
     assert buttons == ["before", "after", "both"]
+
+
+def test_functions_are_drawn_in_a_scope_of_their_own() -> None:
+    before = from_text("""
+        inputs: x
+        outputs: y
+        x = Placeholder[2]()
+        call = PartitionedCall(x, Tin=[float], Tout=[float], f=&double)
+        y = Neg(call)
+        function double(sum = s)
+        a = _Arg(T=float, index=0)
+        s = Add(a, a)
+        end
+    """)
+    steps = parse("inline_functions remove_unused_functions")
+    after, trace = run(steps, before)
+    document = trace_document("m", steps, before, after, trace)
+    assert [node["name"] for node in document["before"]["functions"]["double"]] == ["a", "s"]
+    assert {node["fate"] for node in document["before"]["functions"]["double"]} == {"gone"}
+    assert document["after"]["functions"] == {}
+    page = Page(html_page(document, before, after))
+    data = json.loads(page.scripts[0])
+    (add,) = [node for node in data["before"]["nodes"] if node["op"] == "Add"]
+    assert (add["name"], add["inputs"]) == ("functions()/double/s", ["functions()/double/a"] * 2)
 
 
 def test_the_same_trace_makes_the_same_page() -> None:
