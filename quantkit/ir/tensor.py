@@ -149,6 +149,18 @@ class Shape:
             raise ValueError(f"{self} is not fully known")
         return tuple(size for size in self.dims if size is not None)
 
+    def takes(self, sizes: tuple[int, ...]) -> bool:
+        """Whether a tensor of these sizes has this shape, as far as it is known.
+
+        >>> Shape((None, 3)).takes((8, 3)), Shape((None, 3)).takes((3, 8)), Shape((None, 3)).takes((3,))
+        (True, False, False)
+        """
+        if self.dims is None:
+            return True
+        return len(self.dims) == len(sizes) and all(
+            size in (None, found) for size, found in zip(self.dims, sizes, strict=True)
+        )
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Shape) and self.dims == other.dims
 

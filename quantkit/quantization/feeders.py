@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from quantkit.errors import UsageError
-from quantkit.ir.tensor import Array, DType
+from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.runtimes.session import TensorInfo
 
 Feeds = Mapping[str, Array]
@@ -100,16 +100,12 @@ def _fit(row: Array, info: TensorInfo) -> Array:
     dims = info.shape.dims
     if dims is None:
         return row[None]
-    if len(dims) == 4 and row.ndim == 3 and not _takes(dims[1:], row.shape):
+    if len(dims) == 4 and row.ndim == 3 and not Shape(dims[1:]).takes(row.shape):
         turned = [row.transpose(order) for order in ((2, 0, 1), (1, 2, 0))]
-        row = next((one for one in turned if _takes(dims[1:], one.shape)), row)
+        row = next((one for one in turned if Shape(dims[1:]).takes(one.shape)), row)
     if not dims:
         return row
     return np.ascontiguousarray(np.broadcast_to(row, (dims[0] or 1, *row.shape)))
-
-
-def _takes(dims: Sequence[int | None], shape: tuple[int, ...]) -> bool:
-    return len(dims) == len(shape) and all(want in (None, size) for want, size in zip(dims, shape, strict=True))
 
 
 def _only(inputs: Sequence[TensorInfo]) -> TensorInfo:

@@ -56,10 +56,7 @@ def _check_numerics(node: Node, inputs: Sequence[Array]) -> Array:
 @kernel("EnsureShape")
 def _ensure_shape(node: Node, inputs: Sequence[Array]) -> Array:
     x, wanted = inputs[0], attribute(node, "shape")
-    if wanted.dims is not None and (
-        len(wanted.dims) != x.ndim
-        or any(size not in (None, got) for size, got in zip(wanted.dims, x.shape, strict=True))
-    ):
+    if not wanted.takes(x.shape):
         raise ValueError(f"the shape must be {wanted}")
     return x
 
