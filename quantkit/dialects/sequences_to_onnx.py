@@ -183,6 +183,6 @@ def _unpack(translator: Translator, node: Node) -> None:
 def _gather(translator: Translator, node: Node) -> None:
     if node.attrs.get("batch_dims"):
         raise refusal(node, "it looks up batch by batch")
-    axis = int(translator.constant(node, 2)) if node.op == "GatherV2" else 0
+    axis = translator.constant(node, 2).item() if node.op == "GatherV2" else 0
     edges: Sequence[Edge] = [translator.plain(edge) for edge in node.inputs[:2]]
     translator.emit(node, "Gather", edges, PLAIN, axis=axis)

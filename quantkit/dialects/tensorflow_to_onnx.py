@@ -623,7 +623,7 @@ def _concat(translator: Translator, node: Node) -> None:
     slot = len(node.inputs) - 1 if node.op == "ConcatV2" else 0
     edges = node.inputs[:slot] if slot else node.inputs[1:]
     layout = _together(translator, edges)
-    axis = _axis(translator, node, edges[0], int(translator.constant(node, slot)), layout)
+    axis = _axis(translator, node, edges[0], translator.constant(node, slot).item(), layout)
     translator.emit(node, "Concat", [translator.read(edge, layout) for edge in edges], layout, axis=axis)
 
 
@@ -632,7 +632,7 @@ def _split(translator: Translator, node: Node) -> None:
     axis_slot, source = (2, node.inputs[0]) if node.op == "SplitV" else (0, node.inputs[1])
     count: Any = node.attrs["num_split"]
     layout = _together(translator, [source])
-    axis = _axis(translator, node, source, int(translator.constant(node, axis_slot)), layout)
+    axis = _axis(translator, node, source, translator.constant(node, axis_slot).item(), layout)
     inputs = [translator.read(source, layout)]
     if node.op == "SplitV":
         inputs.append(translator.numbers(f"{node.name}/sizes", map(int, translator.constant(node, 1))))
@@ -714,7 +714,7 @@ def _squeeze(translator: Translator, node: Node) -> None:
 
 @converts("ExpandDims")
 def _expand_dims(translator: Translator, node: Node) -> None:
-    axes = translator.numbers(f"{node.name}/axes", [int(translator.constant(node, 1))])
+    axes = translator.numbers(f"{node.name}/axes", [translator.constant(node, 1).item()])
     translator.emit(node, "Unsqueeze", [translator.plain(node.inputs[0]), axes], PLAIN)
 
 
