@@ -88,8 +88,10 @@ def _constant_of(graph: Graph, text: str, shapes: Mapping[Edge, Shape]) -> tuple
         )
     dtype = dtypes[0] if dtypes and dtypes[0] is not None else DType.BOOL
     shape = shapes.get(Edge(name), Shape(None))
-    if dtype is DType.STRING or None in (shape.dims or ()):
-        what = "strings" if dtype is DType.STRING else f"of shape {shape}"
+    # Old graphs ask whole numbers, too: 1 while they train.
+    may_decide = dtype is not DType.STRING and dtype.numpy.kind in "biu"
+    if not may_decide or None in (shape.dims or ()):
+        what = f"of shape {shape}" if may_decide else f"of type {dtype.value}"
         raise RecipeError(
             f"remove_dead_branches: pred names {name!r}, whose values are {what}",
             hint="name the node that makes one truth value",
