@@ -107,7 +107,7 @@ def test_predicates_that_say_nothing_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("predicate", "reason"),
     [
-        ("Placeholder[?x2]()", "whose values are of shape ?x2"),
+        ("Placeholder[bool ?x2]()", "whose values are of shape ?x2"),
         ("Placeholder[string 2]()", "whose values are of type string"),
         ("Placeholder[2]()", "whose values are of type float"),
         ("Unique(x)", "which has 2 outputs"),
