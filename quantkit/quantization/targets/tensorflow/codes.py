@@ -29,6 +29,11 @@ class Coded(NamedTuple):
         """What a kernel that knows no shift takes for the greatest number."""
         return float(np.float32(self.scale) * np.float32(TOP))
 
+    @property
+    def mode(self) -> bytes:
+        """How kernels that make codes, or numbers of them, take their ends."""
+        return b"MIN_FIRST" if self.zero else b"SCALED"
+
 
 def grids(graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, Grid]:
     """The codes of each quantized edge: quint8, shifted where negative numbers occur."""

@@ -22,7 +22,19 @@ AGAIN = "the plan was made for another graph: annotate once more"
 
 @dataclass
 class Growth:
-    """The graph while it grows, in execution order."""
+    """The graph while it grows, in execution order.
+
+    Attributes:
+        source: the float graph.
+        plan: of it.
+        ranges: of every edge of the plan.
+        reasons: why planned nodes stay float nevertheless, by node.
+        shapes: of the float graph's edges, as far as they are known.
+        grids: what codes of its edges mean.
+        nodes: of the new graph, by name.
+        coded: where codes of the float graph's edges are.
+        scalars: float constants by their numbers.
+    """
 
     source: Graph
     plan: Plan
@@ -37,6 +49,7 @@ class Growth:
         self.scalars: dict[float, Edge] = {}
 
     def graph(self) -> Graph:
+        """What the ends need of all that was added."""
         made = Graph.of(
             [node.with_(controls=self._controls(node)) for node in self.nodes.values()],
             self.source.inputs,
@@ -66,6 +79,7 @@ class Growth:
         return Edge(free)
 
     def constant(self, name: str, values: npt.ArrayLike, dtype: DType | None = None) -> Edge:
+        """A new constant."""
         free = self._free(name)
         self.nodes[free] = constant(free, values, dtype)
         return Edge(free)
@@ -92,6 +106,7 @@ class Growth:
         self.nodes[node.name] = node
 
     def keep_unit(self, unit: Unit, reason: str) -> None:
+        """Take a layer and what belongs to it over in float."""
         self.reasons[unit.layer] = reason
         for name in unit.nodes:
             for edge in self.source[name].inputs:
@@ -121,8 +136,7 @@ class Growth:
             made = self.add(name, "Bitcast", source.inputs, T=DType.UINT8, type=CODES)
             return wanted._replace(edge=made)
         ends = self.float_ends(wanted)
-        mode = b"MIN_FIRST" if wanted.zero else b"SCALED"
-        made = self.add(name, "QuantizeV2", (edge, *ends), T=CODES, mode=mode, ensure_minimum_range=0.0)
+        made = self.add(name, "QuantizeV2", (edge, *ends), T=CODES, mode=wanted.mode, ensure_minimum_range=0.0)
         return wanted._replace(edge=made)
 
     def float_ends(self, coded: Coded) -> tuple[Edge, Edge]:
@@ -140,24 +154,15 @@ class Growth:
                 self.nodes[edge.node] = self.source[edge.node]
                 return
             raise GraphError(f"{str(edge)!r} is inside a unit and read from outside it", hint=AGAIN)
-        mode = b"MIN_FIRST" if coded.zero else b"SCALED"
-        ends = self.float_ends(coded)
-        node = Node(edge.node, "Dequantize", (coded.edge, *ends), attrs={"T": CODES, "mode": mode})
-        self.nodes[edge.node] = node.with_attrs(dtype=DType.FLOAT)
+        inputs = (coded.edge, *self.float_ends(coded))
+        self.nodes[edge.node] = Node(edge.node, "Dequantize", inputs, attrs=_decoding(coded))
 
     def recoded(self, name: str, coded: Coded, wanted: Coded) -> Coded:
         """The same numbers in other codes."""
         if (coded.scale, coded.zero) == (wanted.scale, wanted.zero):
             return coded
-        mode = b"MIN_FIRST" if coded.zero else b"SCALED"
-        numbers = self.add(
-            f"{name}/float",
-            "Dequantize",
-            (coded.edge, *self.float_ends(coded)),
-            T=CODES,
-            mode=mode,
-            dtype=DType.FLOAT,
-        )
+        inputs = (coded.edge, *self.float_ends(coded))
+        numbers = self.add(f"{name}/float", "Dequantize", inputs, **_decoding(coded))
         return self._quantized(f"{name}/recoded", numbers, wanted)
 
     # Moves
@@ -185,3 +190,8 @@ class Growth:
             inputs.append(self.constant(f"{name}/zero", np.uint8(coded.zero)))
         moved = self.add(f"{name}/moved", op, inputs, **{**attrs, "T": DType.UINT8})
         return self.add(name, "Bitcast", (moved,), T=DType.UINT8, type=CODES)
+
+
+def _decoding(coded: Coded) -> dict[str, Attr]:
+    """Attributes of what makes numbers of codes."""
+    return {"T": CODES, "mode": coded.mode, "dtype": DType.FLOAT}

@@ -1,5 +1,6 @@
 """Layers with what is fused to them: convolutions and matrix products in 8 bits."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,21 @@ from quantkit.quantization.scheme import Spec
 from quantkit.quantization.targets.tensorflow.codes import CODES, WEIGHTS, Coded, codes_name
 from quantkit.quantization.targets.tensorflow.growth import AGAIN, RELU6_TOP, Growth
 from quantkit.quantization.targets.tensorflow.padding import padded
+
+# What all products of matrices say of themselves.
+PRODUCT: Mapping[str, Attr] = {
+    "T1": CODES,
+    "T2": WEIGHTS,
+    "Tbias": DType.FLOAT,
+    "U": DType.FLOAT,
+    "Tdevice_inputs": (CODES, WEIGHTS, DType.FLOAT),
+    "input_quant_mode": b"SCALED",
+    "output_quant_mode": b"SCALED",
+    "is_weight_const": True,
+    "is_bias_const": True,
+    "transpose_a": False,
+    "transpose_b": False,
+}
 
 
 @dataclass(frozen=True)
@@ -47,8 +63,10 @@ def add_unit(work: Growth, unit: Unit) -> None:
     coded, pads, reason = padded(work, unit, layer, weights.codes.shape)
     if coded is None or pads is None:
         work.keep_unit(unit, reason)
-    elif layer.op == "MatMul":
-        _dense(work, unit, coded, weights, output)
+    elif layer.op == "MatMul" and (output is None or unit.add):
+        _product_to_float(work, unit, coded, weights)
+    elif layer.op == "MatMul" and output is not None:
+        _product(work, unit, coded, weights, output)
     elif output is None or (unit.add and layer.op != "Conv2D"):
         _convolution_to_float(work, unit, coded, pads, weights)
     else:
@@ -129,11 +147,16 @@ def _convolution(
         attrs["Tsummand"] = CODES
         tail = [summand.edge, *work.span(summand)]
     data, spans = _layer_inputs(work, unit, coded, weights, bias)
+    _add_clipped(work, unit, output, f"{op}{form}", [*data, *spans, *work.span(output), *tail], attrs)
+
+
+def _add_clipped(
+    work: Growth, unit: Unit, output: Coded, op: str, inputs: list[Edge], attrs: Mapping[str, Attr]
+) -> None:
+    """Put the kernel of a unit into the graph, and behind it what its activation cuts off inside the range."""
     clips = bool(unit.activation) and _needs_clip(work, unit, output)
     name = codes_name(unit.output)
-    made = work.add(
-        f"{name}/unclipped" if clips else name, f"{op}{form}", [*data, *spans, *work.span(output), *tail], **attrs
-    )
+    made = work.add(f"{name}/unclipped" if clips else name, op, inputs, **attrs)
     if clips:
         made = work.clipped(name, work.source[unit.activation].op, output._replace(edge=made))
     work.coded[unit.output] = output._replace(edge=made)
@@ -175,55 +198,41 @@ def _numbers_of(work: Growth, unit: Unit, name: str, sums: Edge, step: float) ->
     numbers = work.add(f"{name}/numbers", "Cast", (whole,), SrcT=DType.INT32, DstT=DType.FLOAT)
     last = unit.bias or unit.layer
     work.nodes[last] = Node(last, "Mul", (numbers, work.scalar(step)), attrs={"T": DType.FLOAT})
-    for tail in (unit.add, unit.activation):
-        if tail:
-            work.keep(work.source[tail])
+    _keep_tail(work, unit)
 
 
-def _dense(work: Growth, unit: Unit, coded: Coded, weights: _Weights, output: Coded | None) -> None:
-    """A matrix product; its result is float where nothing reads codes of it, or a residual follows."""
-    to_codes = output is not None and not unit.add
-    bias = weights.bias
-    if output is not None and to_codes:
-        bias = bias + output.zero * output.scale
-    data, spans = _layer_inputs(work, unit, coded, weights, bias)
-    name = codes_name(unit.output) if to_codes else unit.bias or unit.layer
-    clips = bool(to_codes and output is not None and unit.activation and _needs_clip(work, unit, output))
-    attrs: dict[str, Attr] = {
-        "T1": CODES,
-        "T2": WEIGHTS,
-        "Tbias": DType.FLOAT,
-        "U": DType.FLOAT,
-        "Tdevice_inputs": (CODES, WEIGHTS, DType.FLOAT),
-        "input_quant_mode": b"SCALED",
-        "output_quant_mode": b"SCALED",
-        "is_weight_const": True,
-        "is_bias_const": True,
-        "transpose_a": False,
-        "transpose_b": False,
+def _product(work: Growth, unit: Unit, coded: Coded, weights: _Weights, output: Coded) -> None:
+    """A matrix product whose result is codes."""
+    data, spans = _layer_inputs(work, unit, coded, weights, weights.bias + output.zero * output.scale)
+    attrs = {
+        **PRODUCT,
+        "Tout": CODES,
+        "Thost_inputs": (DType.FLOAT,) * 6,
+        "Tdevice_outputs": (CODES,),
+        "Thost_outputs": (DType.FLOAT,) * 2,
+        "fused_ops": (b"BiasAdd", b"Relu", b"Requantize"),
     }
-    if output is not None and to_codes:
-        attrs |= {
-            "Tout": CODES,
-            "Thost_inputs": (DType.FLOAT,) * 6,
-            "Tdevice_outputs": (CODES,),
-            "Thost_outputs": (DType.FLOAT,) * 2,
-            "fused_ops": (b"BiasAdd", b"Relu", b"Requantize"),
-        }
-        inputs = [*data, *spans, *work.span(output)]
-        made = work.add(f"{name}/unclipped" if clips else name, "_QuantizedMatMul", inputs, **attrs)
-        if clips:
-            made = work.clipped(name, work.source[unit.activation].op, output._replace(edge=made))
-        work.coded[unit.output] = output._replace(edge=made)
-        return
-    attrs |= {
+    _add_clipped(work, unit, output, "_QuantizedMatMul", [*data, *spans, *work.span(output)], attrs)
+
+
+def _product_to_float(work: Growth, unit: Unit, coded: Coded, weights: _Weights) -> None:
+    """A matrix product whose result is float: nothing reads codes of it, or a residual follows."""
+    data, spans = _layer_inputs(work, unit, coded, weights, weights.bias)
+    attrs = {
+        **PRODUCT,
         "Tout": DType.FLOAT,
         "Thost_inputs": (DType.FLOAT,) * 4,
         "Tdevice_outputs": (DType.FLOAT,),
         "Thost_outputs": (),
         "fused_ops": (b"BiasAdd", b"Dequantize"),
     }
+    name = unit.bias or unit.layer
     work.nodes[name] = Node(name, "_QuantizedMatMul", (*data, *spans), attrs=attrs)
+    _keep_tail(work, unit)
+
+
+def _keep_tail(work: Growth, unit: Unit) -> None:
+    """Compute in float what follows the bias of a unit."""
     for tail in (unit.add, unit.activation):
         if tail:
             work.keep(work.source[tail])
