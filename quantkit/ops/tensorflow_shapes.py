@@ -172,7 +172,7 @@ def _unpack(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor])
 @RULES.rule("Gather GatherV2")
 def _gather(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims, places = dims_of(given[0]), dims_of(given[1])
-    axis = int(constants[2].array) % len(dims) if node.op == "GatherV2" else 0
+    axis = constants[2].array.item() % len(dims) if node.op == "GatherV2" else 0
     shared: Any = node.attrs.get("batch_dims", 0)
     return [Shape((*dims[:axis], *places[shared:], *dims[axis + 1 :]))]
 
@@ -229,7 +229,7 @@ def _concat(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor])
     slot = len(given) - 1 if node.op == "ConcatV2" else 0
     count: Any = node.attrs.get("N", len(given) - 1)
     joined = [dims_of(shape) for shape in (given[:slot] if slot else given[1 : 1 + count])]
-    axis = int(constants[slot].array) % len(joined[0])
+    axis = constants[slot].array.item() % len(joined[0])
     dims = list(joined[0])
     sizes = [dims_[axis] for dims_ in joined]
     dims[axis] = None if None in sizes else sum(size for size in sizes if size is not None)
@@ -256,7 +256,7 @@ def _squeeze(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]
 @RULES.rule("ExpandDims")
 def _expand_dims(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims = dims_of(given[0])
-    axis = int(constants[1].array) % (len(dims) + 1)
+    axis = constants[1].array.item() % (len(dims) + 1)
     return [Shape((*dims[:axis], 1, *dims[axis:]))]
 
 
@@ -309,7 +309,7 @@ def _pack(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -
 def _split(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims = list(dims_of(given[1]))
     count: Any = node.attrs["num_split"]
-    axis = int(constants[0].array) % len(dims)
+    axis = constants[0].array.item() % len(dims)
     size = dims[axis]
     dims[axis] = None if size is None else size // count
     return [Shape(tuple(dims))] * count
@@ -318,7 +318,7 @@ def _split(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) 
 @RULES.rule("SplitV")
 def _split_by_sizes(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims = dims_of(given[0])
-    axis = int(constants[2].array) % len(dims)
+    axis = constants[2].array.item() % len(dims)
     sizes = [int(size) for size in constants[1].array.reshape(-1)]
     whole = dims[axis]
     if -1 in sizes and whole is not None:
