@@ -138,8 +138,9 @@ class _Annotation:
                 else:
                     units.append(self._with_bias(node))
         tails = {unit.output: unit for unit in units}
+        biases = {unit.bias for unit in units}
         for node in self.nodes:
-            if node.op in ADDS and self._may_quantize(node):
+            if node.op in ADDS and node.name not in biases and self._may_quantize(node):
                 self._take_residual(node, tails)
         return tuple(sorted(map(self._activated, tails.values()), key=lambda unit: self.place[unit.name]))
 
@@ -202,7 +203,7 @@ class _Annotation:
 
     def _take_residual(self, add: Node, tails: dict[Edge, Unit]) -> None:
         """Let the operand that is computed last, if it is a unit nobody else reads, add the other one."""
-        if len(add.inputs) != 2 or add.name in {name for unit in tails.values() for name in unit.nodes}:
+        if len(add.inputs) != 2:
             return
         slots = [slot for slot in (0, 1) if add.inputs[slot] in tails and self._sole_reader(add.inputs[slot])]
         slots = [slot for slot in slots if not tails[add.inputs[slot]].add]
@@ -324,6 +325,7 @@ class _Annotation:
 
         def find(edge: Edge) -> Edge:
             while leader[edge] != edge:
+                leader[edge] = leader[leader[edge]]  # long chains are walked once, not for each edge
                 edge = leader[edge]
             return edge
 

@@ -31,7 +31,19 @@ class Sums(NamedTuple):
 
 @dataclass
 class TensorSums:
-    """What is known so far of one pair."""
+    """What is known so far of one pair; lists hold what is said of the first version and of the second.
+
+    Attributes:
+        pair: the tensor in both.
+        has_channels_first: whether both are (n, c, h, w).
+        sums: by channel; None before the first sample.
+        turn: how the second's axes are exchanged to be the first's; None: not at all.
+        shift: of what the second's codes stand for.
+        lows, highs: extremes of the finite numbers.
+        not_a_number, infinite: how many were met.
+        count: numbers in each channel.
+        has_other_shape: whether the two can not be compared.
+    """
 
     pair: Pair
     has_channels_first: bool
@@ -102,19 +114,19 @@ class TensorSums:
         of_channels = _decibels_of(sums.signal[has_signal], sums.noise[has_signal])[: None if self.count >= MANY else 0]
         sqnr = float(_decibels_of(np.array(signal), np.array(noise)))
         return Row(
-            self.pair.name,
-            self.pair.op,
-            str(self.pair.theirs.edge),
-            sqnr,
-            float(np.median(of_channels)) if len(of_channels) else sqnr,
-            len(sums.signal),
-            int((of_channels <= LOST).sum()),
-            product / sqrt(signal * other) if signal * other > 0 else float(signal == other),
-            0.0,
-            (*problems, dwarfing) if dwarfing else problems,
-            is_broken,
-            bool(dwarfing),
-            not any((*self.not_a_number, *self.infinite)),
+            name=self.pair.name,
+            op=self.pair.op,
+            other=str(self.pair.theirs.edge),
+            sqnr=sqnr,
+            channel_sqnr=float(np.median(of_channels)) if len(of_channels) else sqnr,
+            channels=len(sums.signal),
+            lost_channels=int((of_channels <= LOST).sum()),
+            cosine=product / sqrt(signal * other) if signal * other > 0 else float(signal == other),
+            lost=0.0,  # what it reads tells, when all rows are there
+            problems=(*problems, dwarfing) if dwarfing else problems,
+            is_broken=is_broken,
+            is_uneven=bool(dwarfing),
+            is_finite=not any((*self.not_a_number, *self.infinite)),
         )
 
     def problems(self) -> tuple[tuple[str, ...], bool]:
