@@ -98,7 +98,7 @@ def _told(
     """The whole numbers that a node computes of shapes, as far as they are known; None: none is."""
     if node.name in graph.input_names:
         return None
-    if (value := shape_value(node, given, constants)) is not None:
+    if (value := shape_value(node, constants)) is not None:
         return known_sizes.of_tensor(value)
     rule = known_sizes.RULES.get(node.op)
     if rule is None:

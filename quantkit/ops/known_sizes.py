@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import DType, Shape, Tensor
-from quantkit.ops.shape_rules import dims_of
+from quantkit.ops.shape_rules import Rules, dims_of
 from quantkit.ops.shape_values import INTEGERS, MOST
 
 # Whole numbers, None where one is not known.
@@ -23,8 +23,7 @@ Sizes = npt.NDArray[np.object_]
 # (node, shapes of its inputs, sizes of its inputs by slot) -> sizes of its first output; None: nothing is known
 SizesRule = Callable[[Node, Sequence[Shape], Mapping[int, Sizes]], Sizes | None]
 
-
-RULES: dict[str, SizesRule] = {}
+RULES: Rules[SizesRule] = Rules()
 
 
 def of_tensor(tensor: Tensor) -> Sizes | None:
@@ -48,14 +47,6 @@ def as_shape(sizes: Sizes) -> Shape:
         TypeError: they are no list.
     """
     return Shape(tuple(None if one is None or one < 0 else int(one) for one in sizes.tolist()))
-
-
-def _rule(ops: str) -> Callable[[SizesRule], SizesRule]:
-    def register(rule: SizesRule) -> SizesRule:
-        RULES.update(dict.fromkeys(ops.split(), rule))
-        return rule
-
-    return register
 
 
 def _numbers(values: Sequence[int | None]) -> Sizes:
@@ -82,32 +73,32 @@ def _all_known(sizes: Sizes) -> list[int]:
     return [int(one) for one in numbers]
 
 
-@_rule("Shape")
+@RULES.rule("Shape")
 def _shape(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Sizes | None:
     return _numbers(dims_of(given[0]))
 
 
-@_rule("Size")
+@RULES.rule("Size")
 def _size(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Sizes | None:
     return _scalar(prod(given[0].known) if given[0].is_known else None)
 
 
-@_rule("Rank")
+@RULES.rule("Rank")
 def _rank(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Sizes | None:
     return _scalar(len(dims_of(given[0])))
 
 
-@_rule("Identity StopGradient EnsureShape")
+@RULES.rule("Identity StopGradient EnsureShape")
 def _same(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Sizes | None:
     return reads[0]
 
 
-@_rule("Cast")
+@RULES.rule("Cast")
 def _cast(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Sizes | None:
     return reads[0] if node.attrs.get("DstT") in INTEGERS else None
 
 
-@_rule("StridedSlice")
+@RULES.rule("StridedSlice")
 def _strided_slice(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Sizes | None:
     (begin,), (end,), (stride,) = (_all_known(reads[slot]) for slot in (1, 2, 3))
     masks = {
@@ -120,20 +111,20 @@ def _strided_slice(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes
     return reads[0][slice(None if masks["begin"] else begin, None if masks["end"] else end, stride)]
 
 
-@_rule("Slice")
+@RULES.rule("Slice")
 def _slice(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Sizes | None:
     (begin,), (size,) = (_all_known(reads[slot]) for slot in (1, 2))
     return reads[0][begin:] if size < 0 else reads[0][begin : begin + size]
 
 
-@_rule("GatherV2 Gather")
+@RULES.rule("GatherV2 Gather")
 def _gather(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Sizes | None:
     if reads[0].ndim != 1:
         return None
     return np.asarray(reads[0][np.array(_all_known(reads[1]), np.int64).reshape(reads[1].shape)], object)
 
 
-@_rule("Pack")
+@RULES.rule("Pack")
 def _pack(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Sizes | None:
     parts = [reads.get(slot) for slot in range(len(node.inputs))]
     # What one part is decides that all are single numbers; those that nothing is known of are unknown numbers.
@@ -142,14 +133,14 @@ def _pack(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Siz
     return _numbers([None if part is None else part.item() for part in parts])
 
 
-@_rule("ConcatV2 Concat")
+@RULES.rule("ConcatV2 Concat")
 def _concat(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Sizes | None:
     slots = range(1, len(node.inputs)) if node.op == "Concat" else range(len(node.inputs) - 1)
     parts = [reads[slot] for slot in slots]
     return np.concatenate(parts) if all(part.ndim == 1 for part in parts) else None
 
 
-@_rule("ExpandDims Squeeze Reshape")
+@RULES.rule("ExpandDims Squeeze Reshape")
 def _moved(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Sizes | None:
     if node.op == "Squeeze":
         return reads[0].reshape(()) if reads[0].size == 1 else None
@@ -159,7 +150,7 @@ def _moved(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Si
     return reads[0].reshape(wanted) if len(wanted) < 2 else None
 
 
-@_rule("Prod Sum Max Min")
+@RULES.rule("Prod Sum Max Min")
 def _reduced(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Sizes | None:
     if reads[0].ndim > 1 or node.attrs.get("keep_dims") or (reads[0].ndim and not _all_known(reads[1])):
         return None
@@ -170,7 +161,7 @@ def _reduced(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> 
     return _scalar(work[node.op](numbers))
 
 
-@_rule("Add AddV2 Sub Mul FloorDiv FloorMod Maximum Minimum")
+@RULES.rule("Add AddV2 Sub Mul FloorDiv FloorMod Maximum Minimum")
 def _computed(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Sizes | None:
     work: Mapping[str, Callable[[Any, Any], Any]] = {
         "Sub": lambda a, b: a - b,
@@ -186,7 +177,7 @@ def _computed(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) ->
     return _numbers([None if a is None or b is None else compute(a, b) for a, b in pairs]).reshape(one.shape)
 
 
-@_rule("Range")
+@RULES.rule("Range")
 def _range(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Sizes | None:
     (start,), (limit,), (step,) = (_all_known(reads[slot]) for slot in (0, 1, 2))
     return _numbers(list(range(start, limit, step))) if len(range(start, limit, step)) <= MOST else None

@@ -10,9 +10,9 @@ from typing import Any
 
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import Shape, Tensor
-from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, ShapeRules, dims_of
+from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, Rules, ShapeRule, dims_of
 
-RULES = ShapeRules()
+RULES: Rules[ShapeRule] = Rules()
 
 _RANDOM = re.compile(r"Random(Normal|Uniform)(Like)?|Multinomial|Bernoulli|Dropout|If|Loop|Scan")
 

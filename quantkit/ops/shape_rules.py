@@ -1,6 +1,7 @@
-"""What a rule of static shapes is, and the table of those for the ops of one dialect."""
+"""What a rule of static shapes is, and tables of rules by op."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Shape, Tensor
@@ -10,10 +11,12 @@ SCALAR = Shape(())
 
 Dims = tuple[int | None, ...]
 # (node, shapes of its inputs, constants it reads by slot) -> shapes of its outputs, as far as they matter
-Rule = Callable[[Node, Sequence[Shape], Mapping[int, Tensor]], Sequence[Shape]]
+ShapeRule = Callable[[Node, Sequence[Shape], Mapping[int, Tensor]], Sequence[Shape]]
+
+Rule = TypeVar("Rule")
 
 
-class ShapeRules(dict[str, Rule]):
+class Rules(dict[str, Rule]):
     """Rules by op."""
 
     def rule(self, ops: str) -> Callable[[Rule], Rule]:

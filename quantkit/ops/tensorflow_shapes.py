@@ -10,10 +10,10 @@ import numpy as np
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ops.kernels import evaluate
-from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, ShapeRules, dims_of
+from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, Rules, ShapeRule, dims_of
 from quantkit.ops.tensorflow import attribute, op_names
 
-RULES = ShapeRules()
+RULES: Rules[ShapeRule] = Rules()
 
 
 @RULES.rule(
