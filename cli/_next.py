@@ -42,7 +42,7 @@ class Next:
     def quantize(self, target: str, *more: str, output: Path | None = None) -> str:
         """Once more, for a target, with other flags."""
         words = ("-o", str(output or self.output), "--target", target, *self.source, *more, *self.given)
-        return self._command("quantize", self.model, *words)
+        return _command("quantize", self.model, *words)
 
     def fused(self) -> str:
         """The same for TensorFlow's fused ops, beside what was written."""
@@ -50,18 +50,20 @@ class Next:
 
     def benchmark(self, engine: str, *more: str) -> str:
         """The float model beside what was written."""
-        return self._command("benchmark", f"{self.model}@{engine}", f"{self.output}@{engine}", *more)
+        return _command("benchmark", f"{self.model}@{engine}", f"{self.output}@{engine}", *more)
 
     def evaluate(self, engine: str, *more: str) -> str:
         """How far the float model is from itself, under other conditions."""
         words = ("--reference", self.model, "--data", self.pictures, *self.pixels, *more)
-        return self._command("evaluate", f"{self.model}@{engine}", *words)
+        return _command("evaluate", f"{self.model}@{engine}", *words)
 
     def summarize(self) -> str:
-        return self._command("summarize", self.model)
+        """What the float model is made of."""
+        return _command("summarize", self.model)
 
-    def _command(self, *words: str) -> str:
-        return shlex.join(("quantkit", *words))
+
+def _command(*words: str) -> str:
+    return shlex.join(("quantkit", *words))
 
 
 def _flags(args: Namespace, *names: str) -> tuple[str, ...]:

@@ -116,6 +116,16 @@ def _feeds(args: Namespace) -> dict[str, Array]:
 
 
 def _array(shape: str, word: str, values: str) -> Array:
+    """What one layer is fed.
+
+    Args:
+        shape: sizes, separated by commas.
+        word: key of `TYPES`.
+        values: numbers or words, separated by commas; nothing: zeros, or empty words.
+
+    Raises:
+        UsageError: one of them is none, or they do not fit.
+    """
     if word not in TYPES:
         raise UsageError(f"--input_layer_type={word} is no type", hint=f"use one of {', '.join(TYPES)}")
     try:
@@ -124,7 +134,10 @@ def _array(shape: str, word: str, values: str) -> Array:
         if word != "string":
             numbers = [float(number) for number in numbers]
     except ValueError as error:
-        raise UsageError(f"--input_layer_shape={shape} --input_layer_values={values}: {error}") from None
+        raise UsageError(
+            f"--input_layer_shape={shape} --input_layer_values={values}: {error}",
+            hint="give numbers, separated by commas: 1,224,224,3",
+        ) from None
     if any(size < 0 for size in sizes):
         raise UsageError(
             "Any unknown sizes in the shapes (-1's) must be replaced with the size you want to benchmark with.",
@@ -135,7 +148,10 @@ def _array(shape: str, word: str, values: str) -> Array:
         return np.full(sizes, b"" if word == "string" else 0, kind)
     made = np.array([str(one).encode() for one in numbers] if word == "string" else numbers, kind)
     if made.size != np.prod(sizes, dtype=int):
-        raise UsageError(f"--input_layer_values gives {made.size} values for a layer of shape {shape}")
+        raise UsageError(
+            f"--input_layer_values gives {made.size} values for a layer of shape {shape}",
+            hint=f"give {np.prod(sizes, dtype=int)}, or leave them out: zeros are fed",
+        )
     return made.reshape(sizes)
 
 

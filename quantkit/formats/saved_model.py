@@ -232,7 +232,8 @@ def _named(edges: Iterable[Edge], names: Mapping[str, Edge]) -> dict[str, Edge]:
     """Edges by what callers call them; without such a name, by their own."""
     edges = dict.fromkeys(edges)
     found = {name: edge for name, edge in names.items() if edge in edges}
-    for edge in edges.keys() - set(found.values()):
+    called = set(found.values())
+    for edge in (edge for edge in edges if edge not in called):
         found[str(edge) if str(edge) not in found else f"{edge.node}:{edge.port}"] = edge
     return found
 

@@ -154,7 +154,7 @@ def _differs(name: str, one: Graph, other: Graph) -> bool:
 
 
 def _cleaned(graph: Graph, run: Step, signatures: Signatures) -> Outcome:
-    """The graph with clean functions."""
+    """The graph with clean functions that take and give what is needed only: the one lets the other do more."""
     changes: list[str] = []
     skips: tuple[Skip, ...] = ()
     done: dict[str, tuple[Function[Graph], tuple[Skip, ...]]] = {}
@@ -175,7 +175,7 @@ def _cleaned(graph: Graph, run: Step, signatures: Signatures) -> Outcome:
 def _clean_bodies(
     graph: Graph, effects: Effects, run: Step, done: dict[str, tuple[Function[Graph], tuple[Skip, ...]]]
 ) -> Outcome:
-    """The graph with clean functions.
+    """The graph with clean functions, which take and give what they did.
 
     Args:
         graph: with its library.
