@@ -35,6 +35,7 @@ WIDER: dict[DType, frozenset[DType]] = {
     DType.FLOAT: frozenset({DType.DOUBLE}),
 }
 
+GELU = "engines know a GELU by it: x * erfc(-x * a)"
 Made = Sequence[Node] | Skip | None
 
 
@@ -54,6 +55,8 @@ def product(facts: Facts, node: Node) -> Made:
 def _joined_product(facts: Facts, node: Node, other: Edge, factor: Array) -> Made:
     negation = facts.maker(other, frozenset({"Neg"}))
     if negation is not None and not facts.is_shared(other, negation):
+        if _is_of_gelu(facts, node):
+            return Skip(GELU)
         return _times(facts, node, negation.inputs[0], -factor)
     inner = facts.maker(other, frozenset({"Mul"}))
     if inner is None or facts.is_shared(other, inner):
@@ -77,6 +80,10 @@ def _times(facts: Facts, node: Node, source: Edge, factor: Array) -> list[Node]:
     return [made, node.with_(op="Mul", inputs=(source, Edge(made.name)))]
 
 
+def _is_of_gelu(facts: Facts, node: Node) -> bool:
+    return any(use.node.op == "Erfc" for use in facts.graph.readers.get(node.name, ()))
+
+
 def negation(facts: Facts, node: Node) -> Made:
     """``--x``, and ``-(x * a)``."""
     inner = facts.maker(node.inputs[0], frozenset({"Neg", "Mul"}))
@@ -86,6 +93,8 @@ def negation(facts: Facts, node: Node) -> Made:
         return passing(node, inner.inputs[0])
     if facts.is_shared(node.inputs[0], inner):
         return None
+    if any(_is_of_gelu(facts, use.node) for use in facts.graph.readers.get(node.name, ()) if use.node.op == "Mul"):
+        return Skip(GELU)
     for slot in (1, 0):
         factor = facts.value(inner.inputs[slot])
         if factor is not None and factor.dtype == np.float32:
