@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from quantkit import formats
 from quantkit.bench.candidate import Candidate, Settings
@@ -11,41 +12,75 @@ from quantkit.bench.comparison import Comparison
 from quantkit.bench.report import Benchmark
 from quantkit.bench.rounds import Schedule, opening
 from quantkit.classify.quality import Quality
+from quantkit.errors import GraphError, InputError, UnavailableError
 from quantkit.quantization.fidelity import Fidelity
 from quantkit.quantization.verdict import EIGHT_BITS, FLOAT
-from quantkit.runtimes import open_session
+from quantkit.runtimes import RUNTIMES, open_session
 from quantkit.runtimes.session import Engine, SessionOptions
 
 from ._answers import Answers
 from ._conversion import Conversion
 from ._verdict import Verdict, cores
 
-# The engine that a target is for.
-ENGINES = {"onnx": "openvino", "tensorflow": "tensorflow", "eightbit": "tensorflow", "litert": "litert"}
+# The engines that a target is for, the fastest first.
+ENGINES = {
+    "onnx": ("openvino", "onnxruntime"),
+    "tensorflow": ("tensorflow",),
+    "eightbit": ("tensorflow",),
+    "litert": ("litert",),
+}
 # Targets whose files keep their own inputs and outputs; a frozen graph's does not.
 KEEP_ENDS = ("onnx", "litert")
 WARMUP = 2
 ROUNDS = 10
 
 
-def quality_of(file: Path, conversion: Conversion, answers: Answers) -> tuple[Quality | Fidelity, Engine]:
-    """Answers of a written graph beside those of the float graph, in the engine that the target is for.
+class Judgement(NamedTuple):
+    """What came of running an 8-bit graph.
+
+    Attributes:
+        quality: its answers beside those of the float graph.
+        engine: that gave them.
+        refusals: why engines before this one could not.
+    """
+
+    quality: Quality | Fidelity
+    engine: Engine
+    refusals: tuple[str, ...] = ()
+
+
+def quality_of(file: Path, conversion: Conversion, answers: Answers) -> Judgement:
+    """Answers of a written graph beside those of the float graph, in the first engine of its target that can run it.
 
     Raises:
-        UnavailableError: the engine is not installed, or can not run it.
+        UnavailableError, GraphError, InputError: none can.
     """
     graph, target = conversion.graph, conversion.target
     model = file if target in KEEP_ENDS else formats.load(file, graph.inputs, graph.outputs)
-    with open_session(model, ENGINES[target], _options(conversion)) as session:
-        return answers.judged(session), session.runtime
+    refusals: list[UnavailableError | GraphError | InputError] = []
+    for name in _engines(target):
+        try:
+            with open_session(model, name, _options(conversion)) as session:
+                return Judgement(answers.judged(session), session.runtime, tuple(one.message for one in refusals))
+        except (UnavailableError, GraphError, InputError) as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def _engines(target: str) -> tuple[str, ...]:
+    """Those of a target that are here, or else all, each of which says why it is not."""
+    return tuple(name for name in ENGINES[target] if RUNTIMES[name].available().ok) or ENGINES[target]
 
 
 def compared(verdict: Verdict, conversion: Conversion, answers: Answers) -> Verdict:
     """How near the answers are to those of the float graph."""
     if not len(answers):
         return verdict
-    judged, engine = quality_of(verdict.output, conversion, answers)
-    verdict = replace(verdict, engine=engine, judged_on=answers.source)
+    try:
+        judged, engine, refusals = quality_of(verdict.output, conversion, answers)
+    except (UnavailableError, GraphError, InputError) as error:
+        return replace(verdict, refusals=(error.message,))
+    verdict = replace(verdict, engine=engine, judged_on=answers.source, refusals=refusals)
     if isinstance(judged, Fidelity):
         return replace(verdict, fidelity=judged)
     return replace(verdict, quality=judged, float_top1=answers.top1)
@@ -64,7 +99,7 @@ def racing(conversion: Conversion, file: Path, num_runs: int, folder: Path) -> I
     if not num_runs:
         yield None
         return
-    engine, source = ENGINES[conversion.target], folder / "float.pb"
+    engine, source = _engines(conversion.target)[0], folder / "float.pb"
     formats.save(conversion.graph, source)
     inputs, outputs = (tuple(map(str, ends)) for ends in (conversion.graph.inputs, conversion.graph.outputs))
     before = Settings(engine, inputs=inputs, outputs=outputs)

@@ -53,6 +53,7 @@ class Verdict:
     fidelity: Fidelity | None = None
     float_top1: Share | None = None
     judged_on: str = ""
+    refusals: tuple[str, ...] = ()
     speed: Comparison | None = None
     milliseconds: tuple[float, float] | None = None
     unmeasured: str = ""
@@ -152,6 +153,7 @@ class Verdict:
             "quality": None if self.quality is None else {"on": self.judged_on, **self.quality.to_json()},
             "fidelity": None if self.fidelity is None else {"on": self.judged_on, **self.fidelity.to_json()},
             "float_top1": None if self.float_top1 is None else self.float_top1.to_json(),
+            "refusals": list(self.refusals),
             "speed_up": None if self.speed is None else self.speed.to_json(),
             "milliseconds": None if self.milliseconds is None else list(self.milliseconds),
             "not_measured": self.unmeasured or None,
@@ -229,6 +231,10 @@ class Verdict:
 
     def _quality_lines(self) -> Iterator[str]:
         quality = self.quality
+        for refusal in self.refusals:
+            yield f"  careful: {refusal.splitlines()[0]}"
+        if self.refusals and quality is None and self.fidelity is None:
+            yield "answers not compared with float: no engine here runs it"
         if quality is not None and quality.agreement is not None and quality.divergence is not None:
             yield f"agreement with float {quality.agreement}, KL {quality.divergence:.4f}, on {self.judged_on}"
             if quality.top1 is not None and self.float_top1 is not None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from quantkit.classify.quality import Quality, Share
+from quantkit.errors import GraphError
 from quantkit.formats import load
 from quantkit.ir.tensor import DType
 from quantkit.quantization import Plan, Ranges, Scheme
@@ -313,3 +314,31 @@ def test_the_verdict_says_which_pictures_judge(
     shown = capsys.readouterr().out
     assert said in shown
     assert ("as many as 0 MB hold" in shown) == (kept == 4)
+
+
+@pytest.mark.engine
+def test_where_the_first_engine_refuses_the_next_one_judges(
+    tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judging = import_module("quantkit.cli._judging")
+    opened = judging.open_session
+    refused = ["openvino"]
+
+    def refusing(model: Any, runtime: str, *rest: Any) -> Any:
+        if runtime in refused:
+            raise GraphError(f"{runtime} can not read it")
+        return opened(model, runtime, *rest)
+
+    monkeypatch.setattr(judging, "open_session", refusing)
+    words = ["-o", str(tmp_path / "d.onnx"), "--calibration", str(pictures), "--runs", "0"]
+    document = quantized(words, capsys)
+    assert document["engine"]["name"] == "onnxruntime"
+    assert document["refusals"] == ["openvino can not read it"]
+    assert document["quality"]["samples"] == 12
+    refused.append("onnxruntime")
+    assert main(["quantize", "digits", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "careful: openvino can not read it" in shown
+    assert "answers not compared with float: no engine here runs it" in shown
+    assert main(["quantize", "digits", *words, "--max-drop", "0.01"]) == 3
+    assert "openvino can not read it" in capsys.readouterr().err
