@@ -113,7 +113,7 @@ class Summary:
     @property
     def _memory(self) -> str:
         if self.peak is None:
-            return "unknown (no shape is static, or the ops are ONNX's)"
+            return "unknown: no shape is static"
         activations = self.peak.num_bytes / 1e6
         total = self.num_bytes / 1e6 + activations
         unknown = self.peak.num_unknown
@@ -154,7 +154,7 @@ def summarize(model: Any, *, name: str = "") -> Summary:
         multiply_adds=sum(known) if len(known) == len(counted) else None,
         producer=graph.versions.producer,
         next_step=_next_step(graph, name),
-        peak=None if is_onnx else peak_memory(graph, of_one),
+        peak=peak_memory(graph, of_one, {edge: dtype for edge, (dtype, _) in stated.items()}),
     )
 
 

@@ -86,6 +86,30 @@ def test_what_works_element_by_element_writes_over_what_nobody_else_reads() -> N
     assert summarize(from_text(text.replace("<*>", "a"))).peak == Peak(2 * 16, "b")
 
 
+def test_what_is_computed_from_constants_alone_is_computed_once() -> None:
+    graph = from_text(
+        "inputs: x\noutputs: y\nx = Placeholder[1x4]()\nw = Const[4x4]()\ntwo = Const(2.0)\n"
+        "twice = Mul(w, two, T=float)\ny = MatMul(x, twice, T=float)"
+    )
+    assert summarize(graph).peak == Peak(2 * 16, "y")
+
+
+def test_memory_of_an_onnx_model() -> None:
+    graph = from_text(
+        """
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[1x8x4x4](dtype=float)
+        scale = Constant(0.5)
+        zero = Constant[uint8](3)
+        codes = QuantizeLinear(x, scale, zero)
+        y = DequantizeLinear(codes, scale, zero)
+        """
+    )
+    assert summarize(graph).peak == Peak(128 * 4 + 128, "codes")
+
+
 def test_a_constant_that_is_handed_on_takes_its_memory_once() -> None:
     graph = from_text(
         "inputs: x\noutputs: y\nx = Placeholder[1x4]()\nw = Const[4x4]()\nread = Identity(w, T=float)\n"
