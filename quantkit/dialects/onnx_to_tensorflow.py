@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.dialects.tensorflow_to_onnx import TO_NCHW, TO_NHWC, transposed
-from quantkit.dialects.tensorflow_to_onnx import UNARY as TO_ONNX
+from quantkit.dialects.elements_to_onnx import UNARY as TO_ONNX
+from quantkit.dialects.translator import TO_NCHW, TO_NHWC, transposed
 from quantkit.errors import UnavailableError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Versions, constant

@@ -10,17 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.dialects.tensorflow_to_onnx import (
-    PLAIN,
-    Translator,
-    converts,
-    is_channels_first,
-    kept_weights,
-    refusal,
-    take_bias,
-    transposed,
-    weights_of,
-)
+from quantkit.dialects.layers_to_onnx import kept_weights, take_bias, weights_of
+from quantkit.dialects.translator import PLAIN, Translator, converts, is_channels_first, refusal, transposed
 from quantkit.formats.onnx_schema import NUMBERS
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import DType, Tensor

@@ -13,7 +13,8 @@ Runtime runs it for every picture, and is then a fifth slower than with weights 
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from quantkit.dialects.tensorflow_to_onnx import translate, transposed
+from quantkit.dialects import translate
+from quantkit.dialects.translator import transposed
 from quantkit.errors import UnavailableError
 from quantkit.formats.onnx import DIALECT
 from quantkit.formats.onnx_schema import NUMBERS

@@ -13,7 +13,8 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from quantkit.dialects.tensorflow_to_onnx import Translation, translate, transposed
+from quantkit.dialects import Translation, translate
+from quantkit.dialects.translator import transposed
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Tensor
