@@ -9,9 +9,10 @@ from typing import Any
 
 from quantkit.errors import GraphError, InputError
 from quantkit.formats import wire
+from quantkit.formats.generic_functions import MOST, Binding
 from quantkit.formats.nodes import decode_attr, decode_name, decode_node, encode_attr, encode_node
 from quantkit.formats.schema import message_class, parse
-from quantkit.formats.tensors import element_type, type_number
+from quantkit.formats.tensors import type_number
 from quantkit.ir.functions import Function, Library, Stored, called
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import DType
@@ -19,7 +20,7 @@ from quantkit.ops.tensorflow import ArgDef, attribute, find_op, output_dtypes
 
 ARGUMENT, UNIQUE_ID = "_Arg", "_resource_arg_unique_id"
 FUNCTION, GRADIENT = 1, 2
-SIGNATURE, BODY_NODE, SIGNATURE_NAME = 1, 3, 1
+SIGNATURE, BODY_NODE, SIGNATURE_NAME, SIGNATURE_ATTR = 1, 3, 1, 4
 
 
 def decode_library(data: wire.Buffer) -> Library[Graph]:
@@ -34,10 +35,10 @@ def decode_library(data: wire.Buffer) -> Library[Graph]:
     rest: list[bytes] = []
     for number, kind, begin, start, end in wire.fields(view, 0, len(view)):
         if number == FUNCTION and kind == wire.LENGTH:
-            name = _name(view, start, end)
+            name, is_open = _head(view, start, end)
             if name in entries:
                 raise InputError(f"two functions are named {name!r}")
-            entries[name] = Stored(bytes(view[start:end]), _decode_function)
+            entries[name] = Stored(bytes(view[start:end]), _decode_function, is_open)
         elif number == GRADIENT and kind == wire.LENGTH:
             message = parse("GradientDef", view[start:end])
             gradients[message.function_name] = message.gradient_func
@@ -62,42 +63,50 @@ def encode_library(library: Library[Graph]) -> bytes:
     return b"".join((*pieces, library.extra))
 
 
-def _name(view: memoryview, start: int, end: int) -> str:
-    """The name in the signature of a serialized FunctionDef."""
+def _head(view: memoryview, start: int, end: int) -> tuple[str, bool]:
+    """The name in the signature of a serialized FunctionDef, and whether it leaves anything to calls."""
+    name, is_open = "", False
     for number, kind, _, first, last in wire.fields(view, start, end):
         if number != SIGNATURE or kind != wire.LENGTH:
             continue
         for part, part_kind, _, begin, stop in wire.fields(view, first, last):
             if part == SIGNATURE_NAME and part_kind == wire.LENGTH:
-                return decode_name(view[begin:stop])
-    return ""
+                name = decode_name(view[begin:stop])
+            is_open = is_open or part == SIGNATURE_ATTR
+    return name, is_open
 
 
-def _decode_function(name: str, library: Library[Graph]) -> Function[Graph]:
-    """A function of the library that is stored there.
+def _decode_function(name: str, library: Library[Graph], given: Mapping[str, Attr]) -> Function[Graph]:
+    """A function of the library that is stored there, as a call makes it that gives it these attributes.
 
     Raises:
         InputError: it is broken.
-        GraphError: it takes or gives lists of tensors or is made for several types, or a name in it is unknown.
+        GraphError: the call leaves open what the function does, too, or a name in it is unknown.
     """
     entry = library.entries[name]
     if isinstance(entry, Function):
         return entry
-    nodes, rest = _split(memoryview(entry.data))
+    stored, rest = _split(memoryview(entry.data))
     message = parse("FunctionDef", rest)
     signature = message.signature
-    if signature.attr or any(_is_list(arg) for arg in (*signature.input_arg, *signature.output_arg)):
-        raise GraphError(
-            f"function {name!r} takes tensors of several types or numbers, which quantkit does not open",
-            hint="export the model with tf.function and an input signature, which makes a function of fixed types",
-        )
-    arguments = [_argument(message, place) for place in range(len(signature.input_arg))]
-    resolve = _Resolver(name, library, (*arguments, *nodes))
-    results = {arg.name: element_type(arg.type) for arg in signature.output_arg}
+    binding = Binding(name, signature, given)
+    nodes = [binding.node(node) for node in stored]
+    arguments = {arg.name: _arguments(message, place, binding) for place, arg in enumerate(signature.input_arg)}
+    every = [node for made in arguments.values() for node in made]
+    resolve = _Resolver(name, library, arguments, nodes)
+    results: dict[str, DType | None] = {}
+    outputs: list[Edge] = []
+    for arg in signature.output_arg:
+        tensors = binding.tensors(arg)
+        results.update(tensors)
+        outputs.extend(resolve.edges(message.ret[arg.name], len(tensors)))
     body = Graph.of(
-        [*arguments, *(node.with_(inputs=tuple(map(resolve.edge, node.inputs)), spelling=()) for node in nodes)],
-        [Edge(node.name) for node in arguments],
-        [resolve.edge(Edge.parse(message.ret[result])) for result in results],
+        [
+            *(node.with_(attrs={**node.attrs, "index": place}) for place, node in enumerate(every)),
+            *map(resolve.node, nodes),
+        ],
+        [Edge(node.name) for node in every],
+        outputs,
     )
     attrs = {key: decode_attr(value) for key, value in message.attr.items()}
     controls = dict(message.control_ret)
@@ -106,18 +115,26 @@ def _decode_function(name: str, library: Library[Graph]) -> Function[Graph]:
     return Function(name, body, results, controls, attrs, message.SerializeToString(deterministic=True))
 
 
+def nodes_in(library: Library[Graph], name: str) -> list[Node]:
+    """The nodes of a function, also of one that can not be opened, which may read by names that only functions have.
+
+    Raises:
+        InputError: it is broken.
+    """
+    try:
+        return list(library[name].graph.nodes.values())
+    except GraphError:
+        entry = library.entries[name]
+        return _split(memoryview(entry.data))[0] if isinstance(entry, Stored) else []
+
+
 def names_in(library: Library[Graph], name: str) -> Iterator[str]:
     """What may be names of functions in one, also in one that can not be opened: ops, and what attributes name.
 
     Raises:
         InputError: it is broken.
     """
-    try:
-        nodes = list(library[name].graph.nodes.values())
-    except GraphError:
-        entry = library.entries[name]
-        nodes = _split(memoryview(entry.data))[0] if isinstance(entry, Stored) else []
-    for node in nodes:
+    for node in nodes_in(library, name):
         yield from (node.op, *called(node.attrs))
 
 
@@ -133,24 +150,19 @@ def _split(view: memoryview) -> tuple[list[Node], bytes]:
     return nodes, b"".join(rest)
 
 
-def _is_list(arg: Any) -> bool:
-    return bool(arg.type_attr or arg.number_attr or arg.type_list_attr)
-
-
-def _argument(message: Any, place: int) -> Node:
-    """The node of an argument, with all that the FunctionDef says of it by its place."""
-    arg = message.signature.input_arg[place]
-    dtype = element_type(arg.type)
-    attrs: dict[str, Attr] = {**({"T": dtype} if dtype else {}), "index": place}
+def _arguments(message: Any, place: int, binding: Binding) -> list[Node]:
+    """The nodes of an argument, with all that the FunctionDef says of it by its place."""
+    attrs: dict[str, Attr] = {}
     if place in message.arg_attr:
         attrs |= {key: decode_attr(value) for key, value in message.arg_attr[place].attr.items()}
     if place in message.resource_arg_unique_id:
         attrs[UNIQUE_ID] = message.resource_arg_unique_id[place]
-    return Node(arg.name, ARGUMENT, attrs=attrs)
+    tensors = binding.tensors(message.signature.input_arg[place])
+    return [Node(name, ARGUMENT, attrs={**({"T": dtype} if dtype else {}), **attrs}) for name, dtype in tensors]
 
 
 def _describe_arguments(message: Any, arguments: Iterable[Node]) -> None:
-    """Write what `_argument` read."""
+    """Write what `_arguments` read."""
     for place, node in enumerate(arguments):
         for key, value in node.attrs.items():
             if key == UNIQUE_ID:
@@ -165,29 +177,56 @@ class _Resolver:
     Args:
         function: its name, for messages.
         library: the functions that its nodes may have as op.
-        nodes: what is in it, arguments included.
+        arguments: the nodes of each argument.
+        nodes: the others.
     """
 
-    def __init__(self, function: str, library: Library[Graph], nodes: Iterable[Node]) -> None:
+    def __init__(
+        self, function: str, library: Library[Graph], arguments: Mapping[str, Sequence[Node]], nodes: Iterable[Node]
+    ) -> None:
         self._function = function
         self._library = library
         self._nodes = {node.name: node for node in nodes}
-        self._runs: dict[str, Mapping[str, tuple[int, int]]] = {}
+        # Of each argument, and of each output that was read, by how the function calls it.
+        self._lists = {name: [Edge(node.name) for node in made] for name, made in arguments.items()}
 
-    def edge(self, read: Edge) -> Edge:
-        """The edge of ``node:output`` and an index; an argument, or a node whose port is given, stays as it is."""
-        if read.node in self._nodes:
-            return read
-        name, _, output = read.node.rpartition(":")
-        node = self._nodes.get(name)
-        if node is None:
-            raise GraphError(f"function {self._function!r} reads {str(read)!r}, which is not in it")
-        if name not in self._runs:
-            self._runs[name] = output_runs(node, self._library)
-        first, count = self._runs[name].get(output, (0, 0))
-        if read.port >= count:
-            raise GraphError(f"function {self._function!r} reads {str(read)!r}, which {node.op} does not have")
-        return Edge(name, first + read.port)
+    def node(self, node: Node) -> Node:
+        """A node that reads edges of a graph."""
+        read = (text for text in node.written_inputs if not text.startswith("^"))
+        return node.with_(inputs=tuple(edge for text in read for edge in self.edges(text)), spelling=())
+
+    def edges(self, text: str, count: int | None = None) -> list[Edge]:
+        """The edges of ``argument``, ``node:output`` or one of these with an index.
+
+        Raises:
+            GraphError: there are none, or not the number that is wanted.
+        """
+        head, _, last = text.rpartition(":")
+        whole, place = (head, int(last)) if head and last.isdecimal() else (text, None)
+        if whole in self._nodes:  # by its port, as in a graph
+            return [Edge(whole, place or 0)]
+        found = self._lists[whole] if whole in self._lists else self._outputs(whole)
+        chosen = found if place is None else found[place : place + 1]
+        if (place is not None or count is not None) and len(chosen) != (count or 1):
+            raise self._unknown(text.removesuffix(":0"))
+        return chosen
+
+    def _outputs(self, text: str) -> list[Edge]:
+        """The edges of ``node:output``."""
+        name, _, output = text.rpartition(":")
+        if name not in self._nodes:
+            raise GraphError(f"function {self._function!r} reads {text!r}, which is not in it")
+        runs = output_runs(self._nodes[name], self._library)
+        if output not in runs or runs[output][1] > MOST:
+            raise self._unknown(text)
+        first, count = runs[output]
+        self._lists[text] = [Edge(name, first + number) for number in range(count)]
+        return self._lists[text]
+
+    def _unknown(self, text: str) -> GraphError:
+        node = next((self._nodes[name] for name in (text.split(":")[0],) if name in self._nodes), None)
+        what = node.op if node else "the argument"
+        return GraphError(f"function {self._function!r} reads {text!r}, which {what} does not have")
 
 
 def output_runs(node: Node, library: Library[Graph]) -> Mapping[str, tuple[int, int]]:
@@ -203,28 +242,37 @@ def output_runs(node: Node, library: Library[Graph]) -> Mapping[str, tuple[int, 
                 f"the outputs of {node.name!r} are not known: Op type not registered '{node.op}'",
                 hint="functions with custom ops can not be opened",
             )
-        return {output: (port, 1) for port, output in enumerate(_results(library, node.op))}
+        return _numbered(_results(library, node))
+    return _numbered((arg.name, _length(node, arg)) for arg in definition.outputs)
+
+
+def _numbered(outputs: Iterable[tuple[str, int]]) -> Mapping[str, tuple[int, int]]:
     runs: dict[str, tuple[int, int]] = {}
     port = 0
-    for arg in definition.outputs:
-        count = _length(node, arg)
-        runs[arg.name] = (port, count)
+    for name, count in outputs:
+        runs[name] = (port, count)
         port += count
     return runs
 
 
 def _length(node: Node, arg: ArgDef) -> int:
-    if arg.type_list_attr:
-        return len(attribute(node, arg.type_list_attr))
-    return int(attribute(node, arg.number_attr)) if arg.number_attr else 1
+    """How many tensors an output is."""
+    name = arg.type_list_attr or arg.number_attr
+    value = attribute(node, name) if name else 1
+    count = len(value) if isinstance(value, tuple) and arg.type_list_attr else value
+    if not isinstance(count, int):
+        raise GraphError(f"node {node.name!r} ({node.op}) is damaged: its attribute {name!r} is {count!r}")
+    return count
 
 
-def _results(library: Library[Graph], name: str) -> Sequence[str]:
-    """Names of the results of a function, without looking into its body."""
-    entry = library.entries[name]
+def _results(library: Library[Graph], call: Node) -> list[tuple[str, int]]:
+    """Names of the results of a function that a node calls as its op, and how many tensors each is."""
+    entry = library.entries[call.op]
     if isinstance(entry, Function):
-        return tuple(entry.results)
-    return [arg.name for arg in parse("FunctionDef", entry.data).signature.output_arg]
+        return [(name, 1) for name in entry.results]
+    signature = parse("FunctionDef", entry.data).signature
+    binding = Binding(call.op, signature, call.attrs)
+    return [(arg.name, len(binding.tensors(arg))) for arg in signature.output_arg]
 
 
 def encode_function(library: Library[Graph], name: str) -> bytes:

@@ -55,11 +55,13 @@ class Stored(Generic[Body]):
 
     Attributes:
         data: as the file holds it.
-        load: decodes it; it is given the library, whose other functions it may call as ops.
+        load: decodes it; it is given the library, whose other functions it may call as ops, and attributes of a call.
+        is_open: whether it leaves to calls of which types it is, and is another function for each.
     """
 
     data: bytes
-    load: "Callable[[str, Library[Body]], Function[Body]]" = field(compare=False)
+    load: "Callable[[str, Library[Body], Mapping[str, Any]], Function[Body]]" = field(compare=False)
+    is_open: bool = field(default=False, compare=False)
 
 
 class Library(Mapping[str, Function[Body]], Generic[Body]):
@@ -90,14 +92,30 @@ class Library(Mapping[str, Function[Body]], Generic[Body]):
 
         Raises:
             KeyError: there is none.
-            GraphError: it is of a kind that is not understood.
+            GraphError: it is of a kind that is not understood, or leaves to calls of which types it is.
+        """
+        return self.bound(name, {})
+
+    def bound(self, name: str, attrs: Mapping[str, Any]) -> Function[Body]:
+        """The function that a call makes of a name and these attributes.
+
+        Raises:
+            KeyError: there is none of that name.
+            GraphError: it is of a kind that is not understood, or the attributes leave something open.
         """
         entry = self.entries[name]
         if isinstance(entry, Function):
             return entry
+        if entry.is_open:
+            return entry.load(name, self, attrs)
         if name not in self._decoded:
-            self._decoded[name] = entry.load(name, self)
+            self._decoded[name] = entry.load(name, self, {})
         return self._decoded[name]
+
+    def is_open(self, name: str) -> bool:
+        """Whether a function leaves to calls of which types it is."""
+        entry = self.entries[name]
+        return isinstance(entry, Stored) and entry.is_open
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

@@ -121,8 +121,11 @@ def sites(graph: Graph, functions: Mapping[str, Function[Graph]], num_callers: M
         kind = KINDS.get(node.op)
         if kind is None:
             continue
-        named = [one for key in kind.functions for one in listed(node.attrs.get(key))]
-        if not named or not all(isinstance(one, FunctionName) and not one.extra for one in named):
+        groups = [listed(node.attrs.get(key)) for key in kind.functions]
+        named = [one for group in groups for one in group]
+        if not all(groups) or (len(named) > len(groups) and kind is not _CASE):
+            continue
+        if not all(isinstance(one, FunctionName) and not one.extra for one in named):
             continue
         if all(one.name in functions and num_callers[one.name] == 1 for one in named):
             gives = [not kind.is_loop or number > 0 for number in range(len(named))]
@@ -136,8 +139,8 @@ def sites(graph: Graph, functions: Mapping[str, Function[Graph]], num_callers: M
 
 
 def listed(value: object) -> tuple[Any, ...]:
-    """What an attribute lists; one that is no list lists itself."""
-    return value if isinstance(value, tuple) else () if value is None else (value,)
+    """What an attribute lists; the name of a function is a list of one, and what is damaged lists nothing."""
+    return value if isinstance(value, tuple) else (value,) if isinstance(value, FunctionName) else ()
 
 
 def needed_functions(graph: Graph, closed: dict[str, str] | None = None) -> dict[str, Function[Graph]]:

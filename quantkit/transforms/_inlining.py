@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from quantkit.errors import GraphError, InputError
+from quantkit.formats.function_library import nodes_in
+from quantkit.formats.generic_functions import call_attrs
 from quantkit.ir.draft import Draft
-from quantkit.ir.functions import Function
+from quantkit.ir.functions import Function, FunctionName
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType
@@ -85,7 +87,7 @@ class _Inliner:
         """The nodes of the function that a call names, and those that pass its results on; None: it stays."""
         if name not in self._graph.library:
             raise GraphError(f"function {name} Not found", hint=f"{call.name} calls it; the graph's library lacks it")
-        function, reason = _opened(self._graph, name)
+        function, reason = _opened(self._graph, call, name)
         if self._endless.holds(name):
             reason = f"function {name!r} calls itself"
         if call.name in self._graph.input_names:
@@ -136,10 +138,12 @@ class _Inliner:
         return passed
 
 
-def _opened(graph: Graph, name: str) -> tuple[Function[Graph] | None, str]:
-    """The function of a name, or why it can not be opened."""
+def _opened(graph: Graph, call: Node, name: str) -> tuple[Function[Graph] | None, str]:
+    """The function that a call makes of a name, or why it can not be opened."""
+    named = next((one for one in call.attrs.values() if isinstance(one, FunctionName) and one.name == name), None)
+    attrs = call.attrs if call.op == name else call_attrs(named) if named and named.extra else {}
     try:
-        return graph.library[name], ""
+        return graph.library.bound(name, attrs), ""
     except GraphError as error:
         return None, error.message
     except InputError as error:
@@ -189,8 +193,7 @@ class _Endless:
 
     def _called(self, name: str) -> Iterator[str]:
         """What a function calls, each once."""
-        function = _opened(self._graph, name)[0] if name in self._graph.library else None
-        nodes = function.graph.nodes.values() if function else ()
+        nodes = nodes_in(self._graph.library, name) if name in self._graph.library else []
         return iter({callee: None for node in nodes if (callee := self._callee(self._graph, node)) is not None})
 
 

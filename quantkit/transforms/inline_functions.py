@@ -4,6 +4,7 @@ from collections.abc import Container
 from dataclasses import replace
 
 from quantkit.errors import QuantkitError
+from quantkit.formats.function_library import names_in
 from quantkit.ir.functions import Function, FunctionName, Library, called
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
@@ -30,7 +31,8 @@ def inline_functions(graph: Graph, *, keep: tuple[str, ...] = ()) -> Outcome:
     ``call/node``. What a call waited for, what waited for it, and side effects that no result needs keep their order. A
     call that is an output of the graph becomes an Identity of its name.
 
-    Declines when a function is not in the library, calls itself, or takes tensors of several types.
+    Declines when a function is not in the library, calls itself, takes functions, or holds ops that nobody knows, or is
+    made for several types and the call does not say which.
 
     Example:
         inline_functions
@@ -75,6 +77,8 @@ def _unopened(library: Library[Graph]) -> dict[str, str]:
     """Reasons for the functions that can not be opened."""
     reasons: dict[str, str] = {}
     for name in library:
+        if library.is_open(name):
+            continue  # a call may close it
         try:
             _ = library[name]
         except QuantkitError as error:
@@ -93,6 +97,9 @@ def _written_out(graph: Graph, closed: Container[str], callee: Callee) -> list[F
         if name in seen or name in closed or name not in library:
             continue
         seen.add(name)
+        if library.is_open(name):
+            stack.extend(names_in(library, name))
+            continue
         body = _without_calls(library, library[name], callee)
         if body is not library[name]:
             made.append(body)

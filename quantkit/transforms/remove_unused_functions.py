@@ -1,10 +1,9 @@
 """Drop functions that nothing calls."""
 
-from collections.abc import Iterable
-
 from quantkit.errors import QuantkitError
+from quantkit.formats.function_library import names_in
 from quantkit.ir.functions import called
-from quantkit.ir.graph import Graph, Node
+from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.transforms.registry import transform
 
@@ -20,7 +19,7 @@ def remove_unused_functions(graph: Graph) -> Outcome:
 
     A function that is kept keeps the function that computes its gradient.
 
-    Declines when it finds a function that can not be opened: all that the library holds might be needed there.
+    Declines when it finds a function that is damaged: all that the library holds might be needed there.
 
     Example:
         remove_unused_functions
@@ -35,14 +34,14 @@ def remove_unused_functions(graph: Graph) -> Outcome:
     """
     library = graph.library
     needed: set[str] = set()
-    stack = _names(graph.nodes.values())
+    stack = [name for node in graph.nodes.values() for name in (node.op, *called(node.attrs))]
     while stack:
         name = stack.pop()
         if name in needed or name not in library:
             continue
         needed.add(name)
         try:
-            stack.extend(_names(library[name].graph.nodes.values()))
+            stack.extend(names_in(library, name))
         except QuantkitError as error:
             return Outcome(graph, (), (Skip(f"it may need any function of the library: {error.message}", name),))
         if name in library.gradients:
@@ -52,8 +51,3 @@ def remove_unused_functions(graph: Graph) -> Outcome:
         return Outcome(graph)
     changes = tuple(f"function {name} is not called" for name in unused)
     return Outcome(graph.with_(library=library.without(unused)), changes)
-
-
-def _names(nodes: Iterable[Node]) -> list[str]:
-    """What may be names of functions: those that attributes hold, and ops."""
-    return [name for node in nodes for name in (*called(node.attrs), node.op)]

@@ -82,17 +82,6 @@ def test_what_is_not_understood_survives_a_change() -> None:
     assert library_message(encode_library(changed)) == library_message(data)
 
 
-def test_functions_for_several_types_are_not_opened() -> None:
-    message = message_class("FunctionDefLibrary")()
-    function = message.function.add()
-    function.signature.name = "f"
-    function.signature.attr.add(name="T", type="type")
-    library = decode_library(message.SerializeToString())
-    assert list(library) == ["f"]
-    with pytest.raises(GraphError, match="function 'f' takes tensors of several types"):
-        library["f"]
-
-
 @pytest.mark.parametrize("reads", ["b:y:0", "n:z:0", "n:y:1"])
 def test_names_that_lead_nowhere_are_told(reads: str) -> None:
     message = message_class("FunctionDefLibrary")()
@@ -102,6 +91,20 @@ def test_names_that_lead_nowhere_are_told(reads: str) -> None:
     library = decode_library(message.SerializeToString())
     with pytest.raises(GraphError, match=f"function 'f' reads '{reads.removesuffix(':0')}'"):
         library["f"]
+
+
+def test_a_node_that_does_not_say_how_many_tensors_it_makes_is_told() -> None:
+    message = message_class("FunctionDefLibrary")()
+    function = message.function.add()
+    function.signature.name = "f"
+    function.node_def.add(name="n", op="Unpack").attr["num"].s = b"two"
+    function.node_def.add(name="m", op="Neg", input=["n:output:0"])
+    with pytest.raises(GraphError, match="node 'n' \\(Unpack\\) is damaged: its attribute 'num' is b'two'"):
+        _ = decode_library(message.SerializeToString())["f"]
+    function.node_def[0].attr["num"].i = 1 << 60
+    function.node_def[1].input[:] = ["n:output"]
+    with pytest.raises(GraphError, match="function 'f' reads 'n:output', which Unpack does not have"):
+        _ = decode_library(message.SerializeToString())["f"]
 
 
 def test_two_functions_of_one_name_are_refused() -> None:

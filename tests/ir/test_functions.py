@@ -12,7 +12,7 @@ SAME = Function("same", BODY, {"a": None})
 def test_a_function_is_decoded_once_and_when_it_is_asked_for() -> None:
     asked: list[str] = []
 
-    def load(name: str, library: Library) -> Function:
+    def load(name: str, library: Library, attrs: object) -> Function:
         asked.append(name)
         assert "same" in library
         return SAME

@@ -204,6 +204,25 @@ def test_a_switch_decides_whether_a_loop_runs() -> None:
     assert [str(edge) for edge in made["loop"].inputs] == ["x", "u"]
 
 
+@pytest.mark.parametrize(
+    ("word", "damaged"),
+    [
+        (" cond=&small,", ""),
+        ("cond=&small", "cond=[&small, &step]"),
+        ("cond=&small", "cond=3"),
+        ("T=[float, float]", "T=[float]"),
+        ("T=[float, float]", 'T=Opaque("0a00")'),
+        ("StatelessWhile(x, w", "StatelessWhile(x"),
+        ("kept = w)", "next_2 = product, kept = w)"),
+    ],
+)
+def test_damaged_calls_stay_as_they_are(word: str, damaged: str) -> None:
+    graph = from_text((LOOP + FUNCTIONS).replace(word, damaged))
+    made = clean_functions(graph)
+    assert made["loop"] == graph["loop"]
+    assert [len(one.graph.inputs) for one in made.library.values()] == [2, 2]
+
+
 def test_what_can_not_be_opened_is_told() -> None:
     message = message_class("GraphDef").FromString(graphdef.encode(from_text(LOOP + FUNCTIONS)))
     strange = message.library.function.add()

@@ -172,7 +172,7 @@ def test_functions_that_call_each_other_and_functions_of_other_kinds_stay() -> N
     assert not outcome.changes
     assert [(skip.node, skip.reason.partition(",")[0]) for skip in outcome.skips] == [
         ("y", "function 'even' calls itself"),
-        ("z", "function 'generic' takes tensors of several types or numbers"),
+        ("z", "function 'generic' is made for several types or numbers"),
     ]
 
 

@@ -1,6 +1,7 @@
 """Functions that nothing needs."""
 
 from quantkit.formats import graphdef
+from quantkit.formats.function_library import decode_library
 from quantkit.formats.schema import message_class
 from quantkit.ir.functions import Library
 from quantkit.ir.graph import Graph, Node
@@ -40,17 +41,33 @@ def test_gradients_stay_with_their_functions() -> None:
     assert (list(made), made.gradients) == (["second", "slope"], {"second": "slope"})
 
 
-def test_a_function_that_can_not_be_opened_keeps_all() -> None:
+def test_what_functions_need_is_found_even_where_they_can_not_be_opened() -> None:
     message = message_class("GraphDef")()
     message.node.add(name="y", op="generic")
     generic = message.library.function.add()
     generic.signature.name = "generic"
     generic.signature.attr.add(name="T", type="type")
-    message.library.function.add().signature.name = "unused"
+    generic.node_def.add(name="n", op="OpOfMyOwn").attr["f"].func.name = "needed"
+    for name in ("needed", "unused"):
+        message.library.function.add().signature.name = name
     graph = graphdef.decode(message.SerializeToString())
+    assert list(remove_unused_functions(graph).library) == ["generic", "needed"]
+
+
+def test_a_damaged_function_keeps_all() -> None:
+    message = message_class("FunctionDefLibrary")()
+    message.function.add().signature.name = "damaged"
+    message.function.add().signature.name = "unused"
+    library = message.SerializeToString()
+    function = message.function[0].SerializeToString()
+    broken = function + b"\x1a\x02\x0a\x05"  # a node whose name ends behind it
+    header = bytes([0x0A, len(function)]), bytes([0x0A, len(broken)])
+    graph = Graph.of(
+        [Node("y", "damaged")], library=decode_library(library.replace(header[0] + function, header[1] + broken))
+    )
     outcome = remove_unused_functions.outcome(graph)
     assert outcome.graph == graph
-    assert str(outcome.skips[0]).startswith("generic: it may need any function of the library: function 'generic'")
+    assert str(outcome.skips[0]).startswith("damaged: it may need any function of the library")
 
 
 def test_a_graph_without_functions_stays() -> None:
