@@ -19,6 +19,7 @@ from quantkit.recipe import Recipe, Step, parse
 from quantkit.recipe import run as run_recipe
 from quantkit.recipe.named import find_recipe
 from quantkit.runtimes.session import TensorInfo
+from quantkit.summary import is_eight_bit
 from quantkit.transforms.registry import find as find_transform
 from quantkit.zoo import list_cards
 
@@ -37,6 +38,8 @@ def float_graph(args: Namespace, scheme: Scheme) -> tuple[Model, Graph]:
         InputError: the model is missing or broken.
     """
     model = load_model(args.model, inputs=args.inputs, outputs=args.outputs, offline=args.offline)
+    if is_eight_bit(model.rewritable):
+        raise UsageError(f"{model.name} is in 8 bits already", hint="name the float model that it was made of")
     model, graph = _recognized(args, model, as_tensorflow(model.rewritable))
     graph, _ = run_recipe(_recipe(args, model, scheme), graph)
     return model, prepare(_on_pixels(args, model, graph) if args.pixels else graph, scheme)

@@ -90,7 +90,8 @@ def _folding(graph: Graph) -> Recipe:
         "type_for_name": ("float",) * len(known),
         "shape_for_name": tuple(",".join(str(size or 1) for size in dims) for dims in known.values()),
     }
-    steps = find_recipe("inference").steps
+    # Codes need no EnsureShape.
+    steps = (*find_recipe("inference").steps, Step("remove_nodes", {"op": ("EnsureShape",)}))
     return Recipe(
         tuple(Step(one.name, options) if one.name == "strip_unused_nodes" and known else one for one in steps)
     )

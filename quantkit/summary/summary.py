@@ -18,6 +18,7 @@ from quantkit.ops.multiply_adds import multiply_adds
 BATCH_NORMS = frozenset({"BatchNormWithGlobalNormalization", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 PASSING = frozenset({"Identity", "CheckNumerics", "StopGradient"})
 CLASSIC_EIGHT_BIT = frozenset({"QuantizedConv2D", "QuantizedMatMul"})
+ALREADY = "it is in 8 bits already"
 ONNX_EIGHT_BIT = frozenset({"QuantizeLinear", "QLinearConv", "ConvInteger", "MatMulInteger"})
 
 # What an ONNX file says of a value.
@@ -184,7 +185,7 @@ def _end_text(end: End) -> str:
 
 def is_eight_bit(graph: Graph) -> bool:
     """Whether layers of the graph compute on 8-bit codes."""
-    return any(op in ONNX_EIGHT_BIT or op.startswith("Quantized") for op in graph.op_counts)
+    return any(op in ONNX_EIGHT_BIT or op.lstrip("_").startswith("Quantized") for op in graph.op_counts)
 
 
 def _next_step(graph: Graph, name: str) -> str:
@@ -193,11 +194,15 @@ def _next_step(graph: Graph, name: str) -> str:
         return _next_step_of_onnx(graph, name)
     if CLASSIC_EIGHT_BIT & counts.keys():
         return f"quantkit benchmark {name}: classic 8-bit ops run on slow kernels on x86; compare with the float graph"
+    if is_eight_bit(graph):
+        return f"quantkit benchmark {name}: {ALREADY}"
     norms = sum(counts.get(op, 0) for op in BATCH_NORMS)
-    passing = sum(counts.get(op, 0) for op in PASSING)
+    passing = sum(node.op in PASSING for node in graph.nodes.values() if node.name not in graph.ends)
     if norms or passing:
         what = " and ".join(
-            text for count, text in ((norms, f"{norms} batch norms"), (passing, f"{passing} passing nodes")) if count
+            f"{count} {kind}{'s' * (count > 1)}"
+            for count, kind in ((norms, "batch norm"), (passing, "passing node"))
+            if count
         )
         return f"quantkit transform {name} -o OUT.pb --recipe inference: {what} can go"
     return f"quantkit benchmark {name}: nothing is left to fold"
@@ -205,9 +210,10 @@ def _next_step(graph: Graph, name: str) -> str:
 
 def _next_step_of_onnx(graph: Graph, name: str) -> str:
     passing = sum(node.op in ("Identity", "Dropout") for node in graph.nodes.values() if node.name not in graph.ends)
-    if ONNX_EIGHT_BIT & graph.op_counts.keys():
-        return f"quantkit benchmark {name}: it is in 8 bits already"
+    if is_eight_bit(graph):
+        return f"quantkit benchmark {name}: {ALREADY}"
     if passing:
         recipe = "remove_nodes(op=Identity, op=Dropout, max_inputs=3) merge_duplicate_nodes strip_unused_nodes"
-        return f"quantkit transform {name} -o OUT.onnx --transforms '{recipe}': {passing} passing nodes can go"
+        what = f"{passing} passing node{'s' * (passing > 1)}"
+        return f"quantkit transform {name} -o OUT.onnx --transforms '{recipe}': {what} can go"
     return f"quantkit quantize {name} -o OUT.onnx --calibration PICTURES: 8 bits make it smaller and faster"

@@ -51,3 +51,9 @@ def test_a_graph_that_can_not_be_planned_says_why() -> None:
 def test_what_is_in_8_bits_already_needs_no_plan() -> None:
     graph = from_text("inputs: x\noutputs: y\nx = Placeholder[2x4]()\ny = QuantizedRelu(x, x, x)")
     assert str(look_ahead(graph)) == "no plan: it is in 8 bits already"
+
+
+def test_what_comes_before_codes_and_goes_is_not_counted() -> None:
+    sized = "sized = EnsureShape(prepared, T=float, shape=<2x8x8x3>)"
+    text = NETWORK.replace("conv = Conv2D(prepared", f"{sized}\n    conv = Conv2D(sized")
+    assert "EnsureShape" not in {row["op"] for row in look_ahead(from_text(text)).to_json()["kept_float"]}
