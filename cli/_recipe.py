@@ -40,6 +40,9 @@ def chosen_recipe(args: Namespace, *, converts: bool) -> Recipe:
     if args.recipe:
         return find_recipe(args.recipe)
     try:
+        if not args.classic and args.transforms.strip() in NAMED:
+            name = args.transforms.strip()
+            raise RecipeError(f"{name} is a recipe, not a transform", hint=f"give it as --recipe {name}")
         recipe = parse(args.transforms, classic=args.classic)
     except RecipeError as error:
         if args.classic:

@@ -117,9 +117,11 @@ def run(args: Namespace) -> int:
 def _check_output(scheme: Scheme, output: Path) -> None:
     formats.check_target(output)
     if output.suffix.lower() not in ENDINGS[scheme.target]:
+        others = [f"--target {target}" for target, endings in ENDINGS.items() if output.suffix.lower() in endings]
         raise UsageError(
             f"{output.name} can not hold the target {scheme.target}",
-            hint=f"name a file that ends in {' or '.join(ENDINGS[scheme.target])}",
+            hint=f"name a file that ends in {' or '.join(ENDINGS[scheme.target])}"
+            + (f", or give {' or '.join(others)}" if others else ""),
         )
 
 

@@ -151,7 +151,9 @@ def _local(source: str | Path) -> Path:
     path = Path(source)
     if not path.exists():
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise InputError(f"picture {text!r} does not exist", hint=did_you_mean(path.name, siblings))
+        raise InputError(
+            f"picture {text!r} does not exist", hint=did_you_mean(path.name, siblings) or "name a file that is there"
+        )
     return path
 
 

@@ -68,6 +68,10 @@ def kind_of(path: Path) -> str:
         raise InputError(f"{path} is a web page, not a model", hint="download it again: the server sent an error page")
     if start.startswith(b"version https://git-lfs"):
         raise InputError(f"{path} is a Git LFS pointer, not the model itself", hint="run git lfs pull")
+    if head.startswith(b"\x93NUMPY") or path.suffix == ".npz":
+        raise InputError(
+            f"{path} holds arrays, not a model", hint="arrays are data: --calibration, --data or --held-out"
+        )
     if head[4:8] == b"TFL3":
         return "tflite"
     if head.startswith((b"\x1f\x8b", b"\x89HDF", b"PK\x03\x04")):

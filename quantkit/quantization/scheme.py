@@ -156,7 +156,7 @@ class Scheme:
         if found is None or found[1] not in OBSERVERS:
             raise UsageError(
                 f"{self.observer!r} is not an observer",
-                hint=did_you_mean(self.observer, OBSERVERS) or f"use {', '.join(OBSERVERS)}",
+                hint=did_you_mean(self.observer, (*OBSERVERS, "percentile(99.99)")) or f"use {', '.join(OBSERVERS)}",
             )
         if not self.activations.is_signed and self.signed_activations is None:
             raise UsageError(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from quantkit.errors import GraphError, QuantkitError, RecipeError
+from quantkit.errors import GraphError, QuantkitError, RecipeError, did_you_mean
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
@@ -121,9 +121,19 @@ def transform(graph: Graph, recipe: Recipe | str, *, classic: bool = False, **se
     """
     if isinstance(recipe, str):
         is_named = recipe in NAMED or recipe.endswith(".toml")
-        recipe = find_recipe(recipe) if is_named else parse(recipe, classic=classic)
+        recipe = find_recipe(recipe) if is_named else _parsed(recipe, classic)
     graph = graph.with_ends(recipe.inputs or None, recipe.outputs or None)
     return run(recipe, graph, services=services, classic=classic)[0]
+
+
+def _parsed(text: str, classic: bool) -> Recipe:
+    try:
+        return parse(text, classic=classic)
+    except RecipeError as error:
+        # One word may have been meant as the name of a recipe.
+        if near := did_you_mean(text, NAMED):
+            raise RecipeError(f"no transform and no recipe is named {text!r}", hint=near) from error
+        raise
 
 
 def _apply(

@@ -12,6 +12,7 @@ what is fed and what is asked for.
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ def find_recipe(word: str) -> Recipe:
         return parse(NAMED[word])
     if Path(word).suffix == ".toml" or os.sep in word:
         return read_recipe(Path(word))
+    if re.split(r"[\s(]", word.strip())[0] in REGISTRY:
+        raise RecipeError(f"no recipe is named {word!r}", hint="those are transforms: give them with --transforms")
     raise RecipeError(
         f"no recipe is named {word!r}",
         hint=did_you_mean(word, NAMED) or f"the recipes are {', '.join(NAMED)}; a file ends in .toml",

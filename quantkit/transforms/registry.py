@@ -214,10 +214,11 @@ class Transform:
         """
         for name in words:
             if name not in self.options:
-                known = ", ".join(self.options) or "it has none"
+                # The last is the recipe's, and each transform has it.
+                known = (*self.options, "ignore_errors")
                 raise OptionError(
                     f"{self.name} has no option {name!r}",
-                    hint=did_you_mean(name, self.options) or f"its options: {known}",
+                    hint=did_you_mean(name, known) or f"its options: {', '.join(known)}",
                     option=name,
                 )
         values = {name: self.options[name].read(given, self.name) for name, given in words.items()}

@@ -81,6 +81,13 @@ def test_examples_parse(name: str) -> None:
         (["transform", "G"], 2, "out_graph graph can't be empty.", "--out_graph=FILE"),
         (["transform", "G", "-o", "O"], 2, "You must specify at least one transform.", ""),
         (["transform", "G", "-o", "O", "--recipe", "nope"], 2, "no recipe is named 'nope'", "inference"),
+        (["transform", "G", "-o", "O", "--transforms", "inference"], 2, "is a recipe", "--recipe inference"),
+        (
+            ["transform", "G", "-o", "O", "--transforms", "fold_pads(ignore_error=true)"],
+            2,
+            "no option",
+            "ignore_errors",
+        ),
         (["transform", "nothing.pb", "-o", "O", "--recipe", "deploy"], 3, "nothing.pb does not exist", ""),
         (
             ["transform", "inceptoin_v3", "-o", "O", "--recipe", "deploy"],
@@ -182,7 +189,11 @@ def test_summarize(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert document["multiply_adds"] == 9
     assert document["parameters"] == 9
     assert main(["summarize", f"--in_graph={graph_file}"]) == 0
-    assert "1 passing nodes can go" in capsys.readouterr().out
+    assert "1 passing node can go" in capsys.readouterr().out
+    assert main(["transform", str(graph_file), "-o", str(graph_file), "--recipe=inference", "--outputs=y"]) == 0
+    capsys.readouterr()
+    assert main(["summarize", str(graph_file)]) == 0
+    assert "nothing is left to fold" in capsys.readouterr().out
 
 
 def test_transforms_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,8 @@ GRAPH = Graph.of([Node("x", "Placeholder"), constant("w", np.arange(3000, dtype=
         ("pointer.pb", b"version https://git-lfs.github.com/spec/v1\noid", "is a Git LFS pointer"),
         ("packed.pb", b"\x1f\x8b\x08\x00 and so on", "is an archive"),
         ("packed.onnx", b"PK\x03\x04 and so on", "is an archive"),
+        ("array.npy", b"\x93NUMPY\x01\x00", "array.npy holds arrays, not a model"),
+        ("arrays.npz", b"PK\x03\x04 and so on", "arrays.npz holds arrays, not a model"),
         ("prose.pb", b"this is a letter, not a graph", "is text, but not a GraphDef: line 1, column 1: "),
         ("twins.pbtxt", b'node { name: "x" } node { name: "x" }', "twins.pbtxt: two nodes are named 'x'"),
         ("noise.pb", bytes(range(3, 200)), "not a GraphDef"),

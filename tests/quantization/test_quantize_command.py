@@ -135,8 +135,10 @@ def _scheme(folder: Path) -> str:
         (["-o", "d.onnx", "--weights-only", "--max-drop", "0.1"], 2, "--max-drop is about ranges"),
         (["-o", "d.onnx", "--ranges", "r", "--calibration", "p"], 2, "both say where ranges come from"),
         (["-o", "d.pb", "--calibration", "p", "--target", "onnx"], 2, "d.pb can not hold the target onnx"),
+        (["-o", "d.tflite", "--calibration", "p"], 2, "in .onnx, or give --target litert"),
         (["-o", "d.onnx", "--calibration", "nowhere"], 3, "nowhere does not exist"),
         (["-o", "d.onnx", "--calibration", "p", "--observer", "entropi"], 2, "'entropi' is not an observer"),
+        (["-o", "d.onnx", "--calibration", "p", "--observer", "percentile(9"], 2, "or 'percentile(99.99)'"),
     ],
 )
 def test_mistakes_are_said_before_any_work(
@@ -184,6 +186,17 @@ def test_weights_take_seven_bits_where_the_processor_saturates(
     ]
     largest = max((int(np.abs(array.astype(int)).max()) for array in codes), default=0)
     assert largest == (63 if half else 127 if target != "eightbit" else 0)
+
+
+def test_what_is_in_8_bits_already_is_not_quantized_again(
+    tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--calibration", str(pictures), "--runs", "0", "--runtime", "reference", "--limit", "2", "--target"]
+    for target, name in (("onnx", "d.onnx"), ("tensorflow", "d.pb")):
+        first, second = str(tmp_path / name), str(tmp_path / f"again_{name}")
+        assert main(["quantize", "digits", "-o", first, *words, target]) == 0
+        assert main(["quantize", first, "-o", second, *words, target]) == 2
+        assert f"{name} is in 8 bits already\nhint: " in capsys.readouterr().err
 
 
 def test_the_classic_ops_are_told_to_be_slow(tmp_path: Path) -> None:

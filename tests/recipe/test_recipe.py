@@ -112,6 +112,19 @@ def test_an_unknown_recipe_name() -> None:
     assert "inference" in caught.value.hint
 
 
+@pytest.mark.parametrize("word", ["fold_constants", "remove_nodes(op=Identity) fold_constants"])
+def test_transforms_in_the_place_of_a_recipe_are_told_where_to_go(word: str) -> None:
+    with pytest.raises(RecipeError, match="no recipe is named") as caught:
+        find_recipe(word)
+    assert "--transforms" in caught.value.hint
+
+
+def test_a_misspelt_recipe_in_the_place_of_transforms_is_recognized() -> None:
+    with pytest.raises(RecipeError, match="no transform and no recipe is named 'inferense'") as caught:
+        transform(GRAPH, "inferense")
+    assert caught.value.hint == "did you mean 'inference'?"
+
+
 def verifier() -> Verifier:
     return Verifier(lambda graph: open_session(graph, "reference"))
 
