@@ -22,6 +22,7 @@ from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.ops.inference import infer_shapes
+from quantkit.quantization.feeders import require_arrays
 from quantkit.quantization.observers import BINS, Observer, make_observer
 from quantkit.quantization.plan import NOT_FINITE, Plan
 from quantkit.quantization.ranges import Provenance, Range, Ranges
@@ -140,6 +141,7 @@ def collect(
 
 def _examples(inputs: tuple[TensorInfo, ...], batches: Iterable[Batch], at_once: int) -> Iterator[dict[str, Array]]:
     """Feeds of at most ``at_once`` examples each."""
+    require_arrays(batches)
     for batch in batches:
         if isinstance(batch, Mapping):
             named = dict(batch)

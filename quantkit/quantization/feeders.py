@@ -1,5 +1,6 @@
 """What two versions of a model are fed: the same samples, each version as its own inputs take them."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -19,7 +20,12 @@ CENTRE = SCALE = np.float32(128)
 
 
 def batched(batches: Iterable[Batch]) -> Feeder:
-    """Feeds both sessions the rows of the same arrays."""
+    """Feeds both sessions the rows of the same arrays.
+
+    Raises:
+        UsageError: the name of a file stands in their place.
+    """
+    require_arrays(batches)
 
     def feeder(mine: Sequence[TensorInfo], theirs: Sequence[TensorInfo]) -> Iterator[tuple[Feeds, Feeds]]:
         for batch in batches:
@@ -33,6 +39,18 @@ def batched(batches: Iterable[Batch]) -> Feeder:
                 )
 
     return feeder
+
+
+def require_arrays(batches: object) -> None:
+    """See that batches are no file's name, which is a sequence, too.
+
+    Raises:
+        UsageError: they are.
+    """
+    if isinstance(batches, str | os.PathLike):
+        raise UsageError(
+            f"batches are arrays, and {os.fspath(batches)!r} names a file", hint="read it first: [np.load(FILE)]"
+        )
 
 
 def random_feeder(samples: int, seed: int) -> Feeder:

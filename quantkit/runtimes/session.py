@@ -217,6 +217,9 @@ class FunctionSession:
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         if self._compute is None:
             raise UsageError("this session is closed", hint="open a new one: open_session(model)")
+        if not isinstance(feeds, Mapping):
+            example = f"{{{self.inputs[0].name!r}: array}}" if self.inputs else "{}"  # type: ignore[unreachable]
+            raise UsageError("what is fed says no names of inputs", hint=f"give arrays by name: {example}")
         arrays = {name: as_array(value) for name, value in feeds.items()}
         check_feeds(self.inputs, arrays)
         results = self._compute([arrays[info.name] for info in self.inputs])

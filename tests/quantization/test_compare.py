@@ -73,6 +73,15 @@ def test_models_may_be_named_as_everywhere(tmp_path: Path) -> None:
     assert found.first_bad is None
 
 
+def test_the_name_of_a_file_is_no_batch() -> None:
+    graph, name = layered(), "x.npy"
+    said = "batches are arrays, and 'x.npy' names a file"
+    with pytest.raises(UsageError, match=said):
+        qk.compare(graph, graph, name)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=said):
+        qk.calibrate(graph, name)  # type: ignore[arg-type]
+
+
 def test_the_numbers_are_those_of_the_formulas() -> None:
     batch = RANDOM.normal(size=(3, 8, 8, 3)).astype(np.float32)
     first, second = layered(), changed(1, (WEIGHTS[1] * 1.05).astype(np.float32))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantkit.errors import GraphError, UnavailableError
+from quantkit.errors import GraphError, UnavailableError, UsageError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text
@@ -43,6 +43,13 @@ def test_it_runs_a_graph() -> None:
     with RUNTIME.open(CHAIN) as session:
         assert session.inputs[0].shape == Shape((None, 2))
         np.testing.assert_array_equal(session.run({"x": ONES})["y"], [[4, 4]])
+
+
+def test_what_is_fed_has_names() -> None:
+    graph = Graph.of([placeholder("x", 1, 4), node("y", "Relu", "x")], ["x"], ["y"])
+    with RUNTIME.open(graph, SessionOptions()) as session, pytest.raises(UsageError, match="no names") as caught:
+        session.run(np.zeros((1, 4), np.float32))  # type: ignore[arg-type]
+    assert caught.value.hint == "give arrays by name: {'x': array}"
 
 
 def test_any_edge_can_be_fed_and_asked_for() -> None:
