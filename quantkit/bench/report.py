@@ -210,7 +210,7 @@ def _cells(row: Row, comparison: Comparison | UsageError | None) -> tuple[str, .
         f"{_ms(summary.low)} to {_ms(summary.high)}",
         _ms(summary.p90),
         speed,
-        f"{context.num_bytes / 1e6:.1f}",
+        f"{context.num_bytes / 1e6:.{1 if context.num_bytes >= 1e6 else 3}f}",
         "" if summary.is_stable else "unstable",
     )
 
