@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from quantkit.ir.functions import Function, Library
-from quantkit.ir.graph import SWITCHES, Attr, Edge, Graph, Node
+from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Shape
+from quantkit.transforms._call_sites import needed_functions
 from quantkit.transforms._effects import Effects
 from quantkit.transforms._names import FreeNames
 
@@ -37,23 +38,16 @@ class Opened:
 
     @classmethod
     def of(cls, function: Function[Graph], library: Library[Graph], effects: Effects) -> "Opened":
-        """Open a function; it need not wait for nodes whose running nobody can see."""
-        ordered = effects.ordered(function.graph)
+        """Open a function; nodes that must run, but that nothing waits for, are outputs as well."""
         names = FreeNames(function.graph)
         body = function.graph
         arguments = {edge.node: _placeholder(body[edge.node]) for edge in body.inputs}
         nodes = [arguments.get(name, node) for name, node in body.nodes.items()]
-        if SWITCHES.isdisjoint(body.op_counts):
-            nodes = [_waiting_for(node, ordered) for node in nodes]
         results = [
             Node(names.free(name), RESULT, (edge,), (), {**({"T": dtype} if dtype else {}), "index": place})
             for place, ((name, dtype), edge) in enumerate(zip(function.results.items(), body.outputs, strict=True))
         ]
-        waits = {
-            name: Node(names.free(name), WAIT, (), (node,))
-            for name, node in function.controls.items()
-            if node in ordered
-        }
+        waits = {name: Node(names.free(name), WAIT, (), (node,)) for name, node in function.controls.items()}
         ends = (*results, *waits.values())
         graph = Graph.of([*nodes, *ends], body.inputs, [Edge(node.name) for node in ends], library=library)
         needed = graph.reachable(stop_at_inputs=False)
@@ -104,11 +98,6 @@ def _placeholder(argument: Node) -> Node:
     return Node(argument.name, "Placeholder", attrs=attrs)
 
 
-def _waiting_for(node: Node, names: set[str]) -> Node:
-    kept = tuple(name for name in node.controls if name in names)
-    return node if kept == node.controls else node.with_(controls=kept)
-
-
 def cleaned(
     function: Function[Graph], library: Library[Graph], effects: Effects, clean: Clean
 ) -> tuple[Function[Graph], Outcome]:
@@ -128,5 +117,20 @@ def cleaned(
     declined = tuple(Skip(skip.reason, f"{function.name}: {skip.node}") for skip in skips)
     if made == function:
         return function, Outcome(function.graph, (), declined)
-    changes = outcome.changes or ("nobody waits for what nobody sees",)
-    return made, Outcome(made.graph, tuple(f"{function.name}: {change}" for change in changes), declined)
+    return made, Outcome(made.graph, tuple(f"{function.name}: {change}" for change in outcome.changes), declined)
+
+
+def in_functions(graph: Graph, clean: Clean) -> Outcome:
+    """The graph whose functions are rewritten, each as a graph of its own; those that can not be opened stay."""
+    if not graph.library:
+        return Outcome(graph)
+    effects = Effects(graph.library)
+    made: list[Function[Graph]] = []
+    changes: list[str] = []
+    skips: list[Skip] = []
+    for function in needed_functions(graph).values():
+        after, outcome = cleaned(function, graph.library, effects, clean)
+        made.extend([after] if after is not function else [])
+        changes.extend(outcome.changes)
+        skips.extend(outcome.skips)
+    return Outcome(graph.with_(library=graph.library.with_(*made)) if made else graph, tuple(changes), tuple(skips))

@@ -7,7 +7,7 @@ from typing import Any
 
 from quantkit.errors import QuantkitError, RecipeError, did_you_mean
 from quantkit.ir.functions import Function
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import SWITCHES, Graph
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import Tensor
 from quantkit.transforms._bodies import cleaned
@@ -91,8 +91,9 @@ def clean_functions(
         same = Identity(product, T=float)
         end
     """
-    run = partial(_run, steps=_chosen(transform, op, evaluate))
-    signatures = Signatures(Effects(graph.library))
+    effects = Effects(graph.library)
+    run = partial(_run, steps=(partial(_without_waits, effects=effects), *_chosen(transform, op, evaluate)))
+    signatures = Signatures(effects)
     everything = _cleaned(graph, run, signatures)
     left = _unfolded(everything.graph, signatures.moved)
     if not left:
@@ -120,6 +121,22 @@ def _chosen(names: tuple[str, ...], op: tuple[str, ...], evaluate: Evaluate) -> 
     return tuple(
         partial(step.outcome, **options.get(name, {})) for name, step in STEPS.items() if not names or name in names
     )
+
+
+def _without_waits(graph: Graph, effects: Effects) -> Outcome:
+    """The graph where nobody waits for nodes that only compute; behind a Switch, they tell which branch is taken."""
+    if not SWITCHES.isdisjoint(graph.op_counts):
+        return Outcome(graph)
+    ordered = effects.ordered(graph)
+    changed = {
+        name: node.with_(controls=tuple(one for one in node.controls if one in ordered))
+        for name, node in graph.nodes.items()
+        if not ordered.issuperset(node.controls)
+    }
+    if not changed:
+        return Outcome(graph)
+    nodes = (changed.get(name, node) for name, node in graph.nodes.items())
+    return Outcome(graph.with_nodes(nodes), tuple(f"{name} waits for what can be seen only" for name in changed))
 
 
 def _run(graph: Graph, steps: tuple[Step, ...]) -> Outcome:

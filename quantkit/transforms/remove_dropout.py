@@ -7,6 +7,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import op
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules
 from quantkit.ops.tensorflow import output_dtypes
+from quantkit.transforms._bodies import in_functions
 from quantkit.transforms._dropout import Dropout
 from quantkit.transforms._identities import spliced
 from quantkit.transforms.registry import transform
@@ -38,7 +39,7 @@ def remove_dropout(graph: Graph) -> Outcome:
     Knows dropout as tf.nn.dropout and Keras have written it: by Floor, Select or a mask of numbers, with the rate a
     constant or computed from an input that is fed. Besides, it reads past StopGradient, PreventGradient and Print, puts
     the default in the place of a PlaceholderWithDefault that is no input of the graph, and removes assertions and
-    summaries, with the waiting for them.
+    summaries, with the waiting for them. In functions, too: in the bodies of loops and branches.
 
     Declines when elements are dropped but the others not scaled up for it. It names the random numbers that are left,
     and batch norms that are still in training mode.
@@ -58,6 +59,12 @@ def remove_dropout(graph: Graph) -> Outcome:
         dropped = SelectV2(stays, scaled, zero)
         y = Neg(dropped)
     """
+    outcome = _without_dropout(graph)
+    bodies = in_functions(outcome.graph, _without_dropout)
+    return Outcome(bodies.graph, (*outcome.changes, *bodies.changes), (*outcome.skips, *bodies.skips))
+
+
+def _without_dropout(graph: Graph) -> Outcome:
     outcome = apply_rules(graph, Rule(op("Mul|Select|SelectV2|Div|RealDiv"), _let_pass, ("root",)), _passed_on)
     made = spliced(graph, outcome.graph) if outcome.changes else outcome.graph
     gone = _watchers(made)
