@@ -24,10 +24,10 @@ from quantkit.transforms.registry import REGISTRY
 
 CLEAN = "strip_unused_nodes remove_nodes(op=Identity, op=CheckNumerics, op=StopGradient) fold_constants"
 FOLD = "fold_batch_norms fold_old_batch_norms"
+PASSING = "op=Identity, op=IdentityN, op=CheckNumerics, op=StopGradient"
 MODERN = (
     "strip_unused_nodes inline_functions remove_dead_branches remove_dropout "
-    "remove_nodes(op=Identity, op=IdentityN, op=CheckNumerics, op=StopGradient) "
-    "fold_constants simplify_arithmetic fold_constants"
+    f"remove_nodes({PASSING}) fold_constants simplify_arithmetic fold_constants"
 )
 # What engines then fuse with the layer before it.
 FUSE = "fold_pads fold_clamps fold_biases"
@@ -36,7 +36,7 @@ TIDY = "strip_unused_nodes sort_by_execution_order"
 # What a recipe is for, and its steps.
 NAMED = {
     "inference": f"{MODERN} {FOLD} {FUSE} merge_duplicate_nodes "
-    f"remove_unused_functions clean_functions remove_unused_functions ensure_input_shapes {TIDY}",
+    f"remove_unused_functions clean_functions({PASSING}) remove_unused_functions ensure_input_shapes {TIDY}",
     "deploy": f"{CLEAN} {FOLD}",
     "shrink": f"{CLEAN} {FOLD} quantize_weights {TIDY}",
     "eight_bit": f"add_default_attributes {CLEAN} {FOLD} quantize_weights quantize_nodes {TIDY}",
