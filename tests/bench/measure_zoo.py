@@ -1,11 +1,13 @@
 """Networks of many kinds after the `inference` recipe, beside TensorFlow's own `optimize_for_inference`.
 
-    python tests/bench/measure_zoo.py BUILD [MODEL ...] [--nodes-only] [--openings 5] [--runs 100] [--intra-op 2]
+    python tests/bench/measure_zoo.py BUILD [MODEL ...] [--nodes-only] [--openings 4] [--runs 100] [--intra-op 2]
 
 Makes each frozen graph of `zoo_graphs.BUILDERS` once (in the folder BUILD), rewrites it with both tools, holds the
-answers of both against those of the graph in TensorFlow, counts nodes (those of library functions included), measures
-the three side by side in TensorFlow, and writes `zoo.json`. A graph takes a few percent more or less in each process
-that opens it, however often it then runs: so each is opened several times, and a speed is that of all openings.
+answers of both against those of the graph in TensorFlow, counts nodes (those of library functions included) and what
+TensorFlow's own optimizer leaves to be run of them, measures the three side by side in TensorFlow, and writes
+`zoo.json`. A graph takes a few percent more or less in each process that opens it, however often it then runs, and
+the one that is opened last takes least: so each is opened several times, first and last in turn, and a speed is that
+of all openings.
 """
 
 import argparse
@@ -68,6 +70,21 @@ def num_nodes(graph: Graph) -> int:
     return len(graph) + sum(node.op != "_Arg" for body in bodies for node in body)
 
 
+def num_run(graph: Graph) -> int:
+    """Nodes but constants that TensorFlow runs, after all that it does to a graph when it loads it."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tensorflow.RUNTIME.open(graph) as session:
+        feeds = {f"{info.name}:0": seeded_feeds([info])[info.name] for info in session.inputs}
+    ran = v1.RunMetadata()
+    with tf.Graph().as_default() as target, v1.Session(graph=target) as session:
+        tf.import_graph_def(v1.GraphDef.FromString(graphdef.encode(graph)), name="")
+        wanted = [f"{edge.node}:{edge.port}" for edge in graph.outputs]
+        session.run(wanted, feeds, options=v1.RunOptions(output_partition_graphs=True), run_metadata=ran)
+    return sum(node.op != "Const" for part in ran.partition_graphs for node in part.node)
+
+
 def difference(before: Graph, after: Graph) -> float:
     """The largest change of an output for seeded inputs, as a part of its largest number."""
     with tensorflow.RUNTIME.open(before) as session:
@@ -93,12 +110,14 @@ def measured(name: str, build: Path, options: argparse.Namespace) -> dict[str, A
     except GraphError as error:  # it drops the functions that nodes call
         row["refused"] = {"optimize_for_inference": error.message}
         del graphs["optimize_for_inference"]
+    row["nodes_run"] = {tool: num_run(one) for tool, one in graphs.items()}
     if not options.nodes_only:
         files = []
         for tool, one in graphs.items():
             files.append(build / f"{name}.{tool}.pb")
             formats.save(one, files[-1])
-        found = [side_by_side(graph, files, options) for _ in range(options.openings)]
+        orders = (files[:: 1 if number % 2 else -1] for number in range(options.openings))
+        found = [side_by_side(graph, order, options) for order in orders]
         row["benchmarks"] = [one.to_json() for one in found]
         row["times_as_fast"] = {tool: speed_up(found, tool) for tool in graphs if tool != "quantkit"}
     return row
@@ -131,7 +150,7 @@ def main() -> None:
     parser.add_argument("build", type=Path)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(BUILDERS))
     parser.add_argument("--nodes-only", action="store_true", help="measure no times, and write no file")
-    parser.add_argument("--openings", type=int, default=5)
+    parser.add_argument("--openings", type=int, default=4)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--intra-op", type=int, default=2)
     options = parser.parse_args()
