@@ -15,11 +15,12 @@ from quantkit.ir.tensor import DType
 from quantkit.model.loading import Model, load_model
 from quantkit.ops.inference import UNKNOWN, infer_shapes
 from quantkit.quantization import Scheme, prepare
-from quantkit.recipe import Recipe, Step, parse
+from quantkit.recipe import Recipe, parse
 from quantkit.recipe import run as run_recipe
 from quantkit.recipe.named import find_recipe
 from quantkit.runtimes.session import TensorInfo
 from quantkit.summary import is_eight_bit
+from quantkit.transforms.registry import REGISTRY
 from quantkit.transforms.registry import find as find_transform
 from quantkit.zoo import list_cards
 
@@ -27,6 +28,8 @@ from ._arguments import flags
 
 # What makes 8 bits fast, each exact in float, applied behind the recipe that folds. Codes need no EnsureShape.
 REWRITES = "pool_after_projection fold_pads fold_clamps remove_nodes(op=EnsureShape)"
+# Dense layers of sequences as those of matrices.
+PRODUCTS = "flatten_products simplify_arithmetic"
 FOLDING = frozenset({"fold_batch_norms", "fold_old_batch_norms"})
 
 
@@ -58,18 +61,15 @@ def _recognized(args: Namespace, model: Model, graph: Graph) -> tuple[Model, Gra
 
 def _recipe(args: Namespace, model: Model, scheme: Scheme) -> Recipe:
     if args.recipe:
-        is_name = not {" ", "("} & set(args.recipe)
-        return find_recipe(args.recipe) if is_name else parse(args.recipe)
+        is_written = {" ", "("} & set(args.recipe) or args.recipe in REGISTRY
+        return parse(args.recipe) if is_written else find_recipe(args.recipe)
     before = parse(model.card.recipe) if model.card is not None else find_recipe("inference")
     # The classic 8-bit ops know no dilations: there, pixels that were moved to the batch stay there.
-    steps = before.steps if scheme.target == "eightbit" else _with_dilations(before.steps)
+    flatten = PRODUCTS if scheme.target == "eightbit" else f"flatten_atrous_conv {PRODUCTS}"
+    # Layers are one op each before batch norms and biases are folded into them.
+    place = next((place for place, step in enumerate(before.steps) if step.name in FOLDING), len(before.steps))
+    steps = (*before.steps[:place], *parse(flatten).steps, *before.steps[place:])
     return Recipe((*steps, *parse(REWRITES).steps))
-
-
-def _with_dilations(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """With dilated convolutions as one op each, before batch norms are folded into them."""
-    place = next((place for place, step in enumerate(steps) if step.name in FOLDING), len(steps))
-    return (*steps[:place], *parse("flatten_atrous_conv").steps, *steps[place:])
 
 
 def _on_pixels(args: Namespace, model: Model, graph: Graph) -> Graph:

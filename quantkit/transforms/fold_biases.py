@@ -1,12 +1,13 @@
 """Sums with one constant a channel, as the BiasAdd they are.
 
 layer(x) + [b0, b1, ...]  ==  BiasAdd(layer(x), b)
+Reshape(x @ w) + b        ==  Reshape(BiasAdd(x @ w, b))        where b numbers the columns of w
 """
 
 from collections.abc import Mapping
 from functools import partial
 
-from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.pattern import op
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name
 from quantkit.ir.tensor import Shape
@@ -28,10 +29,16 @@ def fold_biases(graph: Graph) -> Outcome:
     Before:  x -> Conv2D -> Add([b0, b1, ...])
     After:   x -> Conv2D -> BiasAdd([b0, b1, ...])
 
+    Frameworks multiply sequences as a matrix and add the bias when they are sequences again; it goes back to its
+    product:
+
+    Before:  x -> MatMul -> Reshape -> BiasAdd
+    After:   x -> MatMul -> BiasAdd -> Reshape
+
     Options: none. Conv2D, DepthwiseConv2dNative, Conv2DBackpropInput and MatMul; both orders of the operands.
 
-    Declines when the constant is one number for all channels, differs within a channel, or is fed, and when the number
-    of channels is not known.
+    Declines when the constant is one number for all channels, differs within a channel, or is fed, when the number
+    of channels is not known, and when others read what is reshaped.
 
     Example:
         fold_biases
@@ -44,9 +51,14 @@ def fold_biases(graph: Graph) -> Outcome:
         sum = AddV2(conv, b)
         y = Relu(sum)
     """
-    if graph.op_counts.keys().isdisjoint(ADDITIONS):
+    if graph.op_counts.keys().isdisjoint({*ADDITIONS, "BiasAdd"}):
         return Outcome(graph)
-    return apply_rules(graph, Rule(op("|".join(ADDITIONS)), partial(_as_bias, infer_shapes(graph)), ("root",)))
+    shapes = infer_shapes(graph)
+    return apply_rules(
+        graph,
+        Rule(op("|".join(ADDITIONS)), partial(_as_bias, shapes), ("root",)),
+        Rule(op("|".join((*ADDITIONS, "BiasAdd"))), partial(_before_reshape, shapes), ("root",)),
+    )
 
 
 def _as_bias(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Node] | Skip | None:
@@ -73,4 +85,30 @@ def _as_bias(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Nod
         format_ = graph[source.node].attrs.get("data_format", b"NHWC")
         attrs = {"T": value.dtype, "data_format": format_}
         return [*made, root.with_(op="BiasAdd", inputs=(source, summand), attrs=attrs)]
+    return None
+
+
+def _before_reshape(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Node] | Skip | None:
+    """The bias of a product, added before the product gets another shape."""
+    for slot in (0, 1) if root.op != "BiasAdd" else (0,):
+        source, summand = root.inputs[slot], root.inputs[1 - slot]
+        reshape, value = graph[source.node], graph.constant_of(summand)
+        if reshape.op != "Reshape" or value is None or graph[reshape.inputs[0].node].op != "MatMul":
+            continue
+        product = graph[reshape.inputs[0].node]
+        columns, dims = shapes.get(Edge(product.name), UNKNOWN).dims, shapes.get(source, UNKNOWN).dims
+        fed = {root.name, reshape.name, product.name, summand.node} & graph.input_names
+        if fed or reshape.controls or root.attrs.get("data_format", b"NHWC") != b"NHWC":
+            continue
+        if graph.is_shared(reshape) or graph.is_shared(product):
+            return Skip(f"others read {reshape.name if graph.is_shared(reshape) else product.name} without the bias")
+        # As many of the last sizes as the bias has: together they are the columns.
+        last = dims[-len(value.shape) :] if dims and value.shape else ()
+        if columns is None or columns[1] != value.num_elements or last != value.shape:
+            return Skip(f"{summand.node} is not known to be one number for each column of {product.name}")
+        flat = constant(free_name(graph, f"{root.name}/bias"), value.array.reshape(-1), value.dtype)
+        reads = (Edge(product.name), Edge(flat.name))
+        attrs: dict[str, Attr] = {"T": value.dtype, "data_format": b"NHWC"}
+        biased = Node(free_name(graph, f"{root.name}/biased"), "BiasAdd", reads, attrs=attrs)
+        return [flat, biased, reshape.with_(name=root.name, inputs=(Edge(biased.name), reshape.inputs[1]))]
     return None

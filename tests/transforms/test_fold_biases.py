@@ -48,6 +48,34 @@ def test_promises(graph: Graph) -> None:
     check_promises(fold_biases, graph)
 
 
+@st.composite
+def sequences(draw: st.DrawFn) -> Graph:
+    """Products that get another shape before they get a constant, of which some are biases."""
+    columns = draw(st.sampled_from([(6,), (2, 3), (3, 2)]))
+    shape = draw(st.sampled_from([(6,), (2, 3), (3, 2), (3,), (1,), (), (1, 6)]))
+    bias = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    kind = draw(st.sampled_from(["Add", "AddV2", "BiasAdd"])) if shape == columns == (6,) else "AddV2"
+    nodes = [
+        placeholder((8, 5)),
+        constant("w", np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)),
+        constant("b", bias),
+        constant("sizes", np.int32((2, 4, *columns))),
+        Node("m", "MatMul", (Edge("x"), Edge("w")), attrs={"T": DType.FLOAT}),
+        Node("r", "Reshape", (Edge("m"), Edge("sizes")), attrs={"T": DType.FLOAT, "Tshape": DType.INT32}),
+    ]
+    try:
+        np.broadcast_shapes((2, 4, *columns), shape)
+    except ValueError:
+        nodes[2] = constant("b", bias.reshape(-1)[:1])
+    nodes.append(Node("y", kind, (Edge("r"), Edge("b")), attrs={"T": DType.FLOAT}))
+    return Graph.of(nodes, ["x"], ["y", *draw(st.sampled_from([[], ["r"], ["m"]]))])
+
+
+@given(sequences())
+def test_promises_of_what_is_reshaped(graph: Graph) -> None:
+    check_promises(fold_biases, graph)
+
+
 def test_work_grows_linearly() -> None:
     def chain(length: int) -> Graph:
         nodes = [placeholder((1, 4, 4, CHANNELS)), constant("b", np.arange(CHANNELS, dtype=np.float32))]
