@@ -42,7 +42,7 @@ def chosen_ranges(
     """The ranges of the plan's edges, and what the float graph answered where it was run for them.
 
     Raises:
-        InputError: the ranges can not be read, or no picture can.
+        InputError: the ranges can not be read, or are those of another graph; no picture can be read.
         UsageError: the pictures do not fit the graph.
     """
     if plan.scheme.weights_only:
@@ -50,7 +50,8 @@ def chosen_ranges(
     if data is not None:
         return _calibrated(args, model, graph, plan, data, output.with_name(f"{output.name}.calibration"))
     ranges = Ranges.load(Path(args.ranges).expanduser())
-    for doubt in ranges.doubts(graph, plan.scheme.digest):
+    ranges.require_graph(graph)
+    for doubt in ranges.doubts(plan.scheme.digest):
         log(args, doubt)
     return ranges, Answers()
 

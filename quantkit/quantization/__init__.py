@@ -104,11 +104,12 @@ def quantize(graph: Graph, ranges: Ranges, target: str = "onnx", *, scheme: Sche
         A graph in the target's own ops: of ONNX for ``onnx``, of TensorFlow for ``tensorflow`` and ``eightbit``.
 
     Raises:
-        InputError: the ranges lack an edge: they were collected on another graph.
+        InputError: the ranges were collected on another graph, or lack an edge.
         UnavailableError: the target can not be made here.
     """
     scheme = scheme or Scheme.for_target(target)
     graph = prepare(graph, scheme)
+    ranges.require_graph(graph)
     return convert(graph, annotate(graph, scheme), ranges)
 
 

@@ -98,14 +98,24 @@ class Ranges(Mapping[Edge, Range]):
             joined.update(dict.fromkeys(group, reduce(Range.joined, members)) if members else {})
         return replace(self, ranges=joined)
 
-    def doubts(self, graph: Graph, scheme_digest: str) -> tuple[str, ...]:
-        """Why these ranges may not be meant for a graph and a scheme, a sentence each; empty: they are."""
-        found = []
+    def require_graph(self, graph: Graph) -> None:
+        """See that these ranges are of a graph, weights included; made by hand, they claim nothing.
+
+        Raises:
+            InputError: they were collected on another one.
+        """
         if self.provenance.graph and self.provenance.graph != graph_digest(graph):
-            found.append("the ranges were collected on another graph")
+            raise InputError(
+                f"the ranges were collected on another graph, {self.provenance.graph}, and this one is "
+                f"{graph_digest(graph)}",
+                hint="other weights, another --recipe or equalize make another graph: calibrate once more, for this",
+            )
+
+    def doubts(self, scheme_digest: str) -> tuple[str, ...]:
+        """Why these ranges may not be meant for a scheme, a sentence each; empty: they are."""
         if self.provenance.scheme and self.provenance.scheme != scheme_digest:
-            found.append("the ranges were collected with another scheme")
-        return tuple(found)
+            return ("the ranges were collected with another scheme",)
+        return ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `from_json` reads them."""

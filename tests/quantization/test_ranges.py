@@ -39,14 +39,16 @@ def test_they_print_as_a_sentence() -> None:
     assert str(ranges) == "ranges of 2 tensors, of 3 examples"
 
 
-def test_ranges_of_another_graph_or_scheme_are_doubted() -> None:
+def test_ranges_of_another_graph_are_refused_and_of_another_scheme_doubted() -> None:
     graph = from_text("inputs: x\noutputs: y\nx = Placeholder()\nw = Const(1.0)\ny = Mul(x, w)")
     other = from_text("inputs: x\noutputs: y\nx = Placeholder()\nw = Const(2.0)\ny = Mul(x, w)")
     ranges = Ranges({}, Provenance(graph_digest(graph), "d", "s", 1))
-    assert ranges.doubts(graph, "s") == ()
-    assert ranges.doubts(other, "s") == ("the ranges were collected on another graph",)
-    assert ranges.doubts(graph, "t") == ("the ranges were collected with another scheme",)
-    assert Ranges({}).doubts(graph, "t") == (), "made by hand: nothing is claimed"
+    ranges.require_graph(graph)
+    with pytest.raises(InputError, match="collected on another graph"):
+        ranges.require_graph(other)
+    Ranges({}).require_graph(other)  # made by hand: nothing is claimed
+    assert ranges.doubts("s") == Ranges({}).doubts("t") == ()
+    assert ranges.doubts("t") == ("the ranges were collected with another scheme",)
 
 
 def test_a_group_gets_the_range_that_holds_all_of_it() -> None:
