@@ -49,9 +49,11 @@ def clean_functions(
 ) -> Outcome:
     """Clean the functions that stay: bodies and conditions of loops, branches, and what could not be inlined.
 
-    The transforms named below rewrite each body as a graph of its own, until nothing changes. Where one node
-    alone calls a function, constants that it always gives move inside, those that a loop hands from turn to turn among
-    them, and neither takes nor gives what nobody needs any more.
+    The transforms named below rewrite each body as a graph of its own, until nothing changes. Where one node alone
+    calls a function, constants that it always gives move inside if that changes anything there, those that a loop hands
+    from turn to turn among them; variables of a loop that are always equal become one; what nobody needs is neither
+    taken nor given any more. The first two variables of loops as TensorFlow writes them, the number of turns and their
+    limit, stay.
 
     Before:  y = While(x, w = Const)     body(a, w): s = Identity(w), r = Mul(a, Mul(s, 2.0)), results r, w
     After:   y = While(x)                body(a): r = Mul(a, Const), result r
@@ -61,8 +63,8 @@ def clean_functions(
             fold_batch_norms, fold_old_batch_norms, fold_pads, fold_clamps, fold_biases and merge_duplicate_nodes (all).
         op: what remove_nodes splices out (Identity, IdentityN, StopGradient, PreventGradient).
 
-    Run it after inline_functions and remove_unused_functions: a function that two name keeps what it takes and gives.
-    What keeps state stays, and in its order.
+    Run it after inline_functions and remove_unused_functions: a function that two nodes name keeps what it takes and
+    gives. What keeps state stays, and in its order; nobody waits for nodes that only compute.
 
     Declines when a function can not be opened, or is made for several types; to change what is taken and given, when
     several nodes name the function, it has a gradient, or the call is an output of the graph; to move a constant
