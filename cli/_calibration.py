@@ -63,6 +63,8 @@ def _calibrated(
     with open_observed(graph, plan, args.runtime) as session, counting(args, "calibrating") as shown:
         megabytes = (memory_bound(graph, plan, engine=session.runtime.name) + KEPT_BYTES) / 1e6
         log(args, f"calibrating with {len(data)} of {data.source}, in at most {megabytes:.0f} MB")
+        if state.exists():
+            log(args, f"going on from what {state} keeps of an interrupted calibration")
         examples = Examples.of(args, model, session, data)
         if examples.preparation.is_assumed:
             log(args, assumed(examples.preparation))
@@ -71,16 +73,21 @@ def _calibrated(
         def note(feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
             answers.take(examples, dict(feeds), {name: outputs[name] for name in names})
 
-        ranges = collect(
-            session,
-            plan,
-            examples,
-            at_once=examples.at_once,
-            graph_digest=graph_digest(graph),
-            progress=lambda count: shown(count, len(data)),
-            answers=note,
-            resume=state,
-        )
+        try:
+            ranges = collect(
+                session,
+                plan,
+                examples,
+                at_once=examples.at_once,
+                graph_digest=graph_digest(graph),
+                progress=lambda count: shown(count, len(data)),
+                answers=note,
+                resume=state,
+            )
+        except KeyboardInterrupt:
+            if state.exists():
+                log(args, f"{state} keeps what was observed: the same command goes on from there")
+            raise
     _name_refused(args, examples)
     answers.source = _judges(answers, len(data) - len(examples.refused), examples.noun)
     if args.save_ranges:

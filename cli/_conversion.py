@@ -11,6 +11,8 @@ from quantkit.quantization import Plan, Ranges, annotate, convert
 from quantkit.quantization.verdict import FLOAT
 from quantkit.transforms.convert_precision import convert_precision
 
+KEPT = "the answers need it in more than 8 bits: --max-drop"
+
 
 @dataclass(frozen=True)
 class Conversion:
@@ -43,7 +45,8 @@ class Conversion:
         """The conversion that leaves these layers out, besides those of its scheme."""
         scheme = self.plan.scheme
         plan = annotate(self.graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(layers))))
-        return replace(self, plan=plan, layers=layers)
+        kept = {name: KEPT if name in layers else why for name, why in plan.kept_float.items()}
+        return replace(self, plan=replace(plan, kept_float=kept), layers=layers)
 
     @cached_property
     def quantized(self) -> Graph:

@@ -2,6 +2,8 @@
 
 import tempfile
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 
@@ -36,7 +38,9 @@ def layers_to_keep(args: Namespace, conversion: Conversion, answers: Answers, ou
             tried.write(file)
             return answers.loss(quality_of(file, tried, answers)[0])
 
-    with counting(args, "searching") as shown:
+    if state.exists():
+        log(args, f"going on from what {state} keeps of an interrupted search")
+    with counting(args, "searching") as shown, _keeping(args, state):
         found = search(
             [unit.layer for unit in conversion.plan.units],
             measured,
@@ -49,6 +53,17 @@ def layers_to_keep(args: Namespace, conversion: Conversion, answers: Answers, ou
     if found.is_complete:
         state.unlink(missing_ok=True)
     return found
+
+
+@contextmanager
+def _keeping(args: Namespace, state: Path) -> Iterator[None]:
+    """Says what an interruption leaves."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if state.exists():
+            log(args, f"{state} keeps what was measured: the same command goes on from there")
+        raise
 
 
 def _require_answers(args: Namespace, conversion: Conversion, answers: Answers) -> None:

@@ -55,9 +55,14 @@ def chosen_plan(args: Namespace, graph: Graph, scheme: Scheme) -> Plan:
             log(args, "the plan was made for another graph, which has nodes of the same names")
     else:
         plan = annotate(graph, scheme)
+    save_plan(args, graph, plan)
+    return plan
+
+
+def save_plan(args: Namespace, graph: Graph, plan: Plan) -> None:
+    """Write ``--save-plan``, where it is asked for."""
     if args.save_plan:
         replace(plan, graph=graph_digest(graph)).save(Path(args.save_plan).expanduser())
-    return plan
 
 
 def _named_scheme(args: Namespace) -> Scheme:

@@ -183,7 +183,7 @@ class Verdict:
         else:
             yield from self._precision_lines()
         for one in counted.left_overs[:SHOWN]:
-            cost = f", {one.multiply_adds / 1e6:.1f} million multiply-adds" if one.multiply_adds else ""
+            cost = f", {_count(one.multiply_adds)} multiply-adds" if one.multiply_adds else ""
             yield f"  float: {one.name} ({one.op}{cost}): {one.reason}"
         if len(counted.left_overs) > SHOWN:
             yield f"  float: {len(counted.left_overs) - SHOWN} more (--save-plan lists them)"
@@ -225,7 +225,7 @@ class Verdict:
             for row in kept:
                 bought, cost = row.bought or row.gain, costs.get(row.unit)
                 numbers = f"{bought.drop:>11.4f}  {bought.divergence:>9.4f}" if bought else f"{'':>11}  {'':>9}"
-                yield f"  {row.unit:<{width}}  {numbers}  {'' if cost is None else f'{cost / 1e6:.1f} M':>13}"
+                yield f"  {row.unit:<{width}}  {numbers}  {'' if cost is None else _count(cost):>13}"
         if not found.is_complete:
             yield "  the time was over before the search was: the same command goes on, with more --time-budget"
 
@@ -259,6 +259,10 @@ class Verdict:
             yield doubt
         if command or other:
             yield f"next: {command or other}"
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e6:.1f} million" if number >= 1e5 else f"{number / 1e3:.1f} thousand"
 
 
 def _short(milliseconds: float) -> str:

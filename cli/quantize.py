@@ -22,7 +22,7 @@ from ._judging import compared, racing, timed
 from ._next import Next
 from ._preparation import float_graph
 from ._render import emit, log
-from ._scheme import chosen_plan, chosen_scheme
+from ._scheme import chosen_plan, chosen_scheme, save_plan
 from ._verdict import Verdict
 
 EXAMPLES = (
@@ -104,6 +104,7 @@ def run(args: Namespace) -> int:
     found = None if args.max_drop is None else layers_to_keep(args, conversion, answers, output)
     if found is not None:
         conversion = conversion.keeping(found.keep_float)
+        save_plan(args, graph, conversion.plan)
     verdict = _delivered(args, model, conversion, answers, found, output)
     emit(args, "quantkit.quantize/1", verdict.to_json(), verdict.print)
     if found is not None and not found.is_reached:

@@ -233,8 +233,13 @@ def test_layers_stay_float_until_the_drop_is_small(
     monkeypatch.setattr(search, "quality_of", quality)
     output = tmp_path / "d.onnx"
     words = ["-o", str(output), "--calibration", str(pictures), "--runs", "0", "--max-drop", "0.05"]
-    document = quantized(words, capsys)
+    plan = tmp_path / "plan.json"
+    document = quantized([*words, "--save-plan", str(plan)], capsys)
     assert document["fallback"]["keep_float"] == [wanted]
+    (left,) = [one for one in document["left_overs"] if one["name"] == wanted]
+    assert "--max-drop" in left["reason"]
+    assert Plan.load(plan).kept_float[wanted] == left["reason"]
+    plan.unlink()
     assert document["ops"]["Conv2D"] == {"8 bits": 19, "float": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["d.onnx"]
 
@@ -355,3 +360,50 @@ def test_where_the_first_engine_refuses_the_next_one_judges(
     assert "answers not compared with float: no engine here runs it" in shown
     assert main(["quantize", "digits", *words, "--max-drop", "0.01"]) == 3
     assert "openvino can not read it" in capsys.readouterr().err
+
+
+def test_an_interrupted_search_says_where_it_goes_on(
+    tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = import_module("quantkit.cli._fallback")
+    measured: list[Path] = []
+
+    def quality(file: Path, *rest: Any) -> Any:
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        measured.append(file)
+        return Quality(10, None, None, Share(4, 10), 0.1), None
+
+    monkeypatch.setattr(search, "quality_of", quality)
+    words = ["quantize", "digits", "-o", str(tmp_path / "d.pb"), "--target", "eightbit", "--runtime", "reference"]
+    words += ["--calibration", str(pictures), "--runs", "0", "--max-drop", "0.05"]
+    assert main(words) == 130
+    (state,) = tmp_path.glob("*.fallback")
+    assert f"{state} keeps what was measured" in capsys.readouterr().err
+    assert main(words) == 130
+    assert f"going on from what {state} keeps" in capsys.readouterr().err
+
+
+def test_an_interrupted_calibration_says_where_it_goes_on(
+    tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = import_module("quantkit.cli._answers").Answers
+    take, taken = answers.take, []
+
+    def interrupted(self: Any, *rest: Any) -> Any:
+        taken.append(rest)
+        if len(taken) == 5:
+            raise KeyboardInterrupt
+        return take(self, *rest)
+
+    monkeypatch.setattr(answers, "take", interrupted)
+    words = ["quantize", "digits", "-o", str(tmp_path / "d.pb"), "--target", "eightbit", "--runtime", "reference"]
+    words += ["--calibration", str(pictures), "--runs", "0"]
+    assert main(words) == 130
+    (state,) = tmp_path.glob("*.calibration")
+    assert f"{state} keeps what was observed" in capsys.readouterr().err
+    monkeypatch.setattr(answers, "take", take)
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert f"going on from what {state} keeps" in captured.err
+    assert "of the 12 calibration pictures (those after the interruption)" in captured.out
