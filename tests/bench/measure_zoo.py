@@ -1,12 +1,12 @@
 """Networks of many kinds after the `inference` recipe, beside TensorFlow's own `optimize_for_inference`.
 
-    python tests/bench/measure_zoo.py BUILD [MODEL ...] [--nodes-only] [--openings 4] [--runs 100] [--intra-op 2]
+    python tests/bench/measure_zoo.py BUILD [MODEL ...] [--nodes-only] [--openings 6] [--runs 100] [--intra-op 2]
 
 Makes each frozen graph of `zoo_graphs.BUILDERS` once (in the folder BUILD), rewrites it with both tools, holds the
 answers of both against those of the graph in TensorFlow, counts nodes (those of library functions included) and what
 TensorFlow's own optimizer leaves to be run of them, measures the three side by side in TensorFlow, and writes
 `zoo.json`. A graph takes a few percent more or less in each process that opens it, however often it then runs, and
-the one that is opened last takes least: so each is opened several times, first and last in turn, and a speed is that
+the one that is opened last takes least: so each is opened several times, at every place in turn, and a speed is that
 of all openings.
 """
 
@@ -116,7 +116,8 @@ def measured(name: str, build: Path, options: argparse.Namespace) -> dict[str, A
         for tool, one in graphs.items():
             files.append(build / f"{name}.{tool}.pb")
             formats.save(one, files[-1])
-        orders = (files[:: 1 if number % 2 else -1] for number in range(options.openings))
+        turns = (number % len(files) for number in range(options.openings))
+        orders = (files[turn:] + files[:turn] for turn in turns)
         found = [side_by_side(graph, order, options) for order in orders]
         row["benchmarks"] = [one.to_json() for one in found]
         row["times_as_fast"] = {tool: speed_up(found, tool) for tool in graphs if tool != "quantkit"}
@@ -150,7 +151,7 @@ def main() -> None:
     parser.add_argument("build", type=Path)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(BUILDERS))
     parser.add_argument("--nodes-only", action="store_true", help="measure no times, and write no file")
-    parser.add_argument("--openings", type=int, default=4)
+    parser.add_argument("--openings", type=int, default=6)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--intra-op", type=int, default=2)
     options = parser.parse_args()
