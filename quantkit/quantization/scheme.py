@@ -158,10 +158,37 @@ class Scheme:
                 f"{self.observer!r} is not an observer",
                 hint=did_you_mean(self.observer, (*OBSERVERS, "percentile(99.99)")) or f"use {', '.join(OBSERVERS)}",
             )
+        self._check_forms()
         if not self.activations.is_signed and self.signed_activations is None:
             raise UsageError(
                 f"activations = {str(self.activations)!r} has no codes for negative numbers",
                 hint='give signed_activations as well, for example "qint8 symmetric"',
+            )
+
+    def _check_forms(self) -> None:
+        """See that a target's kernels, and what writes its files, take what is wanted.
+
+        Raises:
+            UsageError: naming the field.
+        """
+        for name in OWN_FORMS.get(self.target, ()):
+            wanted, given = TARGETS[self.target].get(name, _DEFAULTS[name]), getattr(self, name)
+            if given != wanted:
+                form = repr(str(wanted)) if wanted else "no form of its own"
+                raise UsageError(
+                    f"the target {self.target} has for {name} {form}, not {str(given)!r}",
+                    hint=f"leave {name} out, as Scheme.for_target({self.target!r}) does, or choose another target",
+                )
+        if "weights" not in OWN_FORMS.get(self.target, ()) and (
+            not self.weights.symmetric or not self.weights.is_signed
+        ):
+            raise UsageError(
+                f"the target {self.target} has weights as symmetric qint8, not {str(self.weights)!r}",
+                hint='write for example weights = "qint8 symmetric per_channel"',
+            )
+        if self.split_units and self.target != "eightbit":
+            raise UsageError(
+                f"split_units is for the classic ops, and the target is {self.target}", hint="leave it out"
             )
 
     @classmethod
@@ -251,6 +278,15 @@ TARGETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
+# What the kernels of a target, or what writes its files, decide themselves.
+OWN_FORMS = MappingProxyType(
+    {
+        "tensorflow": ("activations", "signed_activations"),
+        "eightbit": ("weights", "activations", "signed_activations"),
+        "litert": ("weights", "activations", "signed_activations"),
+    }
+)
+_DEFAULTS = {one.name: one.default for one in fields(Scheme)}
 _SWITCHES = (
     "share_concat_ranges",
     "share_pool_ranges",
