@@ -12,6 +12,8 @@ from quantkit.quantization.ranges import graph_digest
 
 from ._render import log
 
+# Targets whose engines multiply u8 with s8 codes.
+SATURATING = ("onnx", "tensorflow")
 # Instructions that add products of codes in 32 bits.
 DOT_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"})
 
@@ -31,6 +33,11 @@ def chosen_scheme(args: Namespace) -> Scheme:
         scheme = scheme.with_(observer=args.observer)
     if args.weights_only:
         scheme = scheme.with_(weights_only=True)
+    if args.half_range and scheme.target not in SATURATING:
+        raise UsageError(
+            f"--half-range is for --target {' or '.join(SATURATING)}: {scheme.target} has weights of its own",
+            hint="leave it out",
+        )
     is_needed = not args.plan and not args.half_range and not scheme.weights_only and _saturates(scheme)
     if is_needed:
         log(args, "this processor adds products of codes in 16 bits: weights take 7 bits, which it can not overflow")
@@ -83,4 +90,4 @@ def _named_scheme(args: Namespace) -> Scheme:
 def _saturates(scheme: Scheme) -> bool:
     """Whether this processor adds pairs of u8 x s8 products in 16 bits, which full weights overflow."""
     isa = set(this_machine().isa)
-    return scheme.target in ("onnx", "tensorflow") and "avx2" in isa and not DOT_PRODUCTS & isa
+    return scheme.target in SATURATING and "avx2" in isa and not DOT_PRODUCTS & isa

@@ -134,6 +134,7 @@ def _scheme(folder: Path) -> str:
         (["-o", "d.onnx", "--weights-only", "--calibration", "p"], 2, "--calibration is about ranges"),
         (["-o", "d.onnx", "--weights-only", "--max-drop", "0.1"], 2, "--max-drop is about ranges"),
         (["-o", "d.onnx", "--ranges", "r", "--calibration", "p"], 2, "both say where ranges come from"),
+        (["-o", "d.tflite", "--target", "litert", "--half-range", "--calibration", "p"], 2, "--half-range is for"),
         (["-o", "d.pb", "--calibration", "p", "--target", "onnx"], 2, "d.pb can not hold the target onnx"),
         (["-o", "d.tflite", "--calibration", "p"], 2, "in .onnx, or give --target litert"),
         (["-o", "d.onnx", "--calibration", "nowhere"], 3, "nowhere does not exist"),

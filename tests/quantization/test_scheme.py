@@ -89,7 +89,7 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
         (
             "litert",
             {"signed_activations": Spec.parse("qint8 symmetric")},
-            "has for signed_activations no form of its own",
+            "for signed_activations no form of its own",
         ),
         ("onnx", {"split_units": True}, "split_units is for the classic ops"),
     ],
