@@ -48,6 +48,12 @@ def add_precision(parser: ArgumentParser, whose: str = "") -> None:
     )
 
 
+def add_size(parser: ArgumentParser) -> None:
+    """What pictures are resized to; `flags` reads it."""
+    parser.add_argument("--input-width", type=whole, help="pixels of the resized picture (the graph's)")
+    parser.add_argument("--input-height", type=whole, help="pixels of the resized picture (the graph's)")
+
+
 def add_normalization(parser: ArgumentParser) -> None:
     """What is done to pixels; `flags` reads it."""
     parser.add_argument("--input-mean", type=float, help="subtracted from the pixels (the card's, or 128)")
@@ -59,8 +65,7 @@ def add_pictures_layers(parser: ArgumentParser) -> None:
     parser.add_argument("--labels", help="what the numbers mean: a list, or a file of the 2015 pair (the model's own)")
     parser.add_argument("--input-layer", default="", help="what to feed (the card's, or what takes pictures)")
     parser.add_argument("--output-layer", default="", help="what gives a number for each class (the card's)")
-    parser.add_argument("--input-width", type=whole, help="pixels of the resized picture (the graph's)")
-    parser.add_argument("--input-height", type=whole, help="pixels of the resized picture (the graph's)")
+    add_size(parser)
     add_normalization(parser)
 
 

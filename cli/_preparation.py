@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from quantkit.classify.choices import choose_ends, choose_preprocessing, matching_card
+from quantkit.classify.choices import choose_ends, choose_preprocessing, matching_card, takes_pictures
+from quantkit.classify.feeding import Feeding
+from quantkit.data import Data
 from quantkit.dialects.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph
-from quantkit.ir.tensor import DType
+from quantkit.ir.tensor import DType, Shape
 from quantkit.model.loading import Model, load_model
 from quantkit.ops.inference import UNKNOWN, infer_shapes
 from quantkit.quantization import Scheme, prepare
@@ -25,6 +27,7 @@ from quantkit.transforms.registry import find as find_transform
 from quantkit.zoo import list_cards
 
 from ._arguments import flags
+from ._render import log
 
 # What makes 8 bits fast, each exact in float, applied behind the recipe that folds. Codes need no EnsureShape.
 REWRITES = "pool_after_projection fold_pads fold_clamps remove_nodes(op=EnsureShape)"
@@ -33,8 +36,13 @@ PRODUCTS = "flatten_products simplify_arithmetic"
 FOLDING = frozenset({"fold_batch_norms", "fold_old_batch_norms"})
 
 
-def float_graph(args: Namespace, scheme: Scheme) -> tuple[Model, Graph]:
+def float_graph(args: Namespace, scheme: Scheme, data: Data | None) -> tuple[Model, Graph]:
     """The model, and its graph with all that is exact in float done already.
+
+    Args:
+        args: of the command.
+        scheme: what is to be quantized.
+        data: that it will be fed; None: none.
 
     Raises:
         UsageError, RecipeError: the flags do not suit the model.
@@ -44,7 +52,7 @@ def float_graph(args: Namespace, scheme: Scheme) -> tuple[Model, Graph]:
     if is_eight_bit(model.rewritable):
         raise UsageError(f"{model.name} is in 8 bits already", hint="name the float model that it was made of")
     model, graph = _recognized(args, model, as_tensorflow(model.rewritable))
-    graph, _ = run_recipe(_recipe(args, model, scheme), graph)
+    graph, _ = run_recipe(_recipe(args, model, scheme), _sized(args, model, graph, data))
     return model, prepare(_on_pixels(args, model, graph) if args.pixels else graph, scheme)
 
 
@@ -57,6 +65,36 @@ def _recognized(args: Namespace, model: Model, graph: Graph) -> tuple[Model, Gra
         return model, graph
     source, result = _infos(graph, graph.inputs[0], graph.outputs[0])
     return replace(model, card=matching_card(source, result, list_cards())), graph
+
+
+def _sized(args: Namespace, model: Model, graph: Graph, data: Data | None) -> Graph:
+    """The graph with the sizes that it will be fed where its inputs leave them open: padding follows from them."""
+    made = dict(graph.nodes)
+    for edge in graph.inputs:
+        shape = graph[edge.node].attrs.get("shape")
+        if not isinstance(shape, Shape) or shape.dims is None or None not in shape.dims[1:]:
+            continue
+        fed = _fed_sizes(args, model, TensorInfo(str(edge), DType.FLOAT, shape), data)
+        dims = [size or given for size, given in zip(shape.dims[1:], fed, strict=False)]
+        if len(dims) == len(shape.dims) - 1 and None not in dims:
+            sizes = Shape((shape.dims[0], *dims))
+            made[edge.node] = graph[edge.node].with_attrs(shape=sizes)
+            log(args, f"{edge} leaves its size open: it is quantized for {sizes} (--input-width, --input-height)")
+    return graph.with_nodes(made.values())
+
+
+def _fed_sizes(args: Namespace, model: Model, info: TensorInfo, data: Data | None) -> tuple[int | None, ...]:
+    """The sizes of one example of an input; empty: nothing tells them."""
+    dims, said = info.shape.dims or (), flags(args)
+    arrays = {} if data is None else data.arrays
+    array = arrays.get(info.name, next(iter(arrays.values())) if len(arrays) == 1 else None)
+    if array is not None and (array.dtype != np.uint8 or said.height is None):
+        return array.shape[1:] if array.ndim == len(dims) else ()
+    if not takes_pictures(info) or len(dims) != 4 or (data is None and said.height is None):
+        return ()
+    known = choose_preprocessing(info, model.card, said)
+    is_first = Feeding.of(info).channels_first
+    return (known.channels, known.height, known.width) if is_first else (known.height, known.width, known.channels)
 
 
 def _recipe(args: Namespace, model: Model, scheme: Scheme) -> Recipe:

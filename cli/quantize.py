@@ -14,7 +14,7 @@ from quantkit.quantization.scheme import TARGETS
 from quantkit.quantization.verdict import FLOAT, census
 
 from ._answers import Answers
-from ._arguments import add_ends, add_normalization, add_offline, count, seconds, share, whole
+from ._arguments import add_ends, add_normalization, add_offline, add_size, count, seconds, share, whole
 from ._calibration import chosen_pictures, chosen_ranges, float_answers
 from ._conversion import Conversion
 from ._fallback import layers_to_keep
@@ -67,6 +67,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--recipe", help="prepare the float graph with this recipe (the card's, or inference; rewrites)"
     )
     add_ends(parser)
+    add_size(parser)
     add_normalization(parser)
     parser.add_argument("--runtime", default="auto", help="engine that calibrates (the fastest that can)")
     parser.add_argument("--runs", type=whole, default=RUNS, help=f"timed calls for the speed-up; 0: none ({RUNS})")
@@ -93,7 +94,7 @@ def run(args: Namespace) -> int:
     _check_ranges(args, scheme)
     _check_fallback(args, scheme)
     data, held_out = chosen_pictures(args)
-    model, graph = float_graph(args, scheme)
+    model, graph = float_graph(args, scheme, data or held_out)
     if model.has_random_weights:
         log(args, f"{model.name}: {MEANINGLESS}")
     plan = chosen_plan(args, graph, scheme)

@@ -178,3 +178,28 @@ def test_dilated_and_grouped_convolutions(target: str, tmp_path: Path, capsys: p
     ops = qk.load(output).op_counts
     assert ("SpaceToBatchND" in ops) == (target == "eightbit")
     assert verdict["ops"]["Conv2D"] == {"8 bits": 2 - (target != "onnx"), "float": int(target != "onnx")}
+
+
+@pytest.mark.parametrize("target", OUTPUTS)
+def test_sizes_that_are_open_are_those_of_the_data(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fully convolutional network, whose padding follows from the size of its pictures."""
+    network = Network(x=(None, None, None, 3))
+    network.nodes.append(constant("axes", np.int32([1, 2])))
+    steps = {"strides": (1, 2, 2, 1), "padding": b"SAME", "data_format": b"NHWC"}
+    first = network.add("first", "Relu", network.add("conv", "Conv2D", "x", network.const("w", 3, 3, 3, 8), **steps))
+    second = network.add(
+        "other", "Relu", network.add("conv_1", "Conv2D", first, network.const("v", 3, 3, 8, 8), **steps)
+    )
+    network.dense("y", network.add("mean", "Mean", second, "axes", Tidx=DType.INT32), 8, 4, "Softmax")
+    source, data = network.save(tmp_path / "open.pb", "y"), tmp_path / "pictures.npy"
+    np.save(data, RANDOM.normal(size=(8, 21, 14, 3)).astype(np.float32))
+    verdict, output = quantized(source, target, data, capsys)
+    assert verdict["ops"]["Conv2D"] == {"8 bits": 2, "float": 0}
+    assert verdict["eight_bit_multiply_adds"] == 11 * 7 * 27 * 8 + 6 * 4 * 72 * 8 + 8 * 4
+    assert qk.load(output)["x"].attrs["shape"] == Shape((None, 21, 14, 3))
+    np.save(data, RANDOM.integers(0, 256, (2, 9, 9, 3)).astype(np.uint8))
+    words = ["quantize", str(source), "-o", str(output), "--target", target, "--calibration", str(data), "--runs", "0"]
+    assert main([*words, "--input-width", "16", "--input-height", "12"]) == 0
+    assert "x leaves its size open: it is quantized for ?x12x16x3" in capsys.readouterr().err

@@ -100,7 +100,10 @@ def _seeded(session: Session, plan: Plan, ranges: Ranges) -> dict[str, Array]:
 
 def _numbers(generator: np.random.Generator, info: TensorInfo, plan: Plan, ranges: Ranges) -> Array:
     if info.shape.dims is None:
-        raise GraphError(f"the shape of the input {info.name!r} is not known", hint="give it: --shape 1,224,224,3")
+        raise GraphError(
+            f"the shape of the input {info.name!r} is not known",
+            hint="prepare the graph with strip_unused_nodes(shape=...)",
+        )
     shape = [size or 1 for size in info.shape.dims]
     if info.dtype is not DType.FLOAT:
         return generator.integers(0, 256, shape).astype(info.dtype.numpy)
