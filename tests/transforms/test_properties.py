@@ -79,6 +79,7 @@ PROMISES: dict[str, tuple[Promise, ...]] = {
     "ensure_input_shapes": (EXACT,),
     "extract_subgraph": (Promise(lambda graph: {"inputs": tuple(map(str, graph.inputs))}),),
     "flatten_atrous_conv": (EXACT,),
+    "flatten_products": (EXACT,),
     "fold_batch_norms": (EXACT,),
     "fold_biases": (EXACT,),
     "fold_clamps": (EXACT,),
