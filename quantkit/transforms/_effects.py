@@ -24,16 +24,19 @@ class Effects:
 
     Args:
         library: the functions.
+
+    Attributes:
+        stateful: names of functions that keep state.
     """
 
     def __init__(self, library: Library[Graph]) -> None:
         self._library = library
-        self._stateful = _stateful_functions(library)
+        self.stateful = _stateful_functions(library)
 
     def keeps_state(self, node: Node) -> bool:
         """Whether it may give another result each time, or change what others see."""
         names = _callees(node, self._library)
-        return _keeps_state(node) if names is None else not self._stateful.isdisjoint(names)
+        return _keeps_state(node) if names is None else not self.stateful.isdisjoint(names)
 
     def must_run(self, node: Node) -> bool:
         """Whether somebody may see that it ran, even if nobody reads what it gives."""

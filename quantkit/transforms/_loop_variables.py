@@ -31,10 +31,13 @@ def equal_variables(first: Sequence[Hashable], body: Opened, num_last: int) -> d
 
 
 def reading(graph: Graph, leaders: Mapping[int, int]) -> Graph:
-    """The graph where the first of equal arguments is read in the place of the others."""
+    """The graph where the first of equal arguments is read in the place of the others, but by what hands these on."""
     edges = {graph.inputs[place]: graph.inputs[leader] for place, leader in leaders.items()}
     names = {old.node: new.node for old, new in edges.items()}
-    return graph.with_nodes(
+    handed_on = zip(graph.inputs, graph.outputs, strict=False)
+    outputs = [new if new == old else edges.get(new, new) for old, new in handed_on]
+    made = graph.with_(outputs=(*outputs, *graph.outputs[len(outputs) :]))
+    return made.with_nodes(
         node.with_(
             inputs=tuple(edges.get(edge, edge) for edge in node.inputs),
             controls=tuple(dict.fromkeys(names.get(name, name) for name in node.controls)),

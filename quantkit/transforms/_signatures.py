@@ -32,18 +32,16 @@ class Signatures:
     """What functions take and give, settled by `settle`.
 
     Attributes:
-        effects: of the functions.
         stay: by id, constants that are not moved.
         moved: names of functions, and constants that were moved there.
     """
 
-    effects: Effects
     stay: Container[int] = ()
     moved: list[tuple[str, Tensor]] = field(default_factory=list)
 
-    def settle(self, graph: Graph) -> Outcome:
+    def settle(self, graph: Graph, effects: Effects) -> Outcome:
         """The graph whose functions take no constants, and take and give nothing that nobody needs."""
-        program = _Program(graph, self)
+        program = _Program(graph, self, effects)
         holders = ["", *program.functions]
         for holder in holders:  # from the outside in, as constants go
             program.merge_variables(holder)
@@ -61,10 +59,10 @@ class _Program:
         changes, skips: what was done, and what was not.
     """
 
-    def __init__(self, graph: Graph, signatures: Signatures) -> None:
+    def __init__(self, graph: Graph, signatures: Signatures, effects: Effects) -> None:
         self._graph = graph
         self._signatures = signatures
-        self._effects = signatures.effects
+        self._effects = effects
         self._num_callers = num_callers(graph)
         self.functions = needed_functions(graph)
         self.changes: list[str] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 from quantkit.errors import QuantkitError, RecipeError, did_you_mean
 from quantkit.ir.functions import Function
-from quantkit.ir.graph import SWITCHES, Graph
+from quantkit.ir.graph import SWITCHES, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import Tensor
 from quantkit.transforms._bodies import cleaned
@@ -93,25 +93,25 @@ def clean_functions(
         same = Identity(product, T=float)
         end
     """
-    effects = Effects(graph.library)
-    run = partial(_run, steps=(partial(_without_waits, effects=effects), *_chosen(transform, op, evaluate)))
-    signatures = Signatures(effects)
-    everything = _cleaned(graph, run, signatures)
+    steps = _chosen(transform, op, evaluate)
+    signatures = Signatures()
+    everything = _cleaned(graph, steps, signatures)
     left = _unfolded(everything.graph, signatures.moved)
     if not left:
         return everything
     # What does nothing inside may as well be given: weights of recurrent layers, say, which converters look for there.
-    little = _cleaned(graph, run, Signatures(signatures.effects, left))
+    little = _cleaned(graph, steps, Signatures(left))
     useful = {id(value) for name, value in signatures.moved if _differs(name, everything.graph, little.graph)}
     if useful.isdisjoint(left):
         return little
-    return everything if useful >= left else _cleaned(graph, run, Signatures(signatures.effects, left - useful))
+    return everything if useful >= left else _cleaned(graph, steps, Signatures(left - useful))
 
 
 Step = Callable[[Graph], Outcome]
+Steps = tuple[Step, ...]
 
 
-def _chosen(names: tuple[str, ...], op: tuple[str, ...], evaluate: Evaluate) -> tuple[Step, ...]:
+def _chosen(names: tuple[str, ...], op: tuple[str, ...], evaluate: Evaluate) -> Steps:
     """The steps with their options."""
     for name in names:
         if name not in STEPS:
@@ -130,18 +130,20 @@ def _without_waits(graph: Graph, effects: Effects) -> Outcome:
     if not SWITCHES.isdisjoint(graph.op_counts):
         return Outcome(graph)
     ordered = effects.ordered(graph)
-    changed = {
-        name: node.with_(controls=tuple(one for one in node.controls if one in ordered))
-        for name, node in graph.nodes.items()
-        if not ordered.issuperset(node.controls)
-    }
+    changed: dict[str, Node] = {}
+    for name, node in graph.nodes.items():
+        if node.controls:
+            read = {edge.node for edge in node.inputs}
+            waits = tuple(one for one in node.controls if one in ordered and one not in read)
+            if waits != node.controls:
+                changed[name] = node.with_(controls=waits)
     if not changed:
         return Outcome(graph)
     nodes = (changed.get(name, node) for name, node in graph.nodes.items())
     return Outcome(graph.with_nodes(nodes), tuple(f"{name} waits for what can be seen only" for name in changed))
 
 
-def _run(graph: Graph, steps: tuple[Step, ...]) -> Outcome:
+def _run(graph: Graph, steps: Steps) -> Outcome:
     """All steps, until nothing changes."""
     changes: list[str] = []
     skips: list[Skip] = []
@@ -172,14 +174,20 @@ def _differs(name: str, one: Graph, other: Graph) -> bool:
     return counts[0] != counts[1]
 
 
-def _cleaned(graph: Graph, run: Step, signatures: Signatures) -> Outcome:
+def _cleaned(graph: Graph, steps: Steps, signatures: Signatures) -> Outcome:
     """The graph with clean functions that take and give what is needed only: the one lets the other do more."""
     changes: list[str] = []
     skips: tuple[Skip, ...] = ()
     done: dict[str, tuple[Function[Graph], tuple[Skip, ...]]] = {}
+    stateful: frozenset[str] = frozenset()
     for _ in range(MOST_ROUNDS):
-        bodies = _clean_bodies(graph, signatures.effects, run, done)
-        settled = signatures.settle(bodies.graph)
+        effects = Effects(graph.library)
+        if effects.stateful != stateful:
+            stateful = effects.stateful
+            done.clear()
+        run = partial(_run, steps=(partial(_without_waits, effects=effects), *steps))
+        bodies = _clean_bodies(graph, effects, run, done)
+        settled = signatures.settle(bodies.graph, effects)
         changes.extend((*bodies.changes, *settled.changes))
         skips = settled.skips
         if settled.graph is graph:

@@ -129,6 +129,67 @@ _num_original_outputs=5, _read_only_resource_inputs=[0, 2, 3], output_shapes=[<>
     assert "t" not in step.graph
 
 
+def test_equal_variables_that_change_places_are_one() -> None:
+    graph = from_text("""
+        inputs: x
+        outputs: y
+        x = Placeholder[]()
+        loop = StatelessWhile(x, x, x, T=[float, float, float], cond=&small, body=&step)
+        y = AddV2(loop, loop:1)
+        function small(out[bool] = s)
+        a = _Arg(T=float, index=0)
+        b = _Arg(T=float, index=1)
+        c = _Arg(T=float, index=2)
+        s = Less(b, c, T=float)
+        end
+        function step(p = b, q = a, r = t)
+        a = _Arg(T=float, index=0)
+        b = _Arg(T=float, index=1)
+        c = _Arg(T=float, index=2)
+        t = Neg(a, T=float)
+        end
+    """)
+    made = clean_functions(graph)
+    assert len(made["loop"].inputs) == 2
+    assert [str(edge) for edge in made["y"].inputs] == ["loop", "loop"]
+    assert made.library["step"].graph.outputs[0] == made.library["step"].graph.inputs[0]
+    assert clean_functions.outcome(made).changes == ()
+
+
+def test_what_keeps_no_state_any_more_is_waited_for_no_more() -> None:
+    graph = from_text("""
+        inputs: x
+        outputs: y
+        x = Placeholder[2]()
+        y = StatefulPartitionedCall(x, Tin=[float], Tout=[float], f=&outer)
+        function outer(out = result, ^done = branch)
+        a = _Arg(T=float, index=0)
+        which = Const[bool](true)
+        branch = If(which, a, Tcond=bool, Tin=[float], Tout=[float], then_branch=&plain, else_branch=&drawn)
+        call = StatefulPartitionedCall(a, ^branch, Tin=[float], Tout=[float], f=&chosen)
+        result = AddV2(call, branch, ^call, T=float)
+        end
+        function chosen(out = branch, ^done = branch)
+        a = _Arg(T=float, index=0)
+        which = Const[bool](true)
+        branch = If(which, a, Tcond=bool, Tin=[float], Tout=[float], then_branch=&plain, else_branch=&drawn)
+        end
+        function plain(out = n)
+        a = _Arg(T=float, index=0)
+        n = Neg(a, T=float)
+        end
+        function drawn(out = r)
+        a = _Arg(T=float, index=0)
+        size = Const[int32]([2])
+        r = RandomUniform(size, T=int32, dtype=float)
+        end
+    """)
+    made = clean_functions(graph)
+    assert not any(node.controls for name in ("outer", "chosen") for node in made.library[name].graph.nodes.values())
+    assert not made.library["outer"].controls
+    assert clean_functions.outcome(made).changes == ()
+
+
 def test_constants_reach_the_innermost_function() -> None:
     graph = from_text(
         """
