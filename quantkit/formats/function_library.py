@@ -110,6 +110,8 @@ def _decode_function(name: str, library: Library[Graph], given: Mapping[str, Att
     )
     attrs = {key: decode_attr(value) for key, value in message.attr.items()}
     controls = dict(message.control_ret)
+    if missing := set(controls.values()) - body.nodes.keys():
+        raise GraphError(f"function {name!r} promises to run {min(missing)!r}, which is not in it")
     for field in ("ret", "control_ret", "attr", "arg_attr", "resource_arg_unique_id"):
         message.ClearField(field)
     return Function(name, body, results, controls, attrs, message.SerializeToString(deterministic=True))

@@ -93,6 +93,15 @@ def test_names_that_lead_nowhere_are_told(reads: str) -> None:
         library["f"]
 
 
+def test_a_promise_to_run_what_is_not_there_is_told() -> None:
+    message = message_class("FunctionDefLibrary")()
+    function = message.function.add()
+    function.signature.name = "f"
+    function.control_ret["done"] = "n"
+    with pytest.raises(GraphError, match="function 'f' promises to run 'n', which is not in it"):
+        _ = decode_library(message.SerializeToString())["f"]
+
+
 def test_a_node_that_does_not_say_how_many_tensors_it_makes_is_told() -> None:
     message = message_class("FunctionDefLibrary")()
     function = message.function.add()
