@@ -87,7 +87,8 @@ def collect(
     plan: Plan,
     batches: Iterable[Batch],
     *,
-    at_once: int = 1,
+    at_once: int | None = 1,
+    counted: Callable[[Mapping[str, Array]], int] | None = None,
     graph_digest: str = "",
     progress: Callable[[int], None] = lambda count: None,
     answers: Callable[[Mapping[str, Array], Mapping[str, Array]], None] = lambda feeds, outputs: None,
@@ -99,7 +100,8 @@ def collect(
         session: of the float graph, whose outputs hold `Plan.edges` and `Plan.averaged`: `open_observed` opens it.
         plan: which edges, and how ranges are chosen.
         batches: arrays of examples (n, ...) for the only input, or arrays by input name.
-        at_once: examples that run together.
+        at_once: examples that run together; None: each batch is fed as it is.
+        counted: how many examples there are in what is fed; None: as many as it has rows.
         graph_digest: of the float graph, for the provenance.
         progress: told how many examples are done.
         answers: given the feeds and outputs of every run, for whoever wants to know what the float graph says.
@@ -113,12 +115,14 @@ def collect(
     observation = _Observation(plan, session, graph_digest)
     state = _State(resume, observation)
     state.load()
-    examples = _examples(session.inputs, batches, at_once)
+    examples = _whole(session.inputs, batches) if at_once is None else _examples(session.inputs, batches, at_once)
+    counted = counted or _num_rows
     with ThreadPoolExecutor(1) as observer:
         pending: Future[None] | None = None
         try:
             for feeds in examples:
-                if observation.skips(feeds):
+                count = counted(feeds)
+                if observation.skips(feeds, count):
                     continue
                 outputs = session.run(feeds)
                 answers(feeds, outputs)
@@ -126,7 +130,7 @@ def collect(
                     pending.result()
                     state.save()
                     progress(observation.count)
-                pending = observer.submit(observation.observe, feeds, outputs)
+                pending = observer.submit(observation.observe, feeds, outputs, count)
         finally:
             if pending is not None:
                 pending.result()
@@ -164,6 +168,22 @@ def _examples(inputs: tuple[TensorInfo, ...], batches: Iterable[Batch], at_once:
             yield {name: array[start : start + at_once] for name, array in arrays.items()}
 
 
+def _whole(inputs: tuple[TensorInfo, ...], batches: Iterable[Batch]) -> Iterator[dict[str, Array]]:
+    for batch in batches:
+        yield dict(batch) if isinstance(batch, Mapping) else {inputs[0].name: batch}
+
+
+def _num_rows(feeds: Mapping[str, Array]) -> int:
+    return max(len(array) for array in feeds.values())
+
+
+def _bytes(array: Array) -> bytes:
+    """What an array holds; of encoded pictures, these."""
+    if array.dtype.kind == "O":
+        return b"".join(array.reshape(-1).tolist())
+    return np.ascontiguousarray(array).tobytes()
+
+
 def _as_fed(array: Array, info: TensorInfo | None) -> Array:
     """The array, in the precision of the input it is for; numbers in a row in its shape."""
     if info is None:
@@ -199,7 +219,7 @@ class _Observation:
     def data_digest(self) -> str:
         return self._data.hexdigest()
 
-    def skips(self, feeds: Mapping[str, Array]) -> bool:
+    def skips(self, feeds: Mapping[str, Array], count: int) -> bool:
         """Whether an earlier call has run this example already.
 
         Raises:
@@ -207,7 +227,7 @@ class _Observation:
         """
         if self.count >= self.resumed_count:
             return False
-        self._note(feeds)
+        self._note(feeds, count)
         if self.count >= self.resumed_count and self.data_digest != self._resumed_data:
             raise InputError(
                 "the interrupted calibration was fed other data", hint=f"remove {self._state} to begin anew"
@@ -217,7 +237,7 @@ class _Observation:
     def go_on_after(self, count: int, data_digest: str, state: Path) -> None:
         self.resumed_count, self._resumed_data, self._state = count, data_digest, state
 
-    def observe(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+    def observe(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], count: int) -> None:
         def values(edge: Edge) -> Array:
             name = str(edge)
             return outputs[name] if name in self._given else feeds[name]
@@ -229,12 +249,12 @@ class _Observation:
         for edge in self.plan.averaged:
             if self.means is not None:
                 self.means.add(edge, values(edge))
-        self._note(feeds)
+        self._note(feeds, count)
 
-    def _note(self, feeds: Mapping[str, Array]) -> None:
+    def _note(self, feeds: Mapping[str, Array], count: int) -> None:
         for name in sorted(feeds):
-            self._data.update(name.encode() + np.ascontiguousarray(feeds[name]).reshape(-1).view(np.uint8).data)
-        self.count += max(len(array) for array in feeds.values())
+            self._data.update(name.encode() + _bytes(feeds[name]))
+        self.count += count
 
     def ranges(self) -> Ranges:
         found = {id(observer): observer.range() for observer in self.observers.values()}

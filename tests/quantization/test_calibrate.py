@@ -167,3 +167,46 @@ def test_memory_and_examples_at_once_follow_from_shapes() -> None:
     fixed = from_text(TEXT.replace("<?x4>", "<2x4>"))
     assert examples_at_once(fixed, plan) == 2
     assert memory_bound(graph, plan) < memory_bound(graph, plan, at_once=64)
+
+
+def test_batches_that_are_fed_as_they_are_count_what_they_are_said_to() -> None:
+    """An input without a batch axis: four numbers are one example, not four."""
+    graph = from_text(
+        """
+        inputs: x
+        outputs: y
+        x = Placeholder[<4>]()
+        first = Const[int32](0)
+        row = ExpandDims(x, first, T=float, Tdim=int32)
+        w = Const[4x6]()
+        y = MatMul(row, w, T=float)
+        """
+    )
+    plan = annotate(graph, SCHEME)
+    counts: list[int] = []
+    options = {"at_once": None, "counted": lambda feeds: 1, "progress": counts.append}
+    ranges = ranges_of(plan, list(EXAMPLES), graph, **options)
+    assert (ranges.provenance.count, counts[-1]) == (20, 20)
+    assert ranges[Edge("row")] == Range(float(EXAMPLES.min()), float(EXAMPLES.max()))
+
+
+@pytest.mark.engine
+def test_encoded_pictures_are_known_by_their_bytes() -> None:
+    graph = from_text(
+        """
+        inputs: text
+        outputs: y
+        text = Placeholder[<>](dtype=string)
+        number = StringToNumber(text, out_type=float)
+        sizes = Const[int32]([1, 1])
+        x = Reshape(number, sizes, T=float)
+        w = Const[1x3]()
+        y = MatMul(x, w, T=float)
+        """
+    )
+    plan = annotate(graph, SCHEME)
+    with open_observed(graph, plan, "tensorflow") as session:
+        texts = [{"text": np.array(one, object)} for one in (b"1.5", b"-2")]
+        ranges = collect(session, plan, texts, at_once=None, counted=lambda feeds: 1)
+    assert ranges[Edge("x")] == Range(-2.0, 1.5)
+    assert ranges.provenance.count == 2

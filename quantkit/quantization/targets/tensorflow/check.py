@@ -99,6 +99,11 @@ def _seeded(session: Session, plan: Plan, ranges: Ranges) -> dict[str, Array]:
 
 
 def _numbers(generator: np.random.Generator, info: TensorInfo, plan: Plan, ranges: Ranges) -> Array:
+    if info.dtype is DType.STRING:
+        raise GraphError(
+            f"the input {info.name!r} takes encoded pictures, and the 8-bit graph is checked with numbers",
+            hint="--inputs names a tensor behind the decoder: what takes pixels",
+        )
     if info.shape.dims is None:
         raise GraphError(
             f"the shape of the input {info.name!r} is not known",
