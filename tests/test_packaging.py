@@ -6,7 +6,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-TOP_LEVEL = {"pyproject.toml", "README.md", "Makefile", "quantkit", "models", "cli", "tests", "assets"}
+TOP_LEVEL = {
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "Makefile",
+    "quantkit",
+    "models",
+    "cli",
+    "tests",
+    "assets",
+}
 LEFT_BY_TOOLS = {"build", "dist", "quantkit.egg-info", "__pycache__"}
 
 
