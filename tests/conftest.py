@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Here every run draws new examples; a change lands or not by the same ones each time. Busy machines miss deadlines.
-settings.register_profile("new examples", deadline=None)
-settings.register_profile("the same examples", deadline=None, derandomize=True)
-settings.register_profile("many examples", deadline=None, max_examples=2000)
-settings.load_profile("the same examples" if os.environ.get("CI") else "new examples")
+# Busy machines miss deadlines. HYPOTHESIS_PROFILE or --hypothesis-profile selects another profile.
+settings.register_profile("fixed", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None)
+settings.register_profile("thorough", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "inception_v3"
 
