@@ -1,4 +1,4 @@
-# Two commands of a fresh clone: `make demo` and `make test`. Both set up what they need in .venv.
+# Two commands of a fresh clone: `make demo` and `make test`. Both install what they need into .venv.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -17,9 +17,12 @@ check: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+# Current pip shows progress while it installs; the one in a new environment only while it downloads.
 $(STAMP): pyproject.toml
+	@echo 'Installing quantkit with all runtimes and the development tools into $(VENV): 3 GB, a few minutes.'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --upgrade pip
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[all,dev]'
 	@touch $@
 
 clean:
