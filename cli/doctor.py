@@ -41,7 +41,7 @@ def run(args: Namespace) -> int:
         lambda page: page.print(_text(found, measured), markup=False, soft_wrap=True),
     )
     if not found.can_run:
-        raise UnavailableError("no engine runs here", hint="pip install quantkit brings TensorFlow and the others")
+        raise UnavailableError("no runtime works here", hint="pip install 'quantkit[all]'")
     return 0
 
 

@@ -1,8 +1,13 @@
 """What is installed is what is there."""
 
+import re
 import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
+
+import pytest
+
+from quantkit.runtimes import RUNTIMES, session
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -56,3 +61,24 @@ def test_data_files_are_packaged() -> None:
         data = [path for path in (ROOT / folder).iterdir() if path.suffix in (".toml", ".pb", ".json", ".txt")]
         missing = [path.name for path in data if not any(path.match(pattern) for pattern in listed[package])]
         assert not missing
+
+
+def test_hints_name_extras_that_exist() -> None:
+    sources = [path for folder in ("quantkit", "cli") for path in (ROOT / folder).rglob("*.py")]
+    hints = re.findall(r"quantkit\[([a-z,]+)\]", "\n".join(path.read_text() for path in sources))
+    assert len(hints) >= 4
+    assert {extra for hint in hints for extra in hint.split(",")} <= set(PROJECT["project"]["optional-dependencies"])
+
+
+def test_the_hint_of_a_missing_runtime_names_the_extra_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "find_spec", lambda module: None)
+    missing = {name: runtime.available() for name, runtime in RUNTIMES.items()}
+    assert [name for name, answer in missing.items() if answer.ok] == ["reference"]
+    del missing["reference"]
+    packages = {"litert": "ai-edge-litert"}
+    for name, answer in missing.items():
+        hint = re.search(r"is not installed: pip install 'quantkit\[(\w+)\]'$", answer.detail)
+        assert hint, answer.detail
+        requirements = PROJECT["project"]["optional-dependencies"][hint[1]]
+        assert packages.get(name, name) in {re.split("[<>=]", line)[0] for line in requirements}
+    assert len(missing) >= 4

@@ -171,6 +171,6 @@ def tensorflow_for_models() -> Any:
     if not RUNTIME.available().ok:
         raise UnavailableError(
             "SavedModels and Keras models are read by TensorFlow, which is not installed",
-            hint="pip install tensorflow, or freeze the model to a .pb elsewhere",
+            hint="pip install 'quantkit[tensorflow]', or freeze the model to a .pb elsewhere",
         )
     return module()

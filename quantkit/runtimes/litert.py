@@ -34,7 +34,7 @@ class LiteRt:
     name = "litert"
 
     def available(self) -> Availability:
-        return installed("LiteRT", "ai_edge_litert", "ai-edge-litert")
+        return installed("LiteRT", "ai_edge_litert", "ai-edge-litert", extra="litert")
 
     def open(self, model: Graph | Path, options: SessionOptions = SessionOptions()) -> Session:
         """Open a ``.tflite`` file, or a frozen TensorFlow graph.

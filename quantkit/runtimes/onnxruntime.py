@@ -35,7 +35,7 @@ class OnnxRuntime:
     name = "onnxruntime"
 
     def available(self) -> Availability:
-        return installed("ONNX Runtime", "onnxruntime", *_PACKAGES)
+        return installed("ONNX Runtime", "onnxruntime", *_PACKAGES, extra="onnx")
 
     def open(self, model: Graph | Path, options: SessionOptions = SessionOptions()) -> Session:
         """Open an ONNX file, with its external data if it has some, or a frozen TensorFlow graph.

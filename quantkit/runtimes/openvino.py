@@ -51,7 +51,7 @@ class OpenVino:
     name = "openvino"
 
     def available(self) -> Availability:
-        return installed("OpenVINO", "openvino", "openvino")
+        return installed("OpenVINO", "openvino", "openvino", extra="openvino")
 
     def open(self, model: Graph | Path, options: SessionOptions = SessionOptions()) -> Session:
         """Open an ``.xml``, ``.onnx`` or ``.tflite`` file, or a frozen TensorFlow graph.

@@ -245,18 +245,19 @@ def as_array(value: Any) -> Array:
     return np.array(value, object) if isinstance(value, bytes) else np.asarray(value)
 
 
-def installed(title: str, module: str, *packages: str) -> Availability:
-    """Whether an engine's Python package is there, without importing it.
+def installed(title: str, module: str, *packages: str, extra: str) -> Availability:
+    """Find the Python package of a runtime without importing it.
 
     Args:
-        title: the engine's name in a sentence.
-        module: what would be imported.
-        packages: distributions that carry the module, the usual one first.
+        title: name of the runtime in messages.
+        module: module that the runtime imports.
+        packages: distributions that provide the module, the usual one first.
+        extra: extra of quantkit that installs the first of them.
     """
     from importlib.metadata import PackageNotFoundError, version
 
     if find_spec(module) is None:
-        return Availability.no(f"{title} is not installed: pip install {packages[0]}")
+        return Availability.no(f"{title} is not installed: pip install 'quantkit[{extra}]'")
     for package in packages:
         try:
             return Availability.yes(version(package))

@@ -43,7 +43,7 @@ class TensorFlow:
     name = "tensorflow"
 
     def available(self) -> Availability:
-        return installed("TensorFlow", "tensorflow", "tensorflow", "tensorflow-cpu", "tf-nightly")
+        return installed("TensorFlow", "tensorflow", "tensorflow", "tensorflow-cpu", "tf-nightly", extra="tensorflow")
 
     def open(self, model: Graph | Path, options: SessionOptions = SessionOptions()) -> Session:
         """Open a frozen graph; inputs and outputs may be any of its tensors.

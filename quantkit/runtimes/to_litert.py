@@ -42,7 +42,8 @@ def to_litert(graph: Graph, *, small_weights: bool = False) -> bytes:
     answer = tensorflow.RUNTIME.available()
     if not answer.ok:
         raise UnavailableError(
-            "LiteRT models are made by TensorFlow, which is not installed", hint="pip install tensorflow"
+            "LiteRT models are made by TensorFlow, which is not installed",
+            hint="pip install 'quantkit[tensorflow]'",
         )
     words = ("litert", answer.detail, *(["small_weights"] if small_weights else []))
     return kept(needed(graph), ".tflite", words, partial(_convert, small_weights=small_weights), _HINT)

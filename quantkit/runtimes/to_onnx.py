@@ -66,11 +66,11 @@ def to_onnx_graph(graph: Graph) -> Graph:
     try:
         return tensorflow_to_onnx.convert(graph)
     except UnavailableError as refusal:
-        for answer in (installed("tf2onnx", "tf2onnx", "tf2onnx"), tensorflow.RUNTIME.available()):
-            if not answer.ok:
-                raise UnavailableError(
-                    refusal.message, hint=f"tf2onnx may know more, but it is not at hand: {answer.detail}"
-                ) from None
+        tf2onnx = installed("tf2onnx", "tf2onnx", "tf2onnx", extra="onnx")
+        if not (tf2onnx.ok and tensorflow.RUNTIME.available().ok):
+            raise UnavailableError(
+                refusal.message, hint="tf2onnx may convert them: pip install 'quantkit[onnx,tensorflow]'"
+            ) from None
     return onnx.decode(by_tf2onnx(graph))
 
 

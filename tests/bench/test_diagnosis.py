@@ -11,7 +11,7 @@ from quantkit.bench.report import Benchmark, Row
 
 TENSORFLOW = Engine("tensorflow", "2.21", gpu="this machine shows none", onednn=("oneDNN v3.7.3", "isa:Intel AVX2"))
 MKL_BUILD = Engine("tensorflow", "1.15", gpu="yes", openmp=("libiomp5",))
-ABSENT = Engine("openvino", problem="OpenVINO is not installed: pip install openvino")
+ABSENT = Engine("openvino", problem="OpenVINO is not installed: pip install 'quantkit[openvino]'")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_text_says_what_runs_and_what_does_not() -> None:
     text = str(Diagnosis(MACHINE, (TENSORFLOW, ABSENT)))
     assert "a processor, 2 cores" in text
     assert "tensorflow: oneDNN v3.7.3, isa:Intel AVX2" in text
-    assert "pip install openvino" in text
+    assert "pip install 'quantkit[openvino]'" in text
     assert "tensorflow: no GPU: this machine shows none" in text
 
 
@@ -90,7 +90,7 @@ def test_nothing_that_runs_is_exit_code_4(monkeypatch: pytest.MonkeyPatch, capsy
     command = import_module("quantkit.cli.doctor")
     monkeypatch.setattr(command, "diagnose", lambda *_, **__: Diagnosis(MACHINE, (ABSENT,)))
     assert doctor() == 4
-    assert "no engine runs here" in capsys.readouterr().err
+    assert "no runtime works here" in capsys.readouterr().err
 
 
 @pytest.mark.engine

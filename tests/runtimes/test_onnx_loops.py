@@ -12,7 +12,7 @@ from quantkit.runtimes.onnx_loops import tell_shapes_of_turns, with_own_lists
 from quantkit.runtimes.session import installed
 from quantkit.runtimes.to_onnx import to_onnx_graph
 
-TOOLS = (installed("tf2onnx", "tf2onnx", "tf2onnx"), tensorflow.RUNTIME.available())
+TOOLS = (installed("tf2onnx", "tf2onnx", "tf2onnx", extra="onnx"), tensorflow.RUNTIME.available())
 
 # Each turn writes x, and doubles it.
 STEP = """function small{0}(out[bool] = s)

@@ -12,7 +12,7 @@ from quantkit.runtimes import to_onnx as module
 from quantkit.runtimes.session import Availability, installed
 from quantkit.runtimes.to_onnx import NEVER_CONVERTED, to_onnx
 
-ANSWERS = (installed("tf2onnx", "tf2onnx", "tf2onnx"), tensorflow.RUNTIME.available())
+ANSWERS = (installed("tf2onnx", "tf2onnx", "tf2onnx", extra="onnx"), tensorflow.RUNTIME.available())
 pytestmark = pytest.mark.skipif(
     not all(answer.ok for answer in ANSWERS), reason=" ".join(answer.detail for answer in ANSWERS)
 )
@@ -66,10 +66,10 @@ def test_what_quantkit_converts_itself_needs_no_tensorflow(cache: Path, monkeypa
 
 
 def test_without_tf2onnx_the_refusal_names_the_node(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "installed", lambda *names: Availability.no("pip install tf2onnx"))
+    monkeypatch.setattr(module, "installed", lambda *names, extra: Availability.no(extra))
     with pytest.raises(UnavailableError, match=r"node 'y' \(Atan\)") as caught:
         to_onnx(small())
-    assert "pip install tf2onnx" in caught.value.hint
+    assert "pip install 'quantkit[onnx,tensorflow]'" in caught.value.hint
 
 
 def test_a_conversion_is_made_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
