@@ -7,7 +7,7 @@ prints ``path:line: phrase -> suggestion`` for each violation, then totals per p
 
 Prose is: docstrings, comments and string literals of Python files, and Markdown text outside fenced code blocks
 (``console`` transcripts are included). Names are those that a file defines: functions, classes, parameters, variables
-and attributes. A name is matched as its words: ``codes_of`` and ``CodesOf`` are both "codes of".
+and attributes. A name is matched as text: ``file_name`` and ``FileName`` are both "file name".
 """
 
 import ast
@@ -23,22 +23,24 @@ from functools import cache
 from pathlib import Path
 
 BANNED_WORDS = Path(__file__).with_name("banned_words.toml")
-KINDS = ("docstring", "comment", "string", "markdown", "function", "class", "variable")
 PROSE = frozenset({"docstring", "comment", "string", "markdown"})
+NAMES = frozenset({"function", "test", "class", "variable"})
+GROUPS = {"prose": PROSE | {"test"}, "name": NAMES - {"test"}}
 QUESTION_OPENING = re.compile(r"(What|Whether|How|Who)\b")
 
-_INLINE_CODE = re.compile(r"(`+)[^`]+?\1")
+_INLINE_LITERAL = re.compile(r"(`+)[^`]+?\1")
 _LINK_TARGET = re.compile(r"\]\([^)]*\)|<https?://[^>]*>|https?://\S+")
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 _NAME_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SENTENCE = re.compile(r"\w[\w'-]*[,;:]? +\w[\w'-]*[,;:]? +\w")
+_KIND_OF_OWNER = {"function": "function", "property": "variable"}
 _TEXT_ARGUMENTS = frozenset({"hint", "help", "description", "epilog", "metavar", "title", "reason", "prog", "usage"})
 _TEXT_CALLS = re.compile(r".*(Error|Exception|Skip|Warning)|log|warn|fail|skip|print|add_argument_group")
 
 
 @dataclass(frozen=True)
 class Text:
-    """Piece of prose, or a defined name, with its place in a file."""
+    """Piece of prose, or a defined name, with its position in a file."""
 
     path: str
     line: int
@@ -100,16 +102,15 @@ class Totals:
 
 @cache
 def load_phrases(path: Path = BANNED_WORDS) -> tuple[Phrase, ...]:
-    """Read the banned phrases; ``prose`` and ``name`` stand for all kinds of prose and of names."""
-    groups = {"prose": PROSE, "name": frozenset(KINDS) - PROSE}
+    """Read the banned phrases; names of tests are sentences, and ``prose`` includes them."""
     phrases = []
     for entry in tomllib.loads(path.read_text(encoding="utf-8"))["phrase"]:
         unknown = set(entry) - {"pattern", "write", "in", "allow", "allow_paths", "reason"}
         if unknown or (("allow" in entry or "allow_paths" in entry) and "reason" not in entry):
             raise ValueError(f"{path.name}: {entry['pattern']!r}: unknown keys {sorted(unknown)} or no reason")
-        kinds = frozenset[str]().union(*(groups.get(kind, {kind}) for kind in entry.get("in", ["prose"])))
-        if kinds - set(KINDS):
-            raise ValueError(f"{path.name}: {entry['pattern']!r}: unknown kinds {sorted(kinds - set(KINDS))}")
+        kinds = frozenset[str]().union(*(GROUPS.get(kind, {kind}) for kind in entry.get("in", ["prose"])))
+        if kinds - PROSE - NAMES:
+            raise ValueError(f"{path.name}: {entry['pattern']!r}: unknown kinds {sorted(kinds - PROSE - NAMES)}")
         phrases.append(
             Phrase(
                 _compile(entry["pattern"]),
@@ -134,7 +135,7 @@ def collect_texts(path: Path, root: Path, *, strings: bool = True) -> list[Text]
     Args:
         path: file that ends in ``.py`` or ``.md``.
         root: folder that ``Text.path`` is relative to.
-        strings: include string literals; tests quote inputs and other programs in theirs.
+        strings: include string literals, which in tests quote inputs and messages of other programs.
     """
     name = path.relative_to(root).as_posix()
     source = path.read_text(encoding="utf-8")
@@ -163,19 +164,19 @@ def collect_markdown(source: str, path: str) -> Iterator[Text]:
 def collect_python(source: str, path: str, *, strings: bool = True) -> Iterator[Text]:
     """Yield docstrings, string literals that are read by people, and defined names of a Python file."""
     tree = ast.parse(source)
-    seen = set[int]()
+    docstrings = set[int]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _docstrings(node, path, seen)
+            yield from _docstrings(node, path, docstrings)
     for node in ast.walk(tree):
         yield from _names(node, path)
     if strings:
         readable = {id(part) for node in ast.walk(tree) for part in _text_arguments(node)}
-        yield from _strings(tree, path, seen, readable)
+        yield from _strings(tree, path, docstrings, readable)
 
 
 def _docstrings(
-    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, path: str, seen: set[int]
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, path: str, docstrings: set[int]
 ) -> Iterator[Text]:
     """Yield the docstring of a definition, and the ones below the attributes of a class."""
     for position, statement in enumerate(node.body):
@@ -183,7 +184,7 @@ def _docstrings(
             case ast.Expr(value=ast.Constant(value=str(text)) as constant) if position == 0 or not isinstance(
                 node, ast.FunctionDef | ast.AsyncFunctionDef
             ):
-                seen.add(id(constant))
+                docstrings.add(id(constant))
                 owner = _owner(node) if position == 0 else "attribute"
                 yield Text(path, constant.lineno, "docstring", text, owner)
 
@@ -195,15 +196,15 @@ def _owner(node: ast.AST) -> str:
         case ast.ClassDef():
             return "class"
         case ast.FunctionDef(decorator_list=decorators):
-            names = {ast.unparse(decorator).rsplit(".", 1)[-1] for decorator in decorators}
-            return "property" if names & {"property", "cached_property"} else "function"
+            names = {ast.unparse(decorator).split("(")[0].rsplit(".", 1)[-1] for decorator in decorators}
+            return "property" if names & {"property", "cached_property", "fixture"} else "function"
     return "function"
 
 
 def _names(node: ast.AST, path: str) -> Iterator[Text]:
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            kind = "variable" if _owner(node) == "property" else "function"
+            kind = "test" if node.name.startswith("test_") else _KIND_OF_OWNER[_owner(node)]
             yield Text(path, node.lineno, kind, _name_words(node.name), node.name)
         case ast.ClassDef():
             yield Text(path, node.lineno, "class", _name_words(node.name), node.name)
@@ -230,14 +231,15 @@ def _text_arguments(node: ast.AST) -> Iterator[ast.AST]:
             yield from ast.walk(argument)
 
 
-def _strings(tree: ast.AST, path: str, seen: set[int], readable: set[int]) -> Iterator[Text]:
+def _strings(tree: ast.AST, path: str, docstrings: set[int], readable: set[int]) -> Iterator[Text]:
     """Yield strings in arguments that people read, and all others that look like a sentence."""
+    excluded = set(docstrings)
     for node in ast.walk(tree):
         match node:
             case ast.JoinedStr(values=values):
-                seen.update(id(value) for value in values)
+                excluded.update(id(value) for value in values)
                 text = "".join(value.value if isinstance(value, ast.Constant) else "{}" for value in values)
-            case ast.Constant(value=str(text)) if id(node) not in seen:
+            case ast.Constant(value=str(text)) if id(node) not in excluded:
                 pass
             case _:
                 continue
@@ -261,8 +263,8 @@ def _comments(source: str, path: str) -> Iterator[Text]:
 
 def prose_of(text: Text) -> str:
     """Return the text with inline code, addresses and doctest lines blanked; line breaks stay."""
-    kept = "\n".join("" if line.lstrip().startswith((">>> ", "... ")) else line for line in text.text.split("\n"))
-    return _LINK_TARGET.sub("] ", _INLINE_CODE.sub(" ` ", kept))
+    prose = "\n".join("" if line.lstrip().startswith((">>> ", "... ")) else line for line in text.text.split("\n"))
+    return _LINK_TARGET.sub("] ", _INLINE_LITERAL.sub(" ` ", prose))
 
 
 def find_violations(texts: Iterable[Text], phrases: Sequence[Phrase]) -> list[Violation]:
@@ -279,16 +281,22 @@ def find_violations(texts: Iterable[Text], phrases: Sequence[Phrase]) -> list[Vi
 
 
 def _phrase_violations(text: Text, content: str, phrases: Sequence[Phrase]) -> Iterator[Violation]:
+    """Yield the banned phrases of a text; of two that overlap, the first of the list counts."""
+    spans = list[tuple[int, int]]()
     for phrase in phrases:
         if text.kind not in phrase.kinds or text.path.startswith(phrase.allowed_paths):
             continue
         matches = list(phrase.pattern.finditer(content))
         allowed = [match.span() for rule in phrase.allowed for match in rule.finditer(content)] if matches else []
         for match in matches:
-            if not any(start <= match.start() and match.end() <= end for start, end in allowed):
-                line = text.line + content.count("\n", 0, match.start())
-                words = " ".join(match[0].split()) if text.kind in PROSE else text.owner
-                yield Violation(text.path, line, text.kind, words, phrase.suggestion)
+            start, end = match.span()
+            is_allowed = any(first <= start and end <= last for first, last in allowed)
+            if is_allowed or any(start < last and first < end for first, last in spans):
+                continue
+            spans.append((start, end))
+            words = " ".join(match[0].split()) if text.kind in PROSE else text.owner
+            line = text.line + content.count("\n", 0, start)
+            yield Violation(text.path, line, text.kind, words, phrase.suggestion)
 
 
 _NO_VERB = re.compile(
@@ -330,10 +338,10 @@ def _opening_violations(text: Text) -> Iterator[Violation]:
     first = words[0].rstrip(":,.;")
     if re.fullmatch(r"What|Whatever|Whether|How|Who|Whose|Whoever|Why|Which|None|That", first):
         suggestion = "begin with an imperative verb (function) or a noun phrase (class, attribute, module)"
-        yield Violation(text.path, text.line, text.kind, f"docstring begins with '{first}'", suggestion)
+        yield Violation(text.path, text.line, "opening", f"docstring begins with '{first}'", suggestion)
     elif text.owner == "function" and not text.path.startswith("tests/") and not _may_be_verb(first):
         suggestion = "begin with an imperative verb: Return, Compute, Yield, Raise, ..."
-        yield Violation(text.path, text.line, text.kind, f"function docstring begins with '{first}'", suggestion)
+        yield Violation(text.path, text.line, "opening", f"function docstring begins with '{first}'", suggestion)
 
 
 def _may_be_verb(word: str) -> bool:
@@ -348,11 +356,11 @@ def count_totals(texts: Iterable[Text], violations: Iterable[Violation]) -> Tota
     docstrings = [text for text in texts if text.kind == "docstring"]
     return Totals(
         words=sum(len(_WORD.findall(prose_of(text))) for text in texts if text.kind in PROSE),
-        names=len({(text.path, text.owner) for text in texts if text.kind not in PROSE}),
+        names=len({(text.path, text.owner) for text in texts if text.kind in NAMES}),
         docstrings=len(docstrings),
         question_openings=sum(bool(QUESTION_OPENING.match(text.text.lstrip())) for text in docstrings),
         prose_violations=sum(violation.kind in PROSE for violation in violations),
-        name_violations=sum(violation.kind not in PROSE for violation in violations),
+        name_violations=sum(violation.kind in NAMES for violation in violations),
     )
 
 
