@@ -11,14 +11,14 @@ from quantkit import formats
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.model.loading import MEANINGLESS, Model
-from quantkit.recipe import Recipe, Record, Trace
+from quantkit.recipes import Recipe, Record, Trace
 
 from ._render import size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from quantkit.recipe.verify import Verifier
+    from quantkit.recipes.verify import Verifier
 
 # Lines of changes that --explain prints for one step before it only counts them; --verbose prints all.
 SHOWN_CHANGES = 8
@@ -83,8 +83,8 @@ class Account:
 
     def write_trace(self, path: Path) -> None:
         """Write the trace and both graphs, as a page or as JSON."""
-        from quantkit.recipe.page import html_page
-        from quantkit.recipe.trace_file import trace_document
+        from quantkit.recipes.page import html_page
+        from quantkit.recipes.trace_file import trace_document
 
         document = trace_document(self.model.name, self.recipe, self.before, self.after, self.trace)
         if path.suffix.lower() == ".html":

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from quantkit.classify.choices import choose_labels, matching_card
-from quantkit.classify.evaluation import class_of
-from quantkit.classify.labels import Labels, read_labels
-from quantkit.classify.preparation import Preparation, prepared_samples
-from quantkit.classify.quality import Quality, Share, Tally
 from quantkit.data import Data
+from quantkit.data.choices import choose_labels, matching_card
+from quantkit.data.labels import Labels, read_labels
+from quantkit.data.preparation import Preparation, prepared_samples
+from quantkit.evaluation.accuracy import class_of
+from quantkit.evaluation.fidelity import Fidelity, FidelityTally
+from quantkit.evaluation.quality import Quality, Share, Tally
 from quantkit.ir.tensor import Array
 from quantkit.model.loading import Model
 from quantkit.quantization.fallback import Loss
-from quantkit.quantization.fidelity import Fidelity, FidelityTally
 from quantkit.runtimes.session import Session
 from quantkit.zoo import list_cards
 

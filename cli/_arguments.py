@@ -3,7 +3,7 @@
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
-from quantkit.classify.choices import Flags
+from quantkit.data.choices import Flags
 from quantkit.runtimes.session import PRECISIONS, SessionOptions
 
 _SECONDS_IN = {"": 1, "s": 1, "m": 60, "h": 3600}

@@ -8,8 +8,8 @@ from quantkit import formats
 from quantkit.errors import CheckError
 from quantkit.ir.graph import Graph
 from quantkit.quantization import Plan, Ranges, annotate, convert
-from quantkit.quantization.verdict import FLOAT
-from quantkit.transforms.convert_precision import convert_precision
+from quantkit.quantization.census import FLOAT
+from quantkit.transforms.precision.convert_precision import convert_precision
 
 KEPT = "the answers need it in more than 8 bits: --max-drop"
 
@@ -86,7 +86,7 @@ class Conversion:
     def write(self, output: Path) -> None:
         """Write the 8-bit graph; it appears complete or not at all."""
         if self.target == "litert":
-            from quantkit.runtimes.to_litert import save_litert
+            from quantkit.convert.to_litert import save_litert
 
             save_litert(self.quantized, output, small_weights=self.plan.scheme.weights_only)
         else:

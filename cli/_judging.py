@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quantkit import formats
-from quantkit.bench.candidate import Candidate, Settings
-from quantkit.bench.comparison import Comparison
-from quantkit.bench.report import Benchmark
-from quantkit.bench.rounds import Schedule, opening
-from quantkit.classify.quality import Quality
+from quantkit.benchmark.candidate import Candidate, Settings
+from quantkit.benchmark.comparison import Comparison
+from quantkit.benchmark.report import Benchmark
+from quantkit.benchmark.rounds import Schedule, opening
 from quantkit.errors import GraphError, InputError, UnavailableError
-from quantkit.quantization.fidelity import Fidelity
-from quantkit.quantization.verdict import EIGHT_BITS, FLOAT
+from quantkit.evaluation.fidelity import Fidelity
+from quantkit.evaluation.quality import Quality
+from quantkit.quantization.census import EIGHT_BITS, FLOAT
 from quantkit.runtimes import RUNTIMES, open_session
 from quantkit.runtimes.session import Engine, SessionOptions
 

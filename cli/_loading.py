@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
-from quantkit.bench.candidate import split_runtime
+from quantkit.benchmark.candidate import split_runtime
 from quantkit.model.loading import Model, load_model
 from quantkit.transforms.plugins import load_file
 from quantkit.transforms.registry import Transform

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from quantkit.classify.choices import choose_ends, choose_preprocessing, matching_card, takes_pictures
-from quantkit.classify.feeding import Feeding
+from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.data import Data
-from quantkit.dialects.onnx_to_tensorflow import as_tensorflow
+from quantkit.data.choices import choose_ends, choose_preprocessing, matching_card, takes_pictures
+from quantkit.data.feeding import Feeding
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model.loading import Model, load_model
-from quantkit.ops.inference import UNKNOWN, infer_shapes
+from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.quantization import Scheme, prepare
-from quantkit.recipe import Recipe, parse
-from quantkit.recipe import run as run_recipe
-from quantkit.recipe.named import find_recipe
+from quantkit.recipes import Recipe, parse
+from quantkit.recipes import run as run_recipe
+from quantkit.recipes.named import find_recipe
 from quantkit.runtimes.session import TensorInfo
 from quantkit.summary import is_eight_bit
 from quantkit.transforms.registry import REGISTRY

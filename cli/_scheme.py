@@ -4,7 +4,7 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
-from quantkit.bench.machine import this_machine
+from quantkit.benchmark.machine import this_machine
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.quantization import Plan, Scheme, annotate

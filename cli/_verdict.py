@@ -6,13 +6,13 @@ from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantkit.bench.comparison import Comparison
-from quantkit.bench.machine import this_machine
-from quantkit.classify.quality import Quality, Share
+from quantkit.benchmark.comparison import Comparison
+from quantkit.benchmark.machine import this_machine
+from quantkit.evaluation.fidelity import Fidelity
+from quantkit.evaluation.quality import Quality, Share
 from quantkit.quantization import Plan, Ranges
+from quantkit.quantization.census import EIGHT_BITS, FLOAT, Census
 from quantkit.quantization.fallback import Fallback
-from quantkit.quantization.fidelity import Fidelity
-from quantkit.quantization.verdict import EIGHT_BITS, FLOAT, Census
 from quantkit.runtimes.session import Engine
 
 from ._next import Next

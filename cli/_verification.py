@@ -11,9 +11,9 @@ from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.model.loading import Model
-from quantkit.recipe.answers import TOLERANCE
-from quantkit.recipe.trace import SKIP, STOP
-from quantkit.recipe.verify import Verifier
+from quantkit.recipes.outputs import TOLERANCE
+from quantkit.recipes.trace import SKIP, STOP
+from quantkit.recipes.verify import Verifier
 from quantkit.runtimes import AUTO, find_runtime, open_session
 from quantkit.runtimes.session import TensorInfo
 
@@ -96,7 +96,7 @@ def _rows(data: Data, info: TensorInfo, name: str) -> Array:
 
 
 def _pictures(model: Model, data: Data, info: TensorInfo) -> Array:
-    from quantkit.classify.preparation import Preparation, prepared_samples
+    from quantkit.data.preparation import Preparation, prepared_samples
 
     preparation = Preparation.of([info], data, model.card)
     refused: dict[str, str] = {}

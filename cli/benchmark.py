@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from quantkit.bench import Benchmark, Interrupted, benchmark
-from quantkit.bench.comparison import Comparison
-from quantkit.bench.rounds import Progress
+from quantkit.benchmark import Benchmark, Interrupted, benchmark
+from quantkit.benchmark.comparison import Comparison
+from quantkit.benchmark.rounds import Progress
 from quantkit.errors import CheckError, QuantkitError, UsageError
 from quantkit.formats.files import check_target, write_whole
 

@@ -12,8 +12,8 @@ from quantkit.errors import UsageError
 from quantkit.formats.files import check_target, write_whole
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.ops.inference import infer_shapes
-from quantkit.ops.multiply_adds import multiply_adds
+from quantkit.ops.macs import multiply_adds
+from quantkit.ops.shape_inference import infer_shapes
 from quantkit.runtimes.session import SessionOptions
 from quantkit.runtimes.tensorflow_trace import TracedSession, benchmark_entry
 
@@ -22,7 +22,7 @@ from ._loading import named_model
 from ._render import emit, log
 
 if TYPE_CHECKING:
-    from quantkit.bench.old_tables import NodeTable
+    from quantkit.compat.benchmark_tables import NodeTable
 
 EXAMPLES = (
     "quantkit benchmark_model --graph=graph.pb --input_layer=Mul --input_layer_shape=1,299,299,3 "
@@ -63,7 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Warm up, time, time again with a trace, and tell."""
-    from quantkit.bench.old_tables import NodeTable
+    from quantkit.compat.benchmark_tables import NodeTable
 
     feeds = _feeds(args)
     graph = _graph(args, feeds)

@@ -7,17 +7,11 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from quantkit.classify.choices import (
-    choose_ends,
-    choose_labels,
-    choose_preprocessing,
-    matching_card,
-    needs_tensorflow,
-)
-from quantkit.classify.classifier import Classifier, Prediction, Refused
-from quantkit.classify.labels import Order, read_labels
-from quantkit.classify.pictures import Found, find_pictures
+from quantkit.data.choices import choose_ends, choose_labels, choose_preprocessing, matching_card, needs_tensorflow
+from quantkit.data.images import Found, find_pictures
+from quantkit.data.labels import Order, read_labels
 from quantkit.errors import InputError, UnavailableError, UsageError
+from quantkit.evaluation.classifier import Classifier, Prediction, Refused
 from quantkit.model.loading import MEANINGLESS, Model
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Session
@@ -96,7 +90,7 @@ def answered(args: Namespace) -> list[Prediction | Refused]:
         stopped = _all_of(answers, done) if args.json else None
         emit(
             args,
-            "quantkit.classify/1",
+            "quantkit.evaluation/1",
             _document(model, classifier, found, done, opened_seconds),
             lambda console: done.extend(
                 _print_classic(console, answers)

@@ -5,18 +5,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from quantkit import formats
-from quantkit.classify.choices import choose_ends, matching_card
-from quantkit.classify.pictures import FORMATS
-from quantkit.classify.preparation import Preparation, prepared_samples
 from quantkit.data import Data, find_data
+from quantkit.data.choices import choose_ends, matching_card
+from quantkit.data.feeders import Feeder, Feeds
+from quantkit.data.images import FORMATS
+from quantkit.data.preparation import Preparation, prepared_samples
 from quantkit.errors import CheckError, InputError, UnavailableError
+from quantkit.evaluation.compare import SAMPLES, compare
+from quantkit.evaluation.layer_comparison import FLOOR, SHOWN, UNPROVEN, Comparison, Interrupted
 from quantkit.ir.difference import EQUAL, differences
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model.loading import MEANINGLESS, Model
-from quantkit.quantization.compare import SAMPLES, compare
-from quantkit.quantization.comparison import FLOOR, SHOWN, UNPROVEN, Comparison, Interrupted
-from quantkit.quantization.feeders import Feeder, Feeds
 from quantkit.runtimes.session import TensorInfo
 from quantkit.zoo import ModelCard, list_cards
 

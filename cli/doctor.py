@@ -3,9 +3,9 @@
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from quantkit.bench import Benchmark
-from quantkit.bench.diagnosis import Diagnosis, diagnose, sweep, sweep_verdict
-from quantkit.bench.rounds import Schedule
+from quantkit.benchmark import Benchmark
+from quantkit.benchmark.diagnosis import Diagnosis, diagnose, sweep, sweep_verdict
+from quantkit.benchmark.rounds import Schedule
 from quantkit.errors import UnavailableError
 
 from ._render import emit

@@ -2,9 +2,9 @@
 
 from argparse import ArgumentParser, Namespace
 
-from quantkit.classify.evaluation import BATCH, Evaluation, Interrupted, evaluate
 from quantkit.data import KINDS
 from quantkit.errors import CheckError
+from quantkit.evaluation.accuracy import BATCH, Evaluation, Interrupted, evaluate
 from quantkit.model.loading import MEANINGLESS
 
 from ._app import INTERRUPTED

@@ -6,7 +6,7 @@ from pathlib import Path
 from quantkit import formats
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
-from quantkit.recipe import transform
+from quantkit.recipes import transform
 
 from ._arguments import add_offline, add_truth, names
 from ._loading import named_model
@@ -82,7 +82,7 @@ def _frozen(args: Namespace) -> Graph:
 
 
 def _frozen_by_tensorflow(args: Namespace) -> Graph:
+    from quantkit.compat.freeze_graph import freeze_graph
     from quantkit.formats import graphdef
-    from quantkit.runtimes.freeze_graph import freeze_graph
 
     return graphdef.decode(freeze_graph({name: getattr(args, name) for name in PASSED_ON}))

@@ -3,8 +3,8 @@
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from quantkit.classify.classifier import Prediction
 from quantkit.errors import CheckError
+from quantkit.evaluation.classifier import Prediction
 
 from . import classify
 from ._arguments import add_truth

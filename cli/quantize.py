@@ -9,9 +9,9 @@ from quantkit.data import KINDS
 from quantkit.errors import CheckError, UsageError
 from quantkit.model.loading import MEANINGLESS, Model
 from quantkit.quantization import Scheme
+from quantkit.quantization.census import FLOAT, census
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.scheme import TARGETS
-from quantkit.quantization.verdict import FLOAT, census
 
 from ._answers import Answers
 from ._arguments import add_ends, add_normalization, add_offline, add_size, count, seconds, share, whole

@@ -67,7 +67,7 @@ def run(args: Namespace) -> int:
 
 
 def _classic(args: Namespace, word: str, graph: Graph) -> int:
-    from quantkit.summary.classic import classic_summary
+    from quantkit.compat.summarize_graph import classic_summary
 
     text, is_valid = classic_summary(graph, word, print_structure=args.print_structure == "true")
     emit(args, "quantkit.summarize/1", {"model": word, "classic": text}, lambda c: c.print(text, end="", markup=False))

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import formats
-from quantkit.dialects.onnx_to_tensorflow import as_tensorflow
+from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import UsageError
-from quantkit.model.saving import KINDS, Target
-from quantkit.recipe import Recipe
-from quantkit.recipe import run as run_recipe
-from quantkit.recipe.named import NAMED
-from quantkit.recipe.trace import STOP
+from quantkit.model.exporters.files import KINDS, Target
+from quantkit.recipes import Recipe
+from quantkit.recipes import run as run_recipe
+from quantkit.recipes.named import NAMED
+from quantkit.recipes.trace import STOP
 
 from ._account import Account, trace_path
 from ._arguments import add_offline, add_random_weights, add_saved_model
@@ -164,10 +164,10 @@ def _is_true(word: str) -> bool:
 
 
 def _services(args: Namespace) -> dict[str, Any]:
-    from quantkit.runtimes.checkpoint import read_variable
+    from quantkit.model.importers.checkpoint import read_variable
 
     if args.evaluate_with == "numpy":
         return {"read_variable": read_variable}
-    from quantkit.runtimes.evaluate import evaluate_with_tensorflow
+    from quantkit.runtimes.tensorflow_constants import evaluate_with_tensorflow
 
     return {"read_variable": read_variable, "evaluate": evaluate_with_tensorflow()}

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import quantkit.transforms  # noqa: F401  (fills the registry)
 from quantkit.errors import CheckError, RecipeError, UsageError
-from quantkit.recipe.example import Example, run_example
-from quantkit.recipe.named import NAMED, PURPOSES
+from quantkit.recipes.example import Example, run_example
+from quantkit.recipes.named import NAMED, PURPOSES
 from quantkit.transforms.plugins import load_installed
 from quantkit.transforms.registry import REGISTRY, Option, Transform, find
 
@@ -66,7 +66,7 @@ def _example(transform: Transform) -> Example | str:
 
 
 def _check(args: Namespace, transforms: list[Transform]) -> int:
-    from quantkit.recipe.contract import check_transform
+    from quantkit.recipes.contract import check_transform
 
     if not transforms:
         raise UsageError("no transform is named", hint="quantkit transforms check NAME, or --plugin FILE.py")

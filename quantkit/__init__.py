@@ -7,28 +7,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quantkit.bench import benchmark
-    from quantkit.classify.evaluation import evaluate
+    from quantkit.benchmark import benchmark
+    from quantkit.evaluation.accuracy import evaluate
+    from quantkit.evaluation.compare import compare
+    from quantkit.model.exporters.files import save
     from quantkit.model.loading import load
-    from quantkit.model.saving import save
     from quantkit.quantization import calibrate, quantize
-    from quantkit.quantization.compare import compare
-    from quantkit.recipe import transform
+    from quantkit.recipes import transform
     from quantkit.runtimes import open_session
     from quantkit.summary import summarize
     from quantkit.transforms.registry import transform as transform_function
 
 _HOMES = {
-    "benchmark": "quantkit.bench",
+    "benchmark": "quantkit.benchmark",
     "calibrate": "quantkit.quantization",
-    "compare": "quantkit.quantization.compare",
-    "evaluate": "quantkit.classify.evaluation",
+    "compare": "quantkit.evaluation.compare",
+    "evaluate": "quantkit.evaluation.accuracy",
     "load": "quantkit.model.loading",
     "open_session": "quantkit.runtimes",
     "quantize": "quantkit.quantization",
-    "save": "quantkit.model.saving",
+    "save": "quantkit.model.exporters.files",
     "summarize": "quantkit.summary",
-    "transform": "quantkit.recipe",
+    "transform": "quantkit.recipes",
     "transform_function": "quantkit.transforms.registry",
 }
 _NAMES = {"transform_function": "transform"}

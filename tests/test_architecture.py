@@ -16,20 +16,30 @@ LAYERS = [
     {"quantkit.ir"},
     {"quantkit.ops"},
     {"quantkit.formats", "quantkit.zoo", "quantkit.runtimes.session"},
-    {"quantkit.dialects"},
+    {"quantkit.runtimes.tensorflow_library"},
+    {"quantkit.convert"},
     {"quantkit.transforms", "quantkit.runtimes"},
     {"quantkit.data", "quantkit.model"},
     {"quantkit.drawing", "quantkit.summary"},
-    {"quantkit.recipe"},
-    {"quantkit.bench", "quantkit.classify", "quantkit.quantization"},
+    {"quantkit.recipes"},
+    {"quantkit.benchmark", "quantkit.evaluation"},
+    {"quantkit.quantization"},
+    {"quantkit.compat"},
     {"quantkit.cli"},
 ]
+# Imports that still point upward, each (importing module, imported module); the list must become empty.
+PENDING = {
+    ("quantkit.evaluation.compare", "quantkit.quantization"),
+    ("quantkit.recipes.driver", "quantkit.compat"),
+    ("quantkit.recipes.recipe", "quantkit.compat"),
+    ("quantkit.transforms.registry", "quantkit.compat"),
+}
 # Which files may import what only they know.
 HARD_BORDERS = {
     "google": ("quantkit/formats/",),
-    "onnx": ("quantkit/formats/", "quantkit/runtimes/to_onnx.py"),
-    "tf2onnx": ("quantkit/runtimes/to_onnx.py",),
-    "tensorflow": ("quantkit/runtimes/",),
+    "onnx": ("quantkit/formats/", "quantkit/convert/"),
+    "tf2onnx": ("quantkit/convert/",),
+    "tensorflow": ("quantkit/runtimes/", "quantkit/model/importers/", "quantkit/compat/freeze_graph.py"),
     "onnxruntime": ("quantkit/runtimes/onnxruntime.py",),
     "openvino": ("quantkit/runtimes/openvino.py",),
     "ai_edge_litert": ("quantkit/runtimes/litert.py",),
@@ -98,6 +108,8 @@ def test_imports_point_downward(path: Path) -> None:
         return
     for imported in imports_of(path):
         there = layer(imported)
+        if (module, package(imported)) in PENDING:
+            continue
         if there is not None and package(imported) != package(module):
             assert there < here, f"{module} imports {imported}, which is not below it"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import quantkit.transforms
-from quantkit.recipe import parse
-from quantkit.recipe.contract import broken_promises
+from quantkit.recipes import parse
+from quantkit.recipes.contract import broken_promises
 from quantkit.transforms.registry import REGISTRY, find
 
 ROOT = Path(__file__).parent.parent
@@ -15,14 +15,15 @@ OURS = sorted(name for name, one in REGISTRY.items() if one.function.__module__.
 
 
 def test_the_list_is_complete() -> None:
-    files = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")} - {"plugins", "registry"}
+    files = {path.stem for path in FOLDER.glob("*/*.py") if not path.stem.startswith("_")}
     assert files == set(OURS) == set(quantkit.transforms.__all__)
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_one_name_in_five_places(name: str) -> None:
-    assert find(name).function.__module__ == f"quantkit.transforms.{name}"
-    assert (ROOT / "tests" / "transforms" / f"test_{name}.py").exists()
+    group, _, module = find(name).function.__module__.removeprefix("quantkit.transforms.").partition(".")
+    assert module == name
+    assert (ROOT / "tests" / "transforms" / group / f"test_{name}.py").exists()
     assert list((ROOT / "tests" / "golden" / name).glob("*.txt"))
     assert parse(f"{name}{example_options(name)}").steps[0].name == name
 

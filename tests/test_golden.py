@@ -7,9 +7,9 @@ from golden_cases import FOLDER, SECTIONS, Case, golden_cases, results
 
 from quantkit.ir.check import verify
 from quantkit.ir.text import from_text
-from quantkit.recipe import parse
-from quantkit.recipe.example import runnable
-from quantkit.recipe.verify import Verifier
+from quantkit.recipes import parse
+from quantkit.recipes.example import runnable
+from quantkit.recipes.verify import Verifier
 from quantkit.runtimes.reference import Reference
 from quantkit.transforms.registry import REGISTRY
 

@@ -48,7 +48,7 @@ def test_the_command_is_installed() -> None:
 
 
 def test_every_folder_has_a_readme() -> None:
-    folders = {path.parent for path in ROOT.glob("quantkit/**/__init__.py")} | {
+    folders = {path.parent for path in ROOT.glob("quantkit/*/__init__.py")} | {
         ROOT / name for name in ("cli", "models")
     }
     folders |= {ROOT / name for name in ("tests", "assets")}
@@ -57,7 +57,7 @@ def test_every_folder_has_a_readme() -> None:
 
 def test_data_files_are_packaged() -> None:
     listed = PROJECT["tool"]["setuptools"]["package-data"]
-    for folder, package in (("models", "quantkit.models"), ("quantkit/ops", "quantkit.ops")):
+    for folder, package in (("models", "quantkit.models"), ("quantkit/ops/tensorflow", "quantkit.ops.tensorflow")):
         data = [path for path in (ROOT / folder).iterdir() if path.suffix in (".toml", ".pb", ".json", ".txt")]
         missing = [path.name for path in data if not any(path.match(pattern) for pattern in listed[package])]
         assert not missing

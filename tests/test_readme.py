@@ -157,7 +157,7 @@ def test_the_tables_are_the_committed_measurements() -> None:
 def test_rewrites_are_told_engine_by_engine() -> None:
     from readme_table import rewrites
 
-    from quantkit.bench.machine import this_machine
+    from quantkit.benchmark.machine import this_machine
 
     speed = {"ratio": 1.25, "low": 1.2, "high": 1.3}
     row = {"model": "m", "rewrite": "fold_pads", "version": "1.0", "difference": 2e-8, "speed_up": speed}
@@ -169,7 +169,7 @@ def test_rewrites_are_told_engine_by_engine() -> None:
 
 
 def test_the_committed_measurements_can_be_read() -> None:
-    from quantkit.bench import Benchmark
+    from quantkit.benchmark import Benchmark
 
     for path in (ROOT / "tests" / "bench").glob("*.json"):
         document = json.loads(path.read_text())

@@ -14,7 +14,7 @@ import pytest
 from fingerprint import fingerprint
 
 from quantkit.formats import load
-from quantkit.recipe.verify import seeded_feeds
+from quantkit.recipes.verify import seeded_feeds
 from quantkit.runtimes import open_session
 
 pytestmark = pytest.mark.models

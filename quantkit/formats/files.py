@@ -14,7 +14,7 @@ from quantkit.formats import graphdef, onnx, saved_model, wire
 from quantkit.formats.kinds import ENDINGS, HEAD_BYTES, KINDS, is_text, kind_of, opened
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.uncollected import uncollected
-from quantkit.ops.tensorflow import num_outputs
+from quantkit.ops.tensorflow.signatures import num_outputs
 
 Ends = Iterable[Edge | str] | None
 

@@ -1,7 +1,7 @@
 """SavedModel folders, and the graphs that lie beside checkpoints: GraphDefs that say what is fed and asked for.
 
 A SavedModel holds one MetaGraphDef for each set of tags, and that one signature for each use. Graphs stay in the
-file until they are asked for. What has variables, `quantkit.runtimes.freeze` reads.
+file until they are asked for. What has variables, `quantkit.model.importers.freeze` reads.
 """
 
 import math
@@ -11,13 +11,13 @@ from typing import Any, BinaryIO
 
 from quantkit.errors import GraphError, InputError, UsageError, did_you_mean
 from quantkit.formats import graphdef, wire
-from quantkit.formats.nodes import encode_attr
-from quantkit.formats.schema import message_class, parse, parse_text
-from quantkit.formats.tensors import type_number
+from quantkit.formats.graphdef.nodes import encode_attr
+from quantkit.formats.graphdef.schema import message_class, parse, parse_text
+from quantkit.formats.graphdef.tensors import type_number
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
-from quantkit.ops.inference import infer_shapes
-from quantkit.ops.tensorflow import ArgDef, OpDef, find_op, output_dtypes
+from quantkit.ops.shape_inference import infer_shapes
+from quantkit.ops.tensorflow.signatures import ArgDef, OpDef, find_op, output_dtypes
 
 FILE, TEXT_FILE = "saved_model.pb", "saved_model.pbtxt"
 SERVE = "serve"

@@ -111,14 +111,14 @@ def load_model(
     kind = formats.kind_of(path)
     _check_extras(text, kind, has_uses=bool(signature or tags), has_checkpoint=bool(checkpoint))
     if kind in ("saved_model", "checkpoint"):
-        from quantkit.model import variables
+        from quantkit.model.importers import variables
 
         if kind == "checkpoint":
             return Model(text, variables.read_checkpoint(path, inputs, outputs), path)
         graph, called = variables.read_saved_model(path, signature, tags, inputs, outputs)
         return Model(text, graph, path, signature=called)
     if kind == "keras":
-        from quantkit.runtimes.keras import freeze_keras
+        from quantkit.model.importers.keras import freeze_keras
 
         return Model(text, freeze_keras(path).with_ends(inputs, outputs), path)
     if kind in ("onnx", "tflite", "openvino"):
@@ -127,7 +127,7 @@ def load_model(
         inputs, outputs = _card_ends(card, inputs, outputs)
     graph = formats.load(path, inputs, outputs)
     if checkpoint:
-        from quantkit.model import variables
+        from quantkit.model.importers import variables
 
         graph = variables.filled(graph, Path(checkpoint), outputs)
     return Model(text, graph, path, card, is_random(graph))
@@ -172,7 +172,7 @@ def load(
         return formats.decode(model).with_ends(inputs, outputs)
     if hasattr(model, "SerializeToString"):
         return load(_serialized(model), inputs, outputs)
-    from quantkit.runtimes import freeze
+    from quantkit.model.importers import freeze
 
     return freeze.freeze_object(model).with_ends(inputs, outputs)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from quantkit.ir.graph import Attr, Graph, Node, Opaque
 from quantkit.ir.tensor import DType, Shape, Tensor
-from quantkit.ops.tensorflow import OpDef, find_op, input_dtypes, num_outputs, output_dtypes
+from quantkit.ops.tensorflow.signatures import OpDef, find_op, input_dtypes, num_outputs, output_dtypes
 
 KINDS: Mapping[str, type | tuple[type, ...]] = {
     "int": int,

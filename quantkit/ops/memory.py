@@ -13,7 +13,7 @@ from math import prod
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
-from quantkit.ops.tensorflow import output_dtypes
+from quantkit.ops.tensorflow.signatures import output_dtypes
 
 SHARING = frozenset(
     {

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
-from quantkit.dialects.onnx_to_tensorflow import as_tensorflow
+from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.quantization.annotation import annotate

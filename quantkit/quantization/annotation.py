@@ -9,8 +9,8 @@ import numpy as np
 from quantkit.errors import GraphError, UsageError, did_you_mean
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Tensor
-from quantkit.ops.inference import infer_shapes
 from quantkit.ops.layers import LAYER_OPS, WEIGHTS_SLOT, broadcast_channels, find_layer
+from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.kernels import missing_kernel
 from quantkit.quantization.plan import (
     ACTIVATIONS,

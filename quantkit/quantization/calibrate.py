@@ -17,12 +17,12 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from quantkit.data.feeders import require_arrays
 from quantkit.errors import InputError, UsageError
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
-from quantkit.ops.inference import infer_shapes
-from quantkit.quantization.feeders import require_arrays
+from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.observers import BINS, Observer, make_observer
 from quantkit.quantization.plan import NOT_FINITE, Plan
 from quantkit.quantization.ranges import Provenance, Range, Ranges

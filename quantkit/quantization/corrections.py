@@ -19,7 +19,7 @@ from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, Tensor
 from quantkit.ops.layers import find_layer
-from quantkit.quantization.grid import Grid
+from quantkit.quantization.parameters import Grid
 from quantkit.quantization.plan import Plan, Unit
 from quantkit.quantization.ranges import Ranges
 

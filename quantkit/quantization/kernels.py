@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
-from quantkit.ops.inference import UNKNOWN
-from quantkit.transforms.quantize_nodes import why_float
+from quantkit.ops.shape_inference import UNKNOWN
+from quantkit.transforms.precision.quantize_nodes import why_float
 
 
 def missing_kernel(target: str, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array
-from quantkit.quantization.grid import Grid
+from quantkit.quantization.parameters import Grid
 from quantkit.quantization.ranges import Range
 from quantkit.quantization.scheme import AFFINE, Scheme, Spec
 

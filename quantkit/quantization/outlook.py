@@ -4,15 +4,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from quantkit.dialects.onnx_to_tensorflow import as_tensorflow
+from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Graph
-from quantkit.ops.inference import infer_shapes
 from quantkit.ops.layers import LAYER_OPS
-from quantkit.ops.multiply_adds import multiply_adds
+from quantkit.ops.macs import multiply_adds
+from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.annotation import annotate
-from quantkit.recipe import Recipe, Step, run
-from quantkit.recipe.named import find_recipe
+from quantkit.recipes import Recipe, Step, run
+from quantkit.recipes.named import find_recipe
 from quantkit.summary import is_eight_bit, with_batch_one
 
 # Reasons that the text gives; the JSON document has all.

@@ -13,18 +13,18 @@ Runtime runs it for every picture, and is then a fifth slower than with weights 
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from quantkit.dialects import translate
-from quantkit.dialects.translator import transposed
+from quantkit.convert import translate
+from quantkit.convert.tensorflow_to_onnx.translator import transposed
 from quantkit.errors import UnavailableError
 from quantkit.formats.onnx import DIALECT
-from quantkit.formats.onnx_schema import NUMBERS
+from quantkit.formats.onnx.schema import NUMBERS
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Array, DType, Tensor
-from quantkit.quantization.grid import Grid
+from quantkit.quantization.parameters import Grid
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.scheme import Spec
-from quantkit.transforms.quantize_weights import quantize_weights
+from quantkit.transforms.precision.quantize_weights import quantize_weights
 
 # What a layer's constant is called in ONNX, behind its name, and the order of its dimensions there.
 LAYOUTS: Mapping[str, tuple[int, ...]] = {"/oihw": (3, 2, 0, 1), "/depthwise": (2, 3, 0, 1), "": ()}

@@ -23,7 +23,7 @@ from quantkit.runtimes.session import (
     installed,
     require,
 )
-from quantkit.runtimes.tensorflow import quiet
+from quantkit.runtimes.tensorflow_library import quiet
 
 _SHORT_WORDS = {"float32": "float", "float64": "double", "float16": "half"}
 
@@ -114,7 +114,7 @@ class _Steps:
 
 def _source(model: Graph | Path) -> Mapping[str, Any]:
     if isinstance(model, Graph):
-        from quantkit.runtimes.to_litert import to_litert
+        from quantkit.convert.to_litert import to_litert
 
         return {"model_content": to_litert(model)}
     kind = kind_of(model)

@@ -39,7 +39,7 @@ def as_onnx(model: Graph | Path, title: str, kinds: tuple[str, ...]) -> bytes | 
             raise UnavailableError(f"{title} opens TensorFlow and ONNX graphs, not a graph of {model.dialect}")
         if model.dialect == onnx.DIALECT:
             return onnx.encode(model)
-        from quantkit.runtimes.to_onnx import to_onnx
+        from quantkit.convert.to_onnx import to_onnx
 
         return to_onnx(model)
     kind = kind_of(model)

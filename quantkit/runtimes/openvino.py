@@ -10,7 +10,7 @@ from typing import Any
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.ops.tensorflow import output_dtypes
+from quantkit.ops.tensorflow.signatures import output_dtypes
 from quantkit.runtimes.model import as_onnx
 from quantkit.runtimes.session import (
     Availability,

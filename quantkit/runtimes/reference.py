@@ -14,9 +14,9 @@ from quantkit.errors import GraphError, UnavailableError, did_you_mean
 from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.ops.inference import UNKNOWN, infer_shapes
 from quantkit.ops.kernels import evaluate, has_kernel
-from quantkit.ops.tensorflow import output_dtypes
+from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.ops.tensorflow.signatures import output_dtypes
 from quantkit.runtimes.session import (
     Availability,
     Engine,

@@ -9,7 +9,8 @@ from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.runtimes.session import SessionOptions, require
-from quantkit.runtimes.tensorflow import RUNTIME, explained, import_graph, module, quiet, reason, tensor
+from quantkit.runtimes.tensorflow import RUNTIME
+from quantkit.runtimes.tensorflow_library import explained, import_graph, module, quiet, reason, tensor
 
 _LABEL_OP = re.compile(r" = ([\w>]+)\(")
 

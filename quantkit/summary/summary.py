@@ -10,10 +10,10 @@ from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.model.loading import load
-from quantkit.ops import onnx as onnx_ops
-from quantkit.ops.inference import infer_shapes
+from quantkit.ops.macs import multiply_adds
 from quantkit.ops.memory import Peak, peak_memory
-from quantkit.ops.multiply_adds import multiply_adds
+from quantkit.ops.onnx import shapes as onnx_ops
+from quantkit.ops.shape_inference import infer_shapes
 
 BATCH_NORMS = frozenset({"BatchNormWithGlobalNormalization", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 PASSING = frozenset({"Identity", "CheckNumerics", "StopGradient"})

@@ -1,52 +1,61 @@
 """Graph to graph, one file for each transform; this list is the table of contents."""
 
-from quantkit.transforms import (
-    absorb_preprocessing,
-    add_default_attributes,
-    backport_concatv2,
-    backport_tensor_array_v3,
-    clean_functions,
-    convert_layout,
-    convert_precision,
-    ensure_input_shapes,
+from quantkit.transforms.cleanup import (
     extract_subgraph,
-    flatten_atrous_conv,
-    flatten_products,
+    merge_duplicate_nodes,
+    remove_control_dependencies,
+    remove_dead_branches,
+    remove_dropout,
+    remove_nodes,
+    simplify_arithmetic,
+    sort_by_execution_order,
+    strip_unused_nodes,
+)
+from quantkit.transforms.folding import (
+    absorb_preprocessing,
     fold_batch_norms,
     fold_biases,
     fold_clamps,
     fold_constants,
     fold_old_batch_norms,
     fold_pads,
-    freeze_requantization_ranges,
+)
+from quantkit.transforms.functions import (
+    clean_functions,
+    inline_functions,
+    inline_partitionedcall,
+    remove_unused_functions,
+)
+from quantkit.transforms.fusion import (
+    flatten_atrous_conv,
+    flatten_products,
     fuse_pad_and_conv,
     fuse_resize_and_conv,
     fuse_resize_pad_and_conv,
-    inline_functions,
-    inline_partitionedcall,
-    insert_logging,
-    merge_duplicate_nodes,
     merge_sibling_convolutions,
-    obfuscate_names,
     pool_after_projection,
-    quantize_nodes,
-    quantize_weights,
+)
+from quantkit.transforms.layout import convert_layout, sparsify_gather
+from quantkit.transforms.metadata import (
+    add_default_attributes,
+    backport_concatv2,
+    backport_tensor_array_v3,
+    ensure_input_shapes,
+    insert_logging,
+    obfuscate_names,
     remove_attribute,
-    remove_control_dependencies,
-    remove_dead_branches,
     remove_device,
-    remove_dropout,
-    remove_nodes,
-    remove_unused_functions,
     rename_attribute,
     rename_node,
     rename_op,
-    round_weights,
     set_device,
-    simplify_arithmetic,
-    sort_by_execution_order,
-    sparsify_gather,
-    strip_unused_nodes,
+)
+from quantkit.transforms.precision import (
+    convert_precision,
+    freeze_requantization_ranges,
+    quantize_nodes,
+    quantize_weights,
+    round_weights,
 )
 
 __all__ = [

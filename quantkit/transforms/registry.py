@@ -17,10 +17,10 @@ from quantkit.errors import GraphError, QuantkitError, RecipeError, did_you_mean
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
 from quantkit.ops.faults import find_fault
-from quantkit.transforms._places import settled
+from quantkit.transforms._positions import settled
 
 if TYPE_CHECKING:
-    from quantkit.transforms.classic import ClassicTransform
+    from quantkit.compat.transforms import ClassicTransform
 
 DAMAGED = "the file is damaged, or was written by a tool that knows other ops"
 REQUIRED = inspect.Parameter.empty
@@ -322,7 +322,7 @@ def find(name: str, known: Iterable[str] | None = None, *, classic: bool = False
         RecipeError: there is none; the hint names the nearest ones.
     """
     if classic:
-        from quantkit.transforms.classic import find_classic
+        from quantkit.compat.transforms import find_classic
 
         return find_classic(name)
     if name in REGISTRY:

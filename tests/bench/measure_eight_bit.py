@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from quantkit.bench.machine import this_machine
+from quantkit.benchmark.machine import this_machine
 
 HERE = Path(__file__).parent
 # File, and the engine and threads (intra, inter) that run it best.

@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 
 from quantkit import formats
-from quantkit.bench.candidate import Candidate, Settings
-from quantkit.bench.comparison import Comparison
-from quantkit.bench.machine import this_machine
-from quantkit.bench.measurement import Measurement
-from quantkit.bench.rounds import Schedule, measure
+from quantkit.benchmark.candidate import Candidate, Settings
+from quantkit.benchmark.comparison import Comparison
+from quantkit.benchmark.machine import this_machine
+from quantkit.benchmark.measurement import Measurement
+from quantkit.benchmark.rounds import Schedule, measure
 from quantkit.ir.graph import Graph
 from quantkit.model.loading import load_model
-from quantkit.recipe import parse, run
+from quantkit.recipes import parse, run
 from quantkit.runtimes import open_session
 
 HERE = Path(__file__).parent

@@ -33,9 +33,9 @@ COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8d6a9f", "#e08e45", "#4c4c4c", "#7
 def measure_here(source: Path, target: Path, recipe: str) -> dict[str, Any]:
     """Load, transform and save in this process."""
     from quantkit import formats
-    from quantkit.recipe import run
-    from quantkit.recipe.named import NAMED, find_recipe
-    from quantkit.recipe.recipe import parse
+    from quantkit.recipes import run
+    from quantkit.recipes.named import NAMED, find_recipe
+    from quantkit.recipes.recipe import parse
 
     start = perf_counter()
     graph = formats.load(source, ["x"], ["y"])
@@ -118,7 +118,7 @@ def main() -> None:
     from many_nodes import many_nodes
 
     from quantkit import formats
-    from quantkit.bench.machine import this_machine
+    from quantkit.benchmark.machine import this_machine
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)

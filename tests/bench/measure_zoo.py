@@ -28,15 +28,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from zoo_graphs import BUILDERS  # noqa: E402
 
 from quantkit import formats  # noqa: E402
-from quantkit.bench import Benchmark, benchmark  # noqa: E402
-from quantkit.bench.comparison import Comparison  # noqa: E402
-from quantkit.bench.machine import this_machine  # noqa: E402
+from quantkit.benchmark import Benchmark, benchmark  # noqa: E402
+from quantkit.benchmark.comparison import Comparison  # noqa: E402
+from quantkit.benchmark.machine import this_machine  # noqa: E402
 from quantkit.errors import GraphError  # noqa: E402
 from quantkit.formats import graphdef  # noqa: E402
 from quantkit.ir.graph import Graph  # noqa: E402
-from quantkit.recipe import run  # noqa: E402
-from quantkit.recipe.named import find_recipe  # noqa: E402
-from quantkit.recipe.verify import seeded_feeds  # noqa: E402
+from quantkit.recipes import run  # noqa: E402
+from quantkit.recipes.named import find_recipe  # noqa: E402
+from quantkit.recipes.verify import seeded_feeds  # noqa: E402
 from quantkit.runtimes import tensorflow  # noqa: E402
 
 

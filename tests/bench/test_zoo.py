@@ -8,9 +8,9 @@ import pytest
 from zoo_graphs import BUILDERS, lstm, small_network, ssd
 
 from quantkit.ir.graph import Graph
-from quantkit.recipe import run
-from quantkit.recipe.named import find_recipe
-from quantkit.recipe.verify import seeded_feeds
+from quantkit.recipes import run
+from quantkit.recipes.named import find_recipe
+from quantkit.recipes.verify import seeded_feeds
 from quantkit.runtimes import tensorflow
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]

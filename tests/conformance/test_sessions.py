@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from conformance_cases import CASES, Case, node, placeholder
 
+from quantkit.convert.to_litert import save_litert
 from quantkit.errors import GraphError, UnavailableError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization import Ranges, Scheme, annotate, convert
 from quantkit.runtimes.reference import Reference
 from quantkit.runtimes.session import PRECISIONS, Runtime, Session, SessionOptions
-from quantkit.runtimes.to_litert import save_litert
-from quantkit.transforms.convert_precision import convert_precision
+from quantkit.transforms.precision.convert_precision import convert_precision
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 
 from quantkit.errors import GraphError, InputError
 from quantkit.formats import graphdef
-from quantkit.formats.function_library import decode_library, encode_library
-from quantkit.formats.schema import message_class
+from quantkit.formats.graphdef.function_library import decode_library, encode_library
+from quantkit.formats.graphdef.schema import message_class
 from quantkit.ir.functions import Function, Library
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType

@@ -5,13 +5,13 @@ import pytest
 
 from quantkit.errors import GraphError
 from quantkit.formats import graphdef
-from quantkit.formats.function_library import names_in
+from quantkit.formats.graphdef.function_library import names_in
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType
 from quantkit.ir.text import to_text
 from quantkit.runtimes import open_session
-from quantkit.transforms.inline_functions import inline_functions
-from quantkit.transforms.remove_unused_functions import remove_unused_functions
+from quantkit.transforms.functions.inline_functions import inline_functions
+from quantkit.transforms.functions.remove_unused_functions import remove_unused_functions
 
 INT32, FLOAT = "{type: DT_INT32}", "{type: DT_FLOAT}"
 FUNCTIONS = """library {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quantkit.errors import GraphError, QuantkitError
 from quantkit.formats import graphdef
-from quantkit.formats.schema import message_class
+from quantkit.formats.graphdef.schema import message_class
 from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Edge, Graph, Node, Opaque, Versions, constant
 from quantkit.ir.tensor import DType, Shape, Tensor

@@ -19,7 +19,7 @@ import pytest
 from conformance_cases import CASES
 from mutations import BINARY, TEXT, Mutation, mutated
 
-from quantkit.dialects import convert
+from quantkit.convert import convert
 from quantkit.errors import QuantkitError
 from quantkit.formats import graphdef, load, meta_graphs, onnx, tfrecord
 from quantkit.formats.files import save_saved_model
@@ -32,7 +32,7 @@ from quantkit.ops.faults import find_fault
 from quantkit.quantization.annotation import annotate
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
-from quantkit.recipe.named import read_recipe
+from quantkit.recipes.named import read_recipe
 from quantkit.zoo.cards import model_files, read_card
 
 COUNT = 10_000

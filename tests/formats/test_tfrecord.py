@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from records import example, write_records
 
 from quantkit.errors import InputError
-from quantkit.formats.tfrecord import (
-    crc32c,
-    is_tfrecord,
-    masked_checksum,
-    parse_example,
-    read_record,
-    record_offsets,
-)
+from quantkit.formats.tfrecord import crc32c, is_tfrecord, masked_checksum, parse_example, read_record, record_offsets
 
 
 @given(st.binary(max_size=300))

@@ -13,7 +13,7 @@ from quantkit.errors import GraphError, InputError
 from quantkit.formats import graphdef, onnx
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
-from quantkit.model.saving import Target
+from quantkit.model.exporters.files import Target
 from quantkit.runtimes import tensorflow
 
 HUGE = 3_000_000_000

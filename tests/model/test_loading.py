@@ -10,8 +10,8 @@ import pytest
 import quantkit as qk
 from quantkit.errors import InputError, UsageError
 from quantkit.formats import graphdef, onnx
-from quantkit.formats.onnx_schema import message_class
-from quantkit.formats.schema import parse
+from quantkit.formats.graphdef.schema import parse
+from quantkit.formats.onnx.schema import message_class
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.model.loading import load_model
@@ -162,7 +162,7 @@ def test_a_model_proto_of_onnx() -> None:
 
 
 def _tensorflow() -> Any:
-    from quantkit.runtimes.tensorflow import module
+    from quantkit.runtimes.tensorflow_library import module
 
     return module()
 

@@ -8,7 +8,7 @@ import pytest
 from quantkit.ir.graph import Attr, Node
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.kernels import evaluate
-from quantkit.ops.tensorflow import find_op, input_dtypes, num_outputs
+from quantkit.ops.tensorflow.signatures import find_op, input_dtypes, num_outputs
 
 Compute = Callable[[Node, Sequence[Array]], list[Array]]
 LONG_WORDS = {"float": "float32", "double": "float64", "half": "float16"}

@@ -3,7 +3,7 @@ import pytest
 from quantkit.errors import GraphError
 from quantkit.ir.text import from_text
 from quantkit.ops.faults import find_fault
-from quantkit.transforms.fold_pads import fold_pads
+from quantkit.transforms.folding.fold_pads import fold_pads
 
 HEAD = "inputs: x\noutputs: y\nx = Placeholder[1x4x4x3](dtype=float)\nw = Const[3x3x3x2]()\n"
 CONVOLUTION = "T=float, padding=SAME, strides=[1, 1, 1, 1]"

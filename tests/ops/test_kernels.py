@@ -12,7 +12,7 @@ from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.kernels import KERNELS, evaluate, has_kernel
 from quantkit.ops.kernels.elementwise import BINARY, UNARY
 from quantkit.ops.kernels.reductions import REDUCTIONS
-from quantkit.ops.tensorflow import find_op
+from quantkit.ops.tensorflow.signatures import find_op
 
 Check = Callable[..., None]
 F, D, I32, I64 = np.float32, np.float64, np.int32, np.int64

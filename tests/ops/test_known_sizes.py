@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Shape
 from quantkit.ir.text import from_text
-from quantkit.ops.inference import infer
-from quantkit.ops.multiply_adds import multiply_adds
+from quantkit.ops.macs import multiply_adds
+from quantkit.ops.shape_inference import infer
 from quantkit.runtimes import open_session
 
 HEAD = """

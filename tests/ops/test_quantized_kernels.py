@@ -13,7 +13,7 @@ from quantkit.ir.graph import Attr, Node
 from quantkit.ir.tensor import Array, DType
 from quantkit.ops.kernels import evaluate
 from quantkit.ops.kernels.quantized import Range, rounded
-from quantkit.ops.tensorflow import find_op
+from quantkit.ops.tensorflow.signatures import find_op
 
 Compute = Callable[[Node, list[Array]], list[Array]]
 F, I32 = np.float32, np.int32

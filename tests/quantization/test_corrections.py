@@ -6,7 +6,7 @@ from quantkit.ir.tensor import Array
 from quantkit.ir.text import from_text
 from quantkit.quantization import Ranges, Scheme, annotate, calibrate
 from quantkit.quantization.corrections import correct_biases, equalize
-from quantkit.quantization.grid import Grid
+from quantkit.quantization.parameters import Grid
 from quantkit.runtimes import open_session
 
 DENSE = """

@@ -6,7 +6,7 @@ from quantkit.ir.text import from_text
 from quantkit.model.loading import load
 from quantkit.ops.kernels import KERNELS
 from quantkit.quantization import Range, Ranges, Scheme, annotate, calibrate, quantize
-from quantkit.recipe import parse, run
+from quantkit.recipes import parse, run
 from quantkit.runtimes import open_session
 
 FOLD = (

@@ -6,8 +6,8 @@ from hypothesis.extra import numpy as arrays
 
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array
-from quantkit.quantization.grid import Grid
 from quantkit.quantization.observers import Entropy, Histogram, MinMax, Observer, make_observer
+from quantkit.quantization.parameters import Grid
 from quantkit.quantization.ranges import Range
 from quantkit.quantization.scheme import AFFINE, OBSERVERS, SIGNED, UNSIGNED, Scheme, Spec
 

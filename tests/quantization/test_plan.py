@@ -7,7 +7,7 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.text import from_text
 from quantkit.model.loading import load
 from quantkit.quantization import Plan, Range, Ranges, Scheme, annotate
-from quantkit.recipe import parse, run
+from quantkit.recipes import parse, run
 
 HEAD = "inputs: x\noutputs: {out}\nx = Placeholder[<1x8x8x4>]()\nw = Const[1x1x4x4]()\nb = Const[4]()\n"
 

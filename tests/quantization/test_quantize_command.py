@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantkit.classify.quality import Quality, Share
 from quantkit.errors import GraphError
+from quantkit.evaluation.quality import Quality, Share
 from quantkit.formats import load
 from quantkit.ir.tensor import DType
 from quantkit.quantization import Plan, Ranges, Scheme
@@ -172,7 +172,7 @@ def test_weights_take_seven_bits_where_the_processor_saturates(
     choosing = import_module("quantkit.cli._scheme")
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: old\nflags\t\t: fpu {flags}\n\n")
-    machine = import_module("quantkit.bench.machine").this_machine(tmp_path)
+    machine = import_module("quantkit.benchmark.machine").this_machine(tmp_path)
     monkeypatch.setattr(choosing, "this_machine", lambda: machine)
     output = tmp_path / ("d.onnx" if target == "onnx" else "d.pb")
     words = ["-o", str(output), "--calibration", str(pictures), "--runs", "0", "--target", target]
@@ -202,9 +202,9 @@ def test_what_is_in_8_bits_already_is_not_quantized_again(
 
 def test_the_classic_ops_are_told_to_be_slow(tmp_path: Path) -> None:
     words = import_module("quantkit.cli._verdict")
-    comparison = import_module("quantkit.bench.comparison").Comparison(0.2, 0.19, 0.21, True)
+    comparison = import_module("quantkit.benchmark.comparison").Comparison(0.2, 0.19, 0.21, True)
     plan = Plan(Scheme.for_target("eightbit"), {}, {}, (), (), (), {}, ())
-    counted = import_module("quantkit.quantization.verdict").Census({}, 0, (), 1, 0, 1)
+    counted = import_module("quantkit.quantization.census").Census({}, 0, (), 1, 0, 1)
     verdict = words.Verdict("digits", tmp_path / "d.pb", plan, Ranges({}), counted, speed=comparison)
     reason, command_line = verdict.next_step
     assert "reference kernels" in reason
@@ -268,7 +268,7 @@ def test_weights_alone_need_no_pictures(
 def _verdict(tmp_path: Path, target: str = "onnx", **fields: Any) -> Any:
     words = import_module("quantkit.cli._verdict")
     plan = Plan(Scheme.for_target(target), {}, {}, (), (), (), {}, ())
-    counted = import_module("quantkit.quantization.verdict").Census({}, 0, (), 1, 0, 1)
+    counted = import_module("quantkit.quantization.census").Census({}, 0, (), 1, 0, 1)
     return words.Verdict("digits", tmp_path / "d.onnx", plan, Ranges({}), counted, **fields)
 
 
@@ -277,9 +277,9 @@ def test_bfloat16_is_suggested_where_the_machine_has_it(
     isa: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = import_module("quantkit.cli._verdict")
-    machine = import_module("quantkit.bench.machine").this_machine()
+    machine = import_module("quantkit.benchmark.machine").this_machine()
     monkeypatch.setattr(words, "this_machine", lambda: replace(machine, isa=isa))
-    slow = import_module("quantkit.bench.comparison").Comparison(0.9, 0.8, 0.95, True)
+    slow = import_module("quantkit.benchmark.comparison").Comparison(0.9, 0.8, 0.95, True)
     reason, command = _verdict(tmp_path, speed=slow).next_step
     assert ("bfloat16" in reason and command.endswith("--precision float32,bfloat16")) == bool(isa)
     assert ("not measured" in reason) == bool(isa)

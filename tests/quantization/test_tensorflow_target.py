@@ -13,8 +13,8 @@ from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization import Plan, Range, Ranges, Scheme, annotate
 from quantkit.quantization.targets.tensorflow import convert, float_reasons
 from quantkit.quantization.targets.tensorflow.check import check_on_this_host, require_onednn
-from quantkit.quantization.targets.tensorflow.codes import codes_name
-from quantkit.quantization.targets.tensorflow.summands import keep_summands
+from quantkit.quantization.targets.tensorflow.parameters import codes_name
+from quantkit.quantization.targets.tensorflow.residuals import keep_summands
 from quantkit.runtimes.tensorflow import RUNTIME
 
 Floats = npt.NDArray[np.float32]

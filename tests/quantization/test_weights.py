@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quantkit.convert.to_litert import save_litert
 from quantkit.errors import UnavailableError
 from quantkit.formats import save
 from quantkit.ir.check import verify
@@ -12,7 +13,6 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization import Plan, Ranges, Scheme, annotate, convert
 from quantkit.runtimes import RUNTIMES, open_session
-from quantkit.runtimes.to_litert import save_litert
 
 FLOAT = {"T": DType.FLOAT}
 WINDOW: dict[str, Attr] = {**FLOAT, "strides": (1, 1, 1, 1), "padding": b"SAME"}

@@ -4,15 +4,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quantkit.convert import to_litert as module
+from quantkit.convert.to_litert import save_litert, to_litert
 from quantkit.errors import GraphError, InputError, UnavailableError, UsageError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text
 from quantkit.runtimes import open_session, tensorflow
-from quantkit.runtimes import to_litert as module
 from quantkit.runtimes.litert import RUNTIME, _explained, _info, _threads
 from quantkit.runtimes.session import SessionOptions
-from quantkit.runtimes.to_litert import save_litert, to_litert
 
 ANSWERS = (RUNTIME.available(), tensorflow.RUNTIME.available())
 pytestmark = [

@@ -7,7 +7,8 @@ from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import SessionOptions
-from quantkit.runtimes.tensorflow import RUNTIME, explained
+from quantkit.runtimes.tensorflow import RUNTIME
+from quantkit.runtimes.tensorflow_library import explained
 
 pytestmark = pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail)
 

@@ -1,6 +1,6 @@
 """Graphs and recipes on which the classic mode is compared with the original tool, and how nodes are compared.
 
-The original's answers are in ``tests/classic/answers.json``; ``tests/classic/record_answers.py`` makes it anew.
+The original's answers are in ``tests/compat/answers.json``; ``tests/compat/record_answers.py`` makes it anew.
 """
 
 import base64
@@ -16,13 +16,13 @@ from google.protobuf import text_format
 
 from quantkit.errors import QuantkitError
 from quantkit.formats import graphdef
-from quantkit.formats.nodes import decode_attr
-from quantkit.formats.schema import message_class
+from quantkit.formats.graphdef.nodes import decode_attr
+from quantkit.formats.graphdef.schema import message_class
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Tensor
-from quantkit.recipe import parse, run
+from quantkit.recipes import parse, run
 
-ANSWERS = Path(__file__).parent.parent / "classic" / "answers.json"
+ANSWERS = Path(__file__).parent.parent / "compat" / "answers.json"
 # Tensors of up to so many values are recorded as they are, larger ones by their digest.
 RECORDED_VALUES = 64
 # Computed on another machine by other kernels, folded numbers may differ in their last bit.

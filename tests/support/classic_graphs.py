@@ -12,11 +12,11 @@ from classic_pieces import pieces
 from classic_quirks import QUIRKS
 from golden_cases import FOLDER, Case, golden_cases
 
+from quantkit.compat.transforms import CLASSIC
 from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Graph, Node, Versions, constant
 from quantkit.ir.tensor import DType, Shape
-from quantkit.recipe.example import runnable
-from quantkit.transforms.classic import CLASSIC
+from quantkit.recipes.example import runnable
 
 CHANNELS = 4
 SIZES = (1, 6, 6, CHANNELS)

@@ -6,7 +6,7 @@ import numpy as np
 from classic_cases import ClassicCase
 from classic_nodes import SMALL, Cases, const, fed, node, ramp, untyped
 
-from quantkit.formats.tensors import listed
+from quantkit.formats.graphdef.tensors import listed
 from quantkit.ir.graph import Graph, Node, Versions, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
 

@@ -13,8 +13,8 @@ go on in indented lines, and lines that start with ``#`` tell what the case is a
     skips:   b: w is shared: c reads it too
 
 `before` is written as `quantkit.ir.text` reads it; op attributes that TensorFlow demands but the case does not care
-about may be left out (`runnable` of `quantkit.recipe.example` fills them in for the numbers). ``error: message`` stands
-in place of `after` where the recipe fails, and ``numbers: why not`` where answers can not be compared.
+about may be left out (`runnable` of `quantkit.recipes.example` fills them in for the numbers). ``error: message``
+stands in place of `after` where the recipe fails, and ``numbers: why not`` where answers can not be compared.
 """
 
 import re
@@ -24,7 +24,7 @@ from pathlib import Path
 from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Graph
 from quantkit.ir.text import from_text, to_text
-from quantkit.recipe import parse, run
+from quantkit.recipes import parse, run
 
 FOLDER = Path(__file__).parent.parent / "golden"
 SECTIONS = ("recipe", "before", "after", "error", "skips", "numbers")

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.bench.machine import Machine
-from quantkit.bench.measurement import Context, Measurement
+from quantkit.benchmark.machine import Machine
+from quantkit.benchmark.measurement import Context, Measurement
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 

@@ -25,9 +25,9 @@ from mutations import BINARY, TEXT, Mutation, Random, mutated
 import quantkit as qk
 from quantkit.errors import QuantkitError
 from quantkit.formats import graphdef
-from quantkit.runtimes import keras as keras_reader
-from quantkit.runtimes.keras_contents import Contents, contents
-from quantkit.runtimes.tensorflow import module, quiet
+from quantkit.model.importers import keras as keras_reader
+from quantkit.model.importers.keras_contents import Contents, contents
+from quantkit.runtimes.tensorflow_library import module, quiet
 
 # CPU time; none takes a tenth of it, and one that takes longer ends the process.
 MOST_SECONDS = 20.0

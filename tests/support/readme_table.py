@@ -6,9 +6,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from quantkit.bench import Benchmark
-from quantkit.bench.comparison import Comparison
-from quantkit.bench.machine import Machine
+from quantkit.benchmark import Benchmark
+from quantkit.benchmark.comparison import Comparison
+from quantkit.benchmark.machine import Machine
 
 ROOT = Path(__file__).parent.parent.parent
 TABLE = re.compile(r"(<!-- (tests/bench/\w+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -5,8 +5,8 @@ import numpy as np
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
-from quantkit.ops.inference import infer_shapes
-from quantkit.transforms.fold_pads import _all_same
+from quantkit.ops.shape_inference import infer_shapes
+from quantkit.transforms.folding.fold_pads import _all_same
 
 FLOAT = {"T": DType.FLOAT}
 

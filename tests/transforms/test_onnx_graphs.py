@@ -9,7 +9,7 @@ import pytest
 import quantkit as qk
 from quantkit.errors import GraphError
 from quantkit.formats import onnx
-from quantkit.formats.onnx_schema import message_class
+from quantkit.formats.onnx.schema import message_class
 from quantkit.ir.graph import Edge, Graph
 from quantkit.runtimes import RUNTIMES
 from quantkit.runtimes.session import Session

@@ -11,7 +11,7 @@ import pytest
 import quantkit.transforms  # noqa: F401  (fills the registry)
 from quantkit.errors import RecipeError
 from quantkit.ir.text import from_text
-from quantkit.recipe import parse, run, transform
+from quantkit.recipes import parse, run, transform
 from quantkit.transforms.plugins import load_file, load_installed
 from quantkit.transforms.registry import REGISTRY, find
 
@@ -93,7 +93,7 @@ def test_a_file_may_be_loaded_twice(plugin: Path) -> None:
         ("x = 1\n", "registers no transform"),
         (
             GOOD.replace("drop_devices", "fold_pads"),
-            "two transforms are named 'fold_pads': quantkit.transforms.fold_pads",
+            "two transforms are named 'fold_pads': quantkit.transforms.folding.fold_pads",
         ),
         (GOOD.replace("*, keep", "keep"), "parameter 'keep' must be keyword-only"),
     ],

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import assume, given, note, settings
 from network_graphs import answers, damaged_graphs, network_graphs
 
-from quantkit.dialects import convert
+from quantkit.convert import convert
 from quantkit.errors import QuantkitError, UnavailableError
 from quantkit.formats import graphdef, onnx
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.text import to_text
-from quantkit.transforms.quantize_nodes import quantize_nodes
+from quantkit.transforms.precision.quantize_nodes import quantize_nodes
 from quantkit.transforms.registry import REGISTRY
 
 OURS = sorted(name for name, one in REGISTRY.items() if one.function.__module__.startswith("quantkit.transforms."))

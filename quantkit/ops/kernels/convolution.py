@@ -17,7 +17,7 @@ from quantkit.ops.kernels.images import resize_bilinear
 from quantkit.ops.kernels.registry import kernel
 from quantkit.ops.kernels.shapes import mirrored, sizes
 from quantkit.ops.kernels.windows import Windows, channels_last, is_nchw, node_layout
-from quantkit.ops.tensorflow import attribute
+from quantkit.ops.tensorflow.signatures import attribute
 
 # The matrix of windows is made for as many pictures at a time as fit into this.
 MATRIX_BYTES = 64 << 20

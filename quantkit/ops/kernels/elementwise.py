@@ -9,7 +9,7 @@ import numpy as np
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array, DType
 from quantkit.ops.kernels.registry import kernel
-from quantkit.ops.tensorflow import attribute
+from quantkit.ops.tensorflow.signatures import attribute
 
 Function = Callable[..., Any]
 

@@ -12,7 +12,7 @@ from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array
 from quantkit.ops.kernels.registry import kernel
 from quantkit.ops.kernels.shapes import sizes
-from quantkit.ops.tensorflow import attribute
+from quantkit.ops.tensorflow.signatures import attribute
 
 HALF = np.float32(0.5)
 

@@ -9,7 +9,7 @@ from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array
 from quantkit.ops.kernels.registry import kernel
 from quantkit.ops.kernels.shapes import axis_of, scalar, sizes
-from quantkit.ops.tensorflow import attribute
+from quantkit.ops.tensorflow.signatures import attribute
 
 
 @kernel("Slice")

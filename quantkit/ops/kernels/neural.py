@@ -8,7 +8,7 @@ from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array
 from quantkit.ops.kernels.registry import kernel
 from quantkit.ops.kernels.windows import channels_last, is_nchw, node_layout
-from quantkit.ops.tensorflow import attribute
+from quantkit.ops.tensorflow.signatures import attribute
 
 
 @kernel("BiasAdd", "BiasAddV1")

@@ -9,7 +9,7 @@ from quantkit.ir.tensor import Array
 from quantkit.ops.kernels.registry import kernel
 from quantkit.ops.kernels.shapes import sizes
 from quantkit.ops.kernels.windows import Windows, channels_last, node_layout, pool_windows
-from quantkit.ops.tensorflow import attribute
+from quantkit.ops.tensorflow.signatures import attribute
 
 
 def max_pool(x: Array, windows: Windows) -> Array:

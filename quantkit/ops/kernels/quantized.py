@@ -23,7 +23,7 @@ from quantkit.ops.kernels.pooling import max_pool, window_counts, window_sums
 from quantkit.ops.kernels.registry import kernel
 from quantkit.ops.kernels.shapes import axis_of, scalar, sizes
 from quantkit.ops.kernels.windows import Windows, channels_last, pool_windows
-from quantkit.ops.tensorflow import attribute
+from quantkit.ops.tensorflow.signatures import attribute
 
 F32, F64 = np.float32, np.float64
 # One step of an accumulated sum is this much finer than the widest input, so that sums never overflow.

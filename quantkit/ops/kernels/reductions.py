@@ -10,7 +10,7 @@ from quantkit.ir.tensor import Array
 from quantkit.ops.kernels.elementwise import is_integer
 from quantkit.ops.kernels.registry import kernel
 from quantkit.ops.kernels.shapes import axis_of, scalar, sizes
-from quantkit.ops.tensorflow import attribute
+from quantkit.ops.tensorflow.signatures import attribute
 
 Reduce = Callable[[Array, tuple[int, ...], bool], Any]
 

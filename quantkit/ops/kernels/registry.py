@@ -11,7 +11,7 @@ import numpy as np
 from quantkit.errors import GraphError, UnavailableError
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.ops.tensorflow import output_dtypes
+from quantkit.ops.tensorflow.signatures import output_dtypes
 
 Kernel = Callable[[Node, Sequence[Array]], Array | tuple[Array, ...]]
 Guarded = Callable[[Node, Sequence[Array]], tuple[Array, ...]]

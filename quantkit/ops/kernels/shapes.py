@@ -9,7 +9,7 @@ from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array
 from quantkit.ops.kernels.registry import kernel
 from quantkit.ops.kernels.windows import is_nchw
-from quantkit.ops.tensorflow import attribute
+from quantkit.ops.tensorflow.signatures import attribute
 
 
 def axis_of(axis: int, rank: int) -> int:

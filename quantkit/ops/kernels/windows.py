@@ -11,7 +11,7 @@ import numpy as np
 
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array
-from quantkit.ops.tensorflow import attribute, find_op
+from quantkit.ops.tensorflow.signatures import attribute, find_op
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ import numpy as np
 
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
-from quantkit.ops.inference import infer_shapes
-from quantkit.quantization.grid import Grid
+from quantkit.ops.shape_inference import infer_shapes
+from quantkit.quantization.parameters import Grid
 from quantkit.quantization.plan import CONCATS, UNIT_OPS, Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.scheme import AFFINE
-from quantkit.transforms.merge_duplicate_nodes import merge_duplicate_nodes
-from quantkit.transforms.quantize_nodes import classic_form, has_classic_form, quantize_nodes
-from quantkit.transforms.quantize_weights import quantize_weights
-from quantkit.transforms.strip_unused_nodes import strip_unused_nodes
+from quantkit.transforms.cleanup.merge_duplicate_nodes import merge_duplicate_nodes
+from quantkit.transforms.cleanup.strip_unused_nodes import strip_unused_nodes
+from quantkit.transforms.precision.quantize_nodes import classic_form, has_classic_form, quantize_nodes
+from quantkit.transforms.precision.quantize_weights import quantize_weights
 
 CODED = "/eightbit"
 HIDDEN = "/float"

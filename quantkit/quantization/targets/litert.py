@@ -4,7 +4,7 @@
     after    x -> FakeQuant -> Conv2D -> Relu -> FakeQuant -> y
 
 The result is a TensorFlow graph that rounds like the model, and runs wherever the float graph does;
-`quantkit.runtimes.to_litert` makes the file. The converter rounds the weights itself, one scale for each channel.
+`quantkit.convert.to_litert` makes the file. The converter rounds the weights itself, one scale for each channel.
 
 LiteRT averages windows slowly, and by one thread, because its fast kernels have no 8-bit average pool. They have
 depthwise convolutions, and one whose weights are all 1/n averages as well, but for the borders, where it counts
@@ -23,8 +23,8 @@ from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import DType, Shape
-from quantkit.ops.inference import infer_shapes
 from quantkit.ops.kernels.windows import Windows
+from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.plan import ACTIVATIONS, Plan
 from quantkit.quantization.ranges import Range, Ranges
 

@@ -13,12 +13,12 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from quantkit.dialects import Translation, translate
-from quantkit.dialects.translator import transposed
+from quantkit.convert import Translation, translate
+from quantkit.convert.tensorflow_to_onnx.translator import transposed
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Tensor
-from quantkit.quantization.grid import Grid
+from quantkit.quantization.parameters import Grid
 from quantkit.quantization.plan import Plan, Unit
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.scheme import Spec

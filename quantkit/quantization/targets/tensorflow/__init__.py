@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from quantkit.ir.graph import Graph
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.targets.tensorflow.carried import add_carried
-from quantkit.quantization.targets.tensorflow.growth import Growth
+from quantkit.quantization.targets.tensorflow.fused_patterns import add_unit
+from quantkit.quantization.targets.tensorflow.graph_builder import Growth
+from quantkit.quantization.targets.tensorflow.pass_through import add_carried
 from quantkit.quantization.targets.tensorflow.streams import side_by_side
-from quantkit.quantization.targets.tensorflow.units import add_unit
 
 
 def convert(graph: Graph, plan: Plan, ranges: Ranges, *, streams: bool = True) -> Graph:

@@ -14,11 +14,11 @@ import numpy as np
 from quantkit.errors import CheckError, GraphError, UnavailableError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType
-from quantkit.quantization.grid import Grid
+from quantkit.quantization.parameters import Grid
 from quantkit.quantization.plan import Plan, Unit
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.targets.tensorflow.codes import codes_name, grids
-from quantkit.quantization.targets.tensorflow.summands import keep_summands
+from quantkit.quantization.targets.tensorflow.parameters import codes_name, grids
+from quantkit.quantization.targets.tensorflow.residuals import keep_summands
 from quantkit.runtimes.session import Session, TensorInfo, require
 from quantkit.runtimes.tensorflow import RUNTIME
 

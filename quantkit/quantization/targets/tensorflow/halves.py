@@ -8,8 +8,8 @@ import numpy as np
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import DType, Shape
-from quantkit.ops.inference import UNKNOWN
-from quantkit.ops.tensorflow import attribute
+from quantkit.ops.shape_inference import UNKNOWN
+from quantkit.ops.tensorflow.signatures import attribute
 
 CONVOLUTION = "QuantizedConv2DWithBiasAndReluAndRequantize"
 JOIN: Mapping[str, Attr] = {"N": 2, "T": DType.QUINT8, "Tidx": DType.INT32}

@@ -4,12 +4,12 @@ import numpy as np
 
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import Array, DType
-from quantkit.ops.inference import UNKNOWN
 from quantkit.ops.layers import same_padding
-from quantkit.ops.tensorflow import attribute
+from quantkit.ops.shape_inference import UNKNOWN
+from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.quantization.plan import Unit
-from quantkit.quantization.targets.tensorflow.codes import Coded
-from quantkit.quantization.targets.tensorflow.growth import Growth
+from quantkit.quantization.targets.tensorflow.graph_builder import Growth
+from quantkit.quantization.targets.tensorflow.parameters import Coded
 
 Pads = tuple[tuple[int, int], ...]
 

@@ -16,8 +16,8 @@ import numpy as np
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Shape
-from quantkit.ops.inference import UNKNOWN
-from quantkit.ops.tensorflow import attribute
+from quantkit.ops.shape_inference import UNKNOWN
+from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.quantization.targets.tensorflow.halves import CONVOLUTION, JOIN, in_halves
 from quantkit.quantization.targets.tensorflow.scheduling import Work, schedule, search
 

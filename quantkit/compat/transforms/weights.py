@@ -1,0 +1,116 @@
+"""The original's ways to make weights smaller."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quantkit.compat.transforms.matching import CONST, Match, replace_matches
+from quantkit.compat.transforms.nodes import NodeDef, constant
+from quantkit.compat.transforms.table import Context, classic_transform
+from quantkit.errors import GraphError
+from quantkit.ir.graph import Attr
+from quantkit.ir.tensor import Array, DType, Tensor
+
+# Its running maximum started at the smallest normal number, not at the most negative one.
+START_OF_MAXIMUM = np.finfo(np.float32).tiny
+TOO_NARROW = np.float32(0.000001)
+
+
+@classic_transform(exact=False)
+def quantize_weights(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
+    """Large float constants become 8-bit codes; what a constant waited for is forgotten."""
+    minimum_size = context.int32("minimum_size", 1024)
+
+    def make(match: Match, outside: frozenset[str]) -> list[NodeDef]:
+        node = match.node
+        tensor = tensor_of(node)
+        # The number of elements is unsigned there, so that a negative minimum is larger than any.
+        if node.attrs["dtype"] is not DType.FLOAT or tensor.num_elements < minimum_size % (1 << 64):
+            return [node]
+        return _quantized(node.name, tensor.array)
+
+    return replace_matches(nodes, CONST, make)
+
+
+def tensor_of(node: NodeDef) -> Tensor:
+    """The tensor of a constant.
+
+    Raises:
+        GraphError: the constant lacks its type or its value.
+    """
+    for key in ("dtype", "value"):
+        if key not in node.attrs:
+            raise GraphError(f"No '{key}' attribute for Const node {node.name}")
+    value = node.attrs["value"]
+    if not isinstance(value, Tensor):
+        raise GraphError(f"Decoding Tensor failed for node{node.name}")
+    return value
+
+
+def _quantized(name: str, values: Array) -> list[NodeDef]:
+    low, high = _extremes(values)
+    low, high = min(low, np.float32(0)), max(high, np.float32(0))
+    if low == high:
+        low, high = _widened(low, high)
+    parts = [
+        constant(f"{name}_quantized_const", _codes(values, low, high), DType.QUINT8),
+        constant(f"{name}_quantized_min", np.asarray(low)),
+        constant(f"{name}_quantized_max", np.asarray(high)),
+    ]
+    attrs: dict[str, Attr] = {"T": DType.QUINT8, "mode": b"MIN_FIRST"}
+    return [*parts, NodeDef(name, "Dequantize", tuple(part.name for part in parts), attrs)]
+
+
+def _extremes(values: Array) -> tuple[np.float32, np.float32]:
+    """The smallest and the largest value as the original found them: NaN passes unseen."""
+    numbers = values[~np.isnan(values)]
+    largest = np.finfo(np.float32).max
+    return np.float32(min(numbers.min(initial=largest), largest)), np.float32(numbers.max(initial=START_OF_MAXIMUM))
+
+
+def _widened(low: np.float32, high: np.float32) -> tuple[np.float32, np.float32]:
+    if abs(low) < TOO_NARROW:
+        return low, np.float32(low + np.float32(1))
+    return (low, np.float32(2) * low) if low > 0 else (low, low / np.float32(2))
+
+
+def _codes(values: Array, low: np.float32, high: np.float32) -> Array:
+    with np.errstate(all="ignore"):
+        scale = 256.0 / (float(np.float32(high - low)) * (256.0 / 255.0))
+        levels = _rounded(values.astype(np.float64) * scale) - _rounded(np.asarray(low, np.float64) * scale)
+        return np.asarray(np.clip(np.nan_to_num(levels, nan=0.0), 0, 255), np.uint8)
+
+
+def _rounded(values: Array) -> Array:
+    """Nearest integers, halves away from zero."""
+    return np.asarray(np.trunc(values + np.copysign(np.nextafter(0.5, 0.0), values)))
+
+
+@classic_transform(exact=False)
+def round_weights(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
+    """Float constants take few values; the largest is rounded up beyond the range, and equal ones change."""
+    num_steps = context.int32("num_steps", 256)
+
+    def make(match: Match, outside: frozenset[str]) -> list[NodeDef]:
+        node = match.node
+        tensor = tensor_of(node)
+        if node.attrs["dtype"] is not DType.FLOAT or tensor.num_elements < 16:
+            return [node]
+        return [constant(node.name, _in_steps(tensor.array, num_steps))]
+
+    return replace_matches(nodes, CONST, make)
+
+
+def _in_steps(values: Array, num_steps: int) -> Array:
+    low, high = _extremes(values)
+    if low == high:
+        if abs(low) < TOO_NARROW:
+            high = np.float32(low + np.float32(1))
+        elif low > 0:
+            high = np.float32(2) * low
+        else:
+            low = np.float32(2) * high
+    with np.errstate(all="ignore"):
+        width = (high - low) / np.float32(num_steps)
+        step = np.floor((values - low) / width).astype(np.int32).astype(np.float32)
+        return np.asarray(low + width * (step + np.float32(0.5)), np.float32)

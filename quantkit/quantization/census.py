@@ -1,0 +1,140 @@
+"""What became of a graph: what is 8 bits now, what is not and what that costs."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from typing import Any
+
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import Shape
+from quantkit.ops.macs import multiply_adds
+from quantkit.ops.shape_inference import infer_shapes
+from quantkit.quantization.plan import Plan
+from quantkit.quantization.ranges import Ranges
+
+EIGHT_BITS, FLOAT = "8 bits", "float"
+# TensorFlow's own names of what changes between codes and floats.
+CONVERSIONS = ("QuantizeV2", "Dequantize")
+
+
+@dataclass(frozen=True)
+class LeftOver:
+    """A node that stays float.
+
+    Attributes:
+        name: of the node.
+        op: its type.
+        reason: why.
+        multiply_adds: what it computes for one example; None: a size is not known.
+    """
+
+    name: str
+    op: str
+    reason: str
+    multiply_adds: int | None
+
+
+@dataclass(frozen=True)
+class Census:
+    """Nodes by op and precision, and what stays float.
+
+    Attributes:
+        table: nodes in 8 bits and in float, by op.
+        conversions: how often numbers change between codes and floats in one run.
+        left_overs: what stays float, the most work first.
+        eight_bit_adds: multiply-adds in 8 bits for one example.
+        float_adds: multiply-adds in float.
+        unknown: layers and products, by op, whose multiply-adds are not known.
+        units: convolutions and matrix products in 8 bits.
+    """
+
+    table: Mapping[str, tuple[int, int]]
+    conversions: int
+    left_overs: tuple[LeftOver, ...]
+    eight_bit_adds: int
+    float_adds: int
+    units: int
+    unknown: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """Part of the multiply-adds that are known that is 8 bits."""
+        return self.eight_bit_adds / max(self.eight_bit_adds + self.float_adds, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "ops": {op: {EIGHT_BITS: coded, FLOAT: kept} for op, (coded, kept) in self.table.items()},
+            "conversions": self.conversions,
+            "left_overs": [asdict(one) for one in self.left_overs],
+            "eight_bit_multiply_adds": self.eight_bit_adds,
+            "float_multiply_adds": self.float_adds,
+            "unknown_multiply_adds": dict(self.unknown),
+        }
+
+
+def census(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> Census:
+    """Count what a conversion made of a graph.
+
+    Args:
+        graph: the float graph.
+        plan: of it.
+        ranges: what it was converted with.
+        quantized: what it became.
+    """
+    kept = {**plan.kept_float, **_refused(graph, plan, ranges)}
+    shapes = infer_shapes(_of_one_example(graph))
+    table: dict[str, tuple[int, int]] = {}
+    counts = {name: multiply_adds(graph[name], shapes) for name in (*plan.unit_of, *plan.carried, *plan.kept_float)}
+    coded_adds = 0
+    for name in (*plan.unit_of, *plan.carried, *plan.kept_float):
+        op = graph[name].op
+        coded, floats = table.get(op, (0, 0))
+        table[op] = (coded, floats + 1) if name in kept else (coded + 1, floats)
+        coded_adds += 0 if name in kept else counts[name] or 0
+    left = [LeftOver(name, graph[name].op, why, counts[name]) for name, why in kept.items()]
+    return Census(
+        dict(sorted(table.items(), key=lambda item: (-sum(item[1]), item[0]))),
+        _conversions(graph, plan, kept, quantized),
+        tuple(sorted(left, key=lambda one: -(one.multiply_adds or 0))),
+        coded_adds,
+        sum(one.multiply_adds or 0 for one in left),
+        sum(unit.layer not in kept for unit in plan.units),
+        Counter(graph[name].op for name, count in counts.items() if count is None),
+    )
+
+
+def _of_one_example(graph: Graph) -> Graph:
+    """The graph with 1 where its inputs leave a size open."""
+
+    def closed(node: Node) -> Node:
+        shape = node.attrs.get("shape")
+        if node.name not in graph.input_names or not isinstance(shape, Shape) or shape.dims is None:
+            return node
+        return node.with_attrs(shape=Shape(tuple(size or 1 for size in shape.dims)))
+
+    return graph.with_nodes(map(closed, graph.nodes.values()))
+
+
+def _refused(graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
+    """What the target has no kernel for, though it was planned."""
+    target = import_module(f"quantkit.quantization.targets.{plan.scheme.target}")
+    found: Mapping[str, str] = target.float_reasons(graph, plan, ranges) if hasattr(target, "float_reasons") else {}
+    return found
+
+
+def _conversions(graph: Graph, plan: Plan, kept: Mapping[str, str], quantized: Graph) -> int:
+    """Conversions that are nodes, or, where an engine or a converter makes them, those at the border to float."""
+    if quantized.dialect == "tensorflow" and plan.scheme.target != "litert":
+        return sum(
+            node.op in CONVERSIONS and quantized.constant_of(node.inputs[0]) is None
+            for node in quantized.nodes.values()
+        )
+    coded = {*plan.unit_of, *plan.carried} - set(kept)
+    found = 0
+    for edge in plan.activations:
+        readers = {use.node.name for use in graph.uses.get(edge, ())}
+        found += edge.node not in coded and bool(readers & coded)
+        found += edge.node in coded and bool(readers & set(kept) or edge in graph.outputs)
+    return found + sum(Edge(unit.name) not in plan.activations for unit in plan.units)

@@ -1,0 +1,245 @@
+"""Layers with what is fused to them: convolutions and matrix products in 8 bits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quantkit.errors import GraphError
+from quantkit.ir.graph import Attr, Edge, Node
+from quantkit.ir.tensor import Array, DType, Tensor
+from quantkit.ops.layers import broadcast_channels, find_layer
+from quantkit.ops.tensorflow.signatures import attribute
+from quantkit.quantization.parameters import Grid
+from quantkit.quantization.plan import Unit
+from quantkit.quantization.scheme import Spec
+from quantkit.quantization.targets.tensorflow.graph_builder import AGAIN, RELU6_TOP, Growth
+from quantkit.quantization.targets.tensorflow.padding import padded
+from quantkit.quantization.targets.tensorflow.parameters import CODES, WEIGHTS, Coded, codes_name
+
+# What all products of matrices say of themselves.
+PRODUCT: Mapping[str, Attr] = {
+    "T1": CODES,
+    "T2": WEIGHTS,
+    "Tbias": DType.FLOAT,
+    "U": DType.FLOAT,
+    "Tdevice_inputs": (CODES, WEIGHTS, DType.FLOAT),
+    "input_quant_mode": b"SCALED",
+    "output_quant_mode": b"SCALED",
+    "is_weight_const": True,
+    "is_bias_const": True,
+    "transpose_a": False,
+    "transpose_b": False,
+}
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """A layer's constants as the kernels read them.
+
+    Attributes:
+        codes: int8, of the layer's weights' shape.
+        scale: (c_out,) or () float32.
+        bias: (c_out,) float64, as in the float graph.
+        sums: (c_out,) float64: what each channel's weights sum to.
+    """
+
+    codes: Array
+    scale: npt.NDArray[np.float32]
+    bias: npt.NDArray[np.float64]
+    sums: npt.NDArray[np.float64]
+
+
+def add_unit(work: Growth, unit: Unit) -> None:
+    """Put a layer and what is fused to it into the graph; in float where no kernel has its form.
+
+    Raises:
+        GraphError: the plan does not fit the graph, or its weights are not symmetric qint8.
+    """
+    layer = work.source[unit.layer]
+    output = work.grid_of(unit.output)
+    weights = _weights(work, unit, layer)
+    coded, pads, reason = padded(work, unit, layer, weights.codes.shape)
+    if coded is None or pads is None:
+        work.keep_unit(unit, reason)
+    elif layer.op == "MatMul" and (output is None or unit.add):
+        _product_to_float(work, unit, coded, weights)
+    elif layer.op == "MatMul" and output is not None:
+        _product(work, unit, coded, weights, output)
+    elif output is None or (unit.add and layer.op != "Conv2D"):
+        _convolution_to_float(work, unit, coded, pads, weights)
+    else:
+        _convolution(work, unit, coded, pads, weights, output)
+
+
+def _weights(work: Growth, unit: Unit, layer: Node) -> _Weights:
+    spec = work.plan.weights[unit.weights]
+    facts = find_layer(layer)
+    found = work.source.constant_of(Edge(unit.weights))
+    if facts is None or found is None:
+        raise GraphError(f"the plan's unit {unit.layer!r} is no layer of constant weights", hint=AGAIN)
+    if spec.dtype is not WEIGHTS or not spec.symmetric:
+        raise GraphError(
+            f"oneDNN reads weights as symmetric qint8, and the plan gives {unit.weights!r} {spec}",
+            hint="use the scheme of the target tensorflow",
+        )
+    values = found.array.astype(np.float32)
+    if layer.op == "MatMul" and layer.attrs.get("transpose_b"):
+        values = np.ascontiguousarray(values.T)
+        spec = Spec(spec.dtype, True, spec.per_channel, spec.half_range, (1,) if spec.per_channel else ())
+        axes: tuple[int, ...] = (1,)
+    else:
+        axes = facts.weights_axes
+    grid = Grid.of_weights(spec, values)
+    codes = grid.encode(values)
+    rest = tuple(axis for axis in range(values.ndim) if axis not in axes)
+    sums = codes.sum(rest, dtype=np.int64).reshape(-1) * grid.scale.astype(np.float64)
+    return _Weights(codes, grid.scale, _bias(work, unit, layer, len(sums)), sums)
+
+
+def _bias(work: Growth, unit: Unit, layer: Node, num_channels: int) -> npt.NDArray[np.float64]:
+    made = np.zeros(num_channels)
+    facts = find_layer(layer)
+    if unit.bias and facts is not None:
+        node = work.source[unit.bias]
+        value = next(found for edge in node.inputs if (found := work.source.constant_of(edge)) is not None)
+        made = made + _channels(value, facts.rank, facts.axis, num_channels, unit.bias)
+    return made
+
+
+def _layer_inputs(
+    work: Growth, unit: Unit, coded: Coded, weights: _Weights, bias: npt.NDArray[np.float64]
+) -> tuple[list[Edge], list[Edge]]:
+    """Input, weights and bias; the ranges of input and weights."""
+    shifted = bias - coded.zero * coded.scale * weights.sums
+    reach = (weights.scale * np.float32(127)).astype(np.float32)
+    data = [
+        coded.edge,
+        work.constant(f"{unit.name}/weights", weights.codes, WEIGHTS),
+        work.constant(f"{unit.name}/bias", shifted.astype(np.float32)),
+    ]
+    ends = [work.constant(f"{unit.name}/weights_min", -reach), work.constant(f"{unit.name}/weights_max", reach)]
+    return data, [*work.span(coded), *ends]
+
+
+def _convolution(
+    work: Growth, unit: Unit, coded: Coded, pads: dict[str, Attr], weights: _Weights, output: Coded
+) -> None:
+    layer = work.source[unit.layer]
+    bias = weights.bias + output.zero * output.scale
+    attrs: dict[str, Attr] = {
+        "Tinput": CODES,
+        "Tfilter": WEIGHTS,
+        "Tbias": DType.FLOAT,
+        "out_type": CODES,
+        "strides": layer.attrs["strides"],
+        "dilations": attribute(layer, "dilations"),
+        **pads,
+    }
+    tail: list[Edge] = []
+    op = "QuantizedDepthwiseConv2D" if layer.op == "DepthwiseConv2dNative" else "QuantizedConv2D"
+    form = "WithBiasAndReluAndRequantize"
+    if unit.summand is not None:
+        summand = work.codes_of(unit.summand)
+        bias = bias - summand.zero * summand.scale
+        form = "WithBiasSumAndReluAndRequantize"
+        attrs["Tsummand"] = CODES
+        tail = [summand.edge, *work.span(summand)]
+    data, spans = _layer_inputs(work, unit, coded, weights, bias)
+    _add_clipped(work, unit, output, f"{op}{form}", [*data, *spans, *work.span(output), *tail], attrs)
+
+
+def _add_clipped(
+    work: Growth, unit: Unit, output: Coded, op: str, inputs: list[Edge], attrs: Mapping[str, Attr]
+) -> None:
+    """Put the kernel of a unit into the graph, and behind it what its activation cuts off inside the range."""
+    clips = bool(unit.activation) and _needs_clip(work, unit, output)
+    name = codes_name(unit.output)
+    made = work.add(f"{name}/unclipped" if clips else name, op, inputs, **attrs)
+    if clips:
+        made = work.clipped(name, work.source[unit.activation].op, output._replace(edge=made))
+    work.coded[unit.output] = output._replace(edge=made)
+
+
+def _needs_clip(work: Growth, unit: Unit, output: Coded) -> bool:
+    """Whether the activation clips inside the range of its result: others share that range."""
+    above = work.source[unit.activation].op == "Relu6" and output.high > RELU6_TOP * (1 + 1e-6)
+    return bool(output.zero) or above
+
+
+def _convolution_to_float(work: Growth, unit: Unit, coded: Coded, pads: dict[str, Attr], weights: _Weights) -> None:
+    """A convolution whose sums are wanted in float: 32-bit codes, all channels in one step.
+
+    The kernel writes every channel in steps of the widest channel's, whatever ranges it reports.
+    """
+    layer = work.source[unit.layer]
+    kind = "QuantizedDepthwiseConv2D" if layer.op == "DepthwiseConv2dNative" else "QuantizedConv2D"
+    data, spans = _layer_inputs(work, unit, coded, weights, weights.bias)
+    name = codes_name(Edge(unit.layer))
+    attrs: dict[str, Attr] = {"Tinput": CODES, "Tfilter": WEIGHTS, "out_type": DType.QINT32, **pads}
+    if kind == "QuantizedConv2D":
+        attrs["Tbias"] = DType.FLOAT
+    made = work.add(
+        name,
+        f"{kind}WithBias",
+        [*data, *spans],
+        strides=layer.attrs["strides"],
+        dilations=attribute(layer, "dilations"),
+        **attrs,
+    )
+    step = coded.scale * float(weights.scale.max())
+    _numbers_of(work, unit, name, made, step)
+
+
+def _numbers_of(work: Growth, unit: Unit, name: str, sums: Edge, step: float) -> None:
+    """The rest of a unit in float, after 32-bit codes that are multiples of a step."""
+    whole = work.add(f"{name}/bits", "Bitcast", (sums,), T=DType.QINT32, type=DType.INT32)
+    numbers = work.add(f"{name}/numbers", "Cast", (whole,), SrcT=DType.INT32, DstT=DType.FLOAT)
+    last = unit.bias or unit.layer
+    work.nodes[last] = Node(last, "Mul", (numbers, work.scalar(step)), attrs={"T": DType.FLOAT})
+    _keep_tail(work, unit)
+
+
+def _product(work: Growth, unit: Unit, coded: Coded, weights: _Weights, output: Coded) -> None:
+    """A matrix product whose result is codes."""
+    data, spans = _layer_inputs(work, unit, coded, weights, weights.bias + output.zero * output.scale)
+    attrs = {
+        **PRODUCT,
+        "Tout": CODES,
+        "Thost_inputs": (DType.FLOAT,) * 6,
+        "Tdevice_outputs": (CODES,),
+        "Thost_outputs": (DType.FLOAT,) * 2,
+        "fused_ops": (b"BiasAdd", b"Relu", b"Requantize"),
+    }
+    _add_clipped(work, unit, output, "_QuantizedMatMul", [*data, *spans, *work.span(output)], attrs)
+
+
+def _product_to_float(work: Growth, unit: Unit, coded: Coded, weights: _Weights) -> None:
+    """A matrix product whose result is float: nothing reads codes of it, or a residual follows."""
+    data, spans = _layer_inputs(work, unit, coded, weights, weights.bias)
+    attrs = {
+        **PRODUCT,
+        "Tout": DType.FLOAT,
+        "Thost_inputs": (DType.FLOAT,) * 4,
+        "Tdevice_outputs": (DType.FLOAT,),
+        "Thost_outputs": (),
+        "fused_ops": (b"BiasAdd", b"Dequantize"),
+    }
+    name = unit.bias or unit.layer
+    work.nodes[name] = Node(name, "_QuantizedMatMul", (*data, *spans), attrs=attrs)
+    _keep_tail(work, unit)
+
+
+def _keep_tail(work: Growth, unit: Unit) -> None:
+    """Compute in float what follows the bias of a unit."""
+    for tail in (unit.add, unit.activation):
+        if tail:
+            work.keep(work.source[tail])
+
+
+def _channels(value: Tensor, rank: int, axis: int, num_channels: int, name: str) -> Array:
+    found = broadcast_channels(value, rank=rank, axis=axis, num_channels=num_channels)
+    if found is None:
+        raise GraphError(f"{name!r} adds no bias per channel, as the plan says", hint=AGAIN)
+    return found

@@ -1,0 +1,197 @@
+"""A graph of 8-bit ops while it grows, in execution order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain, count
+
+import numpy as np
+import numpy.typing as npt
+
+from quantkit.errors import GraphError
+from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
+from quantkit.ir.tensor import DType, Shape
+from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.quantization.plan import Plan, Unit
+from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.targets.tensorflow.parameters import CODES, TOP, Coded, casts_bytes, codes_name, grids
+from quantkit.quantization.targets.tensorflow.residuals import keep_summands
+
+RELU6_TOP = 6.0
+AGAIN = "the plan was made for another graph: annotate once more"
+
+
+@dataclass
+class Growth:
+    """The graph while it grows, in execution order.
+
+    Attributes:
+        source: the float graph.
+        plan: of it.
+        ranges: of every edge of the plan.
+        reasons: why planned nodes stay float nevertheless, by node.
+        shapes: of the float graph's edges, as far as they are known.
+        grids: what codes of its edges mean.
+        nodes: of the new graph, by name.
+        coded: where codes of the float graph's edges are.
+        scalars: float constants by their numbers.
+    """
+
+    source: Graph
+    plan: Plan
+    ranges: Ranges
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.shapes = infer_shapes(self.source)
+        self.grids = grids(self.source, self.plan, self.ranges)
+        self.nodes: dict[str, Node] = {}
+        self.coded: dict[Edge, Coded] = {}
+        self.scalars: dict[float, Edge] = {}
+
+    def graph(self) -> Graph:
+        """What the ends need of all that was added."""
+        made = Graph.of(
+            [node.with_(controls=self._controls(node)) for node in self.nodes.values()],
+            self.source.inputs,
+            self.source.outputs,
+            versions=self.source.versions,
+            library=self.source.library,
+            extra=self.source.extra,
+        )
+        ordered = keep_summands(made)
+        needed = ordered.reachable() | ordered.input_names
+        return ordered.with_nodes(node for node in ordered.nodes.values() if node.name in needed)
+
+    def sizes(self) -> dict[str, Shape]:
+        """Shapes of the nodes that hold codes."""
+        return {coded.edge.node: self.shapes.get(edge, UNKNOWN) for edge, coded in self.coded.items()}
+
+    def _controls(self, node: Node) -> tuple[str, ...]:
+        """Those that are still there: inside a unit nothing can be waited for."""
+        return tuple(name for name in node.controls if name in self.nodes)
+
+    # Nodes
+
+    def add(self, name: str, op: str, inputs: Sequence[Edge], **attrs: Attr) -> Edge:
+        """A new node; its first output."""
+        free = self._free(name)
+        self.nodes[free] = Node(free, op, tuple(inputs), attrs=attrs)
+        return Edge(free)
+
+    def constant(self, name: str, values: npt.ArrayLike, dtype: DType | None = None) -> Edge:
+        """A new constant."""
+        free = self._free(name)
+        self.nodes[free] = constant(free, values, dtype)
+        return Edge(free)
+
+    def _free(self, name: str) -> str:
+        """The wanted name, or that with a number where it is taken."""
+        names = chain([name], (f"{name}_{number}" for number in count(1)))
+        return next(free for free in names if free not in self.nodes and free not in self.source)
+
+    def scalar(self, value: float) -> Edge:
+        """A float constant; equal ones are one node."""
+        if value not in self.scalars:
+            self.scalars[value] = self.constant(f"quantized/range_{len(self.scalars)}", np.float32(value))
+        return self.scalars[value]
+
+    def span(self, *coded: Coded) -> list[Edge]:
+        """The least and the greatest number of codes, as kernels take them."""
+        return [edge for one in coded for edge in (self.scalar(0.0), self.scalar(one.high))]
+
+    def keep(self, node: Node) -> None:
+        """Take a node over in float."""
+        for edge in node.inputs:
+            self.float_of(edge)
+        self.nodes[node.name] = node
+
+    def keep_unit(self, unit: Unit, reason: str) -> None:
+        """Take a layer and what belongs to it over in float."""
+        self.reasons[unit.layer] = reason
+        for name in unit.nodes:
+            for edge in self.source[name].inputs:
+                if edge.node not in self.nodes and self.source[edge.node].is_constant:
+                    self.keep(self.source[edge.node])
+            self.keep(self.source[name])
+
+    # Codes and numbers
+
+    def grid_of(self, edge: Edge) -> Coded | None:
+        """What codes of an edge mean, with nowhere to find them; None: it has none."""
+        grid = self.grids.get(edge)
+        return None if grid is None else Coded(Edge(""), float(grid.scale), int(grid.zero_point))
+
+    def codes_of(self, edge: Edge) -> Coded:
+        """The codes of an edge; they are computed where it is float."""
+        if edge not in self.coded:
+            wanted = self.grid_of(edge)
+            if wanted is None:
+                raise GraphError(f"the plan reads codes of {str(edge)!r} and gives it none", hint=AGAIN)
+            self.coded[edge] = self._quantized(codes_name(edge), edge, wanted)
+        return self.coded[edge]
+
+    def _quantized(self, name: str, edge: Edge, wanted: Coded) -> Coded:
+        source = self.source.nodes.get(edge.node)
+        if source is not None and casts_bytes(source) and (wanted.scale, wanted.zero) == (1.0, 0):
+            made = self.add(name, "Bitcast", source.inputs, T=DType.UINT8, type=CODES)
+            return wanted._replace(edge=made)
+        ends = self.float_ends(wanted)
+        made = self.add(name, "QuantizeV2", (edge, *ends), T=CODES, mode=wanted.mode, ensure_minimum_range=0.0)
+        return wanted._replace(edge=made)
+
+    def float_ends(self, coded: Coded) -> tuple[Edge, Edge]:
+        """The numbers that the lowest and the highest code stand for."""
+        step = np.float32(coded.scale)
+        return self.scalar(float(-coded.zero * step)), self.scalar(float((TOP - coded.zero) * step))
+
+    def float_of(self, edge: Edge) -> None:
+        """See that an edge of the float graph is there in float, under its name."""
+        if edge.node in self.nodes:
+            return
+        coded = self.coded.get(edge)
+        if coded is None:
+            if self.source[edge.node].is_constant:
+                self.nodes[edge.node] = self.source[edge.node]
+                return
+            raise GraphError(f"{str(edge)!r} is inside a unit and read from outside it", hint=AGAIN)
+        inputs = (coded.edge, *self.float_ends(coded))
+        self.nodes[edge.node] = Node(edge.node, "Dequantize", inputs, attrs=_decoding(coded))
+
+    def recoded(self, name: str, coded: Coded, wanted: Coded) -> Coded:
+        """The same numbers in other codes."""
+        if (coded.scale, coded.zero) == (wanted.scale, wanted.zero):
+            return coded
+        inputs = (coded.edge, *self.float_ends(coded))
+        numbers = self.add(f"{name}/float", "Dequantize", inputs, **_decoding(coded))
+        return self._quantized(f"{name}/recoded", numbers, wanted)
+
+    # Moves
+
+    def clipped(self, name: str, op: str, coded: Coded) -> Edge:
+        """Codes after a Relu or Relu6, where their range does not clip by itself."""
+        low, high = self.float_ends(coded)
+        above = op == "Relu6" and (TOP - coded.zero) * coded.scale > RELU6_TOP * (1 + 1e-6)
+        if not above and not coded.zero:
+            return coded.edge
+        kernel = "QuantizedRelu6" if above else "QuantizedRelu"
+        return self.add(name, kernel, (coded.edge, low, high), Tinput=CODES, out_type=CODES)
+
+    def on_bytes(self, name: str, node: Node, coded: Coded) -> Edge:
+        """Codes moved by an op that has no kernel for codes and one for bytes."""
+        bytes_ = self.add(f"{name}/bytes", "Bitcast", (coded.edge,), T=CODES, type=DType.UINT8)
+        for edge in node.inputs[1:]:
+            if edge.node not in self.nodes:
+                self.float_of(edge)
+        attrs = {key: value for key, value in node.attrs.items() if not key.startswith("_")}
+        inputs = [bytes_, *node.inputs[1:]]
+        op = node.op
+        if op == "Pad":
+            op = "PadV2"
+            inputs.append(self.constant(f"{name}/zero", np.uint8(coded.zero)))
+        moved = self.add(f"{name}/moved", op, inputs, **{**attrs, "T": DType.UINT8})
+        return self.add(name, "Bitcast", (moved,), T=DType.UINT8, type=CODES)
+
+
+def _decoding(coded: Coded) -> dict[str, Attr]:
+    """Attributes of what makes numbers of codes."""
+    return {"T": CODES, "mode": coded.mode, "dtype": DType.FLOAT}

@@ -1,0 +1,171 @@
+"""A trace as one HTML page that needs nothing else: the steps, the ops, and the graph before and after, drawn.
+
+All is laid out here; the script of the page shows and hides, and writes names as text only. Its policy lets no other
+script run and loads nothing.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from quantkit.drawing import Item, Look, Page, paged, render, shown
+from quantkit.ir.graph import Graph
+from quantkit.recipes.trace_file import CHANGED, SAME, bodies
+
+# Lines of changes or skips of one step that the page lists; the JSON document has all.
+MOST_LINES = 300
+
+
+def html_page(document: Mapping[str, Any], before: Graph, after: Graph) -> str:
+    """The page of a trace.
+
+    Args:
+        document: what `trace_document` made.
+        before, after: the graphs it is about.
+
+    Returns:
+        An HTML document that opens from disk, the same for the same trace.
+    """
+    drawn = {"before": _with_bodies(before), "after": _with_bodies(after)}
+    pages = {key: paged(graph) for key, graph in drawn.items()}
+    nodes = {key: _with_functions(document[key]) for key in drawn}
+    script = _part("page.js")
+    digest = base64.b64encode(sha256(script.encode()).digest()).decode()
+    return Template(_part("page.html")).substitute(
+        title=shown(f"{document['model']}: {len(before)} -> {len(after)} nodes"),
+        recipe=shown(document["recipe"]),
+        digest=digest,
+        style=_part("page.css"),
+        script=script,
+        steps="\n".join(_step(number, step) for number, step in enumerate(document["steps"], 1)),
+        ops=_ops(document["before"]["op_counts"], document["after"]["op_counts"]),
+        before=_figures(pages["before"], nodes["before"]),
+        after=_figures(pages["after"], nodes["after"]),
+        data=_data(nodes, pages),
+    )
+
+
+def _with_bodies(graph: Graph) -> Graph:
+    """The graph with what its functions hold, each in a name scope of its own."""
+    nodes = [*graph.nodes.values()]
+    for name, body in bodies(graph).items():
+        scope = _scope(name)
+        for node in body.nodes.values():
+            inputs = tuple(edge._replace(node=scope + edge.node) for edge in node.inputs)
+            controls = tuple(scope + control for control in node.controls)
+            nodes.append(node.with_(name=scope + node.name, inputs=inputs, controls=controls))
+    return graph.with_nodes(nodes)
+
+
+def _with_functions(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The nodes of one side, those of its functions by the names that `_with_bodies` gives them."""
+    nodes = list(document["nodes"])
+    for name, held in document["functions"].items():
+        scope = _scope(name)
+        for node in held:
+            edges = {key: [scope + edge for edge in node[key]] for key in ("inputs", "controls")}
+            nodes.append({**node, **edges, "name": scope + node["name"]})
+    return nodes
+
+
+def _scope(function: str) -> str:
+    return f"functions()/{function}/"
+
+
+def _part(name: str) -> str:
+    return files("quantkit.recipes").joinpath(name).read_text(encoding="utf-8")
+
+
+def _step(number: int, step: Mapping[str, Any]) -> str:
+    said = [f"verified: {step['check']}"] if step["check"] else []
+    said += [f"undone: {step['undone']}"] if step["undone"] else []
+    said += [f"ignored: {step['ignored_error']}"] if step["ignored_error"] else []
+    ops = ", ".join(f"{count:+} {op}" for op, count in step["ops"].items())
+    skips = [f"{skip['node']}: {skip['reason']}" if skip["node"] else skip["reason"] for skip in step["skips"]]
+    cells = (
+        str(number),
+        f"<code>{shown(step['transform'])}</code>",
+        f"{step['nodes_before']} &rarr; {step['nodes_after']}",
+        shown(ops),
+        _list("did", step["changes"]) + _list("left", skips),
+        shown("; ".join(said)),
+        f"{step['seconds'] * 1e3:.0f} ms",
+    )
+    idle = not (step["changes"] or step["ops"] or step["ignored_error"])
+    kind = ' class="undone"' if step["undone"] else ' class="idle"' if idle else ""
+    return f"<tr{kind}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _list(word: str, lines: list[str]) -> str:
+    if not lines:
+        return ""
+    more = f"<li>{len(lines) - MOST_LINES} more</li>" if len(lines) > MOST_LINES else ""
+    items = "".join(f"<li>{shown(line)}</li>" for line in lines[:MOST_LINES])
+    return f"<details><summary>{word} {len(lines)}</summary><ul>{items}{more}</ul></details>"
+
+
+def _ops(before: Mapping[str, int], after: Mapping[str, int]) -> str:
+    most = max([1, *before.values(), *after.values()])
+    rows = []
+    for op in sorted({*before, *after}, key=lambda op: (-before.get(op, 0), op)):
+        old, new = before.get(op, 0), after.get(op, 0)
+        kind = "same" if old == new else "gone" if not new else "new" if not old else "changed"
+        bars = "".join(
+            f'<i class="{name}" style="width:{100 * count / most:.1f}%"></i>'
+            for name, count in (("old", old), ("now", new))
+        )
+        rows.append(
+            f'<tr class="{kind}"><td>{shown(op)}</td><td>{old}</td><td>{new}</td><td class="bars">{bars}</td></tr>'
+        )
+    return "\n".join(rows)
+
+
+def _figures(pages: tuple[Page, ...], nodes: list[dict[str, Any]]) -> str:
+    numbers = {node["name"]: number for number, node in enumerate(nodes)}
+
+    def look(item: Item) -> Look:
+        if item.page is not None:
+            return _group_look(item, [nodes[numbers[name]] for name in item.nodes])
+        number = numbers[item.nodes[0]]
+        return _node_look(item, nodes[number], number)
+
+    return "\n".join(
+        f'<figure data-number="{number}">{render(page, look)}</figure>' for number, page in enumerate(pages)
+    )
+
+
+def _group_look(item: Item, nodes: list[Mapping[str, Any]]) -> Look:
+    fates = [node["fate"] for node in nodes if node["fate"] != SAME]
+    counts = ", ".join(f"{fates.count(fate)} {fate}" for fate in sorted({*fates}))
+    lines = (item.title, f"{len(nodes)} nodes", *([counts] if counts else []))
+    return Look(lines, f"group {CHANGED if counts else SAME}", None, item.page, f"{item.title}: opens a page")
+
+
+def _node_look(item: Item, node: Mapping[str, Any], number: int) -> Look:
+    shape = ", ".join(node["shapes"])
+    attributes = [f"{key}: {value}" for key, value in node["attributes"].items()]
+    hint = "\n".join([f"{node['op']} {node['name']}", shape, node["difference"], *attributes])
+    kind = "outside" if item.is_outside else node["fate"]
+    return Look((node["op"], node["name"], shape), kind, number, None, hint)
+
+
+def _data(nodes: Mapping[str, list[dict[str, Any]]], pages: Mapping[str, tuple[Page, ...]]) -> str:
+    """Both graphs for the page's script, as JSON in which nothing can end the element it stands in."""
+    found = {}
+    for key, drawn in pages.items():
+        homes = {
+            item.nodes[0]: number
+            for number, page in enumerate(drawn)
+            for item in page.items
+            if item.page is None and not item.is_outside
+        }
+        found[key] = {
+            "pages": [{"title": page.title, "parent": page.parent} for page in drawn],
+            "nodes": [{**node, "page": homes.get(node["name"])} for node in nodes[key]],
+        }
+    text = json.dumps(found, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

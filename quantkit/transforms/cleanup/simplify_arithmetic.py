@@ -1,0 +1,50 @@
+"""Leave out arithmetic that changes nothing, and join what comes in two steps."""
+
+from quantkit.ir.graph import Graph
+from quantkit.ir.rewrite import Outcome, apply_rules
+from quantkit.ops.shape_inference import infer
+from quantkit.transforms.cleanup import _number_identities, _shape_identities
+from quantkit.transforms.cleanup._identities import as_rule, spliced
+from quantkit.transforms.registry import transform
+
+
+@transform
+def simplify_arithmetic(graph: Graph, *, signed_zeros: bool = True) -> Outcome:
+    """Apply the identities of algebra, logic and shapes until none applies.
+
+    Before:  y = Reshape(Transpose(Transpose(Mul(x, 1.0), [1, 0]), [1, 0]), shape of x)
+    After:   y = x
+
+    Options:
+        signed_zeros: take 0 and -0 for different, so that x + 0 stays where x may be -0 (true).
+
+    Bits stay as they are where something is left out: factors and divisors of 1, summands of 0, casts, reshapes,
+    transposes, pads, slices, tiles and reductions that move or change nothing, pairs that undo each other, choices
+    that are always the same, sizes that are known. Where two factors or two summands become one, and where a factor
+    meets a sign, a product is rounded once instead of twice: the results differ by rounding of float32.
+
+    A Reshape whose target shape is computed, but known except for one size, infers that size.
+
+    Declines when factors would leave the range of float32, when summands of different signs would cancel out, when
+    x + 0 could turn -0 into 0, when a shape that decides is not known, or when engines know a GELU by its sign.
+
+    Example:
+        simplify_arithmetic
+        inputs: x
+        outputs: y
+        x = Placeholder[2x3]()
+        two = Const(2.0)
+        half = Const(0.25)
+        swap = Const[int32]([1, 0])
+        a = Mul(x, two)
+        b = Mul(half, a)
+        c = Transpose(b, swap)
+        d = Transpose(c, swap)
+        y = Neg(d)
+    """
+    known = infer(graph)
+    table = (*_number_identities.RULES, *_shape_identities.RULES)
+    outcome = apply_rules(graph, *(as_rule(ops, simplify, known, signed_zeros) for ops, simplify in table))
+    if not outcome.changes:
+        return outcome
+    return Outcome(spliced(graph, outcome.graph), outcome.changes, outcome.skips)

@@ -1,0 +1,120 @@
+"""Fold constant factors into the layers before them, and batch norms that are written out as such.
+
+(x * W) s          ==  x * (W s)
+(x * W + b) s + o  ==  x * (W s) + (b s + o)
+"""
+
+import numpy as np
+
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.pattern import any_, const, op, swapped
+from quantkit.ir.rewrite import Outcome, Skip, apply_rules, rule
+from quantkit.ir.tensor import Array
+from quantkit.transforms.folding._channels import (
+    BIAS_OPS,
+    Affine,
+    Foldable,
+    bias_slot,
+    bias_values,
+    described,
+    find_foldable,
+    is_computed_from_constants,
+    not_constant,
+)
+from quantkit.transforms.registry import transform
+
+
+@transform
+def fold_batch_norms(graph: Graph) -> Outcome:
+    """Multiply constant factors per channel into the weights before them.
+
+    A batch norm that is written out as a factor and a summand costs two passes over the tensor; folded, the
+    factor costs nothing. Factors behind a bias scale the bias along, and a summand behind that joins it.
+
+    Before:  conv(x, weights) -> Mul(scale) -> Add(offset)
+    After:   conv(x, weights * scale) -> Add(offset)
+
+    Options: none. Run fold_constants first, which turns the statistics into one factor and one summand.
+
+    Folds behind Conv2D, DepthwiseConv2dNative, Conv2DBackpropInput and MatMul, with BiasAdd, Add or Sub between,
+    also through concat, BatchToSpaceND, Identity, and a Reshape that keeps the last dimension. The layer takes
+    the name of the Mul.
+
+    Declines when layer, bias sum or weights are read elsewhere or are ends of the graph, when the weights are not
+    constant, or when the factor is not one finite number per channel.
+
+    Example:
+        fold_batch_norms
+        inputs: x
+        outputs: y
+        x = Placeholder[1x5x5x3]()
+        w = Const[3x3x3x4]()
+        scale = Const([0.5, 2.0, -1.0, 3.0])
+        offset = Const([1.0, 2.0, 3.0, 4.0])
+        conv = Conv2D(x, w, padding=SAME, strides=[1, 1, 1, 1])
+        scaled = Mul(conv, scale)
+        y = Add(scaled, offset)
+    """
+    return apply_rules(graph, _fold_factor, _fold_divisor, _join_sums, _explain_factor)
+
+
+@rule(swapped("Mul")(any_(), const("factor")))
+def _fold_factor(graph: Graph, root: Node, factor: Node) -> list[Node] | Skip | None:
+    """The layer behind ``y`` in ``y s`` takes ``s``."""
+    slot = 0 if root.inputs[1].node == factor.name else 1
+    return _folded(graph, root, root.inputs[slot], factor, is_divisor=False)
+
+
+@rule(op("RealDiv|Div")(any_(), const("divisor")))
+def _fold_divisor(graph: Graph, root: Node, divisor: Node) -> list[Node] | Skip | None:
+    """The layer behind ``y`` in ``y / d`` takes ``1 / d``."""
+    return _folded(graph, root, root.inputs[0], divisor, is_divisor=True)
+
+
+def _folded(graph: Graph, root: Node, source: Edge, factor: Node, *, is_divisor: bool) -> list[Node] | Skip | None:
+    if root.name in graph.input_names:
+        return None
+    found = find_foldable(graph, source, root)
+    if not isinstance(found, Foldable):
+        return found
+    values = found.per_channel(factor.value)
+    if values is None:
+        return Skip(f"{described(factor)} is not one factor per channel of {found.name}")
+    scale = _inverse(values) if is_divisor else values
+    if not np.isfinite(scale).all():
+        return Skip(f"{factor.name} makes factors that are not finite")
+    return found.fold(Affine(scale), root.name)
+
+
+def _inverse(values: Array) -> Array:
+    with np.errstate(divide="ignore", over="ignore"):
+        return np.reciprocal(values)
+
+
+@rule(op("|".join(BIAS_OPS)))
+def _join_sums(graph: Graph, root: Node) -> list[Node] | None:
+    """``(y + b) + o  ==  y + (b + o)``."""
+    slot = bias_slot(graph, root)
+    if slot is None or root.name in graph.input_names:
+        return None
+    source = root.inputs[1 - slot]
+    if source.node not in graph or graph[source.node].op not in BIAS_OPS:
+        return None
+    found = find_foldable(graph, source, root)
+    if not isinstance(found, Foldable):
+        return None
+    values = bias_values(found, root, graph[root.inputs[slot].node])
+    if values is None:
+        return None
+    return found.fold(Affine(offset=-values if root.op == "Sub" else values), root.name)
+
+
+@rule(op("Mul|RealDiv|Div"))
+def _explain_factor(graph: Graph, root: Node) -> Skip | None:
+    """A factor that would be constant, had constants been folded."""
+    if len(root.inputs) != 2:
+        return None
+    for layer, factor in (root.inputs, root.inputs[::-1])[: 2 if root.op == "Mul" else 1]:
+        if is_computed_from_constants(graph, factor.node) and find_foldable(graph, layer, root):
+            return Skip(not_constant(graph, factor.node, "the factor"))
+    return None

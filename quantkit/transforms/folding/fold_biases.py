@@ -1,0 +1,114 @@
+"""Sums with one constant a channel, as the BiasAdd they are.
+
+layer(x) + [b0, b1, ...]  ==  BiasAdd(layer(x), b)
+Reshape(x @ w) + b        ==  Reshape(BiasAdd(x @ w, b))        where b numbers the columns of w
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
+from quantkit.ir.pattern import op
+from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name
+from quantkit.ir.tensor import Shape
+from quantkit.ops.layers import WEIGHTS_SLOT, broadcast_channels, find_layer
+from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.transforms.registry import transform
+
+ADDITIONS = ("Add", "AddV2")
+
+
+@transform
+def fold_biases(graph: Graph) -> Outcome:
+    """Write a sum of a layer and one constant a channel as BiasAdd.
+
+    TensorFlow fuses a layer with its BiasAdd and with the activation or the residual sum behind it. It moves
+    activations behind other sums past a concat, where they become passes over the tensor, and joins such sums with
+    residual ones: decomposed batch norms are slower so.
+
+    Before:  x -> Conv2D -> Add([b0, b1, ...])
+    After:   x -> Conv2D -> BiasAdd([b0, b1, ...])
+
+    Frameworks multiply sequences as a matrix and add the bias when they are sequences again; it goes back to its
+    product:
+
+    Before:  x -> MatMul -> Reshape -> BiasAdd
+    After:   x -> MatMul -> BiasAdd -> Reshape
+
+    Options: none. Conv2D, DepthwiseConv2dNative, Conv2DBackpropInput and MatMul; both orders of the operands.
+
+    Declines when the constant is one number for all channels, differs within a channel, or is fed, when the number
+    of channels is not known, and when others read what is reshaped.
+
+    Example:
+        fold_biases
+        inputs: x
+        outputs: y
+        x = Placeholder[1x4x4x2]()
+        w = Const[3x3x2x3]()
+        b = Const([0.5, -1.0, 2.0])
+        conv = Conv2D(x, w, padding=SAME, strides=[1, 1, 1, 1])
+        sum = AddV2(conv, b)
+        y = Relu(sum)
+    """
+    if graph.op_counts.keys().isdisjoint({*ADDITIONS, "BiasAdd"}):
+        return Outcome(graph)
+    shapes = infer_shapes(graph)
+    return apply_rules(
+        graph,
+        Rule(op("|".join(ADDITIONS)), partial(_as_bias, shapes), ("root",)),
+        Rule(op("|".join((*ADDITIONS, "BiasAdd"))), partial(_before_reshape, shapes), ("root",)),
+    )
+
+
+def _as_bias(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Node] | Skip | None:
+    if root.name in graph.input_names:
+        return None
+    for slot in (0, 1):
+        source, summand = root.inputs[slot], root.inputs[1 - slot]
+        layer, value = find_layer(graph[source.node]), graph.constant_of(summand)
+        if layer is None or value is None:
+            continue
+        if summand.node in graph.input_names:
+            return Skip(f"{summand.node} is an input of the graph")
+        weights = shapes.get(graph[source.node].inputs[WEIGHTS_SLOT], UNKNOWN)
+        if not weights.is_known:
+            return Skip(f"the number of channels of {source} is not known")
+        num_channels = layer.num_channels(weights.known)
+        biases = broadcast_channels(value, rank=layer.rank, axis=layer.axis, num_channels=num_channels)
+        if biases is None or value.array.size != num_channels:
+            return Skip(f"{summand.node} is not one number for each of {num_channels} channels")
+        made = []
+        if value.shape != biases.shape:
+            made.append(constant(free_name(graph, f"{root.name}/bias"), biases, value.dtype))
+            summand = Edge(made[0].name)
+        format_ = graph[source.node].attrs.get("data_format", b"NHWC")
+        attrs = {"T": value.dtype, "data_format": format_}
+        return [*made, root.with_(op="BiasAdd", inputs=(source, summand), attrs=attrs)]
+    return None
+
+
+def _before_reshape(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Node] | Skip | None:
+    """The bias of a product, added before the product gets another shape."""
+    for slot in (0, 1) if root.op != "BiasAdd" else (0,):
+        source, summand = root.inputs[slot], root.inputs[1 - slot]
+        reshape, value = graph[source.node], graph.constant_of(summand)
+        if reshape.op != "Reshape" or value is None or graph[reshape.inputs[0].node].op != "MatMul":
+            continue
+        product = graph[reshape.inputs[0].node]
+        columns, dims = shapes.get(Edge(product.name), UNKNOWN).dims, shapes.get(source, UNKNOWN).dims
+        fed = {root.name, reshape.name, product.name, summand.node} & graph.input_names
+        if fed or reshape.controls or root.attrs.get("data_format", b"NHWC") != b"NHWC":
+            continue
+        if graph.is_shared(reshape) or graph.is_shared(product):
+            return Skip(f"others read {reshape.name if graph.is_shared(reshape) else product.name} without the bias")
+        # As many of the last sizes as the bias has: together they are the columns.
+        last = dims[-len(value.shape) :] if dims and value.shape else ()
+        if columns is None or columns[1] != value.num_elements or last != value.shape:
+            return Skip(f"{summand.node} is not known to be one number for each column of {product.name}")
+        flat = constant(free_name(graph, f"{root.name}/bias"), value.array.reshape(-1), value.dtype)
+        reads = (Edge(product.name), Edge(flat.name))
+        attrs: dict[str, Attr] = {"T": value.dtype, "data_format": b"NHWC"}
+        biased = Node(free_name(graph, f"{root.name}/biased"), "BiasAdd", reads, attrs=attrs)
+        return [flat, biased, reshape.with_(name=root.name, inputs=(Edge(biased.name), reshape.inputs[1]))]
+    return None

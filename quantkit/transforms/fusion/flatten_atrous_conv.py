@@ -1,0 +1,144 @@
+"""Convolutions that are dilated by way of the batch, as dilated convolutions.
+
+batch_to_space(conv(space_to_batch(x, r), w), r)  ==  conv(x, w), dilated by r
+
+Padding before the first and cropping behind the second add up to the padding of the convolution.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.pattern import any_, op
+from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, shared_with
+from quantkit.ir.tensor import Array, Shape
+from quantkit.ops.layers import channel_axis
+from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.ops.tensorflow.signatures import attribute
+from quantkit.transforms.folding._channels import is_constant, not_constant
+from quantkit.transforms.registry import transform
+
+LAYERS = "Conv2D|DepthwiseConv2dNative"
+Shapes = Mapping[Edge, Shape]
+
+
+@transform
+def flatten_atrous_conv(graph: Graph) -> Outcome:
+    """Replace SpaceToBatchND, convolution and BatchToSpaceND by one dilated convolution.
+
+    Old versions of TensorFlow dilated a convolution by moving pixels to the batch and back. The convolution keeps
+    its weights, whoever else reads them; its padding becomes SAME or VALID where it is one of these, else EXPLICIT.
+
+    Before:  x -> SpaceToBatchND(block 2x2, paddings) -> Conv2D(w, VALID) -> BatchToSpaceND(crops)
+    After:   Conv2D(x, w, dilations 2x2, padding)
+
+    Options: none. Run fold_constants first, which computes block shape, paddings and crops.
+
+    Declines when block shape, paddings or crops are not constant, when more is cropped than was padded, when the
+    convolution has a stride or moves channels to the batch, and when it is read elsewhere.
+
+    Example:
+        flatten_atrous_conv
+        inputs: x
+        outputs: y
+        x = Placeholder[1x8x8x2]()
+        block = Const[int32]([2, 2])
+        paddings = Const[int32]([[2, 2], [2, 2]])
+        crops = Const[int32]([[0, 0], [0, 0]])
+        w = Const[3x3x2x4]()
+        moved = SpaceToBatchND(x, block, paddings)
+        conv = Conv2D(moved, w, padding=VALID, strides=[1, 1, 1, 1])
+        y = BatchToSpaceND(conv, block, crops)
+    """
+    if "BatchToSpaceND" not in graph.op_counts:
+        return Outcome(graph)
+    moved = op("SpaceToBatchND", "moved")(any_(), any_(), any_())
+    wanted = op("BatchToSpaceND")(op(LAYERS, "layer")(moved, any_()), any_(), any_())
+    return apply_rules(graph, Rule(wanted, partial(_flattened, infer_shapes(graph)), ("root", "layer", "moved")))
+
+
+def _flattened(shapes: Shapes, graph: Graph, root: Node, layer: Node, moved: Node) -> list[Node] | Skip | None:
+    if root.name in graph.input_names:
+        return None
+    for node, slot, role in (
+        (moved, 1, "block shape"),
+        (moved, 2, "paddings"),
+        (root, 1, "block shape"),
+        (root, 2, "crops"),
+    ):
+        if not is_constant(graph, node.inputs[slot]):
+            return Skip(not_constant(graph, node.inputs[slot].node, f"the {role} of {node.name}"))
+    if moved.name in graph.input_names:
+        return Skip(f"{moved.name} is an input of the graph")
+    block, paddings = (graph[edge.node].value.array for edge in moved.inputs[1:])
+    back, crops = (graph[edge.node].value.array for edge in root.inputs[1:])
+    axis = channel_axis(layer, 4)
+    if axis is None or not _fits(block, paddings, crops, axis) or not np.array_equal(block, back):
+        return Skip(f"{moved.name} and {root.name} do not move height and width alike, and nothing else")
+    if set(attribute(layer, "strides")) != {1}:
+        return Skip(f"{layer.name} has a stride, which is none of the flat convolution")
+    shared = shared_with(graph, layer, root)
+    if shared:
+        return Skip(shared)
+    rates = np.ones(4, int)
+    rates[1 : len(block) + 1] = block
+    spans = _spans(shapes, layer, axis)
+    own = _own_padding(layer, spans)
+    if own is None:
+        return Skip(f"the size of the weights of {layer.name} is not known, and with it what SAME adds")
+    widths = own * rates[:, None]
+    widths[1 : len(block) + 1] += paddings.astype(int) - crops
+    if (widths < 0).any():
+        return Skip(f"{root.name} crops more than {moved.name} and {layer.name} pad")
+    dilations = rates * attribute(layer, "dilations")
+    waits = dict.fromkeys((*root.controls, *layer.controls, *moved.controls))
+    flat = layer.with_(controls=tuple(waits), inputs=(moved.inputs[0], layer.inputs[1]))
+    flat = flat.with_attrs(dilations=tuple(int(one) for one in dilations))
+    return [_padded(flat, widths, None if spans is None else rates * spans)]
+
+
+def _fits(block: Array, paddings: Array, crops: Array, channel: int) -> bool:
+    """Whether a block shape with its paddings and crops is one of height and width."""
+    count = block.size
+    if block.ndim != 1 or not 1 <= count <= 3 or paddings.shape != (count, 2) or crops.shape != (count, 2):
+        return False
+    if channel > count:
+        return True
+    return bool(block[channel - 1] == 1 and not paddings[channel - 1].any() and not crops[channel - 1].any())
+
+
+def _spans(shapes: Shapes, layer: Node, channel: int) -> Array | None:
+    """How far the windows reach, less one, along the four axes: (4,); None: the weights' size is not known."""
+    kernel = (shapes.get(layer.inputs[1], UNKNOWN).dims or (None, None))[:2]
+    spans = np.zeros(4, int)
+    for axis, size in zip((axis for axis in (1, 2, 3) if axis != channel), kernel, strict=True):
+        if size is None:
+            return None
+        spans[axis] = (size - 1) * attribute(layer, "dilations")[axis]
+    return spans
+
+
+def _own_padding(layer: Node, spans: Array | None) -> Array | None:
+    """What the convolution adds around the moved pixels: (4, 2); None: not known."""
+    padding = attribute(layer, "padding")
+    if padding == b"EXPLICIT":
+        return np.array(attribute(layer, "explicit_paddings"), int).reshape(4, 2)
+    if padding == b"VALID":
+        return np.zeros((4, 2), int)
+    return None if spans is None else _same(spans)
+
+
+def _same(spans: Array) -> Array:
+    """What SAME adds where the stride is one: (4, 2)."""
+    return np.stack([spans // 2, spans - spans // 2], axis=1)
+
+
+def _padded(node: Node, widths: Array, spans: Array | None) -> Node:
+    """The node with these widths as its padding."""
+    if not widths.any():
+        return node.with_attrs(padding=b"VALID", explicit_paddings=None)
+    if spans is not None and np.array_equal(widths, _same(spans)):
+        return node.with_attrs(padding=b"SAME", explicit_paddings=None)
+    return node.with_attrs(padding=b"EXPLICIT", explicit_paddings=tuple(int(width) for width in widths.reshape(-1)))

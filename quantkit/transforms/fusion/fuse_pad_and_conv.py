@@ -1,0 +1,53 @@
+"""Mirrored borders and the convolution behind them as one op.
+
+conv(mirror_pad(x), w)  ==  FusedPadConv2D(x, w)
+"""
+
+from functools import partial
+
+from quantkit.ir.graph import Graph, Node
+from quantkit.ir.pattern import any_, op
+from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules
+from quantkit.ops.shape_inference import infer_shapes
+from quantkit.ops.tensorflow.signatures import attribute
+from quantkit.transforms.fusion._fused_convolutions import Shapes, fused, reason_against_convolution, reason_against_pad
+from quantkit.transforms.registry import transform
+
+
+@transform
+def fuse_pad_and_conv(graph: Graph) -> Outcome:
+    """Let a convolution mirror the borders of what it reads by itself.
+
+    Before:  x -> MirrorPad(paddings) -> Conv2D(w)
+    After:   FusedPadConv2D(x, paddings, w)
+
+    Options: none. For zeros around a tensor there is fold_pads. Run fuse_resize_pad_and_conv and fuse_resize_and_conv
+    first: a resize before the pad could not be fused any more.
+
+    Declines when the batch is not known to be one picture (TensorFlow's kernel computes only the first of a batch
+    right), when the convolution is dilated, NCHW or padded explicitly, when the paddings are not constant or are
+    around batch or channels, and when the pad is read elsewhere.
+
+    Example:
+        fuse_pad_and_conv
+        inputs: x
+        outputs: y
+        x = Placeholder[1x6x6x2]()
+        paddings = Const[int32]([[0, 0], [1, 1], [1, 1], [0, 0]])
+        w = Const[3x3x2x2]()
+        pad = MirrorPad(x, paddings, mode=REFLECT)
+        y = Conv2D(pad, w, padding=VALID, strides=[1, 1, 1, 1])
+    """
+    if "MirrorPad" not in graph.op_counts:
+        return Outcome(graph)
+    wanted = op("Conv2D")(op("MirrorPad", "pad")(any_(), any_()), any_())
+    return apply_rules(graph, Rule(wanted, partial(_fused, infer_shapes(graph)), ("root", "pad")))
+
+
+def _fused(shapes: Shapes, graph: Graph, root: Node, pad: Node) -> list[Node] | Skip | None:
+    if root.name in graph.input_names:
+        return None
+    reason = reason_against_convolution(shapes, root, pad) or reason_against_pad(graph, pad, root)
+    if reason:
+        return Skip(reason)
+    return [fused(root, "FusedPadConv2D", (*pad.inputs, root.inputs[1]), attribute(pad, "mode"), pad)]

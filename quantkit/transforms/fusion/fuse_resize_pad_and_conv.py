@@ -1,0 +1,66 @@
+"""A bilinear resize, mirrored borders and the convolution behind them as one op.
+
+conv(mirror_pad(resize(x)), w)  ==  FusedResizeAndPadConv2D(x, w)
+"""
+
+from functools import partial
+
+from quantkit.ir.graph import Graph, Node
+from quantkit.ir.pattern import any_, op
+from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules
+from quantkit.ops.shape_inference import infer_shapes
+from quantkit.ops.tensorflow.signatures import attribute
+from quantkit.transforms.fusion._fused_convolutions import (
+    Shapes,
+    fused,
+    reason_against_convolution,
+    reason_against_pad,
+    reason_against_resize,
+)
+from quantkit.transforms.registry import transform
+
+
+@transform
+def fuse_resize_pad_and_conv(graph: Graph) -> Outcome:
+    """Let a convolution resize the pictures it reads and mirror their borders by itself.
+
+    Before:  x -> ResizeBilinear(size) -> MirrorPad(paddings) -> Conv2D(w)
+    After:   FusedResizeAndPadConv2D(x, size, paddings, w)
+
+    Options: none. Run it before fuse_resize_and_conv and fuse_pad_and_conv, which leave it nothing to fuse.
+
+    Declines when the batch is not known to be one picture (TensorFlow's kernel computes only the first of a batch
+    right), when the convolution is dilated, NCHW or padded explicitly, when the paddings are not constant or are
+    around batch or channels, when the resize has half_pixel_centers or changes the element type, and when pad or
+    resize are read elsewhere.
+
+    Example:
+        fuse_resize_pad_and_conv
+        inputs: x
+        outputs: y
+        x = Placeholder[1x6x6x2]()
+        size = Const[int32]([9, 9])
+        paddings = Const[int32]([[0, 0], [1, 1], [1, 1], [0, 0]])
+        w = Const[3x3x2x2]()
+        resize = ResizeBilinear(x, size)
+        pad = MirrorPad(resize, paddings, mode=REFLECT)
+        y = Conv2D(pad, w, padding=VALID, strides=[1, 1, 1, 1])
+    """
+    if not graph.op_counts.keys() >= {"ResizeBilinear", "MirrorPad"}:
+        return Outcome(graph)
+    wanted = op("Conv2D")(op("MirrorPad", "pad")(op("ResizeBilinear", "resize")(any_(), any_()), any_()), any_())
+    return apply_rules(graph, Rule(wanted, partial(_fused, infer_shapes(graph)), ("root", "pad", "resize")))
+
+
+def _fused(shapes: Shapes, graph: Graph, root: Node, pad: Node, resize: Node) -> list[Node] | Skip | None:
+    if root.name in graph.input_names:
+        return None
+    reason = (
+        reason_against_convolution(shapes, root, resize)
+        or reason_against_pad(graph, pad, root)
+        or reason_against_resize(graph, resize, pad, root)
+    )
+    if reason:
+        return Skip(reason)
+    inputs = (*resize.inputs, pad.inputs[1], root.inputs[1])
+    return [fused(root, "FusedResizeAndPadConv2D", inputs, attribute(pad, "mode"), pad, resize)]

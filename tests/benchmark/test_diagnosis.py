@@ -1,0 +1,105 @@
+import json
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+from lab import MACHINE, measured
+
+from quantkit.benchmark import diagnosis
+from quantkit.benchmark.diagnosis import Diagnosis, Engine, sweep_verdict, thread_advice, thread_settings, usable_cores
+from quantkit.benchmark.report import Benchmark, Row
+
+TENSORFLOW = Engine("tensorflow", "2.21", gpu="this machine shows none", onednn=("oneDNN v3.7.3", "isa:Intel AVX2"))
+MKL_BUILD = Engine("tensorflow", "1.15", gpu="yes", openmp=("libiomp5",))
+ABSENT = Engine("openvino", problem="OpenVINO is not installed: pip install 'quantkit[openvino]'")
+
+
+@pytest.mark.parametrize(
+    ("facts", "cores"),
+    [
+        ({}, 2),
+        ({"physical_cores": None, "logical_cores": 8}, 8),
+        ({"affinity": (0,)}, 1),
+        ({"physical_cores": 16, "cpu_quota": 3.5}, 3),
+        ({"cpu_quota": 0.5}, 1),
+    ],
+)
+def test_usable_cores_are_the_smallest_limit(facts: dict[str, object], cores: int) -> None:
+    assert usable_cores(replace(MACHINE, **facts)) == cores  # type: ignore[arg-type]
+
+
+def test_settings_begin_with_the_default_and_are_distinct() -> None:
+    settings = thread_settings(replace(MACHINE, physical_cores=8))
+    assert settings[0] == (None, None)
+    assert set(settings) == {(None, None), (1, 1), (1, 2), (4, 1), (4, 2), (8, 1), (8, 2)}
+    assert len(thread_settings(replace(MACHINE, physical_cores=1))) == 3
+
+
+def test_advice_without_openmp_is_not_to_bother() -> None:
+    text = "\n".join(thread_advice(MACHINE, [TENSORFLOW, ABSENT]))
+    assert "change nothing in tensorflow" in text
+    assert "openvino" not in text
+    assert "KMP_AFFINITY=" not in text
+
+
+@pytest.mark.parametrize(
+    ("logical", "affinity"), [(2, "granularity=fine,compact;"), (4, "granularity=fine,compact,1,0;")]
+)
+def test_advice_with_openmp_depends_on_hyper_threading(logical: int, affinity: str) -> None:
+    text = "\n".join(thread_advice(replace(MACHINE, logical_cores=logical), [MKL_BUILD]))
+    assert f"KMP_AFFINITY={affinity}" in text
+    assert "OMP_NUM_THREADS=2" in text
+    assert "measure it" in text
+
+
+def test_the_text_says_what_runs_and_what_does_not() -> None:
+    text = str(Diagnosis(MACHINE, (TENSORFLOW, ABSENT)))
+    assert "a processor, 2 cores" in text
+    assert "tensorflow: oneDNN v3.7.3, isa:Intel AVX2" in text
+    assert "pip install 'quantkit[openvino]'" in text
+    assert "tensorflow: no GPU: this machine shows none" in text
+
+
+def test_the_verdict_names_the_fastest_setting_and_its_margin() -> None:
+    slow, fast = [0.02] * 20, [0.01] * 20
+    rows = (Row("m", "x", measured(slow, 5)), Row("m", "x", measured(fast, 5, intra_op=1, inter_op=2)))
+    assert "fastest with intra,inter 1,2; against the default: 2.00x as fast" in sweep_verdict(Benchmark(rows))
+    assert "its default setting is the fastest" in sweep_verdict(Benchmark(rows[:1]))
+    assert sweep_verdict(Benchmark(())) == "no setting could be measured"
+
+
+def doctor(*words: str) -> int:
+    code: int = import_module("quantkit.cli").main(["doctor", "-q", *words])
+    return code
+
+
+def test_the_command_runs_the_model_in_each_engine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only_numpy = {"reference": diagnosis.RUNTIMES["reference"]}
+    monkeypatch.setattr(diagnosis, "RUNTIMES", only_numpy)
+    assert doctor("--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "quantkit.doctor/1"
+    (engine,) = document["engines"]
+    assert (engine["name"], engine["problem"]) == ("reference", "")
+    assert document["machine"]["logical_cores"] >= 1
+
+
+def test_nothing_that_runs_is_exit_code_4(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    command = import_module("quantkit.cli.doctor")
+    monkeypatch.setattr(command, "diagnose", lambda *_, **__: Diagnosis(MACHINE, (ABSENT,)))
+    assert doctor() == 4
+    assert "no runtime works here" in capsys.readouterr().err
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ["tensorflow", "openvino"])
+def test_engines_run_while_onednn_says_how_it_computes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    runtime = diagnosis.RUNTIMES[name]
+    if not runtime.available().ok:
+        pytest.skip(runtime.available().detail)
+    monkeypatch.setattr(diagnosis, "RUNTIMES", {name: runtime})
+    (engine,) = diagnosis.diagnose().engines
+    assert engine.problem == ""
+    assert engine.version

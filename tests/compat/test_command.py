@@ -1,0 +1,142 @@
+"""Classic mode from the command line, and from Python."""
+
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+from classic_nodes import const, fed, node
+
+import quantkit as qk
+from quantkit.compat.transforms import CLASSIC, classic_transform
+from quantkit.errors import GraphError, RecipeError
+from quantkit.formats import load, save
+from quantkit.ir.graph import Graph, Versions
+from quantkit.recipes import parse, run
+from quantkit.transforms import registry
+
+(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
+main = ENTRY.load()
+
+# Every name that the last release of the original had registered.
+NAMES = """
+    add_default_attributes backport_concatv2 backport_tensor_array_v3 flatten_atrous_conv fold_batch_norms
+    fold_constants fold_old_batch_norms freeze_requantization_ranges fuse_pad_and_conv fuse_resize_and_conv
+    fuse_resize_pad_and_conv inline_partitionedcall
+    insert_logging merge_duplicate_nodes obfuscate_names quantize_nodes quantize_weights
+    remove_attribute remove_control_dependencies remove_device remove_nodes rename_attribute rename_node rename_op
+    round_weights set_device sort_by_execution_order sparsify_gather strip_unused_nodes
+"""
+NODES = (fed("x", 2), const("k", [1, 2]), node("a", "Identity", "x", "^k"), node("y", "Add", "a:0", "k"))
+
+
+@pytest.fixture
+def graph() -> Graph:
+    return Graph.of(NODES, ["x"], ["y"], versions=Versions(producer=21))
+
+
+def command(folder: Path, graph: Graph, *words: str) -> tuple[int, Path]:
+    save(graph, folder / "in.pb")
+    target = folder / "out.pb"
+    return main(["transform", f"--in_graph={folder / 'in.pb'}", f"--out_graph={target}", "--classic", *words]), target
+
+
+def test_the_classic_names_are_all_there() -> None:
+    names = set(NAMES.split())
+    assert names == set(CLASSIC)
+    assert names <= set(registry.REGISTRY)
+
+
+def test_names_are_not_looked_up(graph: Graph, tmp_path: Path) -> None:
+    words = ("--inputs=x:0,nope", "--outputs=y", "--transforms=remove_nodes(op=Identity) strip_unused_nodes")
+    status, target = command(tmp_path, graph, *words)
+    assert status == 0
+    made = load(target)
+    assert list(made.nodes) == ["k", "x", "y"]
+    assert made["y"].written_inputs == ("x", "k")
+    assert made.versions == Versions()
+
+
+def test_errors_are_the_originals(graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, sentence in (
+        ("remove_device,", "Failed to parse --transform argument, error was Looking for transform name, but found ,"),
+        (" ", "You must specify at least one transform."),
+        ("nope", "Transform 'nope' not recognized."),
+        ("remove_nodes", "remove_nodes expects at least one 'op'argument, e.g. remove_nodes(op=Identity)"),
+    ):
+        status, target = command(tmp_path, graph, f"--transforms={words}", "--inputs=x", "--outputs=y")
+        assert status != 0
+        assert sentence in capsys.readouterr().err
+        assert not target.exists()
+
+
+def test_ignored_errors_are_told(graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--transforms=remove_nodes(ignore_errors=true)", "--inputs=x", "--outputs=y")
+    assert command(tmp_path, graph, *words)[0] == 0
+    assert "remove_nodes: Ignoring error remove_nodes expects at least one 'op'" in capsys.readouterr().err
+
+
+def test_verify_looks_at_classic_steps_too(graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--inputs=x", "--outputs=y", "--verify", "--runtime=reference")
+    assert command(tmp_path, graph, *words, "--transforms=remove_nodes(op=Identity) fold_constants")[0] == 0
+    assert command(tmp_path, graph, *words, "--transforms=rename_op(old_op_name=Add,new_op_name=Sub)")[0] == 1
+    assert "rename_op changes output 'y'" in capsys.readouterr().err
+
+
+def test_python_has_it_too(graph: Graph) -> None:
+    made = qk.transform(graph, "remove_nodes(op=Identity) merge_duplicate_nodes", classic=True)
+    assert made.versions == Versions()
+    assert (made.inputs, made.outputs) == (graph.inputs, graph.outputs)
+    assert graph.versions == Versions(producer=21)
+
+
+def test_our_own_transforms_run_between_classic_ones(graph: Graph) -> None:
+    made = qk.transform(
+        graph, "remove_nodes(op=Identity) simplify_arithmetic(unknown=1) sort_by_execution_order", classic=True
+    )
+    assert "Identity" not in [one.op for one in made.nodes.values()]
+
+
+def test_a_recipe_may_be_empty() -> None:
+    graph = Graph.of(NODES)
+    assert run(parse("  ", classic=True), graph, classic=True)[0] == graph
+
+
+def test_a_name_is_found_in_either_table() -> None:
+    assert registry.find("fold_pads", classic=True).name == "fold_pads"
+    assert registry.find("fold_batch_norms", classic=True) is CLASSIC["fold_batch_norms"]
+    with pytest.raises(RecipeError, match="Transform 'fold_batch_norm' not recognized") as error:
+        registry.find("fold_batch_norm", classic=True)
+    assert "fold_batch_norms" in error.value.hint
+
+
+def test_a_classic_name_is_taken_once() -> None:
+    with pytest.raises(RecipeError, match="two classic transforms are named 'remove_device'"):
+        classic_transform(CLASSIC["remove_device"].function)
+
+
+def test_a_graph_that_nobody_could_load_is_not_written() -> None:
+    twice = (fed("x", 1, 4, 4, 2), node("a", "Relu", "x"))
+    graph = Graph.of(twice, ["x"], ["a"])
+
+    @classic_transform
+    def double(nodes, context):  # type: ignore[no-untyped-def]
+        return [*nodes, *nodes]
+
+    try:
+        with pytest.raises(GraphError, match="two nodes are named 'x'"):
+            qk.transform(graph, "double", classic=True)
+    finally:
+        del CLASSIC["double"]
+
+
+def test_other_formats_are_refused() -> None:
+    graph = Graph.of([node("a", "Relu")], dialect="onnx")
+    with pytest.raises(GraphError, match="classic mode rewrites graphs of TensorFlow, and this is one of onnx"):
+        qk.transform(graph, "remove_device", classic=True)
+
+
+def test_spellings_of_inputs_survive() -> None:
+    nodes = (fed("x", 2), node("a", "Add", "^x", "x:0", "x"))
+    made = qk.transform(Graph.of(nodes, ["x"], ["a"]), "remove_device", classic=True)
+    assert made["a"].written_inputs == ("^x", "x:0", "x")
+    assert made["a"].reading(0, "y").written_inputs == ("y", "x", "^x")

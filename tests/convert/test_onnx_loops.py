@@ -1,0 +1,95 @@
+"""Loops on their way to ONNX."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quantkit.convert.onnx_loops import tell_shapes_of_turns, with_own_lists
+from quantkit.convert.to_onnx import to_onnx_graph
+from quantkit.ir.check import verify
+from quantkit.ir.text import from_text
+from quantkit.runtimes import open_session, tensorflow
+from quantkit.runtimes.session import installed
+
+TOOLS = (installed("tf2onnx", "tf2onnx", "tf2onnx", extra="onnx"), tensorflow.RUNTIME.available())
+
+# Each turn writes x, and doubles it.
+STEP = """function small{0}(out[bool] = s)
+n = _Arg(T=int32, index=0)
+most = _Arg(T=int32, index=1)
+list = _Arg(T=variant, index=2)
+x = _Arg(T=float, index=3)
+s = Less(n, most, T=int32)
+end
+function step{0}(n2[int32] = next, most2[int32] = most, list2[variant] = set, x2 = twice)
+n = _Arg(T=int32, index=0)
+most = _Arg(T=int32, index=1)
+list = _Arg(T=variant, index=2)
+x = _Arg(T=float, index=3)
+one = Const[int32](1)
+next = AddV2(n, one, T=int32)
+set = TensorListSetItem(list, n, x, element_dtype=float)
+twice = AddV2(x, x, T=float)
+end
+"""
+KIND = "T=[int32, int32, variant, float], cond=&small{0}, body=&step{0}, output_shapes=[<>, <>, <>, <2>]"
+TWO_LOOPS = f"""inputs: x
+outputs: y
+x = Placeholder[2]()
+zero = Const[int32](0)
+three = Const[int32](3)
+shape = Const[int32]([2])
+list = TensorListReserve(shape, three, element_dtype=float, shape_type=int32)
+first = StatelessWhile(zero, three, list, x, {KIND.format(1)})
+second = StatelessWhile(zero, three, list, first:3, {KIND.format(2)})
+one = TensorListStack(first:2, shape, element_dtype=float, num_elements=3)
+other = TensorListStack(second:2, shape, element_dtype=float, num_elements=3)
+y = AddV2(one, other, T=float)
+{STEP.format(1)}{STEP.format(2)}"""
+
+
+def test_each_loop_gets_a_list_of_its_own() -> None:
+    graph = from_text(TWO_LOOPS)
+    made = with_own_lists(graph)
+    verify(made)
+    assert made["first"] is graph["first"]
+    copy = made["second"].inputs[2].node
+    assert copy != "list"
+    assert made[copy].with_(name="list") == graph["list"]
+    assert with_own_lists(made) is made
+
+
+def test_loops_in_functions_do_too() -> None:
+    lines = TWO_LOOPS.partition("function")[0].splitlines()[3:]
+    body = "\n".join(["function outer(out = y)", "x = _Arg(T=float, index=0)", *lines, "end"])
+    graph = from_text(
+        f"inputs: x\noutputs: y\nx = Placeholder[2]()\ny = outer(x)\n{body}\n{STEP.format(1)}{STEP.format(2)}"
+    )
+    function = with_own_lists(graph).library["outer"]
+    assert function.graph.op_counts["TensorListReserve"] == 2
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(not all(one.ok for one in TOOLS), reason=" ".join(one.detail for one in TOOLS))
+def test_tf2onnx_converts_two_loops_that_begin_with_one_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTKIT_CACHE", str(tmp_path))
+    graph = from_text(TWO_LOOPS)
+    x = np.float32([1, -3])
+    made = to_onnx_graph(graph)
+    with open_session(graph, "tensorflow") as theirs, open_session(made, "onnxruntime") as ours:
+        np.testing.assert_array_equal(ours.run({"x": x})["y"], theirs.run({"x": x})["y"])
+
+
+def test_the_number_of_a_turn_is_a_scalar() -> None:
+    onnx = pytest.importorskip("onnx", reason="pip install onnx")
+    number = onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, None)
+    comes = onnx.helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, None)
+    value = onnx.helper.make_tensor_value_info("v", onnx.TensorProto.FLOAT, None)
+    inner = onnx.helper.make_graph([], "inner", [number, comes, value], [comes, value])
+    loop = onnx.helper.make_node("Loop", ["", "c", "v"], ["w"], body=inner)
+    branch = onnx.helper.make_graph([loop], "branch", [], [])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("If", ["c"], ["w"], then_branch=branch)], "g", [], [])
+    tell_shapes_of_turns(graph)
+    found = graph.node[0].attribute[0].g.node[0].attribute[0].g.input
+    assert [one.type.tensor_type.HasField("shape") for one in found] == [True, True, False]

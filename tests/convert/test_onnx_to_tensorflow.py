@@ -1,0 +1,243 @@
+"""ONNX graphs in TensorFlow's ops: the same numbers, and few transposes."""
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import quantkit as qk
+from quantkit.convert import tensorflow_to_onnx
+from quantkit.convert.onnx_to_tensorflow import as_tensorflow, convert
+from quantkit.errors import UnavailableError
+from quantkit.formats import onnx
+from quantkit.ir.graph import Attr, Edge, Graph, Node
+from quantkit.ir.tensor import Array, DType, Shape, Tensor
+from quantkit.runtimes import RUNTIMES
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(not RUNTIMES["onnxruntime"].available().ok, reason="ONNX Runtime is not installed"),
+]
+RANDOM = np.random.default_rng(5)
+IMAGE = RANDOM.normal(size=(2, 4, 9, 7)).astype(np.float32)
+ROWS = RANDOM.normal(size=(3, 6)).astype(np.float32)
+
+
+def weights(*shape: int) -> Array:
+    return RANDOM.normal(size=shape).astype(np.float32)
+
+
+def integers(*values: int) -> Array:
+    return np.array(values, np.int64)
+
+
+def graph_of(x: Array, nodes: list[Node], constants: Mapping[str, Array]) -> Graph:
+    """A graph that reads ``x`` and ends in the last node; the batch stays open."""
+    extra = onnx.header({nodes[-1].name: (DType.FLOAT, Shape(None))})
+    absent = [onnx.ABSENT] if any(Edge("") in node.inputs for node in nodes) else []
+    return Graph.of(
+        [
+            *absent,
+            Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, *x.shape[1:]))}),
+            *(Node(name, "Constant", attrs={"value": Tensor.of(values)}) for name, values in constants.items()),
+            *nodes,
+        ],
+        ["x"],
+        [nodes[-1].name],
+        dialect="onnx",
+        extra=extra,
+    )
+
+
+def node(name: str, op: str, *inputs: str, **attrs: Attr) -> Node:
+    return Node(name, op, tuple(map(Edge, inputs)), attrs=attrs)
+
+
+def both(graph: Graph, x: Array) -> tuple[Array, Array, Graph]:
+    """Answers of ONNX Runtime, and of what became of the graph."""
+    made = convert(graph)
+    assert made.dialect == "tensorflow"
+    runtime = "tensorflow" if RUNTIMES["tensorflow"].available().ok else "reference"
+    with qk.open_session(graph, "onnxruntime") as session:
+        (wanted,) = session.run({"x": x}).values()
+    with qk.open_session(made, runtime) as session:
+        (found,) = session.run({"x": x}).values()
+    return wanted, found, made
+
+
+IMAGE_OPS: dict[str, tuple[list[Node], dict[str, Array]]] = {
+    "conv": ([node("y", "Conv", "x", "w")], {"w": weights(5, 4, 3, 3)}),
+    "conv_same": ([node("y", "Conv", "x", "w", "b", pads=(1, 1, 1, 1))], {"w": weights(5, 4, 3, 3), "b": weights(5)}),
+    "conv_stride": (
+        [node("y", "Conv", "x", "w", "b", pads=(1, 1, 1, 1), strides=(2, 2))],
+        {"w": weights(5, 4, 3, 3), "b": weights(5)},
+    ),
+    "conv_odd_pads": (
+        [node("y", "Conv", "x", "w", pads=(0, 2, 1, 0), dilations=(2, 1))],
+        {"w": weights(5, 4, 3, 2)},
+    ),
+    "conv_same_upper": (
+        [node("y", "Conv", "x", "w", auto_pad=b"SAME_UPPER", strides=(2, 2))],
+        {"w": weights(5, 4, 4, 2)},
+    ),
+    "conv_same_lower": (
+        [node("y", "Conv", "x", "w", auto_pad=b"SAME_LOWER", strides=(2, 2))],
+        {"w": weights(5, 4, 4, 2)},
+    ),
+    "depthwise": ([node("y", "Conv", "x", "w", group=4, pads=(1, 1, 1, 1))], {"w": weights(8, 1, 3, 3)}),
+    "max_pool": ([node("y", "MaxPool", "x", kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))], {}),
+    "max_pool_up": ([node("y", "MaxPool", "x", kernel_shape=(2, 2), strides=(2, 2), ceil_mode=1)], {}),
+    "average_pool": ([node("y", "AveragePool", "x", kernel_shape=(3, 3), pads=(1, 1, 1, 1))], {}),
+    "average_with_pads": (
+        [node("y", "AveragePool", "x", kernel_shape=(3, 3), pads=(1, 1, 1, 1), count_include_pad=1)],
+        {},
+    ),
+    "global_average": ([node("y", "GlobalAveragePool", "x")], {}),
+    "global_then_flat": (
+        [node("p", "GlobalAveragePool", "x"), node("f", "Flatten", "p"), node("y", "Gemm", "f", "w", "b", transB=1)],
+        {"w": weights(3, 4), "b": weights(3)},
+    ),
+    "flat_image": (
+        [node("c", "Relu", "x"), node("f", "Flatten", "c"), node("y", "MatMul", "f", "w")],
+        {"w": weights(252, 3)},
+    ),
+    "reduced": (
+        [node("c", "Conv", "x", "w"), node("y", "ReduceMean", "c", axes=(2, 3), keepdims=0)],
+        {"w": weights(5, 4, 1, 1)},
+    ),
+    "batch_norm": (
+        [node("y", "BatchNormalization", "x", "s", "b", "m", "v", epsilon=0.25)],
+        {"s": weights(4), "b": weights(4), "m": weights(4), "v": np.abs(weights(4))},
+    ),
+    "per_channel": (
+        [node("c", "Conv", "x", "w"), node("m", "Mul", "c", "s"), node("y", "Add", "t", "m")],
+        {"w": weights(5, 4, 1, 1), "s": weights(5, 1, 1), "t": weights(1, 5, 9, 7)},
+    ),
+    "residual": (
+        [node("c", "Conv", "x", "w", pads=(1, 1, 1, 1)), node("a", "Add", "c", "x"), node("y", "Relu", "a")],
+        {"w": weights(4, 4, 3, 3)},
+    ),
+    "concat": (
+        [node("c", "Conv", "x", "w"), node("p", "Relu", "x"), node("y", "Concat", "c", "p", "x", axis=1)],
+        {"w": weights(5, 4, 1, 1)},
+    ),
+    "softmax": ([node("c", "Conv", "x", "w"), node("y", "Softmax", "c", axis=1)], {"w": weights(5, 4, 1, 1)}),
+    "pads": (
+        [node("c", "Relu", "x"), node("y", "Pad", "c", "p", "v")],
+        {"p": integers(0, 0, 1, 2, 0, 0, 0, 1), "v": np.float32(3)},
+    ),
+    "reflected": ([node("y", "Pad", "x", "p", mode=b"reflect")], {"p": integers(0, 0, 1, 2, 0, 0, 0, 1)}),
+    "split": (
+        [
+            node("c", "Conv", "x", "w"),
+            Node("s", "Split", (Edge("c"),), attrs={"axis": 1, "_outputs": (b"s", b"t")}),
+            Node("y", "Sub", (Edge("s", 1), Edge("s"))),
+        ],
+        {"w": weights(6, 4, 1, 1)},
+    ),
+    "lrn": ([node("y", "LRN", "x", size=3, alpha=0.5, bias=2.0)], {}),
+    "clips": (
+        [
+            node("a", "Clip", "x", "zero", "six"),
+            node("b", "Clip", "x", "low"),
+            node("c", "Clip", "x", "low", "six"),
+            node("d", "Clip", "x", "", "six"),
+            node("y", "Sum", "a", "b", "c", "d"),
+        ],
+        {name: np.asarray(value, np.float32) for name, value in (("zero", 0), ("six", 6), ("low", -0.5))},
+    ),
+    "hard": (
+        [
+            node("a", "HardSigmoid", "x", alpha=0.25),
+            node("b", "HardSwish", "x"),
+            node("c", "LeakyRelu", "x", alpha=0.125),
+            node("s", "Sub", "a", "b"),
+            node("y", "Max", "s", "c"),
+        ],
+        {},
+    ),
+    "shapes": (
+        [
+            node("t", "Transpose", "x", perm=(0, 2, 3, 1)),
+            node("r", "Reshape", "t", "s"),
+            node("u", "Unsqueeze", "r", "one"),
+            node("y", "Squeeze", "u", "one"),
+        ],
+        {"s": integers(0, -1, 4), "one": integers(1)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IMAGE_OPS)
+def test_images_keep_their_numbers(name: str) -> None:
+    nodes, constants = IMAGE_OPS[name]
+    wanted, found, made = both(graph_of(IMAGE, nodes, constants), IMAGE)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert made.op_counts.get("Transpose", 0) <= 3
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants"),
+    [
+        ([node("y", "Gemm", "x", "w")], {"w": weights(6, 4)}),
+        ([node("m", "MatMul", "x", "w"), node("y", "Softmax", "m")], {"w": weights(6, 4)}),
+        (
+            [node("s", "Sigmoid", "x"), node("t", "Tanh", "s"), node("y", "Div", "t", "d")],
+            {"d": np.abs(weights(6)) + 1},
+        ),
+        ([node("d", "Dropout", "x"), node("y", "Identity", "d")], {}),
+        ([node("y", "ReduceMax", "x", axes=(-1,))], {}),
+    ],
+)
+def test_rows_keep_their_numbers(nodes: list[Node], constants: dict[str, Array]) -> None:
+    wanted, found, _ = both(graph_of(ROWS, nodes, constants), ROWS)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants", "reason"),
+    [
+        ([node("y", "NonZero", "x")], {}, "no TensorFlow form of this op is known here"),
+        ([node("y", "Elu", "x", alpha=0.5)], {}, "TensorFlow's Elu knows no alpha but 1"),
+        ([node("y", "Conv", "x", "w", group=2)], {"w": weights(4, 2, 1, 1)}, "it has 2 groups of 2 channels"),
+        ([node("y", "AveragePool", "x", kernel_shape=(3, 3), pads=(0, 0, 2, 2))], {}, "averages without its padding"),
+        ([node("a", "Abs", "x"), node("y", "Conv", "x", "a")], {}, "its weights are not those"),
+        ([node("y", "Softmax", "x", axis=2)], {}, "it is over axis 2"),
+        ([node("y", "Reshape", "x", "x")], {}, "is computed"),
+    ],
+)
+def test_what_has_no_form_is_named(nodes: list[Node], constants: dict[str, Array], reason: str) -> None:
+    with pytest.raises(
+        UnavailableError, match=rf"node 'y' \({nodes[-1].op}\) can not be converted .*{reason}"
+    ) as caught:
+        convert(graph_of(IMAGE, nodes, constants))
+    assert caught.value.hint
+
+
+def test_names_become_what_tensorflow_takes() -> None:
+    nodes = [node("/layer 1/Relu:0", "Relu", "x"), node("/layer_1/Relu", "Neg", "/layer 1/Relu:0")]
+    made = convert(graph_of(ROWS, nodes, {}))
+    assert [str(edge) for edge in made.outputs] == ["layer_1/Relu"]
+    assert len(made) == 3
+
+
+def test_there_and_back_again_adds_no_transposes() -> None:
+    before = qk.transform(qk.load("digits"), "strip_unused_nodes fold_constants fold_old_batch_norms fold_batch_norms")
+    after = as_tensorflow(tensorflow_to_onnx.convert(before))
+    assert after.op_counts["Conv2D"] == before.op_counts["Conv2D"]
+    assert "Transpose" not in after.op_counts
+    assert as_tensorflow(after) is after
+
+
+def test_an_onnx_model_is_quantized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (entry,) = [one for one in entry_points(group="console_scripts") if one.name == "quantkit"]
+    pictures = Path(__file__).parents[2] / "assets" / "digits_heldout.npz"
+    qk.save(qk.transform(qk.load("digits"), "fold_constants fold_old_batch_norms"), tmp_path / "float.onnx")
+    words = ["quantize", str(tmp_path / "float.onnx"), "-o", str(tmp_path / "small.onnx")]
+    assert entry.load()([*words, "--calibration", str(pictures), "--limit", "50", "--runs", "0", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["quality"]["agreement"]["value"] >= 0.9
+    assert {"QuantizeLinear", "DequantizeLinear"} <= qk.load(tmp_path / "small.onnx").op_counts.keys()

@@ -1,0 +1,97 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quantkit as qk
+from quantkit.errors import GraphError, InputError
+from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import Shape
+from quantkit.model.importers.freeze import freeze_object
+from quantkit.runtimes import open_session, tensorflow
+
+ANSWER = tensorflow.RUNTIME.available()
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(not ANSWER.ok, reason=ANSWER.detail),
+    pytest.mark.filterwarnings("ignore"),  # Keras' own
+]
+X = np.linspace(-1, 1, 2 * 8 * 8 * 3, dtype=np.float32).reshape(2, 8, 8, 3)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """A network with variables that are trained, that only move, and a layer that only training has."""
+    layers = tensorflow.module().keras.layers
+    made = tensorflow.module().keras.Sequential(
+        [
+            layers.Input((8, 8, 3)),
+            layers.Conv2D(4, 3, use_bias=False),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.Dropout(0.5),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(5, activation="softmax"),
+        ]
+    )
+    made.layers[1].set_weights([np.float32([0.5, 1, 2, 1]), *np.float32([[0.1] * 4, [0.2] * 4, [1, 2, 3, 4]])])
+    return made
+
+
+def answers(graph: Graph) -> np.ndarray:
+    with open_session(graph, "tensorflow") as session:
+        (values,) = session.run({session.inputs[0].name: X}).values()
+    return values
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("model.keras", lambda model, path: model.save(path)),
+        ("model.h5", lambda model, path: model.save(path)),
+        ("saved", lambda model, path: model.export(path, verbose=False)),
+    ],
+)
+def test_a_frozen_model_gives_the_models_answers(
+    name: str, write: Callable[[Any, Path], None], model: Any, tmp_path: Path
+) -> None:
+    write(model, tmp_path / name)
+    graph = qk.load(tmp_path / name)
+    assert not {"VarHandleOp", "ReadVariableOp"} & graph.op_counts.keys()
+    (place,) = graph.inputs
+    assert graph[place.node].attrs["shape"] == Shape((None, 8, 8, 3))
+    np.testing.assert_allclose(answers(graph), model(X, training=False), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["model.keras", "saved"])
+def test_recurrent_layers_with_dropout_are_frozen_without_it(name: str, tmp_path: Path) -> None:
+    tf = tensorflow.module()
+    layers = tf.keras.layers
+    lstm = layers.LSTM(3, dropout=0.2, recurrent_dropout=0.3, return_sequences=True)
+    model = tf.keras.Sequential([layers.Input((4, 2)), layers.Bidirectional(lstm), layers.GRU(3, dropout=0.1)])
+    if name == "saved":
+        model.export(tmp_path / name, verbose=False)
+    else:
+        model.save(tmp_path / name)
+    x = np.linspace(-1, 1, 3 * 4 * 2, dtype=np.float32).reshape(3, 4, 2)
+    graph = qk.load(tmp_path / name)
+    for one in (graph, qk.transform(graph, "inference")):
+        with open_session(one, "tensorflow") as session:
+            (found,) = session.run({session.inputs[0].name: x}).values()
+        np.testing.assert_allclose(found, model(x, training=False), rtol=1e-5, atol=1e-7)
+
+
+def test_a_model_that_needs_what_it_changes_is_refused() -> None:
+    tf = tensorflow.module()
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([layers.Input((4, 2), batch_size=1), layers.LSTM(3, stateful=True, name="memory")])
+    with pytest.raises(GraphError, match="need the variable '.*memory/rnn_state', which the model changes"):
+        freeze_object(model)
+
+
+def test_a_model_in_memory_is_the_same(model: Any) -> None:
+    np.testing.assert_allclose(answers(freeze_object(model)), model(X, training=False), rtol=1e-5, atol=1e-7)
+    with pytest.raises(InputError, match="a list is no model"):
+        freeze_object([])

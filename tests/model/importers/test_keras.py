@@ -1,0 +1,249 @@
+"""Keras files: read without running anything that is in them."""
+
+import json
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quantkit as qk
+from quantkit.errors import InputError
+from quantkit.formats import graphdef
+from quantkit.model.importers import keras as reader
+from quantkit.model.importers import keras_contents
+from quantkit.runtimes import tensorflow
+
+ANSWER = tensorflow.RUNTIME.available()
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(not ANSWER.ok, reason=ANSWER.detail),
+    pytest.mark.filterwarnings("ignore"),  # Keras' own
+]
+ENDINGS = pytest.mark.parametrize("ending", [".keras", ".h5"])
+X = np.float32([[1, 2, 3, 4]])
+
+
+def save(path: Path, *layers: Any) -> Path:
+    keras = tensorflow.module().keras
+    keras.Sequential([keras.layers.Input((4,)), *layers, keras.layers.Dense(3)]).save(path)
+    return path
+
+
+def edited(path: Path, edit: Callable[[Any], Any]) -> Path:
+    """The file with another configuration."""
+    h5py = pytest.importorskip("h5py")
+    if path.suffix == ".h5":
+        with h5py.File(path, "r+") as file:
+            file.attrs["model_config"] = json.dumps(edit(json.loads(file.attrs["model_config"])))
+        return path
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members["config.json"] = json.dumps(edit(json.loads(members["config.json"]))).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def with_layer(layer: dict[str, Any]) -> Callable[[Any], Any]:
+    """Puts a layer behind the input."""
+
+    def edit(config: Any) -> Any:
+        config["config"]["layers"].insert(1, layer)
+        return config
+
+    return edit
+
+
+@ENDINGS
+def test_a_lambda_is_refused_and_not_run(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keras = tensorflow.module().keras
+    marker = str(tmp_path / "was here")
+    evil = keras.layers.Lambda(lambda x: (Path(marker).write_text("!"), x)[1], name="evil")
+    path = save(tmp_path / f"model{ending}", evil)
+    Path(marker).unlink()  # making the model ran it
+    monkeypatch.setattr("keras.models.load_model", lambda *_, **__: pytest.fail("Keras was asked"))
+    with pytest.raises(InputError, match=r"holds a Lambda 'evil', and code of a file is not run") as caught:
+        qk.load(path)
+    assert caught.value.hint
+    assert not Path(marker).exists()
+
+
+@ENDINGS
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ({"module": "os", "class_name": "system", "config": {"command": "touch {marker}"}}, "needs 'os.system'"),
+        (
+            {
+                "module": "keras.layers",
+                "class_name": "Activation",
+                "config": {
+                    "activation": {"module": "subprocess", "class_name": "function", "config": "check_output"},
+                    "name": "a",
+                },
+            },
+            "needs 'subprocess.check_output'",
+        ),
+        (
+            {"module": "keras.src.utils.file_utils", "class_name": "get_file", "config": {"fname": "{marker}"}},
+            "needs 'keras.utils.file_utils.get_file'",
+        ),
+        (
+            {"module": "keras.config", "class_name": "function", "config": "enable_unsafe_deserialization"},
+            "needs 'keras.config.enable_unsafe_deserialization'",
+        ),
+        ({"module": "keras.layers", "class_name": "TFSMLayer", "config": {"name": "t"}}, "holds a TFSMLayer 't'"),
+        ({"class_name": "__lambda__", "config": {"value": "4wAAAA=="}}, "holds a lambda ''"),
+        ({"module": "mine", "class_name": "Mine", "config": {}, "registered_name": "my>Mine"}, "needs 'mine.Mine'"),
+        ({"class_name": "Mine", "config": {"name": "m"}}, "needs 'Mine', which is none of Keras' own"),
+    ],
+)
+def test_nothing_is_taken_that_is_no_layer_of_keras(
+    layer: dict[str, Any], message: str, ending: str, tmp_path: Path
+) -> None:
+    marker = tmp_path / "was here"
+    text = json.dumps(layer).replace("{marker}", str(marker))
+    path = edited(save(tmp_path / f"model{ending}"), with_layer(json.loads(text)))
+    with pytest.raises(InputError, match=message) as caught:
+        qk.load(path)
+    assert caught.value.hint
+    assert not marker.exists()
+
+
+def test_layers_that_the_caller_registered_are_taken(tmp_path: Path) -> None:
+    keras = tensorflow.module().keras
+
+    @keras.utils.register_keras_serializable("quantkit_tests")
+    class Twice(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return 2 * x
+
+    path = save(tmp_path / "model.keras", Twice())
+    assert "Mul" in qk.load(path).op_counts
+    del keras.utils.get_custom_objects()["quantkit_tests>Twice"]
+    with pytest.raises(InputError, match=r"needs '.*Twice'"):
+        qk.load(path)
+
+
+@pytest.mark.parametrize("name", ["../outside.txt", "/tmp/outside.txt", "a/../../outside.txt", "..\\outside", "C:x"])
+def test_members_that_would_lie_outside_are_refused(name: str, tmp_path: Path) -> None:
+    path = save(tmp_path / "model.keras")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name, "mine now")
+    with pytest.raises(InputError, match="would lie outside of it"):
+        qk.load(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.keras"]
+
+
+def test_links_in_archives_are_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "model.keras")
+    info = zipfile.ZipInfo("assets")
+    info.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(info, "/etc")
+    with pytest.raises(InputError, match="member 'assets' would lie outside"):
+        qk.load(path)
+
+
+@ENDINGS
+@pytest.mark.parametrize("way", ["link", "values"])
+def test_weights_of_other_files_are_refused(way: str, ending: str, tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(48))
+    path = save(tmp_path / f"model{ending}")
+    weights = path if ending == ".h5" else tmp_path / "model.weights.h5"
+    if ending == ".keras":
+        with zipfile.ZipFile(path) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        weights.write_bytes(members[weights.name])
+    with h5py.File(weights, "r+") as file:
+        if way == "link":
+            file["more"] = h5py.ExternalLink(str(secret), "/")
+        else:
+            file.create_dataset("more", (12,), np.float32, external=[(str(secret), 0, 48)])
+    if ending == ".keras":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in {**members, weights.name: weights.read_bytes()}.items():
+                archive.writestr(name, content)
+    with pytest.raises(InputError, match="its weights 'more' would be read from another file"):
+        qk.load(path)
+
+
+@ENDINGS
+def test_more_than_2_gb_is_refused_before_any_work(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path / f"model{ending}")
+    monkeypatch.setattr(graphdef, "MAX_BYTES", 59)
+    monkeypatch.setattr("keras.models.load_model", lambda *_, **__: pytest.fail("it was read"))
+    with pytest.raises(InputError, match=r"the weights of .* take .* GB") as caught:
+        qk.load(path)
+    assert caught.value.hint
+
+
+def test_compressed_archives_are_read_as_well(tmp_path: Path) -> None:
+    path = save(tmp_path / "model.keras")
+    wanted = qk.load(path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    assert qk.load(path).op_counts == wanted.op_counts
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.keras", b"PK\x03\x04 and no more", "can not be read: "),
+        ("model.h5", b"\x89HDF\r\n\x1a\n and no more", "can not be read: .*superblock"),
+        ("model.keras", b"PK\x05\x06" + bytes(18), "is an archive|can not be read"),
+    ],
+)
+def test_a_broken_file_is_a_sentence(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        qk.load(tmp_path / name)
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+
+
+def test_a_lying_length_is_a_sentence(tmp_path: Path) -> None:
+    """The archive says that its weights go on behind its end."""
+    path = save(tmp_path / "model.keras")
+    data = bytearray(path.read_bytes())
+    place = data.rindex(b"model.weights.h5") - 46
+    struct.pack_into("<II", data, place + 20, 1 << 30, 1 << 30)
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="can not be read"):
+        qk.load(path)
+
+
+@pytest.mark.parametrize("fate", ["while True: pass", "import os; os.abort()"], ids=["it hangs", "it breaks down"])
+def test_what_ends_the_process_that_looks_ends_no_other(
+    fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HDF5's library does either over some broken files."""
+    source = Path(keras_contents.__file__).read_text()
+    before = "        found = contents("
+    assert before in source
+    (tmp_path / "contents.py").write_text(source.replace(before, f"        {fate}\n{before}"))
+    monkeypatch.setattr(keras_contents, "__file__", str(tmp_path / "contents.py"))
+    monkeypatch.setattr(reader, "_SECONDS", 1)
+    with pytest.raises(InputError, match="a process that read it to try ended with -") as caught:
+        qk.load(save(tmp_path / "model.h5"))
+    assert caught.value.hint
+
+
+def test_weights_alone_are_told(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "weights.h5", "w") as file:
+        file["w"] = X
+    with pytest.raises(InputError, match="holds weights and no layers"):
+        qk.load(tmp_path / "weights.h5")

@@ -1,0 +1,156 @@
+"""The page of a trace: whole, the same each time, and safe whatever nodes are called."""
+
+import base64
+import json
+import re
+from hashlib import sha256
+from html.parser import HTMLParser
+
+import quantkit.transforms  # noqa: F401  (fills the registry)
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.tensor import DType, Shape
+from quantkit.ir.text import from_text
+from quantkit.recipes import parse, run
+from quantkit.recipes.page import html_page
+from quantkit.recipes.trace_file import trace_document
+
+FLOAT = {"T": DType.FLOAT}
+HOSTILE = ["</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "<!--<script>", "a\u2028b", "&amp;"]
+
+
+def graph(names: list[str]) -> Graph:
+    nodes = [Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 3))}), constant("two", 2.0)]
+    for name in names:
+        nodes.append(
+            Node(name, "Mul", (Edge(nodes[-1].name if nodes[-1].name != "two" else "x"), Edge("two")), (), FLOAT)
+        )
+        nodes.append(Node(f"{name}/same", "Identity", (Edge(name),), (), FLOAT, "<b>"))
+    return Graph.of(nodes, ["x"], [nodes[-1].name])
+
+
+def made(names: list[str], recipe: str = "remove_nodes(op=Identity)") -> str:
+    before = graph(names)
+    steps = parse(recipe)
+    after, trace = run(steps, before)
+    for record in trace.records:
+        object.__setattr__(record, "seconds", 0.001)
+    return html_page(trace_document("<model>", steps, before, after, trace), before, after)
+
+
+class Page(HTMLParser):
+    """Elements, their attributes, and the texts of scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.elements and self.elements[-1][0] == "script" and self.scripts[-1] == "":
+            self.scripts[-1] = data
+
+
+def test_hostile_names_are_harmless() -> None:
+    page = Page(made(HOSTILE))
+    assert [attrs.get("type") for tag, attrs in page.elements if tag == "script"] == ["application/json", None]
+    assert "img" not in {tag for tag, _ in page.elements}
+    assert not any(key.startswith("on") for _, attrs in page.elements for key in attrs)
+    data = json.loads(page.scripts[0])
+    assert [node["name"] for node in data["before"]["nodes"]][2::2] == HOSTILE
+    assert "innerHTML" not in page.scripts[1]
+
+
+def test_the_policy_lets_only_the_pages_own_script_run() -> None:
+    page = Page(made(["a"]))
+    digest = base64.b64encode(sha256(page.scripts[1].encode()).digest()).decode()
+    (policy,) = [attrs["content"] for tag, attrs in page.elements if attrs.get("http-equiv")]
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+def test_nothing_outside_is_needed() -> None:
+    text = made(["a", "b"])
+    assert not re.search(r"\b(src|href)=|url\(|@import|https?://", text)
+    assert text.count("<!doctype html>") == 1
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_steps_ops_and_both_graphs_are_shown() -> None:
+    text = made(["a", "b"], "remove_nodes(op=Identity) fold_constants")
+    assert "<title>&lt;model&gt;: 6 -&gt; 5 nodes</title>" in text
+    assert "<code>remove_nodes(op=Identity)</code>" in text
+    assert "<li>a/same (Identity)</li>" in text
+    assert "-1 Identity" in text
+    figures = Page(text).elements
+    kinds = [attrs["class"] for tag, attrs in figures if tag == "g"]
+    assert kinds.count("box gone") == 1
+    assert kinds.count("box changed") == 2
+    assert "box new" not in kinds
+
+
+def test_steps_that_did_nothing_stand_back() -> None:
+    text = made(["a", "b"], "remove_nodes(op=Identity) fold_pads")
+    rows = [attrs.get("class") for tag, attrs in Page(text).elements if tag == "tr"]
+    assert rows[:3] == [None, None, "idle"]
+
+
+def test_both_graphs_stand_side_by_side() -> None:
+    buttons = [attrs["data-view"] for tag, attrs in Page(made(["a"])).elements if tag == "button"]
+    assert buttons == ["before", "after", "both"]
+
+
+def test_functions_are_drawn_in_a_scope_of_their_own() -> None:
+    before = from_text("""
+        inputs: x
+        outputs: y
+        x = Placeholder[2]()
+        call = PartitionedCall(x, Tin=[float], Tout=[float], f=&double)
+        y = Neg(call)
+        function double(sum = s)
+        a = _Arg(T=float, index=0)
+        s = Add(a, a)
+        end
+    """)
+    steps = parse("inline_functions remove_unused_functions")
+    after, trace = run(steps, before)
+    document = trace_document("m", steps, before, after, trace)
+    assert [node["name"] for node in document["before"]["functions"]["double"]] == ["a", "s"]
+    assert {node["fate"] for node in document["before"]["functions"]["double"]} == {"gone"}
+    assert document["after"]["functions"] == {}
+    page = Page(html_page(document, before, after))
+    data = json.loads(page.scripts[0])
+    (add,) = [node for node in data["before"]["nodes"] if node["op"] == "Add"]
+    assert (add["name"], add["inputs"]) == ("functions()/double/s", ["functions()/double/a"] * 2)
+
+
+def test_the_same_trace_makes_the_same_page() -> None:
+    assert made(["a", "b"]) == made(["a", "b"])
+
+
+def test_a_large_graph_stays_small_on_each_page() -> None:
+    names = [f"block{number % 20}/conv{number}" for number in range(2500)]
+    text = made(names)
+    assert len(text) < 8e6
+    data = json.loads(Page(text).scripts[0])
+    assert all(node["page"] is not None for node in data["before"]["nodes"] if node["op"] != "Const")
+    assert max(svg.count('<g class="box') for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL)) <= 60 + 16
+
+
+def test_the_document_tells_the_fate_of_nodes() -> None:
+    before = graph(["a"])
+    steps = parse("remove_nodes(op=Identity) quantize_weights(minimum_size=1)")
+    after, trace = run(steps, before)
+    document = trace_document("m", steps, before, after, trace)
+    assert json.loads(json.dumps(document)) == document
+    assert document["schema"] == "quantkit.trace/1"
+    fates = {node["name"]: node["fate"] for node in document["before"]["nodes"]}
+    assert fates == {"x": "same", "two": "changed", "a": "same", "a/same": "same"}
+    two = next(node for node in document["before"]["nodes"] if node["name"] == "two")
+    assert two["difference"] == "op 'Const' that is not expected 'Dequantize'"
+    assert next(node for node in document["after"]["nodes"] if node["name"] == "two_quantized_min")["fate"] == "new"
+    assert document["before"]["nodes"][2]["shapes"] == ["1x3"]

@@ -1,0 +1,152 @@
+"""What ``quantkit transform`` does besides transforming: verify, undo, trace."""
+
+import json
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quantkit.formats import load, save
+from quantkit.ir.text import from_text
+from quantkit.recipes.named import NAMED, PURPOSES
+
+(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
+main = ENTRY.load()
+
+WRONG = '''
+import quantkit as qk
+from quantkit.ir.graph import constant
+
+@qk.transform_function
+def scale_wrongly(graph):
+    """Scale wrongly."""
+    return graph.with_nodes(constant("two", 2.01) if n.name == "two" else n for n in graph.nodes.values())
+'''
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    nodes = "x = Placeholder[?x3]()\ns = Identity(x, T=float)\ntwo = Const(2.0)\ny = Mul(s, two, T=float)"
+    save(from_text(f"inputs: x\noutputs: y\n{nodes}"), tmp_path / "graph.pb")
+    (tmp_path / "wrong.py").write_text(WRONG)
+    recipe = "scale_wrongly remove_nodes(op=Identity)"
+    out = ["-o", str(tmp_path / "out.pb"), "--plugin", str(tmp_path / "wrong.py")]
+    return ["transform", str(tmp_path / "graph.pb"), *out, "--transforms", recipe, "--runtime", "reference"]
+
+
+def test_a_mismatch_stops_with_1_and_writes_nothing(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--verify", "--trace", str(tmp_path / "t.json")]) == 1
+    assert "scale_wrongly changes output 'y'" in capsys.readouterr().err
+    assert not (tmp_path / "out.pb").exists()
+    assert not (tmp_path / "t.json").exists()
+
+
+def test_a_mismatch_may_be_skipped(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--on-mismatch", "skip", "--trace", str(tmp_path / "t.json")]) == 0
+    out, err = capsys.readouterr()
+    assert "scale_wrongly: undone: scale_wrongly changes output 'y'" in err
+    assert "scale_wrongly: 4 -> 4 nodes" in out
+    assert "verified on inputs of seed 0: exact steps within 1e-05 of each output's largest number" in out
+    graph = load(tmp_path / "out.pb")
+    assert (graph["two"].value.array == 2).all()
+    assert "s" not in graph
+    document = json.loads((tmp_path / "t.json").read_text())
+    assert "changes output 'y'" in document["steps"][0]["undone"]
+    assert document["steps"][1]["check"] == "y: equal"
+
+
+def test_the_tolerance_and_the_data_are_stated(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "data.npz", x=np.ones((5, 3), np.float32))
+    assert main([*words, "--tolerance", "0.1", "--data", str(tmp_path / "data.npz"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["verification"] == {"data": "given", "seed": 0, "tolerance": 0.1, "min_cosine": 0.5}
+    assert document["steps"][0]["check"] == "y: largest difference 0.01 (but the answers hardly vary: this says little)"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tolerance", "much"], "'much' is not a part of one"),
+        (["--on-mismatch", "skp"], "invalid choice"),
+        (["--trace", "trace.txt"], "no form of a trace"),
+        (["--trace", "no/trace.html"], "no is not a folder"),
+    ],
+)
+def test_wrong_flags_are_refused(
+    words: list[str], flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_data_that_fits_no_input(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "data.npz", a=np.ones((5, 3), np.float32), b=np.ones((5, 3), np.float32))
+    assert main([*words, "--data", str(tmp_path / "data.npz")]) == 2
+    assert "does not say which input it is for" in capsys.readouterr().err
+
+
+def test_pictures_are_fed_as_the_card_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = Path(__file__).parent.parent.parent / "assets" / "digit_3.png"
+    words = ["transform", "digits", "-o", str(tmp_path / "out.pb"), "--recipe", "inference", "--runtime", "reference"]
+    assert main([*words, "--verify", "--data", str(picture)]) == 0
+    assert "verified on the given data" in capsys.readouterr().out
+
+
+def test_quiet_says_of_a_check_only_what_came_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["transform", "digits", "-o", str(tmp_path / "out.pb"), "--recipe", "inference", "--runtime", "reference"]
+    assert main([*words, "--verify", "-q"]) == 0
+    captured = capsys.readouterr()
+    assert [line.partition(" ")[0] for line in captured.out.splitlines()] == ["verified", f"{tmp_path}/out.pb:"]
+    assert not captured.err
+
+
+def test_a_page_is_written(words: list[str], tmp_path: Path) -> None:
+    assert main([*words, "--trace", str(tmp_path / "t.html")]) == 0
+    assert (tmp_path / "t.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_recipe_file_may_name_the_ends(words: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('inputs = ["s"]\noutputs = ["y"]\n[[step]]\ntransform = "strip_unused_nodes"\n')
+    source = [word for word in words if word not in ("--transforms", "scale_wrongly remove_nodes(op=Identity)")]
+    assert main([*source, "--recipe", str(path)]) == 0
+    assert load(tmp_path / "out.pb")["s"].op == "Placeholder"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('input = ["s"]\n', "says 'input', which no recipe does"),
+        ('inputs = "s"\n', "inputs is no list of names"),
+    ],
+)
+def test_what_a_recipe_file_can_not_say(
+    words: list[str], tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text + '[[step]]\ntransform = "strip_unused_nodes"\n')
+    assert main([*words[:-4], "--recipe", str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_reference_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["transforms", "list", "--json"]) == 0
+    recipes = {recipe["name"]: recipe for recipe in json.loads(capsys.readouterr().out)["recipes"]}
+    assert set(recipes) == set(NAMED) == set(PURPOSES)
+    assert "quantize_weights obfuscate_names" in recipes["mobile"]["steps"]
+    assert main(["transforms", "list"]) == 0
+    assert "for an app's bundle" in capsys.readouterr().out
+
+
+def test_summarize_looks_ahead(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summarize", words[1], "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["file_bytes"] == Path(words[1]).stat().st_size
+    assert document["eight_bits"]["layers"] == 0
+    assert main(["summarize", words[1]]) == 0
+    assert "no layer to make 8 bits of" in capsys.readouterr().out

@@ -1,0 +1,201 @@
+"""``--verify`` as a check: what it passes, what it refuses, and what is undone."""
+
+import numpy as np
+import pytest
+
+import quantkit.transforms  # noqa: F401  (fills the registry)
+from quantkit.errors import CheckError, GraphError, UnavailableError
+from quantkit.ir.graph import Graph
+from quantkit.ir.text import from_text
+from quantkit.recipes import parse, run
+from quantkit.recipes.outputs import compare
+from quantkit.recipes.trace import SKIP, node_changes
+from quantkit.recipes.verify import Verifier
+from quantkit.runtimes import open_session
+from quantkit.runtimes.session import Session
+from quantkit.transforms.registry import REGISTRY
+from quantkit.transforms.registry import transform as register
+
+GRAPH = from_text(
+    """
+    inputs: x
+    outputs: y
+    x = Placeholder[?x3]()
+    same = Identity(x, T=float)
+    scale = Const(2.0)
+    y = Mul(same, scale, T=float)
+    """
+)
+
+
+@pytest.fixture
+def wrong() -> None:
+    """A transform that changes the answers by a thousandth, and one that makes what nobody runs."""
+
+    def scale_wrongly(graph: Graph) -> Graph:
+        """Scale wrongly."""
+        return graph.with_nodes(
+            from_text("scale = Const(2.002)")["scale"] if node.name == "scale" else node
+            for node in graph.nodes.values()
+        )
+
+    def use_unknown_op(graph: Graph) -> Graph:
+        """Make a node that no engine knows."""
+        return graph.with_nodes(
+            node.with_(op="NoSuchOp") if node.name == "y" else node for node in graph.nodes.values()
+        )
+
+    register(scale_wrongly)
+    register(use_unknown_op)
+
+
+def verifier(**options: object) -> Verifier:
+    return Verifier(lambda graph: open_session(graph, "reference"), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("wrong")
+def test_a_refused_step_is_undone_and_the_run_goes_on() -> None:
+    steps = parse("scale_wrongly remove_nodes(op=Identity) use_unknown_op")
+    graph, trace = run(steps, GRAPH, check=verifier(), on_mismatch=SKIP)
+    assert graph["scale"] == GRAPH["scale"]
+    assert graph["y"].op == "Mul"
+    assert "same" not in graph
+    refused, kept, broken = trace.records
+    assert "changes output 'y' by 0.00" in refused.undone
+    assert "the tolerance is 1e-05" in refused.undone
+    assert (refused.nodes, refused.changes, refused.check, refused.ops) == ((4, 4), (), "", {})
+    assert (kept.undone, kept.check, kept.ops) == ("", "y: equal", {"Identity": -1})
+    assert "makes a graph that can not be run to compare" in broken.undone
+    assert [record["undone"] for record in trace.to_json()] == [refused.undone, "", broken.undone]
+
+
+def test_a_step_that_makes_no_graph_is_undone() -> None:
+    def lose_a_node(graph: Graph) -> Graph:
+        """Lose a node that others read."""
+        return graph.with_nodes(node for node in graph.nodes.values() if node.name != "scale")
+
+    register(lose_a_node)
+    graph, trace = run(parse("lose_a_node"), GRAPH, check=verifier(), on_mismatch=SKIP)
+    assert graph == GRAPH
+    assert trace.records[0].undone == "after lose_a_node, node 'y' (Mul) reads 'scale', which is not in the graph"
+    for options in ({}, {"check": verifier()}, {"on_mismatch": SKIP}):
+        with pytest.raises(GraphError, match="after lose_a_node"):
+            run(parse("lose_a_node"), GRAPH, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("wrong")
+def test_the_tolerance_is_the_callers() -> None:
+    run(parse("scale_wrongly"), GRAPH, check=verifier(tolerance=1e-2))
+    with pytest.raises(CheckError, match="the tolerance is 0.0001"):
+        run(parse("scale_wrongly"), GRAPH, check=verifier(tolerance=1e-4))
+    assert "exact steps within 0.01 of" in verifier(tolerance=1e-2).terms
+
+
+def test_given_data_is_fed() -> None:
+    seen = []
+
+    class Spy:
+        """A session that keeps what it is fed."""
+
+        def __init__(self, session: Session) -> None:
+            self.session = session
+            self.inputs, self.outputs = session.inputs, session.outputs
+
+        def __enter__(self) -> "Spy":
+            return self
+
+        def __exit__(self, *reason: object) -> None:
+            self.session.close()
+
+        def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            seen.append(feeds["x"])
+            return dict(self.session.run(feeds))
+
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    check = Verifier(lambda graph: Spy(open_session(graph, "reference")), feeder=lambda infos: {"x": rows})  # type: ignore[arg-type,return-value]
+    run(parse("remove_nodes(op=Identity)"), GRAPH, check=check)
+    assert all(np.array_equal(rows, fed) for fed in seen)
+    assert len(seen) == 2
+    assert "on the given data" in check.terms
+
+
+def test_a_graph_that_never_ran_is_nobodys_fault() -> None:
+    graph = from_text("inputs: x\noutputs: y\nx = Placeholder[2]()\ny = NoSuchOp(x, T=float)")
+    with pytest.raises(UnavailableError):
+        run(parse("sort_by_execution_order"), graph, check=verifier(), on_mismatch=SKIP)
+
+
+def test_what_gives_up_precision_says_how_much() -> None:
+    graph = from_text("inputs: x\noutputs: y\nx = Placeholder[4x4]()\nw = Const[4x300]()\ny = MatMul(x, w, T=float)")
+    _, trace = run(parse("round_weights(num_steps=16)"), graph, check=verifier())
+    assert "largest difference" in trace.records[0].check
+    assert "by design)" in trace.records[0].check
+
+
+def test_codes_are_compared_as_numbers_where_precision_is_given_up() -> None:
+    names = {"y": np.uint8([10, 200, 30])}
+    shifted = {"y": np.uint8([11, 201, 31])}
+    assert "largest difference 1, cosine 1.0000" in compare(names, shifted, REGISTRY["quantize_nodes"], 1e-5)
+    with pytest.raises(CheckError, match="in 100.0% of its elements"):
+        compare(names, shifted, REGISTRY["fold_pads"], 1e-5)
+
+
+INF, NAN = np.inf, np.nan
+EXACT, ROUNDED = REGISTRY["fold_pads"], REGISTRY["quantize_nodes"]
+
+
+@pytest.mark.parametrize(
+    ("want", "found", "reason"),
+    [
+        (np.float32([1, 2]), np.float64([1, 2]), "it was float32 and is float64"),
+        (np.float32([INF, 2]), np.float32([INF, 3]), "by 1; the tolerance"),
+        (np.float32([INF, 2]), np.float32([-INF, 2]), "changes what is NaN or infinite"),
+        (np.float32([NAN, 2]), np.float32([1, 2]), "changes what is NaN or infinite"),
+        (np.float32([NAN, 2]), np.float32([NAN, NAN]), "makes NaN or infinity"),
+        (np.float32([INF, 2]), np.float32([NAN, 2]), "changes what is NaN or infinite"),
+        (np.complex64([1 + 1j]), np.complex64([1 - 1j]), "by 2; the tolerance"),
+        (np.float16([1, 2]), np.float16([1, 2.1]), "by 0.0996; the tolerance is 0.0039"),
+    ],
+)
+def test_what_an_exact_transform_may_not_change(want: np.ndarray, found: np.ndarray, reason: str) -> None:
+    with pytest.raises(CheckError, match=reason):
+        compare({"y": want}, {"y": found}, EXACT, 1e-5)
+
+
+def test_what_is_not_finite_stands_aside() -> None:
+    want, found = np.float32([NAN, INF, 3, 4]), np.float32([NAN, INF, 3.00001, 4])
+    assert compare({"y": want}, {"y": want}, EXACT, 1e-5) == "y (50.0% of it finite): equal"
+    assert "largest difference 1e-05" in compare({"y": want}, {"y": found}, EXACT, 1e-5)
+    assert "cosine 0.9999" in compare({"y": want}, {"y": np.float32([0, 0, 3.1, 4])}, ROUNDED, 1e-5)
+    with pytest.raises(CheckError, match="makes NaN"):
+        compare({"y": want}, {"y": np.float32([0, 0, NAN, 4])}, ROUNDED, 1e-5)
+    nowhere = np.full(3, NAN, np.float32)
+    assert compare({"y": nowhere}, {"y": nowhere}, EXACT, 1e-5) == "y (0.0% of it finite): equal"
+
+
+def test_narrow_types_round_by_themselves() -> None:
+    want = np.float16([1, -2, 0.5])
+    assert "largest difference" in compare({"y": want}, {"y": np.float16([1.001, -2, 0.5])}, EXACT, 1e-5)
+
+
+def test_empty_answers_are_equal() -> None:
+    nothing = np.zeros((0, 3), np.float32)
+    assert compare({"y": nothing}, {"y": nothing}, EXACT, 1e-5) == "y: equal"
+
+
+def test_what_became_of_nodes() -> None:
+    after = from_text("x = Placeholder[?x3]()\nscale = Const(3.0)\ny = Add(x, scale, T=float)\nz = Neg(y, T=float)")
+    assert node_changes(GRAPH, after) == (
+        "same (Identity) is gone",
+        "scale (Const) changed",
+        "y (Mul) -> Add",
+        "z (Neg) is new",
+    )
+
+
+def test_what_changes_in_functions_only_is_compared() -> None:
+    function = "function f(r = n)\na = _Arg(index=0)\nn = {}(a)\nend"
+    text = f"inputs: x\noutputs: y\nx = Placeholder[2]()\ny = Neg(x, T=float)\n{function}"
+    before, after = from_text(text.format("Neg")), from_text(text.format("Abs"))
+    assert verifier()(before, before.with_nodes(before.nodes.values()), REGISTRY["fold_constants"]) == "the same nodes"
+    assert verifier()(before, after, REGISTRY["fold_constants"]) == "y: equal"

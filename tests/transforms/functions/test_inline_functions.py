@@ -1,0 +1,139 @@
+"""Functions written out, and what is left of the library."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from work import check_work_is_linear
+
+from quantkit.formats import graphdef
+from quantkit.ir.check import verify
+from quantkit.ir.graph import Graph
+from quantkit.ir.text import from_text
+from quantkit.recipes import transform
+from quantkit.runtimes import open_session
+from quantkit.transforms.functions.inline_functions import inline_functions
+
+DOUBLE = """function double(out = s)
+a = _Arg(T=float, index=0)
+s = AddV2(a, a, T=float)
+end
+"""
+
+
+def test_a_function_that_is_missing_or_calls_itself_leaves_the_others_alone() -> None:
+    graph = from_text(
+        "inputs: x\noutputs: a, b, c\nx = Placeholder[2]()\n"
+        "a = PartitionedCall(x, Tin=[float], Tout=[float], f=&gone)\n"
+        "b = PartitionedCall(x, Tin=[float], Tout=[float], f=&ping)\n"
+        "c = double(x)\n"
+        "function ping(out = r)\na = _Arg(T=float, index=0)\nr = pong(a)\nend\n"
+        "function pong(out = r)\na = _Arg(T=float, index=0)\nr = ping(a)\nend\n" + DOUBLE
+    )
+    outcome = inline_functions.outcome(graph)
+    verify(outcome.graph)
+    assert outcome.graph["c"].op == "Identity"
+    assert outcome.graph["c/s"].op == "AddV2"
+    reasons = {skip.reason for skip in outcome.skips}
+    assert {"function 'gone' is not in the library", "function 'ping' calls itself"} <= reasons
+
+
+def test_what_waits_for_a_call_inside_of_a_function_still_waits() -> None:
+    graph = from_text(
+        "inputs: x\noutputs: y\nx = Placeholder[2]()\n"
+        "y = StatelessWhile(x, T=[float], cond=&small, body=&step)\n"
+        "function small(out = s)\na = _Arg(T=float, index=0)\ns = Less(a, a, T=float)\nend\n"
+        "function step(out = a, ^done = call)\na = _Arg(T=float, index=0)\n"
+        "call = StatefulPartitionedCall(a, Tin=[float], Tout=[float], f=&double)\nend\n" + DOUBLE
+    )
+    step = inline_functions(graph).library["step"]
+    verify(step.graph)
+    assert dict(step.controls) == {"done": "call"}
+    assert step.graph["call"].inputs[0].node == "call/s"
+    assert len(step.graph.outputs) == 1
+    again = graphdef.decode(graphdef.encode(inline_functions(graph)))
+    assert again.library["step"].graph == step.graph
+
+
+def test_calls_may_nest_as_deep_as_they_like() -> None:
+    deep = 2000
+    graph = from_text(
+        "inputs: x\noutputs: y\nx = Placeholder[2]()\ny = f0(x)\n"
+        + "".join(
+            f"function f{number}(r = c)\na = _Arg(T=float, index=0)\nc = f{number + 1}(a)\nend\n"
+            for number in range(deep)
+        )
+        + f"function f{deep}(r = n)\na = _Arg(T=float, index=0)\nn = Neg(a, T=float)\nend\n"
+    )
+    outcome = inline_functions.outcome(graph)
+    assert list(outcome.graph.op_counts.items()) == [("Identity", 1), ("Neg", 1), ("Placeholder", 1)]
+    assert not outcome.skips
+    assert outcome.graph.library == graph.library
+
+
+def test_what_calls_a_function_that_never_ends_is_written_out() -> None:
+    graph = from_text(
+        "inputs: x\noutputs: y\nx = Placeholder[2]()\nc = before(x)\ny = Neg(c)\n"
+        "function before(r = p)\na = _Arg(T=float, index=0)\nn = Neg(a, T=float)\np = ping(n)\nend\n"
+        "function ping(r = p)\na = _Arg(T=float, index=0)\np = pong(a)\nend\n"
+        "function pong(r = p)\na = _Arg(T=float, index=0)\nd = double(a)\np = ping(d)\nend\n" + DOUBLE
+    )
+    outcome = inline_functions.outcome(graph)
+    assert outcome.graph["c/p"].op == "ping"
+    assert {str(skip) for skip in outcome.skips} == {"c/p: function 'ping' calls itself"}
+    assert outcome.graph.library["pong"].graph["d/s"].op == "AddV2"
+    assert inline_functions.outcome(outcome.graph).changes == ()
+
+
+def test_a_second_time_there_is_nothing_to_do() -> None:
+    graph = from_text(f"inputs: x\noutputs: y\nx = Placeholder[2]()\nc = double(x)\ny = double(c)\n{DOUBLE}")
+    once = inline_functions(graph)
+    outcome = inline_functions.outcome(once)
+    assert (outcome.graph, outcome.changes) == (once, ())
+
+
+def test_its_work_is_linear() -> None:
+    def chain(count: int) -> Callable[[], object]:
+        calls = "".join(f"c{number + 1} = double(c{number})\n" for number in range(count))
+        graph = from_text(f"inputs: c0\noutputs: c{count}\nc0 = Placeholder[2]()\n{calls}{DOUBLE}")
+        return lambda: inline_functions(graph)
+
+    check_work_is_linear(chain, 40)
+
+
+def answers(graph: Graph, **feeds: Any) -> dict[str, Any]:
+    with open_session(graph, "tensorflow") as session:
+        return session.run(feeds)
+
+
+@pytest.mark.engine
+def test_tensorflow_computes_the_same() -> None:
+    tf = pytest.importorskip("tensorflow", reason="pip install tensorflow")
+
+    @tf.function
+    def scaled(x: Any) -> Any:
+        tf.debugging.assert_less(tf.reduce_sum(x), 1000.0)
+        return x * 2.0, tf.reduce_sum(x)
+
+    @tf.function
+    def step(x: Any) -> Any:
+        return scaled(scaled(x)[0])[0] + 1.0
+
+    @tf.function(input_signature=[tf.TensorSpec([2, 3], tf.float32, "x")])
+    def network(x: Any) -> Any:
+        y = tf.while_loop(lambda y: tf.reduce_sum(y) < 50.0, lambda y: [step(y)], [x])[0]
+        return tf.identity(step(y) + scaled(x)[1], "y")
+
+    made = network.get_concrete_function().graph.as_graph_def()
+    graph = graphdef.decode(made.SerializeToString()).with_ends(["x"], ["y"])
+    after = transform(graph, "inline_functions remove_unused_functions")
+    assert not {op for op in after.op_counts if op.endswith("Call")}
+    assert after.op_counts["Assert"] >= 3 if "Assert" in after.op_counts else any("If" in op for op in after.op_counts)
+    assert len(after.library) < len(graph.library)
+    x = np.float32([[1, 2, 3], [4, 5, 6]])
+    np.testing.assert_array_equal(answers(after, x=x)["y"], answers(graph, x=x)["y"])
+    loaded = graphdef.decode(graphdef.encode(after)).with_ends(["x"], ["y"])
+    np.testing.assert_array_equal(answers(loaded, x=x)["y"], answers(graph, x=x)["y"])
+    with pytest.raises(Exception, match="assert"):
+        answers(after, x=x * 1000)

@@ -1,0 +1,170 @@
+"""Calls of functions, written out."""
+
+import numpy as np
+import pytest
+from function_graphs import FLOAT, argument, call, effects, graphs
+from hypothesis import given
+from rewritten_graphs import answers, check_promises, placeholder, work_grows_linearly
+
+from quantkit.errors import GraphError
+from quantkit.formats import graphdef
+from quantkit.ir.functions import Function, Library
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import Array, DType
+from quantkit.ir.text import from_text
+from quantkit.transforms.functions import _inlining
+from quantkit.transforms.functions.inline_partitionedcall import inline_partitionedcall
+
+
+@given(graphs())
+def test_promises(graph: Graph) -> None:
+    check_promises(inline_partitionedcall, graph)
+    assert "PartitionedCall" not in inline_partitionedcall(graph).op_counts
+
+
+def test_effects_run_with_every_reading_of_the_call() -> None:
+    graph = from_text("""
+        inputs: x
+        outputs: data, wait, out, pair
+        x = Placeholder[2]()
+        first = CheckNumerics(x, message=first)
+        call = StatefulPartitionedCall(x, ^first, Tin=[float], Tout=[float, float], f=&checked)
+        data = Neg(call:1)
+        wait = Neg(x, ^call)
+        out = StatefulPartitionedCall(x, ^first, Tin=[float], Tout=[], f=&nothing)
+        pair = StatefulPartitionedCall(x, ^first, Tin=[float], Tout=[float, float], f=&checked)
+        function checked(one = one, same = a, ^done = check)
+        a = _Arg(T=float, index=0)
+        one = Const(1.0)
+        check = CheckNumerics(a, message=inside)
+        end
+        function nothing(^done = check)
+        a = _Arg(T=float, index=0)
+        check = CheckNumerics(a, message=inside)
+        end
+    """)
+    made = inline_partitionedcall(graph)
+    assert effects(made, "data") == effects(made, "wait") == {"first", "call/check"}
+    assert effects(made, "out") == {"first", "out/check"}
+    assert effects(made, "pair") == {"first", "pair/check"}
+    assert (made["out"].op, made["pair"].op) == ("NoOp", "IdentityN")
+
+
+def test_nodes_behind_a_switch_wait_for_what_the_call_reads() -> None:
+    graph = from_text("""
+        inputs: x, p
+        outputs: y
+        x = Placeholder[2]()
+        p = Placeholder[bool <>]()
+        switch = Switch(x, p)
+        call = PartitionedCall(switch, Tin=[float], Tout=[float], f=&one)
+        y = Merge(call, switch:1, N=2)
+        function one(one = one)
+        a = _Arg(T=float, index=0)
+        one = Const(1.0)
+        end
+    """)
+    made = inline_partitionedcall(graph)
+    assert made["y"].inputs[0] == Edge("call/one")
+    assert made["call/one"].controls == ("switch",), "else the constant would be there in either case"
+
+
+def test_loops_get_names_of_their_own_and_colocations_follow() -> None:
+    graph = from_text("""
+        inputs: x
+        outputs: y
+        x = Placeholder[2]()
+        y = PartitionedCall(x, Tin=[float], Tout=[float], f=&loop) @"/gpu:0"
+        function loop(out = exit)
+        a = _Arg(T=float, index=0)
+        enter = Enter(a, frame_name=while)
+        exit = Exit(enter, _class=["loc:@enter"]) @"/cpu:0"
+        end
+    """)
+    made = inline_partitionedcall(graph)
+    assert made["y/enter"].attrs["frame_name"] == b"y/while"
+    assert made["y/exit"].attrs["_class"] == (b"loc:@y/enter",)
+    assert (made["y/enter"].device, made["y/exit"].device) == ("/gpu:0", "/cpu:0")
+
+
+def test_functions_that_call_each_other_and_functions_of_other_kinds_stay() -> None:
+    message = graphdef.message_class("FunctionDefLibrary")()
+    function = message.function.add()
+    function.signature.name = "generic"
+    function.signature.attr.add(name="T", type="type")
+    generic = graphdef.decode(b"\x12" + bytes([message.ByteSize()]) + message.SerializeToString()).library
+    even = Function("even", Graph.of([argument("a", 0), call("n", "odd", "a")], ["a"], ["n"]), {"r": DType.FLOAT})
+    odd = Function("odd", Graph.of([argument("a", 0), call("n", "even", "a")], ["a"], ["n"]), {"r": DType.FLOAT})
+    nodes = [placeholder((2,)), call("y", "even", "x"), call("z", "generic", "x")]
+    outcome = inline_partitionedcall.outcome(Graph.of(nodes, ["x"], ["y", "z"], library=generic.with_(even, odd)))
+    assert not outcome.changes
+    assert [(skip.node, skip.reason.partition(",")[0]) for skip in outcome.skips] == [
+        ("y", "function 'even' calls itself"),
+        ("z", "function 'generic' is made for several types or numbers"),
+    ]
+
+
+def test_functions_that_would_fill_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_inlining, "MOST_NODES", 1000)
+    library = [Function("f0", Graph.of([argument("a", 0), Node("n", "Neg", (Edge("a"),))], ["a"], ["n"]), {"r": None})]
+    for number in range(1, 20):
+        nodes = [argument("a", 0), call("p", f"f{number - 1}", "a"), call("q", f"f{number - 1}", "p")]
+        library.append(Function(f"f{number}", Graph.of(nodes, ["a"], ["q"]), {"r": None}))
+    graph = Graph.of(
+        [placeholder((2,)), call("y", "f19", "x")], ["x"], ["y"], library=Library({one.name: one for one in library})
+    )
+    with pytest.raises(GraphError, match="makes more than 1000 nodes"):
+        inline_partitionedcall(graph)
+
+
+def test_tensorflow_agrees_before_and_after() -> None:
+    tf = pytest.importorskip("tensorflow")
+
+    @tf.function
+    def inner(values, scale):  # type: ignore[no-untyped-def]
+        top, places = tf.math.top_k(values, 3)
+        return top * scale, tf.cast(places, tf.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec([2, 6], tf.float32)])
+    def outer(x):  # type: ignore[no-untyped-def]
+        first, second = inner(x, 2.0)
+        with tf.control_dependencies([tf.debugging.assert_all_finite(x, "bad")]):
+            third, _ = inner(tf.nn.relu(x), second[0, 0])
+        return first + third
+
+    concrete = outer.get_concrete_function()
+    graph = graphdef.decode(concrete.graph.as_graph_def().SerializeToString())
+    graph = graph.with_ends([concrete.inputs[0].name], [concrete.outputs[0].name])
+    made = inline_partitionedcall(graph)
+    assert not any(op.endswith("PartitionedCall") for op in made.op_counts)
+    x = np.random.default_rng(0).standard_normal((2, 6)).astype(np.float32)
+
+    def run(one: Graph) -> Array:
+        definition = tf.compat.v1.GraphDef.FromString(graphdef.encode(one))
+        with tf.Graph().as_default() as place:
+            tf.import_graph_def(definition, name="")
+            with tf.compat.v1.Session(graph=place) as session:
+                return np.asarray(session.run(f"{one.outputs[0].node}:0", {f"{one.inputs[0].node}:0": x}))
+
+    np.testing.assert_array_equal(run(made), run(graph))
+    np.testing.assert_array_equal(run(made), outer(x))
+
+
+def test_numbers_of_one_call() -> None:
+    body = Graph.of([argument("a", 0), Node("n", "Neg", (Edge("a"),), attrs=FLOAT)], ["a"], ["n"])
+    library = Library({"neg": Function("neg", body, {"r": DType.FLOAT})})
+    graph = Graph.of([placeholder((2,)), call("y", "neg", "x")], ["x"], ["y"], library=library)
+    np.testing.assert_array_equal(answers(inline_partitionedcall(graph))["y"], answers(graph)["y"])
+
+
+def test_work_grows_linearly() -> None:
+    def chain(length: int) -> Graph:
+        body = Graph.of([argument("a", 0), Node("n", "Neg", (Edge("a"),), attrs=FLOAT)], ["a"], ["n"])
+        nodes = [placeholder((2,))]
+        for number in range(length):
+            nodes.append(call(f"c{number}", "neg", nodes[-1].name))
+        library = Library({"neg": Function("neg", body, {"r": DType.FLOAT}, {"done": "n"})})
+        return Graph.of(nodes, ["x"], [nodes[-1].name], library=library)
+
+    assert len(inline_partitionedcall(chain(3))) == 5
+    work_grows_linearly(inline_partitionedcall, chain)

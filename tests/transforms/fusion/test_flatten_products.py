@@ -1,0 +1,87 @@
+"""Batches of products keep their answers as one."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from rewritten_graphs import check_promises, placeholder, work_grows_linearly
+
+from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
+from quantkit.ir.tensor import DType
+from quantkit.ir.text import from_text
+from quantkit.transforms.cleanup.simplify_arithmetic import simplify_arithmetic
+from quantkit.transforms.folding.fold_biases import fold_biases
+from quantkit.transforms.fusion.flatten_products import flatten_products
+
+
+@st.composite
+def products(draw: st.DrawFn) -> Graph:
+    """Products of batches of one to three dimensions with constants of two or three, one after another."""
+    batch = tuple(draw(st.lists(st.integers(1, 3), min_size=0, max_size=2)))
+    depth = draw(st.integers(1, 4))
+    nodes, name = [placeholder((*batch, 3, depth))], "x"
+    for number in range(draw(st.integers(1, 3))):
+        width, is_turned = draw(st.integers(1, 4)), draw(st.booleans())
+        shape = (width, depth) if is_turned else (depth, width)
+        extra = (1,) if draw(st.booleans()) and batch else ()
+        values = np.random.default_rng(number).standard_normal((*extra, *shape)).astype(np.float32)
+        attrs: dict[str, Attr] = {"T": DType.FLOAT, "adj_x": False, "adj_y": is_turned}
+        nodes += [
+            constant(f"w{number}", values),
+            Node(f"product{number}", "BatchMatMulV2", (Edge(name), Edge(f"w{number}")), attrs=attrs),
+        ]
+        name, depth = f"product{number}", width
+    return Graph.of(nodes, ["x"], [name])
+
+
+@given(products())
+def test_promises(graph: Graph) -> None:
+    check_promises(flatten_products, graph)
+
+
+def test_an_open_batch_is_what_is_left() -> None:
+    graph = from_text(
+        """
+        inputs: x
+        outputs: y
+        x = Placeholder[<?x20x16>]()
+        w = Const[16x4]()
+        y = BatchMatMulV2(x, w, T=float)
+        """
+    )
+    made = flatten_products(graph)
+    assert made["y/product"].op == "MatMul"
+    assert made["y/sizes"].value.array.tolist() == [-1, 20, 4]
+
+
+def test_biases_follow_their_products() -> None:
+    """What attention projects: a product, split into heads, and a bias of each head's own."""
+    graph = from_text(
+        """
+        inputs: x
+        outputs: y
+        x = Placeholder[<?x20x16>]()
+        w = Const[16x8]()
+        shape = Const[int32]([-1, 20, 2, 4])
+        b = Const[2x4]()
+        many = BatchMatMulV2(x, w, T=float)
+        heads = Reshape(many, shape, T=float, Tshape=int32)
+        y = AddV2(heads, b, T=float)
+        """
+    )
+    made = fold_biases(simplify_arithmetic(flatten_products(graph)))
+    assert made["y"].op == "Reshape"
+    assert made[made["y"].inputs[0].node].op == "BiasAdd"
+    assert made["y/bias"].value.shape == (8,)
+
+
+def test_work_grows_linearly() -> None:
+    def chain(length: int) -> Graph:
+        nodes, source = [placeholder((2, 3, 4)), constant("w", np.eye(4, dtype=np.float32))], "x"
+        for number in range(length):
+            name = f"product{number}"
+            nodes.append(Node(name, "BatchMatMulV2", (Edge(source), Edge("w")), attrs={"T": DType.FLOAT}))
+            source = name
+        return Graph.of(nodes, ["x"], [source])
+
+    assert flatten_products(chain(3)).op_counts["MatMul"] == 3
+    work_grows_linearly(flatten_products, chain)

@@ -1,0 +1,42 @@
+"""Pads before convolutions of every kind."""
+
+import numpy as np
+from fused_graphs import fusible
+from hypothesis import given
+from rewritten_graphs import check_promises, placeholder, work_grows_linearly
+
+from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
+from quantkit.ir.tensor import DType
+from quantkit.transforms.fusion.fuse_pad_and_conv import fuse_pad_and_conv
+
+
+@given(fusible())
+def test_promises(graph: Graph) -> None:
+    check_promises(fuse_pad_and_conv, graph)
+
+
+@given(fusible())
+def test_a_pad_that_stays_is_explained(graph: Graph) -> None:
+    outcome = fuse_pad_and_conv.outcome(graph)
+    explained = {skip.node for skip in outcome.skips}
+    for node in outcome.graph.nodes.values():
+        if node.op == "Conv2D" and outcome.graph[node.inputs[0].node].op == "MirrorPad":
+            assert node.name in explained
+
+
+def test_work_grows_linearly() -> None:
+    def chain(length: int) -> Graph:
+        nodes = [
+            placeholder((1, 8, 8, 1)),
+            constant("widths", np.array([[0, 0], [1, 1], [1, 1], [0, 0]], np.int32)),
+            constant("w", np.ones((3, 3, 1, 1), np.float32)),
+        ]
+        attrs: dict[str, Attr] = {"T": DType.FLOAT, "strides": (1, 1, 1, 1), "padding": b"VALID"}
+        for number in range(length):
+            source = nodes[-1].name if number else "x"
+            pad = Node(f"pad{number}", "MirrorPad", (Edge(source), Edge("widths")), attrs={"mode": b"REFLECT"})
+            nodes += [pad, Node(f"conv{number}", "Conv2D", (Edge(pad.name), Edge("w")), attrs=attrs)]
+        return Graph.of(nodes, ["x"], [nodes[-1].name])
+
+    assert fuse_pad_and_conv(chain(3)).op_counts["FusedPadConv2D"] == 3
+    work_grows_linearly(fuse_pad_and_conv, chain)

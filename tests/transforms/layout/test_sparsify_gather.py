@@ -1,0 +1,181 @@
+"""Columns of weights, read through tables."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rewritten_graphs import work_grows_linearly
+
+from quantkit import recipes
+from quantkit.errors import RecipeError
+from quantkit.formats import graphdef
+from quantkit.ir.check import verify
+from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
+from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.runtimes.reference import Reference
+from quantkit.transforms.layout.sparsify_gather import sparsify_gather
+
+GATHER: dict[str, Attr] = {"Tparams": DType.FLOAT, "Tindices": DType.INT64}
+
+
+def column(values: list[float]) -> Array:
+    return np.array(values, np.float32).reshape(-1, 1)
+
+
+def ids_of(shape: tuple[int, ...] = (4,), dtype: DType = DType.INT64) -> Node:
+    return Node("ids", "Placeholder", attrs={"dtype": dtype, "shape": Shape(shape)})
+
+
+def run(graph: Graph, ids: Array) -> dict[str, Array]:
+    with Reference().open(graph) as session:
+        return session.run({"ids": ids})
+
+
+@st.composite
+def linear_models(draw: st.DrawFn) -> Graph:
+    """Columns of one length, gathers of them in both forms, and other readers."""
+    dtype = draw(st.sampled_from([DType.INT64, DType.INT32]))
+    nodes = [ids_of((2, 3), dtype), constant("axis", np.int32(0))]
+    for number in range(draw(st.integers(1, 3))):
+        some = st.sampled_from([0.0, 0.0, 0.0, -0.0, 1.5, 1e-7, -3.0, np.inf])
+        nodes.append(constant(f"w{number}", column(draw(st.lists(some, min_size=5, max_size=5)))))
+        nodes.append(Node(f"i{number}", "Identity", (Edge(f"w{number}"),), attrs={"T": DType.FLOAT}))
+    sources = [node.name for node in nodes[2:]]
+    outputs = []
+    for number in range(draw(st.integers(1, 4))):
+        source = Edge(draw(st.sampled_from(sources)))
+        attrs = {**GATHER, "Tindices": dtype}
+        if draw(st.booleans()):
+            nodes.append(Node(f"y{number}", "Gather", (source, Edge("ids")), attrs=attrs))
+        else:
+            edges = (source, Edge("ids"), Edge("axis"))
+            nodes.append(Node(f"y{number}", "GatherV2", edges, attrs={**attrs, "Taxis": DType.INT32}))
+        outputs.append(f"y{number}")
+    outputs += draw(st.lists(st.sampled_from(sources), max_size=1))
+    return Graph.of(nodes, ["ids"], outputs)
+
+
+@given(linear_models(), st.lists(st.integers(0, 4), min_size=6, max_size=6))
+def test_promises(graph: Graph, ids: list[int]) -> None:
+    made = sparsify_gather(graph)
+    verify(made)
+    assert (made.inputs, made.outputs) == (graph.inputs, graph.outputs)
+    assert not {"Gather", "GatherV2"} & made.op_counts.keys()
+    fed = np.array(ids, graph["ids"].attrs["dtype"].numpy).reshape(2, 3)  # type: ignore[union-attr]
+    want, found = run(graph, fed), run(made, fed)
+    for name, values in want.items():
+        np.testing.assert_array_equal(found[name], values)
+    assert sparsify_gather(made) == made
+
+
+def test_only_what_is_not_zero_is_kept() -> None:
+    graph = Graph.of(
+        [
+            ids_of(),
+            constant("w", column([0, 1e-7, 0, 2])),
+            Node("y", "Gather", (Edge("w"), Edge("ids")), attrs=GATHER),
+        ],
+        ["ids"],
+        ["y"],
+    )
+    made = sparsify_gather(graph)
+    assert made["w/indices"].value.array.tolist() == [1, 3]
+    assert made["w/values"].value.array.tolist() == [np.float32(1e-7), 2]
+    assert made["group_deps"].controls == ("w/InitializeTable",)
+    assert "w" not in made
+    np.testing.assert_array_equal(run(made, np.array([3, 9, 0, -1]))["y"], column([2, 0, 0, 0]))
+
+
+def test_a_checkpoint_needs_something_to_read_it() -> None:
+    nodes = [ids_of(), Node("w", "VariableV2", attrs={"dtype": DType.FLOAT})]
+    nodes.append(Node("y", "Gather", (Edge("w"), Edge("ids")), attrs=GATHER))
+    with pytest.raises(RecipeError, match="nothing that could read input_checkpoint"):
+        sparsify_gather(Graph.of(nodes, ["ids"], ["y"]), input_checkpoint="model")
+
+
+def partitioned_model(prefix: str) -> tuple[bytes, Array]:
+    """A wide model in TensorFlow, its column in two parts, saved: its graph, and the column."""
+    tf = pytest.importorskip("tensorflow")
+    v1 = tf.compat.v1
+    values = np.where(np.arange(12) % 3 == 0, np.arange(12), 0).astype(np.float32).reshape(-1, 1)
+    with tf.Graph().as_default() as place, v1.Session() as session:
+        ids = v1.placeholder(tf.int64, [None], "ids")
+        parts = v1.get_variable(
+            "linear/weights",
+            initializer=lambda shape, dtype, partition_info: values[partition_info.var_offset[0] :][: shape[0]],
+            shape=values.shape,
+            partitioner=v1.fixed_size_partitioner(2),
+            use_resource=False,
+        )
+        first, second = (v1.gather(part, ids, name=f"y{number}") for number, part in enumerate(parts))
+        del first, second
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver().save(session, prefix, write_meta_graph=False)
+        return bytes(place.as_graph_def().SerializeToString()), values
+
+
+def test_variables_are_read_from_a_checkpoint_part_by_part(tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+    from quantkit.model.importers.checkpoint import read_variable
+
+    prefix = str(tmp_path / "model")
+    data, values = partitioned_model(prefix)
+    graph = graphdef.decode(data).with_ends(["ids"], ["y0", "y1"])
+    outcome = sparsify_gather.outcome(graph, input_checkpoint=prefix, read_variable=read_variable)
+    assert [line.rpartition(": ")[2] for line in outcome.changes] == ["1 of 6 values", "2 of 6 values"]
+    definition = tf.compat.v1.GraphDef.FromString(graphdef.encode(outcome.graph))
+    with tf.Graph().as_default() as place:
+        tf.import_graph_def(definition, name="")
+        with tf.compat.v1.Session(graph=place) as session:
+            session.run("group_deps")
+            for _ in range(2):
+                found = session.run(["y0:0", "y1:0"], {"ids:0": np.arange(6)})
+    np.testing.assert_array_equal(found[0], values[:6])
+    np.testing.assert_array_equal(found[1], values[6:])
+
+
+def test_the_original_read_the_first_part_for_each(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    from quantkit.model.importers.checkpoint import read_variable
+
+    prefix = str(tmp_path / "model")
+    data, values = partitioned_model(prefix)
+    made, _ = recipes.run(
+        recipes.parse(f"sparsify_gather(input_checkpoint={prefix})", classic=True),
+        graphdef.decode(data),
+        classic=True,
+        ends=(["ids"], ["y0", "y1"]),
+        services={"read_variable": read_variable},
+    )
+    for part in range(2):
+        assert made[f"linear/weights/part_{part}/indices"].value.array.tolist() == [3]
+        assert made[f"linear/weights/part_{part}/values"].value.array.tolist() == [values[3, 0]]
+    assert "linear/weights/part_0" not in made
+
+
+def test_tensorflow_fills_the_tables_with_the_first_lookup() -> None:
+    tf = pytest.importorskip("tensorflow")
+    nodes = [ids_of(), constant("w", column([0, 1, 0, 2]))]
+    nodes.append(Node("y", "Gather", (Edge("w"), Edge("ids")), attrs=GATHER))
+    made = sparsify_gather(Graph.of(nodes, ["ids"], ["y"]))
+    with tf.Graph().as_default() as place:
+        tf.import_graph_def(tf.compat.v1.GraphDef.FromString(graphdef.encode(made)), name="")
+        with tf.compat.v1.Session(graph=place) as session:
+            for _ in range(3):
+                found = session.run("y:0", {"ids:0": [0, 1, 2, 3]})
+                np.testing.assert_array_equal(found, column([0, 1, 0, 2]))
+
+
+def test_work_grows_linearly() -> None:
+    def model(length: int) -> Graph:
+        nodes = [ids_of()]
+        for number in range(length):
+            nodes.append(constant(f"w{number}", column([0, number])))
+            nodes.append(Node(f"i{number}", "Identity", (Edge(f"w{number}"),), attrs={"T": DType.FLOAT}))
+            nodes.append(Node(f"y{number}", "Gather", (Edge(f"i{number}"), Edge("ids")), attrs=GATHER))
+        return Graph.of(nodes, ["ids"], [f"y{number}" for number in range(length)])
+
+    assert sparsify_gather(model(3)).op_counts["HashTable"] == 3
+    work_grows_linearly(sparsify_gather, model)

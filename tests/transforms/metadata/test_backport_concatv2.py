@@ -1,0 +1,31 @@
+"""Concats of 2016 answer as those of today."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from rewritten_graphs import check_promises, placeholder
+
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.tensor import DType
+from quantkit.transforms.metadata.backport_concatv2 import backport_concatv2
+
+
+@given(
+    st.lists(st.sampled_from(["x", "y0", "y1"]), min_size=2, max_size=4),
+    st.sampled_from([np.int32, np.int64]),
+    st.sampled_from([0, 1, -1]),
+)
+def test_promises(parts: list[str], dtype: type, axis: int) -> None:
+    attrs = {"T": DType.FLOAT, "N": len(parts), "Tidx": DType.of(dtype)}
+    nodes = [
+        placeholder((2, 3)),
+        Node("y0", "Relu", (Edge("x"),), attrs={"T": DType.FLOAT}),
+        Node("y1", "Neg", (Edge("x"),), attrs={"T": DType.FLOAT}),
+        constant("axis", dtype(axis)),
+        Node("joined", "ConcatV2", (*map(Edge, parts), Edge("axis")), ("y1",), attrs),
+    ]
+    graph = Graph.of(nodes, ["x"], ["joined"])
+    check_promises(backport_concatv2, graph)
+    made = backport_concatv2(graph)["joined"]
+    assert (made.op, made.inputs[1:], made.controls) == ("Concat", tuple(map(Edge, parts)), ("y1",))
+    assert "Tidx" not in made.attrs

@@ -1,0 +1,24 @@
+"""Devices that are set."""
+
+import pytest
+from edited_graphs import edit, edited_graphs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quantkit.errors import RecipeError
+from quantkit.ir.graph import Graph
+from quantkit.recipes import parse
+from quantkit.transforms.metadata.set_device import set_device
+
+
+@given(edited_graphs(), st.booleans())
+def test_devices_are_set_where_asked(graph: Graph, if_default: bool) -> None:
+    after = edit(set_device, graph, device="/cpu:0", if_default=if_default)
+    for name, node in graph.nodes.items():
+        keeps = if_default and node.device
+        assert after[name] == (node if keeps else node.with_(device="/cpu:0"))
+
+
+def test_truth_is_written_as_the_classic_tool_reads_it() -> None:
+    with pytest.raises(RecipeError, match="Couldn't interpret the if_default argument as a boolean:yes"):
+        parse('set_device(device="/cpu:0", if_default=yes)')

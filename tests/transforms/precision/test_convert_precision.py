@@ -1,0 +1,238 @@
+"""Weights of 16 bits, and graphs that compute in 16 bits."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from rewritten_graphs import placeholder, work_grows_linearly
+
+from quantkit.errors import GraphError, RecipeError
+from quantkit.formats import graphdef
+from quantkit.ir.check import verify
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.tensor import DType
+from quantkit.model.loading import load_model
+from quantkit.ops.kernels import evaluate
+from quantkit.recipes import parse, run
+from quantkit.runtimes import RUNTIMES, open_session
+from quantkit.transforms.precision._half_graphs import COMPUTING, MOVING
+from quantkit.transforms.precision.convert_precision import convert_precision
+
+Floats = npt.NDArray[np.float32]
+PICTURES = Path(__file__).parents[3] / "assets" / "digits_heldout.npz"
+TYPES = {"float16": DType.HALF, "bfloat16": DType.BFLOAT16}
+# What the docstring says, as a part of the largest number before the softmax.
+TOLERANCES = {"float16": 0.002, "bfloat16": 0.02}
+
+
+def graph_of(values: Floats, op: str = "Mul") -> Graph:
+    x = placeholder(values.shape)
+    return Graph.of(
+        [x, constant("w", values), Node("y", op, (Edge("x"), Edge("w")), attrs={"T": DType.FLOAT})], ["x"], ["y"]
+    )
+
+
+@given(
+    arrays.arrays(np.float32, arrays.array_shapes(max_dims=3, max_side=5), elements=st.floats(-60000, 60000, width=32)),
+    st.sampled_from(sorted(TYPES)),
+)
+def test_weights_are_exact_to_rounding(values: Floats, to: str) -> None:
+    graph = graph_of(values)
+    outcome = convert_precision.outcome(graph, to=to, minimum_size=1)
+    made = outcome.graph
+    if outcome.changes:
+        (widened,) = evaluate(made["w"], [made[made["w"].inputs[0].node].value.array])
+        np.testing.assert_array_equal(widened, values.astype(TYPES[to].numpy).astype(np.float32))
+    else:
+        assert "too small" in outcome.skips[0].reason
+        assert np.abs(values).max() < 1e-3
+    again = convert_precision.outcome(made, to=to, minimum_size=1)
+    assert (again.graph, again.changes) == (made, ())
+
+
+@pytest.mark.parametrize("value", [65520.0, -1e30, 3.4e38])
+def test_numbers_beyond_the_type_are_named(value: float) -> None:
+    graph = graph_of(np.float32([1, value]))
+    for weights_only in (True, False):
+        outcome = convert_precision.outcome(graph, to="float16", weights_only=weights_only, minimum_size=1)
+        assert outcome.graph == graph
+        assert f"it holds {value:g}, and float16 ends at 65504" in str(outcome.skips[0])
+    made = convert_precision.outcome(graph, to="bfloat16", minimum_size=1)
+    assert bool(made.changes) == (abs(value) < 3.39e38)
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    graph = graph_of(np.float32([np.nan, np.inf, 1]))
+    made = convert_precision(graph, minimum_size=1)
+    np.testing.assert_array_equal(made["w/float16"].value.array, np.float16([np.nan, np.inf, 1]))
+
+
+def test_words_that_mean_nothing_are_refused() -> None:
+    graph = graph_of(np.float32([1]))
+    with pytest.raises(RecipeError, match="'float8' is not a type of 16 bits"):
+        convert_precision(graph, to="float8")
+    with pytest.raises(RecipeError, match="'weihgts'"):
+        convert_precision(graph, keep=("weihgts",))
+    convert_precision(graph, keep=("Softmax",))  # an op that other graphs have
+    with pytest.raises(GraphError, match="onnx"):
+        convert_precision(graph.with_(dialect="onnx"), weights_only=False)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Graph:
+    model = load_model("digits")
+    assert model.graph is not None
+    assert model.card is not None
+    graph, _ = run(parse(model.card.recipe), model.graph)
+    return graph.with_ends(None, ["softmax", str(graph["softmax"].inputs[0])])
+
+
+def test_half_the_bytes(digits: Graph) -> None:
+    sizes = [len(graphdef.encode(one)) for one in (digits, convert_precision(digits, minimum_size=16))]
+    assert sizes[1] < 0.56 * sizes[0]
+    whole = convert_precision(digits, weights_only=False)
+    kinds = {node.op: node.attrs["T"] for node in whole.nodes.values() if "T" in node.attrs}
+    assert kinds["Conv2D"] is kinds["MatMul"] is kinds["MaxPool"] is DType.HALF
+    assert kinds["Softmax"] is kinds["AvgPool"] is DType.FLOAT
+
+
+@pytest.mark.parametrize("weights_only", [True, False], ids=["weights", "whole"])
+@pytest.mark.parametrize("to", TYPES)
+@pytest.mark.parametrize("runtime", ["reference", pytest.param("tensorflow", marks=pytest.mark.engine)])
+def test_answers_stay_within_the_tolerance(runtime: str, to: str, weights_only: bool, digits: Graph) -> None:
+    if not RUNTIMES[runtime].available().ok:
+        pytest.skip(RUNTIMES[runtime].available().detail)
+    logits = str(digits.outputs[1])
+    pictures = (np.load(PICTURES)["images"][:40].astype(np.float32) - 128) / 128
+    made = convert_precision(digits, to=to, weights_only=weights_only)
+    with open_session(digits, "reference") as before, open_session(made, runtime) as after:
+        assert [(one.name, one.dtype) for one in after.outputs] == [(one.name, one.dtype) for one in before.outputs]
+        for picture in pictures:
+            want, found = (session.run({"Mul": picture[None]}) for session in (before, after))
+            np.testing.assert_allclose(
+                found[logits], want[logits], rtol=0, atol=TOLERANCES[to] * np.abs(want[logits]).max()
+            )
+            assert found["softmax"].argmax() == want["softmax"].argmax()
+
+
+# What each op reads besides x, and its attributes.
+NUMBERS = np.float32([[1, 2], [-3, 0.5]])
+IMAGE = (1, 4, 4, 2)
+WINDOW = {"strides": (1, 1, 1, 1), "padding": b"SAME"}
+EXTRA: dict[str, tuple[tuple[int, ...], list[object], dict[str, object]]] = {
+    "Conv2D": (IMAGE, [np.ones((3, 3, 2, 2), np.float32)], WINDOW),
+    "DepthwiseConv2dNative": (IMAGE, [np.ones((3, 3, 2, 2), np.float32)], WINDOW),
+    "MaxPool": (IMAGE, [], {**WINDOW, "ksize": (1, 2, 2, 1)}),
+    "BiasAdd": ((2, 2), [np.float32([1, 2])], {}),
+    "AddN": ((2, 2), [NUMBERS], {"N": 2}),
+    "Reshape": ((2, 2), [np.int32([4])], {}),
+    "ExpandDims": ((2, 2), [np.int32(0)], {}),
+    "ConcatV2": ((2, 2), [NUMBERS, np.int32(0)], {"N": 2, "Tidx": DType.INT32}),
+    "Pad": ((2, 2), [np.int32([[1, 0], [0, 2]])], {}),
+    "PadV2": ((2, 2), [np.int32([[1, 0], [0, 2]]), np.float32(3)], {}),
+    "MirrorPad": ((2, 2), [np.int32([[1, 0], [0, 1]])], {"mode": b"REFLECT"}),
+    "Transpose": ((2, 2), [np.int32([1, 0])], {}),
+    "Slice": ((2, 2), [np.int32([0, 1]), np.int32([2, 1])], {"Index": DType.INT32}),
+    "StridedSlice": ((2, 2), [np.int32([0]), np.int32([1]), np.int32([1])], {"Index": DType.INT32}),
+    "SplitV": ((2, 2), [np.int32([1, 1]), np.int32(0)], {"num_split": 2, "Tlen": DType.INT32}),
+    "Pack": ((2, 2), [NUMBERS], {"N": 2}),
+    "Unpack": ((2, 2), [], {"num": 2}),
+    "Tile": ((2, 2), [np.int32([2, 1])], {}),
+    "Max": ((2, 2), [np.int32([0])], {}),
+    "Min": ((2, 2), [np.int32([0])], {}),
+    "SpaceToDepth": (IMAGE, [], {"block_size": 2}),
+    "DepthToSpace": ((1, 2, 2, 4), [], {"block_size": 2}),
+    "SpaceToBatchND": (IMAGE, [np.int32([2, 2]), np.int32([[0, 0], [0, 0]])], {"Tpaddings": DType.INT32}),
+    "BatchToSpaceND": ((4, 2, 2, 1), [np.int32([2, 2]), np.int32([[0, 0], [0, 0]])], {"Tcrops": DType.INT32}),
+    **{
+        op: ((2, 2), [NUMBERS], {})
+        for op in (
+            "Add",
+            "AddV2",
+            "Sub",
+            "Mul",
+            "Div",
+            "RealDiv",
+            "Maximum",
+            "Minimum",
+            "MatMul",
+            "BatchMatMul",
+            "BatchMatMulV2",
+        )
+    },
+}
+FIRST = {
+    "Conv2DBackpropInput": [np.int32(IMAGE), np.ones((3, 3, 2, 2), np.float32)],
+    "Split": [np.int32(0)],
+    "Concat": [np.int32(0)],
+}
+
+
+def one_op(op: str) -> Graph:
+    """x -> Mul -> the op -> Mul: with neighbours in 16 bits."""
+    shape, behind, attrs = EXTRA.get(op, ((2, 2), [], {}))
+    if op == "Conv2DBackpropInput":
+        shape, attrs = IMAGE, WINDOW
+    attrs = {**attrs, **({"num_split": 2} if op == "Split" else {"N": 1} if op == "Concat" else {})}
+    front = FIRST.get(op, [])
+    consts = [constant(f"c{number}", value) for number, value in enumerate((*front, *behind))]
+    names = [one.name for one in consts]
+    edges = (*names[: len(front)], "a", *names[len(front) :])
+    if op == "Concat":
+        edges = (*edges, "a")
+        attrs["N"] = 2
+    half = {"T": DType.FLOAT}
+    nodes = [
+        placeholder(shape), constant("two", np.float32(2)), *consts,
+        Node("a", "Mul", (Edge("x"), Edge("two")), attrs=half),
+        Node("n", op, tuple(map(Edge, edges)), attrs={**half, **attrs}),
+        Node("y", "Mul", (Edge("n"), Edge("two")), attrs=half),
+    ]  # fmt: skip
+    return Graph.of(nodes, ["x"], ["y"])
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("to", TYPES)
+@pytest.mark.parametrize("op", sorted(COMPUTING | MOVING))
+def test_every_op_that_is_converted_runs_in_tensorflow(op: str, to: str) -> None:
+    if not RUNTIMES["tensorflow"].available().ok:
+        pytest.skip(RUNTIMES["tensorflow"].available().detail)
+    before = one_op(op)
+    made = convert_precision(before, to=to, weights_only=False)
+    assert made["n"].attrs["T"] is TYPES[to]
+    x = np.random.default_rng(0).uniform(-2, 2, before["x"].attrs["shape"].known).astype(np.float32)  # type: ignore[union-attr]
+    want, found, ours = (
+        open_session(graph, runtime).run({"x": x})["y"]
+        for graph, runtime in ((before, "tensorflow"), (made, "tensorflow"), (made, "reference"))
+    )
+    step = 2.0**-9 if to == "float16" else 2.0**-6
+    np.testing.assert_allclose(found, want, rtol=step, atol=step * np.abs(want).max())
+    np.testing.assert_allclose(ours, want, rtol=step, atol=step * np.abs(want).max())
+
+
+def chain(count: int) -> Graph:
+    nodes = [placeholder((2, 2)), constant("c", NUMBERS)]
+    for number in range(count):
+        before = f"n{number - 1}" if number else "x"
+        op = ("Mul", "Softmax", "Identity")[number % 3]
+        edges = (Edge(before), Edge("c")) if op == "Mul" else (Edge(before),)
+        nodes.append(Node(f"n{number}", op, edges, attrs={"T": DType.FLOAT}))
+    return Graph.of(nodes, ["x"], [nodes[-1].name])
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_work_is_linear(weights_only: bool) -> None:
+    work_grows_linearly(convert_precision, chain, weights_only=weights_only, minimum_size=1)
+
+
+def test_the_argument_stays_as_it_is(digits: Graph) -> None:
+    kept = Graph.of(digits.nodes.values(), digits.inputs, digits.outputs)
+    made = convert_precision(digits, weights_only=False)
+    assert digits.nodes == kept.nodes
+    verify(made)
+    assert (made.inputs, made.outputs) == (digits.inputs, digits.outputs)
+    assert convert_precision(digits, weights_only=False) == made

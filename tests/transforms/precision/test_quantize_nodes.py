@@ -1,0 +1,462 @@
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quantkit.errors import GraphError, RecipeError
+from quantkit.ir.check import verify
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.tensor import DType, Shape
+from quantkit.ops.tensorflow.signatures import input_dtypes, output_dtypes
+from quantkit.runtimes import open_session
+from quantkit.transforms.precision._quantized_ops import QUANTIZED_OPS
+from quantkit.transforms.precision.quantize_nodes import quantize_nodes
+from quantkit.transforms.precision.quantize_weights import quantize_weights
+
+CONV: Mapping[str, Any] = {"strides": (1, 1, 1, 1), "padding": b"SAME"}
+POOL: Mapping[str, Any] = {"ksize": (1, 2, 2, 1), "strides": (1, 2, 2, 1), "padding": b"VALID"}
+
+
+def op(name: str, kind: str, *inputs: str, controls: tuple[str, ...] = (), **attrs: Any) -> Node:
+    return Node(name, kind, tuple(map(Edge.parse, inputs)), controls, {"T": DType.FLOAT, **attrs})
+
+
+def placeholder(name: str, *sizes: int, dtype: DType = DType.FLOAT) -> Node:
+    return Node(name, "Placeholder", attrs={"dtype": dtype, "shape": Shape(sizes)})
+
+
+def random(*sizes: int) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(sizes).normal(size=sizes).astype(np.float32)
+
+
+X = placeholder("x", 1, 8, 8, 4)
+W = constant("w", random(3, 3, 4, 5))
+# One node of each op that can be quantized, reading x and what it needs.
+EACH: Mapping[str, tuple[Node, ...]] = {
+    "Add": (constant("k", random(4)), op("y", "Add", "x", "k")),
+    "AddV2": (constant("k", random(4)), op("y", "AddV2", "x", "k")),
+    "AvgPool": (op("y", "AvgPool", "x", **POOL),),
+    "BiasAdd": (constant("k", random(4)), op("y", "BiasAdd", "x", "k")),
+    "Concat": (constant("k", 3), op("r", "Tanh", "x"), op("y", "Concat", "k", "r", "x", N=2)),
+    "ConcatV2": (constant("k", np.int64(-1)), op("y", "ConcatV2", "x", "x", "k", N=2, Tidx=DType.INT64)),
+    "Conv2D": (W, op("y", "Conv2D", "x", "w", **CONV)),
+    "MatMul": (placeholder("m", 3, 4), constant("k", random(4, 2)), op("y", "MatMul", "m", "k")),
+    "MaxPool": (op("y", "MaxPool", "x", **POOL),),
+    "Mul": (constant("k", random(4)), op("y", "Mul", "x", "k")),
+    "Relu": (op("y", "Relu", "x"),),
+    "Relu6": (op("y", "Relu6", "x"),),
+    "ResizeBilinear": (constant("k", np.int32([5, 5])), op("y", "ResizeBilinear", "x", "k")),
+    "Reshape": (constant("k", np.int32([-1, 8])), op("y", "Reshape", "x", "k")),
+}
+
+
+def graph_of(*nodes: Node, outputs: tuple[str, ...] = ("y",)) -> Graph:
+    inputs = ["x", *(node.name for node in nodes if node.op == "Placeholder")]
+    return Graph.of([X, *nodes], inputs, outputs)
+
+
+def skips(graph: Graph, **options: Any) -> list[str]:
+    """The reasons to leave the graph as it is, which it must be."""
+    outcome = quantize_nodes.outcome(graph, **options)
+    assert outcome.graph == graph
+    return [str(skip) for skip in outcome.skips]
+
+
+def check_types(graph: Graph) -> None:
+    """Every tensor has the type that its reader expects."""
+    verify(graph)
+    for node in graph.nodes.values():
+        for edge, expected in zip(node.inputs, input_dtypes(node), strict=True):
+            assert output_dtypes(graph[edge.node])[edge.port] is expected, f"{node.name} reads {edge}"
+
+
+def nearly_float(graph: Graph, tolerance: float, **options: Any) -> None:
+    """Run in TensorFlow, the quantized graph differs from the float one by part of the largest answer."""
+    feeds = {str(edge): random(*graph[edge.node].attrs["shape"].known) for edge in graph.inputs}  # type: ignore[union-attr]
+    answers = []
+    for one in (graph, quantize_nodes(graph, **options)):
+        with open_session(one, "tensorflow") as session:
+            answers.append(session.run(feeds)["y"])
+    assert np.abs(answers[0] - answers[1]).max() <= tolerance * np.abs(answers[0]).max()
+
+
+def test_every_op_of_the_table_is_tried() -> None:
+    assert set(EACH) == {*QUANTIZED_OPS, "AddV2", "ConcatV2"}
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_each_op_keeps_its_name_as_a_dequantize(kind: str) -> None:
+    graph = graph_of(*EACH[kind])
+    outcome = quantize_nodes.outcome(graph)
+    check_types(outcome.graph)
+    into = QUANTIZED_OPS[kind.removesuffix("V2")]
+    assert outcome.graph["y/eightbit"].op == into.name
+    assert outcome.graph["y"].op == "Dequantize"
+    assert kind == "Reshape" or kind not in outcome.graph.op_counts
+    assert outcome.graph.op_counts.get("Requantize", 0) == bool(into.wide_attr)
+    assert outcome.changes == (f"y ({kind}) -> {into.name}",)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("kind", EACH)
+def test_each_op_computes_nearly_the_same_in_tensorflow(kind: str) -> None:
+    nearly_float(graph_of(*EACH[kind]), tolerance=0.02)
+
+
+def test_the_classic_names() -> None:
+    after = quantize_nodes(
+        graph_of(op("s", "Split", "a", "x", num_split=2), constant("a", 3), op("y", "Neg", "r"), op("r", "Relu", "s:1"))
+    )
+    base = "r_eightbit/s__port__1"
+    assert after[f"{base}/reshape_dims"].controls == ("s",)
+    assert after[f"{base}/reduction_dims"].controls == ("s",)
+    assert after[f"{base}/reshape"].inputs == (Edge("s", 1), Edge(f"{base}/reshape_dims"))
+    for extreme in ("min", "max"):
+        assert after[f"{base}/{extreme}"].inputs == (Edge(f"{base}/reshape"), Edge(f"{base}/reduction_dims"))
+    assert after[f"{base}/quantize"].inputs == (Edge("s", 1), Edge(f"{base}/min"), Edge(f"{base}/max"))
+    assert after["r/eightbit"].inputs == tuple(Edge(f"{base}/quantize", port) for port in range(3))
+    assert after["r"].inputs == tuple(Edge("r/eightbit", port) for port in range(3))
+    assert after["y"].inputs == (Edge("r"),)
+
+
+def test_results_stay_codes_from_op_to_op() -> None:
+    nodes = [W, op("c", "Conv2D", "x", "w", **CONV), op("r", "Relu", "c"), op("p", "MaxPool", "r", **POOL)]
+    after = quantize_nodes(graph_of(*nodes, op("y", "Softmax", "p")))
+    assert after["r/eightbit"].inputs == tuple(Edge("c/eightbit/requantize", port) for port in range(3))
+    assert after["p/eightbit"].inputs == tuple(Edge("r/eightbit", port) for port in range(3))
+    assert after.op_counts["Dequantize"] == 1
+    assert "r" not in after
+
+
+def test_quantized_weights_are_read_as_they_are() -> None:
+    graph = graph_of(constant("w", random(3, 3, 4, 40)), op("y", "Conv2D", "x", "w", **CONV))
+    after = quantize_nodes(quantize_weights(graph))
+    ranges = ("w_quantized_min", "w_quantized_max")
+    assert after["y/eightbit"].inputs[1] == Edge("w_quantized_const")
+    assert [edge.node for edge in after["y/eightbit"].inputs[4:]] == list(ranges)
+    assert "w" not in after
+
+
+def test_concat_takes_all_minima_before_all_maxima() -> None:
+    made = quantize_nodes(graph_of(*EACH["Concat"]))["y/eightbit"]
+    assert [(edge.node.split("/")[-2], edge.port) for edge in made.inputs[1:]] == [
+        (name, port) for port in range(3) for name in ("r", "x")
+    ]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("kind", ["Add", "Mul"])
+def test_the_same_input_twice(kind: str) -> None:
+    graph = graph_of(op("y", kind, "x", "x"))
+    after = quantize_nodes(graph)
+    check_types(after)
+    assert after.op_counts["QuantizeV2"] == 1
+    nearly_float(graph, tolerance=0.02)
+
+
+def test_controls_go_to_the_quantized_op_and_wait_for_the_old_name() -> None:
+    after = quantize_nodes(graph_of(op("r", "Relu", "x", controls=("x",)), op("y", "Neg", "x", controls=("r",))))
+    assert after["r/eightbit"].controls == ("x",)
+    assert after["r"].controls == ()
+    assert after["y"].controls == ("r",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attrs", "reason"),
+    [
+        ("Conv2D", {"data_format": b"NCHW"}, "y: its data_format is NCHW, QuantizedConv2D knows NHWC only"),
+        ("Conv2D", {"dilations": (1, 2, 2, 1)}, "y: its dilations are (1, 2, 2, 1), QuantizedConv2D knows none"),
+        ("Conv2D", {"padding": b"EXPLICIT"}, "y: its padding is EXPLICIT, QuantizedConv2D knows SAME and VALID"),
+        (
+            "Conv2D",
+            {"strides": (1, 1, 2, 1)},
+            "y: its strides (1, 1, 2, 1) differ, QuantizedConv2D knows equal ones only",
+        ),
+        ("MaxPool", {"data_format": b"NCHW"}, "y: its data_format is NCHW, QuantizedMaxPool knows NHWC only"),
+        ("MaxPool", {"padding": b"EXPLICIT"}, "y: its padding is EXPLICIT, QuantizedMaxPool knows SAME and VALID"),
+        ("AvgPool", {"ksize": (1, 1, 1, 2)}, "y: it pools or strides over batch or channels"),
+        ("BiasAdd", {"data_format": b"NCHW"}, "y: its data_format is NCHW, QuantizedBiasAdd knows NHWC only"),
+        ("Relu", {"T": DType.HALF}, "y: it computes in half"),
+        ("Add", {"T": DType.INT32}, "y: it computes in int32"),
+        ("Mul", {"T": None}, "y: it computes in an unknown type"),
+    ],
+)
+def test_it_declines_what_quantized_ops_can_not_do(kind: str, attrs: Mapping[str, Any], reason: str) -> None:
+    *others, node = EACH[kind]
+    assert skips(graph_of(*others, node.with_attrs(**attrs))) == [reason]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "others", "is_declined"),
+    [
+        ((1, 8, 8, 4), (4,), False),
+        ((1, 8, 8, 4), (1, 1, 1, 4), False),
+        ((1, 8, 8, 4), (8, 4), False),
+        ((1, 8, 8, 4), (), False),
+        ((None, 8, 8, 4), (None, 8, 8, 4), False),
+        ((None, 8, 8, 4), (1, 8, 8, 4), False),
+        (None, (8, 4), False),
+        (None, None, False),
+        ((1, 8, 8, 4), (8, 1, 1), True),
+        ((2, 8, 8, 4), (2, 1, 1, 4), True),
+        ((2, 8, 8, 4), (2, 8, 8, 1), True),
+        ((None, None, None, 4), (None, 1, 1, 4), True),
+        ((2, 8, 1, 4), (2, 1, 8, 4), True),
+        (None, (8, 1, 1), True),
+    ],
+)
+@pytest.mark.parametrize("kind", ["Add", "Mul"])
+def test_operands_may_repeat_as_a_whole_only(
+    sizes: tuple[int, ...] | None, others: tuple[int, ...] | None, is_declined: bool, kind: str
+) -> None:
+    ends = [
+        Node(name, "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(dims)})
+        for name, dims in (("a", sizes), ("b", others))
+    ]
+    graph = graph_of(*ends, op("y", kind, "a", "b"), op("z", kind, "b", "a"), outputs=("y", "z"))
+    declined = [skip.node for skip in quantize_nodes.outcome(graph).skips]
+    assert declined == (["y", "z"] if is_declined else [])
+
+
+def test_the_reason_names_the_shapes() -> None:
+    graph = graph_of(constant("k", random(1, 8, 1, 1)), op("y", "Add", "x", "k"))
+    assert skips(graph) == ["y: operands of shape 1x8x8x4 and 1x8x1x1 repeat along an inner dimension"]
+
+
+def test_joined_axes_are_counted_from_the_first() -> None:
+    anywhere = Node("a", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(None)})
+    last, join = constant("k", -1), op("y", "Concat", "k", "x", "a", N=2)
+    after = quantize_nodes(graph_of(anywhere, last, join))
+    assert after["y_eightbit/axis"].value.array == 3
+    assert after["y/eightbit"].inputs[0] == Edge("y_eightbit/axis")
+    assert quantize_nodes(graph_of(anywhere, last, join.reading(0, "y/k"), constant("y/k", 2)))["y/eightbit"].inputs[
+        0
+    ] == Edge("y/k")
+    assert skips(graph_of(anywhere, last, op("y", "Concat", "k", "a", "a", N=2))) == [
+        "y: its axis is -1, QuantizedConcat counts from the first, and the rank is not known"
+    ]
+    computed = placeholder("i", dtype=DType.INT64)
+    join = op("y", "ConcatV2", "x", "x", "i", N=2, Tidx=DType.INT64)
+    assert skips(graph_of(computed, join)) == ["y: its axis is a computed int64"]
+
+
+def test_depthwise_convolutions_stay_with_a_reason() -> None:
+    graph = graph_of(constant("k", random(3, 3, 4, 1)), op("y", "DepthwiseConv2dNative", "x", "k", **CONV))
+    assert skips(graph) == ["y: QuantizedDepthwiseConv2D wants signed codes as weights"]
+    assert skips(graph, ignore_op=("DepthwiseConv2dNative",)) == []
+
+
+def test_convolutions_in_groups_stay_with_a_reason() -> None:
+    graph = graph_of(constant("k", random(3, 3, 2, 6)), op("y", "Conv2D", "x", "k", **CONV))
+    assert skips(graph) == ["y: its weights see 2 of 4 channels, QuantizedConv2D sees all"]
+
+
+def test_tensors_of_no_elements_stay_with_a_reason() -> None:
+    graph = graph_of(constant("k", np.zeros((0, 4), np.float32)), op("y", "Relu", "k"))
+    assert skips(graph) == ["y: k holds no numbers, so that it has no range"]
+
+
+@pytest.mark.engine
+def test_a_fed_tensor_that_the_graph_computes_is_not_computed() -> None:
+    raw, cut = placeholder("raw", 1, 8, 8, 4), op("x", "Mul", "raw", "raw")
+    graph = Graph.of([raw, cut, op("y", "Relu", "x")], ["x"], ["y"])
+    made = quantize_nodes(graph)
+    assert made["y_eightbit/x/reshape_dims"].controls == ()
+    feeds = {"x": random(1, 8, 8, 4)}
+    with open_session(graph, "tensorflow") as before, open_session(made, "tensorflow") as after:
+        np.testing.assert_allclose(before.run(feeds)["y"], after.run(feeds)["y"], atol=0.02)
+
+
+def test_it_declines_a_wrong_number_of_inputs() -> None:
+    assert skips(graph_of(op("y", "Conv2D", "x", **CONV))) == ["y: it reads 1 tensors where Conv2D takes 2"]
+
+
+def test_attributes_have_defaults() -> None:
+    made = quantize_nodes(graph_of(*EACH["MatMul"]))["y/eightbit"]
+    assert (made.attrs["transpose_a"], made.attrs["transpose_b"]) == (False, False)
+    with pytest.raises(GraphError, match=r"node 'y' \(MaxPool\) lacks the attribute 'ksize'"):
+        quantize_nodes(graph_of(op("y", "MaxPool", "x", strides=(1, 1, 1, 1), padding=b"SAME")))
+
+
+@pytest.mark.engine
+def test_rare_attributes_are_kept() -> None:
+    size = constant("k", np.int32([5, 5]))
+    graph = graph_of(size, op("y", "ResizeBilinear", "x", "k", half_pixel_centers=True))
+    assert quantize_nodes(graph)["y/eightbit"].attrs["half_pixel_centers"] is True
+    nearly_float(graph, tolerance=0.02)
+    graph = graph_of(constant("k", np.int64([-1, 8])), op("y", "Reshape", "x", "k", Tshape=DType.INT64))
+    check_types(quantize_nodes(graph))
+    nearly_float(graph, tolerance=0.02)
+
+
+def test_ignored_ops_stay_float() -> None:
+    graph = graph_of(op("r", "Relu", "x"), op("y", "Relu6", "r"))
+    after = quantize_nodes(graph, ignore_op=("Relu", "Conv2D"))
+    assert (after["r"].op, after["y"].op) == ("Relu", "Dequantize")
+
+
+def test_a_fallback_range_takes_the_place_of_measuring() -> None:
+    after = quantize_nodes(graph_of(*EACH["Conv2D"]), fallback_min=-6.0, fallback_max=6.0)
+    bounds = [after[f"y/eightbit/fallback_{end}"] for end in ("min", "max")]
+    assert [node.value.array for node in bounds] == [-6, 6]
+    assert after["y/eightbit/requantize"].inputs[3:] == tuple(Edge(node.name) for node in bounds)
+    assert "RequantizationRange" not in after.op_counts
+
+
+def test_float_placeholders_take_codes_and_others_stay() -> None:
+    ids = placeholder("i", 2, dtype=DType.INT32)
+    graph = graph_of(
+        ids, op("z", "Neg", "i", T=DType.INT32), W, op("y", "Conv2D", "x", "w", **CONV), outputs=("y", "z")
+    )
+    outcome = quantize_nodes.outcome(graph, input_min=-1.0, input_max=1.0)
+    check_types(outcome.graph)
+    assert outcome.graph["x"].attrs["dtype"] is DType.QUINT8
+    assert outcome.graph["i"] == ids
+    assert outcome.graph["y/eightbit"].inputs[0] == Edge("x")
+    assert [outcome.graph[f"x_eightbit/{end}"].value.array for end in ("min", "max")] == [-1, 1]
+    assert [str(skip) for skip in outcome.skips] == ["i: it takes int32, not float"]
+    assert skips(graph_of(outputs=("x",)), input_min=0.0, input_max=1.0) == ["x: it is an output of the graph, too"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"input_min": 0.0}, "You must pass both input_min and input_max into quantize_nodes"),
+        ({"fallback_max": 1.0}, "You must pass both fallback_min and fallback_max into quantize_nodes"),
+        ({"input_min": 1.0, "input_max": 1.0}, "quantize_nodes: input_min=1 must be less than input_max=1"),
+        (
+            {"fallback_min": 1.0, "fallback_max": 2.0},
+            "quantize_nodes: the range from fallback_min to fallback_max must hold 0",
+        ),
+        ({"ignore_op": ("Conv2d",)}, "quantize_nodes: ignore_op=Conv2d names no op"),
+    ],
+)
+def test_wrong_options(options: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        quantize_nodes(graph_of(*EACH["Relu"]), **options)
+    assert caught.value.message == message
+
+
+def test_graphs_of_other_ops_are_refused() -> None:
+    with pytest.raises(GraphError, match="ONNX"):
+        quantize_nodes(graph_of(*EACH["Relu"]).with_(dialect="onnx"))
+
+
+def fake_quant(name: str, source: str, low: float = -1.0, high: float = 3.0, **attrs: Any) -> tuple[Node, ...]:
+    bounds = constant(f"{name}/low", low), constant(f"{name}/high", high)
+    node = op(name, "FakeQuantWithMinMaxVars", source, f"{name}/low", f"{name}/high", **attrs).with_attrs(T=None)
+    return (*bounds, node)
+
+
+@pytest.mark.engine
+def test_a_trained_range_is_used_directly_behind_a_32_bit_result() -> None:
+    between = [op("r", "Relu", "c"), op("p", "MaxPool", "r", **POOL), op("i", "Identity", "p")]
+    graph = graph_of(
+        W, op("c", "Conv2D", "x", "w", **CONV), *between, *fake_quant("q", "i", 0.0, 12.0), op("y", "Neg", "q")
+    )
+    after = quantize_nodes(graph)
+    check_types(after)
+    trained = after["q_hoisted_eightbit/requantize"]
+    assert trained.inputs == (*(Edge("c/eightbit", port) for port in range(3)), Edge("q/low"), Edge("q/high"))
+    assert after["r/eightbit"].inputs[0] == Edge(trained.name)
+    assert "RequantizationRange" not in after.op_counts
+    assert after["q"].op == "Identity"
+    nearly_float(graph, tolerance=0.02)
+
+
+def test_a_result_that_others_read_too_keeps_its_own_range_for_them() -> None:
+    nodes = [W, op("c", "Conv2D", "x", "w", **CONV), *fake_quant("q", "c"), op("z", "Neg", "c"), op("y", "Neg", "q")]
+    after = quantize_nodes(graph_of(*nodes, outputs=("y", "z")))
+    assert after["q_eightbit/requantize"].inputs[0] == Edge("c/eightbit")
+    assert after["c"].inputs[0] == Edge("c/eightbit/requantize")
+    assert after.op_counts["RequantizationRange"] == 1
+
+
+@pytest.mark.parametrize("kind", ["Exp", "Tanh", "Softmax"])
+def test_trained_ranges_do_not_move_before_other_functions(kind: str) -> None:
+    after = quantize_nodes(graph_of(op("e", kind, "x"), *fake_quant("y", "e")))
+    assert after["y_eightbit/quantize"].inputs[0] == Edge("e")
+    assert after["e"].inputs == (Edge("x"),)
+
+
+def test_a_trained_range_does_not_move_before_what_others_read() -> None:
+    nodes = [op("r", "Relu", "x"), *fake_quant("y", "r"), op("z", "Neg", "r")]
+    outcome = quantize_nodes.outcome(graph_of(*nodes, outputs=("y", "z")))
+    assert [str(skip) for skip in outcome.skips] == ["y: it can not move before r, which feeds other nodes, too"]
+    assert outcome.graph["y_eightbit/quantize"].inputs[0] == Edge("r")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        (fake_quant("y", "x", num_bits=4), "y: it was trained with 4 bits, not 8"),
+        (fake_quant("y", "x", 1.0, 2.0), "y: its range [1, 2] is empty or does not hold 0"),
+        (fake_quant("y", "x", 0.0, -1.0), "y: its range [0, -1] is empty or does not hold 0"),
+    ],
+)
+def test_it_declines_other_trained_ranges(nodes: tuple[Node, ...], reason: str) -> None:
+    assert skips(graph_of(*nodes)) == [reason]
+
+
+def test_two_trained_ranges_may_share_their_constants() -> None:
+    first = fake_quant("p", "x")
+    second = first[2].with_(name="y").reading(0, "e")
+    after = quantize_nodes(graph_of(*first, op("e", "Exp", "p"), second))
+    assert after.op_counts["Requantize"] == 2
+
+
+def test_a_decoding_of_another_kind_is_not_cancelled() -> None:
+    codes = placeholder("q", 1, 8, 8, 4, dtype=DType.QUINT8)
+    ends = constant("lo", 0.0), constant("hi", 1.0)
+    decoded = op("d", "Dequantize", "q", "lo", "hi", T=DType.QUINT8, mode=b"SCALED")
+    after = quantize_nodes(graph_of(codes, *ends, decoded, op("y", "Relu", "d")))
+    assert after["y/eightbit"].inputs[0] == Edge("y_eightbit/d/quantize")
+
+
+KINDS = st.sampled_from(
+    ["Conv2D", "BiasAdd", "Relu", "Relu6", "MaxPool", "Add", "Mul", "Concat", "Tanh", "Fake", "Identity"]
+)
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> Graph:
+    """Networks of 1x8x8x4 tensors."""
+    nodes = [constant("w", random(3, 3, 4, 4)), constant("b", random(4))]
+    nodes += [constant("axis", 3), constant("narrow", random(1, 1, 8, 4))]
+    tensors = ["x"]
+    for number in range(draw(st.integers(1, 12))):
+        name, kind = f"n{number}", draw(KINDS)
+        source = st.sampled_from(tensors[-3:])
+        if kind == "Fake":
+            nodes += fake_quant(name, draw(source))
+        elif kind in ("Add", "Mul"):
+            nodes.append(op(name, kind, draw(source), draw(source)))
+        elif kind == "Concat":
+            nodes.append(op(f"{name}/join", kind, "axis", draw(source), draw(source), N=2))
+            nodes.append(op(name, "Conv2D", f"{name}/join", "narrow", **CONV))
+        else:
+            second = {"Conv2D": ["w"], "BiasAdd": ["b"]}.get(kind, [])
+            attrs = {"Conv2D": CONV, "MaxPool": {**POOL, "strides": (1, 1, 1, 1), "padding": b"SAME"}}.get(kind, {})
+            controls = (draw(source),) if draw(st.integers(0, 5)) == 0 else ()
+            nodes.append(op(name, kind, draw(source), *second, controls=controls, **attrs))
+        tensors.append(name)
+    outputs = draw(st.lists(st.sampled_from(tensors[1:]), min_size=1, max_size=2, unique=True))
+    return graph_of(*nodes, outputs=tuple(outputs))
+
+
+@given(networks(), st.booleans())
+@settings(deadline=None)
+def test_networks_stay_well_formed(graph: Graph, codes_in: bool) -> None:
+    options = {"input_min": -1.0, "input_max": 1.0} if codes_in else {}
+    after = quantize_nodes(graph, **options)
+    check_types(after)
+    assert after.order
+    assert (after.inputs, after.outputs) == (graph.inputs, graph.outputs)
+    assert not {"FakeQuantWithMinMaxVars", *QUANTIZED_OPS} - {"Reshape"} & set(after.op_counts)
+    ends = {name for name in after.nodes if name not in after.readers}
+    assert ends <= {name for name in graph.nodes if name not in graph.readers} | graph.ends
+    assert quantize_nodes(graph, **options) == after
