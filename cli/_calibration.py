@@ -10,7 +10,7 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.model.loading import Model
 from quantkit.quantization import Plan, Ranges
-from quantkit.quantization.calibrate import collect, memory_bound, open_observed
+from quantkit.quantization.calibration import collect, memory_bound, open_observed
 from quantkit.quantization.ranges import graph_digest
 from quantkit.runtimes import open_session
 

@@ -28,7 +28,7 @@ start = json.loads(sys.argv[1])
 sys.path[:] = start["path"]
 if start["cpus"]:
     os.sched_setaffinity(0, start["cpus"])
-from quantkit.bench.worker import main
+from quantkit.benchmark.worker import main
 main()
 """
 

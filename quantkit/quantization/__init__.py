@@ -9,7 +9,7 @@ from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.quantization.annotation import annotate
-from quantkit.quantization.calibrate import Batch, collect, examples_at_once, open_observed
+from quantkit.quantization.calibration import Batch, collect, examples_at_once, open_observed
 from quantkit.quantization.corrections import correct_biases, equalize
 from quantkit.quantization.plan import Plan, Unit
 from quantkit.quantization.ranges import Provenance, Range, Ranges, graph_digest

@@ -2,7 +2,7 @@
 
 In a test of a plugin:
 
-    from quantkit.recipe.contract import broken_promises
+    from quantkit.recipes.contract import broken_promises
     from my_package import my_transform
 
     def test_my_transform_keeps_its_promises():

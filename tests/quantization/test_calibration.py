@@ -9,7 +9,7 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.ir.text import from_text
 from quantkit.quantization import Plan, Range, Ranges, Scheme, annotate, calibrate
-from quantkit.quantization.calibrate import collect, examples_at_once, memory_bound, open_observed
+from quantkit.quantization.calibration import collect, examples_at_once, memory_bound, open_observed
 
 TEXT = """
 inputs: x
