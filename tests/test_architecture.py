@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 # From the bottom to the top; quantkit/README.md tells what each is. Modules of one line do not import one another,
 # unless one package holds both.
 LAYERS = [
-    {"quantkit.errors"},
+    {"quantkit.errors", "quantkit.progress"},
     {"quantkit.ir"},
     {"quantkit.ops"},
     {"quantkit.formats", "quantkit.zoo", "quantkit.runtimes.session"},

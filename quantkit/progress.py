@@ -1,0 +1,42 @@
+"""Progress and messages of long calls, as values that any front end can render.
+
+A verb that may take more than two seconds accepts two callbacks:
+
+    on_progress(Progress("calibrating", done=3, total=100))
+    on_message("no preprocessing is known for this model: (x - 128) / 128 is assumed")
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State of one stage of a long call.
+
+    Attributes:
+        stage: name of the stage in the present participle: ``calibrating``.
+        done: number of finished steps.
+        total: number of all steps; None if it is not known.
+    """
+
+    stage: str
+    done: int
+    total: int | None = None
+
+    @property
+    def fraction(self) -> float | None:
+        """Finished part of the stage in [0, 1]; None if the total is not known."""
+        return self.done / self.total if self.total else None
+
+
+OnProgress = Callable[[Progress], None]
+OnMessage = Callable[[str], None]
+
+
+def ignore_progress(progress: Progress) -> None:
+    """Discard a progress report; the default of ``on_progress``."""
+
+
+def ignore_message(message: str) -> None:
+    """Discard a message; the default of ``on_message``."""
