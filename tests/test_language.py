@@ -18,13 +18,10 @@ from language import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-CHECKED = ("quantkit", "cli", "models", "assets", "tests", ".github", ".changes")
+CHECKED = ("quantkit", "cli", "models", "assets", "tests", ".github")
 
 # Not rewritten yet: path prefixes that are exempt until the package is. Remove a prefix with the rewrite.
 PENDING: tuple[str, ...] = (
-    ".changes/",
-    ".github/",
-    "CHANGELOG.md",
     "README.md",
     "assets/",
     "cli/",
