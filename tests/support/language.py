@@ -126,7 +126,7 @@ def load_phrases(path: Path = BANNED_WORDS) -> tuple[Phrase, ...]:
 def _compile(pattern: str) -> re.Pattern[str]:
     """Compile a pattern in which a space stands for any whitespace, bounded by words."""
     spaced = pattern.replace(" ?", r"\s*").replace(" ", r"\s+")
-    return re.compile(rf"(?<![\w-])(?:{spaced})(?![\w-])", re.IGNORECASE)
+    return re.compile(rf"(?<![\w-])(?:{spaced})(?![\w-])", re.IGNORECASE | re.MULTILINE)
 
 
 def collect_texts(path: Path, root: Path, *, strings: bool = True) -> list[Text]:
