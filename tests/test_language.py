@@ -128,6 +128,9 @@ PYTHON_PLACES = {
     "skip": 'Skip("can not")',
     "log": 'log("can not")',
     "help": 'parser.add_argument("--width", help="can not")',
+    "help with the default in bare parentheses": 'add_argument("--width", help="image width (128)")',
+    "help without a noun": 'add_argument("--width", help="of the images")',
+    "help with a full stop": 'add_argument("--width", help="image width.")',
     "metavar": 'parser.add_argument("--width", metavar="PICTURES")',
     "description": 'ArgumentParser(description="can not")',
     "epilog": 'ArgumentParser(epilog="can not")',
@@ -137,6 +140,8 @@ PYTHON_PLACES = {
     "test name": "def test_a_picture_is_read(): ...",
     "participle as function name": "def _kept(): ...",
     "class name": "class PictureSize: ...",
+    "argument without a noun": 'def f():\n    """Return a size.\n\n    Args:\n        x: of f.\n    """',
+    "error without a subject": 'def f():\n    """Return x.\n\n    Raises:\n        OSError: it fails.\n    """',
     "parameter": "def f(*, picture): ...",
     "lambda parameter": "f = lambda picture: 1",
     "variable": "found = 1",
@@ -185,6 +190,7 @@ def test_violation_in_markdown_is_found(place: str) -> None:
         '@property\ndef size(self):\n    """The size."""',
         "for image in images: ...",
         "picture.size()",
+        'add_argument("--width", help="image width (default: 128)")',
     ],
 )
 def test_standard_term_or_quoted_literal_passes(source: str) -> None:

@@ -17,13 +17,13 @@ import sys
 import tokenize
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 BANNED_WORDS = Path(__file__).with_name("banned_words.toml")
-PROSE = frozenset({"docstring", "comment", "string", "markdown"})
+PROSE = frozenset({"docstring", "comment", "string", "help", "markdown"})
 NAMES = frozenset({"function", "test", "class", "variable"})
 GROUPS = {"prose": PROSE | {"test"}, "name": NAMES - {"test"}}
 QUESTION_OPENING = re.compile(r"(What|Whether|How|Who)\b")
@@ -171,8 +171,8 @@ def collect_python(source: str, path: str, *, strings: bool = True) -> Iterator[
     for node in ast.walk(tree):
         yield from _names(node, path)
     if strings:
-        readable = {id(part) for node in ast.walk(tree) for part in _text_arguments(node)}
-        yield from _strings(tree, path, docstrings, readable)
+        kinds = {id(part): kind for node in ast.walk(tree) for part, kind in _text_arguments(node)}
+        yield from _strings(tree, path, docstrings, kinds)
 
 
 def _docstrings(
@@ -220,19 +220,23 @@ def _name_words(name: str) -> str:
     return " ".join(word.lower() for word in _NAME_WORD.findall(name))
 
 
-def _text_arguments(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the string literals in arguments that are read by people."""
+def _text_arguments(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    """Yield the parts of arguments that people read, with their kind."""
     if isinstance(node, ast.Call):
-        name = ast.unparse(node.func).rsplit(".", 1)[-1]
-        arguments = [keyword.value for keyword in node.keywords if keyword.arg in _TEXT_ARGUMENTS]
-        if _TEXT_CALLS.fullmatch(name):
-            arguments += node.args
-        for argument in arguments:
-            yield from ast.walk(argument)
+        for keyword in node.keywords:
+            if keyword.arg in _TEXT_ARGUMENTS:
+                kind = "help" if keyword.arg == "help" else "string"
+                yield from ((part, kind) for part in ast.walk(keyword.value))
+        if _TEXT_CALLS.fullmatch(ast.unparse(node.func).rsplit(".", 1)[-1]):
+            yield from ((part, "string") for argument in node.args for part in ast.walk(argument))
 
 
-def _strings(tree: ast.AST, path: str, docstrings: set[int], readable: set[int]) -> Iterator[Text]:
-    """Yield strings in arguments that people read, and all others that look like a sentence."""
+def _strings(tree: ast.AST, path: str, docstrings: set[int], kinds: Mapping[int, str]) -> Iterator[Text]:
+    """Yield strings in arguments that people read, and all others that look like a sentence.
+
+    Args:
+        kinds: ``string`` or ``help`` by the identity of a literal in an argument.
+    """
     excluded = set(docstrings)
     for node in ast.walk(tree):
         match node:
@@ -243,8 +247,8 @@ def _strings(tree: ast.AST, path: str, docstrings: set[int], readable: set[int])
                 pass
             case _:
                 continue
-        if id(node) in readable or _SENTENCE.search(text):
-            yield Text(path, node.lineno, "string", text)
+        if id(node) in kinds or _SENTENCE.search(text):
+            yield Text(path, node.lineno, kinds.get(id(node), "string"), text)
 
 
 def _comments(source: str, path: str) -> Iterator[Text]:
