@@ -79,7 +79,7 @@ def _shaped(recipe: Recipe, model: Model, graph: Graph) -> Recipe:
     if model.card is None or len(model.card.inputs) != 1:
         return recipe
     card_input = model.card.inputs[0]
-    if graph.inputs != graph.with_ends([card_input.name], None).inputs:
+    if graph.inputs != graph.with_endpoints([card_input.name], None).inputs:
         return recipe
     shape = {"type": (card_input.dtype.value,), "shape": (",".join(map(str, card_input.shape)),)}
     steps = (

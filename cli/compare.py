@@ -120,7 +120,7 @@ def _graph(args: Namespace, model: Model, *, raw: bool = False) -> Graph:
     if raw:
         return graph
     if args.inputs or args.outputs:
-        return graph.with_ends(args.inputs, args.outputs)
+        return graph.with_endpoints(args.inputs, args.outputs)
     if graph.inputs and graph.outputs:
         return graph
     return choose_ends(graph, model.card, list_cards())

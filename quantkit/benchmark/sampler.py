@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
-from quantkit.ir.uncollected import uncollected
+from quantkit.ir.garbage_collection import garbage_collection_paused
 
 Clock = Callable[[], float]
 Call = Callable[[], object]
@@ -82,7 +82,7 @@ def warm_up(call: Call, rule: WarmUpRule = WarmUpRule(), clock: Clock = perf_cou
 def timed(call: Call, count: int, clock: Clock = perf_counter) -> tuple[float, ...]:
     """Seconds of ``count`` calls, one by one; the garbage collector waits until they are over."""
     seconds = []
-    with uncollected():
+    with garbage_collection_paused():
         for _ in range(count):
             start = clock()
             call()

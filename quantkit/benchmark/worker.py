@@ -156,7 +156,7 @@ def read_model(path: Path, inputs: list[str] | None, outputs: list[str] | None) 
     for card in list_cards():
         ends = [[end.name for end in ends] for ends in (card.inputs, card.outputs)]
         if all(name in graph for names in ends for name in names):
-            return graph.with_ends(ends[0], outputs or ends[1])
+            return graph.with_endpoints(ends[0], outputs or ends[1])
     raise UsageError(f"{path.name} has no placeholder, so it is not known where it is fed", hint="give --inputs NODE")
 
 

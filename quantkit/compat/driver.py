@@ -9,15 +9,15 @@ from quantkit.compat.transforms import NodeDef
 from quantkit.compat.transforms.nodes import edges, from_graph, to_graph
 from quantkit.compat.transforms.table import ClassicTransform, Context, check_inputs
 from quantkit.errors import GraphError, QuantkitError, RecipeError
+from quantkit.ir.garbage_collection import garbage_collection_paused
 from quantkit.ir.graph import Graph, Versions
-from quantkit.ir.uncollected import uncollected
 from quantkit.recipes.grammar import Step
 from quantkit.recipes.recipe import IGNORE_ERRORS, Recipe
 from quantkit.recipes.trace import STOP, Check, Record, Trace, judged, op_changes
 from quantkit.transforms import registry
 
 
-@uncollected()
+@garbage_collection_paused()
 def run_classic(
     recipe: Recipe,
     graph: Graph,

@@ -68,7 +68,9 @@ def _variables(graph: Graph) -> list[Node]:
 
 
 def _outputs(graph: Graph) -> list[Node]:
-    return [node for node in graph.nodes.values() if node.name not in graph.readers and node.op not in UNLIKELY_OUTPUTS]
+    return [
+        node for node in graph.nodes.values() if node.name not in graph.node_uses and node.op not in UNLIKELY_OUTPUTS
+    ]
 
 
 def _info(node: Node) -> str:

@@ -35,7 +35,7 @@ def _with_own_lists(graph: Graph) -> Graph:
                 if graph[edge.node].op == RESERVED and edge.node in taken:
                     copy = graph[edge.node].with_(name=free_name(graph, f"{edge.node}/of/{node.name}/{slot}"))
                     nodes.append(copy)
-                    node = node.reading(slot, Edge(copy.name))
+                    node = node.with_input(slot, Edge(copy.name))
                 taken.add(edge.node)
         nodes.append(node)
     return graph.with_nodes(nodes) if len(nodes) > len(graph) else graph

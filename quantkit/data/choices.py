@@ -65,7 +65,7 @@ def choose_ends(
     """
     source = Edge.parse(input_layer) if input_layer else _input(graph, card)
     result = Edge.parse(output_layer) if output_layer else _output(graph, card, cards)
-    chosen = graph.with_ends([source], [result])
+    chosen = graph.with_endpoints([source], [result])
     needed = chosen.reachable()
     unfed = [name for name in graph.nodes if name in needed and graph[name].op == "Placeholder" and name != source.node]
     if unfed:
@@ -177,7 +177,7 @@ def _input(graph: Graph, card: ModelCard | None) -> Edge:
 def _output(graph: Graph, card: ModelCard | None, cards: Iterable[ModelCard]) -> Edge:
     if card is not None:
         return Edge.parse(card.outputs[0].name)
-    unread = graph.outputs or tuple(Edge(name) for name in graph.nodes if name not in graph.readers)
+    unread = graph.outputs or tuple(Edge(name) for name in graph.nodes if name not in graph.node_uses)
     known = {Edge.parse(one.outputs[0].name) for one in cards}
     of_cards = tuple(edge for edge in unread if edge in known)
     softmax = tuple(edge for edge in unread if graph[edge.node].op == "Softmax")

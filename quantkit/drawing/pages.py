@@ -78,7 +78,7 @@ def paged(graph: Graph, limit: int = LIMIT) -> tuple[Page, ...]:
 
 def is_folded_in(graph: Graph, node: Node) -> bool:
     """Whether a node is not drawn: a constant that somebody reads."""
-    return node.is_constant and node.name in graph.readers and node.name not in graph.output_names
+    return node.is_constant and node.name in graph.node_uses and node.name not in graph.output_names
 
 
 class _Pager:
@@ -203,7 +203,7 @@ class _Pager:
             node = self.graph[name]
             for place, source in enumerate(node.sources):
                 yield source, name, place >= len(node.inputs)
-            for use in self.graph.readers.get(name, ()):
+            for use in self.graph.node_uses.get(name, ()):
                 if use.node.name not in home:
                     yield name, use.node.name, use.slot < 0
 

@@ -144,7 +144,7 @@ class _Run:
 
 def _open(graph: Graph, probes: Iterable[Probe], runtime: str, options: SessionOptions) -> Session:
     """A session that gives every tensor that is compared."""
-    observed = graph.with_ends(None, list(dict.fromkeys(edge for probe in probes for edge in probe.edges)))
+    observed = graph.with_endpoints(None, list(dict.fromkeys(edge for probe in probes for edge in probe.edges)))
     if graph.dialect == onnx.DIALECT:
         engines = ("onnxruntime", "openvino")
     else:

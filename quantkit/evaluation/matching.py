@@ -209,7 +209,7 @@ class Places:
         return self.plain(edge)
 
     def _sole_reader(self, node: Node) -> Node | None:
-        readers = {use.node.name for use in self.graph.readers.get(node.name, ()) if use.slot >= 0} & self.live.keys()
+        readers = {use.node.name for use in self.graph.node_uses.get(node.name, ()) if use.slot >= 0} & self.live.keys()
         return self.live[readers.pop()] if len(readers) == 1 and node.name not in self.graph.output_names else None
 
     def _passes(self, node: Node) -> bool:

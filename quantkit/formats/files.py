@@ -12,8 +12,8 @@ from typing import BinaryIO
 from quantkit.errors import GraphError, InputError, QuantkitError, UsageError
 from quantkit.formats import graphdef, onnx, saved_model, wire
 from quantkit.formats.kinds import ENDINGS, HEAD_BYTES, KINDS, is_text, kind_of, opened
+from quantkit.ir.garbage_collection import garbage_collection_paused
 from quantkit.ir.graph import Edge, Graph
-from quantkit.ir.uncollected import uncollected
 from quantkit.ops.tensorflow.signatures import num_outputs
 
 Ends = Iterable[Edge | str] | None
@@ -62,7 +62,7 @@ def decode(data: bytes) -> Graph:
     return onnx.decode(data) if is_onnx else with_guessed_ends(graphdef.decode(data))
 
 
-@uncollected()
+@garbage_collection_paused()
 def load(path: str | os.PathLike[str], inputs: Ends = None, outputs: Ends = None) -> Graph:
     """Read a GraphDef, binary or text, or an ONNX model; large tensors stay in the file until they are used.
 
@@ -86,7 +86,7 @@ def load(path: str | os.PathLike[str], inputs: Ends = None, outputs: Ends = None
             raise InputError("it holds no nodes")
     except QuantkitError as error:
         raise _explained(error, path, kind) from None
-    graph = with_guessed_ends(graph).with_ends(_found(graph, inputs), _found(graph, outputs))
+    graph = with_guessed_ends(graph).with_endpoints(_found(graph, inputs), _found(graph, outputs))
     _check_ports(graph)
     return graph
 
@@ -129,9 +129,9 @@ def with_guessed_ends(graph: Graph) -> Graph:
     """The graph with inputs and outputs where it has none: placeholders, and what nobody reads."""
     inputs = graph.inputs or [name for name, node in graph.nodes.items() if node.op == "Placeholder"]
     outputs = graph.outputs or [
-        name for name, node in graph.nodes.items() if name not in graph.readers and node.op not in NOT_OUTPUTS
+        name for name, node in graph.nodes.items() if name not in graph.node_uses and node.op not in NOT_OUTPUTS
     ]
-    return graph.with_ends(inputs, outputs)
+    return graph.with_endpoints(inputs, outputs)
 
 
 def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = None) -> None:

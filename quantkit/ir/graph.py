@@ -111,7 +111,7 @@ class Node:
         merged = {**self.attrs, **changes}
         return replace(self, attrs={key: value for key, value in merged.items() if value is not None})
 
-    def reading(self, slot: int, edge: Edge | str) -> Self:
+    def with_input(self, slot: int, edge: Edge | str) -> Self:
         """A copy whose input ``slot`` is another edge."""
         new = Edge.parse(edge) if isinstance(edge, str) else edge
         return replace(self, inputs=(*self.inputs[:slot], new, *self.inputs[slot + 1 :]))
@@ -219,7 +219,7 @@ class Graph:
         """The same graph with other nodes."""
         return replace(self, nodes={node.name: node for node in nodes})
 
-    def with_ends(self, inputs: Iterable[Edge | str] | None, outputs: Iterable[Edge | str] | None) -> Self:
+    def with_endpoints(self, inputs: Iterable[Edge | str] | None, outputs: Iterable[Edge | str] | None) -> Self:
         """The same graph with other inputs and outputs (None keeps them); every name is looked up.
 
         Raises:
@@ -250,7 +250,7 @@ class Graph:
         return len(self.nodes)
 
     @cached_property
-    def ends(self) -> frozenset[str]:
+    def endpoint_names(self) -> frozenset[str]:
         """Names of the nodes whose tensors are fed or asked for: they keep their names."""
         return frozenset(edge.node for edge in (*self.inputs, *self.outputs))
 
@@ -274,7 +274,7 @@ class Graph:
         return {edge: tuple(uses) for edge, uses in found.items()}
 
     @cached_property
-    def readers(self) -> Mapping[str, tuple[Use, ...]]:
+    def node_uses(self) -> Mapping[str, tuple[Use, ...]]:
         """Who reads any tensor of a node or waits for it (slot -1), in file order."""
         found: dict[str, list[Use]] = {}
         for node in self.nodes.values():
@@ -286,7 +286,7 @@ class Graph:
 
     def is_shared(self, node: Node) -> bool:
         """Whether more than one reader, or the graph's caller, sees the node."""
-        return len(self.readers.get(node.name, ())) + (node.name in self.ends) > 1
+        return len(self.node_uses.get(node.name, ())) + (node.name in self.endpoint_names) > 1
 
     def constant_of(self, edge: Edge) -> Tensor | None:
         """The tensor that a constant puts on the edge, or None."""
@@ -319,7 +319,7 @@ class Graph:
             waiting[node.name] = count + len(node.controls)
             if not waiting[node.name]:
                 stack.append(node.name)
-        readers = self.readers
+        readers = self.node_uses
         done: list[str] = []
         while stack:
             name = stack.pop()

@@ -222,14 +222,14 @@ def free_name(graph: Graph, wanted: str) -> str:
     return next(name for number in count(1) if (name := f"{wanted}_{number}") not in graph)
 
 
-def shared_with(graph: Graph, node: Node, reader: Node) -> str:
+def sharing_reason(graph: Graph, node: Node, reader: Node) -> str:
     """A clause that says who needs the tensors of ``node`` besides one slot of ``reader``; empty: nobody.
 
     Nodes that only wait for ``node`` do not see its values, and do not count.
     """
-    if node.name in graph.ends:
+    if node.name in graph.endpoint_names:
         return f"{node.name} is an {'output' if node.name in graph.output_names else 'input'} of the graph"
-    readings = (use.node.name for use in graph.readers.get(node.name, ()) if use.slot >= 0)
+    readings = (use.node.name for use in graph.node_uses.get(node.name, ()) if use.slot >= 0)
     first = list(islice(readings, 2))
     if len(first) < 2:
         return ""
@@ -259,10 +259,10 @@ class _UseList(Sequence[Use]):
 
 
 class _Readers(Mapping[str, Sequence[Use]]):
-    """`Graph.readers` of a graph whose nodes change: touched names are kept as tables, the others as they were."""
+    """`Graph.node_uses` of a graph whose nodes change: touched names are kept as tables, the others as they were."""
 
     def __init__(self, graph: Graph, nodes: Mapping[str, Node]) -> None:
-        self._before = graph.readers
+        self._before = graph.node_uses
         self._nodes = nodes
         self._tables: dict[str, dict[tuple[str, int], None]] = {}
         self._num_readings: dict[str, int] = {}
@@ -338,7 +338,7 @@ class _Workpiece:
         self._readers = _Readers(graph, self._nodes)
         self._in_front: dict[str, list[str]] = {}
         self.view = replace(graph, nodes=self._nodes)
-        self.view.__dict__.update(readers=self._readers, uses=_Uses(self._readers))
+        self.view.__dict__.update(node_uses=self._readers, uses=_Uses(self._readers))
 
     def rewrite(self, root: Node, made: Sequence[Node]) -> None:
         """Put the nodes a rule made in the place of ``root``."""
@@ -374,7 +374,7 @@ class _Workpiece:
         while stack:
             name = stack.pop()
             node = self._nodes.get(name)
-            if node is None or name in self.view.ends or self._readers.is_read(name):
+            if node is None or name in self.view.endpoint_names or self._readers.is_read(name):
                 continue
             waiting = tuple(self._readers[name])
             sources = [edge.node for edge in node.inputs]

@@ -120,7 +120,7 @@ def load_model(
     if kind == "keras":
         from quantkit.model.importers.keras import freeze_keras
 
-        return Model(text, freeze_keras(path).with_ends(inputs, outputs), path)
+        return Model(text, freeze_keras(path).with_endpoints(inputs, outputs), path)
     if kind in ("onnx", "tflite", "openvino"):
         return Model(text, None, path, card, ends=(inputs, outputs))
     if card:
@@ -167,14 +167,14 @@ def load(
             f"signature, tags and checkpoint belong to files, not to a {type(model).__name__}", hint="leave them out"
         )
     if isinstance(model, Graph):
-        return model.with_ends(inputs, outputs)
+        return model.with_endpoints(inputs, outputs)
     if isinstance(model, bytes):
-        return formats.decode(model).with_ends(inputs, outputs)
+        return formats.decode(model).with_endpoints(inputs, outputs)
     if hasattr(model, "SerializeToString"):
         return load(_serialized(model), inputs, outputs)
     from quantkit.model.importers import freeze
 
-    return freeze.freeze_object(model).with_ends(inputs, outputs)
+    return freeze.freeze_object(model).with_endpoints(inputs, outputs)
 
 
 def _check_extras(text: str, kind: str, *, has_uses: bool, has_checkpoint: bool) -> None:
@@ -206,7 +206,7 @@ def _random(name: str, card: ModelCard | None, inputs: Ends, outputs: Ends, seed
             f"--random-weights builds the architecture of a card, and {name!r} is none",
             hint="quantkit models list names the cards",
         )
-    graph = random_graph(card.name, seed=seed).with_ends(*_card_ends(card, inputs, outputs))
+    graph = random_graph(card.name, seed=seed).with_endpoints(*_card_ends(card, inputs, outputs))
     return Model(name, graph, card=card, has_random_weights=True)
 
 

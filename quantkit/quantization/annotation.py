@@ -110,7 +110,7 @@ class _Annotation:
     def _objection_to_storing(self, layer: Node) -> str:
         """Why a layer's weights can not be stored as codes; empty: they can."""
         weights = self.graph.constant_of(layer.inputs[WEIGHTS_SLOT])
-        if weights is None or layer.inputs[WEIGHTS_SLOT].node in self.graph.ends:
+        if weights is None or layer.inputs[WEIGHTS_SLOT].node in self.graph.endpoint_names:
             return "its weights are not constant"
         if weights.dtype is not DType.FLOAT:
             return "its weights are not float"
@@ -171,7 +171,7 @@ class _Annotation:
     def _sole_reader(self, edge: Edge) -> tuple[Node, int] | None:
         """The only node that reads an edge, and in which slot."""
         uses = self.graph.uses.get(edge, ())
-        if len(uses) != 1 or edge.node in self.graph.ends or uses[0].node.name not in self.place:
+        if len(uses) != 1 or edge.node in self.graph.endpoint_names or uses[0].node.name not in self.place:
             return None
         return uses[0].node, uses[0].slot
 
@@ -277,10 +277,10 @@ class _Annotation:
 
     def _is_averaged(self, edge: Edge) -> bool:
         """Whether nothing but averages over all positions reads an edge, by itself or joined with others."""
-        readers = [use.node for use in self.graph.readers.get(edge.node, ())]
+        readers = [use.node for use in self.graph.node_uses.get(edge.node, ())]
         return (
             bool(readers)
-            and edge.node not in self.graph.ends
+            and edge.node not in self.graph.endpoint_names
             and all(
                 self._is_averaged(Edge(node.name))
                 if node.op in CONCATS

@@ -67,7 +67,7 @@ def open_observed(graph: Graph, plan: Plan, runtime: str = AUTO) -> Session:
     """
     fed = set(graph.inputs)
     wanted = dict.fromkeys(edge for edge in (*graph.outputs, *plan.edges, *plan.averaged) if edge not in fed)
-    return open_session(graph.with_ends(None, wanted), runtime)
+    return open_session(graph.with_endpoints(None, wanted), runtime)
 
 
 def examples_at_once(graph: Graph, plan: Plan) -> int:

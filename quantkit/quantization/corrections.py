@@ -47,7 +47,7 @@ def correct_biases(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
             shift = _shift(graph[unit.layer], weights, plan, unit, np.asarray(means))
             corrected = _by_channel(value, len(shift)).astype(np.float64) - shift
             bias = constant(f"{unit.bias}/corrected", corrected.astype(np.float32))
-            draft.replace(unit.bias, bias, node.reading(slot, bias.name))
+            draft.replace(unit.bias, bias, node.with_input(slot, bias.name))
     return draft.graph()
 
 
@@ -94,8 +94,8 @@ def _is_exact(graph: Graph, first: Unit, second: Unit) -> bool:
         not first.add
         and (not first.activation or graph[first.activation].op == "Relu")
         and len(graph.uses.get(first.output, ())) == 1
-        and first.output.node not in graph.ends
-        and all(len(graph.uses.get(Edge(name), ())) == 1 and name not in graph.ends for name in constants)
+        and first.output.node not in graph.endpoint_names
+        and all(len(graph.uses.get(Edge(name), ())) == 1 and name not in graph.endpoint_names for name in constants)
     )
 
 

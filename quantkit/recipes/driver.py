@@ -6,9 +6,9 @@ from typing import Any
 
 from quantkit.errors import GraphError, QuantkitError, RecipeError, did_you_mean
 from quantkit.ir.check import verify
+from quantkit.ir.garbage_collection import garbage_collection_paused
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
-from quantkit.ir.uncollected import uncollected
 from quantkit.recipes.grammar import Step
 from quantkit.recipes.named import NAMED, find_recipe
 from quantkit.recipes.recipe import IGNORE_ERRORS, Recipe, parse, read_options
@@ -16,7 +16,7 @@ from quantkit.recipes.trace import STOP, Check, Record, Trace, judged, node_chan
 from quantkit.transforms.registry import OptionError, Transform
 
 
-@uncollected()
+@garbage_collection_paused()
 def run(
     recipe: Recipe,
     graph: Graph,
@@ -122,7 +122,7 @@ def transform(graph: Graph, recipe: Recipe | str, *, classic: bool = False, **se
     if isinstance(recipe, str):
         is_named = recipe in NAMED or recipe.endswith(".toml")
         recipe = find_recipe(recipe) if is_named else _parsed(recipe, classic)
-    graph = graph.with_ends(recipe.inputs or None, recipe.outputs or None)
+    graph = graph.with_endpoints(recipe.inputs or None, recipe.outputs or None)
     return run(recipe, graph, services=services, classic=classic)[0]
 
 

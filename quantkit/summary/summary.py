@@ -197,7 +197,7 @@ def _next_step(graph: Graph, name: str) -> str:
     if is_eight_bit(graph):
         return f"quantkit benchmark {name}: {ALREADY}"
     norms = sum(counts.get(op, 0) for op in BATCH_NORMS)
-    passing = sum(node.op in PASSING for node in graph.nodes.values() if node.name not in graph.ends)
+    passing = sum(node.op in PASSING for node in graph.nodes.values() if node.name not in graph.endpoint_names)
     if norms or passing:
         what = " and ".join(
             f"{count} {kind}{'s' * (count > 1)}"
@@ -209,7 +209,9 @@ def _next_step(graph: Graph, name: str) -> str:
 
 
 def _next_step_of_onnx(graph: Graph, name: str) -> str:
-    passing = sum(node.op in ("Identity", "Dropout") for node in graph.nodes.values() if node.name not in graph.ends)
+    passing = sum(
+        node.op in ("Identity", "Dropout") for node in graph.nodes.values() if node.name not in graph.endpoint_names
+    )
     if is_eight_bit(graph):
         return f"quantkit benchmark {name}: {ALREADY}"
     if passing:

@@ -72,7 +72,7 @@ def _with_constants_in_loops(graph: Graph) -> Graph:
     stack = [
         (name, source, _read_in(node, frames))
         for name, node in graph.nodes.items()
-        if name not in floating or name in graph.ends or name not in graph.readers
+        if name not in floating or name in graph.endpoint_names or name not in graph.node_uses
         for source in node.sources
         if source in floating
     ]
@@ -98,7 +98,7 @@ def _each_in_its_loop(
     changed: dict[str, Node] = {}
     for name, frames in readers.items():
         inside = [frame for frame in frames if frame in merges]
-        is_wanted = name in graph.ends or len(inside) < len(frames)
+        is_wanted = name in graph.endpoint_names or len(inside) < len(frames)
         for frame in inside:
             waiting = graph[name].with_(controls=(merges[frame],))
             if not is_wanted:

@@ -61,7 +61,7 @@ def theirs(graph: Graph) -> Graph:
     kinds = {node.name: node.attr["dtype"].type for node in given.node if node.op == "Placeholder"}
     inputs, outputs = ([edge.node for edge in edges] for edges in (graph.inputs, graph.outputs))
     found = optimize_for_inference(given, inputs, outputs, [kinds[name] for name in inputs])
-    return graphdef.decode(found.SerializeToString()).with_ends(graph.inputs, graph.outputs)
+    return graphdef.decode(found.SerializeToString()).with_endpoints(graph.inputs, graph.outputs)
 
 
 def num_nodes(graph: Graph) -> int:

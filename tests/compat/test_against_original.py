@@ -76,7 +76,7 @@ KEEPING = [case for case in classic_cases() if has_answers_to_keep(case)]
 @pytest.mark.parametrize("case", KEEPING, ids=lambda case: case.name)
 def test_without_classic_answers_stay(case: ClassicCase) -> None:
     try:
-        graph = case.graph.with_ends(names_of(case.inputs), names_of(case.outputs))
+        graph = case.graph.with_endpoints(names_of(case.inputs), names_of(case.outputs))
         verify(graph)
         recipe = parse(case.transforms)
     except QuantkitError:

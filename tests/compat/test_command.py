@@ -139,4 +139,4 @@ def test_spellings_of_inputs_survive() -> None:
     nodes = (fed("x", 2), node("a", "Add", "^x", "x:0", "x"))
     made = qk.transform(Graph.of(nodes, ["x"], ["a"]), "remove_device", classic=True)
     assert made["a"].written_inputs == ("^x", "x:0", "x")
-    assert made["a"].reading(0, "y").written_inputs == ("y", "x", "^x")
+    assert made["a"].with_input(0, "y").written_inputs == ("y", "x", "^x")

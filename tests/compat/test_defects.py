@@ -320,7 +320,7 @@ def test_11_an_axis_may_count_from_the_end() -> None:
     assert "FusedBatchNorm" not in ops(after)
     assert is_right(graph, after)
     second = fed("z", 1, 4, 4, 2)
-    other = layers[1][1].reading(0, "z")
+    other = layers[1][1].with_input(0, "z")
     graph = graph_of((X, second, *layers[0], layers[1][0], other, axis, joined, *STATISTICS, norm), "y", "x,z")
     with pytest.raises(GraphError, match="the original crashes here"):
         classic(graph, "fold_old_batch_norms", "x,z")
@@ -389,7 +389,7 @@ end
 
 def calling(text: str, outputs: str = "y") -> Graph:
     graph = from_text(CALLS.format(call=f"c = {text}"))
-    return graph.with_ends(None, outputs.split(","))
+    return graph.with_endpoints(None, outputs.split(","))
 
 
 def test_16_stateful_calls_are_inlined() -> None:

@@ -379,7 +379,7 @@ def test_what_only_has_to_run_before_is_left_out() -> None:
 
 
 def test_fed_in_the_middle() -> None:
-    graph = CASES["bias_and_relu"].with_ends(["conv"], ["y"])
+    graph = CASES["bias_and_relu"].with_endpoints(["conv"], ["y"])
     made = convert(graph)
     assert made.inputs == (Edge("conv"),)
     assert made["conv"].attrs == {"dtype": FLOAT, "shape": Shape((2, 4, 3, 6))}

@@ -82,7 +82,7 @@ def test_a_conversion_is_made_once(cache: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_other_nodes_and_other_ends_are_other_conversions(cache: Path) -> None:
     graph = Graph.of([placeholder("x", None, 2), node("y", "Atan", "x"), node("z", "Neg", "y")], ["x"], ["z"])
-    digests = {cache.digest(one, ()) for one in (graph, graph.with_ends(["y"], None), small(), small("Sin"))}
+    digests = {cache.digest(one, ()) for one in (graph, graph.with_endpoints(["y"], None), small(), small("Sin"))}
     assert len(digests) == 4
 
 
@@ -140,7 +140,7 @@ def test_what_is_called_hopeless_is_unknown_to_tf2onnx() -> None:
 
 def test_an_output_that_does_not_exist_is_the_graphs_fault(cache: Path) -> None:
     with pytest.raises(GraphError, match="'y:3'"):
-        to_onnx(small().with_ends(None, ["y:3"]))
+        to_onnx(small().with_endpoints(None, ["y:3"]))
 
 
 def test_a_full_disk_is_no_reason_to_fail(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,8 +92,8 @@ def test_an_unknown_layer_gets_a_suggestion() -> None:
 
 
 def test_encoded_pictures_need_tensorflow() -> None:
-    assert needs_tensorflow(RELEASE_LIKE.with_ends(["DecodeJpeg/contents"], ["softmax"]))
-    assert not needs_tensorflow(RELEASE_LIKE.with_ends(["DecodeJpeg:0"], ["softmax"]))
+    assert needs_tensorflow(RELEASE_LIKE.with_endpoints(["DecodeJpeg/contents"], ["softmax"]))
+    assert not needs_tensorflow(RELEASE_LIKE.with_endpoints(["DecodeJpeg:0"], ["softmax"]))
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_every_node_is_drawn_once_and_pages_keep_their_limit(names: list[str], l
 def test_paging_is_linear() -> None:
     def work(size: int) -> Callable[[], object]:
         graph = chain([f"s{number % 7}/n{number}" for number in range(size)])
-        _ = graph.order, graph.readers
+        _ = graph.order, graph.node_uses
         return lambda: paged(graph)
 
     # Pages lie as deep at both sizes: each level of them looks at all nodes once.

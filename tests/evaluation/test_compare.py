@@ -90,8 +90,8 @@ def test_the_numbers_are_those_of_the_formulas() -> None:
     rows = {row.name: row for row in found.rows}
     assert rows["layer_0"].sqnr == inf
     with (
-        qk.open_session(first.with_ends(None, ["layer_1"]), "reference") as one,
-        qk.open_session(second.with_ends(None, ["layer_1"]), "reference") as other,
+        qk.open_session(first.with_endpoints(None, ["layer_1"]), "reference") as one,
+        qk.open_session(second.with_endpoints(None, ["layer_1"]), "reference") as other,
     ):
         pairs = [(one.run({"x": row[None]})["layer_1"], other.run({"x": row[None]})["layer_1"]) for row in batch]
     mine, theirs = (np.stack(values).astype(np.float64) for values in zip(*pairs, strict=True))
@@ -126,7 +126,7 @@ def test_nan_and_dead_and_constant_layers_are_named() -> None:
     graph = layered()
     offsets = constant("layer_1/offsets", np.full(5, -1e6, np.float32))
     silent = graph.with_nodes(offsets if node.name == offsets.name else node for node in graph.nodes.values())
-    dead = run(graph, silent.with_ends(None, ["layer_1"]), batches=[DATA])
+    dead = run(graph, silent.with_endpoints(None, ["layer_1"]), batches=[DATA])
     assert dead.first_bad is not None
     assert dead.first_bad.name == "layer_1/biased"
     assert dead.bad[-1].problems == ("dead (all zero) in the second",)
@@ -307,7 +307,7 @@ def test_what_an_activation_cuts_off_is_no_difference() -> None:
     graph = layered(WEIGHTS[:1])
     checked = Node("checked", "CheckNumerics", (Edge("layer_0/biased"),), attrs={**FLOAT, "message": b""})
     passed = Node("passed", "Identity", (Edge("layer_0/biased"),), ("checked",), attrs=FLOAT)
-    nodes = [node.reading(0, "passed") if node.name == "layer_0" else node for node in graph.nodes.values()]
+    nodes = [node.with_input(0, "passed") if node.name == "layer_0" else node for node in graph.nodes.values()]
     first = graph.with_nodes([*nodes, checked, passed])
     ranges = qk.calibrate(graph, [DATA], target="eightbit", runtime="reference")
     found = run(first, qk.quantize(graph, ranges, "eightbit"), batches=[DATA])

@@ -51,7 +51,7 @@ def test_outputs_are_numbered_as_in_a_graph_and_named_as_in_a_function() -> None
     assert dict(halves.control_ret) == {"done": "nothing"}
     assert [arg.name for arg in halves.signature.output_arg] == ["mean", "second"]
     assert dict(helper.ret) == {"out": "x"}
-    again = graphdef.decode(graphdef.encode(graph)).with_ends(graph.inputs, graph.outputs)
+    again = graphdef.decode(graphdef.encode(graph)).with_endpoints(graph.inputs, graph.outputs)
     assert to_text(again) == to_text(graph)
 
 

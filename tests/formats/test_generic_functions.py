@@ -82,7 +82,7 @@ def node(name: str, op: str, *inputs: str, **attrs: str) -> str:
 
 def graph_of(*nodes: str) -> Graph:
     x = node("x", "Placeholder", dtype=FLOAT, shape="{shape {dim {size: 3}}}")
-    return graphdef.decode_text("".join((x, *nodes)) + FUNCTIONS).with_ends(["x"], None)
+    return graphdef.decode_text("".join((x, *nodes)) + FUNCTIONS).with_endpoints(["x"], None)
 
 
 def test_calls_of_all_kinds_say_what_the_function_is() -> None:
@@ -97,7 +97,7 @@ def test_calls_of_all_kinds_say_what_the_function_is() -> None:
         node("y", "AddV2", "e", "g:2", T=FLOAT),
         node("k", "AddV2", "b", "d", T=INT32),
         node("z", "AddV2", "k", "e:1", T=INT32),
-    ).with_ends(None, ["y", "z"])
+    ).with_endpoints(None, ["y", "z"])
     outcome = inline_functions.outcome(graph)
     assert not outcome.skips
     made = remove_unused_functions(outcome.graph)
@@ -113,7 +113,7 @@ def test_calls_of_all_kinds_say_what_the_function_is() -> None:
 
 
 def test_what_a_call_leaves_open_is_told() -> None:
-    graph = graph_of(node("y", "twice", "x")).with_ends(None, ["y"])
+    graph = graph_of(node("y", "twice", "x")).with_endpoints(None, ["y"])
     outcome = inline_functions.outcome(graph)
     assert outcome.graph.nodes == graph.nodes
     assert str(outcome.skips[0]) == "y: function 'twice' is made for several types or numbers, and nothing says its T"
@@ -143,7 +143,7 @@ def test_functions_that_take_functions_are_left() -> None:
 def test_one_that_leads_back_to_itself_is_not_written_out() -> None:
     text = FUNCTIONS.replace('op: "AddV2" input: "v" input: "v"', 'op: "twice" input: "v"').replace("s:z:0", "s:r:0")
     x = node("x", "Placeholder", dtype=FLOAT)
-    graph = graphdef.decode_text(x + node("y", "twice", "x", T=FLOAT) + text).with_ends(["x"], ["y"])
+    graph = graphdef.decode_text(x + node("y", "twice", "x", T=FLOAT) + text).with_endpoints(["x"], ["y"])
     outcome = inline_functions.outcome(graph)
     assert outcome.graph.nodes == graph.nodes
     assert str(outcome.skips[0]) == "y: function 'twice' calls itself"

@@ -10,14 +10,14 @@ from quantkit.errors import GraphError
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import any_, op
-from quantkit.ir.rewrite import Skip, apply_rules, free_name, rule, shared_with
+from quantkit.ir.rewrite import Skip, apply_rules, free_name, rule, sharing_reason
 from quantkit.ir.text import from_text, to_text
 
 
 @rule(op("Neg")(op("Neg", "inner")(any_("x"))))
 def twice(graph: Graph, root: Node, inner: Node) -> list[Node] | Skip:
     """-(-x) is x."""
-    shared = shared_with(graph, inner, root)
+    shared = sharing_reason(graph, inner, root)
     return Skip(shared) if shared else [root.with_(op="Identity", inputs=inner.inputs)]
 
 
@@ -135,8 +135,8 @@ def test_a_rule_sees_current_readers_and_uses() -> None:
 
     @rule(op("Relu"))
     def look(graph: Graph, root: Node) -> Sequence[Node] | None:
-        seen.append((len(graph.readers["a"]), len(graph.uses[Edge("a")])))
-        assert all(use.node is graph[use.node.name] for use in graph.readers["a"])
+        seen.append((len(graph.node_uses["a"]), len(graph.uses[Edge("a")])))
+        assert all(use.node is graph[use.node.name] for use in graph.node_uses["a"])
         return None
 
     text = "outputs: c\nx = Placeholder()\na = Exp(x)\nb = Square(a, ^a)\nc = Relu(b)"
@@ -154,11 +154,11 @@ def test_who_shares() -> None:
         c = Relu(b, ^a)
         d = Relu(b)
     """)
-    assert shared_with(graph, graph["a"], graph["b"]) == "b reads a twice"
-    assert shared_with(graph, graph["b"], graph["c"]) == "b is shared: d reads it too"
-    assert shared_with(graph, graph["c"], graph["d"]) == "c is an output of the graph"
-    assert shared_with(graph, graph["x"], graph["a"]) == "x is an input of the graph"
-    assert shared_with(graph, graph["d"], graph["c"]) == ""
+    assert sharing_reason(graph, graph["a"], graph["b"]) == "b reads a twice"
+    assert sharing_reason(graph, graph["b"], graph["c"]) == "b is shared: d reads it too"
+    assert sharing_reason(graph, graph["c"], graph["d"]) == "c is an output of the graph"
+    assert sharing_reason(graph, graph["x"], graph["a"]) == "x is an input of the graph"
+    assert sharing_reason(graph, graph["d"], graph["c"]) == ""
 
 
 @st.composite

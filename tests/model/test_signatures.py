@@ -85,7 +85,7 @@ def test_names_follow_the_ends_of_a_rewritten_graph() -> None:
     assert signature.following(before, after) == Signature(
         "mine", {"pixels": Edge("b")}, {"scores": Edge("a"), "positive": Edge("z")}
     )
-    assert signature.following(before, after.with_ends(None, ["z"])).outputs["positive"] == Edge("z")
+    assert signature.following(before, after.with_endpoints(None, ["z"])).outputs["positive"] == Edge("z")
 
 
 def save_second_kind(folder: Path) -> None:

@@ -51,7 +51,7 @@ def test_numbers_computed_of_shapes(lines: str, known: object) -> None:
 
 def test_numbers_of_data_are_not_known() -> None:
     assert told("y = Cast(shape, SrcT=int32, DstT=float)") is None
-    fed = from_text(HEAD + "y = Identity(shape, T=int32)").with_ends(["shape"], ["y"])
+    fed = from_text(HEAD + "y = Identity(shape, T=int32)").with_endpoints(["shape"], ["y"])
     assert Edge("y") not in infer(fed).sizes, "whoever feeds it says what it is"
 
 

@@ -78,7 +78,7 @@ def test_shapes_are_those_that_come_out(name: str) -> None:
         if node.name != "x"
     ]
     x = np.random.default_rng(0).normal(size=shapes[Edge("x")].known).astype(np.float32)
-    with open_session(graph.with_ends(None, edges), "reference") as session:
+    with open_session(graph.with_endpoints(None, edges), "reference") as session:
         answers = session.run({"x": x})
     assert {str(edge): shapes[edge].known for edge in edges} == {key: value.shape for key, value in answers.items()}
 

@@ -146,7 +146,7 @@ def test_a_dead_range_gets_some_width() -> None:
     ],
 )
 def test_averages_are_computed_another_way(pool: Node, op: str) -> None:
-    start = network().with_ends(None, ["first"])
+    start = network().with_endpoints(None, ["first"])
     nodes = [node for node in start.nodes.values() if node.name in start.reachable()]
     graph = Graph.of([*nodes, pool, *layer("y", "pool", (1, 1, 8, 2))], ["x"], ["y"])
     plan = annotate(graph, SCHEME)
@@ -194,7 +194,7 @@ def test_a_layer_that_is_kept_float_is_float() -> None:
 @engine
 @pytest.mark.engine
 def test_a_graph_that_ends_with_a_layer_computes_it_on_codes() -> None:
-    graph = network().with_ends(None, ["logits"])
+    graph = network().with_endpoints(None, ["logits"])
     made = converted(graph)
     assert litert_ops(made)["DEQUANTIZE"] == 1
     assert made.outputs == graph.outputs

@@ -89,7 +89,7 @@ def calibrated(graph: Graph) -> tuple[Graph, Plan, Ranges]:
     plan = annotate(graph, Scheme.for_target("onnx"))
     wanted = [edge for edge in plan.activations if edge not in graph.inputs]
     ranges = dict.fromkeys(graph.inputs, Range(-1.0, 127 / 128))
-    with find_runtime("reference").open(graph.with_ends(None, wanted)) as session:
+    with find_runtime("reference").open(graph.with_endpoints(None, wanted)) as session:
         for picture in pictures(4):
             for name, values in session.run({"x": picture[None]}).items():
                 found = Range(float(values.min()), float(values.max()))
@@ -211,7 +211,7 @@ def test_a_large_bias_makes_the_weights_coarser_instead_of_overflowing() -> None
 
 
 def test_outputs_stay_float_and_keep_their_names() -> None:
-    graph = network().with_ends(None, ["y", "joined", "left"])
+    graph = network().with_endpoints(None, ["y", "joined", "left"])
     graph, plan, ranges = calibrated(graph)
     made = convert(graph, plan, ranges)
     assert made.outputs == (Edge("y"), Edge("joined"), Edge("left"))

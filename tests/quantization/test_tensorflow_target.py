@@ -227,7 +227,7 @@ def run(graph: Graph, feeds: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt
 def observed(graph: Graph, plan: Plan) -> Ranges:
     """Least and greatest numbers, joined over what shares a range."""
     computed = [edge for edge in plan.activations if edge not in graph.inputs]
-    values = {**fed(graph), **run(graph.with_ends(None, computed), fed(graph))}
+    values = {**fed(graph), **run(graph.with_endpoints(None, computed), fed(graph))}
     ends = {edge: Range(float(values[str(edge)].min()), float(values[str(edge)].max())) for edge in plan.activations}
     for edge in plan.activations:
         for other in plan.group_of(edge):
@@ -324,7 +324,7 @@ def test_tensors_kept_in_float_keep_their_names() -> None:
 def test_a_summand_that_is_asked_for_is_copied() -> None:
     graph = residual()
     _, _, made = quantized(graph)
-    asked = keep_summands(made.with_ends(None, [codes_name(Edge("trunk_act")), *made.outputs]))
+    asked = keep_summands(made.with_endpoints(None, [codes_name(Edge("trunk_act")), *made.outputs]))
     assert asked.op_counts["QuantizedMaxPool"] == 1
     assert distance(run(asked, fed(graph))["last"], run(graph, fed(graph))["last"]) < NOISE
     assert keep_summands(asked).op_counts == asked.op_counts

@@ -63,7 +63,7 @@ def test_codes_are_within_half_a_step_of_each_channel() -> None:
     graph = network()
     _, made = stored("tensorflow", graph)
     verify(made)
-    with open_session(made.with_ends(["x"], list(SHAPES)), "reference") as session:
+    with open_session(made.with_endpoints(["x"], list(SHAPES)), "reference") as session:
         found = session.run({"x": np.zeros((1, 6, 6, 8), np.float32)})
     for name, axes in AXES.items():
         values = graph[name].value.array

@@ -134,7 +134,7 @@ def test_graphs_of_other_dialects_are_refused() -> None:
 
 def test_an_output_that_does_not_exist_is_the_graphs_fault() -> None:
     with pytest.raises(GraphError, match="'b/y:3'"):
-        to_litert(small().with_ends(None, ["b/y:3"]))
+        to_litert(small().with_endpoints(None, ["b/y:3"]))
 
 
 def test_ranges_make_whole_numbers() -> None:

@@ -53,7 +53,7 @@ def test_what_is_fed_has_names() -> None:
 
 
 def test_any_edge_can_be_fed_and_asked_for() -> None:
-    graph = CHAIN.with_ends(["double"], ["y", "double", "two"])
+    graph = CHAIN.with_endpoints(["double"], ["y", "double", "two"])
     with RUNTIME.open(graph) as session:
         made = session.run({"double": -3 * ONES})
     assert {name: array.tolist() for name, array in made.items()} == {"y": [[0, 0]], "double": [[-3, -3]], "two": 2}
@@ -106,7 +106,7 @@ def test_defaults_checks_and_controls_run() -> None:
     )
     with pytest.raises(GraphError, match=r"'check' \(CheckNumerics\).*x is bad : Tensor had NaN"):
         RUNTIME.open(graph).run({})
-    fed = graph.with_ends(["x"], None)
+    fed = graph.with_endpoints(["x"], None)
     np.testing.assert_array_equal(RUNTIME.open(fed).run({"x": np.float32([3, 4])})["y"], [3, 4])
 
 
@@ -116,7 +116,7 @@ def test_missing_kernels_are_named_when_opening() -> None:
     )
     with pytest.raises(UnavailableError, match=r"'a': the numpy engine has no kernel for Fft, nor for Wavelet"):
         RUNTIME.open(graph)
-    behind = graph.with_ends([Edge("b")], None).with_nodes(
+    behind = graph.with_endpoints([Edge("b")], None).with_nodes(
         one.with_(op="Neg") if one.name == "b" else one for one in graph.nodes.values()
     )
     np.testing.assert_array_equal(RUNTIME.open(behind).run({"b": np.float32([1, -1])})["c"], [1, 0])

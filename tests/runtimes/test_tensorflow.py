@@ -157,7 +157,7 @@ def test_what_the_optimizer_would_fuse_can_be_fetched() -> None:
     inputs = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
     found = []
     for engine in ("tensorflow", "reference"):
-        with open_session(graph.with_ends(None, names), engine) as session:
+        with open_session(graph.with_endpoints(None, names), engine) as session:
             found.append(session.run({"x": inputs}))
     for name in names:
         np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-3, atol=1e-5)

@@ -22,7 +22,7 @@ def with_pads(graph: Graph) -> Graph:
                 given = constant(f"{node.name}/widths", widths.astype(np.int32))
                 attrs = {**FLOAT, "Tpaddings": DType.INT32}
                 pad = Node(f"{node.name}/pad", "Pad", (node.inputs[0], Edge(given.name)), attrs=attrs)
-                draft.replace(node.name, given, pad, node.reading(0, Edge(pad.name)).with_attrs(padding=b"VALID"))
+                draft.replace(node.name, given, pad, node.with_input(0, Edge(pad.name)).with_attrs(padding=b"VALID"))
     return draft.graph()
 
 
@@ -55,7 +55,7 @@ def with_batch_norms(graph: Graph, seed: int = 0) -> Graph:
         own = constant(f"{layer.name}/unscaled", weights.value.array / factor)
         scale = constant(f"{layer.name}/scale", factor)
         scaled = Node(f"{node.name}/mul", "Mul", (Edge(layer.name), Edge(scale.name)), attrs=FLOAT)
-        draft.replace(layer.name, own, layer.reading(1, Edge(own.name)))
+        draft.replace(layer.name, own, layer.with_input(1, Edge(own.name)))
         draft.replace(
             node.name, scale, scaled, node.with_(op="AddV2", inputs=(Edge(scaled.name), node.inputs[1]), attrs=FLOAT)
         )

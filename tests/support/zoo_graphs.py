@@ -138,7 +138,7 @@ def _lowered(tf: Any, model: Any) -> Graph:
     concrete = function.get_concrete_function(tf.TensorSpec(given.shape, given.dtype, name="x"))
     frozen = convert_variables_to_constants_v2(concrete, lower_control_flow=True)
     graph = graphdef.decode(frozen.graph.as_graph_def().SerializeToString())
-    return graph.with_ends(["x"], [Edge.parse(frozen.outputs[0].name)])
+    return graph.with_endpoints(["x"], [Edge.parse(frozen.outputs[0].name)])
 
 
 def ssd(size: Detector = SMALL_DETECTOR) -> Graph:
@@ -156,7 +156,7 @@ def ssd(size: Detector = SMALL_DETECTOR) -> Graph:
         with v1.Session(graph=graph) as session:
             session.run(v1.global_variables_initializer())
             frozen = v1.graph_util.convert_variables_to_constants(session, graph.as_graph_def(), outputs)
-    return graphdef.decode(frozen.SerializeToString()).with_ends(["image_tensor"], outputs)
+    return graphdef.decode(frozen.SerializeToString()).with_endpoints(["image_tensor"], outputs)
 
 
 def _detector(tf: Any, size: Detector) -> list[str]:

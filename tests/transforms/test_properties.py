@@ -49,7 +49,7 @@ class Promise:
 
 
 def _renaming(graph: Graph) -> Options:
-    inner = next((name for name in graph.nodes if name not in graph.ends), "nothing")
+    inner = next((name for name in graph.nodes if name not in graph.endpoint_names), "nothing")
     return {"old_node_name": (inner,), "new_node_name": ("renamed",)}
 
 
@@ -57,7 +57,7 @@ def _measured_ranges(graph: Graph) -> Options:
     """What a run of the graph logs of its ranges."""
     names = [name for name, node in graph.nodes.items() if node.op == "RequantizationRange"]
     assume(names)
-    found = answers(graph.with_ends(None, [Edge(name, port) for name in names for port in (0, 1)]))
+    found = answers(graph.with_endpoints(None, [Edge(name, port) for name in names for port in (0, 1)]))
     lines = (f";{name}__print__;__requant_min_max:[{found[name]}][{found[f'{name}:1']}]" for name in names)
     return {"min_max_log_file": "\n".join(lines) + "\n"}
 
@@ -146,7 +146,7 @@ def test_answers_stay_and_nothing_else_changes(name: str, promise: Promise, grap
     assert [edge.node for edge in after.inputs] == [edge.node for edge in graph.inputs]
 
     _compare(graph, after, promise)
-    again = transform(graphdef.decode(written).with_ends(graph.inputs, graph.outputs), **options)
+    again = transform(graphdef.decode(written).with_endpoints(graph.inputs, graph.outputs), **options)
     assert graphdef.encode(again) == graphdef.encode(after), "another graph from the same"
     if promise.settles:
         assert transform(after, **options) == after, "a second call finds more to do"
@@ -163,7 +163,7 @@ def _compare(before: Graph, after: Graph, promise: Promise) -> None:
 
 def _survives_files(graph: Graph) -> None:
     for read in (graphdef.decode(graphdef.encode(graph)), graphdef.decode_text(graphdef.encode_text(graph))):
-        assert read.with_ends(graph.inputs, graph.outputs) == graph
+        assert read.with_endpoints(graph.inputs, graph.outputs) == graph
     with suppress(UnavailableError):
         written = onnx.encode(onnx.decode(onnx.encode(convert(graph))))  # constants have become initializers
         assert onnx.encode(onnx.decode(written)) == written

@@ -82,7 +82,7 @@ class _Folding:
             return
         wanted = self._wanted()
         found = [self._value(number)[port] for _, number, port in wanted]
-        readers = self.graph.readers()
+        readers = self.graph.node_uses()
         for (_, number, port), value in zip(wanted, found, strict=True):
             self._replace(number, value, readers[number, port])
 

@@ -54,7 +54,7 @@ class ImportedGraph(dict[int, ImportedNode]):
         for number in [number for number in self if number not in needed]:
             del self[number]
 
-    def readers(self) -> dict[Slot, list[tuple[int, int]]]:
+    def node_uses(self) -> dict[Slot, list[tuple[int, int]]]:
         """Who reads each tensor: node, and number of its input."""
         found: dict[Slot, list[tuple[int, int]]] = {}
         for number, op in self.items():

@@ -55,7 +55,7 @@ def freeze_variables(graph: Graph, checkpoint: Checkpoint, restored: Mapping[str
     for name in graph.nodes:
         if name in names:
             nodes.extend(_frozen(graph, graph[name], checkpoint, restored))
-    return graph.with_nodes(nodes).with_ends([one for one in graph.inputs if one.node in names], None)
+    return graph.with_nodes(nodes).with_endpoints([one for one in graph.inputs if one.node in names], None)
 
 
 def _frozen(graph: Graph, node: Node, checkpoint: Checkpoint, restored: Mapping[str, Place]) -> list[Node]:
@@ -129,7 +129,7 @@ def _freeze(function: Any) -> Graph:
     frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
     graph = graphdef.decode(frozen.graph.as_graph_def().SerializeToString())
     inputs = [Edge.parse(tensor.name) for tensor in frozen.inputs if tensor.dtype.name != "resource"]
-    return graph.with_ends(inputs, [Edge.parse(tensor.name) for tensor in frozen.outputs])
+    return graph.with_endpoints(inputs, [Edge.parse(tensor.name) for tensor in frozen.outputs])
 
 
 def _ops(function: Any) -> Iterator[str]:
@@ -152,7 +152,7 @@ def _freeze_changing(function: Any) -> Graph:
     constants = {captures[place] for place in converted}
     inputs = [one for one in function.inputs if one.name not in constants and one.dtype.name != "resource"]
     graph = graphdef.decode(message.SerializeToString())
-    graph = graph.with_ends(*([Edge.parse(one.name) for one in ends] for ends in (inputs, function.outputs)))
+    graph = graph.with_endpoints(*([Edge.parse(one.name) for one in ends] for ends in (inputs, function.outputs)))
     handles = {id(variable.handle): variable.name for variable in function.graph.variables}
     names = {
         inner.name.split(":")[0]: handles[id(outer)].split(":")[0]

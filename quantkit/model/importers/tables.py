@@ -82,10 +82,10 @@ def _table(graph: Graph, node: Node) -> str:
 
 def _way_around(graph: Graph, lookups: list[Node]) -> str:
     """Outputs that need no table, or else inputs behind the tables."""
-    free = [str(edge) for edge in graph.outputs if not _lookups(graph.with_ends(None, [edge]))]
+    free = [str(edge) for edge in graph.outputs if not _lookups(graph.with_endpoints(None, [edge]))]
     if free:
         return f"ask for what needs no table: --outputs={','.join(free)}"
-    behind = graph.with_ends([*graph.inputs, *(node.name for node in lookups)], None)
+    behind = graph.with_endpoints([*graph.inputs, *(node.name for node in lookups)], None)
     needed = behind.reachable()
     fed = [str(edge) for edge in behind.inputs if edge.node in needed]
     return f"look up before, and feed what is found: --inputs={','.join(fed)}"

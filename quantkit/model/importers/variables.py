@@ -57,10 +57,10 @@ def read_saved_model(
             raise InputError(f"{folder} has no signatures", hint="export it with one: model.export(FOLDER)")
         graph, chosen = with_guessed_ends(graph), Signature()
     else:
-        graph = graph.with_ends(*(_in_file_order(graph, edges) for edges in (chosen.inputs, chosen.outputs)))
+        graph = graph.with_endpoints(*(_in_file_order(graph, edges) for edges in (chosen.inputs, chosen.outputs)))
     if meta.has_objects:
         graph, chosen = _with_functions_inlined(graph, folder, meta, chosen)
-    graph = graph.with_ends(_by_name(graph, inputs, chosen.inputs), _by_name(graph, outputs, chosen.outputs))
+    graph = graph.with_endpoints(_by_name(graph, inputs, chosen.inputs), _by_name(graph, outputs, chosen.outputs))
     tables.check(graph, str(folder))
     return _filled(graph, folder / "variables" / "variables", meta.restore), chosen
 
@@ -121,7 +121,7 @@ def read_checkpoint(path: Path, inputs: Ends = None, outputs: Ends = None) -> Gr
             hint="name the graph as well: quantkit transform --in-graph GRAPH.pb --checkpoint PREFIX",
         )
     (found,) = formats.meta_graphs(meta)
-    graph = with_guessed_ends(_decoded(found, meta)).with_ends(inputs, outputs)
+    graph = with_guessed_ends(_decoded(found, meta)).with_endpoints(inputs, outputs)
     return filled(graph, prefix, outputs, found.restore)
 
 
@@ -192,9 +192,9 @@ def _in_file_order(graph: Graph, edges: Mapping[str, Edge]) -> list[Edge]:
 
 def _with_only_output(graph: Graph) -> Graph:
     """The graph with the one output that it may have: a training graph ends in much else."""
-    found = [name for name, node in graph.nodes.items() if name not in graph.readers and _may_be_output(node)]
+    found = [name for name, node in graph.nodes.items() if name not in graph.node_uses and _may_be_output(node)]
     if len(found) == 1:
-        return graph.with_ends(None, found)
+        return graph.with_endpoints(None, found)
     shown = ", ".join(found[:SHOWN]) + (", ..." if len(found) > SHOWN else "")
     raise UsageError(
         f"{len(found)} nodes may be the output: {shown}" if found else "no node looks like the output",

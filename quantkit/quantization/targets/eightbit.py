@@ -54,7 +54,7 @@ def _float_nodes(graph: Graph, plan: Plan) -> set[str]:
     at_work = {*plan.unit_of, *plan.carried}
     kept = {name for name in plan.kept_float if graph[name].op in UNIT_OPS or has_classic_form(graph[name].op)}
     constants = {edge.node for name in kept for edge in graph[name].inputs if graph.constant_of(edge) is not None}
-    return kept | {name for name in constants if not at_work & {use.node.name for use in graph.readers[name]}}
+    return kept | {name for name in constants if not at_work & {use.node.name for use in graph.node_uses[name]}}
 
 
 def _classic_concats(graph: Graph, plan: Plan) -> Graph:

@@ -104,7 +104,7 @@ def _averaging(graph: Graph, pool: Node, h: int, w: int, c: int) -> list[Node]:
 
 def _clamped(graph: Graph, averages: Mapping[str, list[Node]]) -> frozenset[Edge]:
     """Averages that only a Relu reads: both are computed in one go, and only the result has codes."""
-    edges = [Edge(name) for name in averages if name not in graph.ends]
+    edges = [Edge(name) for name in averages if name not in graph.endpoint_names]
     readers = {edge: [use.node.op for use in graph.uses.get(edge, ())] for edge in edges}
     return frozenset(edge for edge, ops in readers.items() if len(ops) == 1 and ops[0] in ACTIVATIONS)
 

@@ -103,7 +103,7 @@ def as_rule(ops: str, simplify: Simplify, known: Inference, has_signed_zeros: bo
     """A rule for `apply_rules` about nodes of some types that somebody reads and nobody feeds."""
 
     def rewrite(graph: Graph, root: Node) -> Sequence[Node] | Skip | None:
-        if root.name in graph.input_names or not (root.name in graph.ends or graph.readers.get(root.name)):
+        if root.name in graph.input_names or not (root.name in graph.endpoint_names or graph.node_uses.get(root.name)):
             return None
         try:
             return simplify(Facts(graph, known, has_signed_zeros), root)
@@ -145,7 +145,7 @@ def spliced(before: Graph, after: Graph) -> Graph:
     for node in after.nodes.values():
         old = before.nodes.get(node.name)
         is_new = node.op in ("Identity", "IdentityN") and (old is None or old.op != node.op)
-        if is_new and not node.controls and node.name not in waited_for and node.name not in after.ends:
+        if is_new and not node.controls and node.name not in waited_for and node.name not in after.endpoint_names:
             draft.remove(node.name)
             for port, edge in enumerate(node.inputs):
                 draft.redirect(Edge(node.name, port), edge)

@@ -81,7 +81,7 @@ def _times(facts: Facts, node: Node, source: Edge, factor: Array) -> list[Node]:
 
 
 def _is_of_gelu(facts: Facts, node: Node) -> bool:
-    return any(use.node.op == "Erfc" for use in facts.graph.readers.get(node.name, ()))
+    return any(use.node.op == "Erfc" for use in facts.graph.node_uses.get(node.name, ()))
 
 
 def negation(facts: Facts, node: Node) -> Made:
@@ -93,7 +93,7 @@ def negation(facts: Facts, node: Node) -> Made:
         return passing(node, inner.inputs[0])
     if facts.is_shared(node.inputs[0], inner):
         return None
-    if any(_is_of_gelu(facts, use.node) for use in facts.graph.readers.get(node.name, ()) if use.node.op == "Mul"):
+    if any(_is_of_gelu(facts, use.node) for use in facts.graph.node_uses.get(node.name, ()) if use.node.op == "Mul"):
         return Skip(GELU)
     for slot in (1, 0):
         factor = facts.value(inner.inputs[slot])

@@ -150,7 +150,7 @@ class _Dead:
             if node.name in self.nodes or node.name in self.graph.input_names or not self._dies(node, slot):
                 continue
             self.nodes.add(node.name)
-            stack.extend((use.node, use.slot) for use in self.graph.readers.get(node.name, ()))
+            stack.extend((use.node, use.slot) for use in self.graph.node_uses.get(node.name, ()))
 
     def _dies(self, node: Node, slot: int) -> bool:
         if node.op not in ("Merge", "RefMerge"):
@@ -204,8 +204,8 @@ def _spliced(graph: Graph, taken: Mapping[str, bool], dead: _Dead, chains: _Chai
 
 def _hand_on(draft: Draft, graph: Graph, node: Node, source: Edge, port: int) -> None:
     """Let readers of an output read the source; a node that orders others, or is asked for, passes it on instead."""
-    is_waited_for = any(use.slot < 0 for use in graph.readers.get(node.name, ()))
-    if not node.controls and not is_waited_for and node.name not in graph.ends:
+    is_waited_for = any(use.slot < 0 for use in graph.node_uses.get(node.name, ()))
+    if not node.controls and not is_waited_for and node.name not in graph.endpoint_names:
         draft.remove(node.name)
         draft.redirect(Edge(node.name, port), source)
     else:

@@ -78,7 +78,7 @@ def merge_duplicate_nodes(graph: Graph, *, commutative: bool = False) -> Outcome
 def _equal_nodes(graph: Graph, commutative: bool) -> list[list[Node]]:
     """Groups of two or more equal nodes, in file order."""
     tensor_keys = _tensor_keys(graph)
-    kept = graph.ends | pinned(graph)
+    kept = graph.endpoint_names | pinned(graph)
     groups: dict[Hashable, list[str]] = {}
     leaders: dict[str, str] = {}
     for name in graph.order:

@@ -95,13 +95,18 @@ def _watchers(graph: Graph) -> list[str]:
     """Nodes that only watch, in file order, and those that only wait for such nodes."""
     gone: set[str] = set()
     for name in reversed(graph.order):
-        readers = [use.node.name for use in graph.readers.get(name, ()) if use.slot >= 0]
-        if graph[name].op in WATCHING and name not in graph.ends and gone.issuperset(readers):
+        readers = [use.node.name for use in graph.node_uses.get(name, ()) if use.slot >= 0]
+        if graph[name].op in WATCHING and name not in graph.endpoint_names and gone.issuperset(readers):
             gone.add(name)
     if gone:
         for name in graph.order:
             node = graph[name]
-            if node.op == "NoOp" and node.controls and name not in graph.ends and gone.issuperset(node.controls):
+            if (
+                node.op == "NoOp"
+                and node.controls
+                and name not in graph.endpoint_names
+                and gone.issuperset(node.controls)
+            ):
                 gone.add(name)
     return [name for name in graph.nodes if name in gone]
 

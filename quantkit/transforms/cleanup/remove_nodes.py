@@ -95,7 +95,7 @@ def _rewired(node: Node, gone: dict[str, _Removed]) -> Node:
 
 
 def _reason_to_stay(graph: Graph, node: Node, max_inputs: int, last_port: int) -> str:
-    if node.name in graph.ends:
+    if node.name in graph.endpoint_names:
         return "it is an input or output of the graph"
     if not node.inputs:
         return "it reads nothing that could take its place"
@@ -113,5 +113,5 @@ def _branch(graph: Graph, node: Node, gone: dict[str, _Removed]) -> str:
     source = _rewired(node, gone).inputs[0].node
     if source not in graph or graph[source].op not in SWITCHES:
         return ""
-    waiting = next((use.node.name for use in graph.readers.get(node.name, ()) if use.slot < 0), "")
+    waiting = next((use.node.name for use in graph.node_uses.get(node.name, ()) if use.slot < 0), "")
     return f"{waiting} waits for the branch of {source} that it is in" if waiting else ""

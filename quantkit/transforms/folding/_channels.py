@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from quantkit.ir.graph import Edge, Graph, Node, constant
-from quantkit.ir.rewrite import Skip, free_name, shared_with
+from quantkit.ir.rewrite import Skip, free_name, sharing_reason
 from quantkit.ir.tensor import KEPT_BYTES, Array, DType, Shape, Tensor
 from quantkit.ops.layers import LAYER_OPS, WEIGHTS_SLOT, broadcast_channels, channel_axis, find_layer
 
@@ -88,7 +88,7 @@ def find_foldable(graph: Graph, edge: Edge, reader: Node, depth: int = 0) -> Fou
         return None
     found = _FORMS[node.op](graph, node, depth)
     if isinstance(found, Foldable):
-        shared = shared_with(graph, node, reader)
+        shared = sharing_reason(graph, node, reader)
         return Skip(shared) if shared else found
     return found
 
@@ -148,7 +148,7 @@ def _layer(graph: Graph, node: Node, depth: int) -> Found:
     shape = weights.value.shape
     if weights.value.dtype not in FOLDED_TYPES or len(shape) != layer.weights_rank:
         return Skip(f"{described(weights)}, the weights of {node.name}, is not of a kind that is folded")
-    shared = shared_with(graph, weights, node)
+    shared = sharing_reason(graph, weights, node)
     if shared:
         return Skip(shared)
 
@@ -192,12 +192,12 @@ def _biased(graph: Graph, node: Node, depth: int) -> Found:
             made = made - affine.offset if node.op == "Sub" else made + affine.offset
         shape = bias.value.shape if bias.value.num_elements == made.size else _bias_shape(before, node)
         tensor = _cast(made.reshape(shape), before.dtype)
-        is_own = not shared_with(graph, bias, node)
+        is_own = not sharing_reason(graph, bias, node)
         kept = bias.with_attrs(value=tensor) if is_own else None
         new = kept or constant(free_name(graph, f"{node.name}_bn_offset"), tensor)
         scaled_layer = [] if affine.scale is None else before.fold(replace(affine, offset=None), "")
         source = Edge(scaled_layer[-1].name) if scaled_layer else node.inputs[1 - slot]
-        return [*scaled_layer, new, node.reading(1 - slot, source).reading(slot, Edge(new.name))]
+        return [*scaled_layer, new, node.with_input(1 - slot, source).with_input(slot, Edge(new.name))]
 
     return replace(found, name=node.name, fold=fold)
 
@@ -285,7 +285,7 @@ def _through(graph: Graph, node: Node, found: Foldable) -> Foldable:
 
     def fold(affine: Affine, name: str) -> list[Node]:
         nodes = found.fold(affine, free_name(graph, f"{found.name}/biasadd"))
-        return [*nodes, node.reading(0, Edge(nodes[-1].name))]
+        return [*nodes, node.with_input(0, Edge(nodes[-1].name))]
 
     return replace(found, name=node.name, fold=fold)
 
@@ -324,7 +324,7 @@ def _concatenated(graph: Graph, node: Node, depth: int) -> Found:
         for place, (slot, one) in enumerate(zip(slots, parts, strict=True)):
             share = affine.part(start, start + one.num_channels) if is_along else affine
             nodes.extend(one.fold(share, free_name(graph, f"{node.name}_bn_in{place}")))
-            joined = joined.reading(slot, Edge(nodes[-1].name))
+            joined = joined.with_input(slot, Edge(nodes[-1].name))
             start += one.num_channels
         return [*nodes, joined]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from quantkit.errors import RecipeError, did_you_mean
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Use, constant
-from quantkit.ir.rewrite import Outcome, Skip, free_name, shared_with
+from quantkit.ir.rewrite import Outcome, Skip, free_name, sharing_reason
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.layers import channel_axis
 from quantkit.ops.tensorflow.signatures import attribute
@@ -118,7 +118,7 @@ def _mismatch(graph: Graph, source: Node, given: _Affine | None) -> str:
         return ""
     if dims is not None and dims[-1] not in (None, count):
         return f"mean and std are of {count} channels, its last dimension is {dims[-1]}"
-    first = next((use.node.name for use in graph.readers.get(source.name, ()) if _is_channels_first(use.node)), "")
+    first = next((use.node.name for use in graph.node_uses.get(source.name, ()) if _is_channels_first(use.node)), "")
     return f"{first} reads channels first: give one mean and one std" if first else ""
 
 
@@ -177,11 +177,11 @@ class _Chain:
         chain = cls(_NOTHING, (), 0, dtype if isinstance(dtype, DType) else DType.FLOAT)
         while True:
             last = chain.nodes[-1] if chain.nodes else source
-            uses = graph.readers.get(last.name, ())
-            if len(uses) != 1 or uses[0].slot < 0 or (chain.nodes and last.name in graph.ends):
+            uses = graph.node_uses.get(last.name, ())
+            if len(uses) != 1 or uses[0].slot < 0 or (chain.nodes and last.name in graph.endpoint_names):
                 return chain
             longer = chain._with(graph, uses[0].node, uses[0].slot)
-            if longer is None or uses[0].node.name in graph.ends:
+            if longer is None or uses[0].node.name in graph.endpoint_names:
                 return chain
             chain = longer
 
@@ -223,7 +223,7 @@ def _step(node: Node, slot: int, value: Tensor | None) -> _Affine | None:
 def _absorbed(graph: Graph, source: Node, chain: _Chain, given: _Affine | None) -> Outcome:
     """The graph with as much as possible in the layers that read the end of the chain."""
     affine = chain.affine
-    uses = graph.readers.get(chain.nodes[-1].name if chain.nodes else source.name, ())
+    uses = graph.node_uses.get(chain.nodes[-1].name if chain.nodes else source.name, ())
     skips = tuple(
         Skip(reason, use.node.name) for use in uses if (reason := _reason_to_stay(graph, use, affine, chain.dtype))
     )
@@ -262,9 +262,9 @@ def _kept(graph: Graph, source: Node, given: _Affine | None, skips: tuple[Skip, 
     if given:
         front += _scaled_and_shifted(graph, source, cast, given, dtype)
     edits.places[source.name] = front
-    for use in graph.readers.get(source.name, ()):
+    for use in graph.node_uses.get(source.name, ()):
         if use.slot >= 0:
-            edits.change(edits.current(use.node.name).reading(use.slot, Edge(front[-1].name)))
+            edits.change(edits.current(use.node.name).with_input(use.slot, Edge(front[-1].name)))
     return Outcome(edits.graph(), (f"{source.name}: takes uint8 pixels; nodes behind it prepare them",), skips)
 
 
@@ -339,18 +339,18 @@ class _Edits:
     def change_constant(self, reader: Node, slot: int, value: Tensor) -> Node:
         """The reader of a changed constant, which is another one where other nodes read the old."""
         old = self.before[reader.inputs[slot].node]
-        if not shared_with(self.before, old, reader):
+        if not sharing_reason(self.before, old, reader):
             self.places[old.name] = [old.with_attrs(value=value, _output_shapes=None)]
             return reader
         new = constant(free_name(self.before, f"{reader.name}/{old.name.rpartition('/')[2]}_of_pixels"), value)
         self.places.setdefault(old.name, [old]).insert(0, new)
-        return reader.reading(slot, Edge(new.name))
+        return reader.with_input(slot, Edge(new.name))
 
     def graph(self) -> Graph:
         nodes = [made for name, node in self.before.nodes.items() for made in self.places.get(name, (node,))]
         made = self.before.with_nodes(nodes)
-        unread = {name for name in self._left if name in made and made[name].is_constant} - made.readers.keys()
-        return made.with_nodes(node for node in nodes if node.name not in unread - made.ends)
+        unread = {name for name in self._left if name in made and made[name].is_constant} - made.node_uses.keys()
+        return made.with_nodes(node for node in nodes if node.name not in unread - made.endpoint_names)
 
 
 def _fold(edits: _Edits, layer: Node, front: Node, affine: _Affine) -> None:
@@ -359,7 +359,7 @@ def _fold(edits: _Edits, layer: Node, front: Node, affine: _Affine) -> None:
     weights = graph[layer.inputs[1].node].value
     shape = (1, 1, -1, 1)
     changed = edits.change_constant(layer, 1, scaled(weights, affine.scale.reshape(shape)))
-    changed = changed.reading(0, Edge(front.name))
+    changed = changed.with_input(0, Edge(front.name))
     if not affine.offset.any():
         edits.change(changed)
         return
@@ -383,8 +383,8 @@ def _fold(edits: _Edits, layer: Node, front: Node, affine: _Affine) -> None:
 
 def _bias_behind(graph: Graph, layer: Node) -> Node | None:
     """The BiasAdd of a constant that alone reads a layer."""
-    uses = graph.readers.get(layer.name, ())
-    if layer.name in graph.ends or len(uses) != 1 or uses[0].node.op != "BiasAdd" or uses[0].slot != 0:
+    uses = graph.node_uses.get(layer.name, ())
+    if layer.name in graph.endpoint_names or len(uses) != 1 or uses[0].node.op != "BiasAdd" or uses[0].slot != 0:
         return None
     bias = uses[0].node
     is_constant = graph.constant_of(bias.inputs[1]) is not None and bias.inputs[1].node not in graph.input_names

@@ -69,7 +69,7 @@ def _fold_fused(
 ) -> list[Node] | Skip | None:
     if attribute(root, "is_training"):
         return Skip("it is in training mode: its statistics are those of each batch")
-    if any(use.slot >= 0 and use.node.inputs[use.slot].port for use in graph.readers.get(root.name, ())) or any(
+    if any(use.slot >= 0 and use.node.inputs[use.slot].port for use in graph.node_uses.get(root.name, ())) or any(
         edge.node == root.name and edge.port for edge in graph.outputs
     ):
         return Skip("its other outputs, the batch statistics, are read")

@@ -88,7 +88,7 @@ def _folded(shapes: Shapes, graph: Graph, root: Node) -> list[Node] | Skip | Non
         return Skip(f"{pad.name} is not what SAME adds, and TensorFlow breaks down where it fuses another padding")
     if root.op == "MaxPool" and (same is None or not np.array_equal(own + widths, same)):
         return Skip(f"{pad.name} is not what SAME adds, and few engines know another padding of a MaxPool")
-    return [_padding(root, own + widths, same).reading(0, pad.inputs[0])]
+    return [_padding(root, own + widths, same).with_input(0, pad.inputs[0])]
 
 
 def _constant(graph: Graph, node: Node, slot: int) -> Array | None:

@@ -69,7 +69,7 @@ class Callee:
         graph = self.function.graph
         edge = graph.inputs[place]
         others = (one for number, one in enumerate(graph.outputs) if not self.is_tied or number != place)
-        return edge.node in graph.readers or edge in others
+        return edge.node in graph.node_uses or edge in others
 
 
 @dataclass(frozen=True)

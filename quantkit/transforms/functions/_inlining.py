@@ -102,7 +102,7 @@ class _Inliner:
             )
         self.changes.append(f"{call.name} ({call.op}) -> {len(function.graph) - len(call.inputs)} nodes of {name}")
         body = _Body.of(function, call, self._free_names(call, function), self._may_be_dead)
-        if call.name in self._graph.ends:
+        if call.name in self._graph.endpoint_names:
             return body.nodes, [body.named_like(call)]
         return body.nodes, self._redirect(call, body)
 

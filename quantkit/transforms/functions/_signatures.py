@@ -80,7 +80,7 @@ class _Program:
     def _sites(self, holder: str) -> list[Site]:
         """The calls in a graph or function that may change; who asks a graph for its results knows their places."""
         graph = self._held(holder)
-        fixed = frozenset() if holder else graph.ends
+        fixed = frozenset() if holder else graph.endpoint_names
         return [site for site in sites(graph, self.functions, self._num_callers) if site.node.name not in fixed]
 
     def take_constants(self, holder: str) -> None:

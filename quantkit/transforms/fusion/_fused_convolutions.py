@@ -7,7 +7,7 @@ after a resize. TensorFlow's kernels compute the first picture of a batch right,
 from collections.abc import Mapping
 
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.rewrite import shared_with
+from quantkit.ir.rewrite import sharing_reason
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.ops.tensorflow.signatures import attribute
@@ -49,7 +49,7 @@ def reason_against_pad(graph: Graph, pad: Node, reader: Node) -> str:
         return f"the paddings of {pad.name} are not constant"
     if widths.shape != (4, 2) or widths.array[[0, 3]].any():
         return f"{pad.name} pads more than height and width"
-    return shared_with(graph, pad, reader)
+    return sharing_reason(graph, pad, reader)
 
 
 def reason_against_resize(graph: Graph, resize: Node, reader: Node, convolution: Node) -> str:
@@ -58,7 +58,7 @@ def reason_against_resize(graph: Graph, resize: Node, reader: Node, convolution:
         return f"{resize.name} has half_pixel_centers, which the fused op does not know"
     if dtype_of(resize) is not DType.FLOAT or dtype_of(convolution) is not DType.FLOAT:
         return f"{resize.name} changes the element type, which the fused op does not do"
-    return shared_with(graph, resize, reader)
+    return sharing_reason(graph, resize, reader)
 
 
 def dtype_of(node: Node) -> DType | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import any_, op
-from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, shared_with
+from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, sharing_reason
 from quantkit.ir.tensor import Array, Shape
 from quantkit.ops.layers import channel_axis
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
@@ -79,7 +79,7 @@ def _flattened(shapes: Shapes, graph: Graph, root: Node, layer: Node, moved: Nod
         return Skip(f"{moved.name} and {root.name} do not move height and width alike, and nothing else")
     if set(attribute(layer, "strides")) != {1}:
         return Skip(f"{layer.name} has a stride, which is none of the flat convolution")
-    shared = shared_with(graph, layer, root)
+    shared = sharing_reason(graph, layer, root)
     if shared:
         return Skip(shared)
     rates = np.ones(4, int)

@@ -127,8 +127,8 @@ class _Branch:
 
 def _only_reader(graph: Graph, node: Node, ops: Iterable[str]) -> Node | None:
     """The one reader of a node, if it is of these types, reads nothing else that is computed, and waits for nobody."""
-    uses = graph.readers.get(node.name, ())
-    if node.name in graph.ends or len(uses) != 1 or uses[0].slot < 0:
+    uses = graph.node_uses.get(node.name, ())
+    if node.name in graph.endpoint_names or len(uses) != 1 or uses[0].slot < 0:
         return None
     reader = uses[0].node
     is_first = uses[0].slot == 0 or reader.op in ("Add", "AddV2")
@@ -247,8 +247,8 @@ def _places(layer: Node, shape: Shape) -> int | None:
 def _place_in_concat(graph: Graph, branch: _Branch) -> tuple[str, int] | None:
     """The concat over channels that alone reads the branch, and the slot of the branch there."""
     end = branch.nodes[-1]
-    uses = graph.readers.get(end.name, ())
-    if end.name in graph.ends or len(uses) != 1 or uses[0].node.op not in ("Concat", "ConcatV2"):
+    uses = graph.node_uses.get(end.name, ())
+    if end.name in graph.endpoint_names or len(uses) != 1 or uses[0].node.op not in ("Concat", "ConcatV2"):
         return None
     joined, slot = uses[0]
     axis = graph.constant_of(joined.inputs[_axis_slot(joined)])
@@ -270,7 +270,7 @@ def _rewritten(graph: Graph, merged: Sequence[_Merged]) -> Graph:
     made = made.with_nodes(_rejoined(node, repeated.get(node.name, set())) for node in made.nodes.values())
     before = [node for one in merged for branch in one.branches for node in branch.nodes]
     before.extend(graph[name] for name in repeated)
-    unread = {edge.node for node in before for edge in node.inputs} - graph.ends
+    unread = {edge.node for node in before for edge in node.inputs} - graph.endpoint_names
     for node in made.nodes.values():
         unread.difference_update(edge.node for edge in node.inputs)
         unread.difference_update(node.controls)
@@ -291,17 +291,17 @@ def _merge(graph: Graph, one: _Merged, draft: Draft, repeated: dict[str, set[int
     for branch in one.branches:
         draft.remove(*(node.name for node in branch.nodes))
         for node in branch.nodes:
-            if node.name not in graph.ends:
+            if node.name not in graph.endpoint_names:
                 draft.redirect_controls(node.name, end)
     for piece, edge in zip(one.pieces, edges, strict=True):
         for branch in piece:
             name = branch.nodes[-1].name
-            if name in graph.ends:
+            if name in graph.endpoint_names:
                 made.append(Node(name, "Identity", (edge,), attrs={"T": branch.weights.dtype}, device=made[0].device))
             else:
                 draft.redirect(name, edge)
         for branch in piece[1:]:
-            reader, slot = graph.readers[branch.nodes[-1].name][0]
+            reader, slot = graph.node_uses[branch.nodes[-1].name][0]
             repeated.setdefault(reader.name, set()).add(slot)
     draft.replace(one.first.name, *made)
 
@@ -309,7 +309,7 @@ def _merge(graph: Graph, one: _Merged, draft: Draft, repeated: dict[str, set[int
 def _wide(graph: Graph, one: _Merged) -> list[Node]:
     """The new constants, convolution, bias sum and activation."""
     weights = constant(free_name(graph, f"{one.name}/weights"), _joined([branch.weights for branch in one.branches]))
-    layer = one.first.layer.with_(name=one.name).reading(1, Edge(weights.name))
+    layer = one.first.layer.with_(name=one.name).with_input(1, Edge(weights.name))
     nodes = [weights, layer]
     if one.first.bias:
         biases = [Tensor.of(branch.biases, weights.value.dtype) for branch in one.branches if branch.biases is not None]
@@ -319,7 +319,7 @@ def _wide(graph: Graph, one: _Merged) -> list[Node]:
         nodes += [values, bias.with_(inputs=(Edge(layer.name), Edge(values.name)))]
     if one.first.activation:
         activation = one.first.activation.with_(name=free_name(graph, f"{one.name}/activation"))
-        nodes.append(activation.reading(0, Edge(nodes[-1].name)))
+        nodes.append(activation.with_input(0, Edge(nodes[-1].name)))
     return [node.with_attrs(_output_shapes=None) for node in nodes]
 
 

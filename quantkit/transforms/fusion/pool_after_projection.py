@@ -10,7 +10,7 @@ from math import prod
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import const, op, swapped
-from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name, shared_with
+from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name, sharing_reason
 from quantkit.ir.tensor import Shape
 from quantkit.ops.layers import channel_axis
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
@@ -75,9 +75,9 @@ def _projected(shapes: Shapes, graph: Graph, root: Node, pool: Node, weights: No
         if _reason_to_stay(shapes, graph, root, further, weights, pools[-1]):
             break
         pools.append(further)
-    nodes = [root.with_(name=free_name(graph, f"{root.name}/before_pool")).reading(0, pools[-1].inputs[0])]
+    nodes = [root.with_(name=free_name(graph, f"{root.name}/before_pool")).with_input(0, pools[-1].inputs[0])]
     for one in pools[::-1]:
-        nodes.append(one.with_(name=free_name(graph, f"{one.name}/projected")).reading(0, Edge(nodes[-1].name)))
+        nodes.append(one.with_(name=free_name(graph, f"{one.name}/projected")).with_input(0, Edge(nodes[-1].name)))
     return nodes
 
 
@@ -94,7 +94,7 @@ def _reason_to_stay(shapes: Shapes, graph: Graph, root: Node, pool: Node, weight
         return "it has a stride or a padding"
     if {attribute(pool, name)[place] for name in ("ksize", "strides") for place in (0, axis)} != {1}:
         return f"{pool.name} averages over channels or pictures"
-    shared = shared_with(graph, pool, reader)
+    shared = sharing_reason(graph, pool, reader)
     if shared:
         return shared
     if shape[3] >= shape[2]:
@@ -140,13 +140,13 @@ def _places(shapes: Shapes, pool: Node, edge: Edge) -> int | None:
 
 def _added(before: Graph, graph: Graph, root: Node, pool: Node, layer: Node) -> list[Node] | None:
     """``pool(conv(x)) + b`` as ``pool(conv(x) + b)``, where the pool stands behind a convolution that was moved."""
-    if layer.name in before or root.name in graph.input_names or shared_with(graph, pool, root):
+    if layer.name in before or root.name in graph.input_names or sharing_reason(graph, pool, root):
         return None
     if bias_of_layer(graph, layer, root) is None:
         return None
     slot = root.inputs.index(Edge(pool.name))
-    moved = root.with_(name=free_name(graph, f"{root.name}/before_pool")).reading(slot, pool.inputs[0])
-    return [moved, pool.reading(0, Edge(moved.name))]
+    moved = root.with_(name=free_name(graph, f"{root.name}/before_pool")).with_input(slot, pool.inputs[0])
+    return [moved, pool.with_input(0, Edge(moved.name))]
 
 
 def _told(before: Graph, after: Graph, shapes: Shapes) -> list[str]:

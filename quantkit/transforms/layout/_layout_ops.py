@@ -33,7 +33,7 @@ def _formatted(turning: Turning, node: Node) -> Turned | str:
         return "" if layout == turning.to else f"its data format is {layout}"
     if node.op == "BiasAdd" and not turning.is_image(node.inputs[0]):
         return "" if turning.dims(node.inputs[0]) else "it is not known to work on images"
-    return Turned(_in_format(turning, node).reading(0, turning.turn(node.inputs[0])))
+    return Turned(_in_format(turning, node).with_input(0, turning.turn(node.inputs[0])))
 
 
 @_handles("Conv2DBackpropInput")
@@ -45,7 +45,7 @@ def _transposed(turning: Turning, node: Node) -> Turned | str:
     if sizes is None or sizes.shape != (4,):
         return "the size of its result is computed"
     wanted = turning.beside(node, "sizes", np.array(turning.permuted(sizes.array), sizes.dtype.numpy), node.inputs[0])
-    made = _in_format(turning, node).reading(0, wanted.name).reading(2, turning.turn(node.inputs[2]))
+    made = _in_format(turning, node).with_input(0, wanted.name).with_input(2, turning.turn(node.inputs[2]))
     return Turned(made, others=(wanted,))
 
 
@@ -73,7 +73,7 @@ def _in_format(turning: Turning, node: Node) -> Node:
 )
 def _of_one(turning: Turning, node: Node) -> Turned | str:
     edge = node.inputs[0]
-    return Turned(node.reading(0, turning.turn(edge))) if turning.at_hand(edge) else ""
+    return Turned(node.with_input(0, turning.turn(edge))) if turning.at_hand(edge) else ""
 
 
 @_handles(
@@ -117,7 +117,7 @@ def _split(turning: Turning, node: Node) -> Turned | str:
     if axis is None or axis.num_elements != 1:
         return "its axis is computed, or not one number"
     made = turning.beside(node, "axis", np.array(turning.axis(axis.array.item()), axis.dtype.numpy), node.inputs[slot])
-    new = node.reading(slot, made.name).reading(source, turning.turn(node.inputs[source]))
+    new = node.with_input(slot, made.name).with_input(source, turning.turn(node.inputs[source]))
     return Turned(new, tuple(range(attribute(node, "num_split"))), (made,))
 
 
@@ -157,9 +157,9 @@ def _with_lists(turning: Turning, node: Node, slots: dict[int, str]) -> Turned |
         other = turning.beside(
             node, slots[slot], np.ascontiguousarray(value.array[list(turning.order)]), node.inputs[slot]
         )
-        new = new.reading(slot, other.name)
+        new = new.with_input(slot, other.name)
         others.append(other)
-    return Turned(new.reading(0, turning.turn(node.inputs[0])), others=tuple(others))
+    return Turned(new.with_input(0, turning.turn(node.inputs[0])), others=tuple(others))
 
 
 # What leaves fewer dimensions, or another order
@@ -178,7 +178,7 @@ def _reduction(turning: Turning, node: Node) -> Turned | str:
         return "it would leave its dimensions in another order"
     places: Array = np.array([turning.axis(axis) for axis in axes.array.reshape(-1)], axes.dtype.numpy)
     other = turning.beside(node, "axes", places.reshape(axes.shape), node.inputs[1])
-    new = node.reading(0, turning.turn(node.inputs[0])).reading(1, other.name)
+    new = node.with_input(0, turning.turn(node.inputs[0])).with_input(1, other.name)
     return Turned(new, (0,) if keeps or not gone else (), (other,))
 
 
@@ -194,7 +194,7 @@ def _squeeze(turning: Turning, node: Node) -> Turned | str:
     if not gone or not turning.keeps_order(axis for axis in range(4) if axis not in gone):
         return "it would leave its dimensions in another order"
     places = tuple(sorted(turning.axis(axis) for axis in gone))
-    return Turned(node.with_attrs(squeeze_dims=places).reading(0, turning.turn(node.inputs[0])), ())
+    return Turned(node.with_attrs(squeeze_dims=places).with_input(0, turning.turn(node.inputs[0])), ())
 
 
 @_handles("Reshape")
@@ -204,7 +204,7 @@ def _reshape(turning: Turning, node: Node) -> Turned | str:
         return ""
     if not turning.keeps_order(axis for axis, size in enumerate(dims) if size != 1):
         return "it takes numbers in the order of the layout"
-    return Turned(node.reading(0, turning.turn(node.inputs[0])), ())
+    return Turned(node.with_input(0, turning.turn(node.inputs[0])), ())
 
 
 @_handles("Transpose")
@@ -234,7 +234,7 @@ def _shape(turning: Turning, node: Node) -> Turned | str:
         return ""
     dtype = node.attrs.get("out_type", DType.INT32)
     sizes = node.with_(name=turning.names.free(f"{node.name}/{turning.to.lower()}"))
-    sizes = sizes.reading(0, turning.turn(node.inputs[0]))
+    sizes = sizes.with_input(0, turning.turn(node.inputs[0]))
     waits = (sizes.name,) if turning.has_loops else ()
     order = [turning.axis(axis) for axis in range(4)]
     names = (turning.names.free(f"{node.name}/{word}") for word in ("places", "first"))

@@ -235,19 +235,19 @@ class Turning:
         for node in nodes.values():
             for source in node.sources:
                 counts[source] += 1
-        read = self.graph.readers.keys()
+        read = self.graph.node_uses.keys()
         idle = [
             name
             for name, node in nodes.items()
             if not counts[name]
             and node.op in SWEPT
-            and name not in self.graph.ends
+            and name not in self.graph.endpoint_names
             and (name in read or name not in self.graph)
         ]
         while idle:
             for source in nodes.pop(idle.pop()).sources:
                 counts[source] -= 1
-                if not counts[source] and nodes[source].op in SWEPT and source not in self.graph.ends:
+                if not counts[source] and nodes[source].op in SWEPT and source not in self.graph.endpoint_names:
                     idle.append(source)
         return list(nodes.values())
 

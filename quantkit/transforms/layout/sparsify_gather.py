@@ -148,7 +148,7 @@ def _column(graph: Graph, weights: Node, checkpoint: str, read: ReadVariable | N
 
 def _restored(graph: Graph, variable: Node) -> tuple[str, str]:
     """Name and slice of a variable, as the graph would restore it."""
-    for use in graph.readers.get(variable.name, ()):
+    for use in graph.node_uses.get(variable.name, ()):
         if use.node.op != "Assign" or use.slot != 0 or len(use.node.inputs) < 2:
             continue
         edge = use.node.inputs[1]
@@ -236,6 +236,6 @@ def _without_unread(made: Graph, before: Graph, found: dict[str, list[Gather]]) 
     passing = [gather.passing.name for gathers in found.values() for gather in gathers if gather.passing]
     axes = [edge.node for gathers in found.values() for gather in gathers for edge in gather.node.inputs[2:]]
     for name in dict.fromkeys((*passing, *axes, *found)):
-        if name not in before.ends and all(use.node.name in gone for use in made.readers.get(name, ())):
+        if name not in before.endpoint_names and all(use.node.name in gone for use in made.node_uses.get(name, ())):
             gone.add(name)
     return made.with_nodes(node for node in made.nodes.values() if node.name not in gone)

@@ -75,7 +75,7 @@ def ensure_input_shapes(graph: Graph) -> Outcome:
         why = reason or _reason_to_stay(graph, graph[name])
         if why:
             skips.append(Skip(why, name))
-        elif not any(use.node.op == "EnsureShape" for use in graph.readers[name]):
+        elif not any(use.node.op == "EnsureShape" for use in graph.node_uses[name]):
             new = free_name(graph, f"{name}/ensured_shape")
             attrs = {"T": graph[name].attrs["dtype"], "shape": graph[name].attrs["shape"]}
             added[name] = Node(new, "EnsureShape", (Edge(name),), attrs=attrs, device=graph[name].device)
@@ -130,4 +130,4 @@ def _reason_to_stay(graph: Graph, node: Node) -> str:
         return "it is no Placeholder"
     if not isinstance(shape, Shape) or not any(shape.dims[1:] if shape.dims else ()):
         return "it declares no size beside its batch"
-    return "" if graph.readers.get(node.name) else "nobody reads it"
+    return "" if graph.node_uses.get(node.name) else "nobody reads it"

@@ -45,7 +45,7 @@ def obfuscate_names(graph: Graph) -> Outcome:
         for name in (*(edge.node for edge in node.inputs), *node.controls):
             if name not in graph:
                 raise GraphError(f"No node named {name} for input to {node.name}")
-    kept = graph.ends | pinned(graph) | {ABSENT.name}
+    kept = graph.endpoint_names | pinned(graph) | {ABSENT.name}
     short = _short_names(kept)
     names = {name: next(short) for name in graph.nodes if name not in kept}
     changes = tuple(f"{old} -> {new}" for old, new in names.items() if old != new)

@@ -86,7 +86,7 @@ class _HalfGraph:
         for name in self.graph.order:
             self._decide(self.graph[name])
         for name in reversed(self.graph.order):
-            if name in self.fixed and not self.fixed[name] and name not in self.graph.ends:
+            if name in self.fixed and not self.fixed[name] and name not in self.graph.endpoint_names:
                 uses = self._readings(name)
                 if uses and all(reader in self.half for reader in uses):
                     self.half.add(name)
@@ -135,7 +135,7 @@ class _HalfGraph:
 
     def _readings(self, name: str) -> list[str]:
         """The names of who reads a node of one output."""
-        return [use.node.name for use in self.graph.readers.get(name, ()) if use.slot >= 0]
+        return [use.node.name for use in self.graph.node_uses.get(name, ()) if use.slot >= 0]
 
     def slots(self, node: Node) -> list[int]:
         """The inputs of a node that are float32."""

@@ -153,7 +153,7 @@ def classic_form(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> list
     if from_first < 0 or (from_first == place and axis.dtype is DType.INT32):
         return [node]
     counted = constant(f"{node.name}_eightbit/axis", from_first)
-    return [counted, node.reading(0, counted.name).with_attrs(Tidx=DType.INT32)]
+    return [counted, node.with_input(0, counted.name).with_attrs(Tidx=DType.INT32)]
 
 
 def _quantized(graph: Graph, node: Node, into: QuantizedOp, fallback: tuple[float, float] | None) -> list[Node]:

@@ -106,12 +106,12 @@ def _passing_chain(graph: Graph, node: Node) -> list[Node]:
 def _hoist(draft: Draft, node: Node, chain: list[Node]) -> None:
     """Move a fake-quant in front of a chain, whose end takes over its name."""
     nearest, farthest = chain[0], chain[-1]
-    hoisted = node.with_(name=f"{node.name}_hoisted").reading(0, farthest.inputs[0])
+    hoisted = node.with_(name=f"{node.name}_hoisted").with_input(0, farthest.inputs[0])
     draft.remove(nearest.name)
     if nearest is farthest:
-        draft.replace(node.name, hoisted, nearest.with_(name=node.name).reading(0, hoisted.name))
+        draft.replace(node.name, hoisted, nearest.with_(name=node.name).with_input(0, hoisted.name))
     else:
-        draft.replace(farthest.name, hoisted, farthest.reading(0, hoisted.name))
+        draft.replace(farthest.name, hoisted, farthest.with_input(0, hoisted.name))
         draft.replace(node.name, nearest.with_(name=node.name))
 
 

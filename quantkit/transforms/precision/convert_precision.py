@@ -139,7 +139,7 @@ def _stored_in(dtype: DType, graph: Graph, keep: frozenset[str], minimum_size: i
 
 def _wish(graph: Graph, node: Node, keep: frozenset[str]) -> str:
     """That somebody wants a constant to stay; empty: nobody does."""
-    readers = [use.node for use in graph.readers.get(node.name, ()) if use.slot >= 0] if keep else []
+    readers = [use.node for use in graph.node_uses.get(node.name, ()) if use.slot >= 0] if keep else []
     if keep & {node.name, *(reader.name for reader in readers), *(reader.op for reader in readers)}:
         return "keep names it, or what reads it"
     return ""

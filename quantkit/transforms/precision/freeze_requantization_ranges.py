@@ -75,7 +75,7 @@ def freeze_requantization_ranges(
     changes: list[str] = []
     skips: list[Skip] = []
     for name, pairs in ranges.items():
-        if name in graph.ends:
+        if name in graph.endpoint_names:
             skips.append(Skip("it is an input or output of the graph", name))
             continue
         low = _ranked((pair[0] for pair in pairs), min_percentile / 100)

@@ -167,7 +167,7 @@ def _without_round_trips(graph: Graph) -> Graph:
 
 def _codes_before(graph: Graph, node: Node) -> tuple[Edge, ...]:
     """The codes that a QuantizeV2 makes anew of what a Dequantize decoded; nothing where it does more than that."""
-    if node.op != "QuantizeV2" or node.controls or node.name in graph.ends:
+    if node.op != "QuantizeV2" or node.controls or node.name in graph.endpoint_names:
         return ()
     decoded = graph[node.inputs[0].node]
     if decoded.op != "Dequantize" or decoded.controls or decoded.name in graph.input_names:
@@ -196,6 +196,10 @@ def _spans(graph: Graph, edge: Edge, op: str, tensor: Edge) -> bool:
 
 def _without_left_overs(graph: Graph, before: Graph) -> Graph:
     """Without the nodes that led to a reader, or to the end of the graph, before and lead nowhere now."""
-    wanted = [name for name in before.nodes if name in graph and (name in before.ends or name not in before.readers)]
+    wanted = [
+        name
+        for name in before.nodes
+        if name in graph and (name in before.endpoint_names or name not in before.node_uses)
+    ]
     needed = graph.with_(outputs=tuple(Edge(name) for name in wanted)).reachable(stop_at_inputs=False)
     return graph.with_nodes(node for node in graph.nodes.values() if node.name in needed)

@@ -192,7 +192,7 @@ class TestSavedModel:
         graph = small_graph()
         odd = graph.with_nodes([*graph.nodes.values(), Node("odd", "NobodyKnows", (Edge("y"),))])
         with pytest.raises(GraphError, match="element type of 'odd'"):
-            save(odd.with_ends(None, ["odd"]), f"{tmp_path}/out/")
+            save(odd.with_endpoints(None, ["odd"]), f"{tmp_path}/out/")
         assert not list(tmp_path.iterdir())
 
 
@@ -206,7 +206,7 @@ class TestOnnx:
         np.testing.assert_allclose(answers["halves:1"], (X @ W)[:, 300:], rtol=1e-6)
 
     def test_an_onnx_graph_is_converted_back(self, tmp_path: Path) -> None:
-        save(small_graph().with_ends(None, ["y"]), tmp_path / "out.onnx")
+        save(small_graph().with_endpoints(None, ["y"]), tmp_path / "out.onnx")
         save(qk.load(tmp_path / "out.onnx"), tmp_path / "out.pb")
         np.testing.assert_allclose(run(qk.load(tmp_path / "out.pb"), "reference")["y"], X @ W, rtol=1e-6)
 

@@ -50,13 +50,13 @@ def test_a_table_is_named_with_the_way_around() -> None:
         tables.check(looking_up(), "m")
     assert caught.value.hint == "ask for what needs no table: --outputs=plain"
     with pytest.raises(InputError) as caught:
-        tables.check(looking_up().with_ends(None, ["rows"]), "m")
+        tables.check(looking_up().with_endpoints(None, ["rows"]), "m")
     assert caught.value.hint == "look up before, and feed what is found: --inputs=found"
 
 
 def test_what_needs_no_table_passes() -> None:
-    tables.check(looking_up().with_ends(None, ["plain"]), "m")
-    tables.check(looking_up().with_ends(["found", "x"], None), "m")
+    tables.check(looking_up().with_endpoints(None, ["plain"]), "m")
+    tables.check(looking_up().with_endpoints(["found", "x"], None), "m")
 
 
 def test_a_graph_that_fills_its_table_passes() -> None:

@@ -84,7 +84,7 @@ def test_what_a_checkpoint_lacks_is_said(checkpoint: Path) -> None:
     qk.save(graph, checkpoint.with_name("renamed.pb"))
     restored = qk.load(checkpoint.with_name("renamed.pb"), outputs=["y"], checkpoint=checkpoint)
     np.testing.assert_allclose(answer(restored), WANTED, rtol=1e-6)  # by what the saver restores where
-    qk.save(qk.transform(graph.with_ends(["x"], ["y"]), "strip_unused_nodes"), checkpoint.with_name("renamed.pb"))
+    qk.save(qk.transform(graph.with_endpoints(["x"], ["y"]), "strip_unused_nodes"), checkpoint.with_name("renamed.pb"))
     with pytest.raises(InputError, match="no variable 'net/base'") as caught:
         qk.load(checkpoint.with_name("renamed.pb"), outputs=["y"], checkpoint=checkpoint)
     assert "net/bias" in caught.value.hint

@@ -47,7 +47,7 @@ def test_the_part_computes_what_the_whole_computes_there(graph: Graph, data: st.
     verify(part)
     assert graph == kept
     assert [str(edge) for edge in part.outputs] == end
-    everything = graph.with_ends(["x"], [Edge(name) for name in ("x", *names)])
+    everything = graph.with_endpoints(["x"], [Edge(name) for name in ("x", *names)])
     known = values(everything, {"x": np.float32([1, -2, 3, 5])})
     found = values(part, {edge.node: known[edge.node] for edge in part.inputs})
     for name in end:

@@ -63,7 +63,7 @@ def test_outputs_compute_the_same_from_fewer_nodes(graph: Graph) -> None:
     after_known: dict[str, str] = {}
     for edge in graph.outputs:
         assert formula(graph, edge.node, before_known) == formula(after, edge.node, after_known)
-    named = {name: name for name in after.ends}
+    named = {name: name for name in after.endpoint_names}
     inner = [formula(after, name, named) for name in after.nodes]
     assert len(set(inner)) == len(inner)
     assert list(after.nodes) == [name for name in graph.nodes if name in after]

@@ -128,11 +128,11 @@ def test_a_default_that_nobody_feeds_decides() -> None:
     text = TRAINED.replace("train = Placeholder[bool]()", "no = Const[bool](false)\ntrain = PlaceholderWithDefault(no)")
     fed = from_text(text)
     assert remove_dead_branches(fed) == fed
-    assert "xs" not in remove_dead_branches(fed.with_ends(["x"], None))
+    assert "xs" not in remove_dead_branches(fed.with_endpoints(["x"], None))
 
 
 def test_which_input_was_merged_is_known() -> None:
-    graph = from_text(TRAINED).with_ends(None, ["y", "y:1"])
+    graph = from_text(TRAINED).with_endpoints(None, ["y", "y:1"])
     made = remove_dead_branches(graph, pred=("train:true",))
     assert made["y"].op == "IdentityN"
     assert made[made["y"].inputs[1].node].value.array == 1
@@ -140,7 +140,7 @@ def test_which_input_was_merged_is_known() -> None:
 
 
 def test_an_output_that_is_turned_off_stops_it() -> None:
-    graph = from_text(TRAINED).with_ends(None, ["drop"])
+    graph = from_text(TRAINED).with_endpoints(None, ["drop"])
     outcome = remove_dead_branches.outcome(graph, pred=("train:false",))
     assert [str(skip) for skip in outcome.skips] == [
         "drop: it is an output of the graph that a constant predicate turns off"
@@ -214,7 +214,7 @@ def test_tensorflow_computes_the_same_by_conditions_of_its_first_version() -> No
     finally:
         if was_v2:
             v1.enable_control_flow_v2()
-    graph = graphdef.decode(made.as_graph_def().SerializeToString()).with_ends(["x"], ["y"])
+    graph = graphdef.decode(made.as_graph_def().SerializeToString()).with_endpoints(["x"], ["y"])
     after = transform(graph, "remove_dead_branches strip_unused_nodes fold_constants")
     assert "Merge" not in after.op_counts
     assert len(after) < 6
@@ -290,7 +290,7 @@ def test_tensorflow_computes_the_same_by_conditions_in_functions() -> None:
         return tf.identity(inner, "y")
 
     made = network.get_concrete_function().graph.as_graph_def()
-    graph = graphdef.decode(made.SerializeToString()).with_ends(["x"], ["y"])
+    graph = graphdef.decode(made.SerializeToString()).with_endpoints(["x"], ["y"])
     after = transform(graph, "remove_dead_branches strip_unused_nodes remove_unused_functions")
     assert sum(count for op, count in after.op_counts.items() if "If" in op) == 1
     assert len(after.library) == 2

@@ -130,7 +130,7 @@ def test_what_tensorflow_writes_is_recognised() -> None:
         y = tf.nn.dropout(y, rate=0.3, noise_shape=[1, 3])
         y = tf.nn.experimental.stateless_dropout(y, 0.4, [1, 2])
         v1.identity(y, "y")
-    graph = graphdef.decode(made.as_graph_def().SerializeToString()).with_ends(["x"], ["y"])
+    graph = graphdef.decode(made.as_graph_def().SerializeToString()).with_endpoints(["x"], ["y"])
     outcome = remove_dropout.outcome(graph)
     assert outcome.graph["y"].inputs == (Edge("x"),)
     assert outcome.skips == ()
@@ -145,6 +145,6 @@ def test_keras_layers_are_recognised() -> None:
     layers: list[Any] = [tf.keras.Input((4, 4, 3)), tf.keras.layers.Dropout(0.3), tf.keras.layers.SpatialDropout2D(0.1)]
     model = tf.keras.Sequential(layers)
     function = tf.function(lambda x: model(x, training=True)).get_concrete_function(tf.TensorSpec([2, 4, 4, 3]))
-    graph = graphdef.decode(function.graph.as_graph_def().SerializeToString()).with_ends(["x"], ["Identity"])
+    graph = graphdef.decode(function.graph.as_graph_def().SerializeToString()).with_endpoints(["x"], ["Identity"])
     made = remove_dropout(graph)
     assert made["Identity"].inputs == (Edge("x"),)

@@ -152,9 +152,9 @@ def test_what_is_fed_waited_for_or_asked_for_stays() -> None:
     made = simplify_arithmetic(graph)
     assert (made["a"].op, made["d"].controls) == ("Identity", ("a",))
     assert made["c"].inputs == (Edge("a"),)
-    fed = graph.with_ends(["x", "a", "one"], ["y"])
+    fed = graph.with_endpoints(["x", "a", "one"], ["y"])
     assert simplify_arithmetic(fed) == fed
-    asked = simplify_arithmetic(graph.with_ends(["x"], ["a"]))
+    asked = simplify_arithmetic(graph.with_endpoints(["x"], ["a"]))
     assert (asked["a"].op, asked.outputs) == ("Identity", (Edge("a"),))
 
 

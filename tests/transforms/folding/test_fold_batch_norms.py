@@ -93,7 +93,7 @@ def test_a_long_chain_of_factors_folds_into_one_layer() -> None:
 def test_forms_nest_only_so_deep() -> None:
     passing = [Node(f"i{n}", "Identity", (Edge(f"i{n - 1}" if n else "a"),)) for n in range(2000)]
     graph = large_layer(Tensor.of(np.ones((2, 64), np.float32)))
-    root = graph["b"].reading(0, "i1999")
+    root = graph["b"].with_input(0, "i1999")
     nodes = [*(node for node in graph.nodes.values() if node.name != "b"), *passing, root]
     deep = graph.with_nodes(nodes)
     assert fold_batch_norms(deep) == deep

@@ -116,7 +116,7 @@ def test_products_of_large_weights_wait_until_they_are_read() -> None:
 
 def test_a_network_folds_completely() -> None:
     path = Path(__file__).parents[3] / "models" / "digits.pb"
-    network = strip_unused_nodes(graphdef.decode(path.read_bytes()).with_ends(None, ["softmax"]))
+    network = strip_unused_nodes(graphdef.decode(path.read_bytes()).with_endpoints(None, ["softmax"]))
     outcome = fold_old_batch_norms.outcome(remove_nodes(network, op=("Identity", "CheckNumerics")))
     assert not outcome.skips
     assert len(outcome.changes) == sum(network.op_counts.get(op, 0) for op in NORMS) > 0

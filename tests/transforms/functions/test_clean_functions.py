@@ -223,7 +223,7 @@ def test_what_others_know_of_stays_as_it_is(how: str) -> None:
     elif how == "named twice":
         graph = from_text(LOOP.replace("y = Neg(loop)", "y = step(loop, w)") + FUNCTIONS)
     else:
-        graph = graph.with_ends(None, ["loop"])
+        graph = graph.with_endpoints(None, ["loop"])
     made = clean_functions(graph)
     assert made["loop"] == graph["loop"]
     assert list(made.library["step"].results) == ["next", "kept"]
@@ -293,7 +293,7 @@ def test_what_can_not_be_opened_is_told() -> None:
     strange.ret["r"] = "n:out:0"
     strange.signature.output_arg.add(name="r", type=1)
     message.node.add(name="z", op="strange")
-    graph = graphdef.decode(message.SerializeToString()).with_ends(["x"], ["y"])
+    graph = graphdef.decode(message.SerializeToString()).with_endpoints(["x"], ["y"])
     outcome = clean_functions.outcome(graph)
     verify(outcome.graph)
     assert len(outcome.graph["loop"].inputs) == 1

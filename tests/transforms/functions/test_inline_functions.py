@@ -126,14 +126,14 @@ def test_tensorflow_computes_the_same() -> None:
         return tf.identity(step(y) + scaled(x)[1], "y")
 
     made = network.get_concrete_function().graph.as_graph_def()
-    graph = graphdef.decode(made.SerializeToString()).with_ends(["x"], ["y"])
+    graph = graphdef.decode(made.SerializeToString()).with_endpoints(["x"], ["y"])
     after = transform(graph, "inline_functions remove_unused_functions")
     assert not {op for op in after.op_counts if op.endswith("Call")}
     assert after.op_counts["Assert"] >= 3 if "Assert" in after.op_counts else any("If" in op for op in after.op_counts)
     assert len(after.library) < len(graph.library)
     x = np.float32([[1, 2, 3], [4, 5, 6]])
     np.testing.assert_array_equal(answers(after, x=x)["y"], answers(graph, x=x)["y"])
-    loaded = graphdef.decode(graphdef.encode(after)).with_ends(["x"], ["y"])
+    loaded = graphdef.decode(graphdef.encode(after)).with_endpoints(["x"], ["y"])
     np.testing.assert_array_equal(answers(loaded, x=x)["y"], answers(graph, x=x)["y"])
     with pytest.raises(Exception, match="assert"):
         answers(after, x=x * 1000)

@@ -134,7 +134,7 @@ def test_tensorflow_agrees_before_and_after() -> None:
 
     concrete = outer.get_concrete_function()
     graph = graphdef.decode(concrete.graph.as_graph_def().SerializeToString())
-    graph = graph.with_ends([concrete.inputs[0].name], [concrete.outputs[0].name])
+    graph = graph.with_endpoints([concrete.inputs[0].name], [concrete.outputs[0].name])
     made = inline_partitionedcall(graph)
     assert not any(op.endswith("PartitionedCall") for op in made.op_counts)
     x = np.random.default_rng(0).standard_normal((2, 6)).astype(np.float32)

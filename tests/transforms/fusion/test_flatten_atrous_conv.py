@@ -95,7 +95,7 @@ def test_what_old_tensorflow_made_of_a_dilated_convolution(padding: str) -> None
         )
         graph = graphdef.decode(place.as_graph_def().SerializeToString())
         last = place.get_operations()[-1].name
-    graph = graph.with_ends(["x"], [last])
+    graph = graph.with_endpoints(["x"], [last])
     made = flatten_atrous_conv(graph)
     assert made[last].op == "Conv2D"
     assert made[last].attrs["padding"] == padding.encode()

@@ -80,8 +80,8 @@ def test_without_a_bound_and_across_activations_few_siblings_are_left(graph: Gra
     seen = set()
     for node in outcome.graph.nodes.values():
         if node.op == "Conv2D":
-            readers = outcome.graph.readers.get(node.name, ())
-            is_alone = len(readers) == 1 and node.name not in outcome.graph.ends
+            readers = outcome.graph.node_uses.get(node.name, ())
+            is_alone = len(readers) == 1 and node.name not in outcome.graph.endpoint_names
             has_bias = is_alone and readers[0].node.op in ("BiasAdd", "AddV2")
             key = (node.inputs[0], outcome.graph[node.inputs[1].node].value.shape[:2], has_bias)
             assert key not in seen

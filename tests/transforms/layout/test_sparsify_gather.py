@@ -122,7 +122,7 @@ def test_variables_are_read_from_a_checkpoint_part_by_part(tmp_path: Path) -> No
 
     prefix = str(tmp_path / "model")
     data, values = partitioned_model(prefix)
-    graph = graphdef.decode(data).with_ends(["ids"], ["y0", "y1"])
+    graph = graphdef.decode(data).with_endpoints(["ids"], ["y0", "y1"])
     outcome = sparsify_gather.outcome(graph, input_checkpoint=prefix, read_variable=read_variable)
     assert [line.rpartition(": ")[2] for line in outcome.changes] == ["1 of 6 values", "2 of 6 values"]
     definition = tf.compat.v1.GraphDef.FromString(graphdef.encode(outcome.graph))

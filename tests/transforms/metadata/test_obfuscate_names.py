@@ -16,7 +16,7 @@ from quantkit.transforms.metadata.obfuscate_names import in_base_62, obfuscate_n
 def test_ends_keep_their_names_and_all_others_are_short(graph: Graph) -> None:
     after = edit(obfuscate_names, graph)
     assert (after.inputs, after.outputs) == (graph.inputs, graph.outputs)
-    names = [new for old, new in zip(graph.nodes, after.nodes, strict=True) if old not in graph.ends]
+    names = [new for old, new in zip(graph.nodes, after.nodes, strict=True) if old not in graph.endpoint_names]
     assert names == [in_base_62(number) for number in range(len(names))]
     places = dict(zip(graph.nodes, after.nodes, strict=True))
     for old, new in places.items():

@@ -88,7 +88,7 @@ def digits() -> Graph:
     assert model.graph is not None
     assert model.card is not None
     graph, _ = run(parse(model.card.recipe), model.graph)
-    return graph.with_ends(None, ["softmax", str(graph["softmax"].inputs[0])])
+    return graph.with_endpoints(None, ["softmax", str(graph["softmax"].inputs[0])])
 
 
 def test_half_the_bytes(digits: Graph) -> None:

@@ -233,7 +233,7 @@ def test_joined_axes_are_counted_from_the_first() -> None:
     after = quantize_nodes(graph_of(anywhere, last, join))
     assert after["y_eightbit/axis"].value.array == 3
     assert after["y/eightbit"].inputs[0] == Edge("y_eightbit/axis")
-    assert quantize_nodes(graph_of(anywhere, last, join.reading(0, "y/k"), constant("y/k", 2)))["y/eightbit"].inputs[
+    assert quantize_nodes(graph_of(anywhere, last, join.with_input(0, "y/k"), constant("y/k", 2)))["y/eightbit"].inputs[
         0
     ] == Edge("y/k")
     assert skips(graph_of(anywhere, last, op("y", "Concat", "k", "a", "a", N=2))) == [
@@ -404,7 +404,7 @@ def test_it_declines_other_trained_ranges(nodes: tuple[Node, ...], reason: str) 
 
 def test_two_trained_ranges_may_share_their_constants() -> None:
     first = fake_quant("p", "x")
-    second = first[2].with_(name="y").reading(0, "e")
+    second = first[2].with_(name="y").with_input(0, "e")
     after = quantize_nodes(graph_of(*first, op("e", "Exp", "p"), second))
     assert after.op_counts["Requantize"] == 2
 
@@ -457,6 +457,6 @@ def test_networks_stay_well_formed(graph: Graph, codes_in: bool) -> None:
     assert after.order
     assert (after.inputs, after.outputs) == (graph.inputs, graph.outputs)
     assert not {"FakeQuantWithMinMaxVars", *QUANTIZED_OPS} - {"Reshape"} & set(after.op_counts)
-    ends = {name for name in after.nodes if name not in after.readers}
-    assert ends <= {name for name in graph.nodes if name not in graph.readers} | graph.ends
+    ends = {name for name in after.nodes if name not in after.node_uses}
+    assert ends <= {name for name in graph.nodes if name not in graph.node_uses} | graph.endpoint_names
     assert quantize_nodes(graph, **options) == after

@@ -63,7 +63,7 @@ def check_on_this_host(graph: Graph, plan: Plan, ranges: Ranges, quantized: Grap
     require_onednn()
     codes = {edge: grid for edge, grid in grids(graph, plan, ranges).items() if codes_name(edge) in quantized}
     fetched = [Edge(codes_name(edge)) for edge in codes]
-    with RUNTIME.open(keep_summands(quantized.with_ends(None, [*fetched, *quantized.outputs]))) as session:
+    with RUNTIME.open(keep_summands(quantized.with_endpoints(None, [*fetched, *quantized.outputs]))) as session:
         feeds = _seeded(session, plan, ranges)
         found = _explained(session, feeds)
     _require_finite(quantized, found)

@@ -75,8 +75,8 @@ def _chain(graph: Graph, shapes: Mapping[str, Shape]) -> list[_Link]:
     node = first
     while node is not None and (link := _link(graph, node, shapes)) is not None and not node.controls:
         chain.append(link)
-        uses = graph.readers.get(node.name, ())
-        alone = len(uses) == 1 and uses[0].slot == 0 and node.name not in graph.ends
+        uses = graph.node_uses.get(node.name, ())
+        alone = len(uses) == 1 and uses[0].slot == 0 and node.name not in graph.endpoint_names
         node = uses[0].node if alone else None
     return chain if sum(link.node.op == CONVOLUTION for link in chain) > 1 else []
 
@@ -84,7 +84,7 @@ def _chain(graph: Graph, shapes: Mapping[str, Shape]) -> list[_Link]:
 def _quantizing(graph: Graph, chain: list[_Link]) -> Node | None:
     """What makes codes for the first layer only: each half then makes its own, side by side."""
     source = graph[chain[0].node.inputs[0].node]
-    alone = len(graph.readers.get(source.name, ())) == 1 and source.name not in graph.ends
+    alone = len(graph.node_uses.get(source.name, ())) == 1 and source.name not in graph.endpoint_names
     return source if source.op == "QuantizeV2" and alone and not source.controls else None
 
 
@@ -160,7 +160,7 @@ def _half(
         part = rows_of(Edge(made[-1].name), DType.UINT8)
         made.append(Node(name, "Bitcast", (part,), attrs={"T": DType.UINT8, "type": DType.QUINT8}))
     for link, way in zip(chain, ways, strict=True):
-        node = link.node.with_(name=f"{prefix}/{link.node.name}").reading(0, name)
+        node = link.node.with_(name=f"{prefix}/{link.node.name}").with_input(0, name)
         if node.op == CONVOLUTION:
             listed = (0, 0, *way[2:], *link.pads[1], 0, 0)
             node = node.with_attrs(padding=b"VALID", padding_list=listed if any(listed) else ())

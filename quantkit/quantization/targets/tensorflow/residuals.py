@@ -24,7 +24,7 @@ def keep_summands(graph: Graph) -> Graph:
             continue
         slot = len(node.inputs) - 3
         summand = node.inputs[slot]
-        if graph[summand.node].op != "Bitcast" and summand.node not in graph.ends:
+        if graph[summand.node].op != "Bitcast" and summand.node not in graph.endpoint_names:
             others = {use.node.name for use in graph.uses[summand]} - {node.name}
             if _are_before(graph, others, node.name, places):
                 continue
@@ -33,7 +33,7 @@ def keep_summands(graph: Graph) -> Graph:
         attrs: dict[str, Attr] = {"T": CODES, "padding": b"VALID", "_copied_for": node.name.encode(), **window}
         copy = Node(free_name(graph, f"{node.name}/summand"), "QuantizedMaxPool", (summand, *node.inputs[slot + 1 :]))
         nodes[copy.name] = copy.with_(attrs=attrs)
-        nodes[node.name] = node.reading(slot, Edge(copy.name))
+        nodes[node.name] = node.with_input(slot, Edge(copy.name))
     return graph.with_nodes(nodes.values())
 
 

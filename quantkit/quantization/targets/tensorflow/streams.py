@@ -62,7 +62,7 @@ def _work(graph: Graph, costs: Mapping[str, float]) -> Work:
     """What takes time, with what reads it directly or through free nodes."""
     found: dict[str, frozenset[str]] = {}
     for name in reversed(graph.order):
-        readers = {use.node.name for use in graph.readers.get(name, ())}
+        readers = {use.node.name for use in graph.node_uses.get(name, ())}
         found[name] = frozenset(one for one in readers if one in costs).union(
             *(found[one] for one in readers if one not in costs)
         )
@@ -102,8 +102,8 @@ def _may_split(graph: Graph, node: Node) -> bool:
 
 def _joins(graph: Graph, name: str) -> bool:
     """Whether nothing but a concat of channels reads a node."""
-    uses = graph.readers.get(name, ())
-    if len(uses) != 1 or name in graph.ends or uses[0].node.op != "ConcatV2":
+    uses = graph.node_uses.get(name, ())
+    if len(uses) != 1 or name in graph.endpoint_names or uses[0].node.op != "ConcatV2":
         return False
     axis = graph.constant_of(uses[0].node.inputs[-1])
     return axis is not None and int(axis.array) in (-1, 3)
@@ -123,11 +123,11 @@ def _in_two(graph: Graph, name: str, nodes: dict[str, Node]) -> list[str]:
             if values is not None and values.shape[-1:] == (width,):
                 source = constant(free_name(graph, f"{half.name}/{slot}"), values.array[..., channels], values.dtype)
                 nodes[source.name] = source
-                half = half.reading(slot, source.name)
+                half = half.with_input(slot, source.name)
         nodes[half.name] = half
         halves.append(half.name)
     if _joins(graph, name):
-        join = nodes[graph.readers[name][0].node.name]
+        join = nodes[graph.node_uses[name][0].node.name]
         at = join.inputs.index(Edge(name))
         inputs = (*join.inputs[:at], *map(Edge, halves), *join.inputs[at + 1 :])
         nodes[join.name] = join.with_(inputs=inputs).with_attrs(N=len(inputs) - 1)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def garbage_collection_paused() -> Iterator[None]:
     """Pause the search for reference cycles, as a ``with`` or around a function.
 
     Nodes and edges are made by the hundred thousand and hold no cycles; the collector would walk over all of them

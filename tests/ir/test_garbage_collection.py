@@ -2,21 +2,21 @@ import gc
 
 import pytest
 
-from quantkit.ir.uncollected import uncollected
+from quantkit.ir.garbage_collection import garbage_collection_paused
 
 
 def test_the_collector_pauses_and_goes_on() -> None:
     assert gc.isenabled()
-    with uncollected():
+    with garbage_collection_paused():
         assert not gc.isenabled()
-        with uncollected():
+        with garbage_collection_paused():
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled()
 
 
 def test_it_goes_on_after_an_error() -> None:
-    @uncollected()
+    @garbage_collection_paused()
     def fails() -> None:
         raise ValueError(gc.isenabled())
 
@@ -28,7 +28,7 @@ def test_it_goes_on_after_an_error() -> None:
 def test_who_switched_it_off_keeps_it_off() -> None:
     gc.disable()
     try:
-        with uncollected():
+        with garbage_collection_paused():
             pass
         assert not gc.isenabled()
     finally:
