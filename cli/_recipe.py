@@ -43,7 +43,7 @@ def chosen_recipe(args: Namespace, *, converts: bool) -> Recipe:
         if not args.classic and args.transforms.strip() in NAMED:
             name = args.transforms.strip()
             raise RecipeError(f"{name} is a recipe, not a transform", hint=f"give it as --recipe {name}")
-        recipe = parse(args.transforms, classic=args.classic)
+        recipe = _parsed(args.transforms, classic=args.classic)
     except RecipeError as error:
         if args.classic:
             error.message = f"Failed to parse --transform argument, error was {error.message}"
@@ -51,6 +51,14 @@ def chosen_recipe(args: Namespace, *, converts: bool) -> Recipe:
     if not recipe.steps:
         raise RecipeError("You must specify at least one transform.", hint="quantkit transforms list names them all")
     return recipe
+
+
+def _parsed(text: str, *, classic: bool) -> Recipe:
+    if not classic:
+        return parse(text)
+    from quantkit.compat import parse_classic
+
+    return parse_classic(text)
 
 
 def suited(args: Namespace, recipe: Recipe, model: Model, graph: Graph) -> Recipe:

@@ -1,14 +1,17 @@
 """``quantkit transform``: the classic Graph Transform Tool call, and its short form."""
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quantkit import formats
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import UsageError
+from quantkit.ir.graph import Graph
 from quantkit.model.exporters.files import KINDS, Target
-from quantkit.recipes import Recipe
+from quantkit.recipes import Recipe, Trace
 from quantkit.recipes import run as run_recipe
 from quantkit.recipes.named import NAMED
 from quantkit.recipes.trace import STOP
@@ -86,15 +89,13 @@ def run(args: Namespace) -> int:
     recipe = suited(args, recipe, model, before)
     target.check(before, may_shrink=may_shrink(recipe))
     check = verifier(args, model, before)
-    after, trace = run_recipe(
+    after, trace = _runner(ends)(
         recipe,
         before,
         services=_services(args),
         check=check,
         on_mismatch=args.on_mismatch or STOP,
         on_step=lambda step: log(args, f"Applying {step.name}"),
-        classic=args.classic,
-        ends=ends,
     )
     signature = model.signature.following(before, after) if model.signature else None
     account = Account(model, recipe, before, after, trace, check, target.path, target.write(after, signature))
@@ -107,6 +108,15 @@ def run(args: Namespace) -> int:
         account.write_trace(trace_file)
     emit(args, "quantkit.transform/1", account.to_json(), lambda console: account.print(console, args))
     return 0
+
+
+def _runner(classic_ends: tuple[list[str], list[str]] | None) -> Callable[..., tuple[Graph, Trace]]:
+    """The function that runs a recipe: with classic names of inputs and outputs, that of the classic tool."""
+    if classic_ends is None:
+        return run_recipe
+    from quantkit.compat import run_classic
+
+    return partial(run_classic, ends=classic_ends)
 
 
 def _ends(args: Namespace) -> tuple[str, str]:

@@ -30,9 +30,6 @@ LAYERS = [
 # Imports that still point upward, each (importing module, imported module); the list must become empty.
 PENDING = {
     ("quantkit.evaluation.compare", "quantkit.quantization"),
-    ("quantkit.recipes.driver", "quantkit.compat"),
-    ("quantkit.recipes.recipe", "quantkit.compat"),
-    ("quantkit.transforms.registry", "quantkit.compat"),
 }
 # Which files may import what only they know.
 HARD_BORDERS = {

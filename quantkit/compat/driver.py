@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from quantkit.compat.transforms import NodeDef
+from quantkit.compat.transforms import NodeDef, find_classic
 from quantkit.compat.transforms.nodes import edges, from_graph, to_graph
 from quantkit.compat.transforms.table import ClassicTransform, Context, check_inputs
 from quantkit.errors import GraphError, QuantkitError, RecipeError
@@ -14,7 +14,6 @@ from quantkit.ir.graph import Graph, Versions
 from quantkit.recipes.grammar import Step
 from quantkit.recipes.recipe import IGNORE_ERRORS, Recipe
 from quantkit.recipes.trace import STOP, Check, Record, Trace, judged, op_changes
-from quantkit.transforms import registry
 
 
 @garbage_collection_paused()
@@ -56,7 +55,7 @@ def run_classic(
     for step in recipe.steps:
         if on_step:
             on_step(step)
-        transform = registry.find(step.name, classic=True)
+        transform = find_classic(step.name)
         context = Context(*names, step.options, graph.library, versions, services or {})
         start = perf_counter()
         made, ignored = _applied(transform, nodes, context)

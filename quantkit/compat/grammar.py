@@ -8,6 +8,7 @@ import re
 
 from quantkit.errors import RecipeError
 from quantkit.recipes.grammar import Step
+from quantkit.recipes.recipe import Recipe
 
 WORD = re.compile(r"[A-Za-z0-9_]+")
 BARE = re.compile(r"[A-Za-z0-9\-./_]+")
@@ -17,8 +18,8 @@ COMMA = re.compile(r",?[ \t\n\v\f\r]*")
 STRAY_QUOTES = re.compile(r"\"?'?")
 
 
-def parse_classic_steps(text: str) -> tuple[Step, ...]:
-    """The steps that the original found in a transforms string.
+def parse_classic(text: str) -> Recipe:
+    """Parse a transforms string as the original tool did; names are looked up only when a step runs.
 
     Raises:
         RecipeError: it found an error, too; the message is its own.
@@ -28,11 +29,11 @@ def parse_classic_steps(text: str) -> tuple[Step, ...]:
     while True:
         reader.take(SPACE)
         if reader.is_done():
-            return tuple(steps)
+            return Recipe(tuple(steps))
         name = reader.need(WORD, "Looking for transform name")
         options = reader.options() if reader.takes("(") else {}
         if options is None:
-            return tuple(steps)
+            return Recipe(tuple(steps))
         steps.append(Step(name, options))
 
 

@@ -1,6 +1,6 @@
 """Applying a recipe: whatever is the same for every transform is done here, once."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -25,8 +25,6 @@ def run(
     check: Check | None = None,
     on_mismatch: str = STOP,
     on_step: Callable[[Step], None] | None = None,
-    classic: bool = False,
-    ends: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> tuple[Graph, Trace]:
     """Apply a recipe.
 
@@ -37,8 +35,6 @@ def run(
         check: called after each step; a `CheckError` says that the step is not to be trusted.
         on_mismatch: `STOP`: that error ends the run; `SKIP`: the step is undone, and the record says so.
         on_step: told before each step, for progress.
-        classic: apply each transform exactly as the original tool did, its defects included.
-        ends: inputs and outputs as the caller wrote them, for the original told ``x`` from ``x:0``.
 
     Returns:
         The new graph and a record for each step.
@@ -48,12 +44,6 @@ def run(
         GraphError: a transform failed and ``ignore_errors`` did not say to go on.
         CheckError: the check refused a step.
     """
-    if classic:
-        from quantkit.compat.driver import run_classic
-
-        return run_classic(
-            recipe, graph, ends, services=services, check=check, on_mismatch=on_mismatch, on_step=on_step
-        )
     records: list[Record] = []
     for step in recipe.steps:
         if on_step:
@@ -106,13 +96,12 @@ def _fault(graph: Graph, blame: str, *, stops: bool) -> str:
     return ""
 
 
-def transform(graph: Graph, recipe: Recipe | str, *, classic: bool = False, **services: Any) -> Graph:
+def transform(graph: Graph, recipe: Recipe | str, **services: Any) -> Graph:
     """The graph after a recipe.
 
     Args:
         graph: what to rewrite; it stays as it is.
         recipe: a recipe, a transforms string, the name of a recipe, or a TOML file with one.
-        classic: do exactly what the original tool did, its defects included.
         services: see `run`.
 
     Raises:
@@ -121,14 +110,14 @@ def transform(graph: Graph, recipe: Recipe | str, *, classic: bool = False, **se
     """
     if isinstance(recipe, str):
         is_named = recipe in NAMED or recipe.endswith(".toml")
-        recipe = find_recipe(recipe) if is_named else _parsed(recipe, classic)
+        recipe = find_recipe(recipe) if is_named else _parsed(recipe)
     graph = graph.with_endpoints(recipe.inputs or None, recipe.outputs or None)
-    return run(recipe, graph, services=services, classic=classic)[0]
+    return run(recipe, graph, services=services)[0]
 
 
-def _parsed(text: str, classic: bool) -> Recipe:
+def _parsed(text: str) -> Recipe:
     try:
-        return parse(text, classic=classic)
+        return parse(text)
     except RecipeError as error:
         # One word may have been meant as the name of a recipe.
         if near := did_you_mean(text, NAMED):

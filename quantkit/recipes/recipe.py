@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from quantkit.compat.grammar import parse_classic_steps
 from quantkit.errors import RecipeError
 from quantkit.recipes.grammar import Step, parse_steps, pointed
 from quantkit.transforms import registry
@@ -28,18 +27,12 @@ class Recipe:
         return " ".join(map(str, self.steps))
 
 
-def parse(text: str, *, classic: bool = False) -> Recipe:
-    """A recipe of a transforms string; names and options are looked up at once.
-
-    Args:
-        text: the string.
-        classic: read it as the original tool did, which looked names up only when their turn came.
+def parse(text: str) -> Recipe:
+    """Parse a transforms string; names and options are looked up at once.
 
     Raises:
         RecipeError: bad grammar, an unknown transform or option, an unreadable value, or no transform at all.
     """
-    if classic:
-        return Recipe(parse_classic_steps(text))
     recipe = Recipe(parse_steps(text))
     if not recipe.steps:
         raise RecipeError("You must specify at least one transform.", hint="quantkit transforms list names them all")

@@ -11,16 +11,13 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints, overload
+from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints, overload
 
 from quantkit.errors import GraphError, QuantkitError, RecipeError, did_you_mean
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
 from quantkit.ops.faults import find_fault
 from quantkit.transforms._positions import settled
-
-if TYPE_CHECKING:
-    from quantkit.compat.transforms import ClassicTransform
 
 DAMAGED = "the file is damaged, or was written by a tool that knows other ops"
 REQUIRED = inspect.Parameter.empty
@@ -306,25 +303,16 @@ def _option_kind(hint: Any) -> tuple[type, bool] | None:
     return (hint, False) if hint in (int, float, bool, str) else None
 
 
-@overload
-def find(name: str, known: Iterable[str] | None = None, *, classic: Literal[False] = False) -> Transform: ...
-@overload
-def find(name: str, known: Iterable[str] | None = None, *, classic: Literal[True]) -> "ClassicTransform": ...
-def find(name: str, known: Iterable[str] | None = None, *, classic: bool = False) -> "Transform | ClassicTransform":
+def find(name: str, known: Iterable[str] | None = None) -> Transform:
     """The transform of a name.
 
     Args:
         name: as recipes write it.
         known: what the hint may suggest; None: all.
-        classic: prefer the transform as the original tool had it.
 
     Raises:
         RecipeError: there is none; the hint names the nearest ones.
     """
-    if classic:
-        from quantkit.compat.transforms import find_classic
-
-        return find_classic(name)
     if name in REGISTRY:
         return REGISTRY[name]
     from quantkit.transforms.plugins import load_installed

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 from classic_nodes import const, fed, node
 
-import quantkit as qk
-from quantkit.compat.transforms import CLASSIC, classic_transform
+from quantkit.compat import parse_classic, run_classic
+from quantkit.compat.transforms import CLASSIC, classic_transform, find_classic
 from quantkit.errors import GraphError, RecipeError
 from quantkit.formats import load, save
 from quantkit.ir.graph import Graph, Versions
-from quantkit.recipes import parse, run
 from quantkit.transforms import registry
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
@@ -32,6 +31,10 @@ NODES = (fed("x", 2), const("k", [1, 2]), node("a", "Identity", "x", "^k"), node
 @pytest.fixture
 def graph() -> Graph:
     return Graph.of(NODES, ["x"], ["y"], versions=Versions(producer=21))
+
+
+def run_text(transforms: str, graph: Graph) -> Graph:
+    return run_classic(parse_classic(transforms), graph)[0]
 
 
 def command(folder: Path, graph: Graph, *words: str) -> tuple[int, Path]:
@@ -83,29 +86,27 @@ def test_verify_looks_at_classic_steps_too(graph: Graph, tmp_path: Path, capsys:
 
 
 def test_python_has_it_too(graph: Graph) -> None:
-    made = qk.transform(graph, "remove_nodes(op=Identity) merge_duplicate_nodes", classic=True)
+    made = run_text("remove_nodes(op=Identity) merge_duplicate_nodes", graph)
     assert made.versions == Versions()
     assert (made.inputs, made.outputs) == (graph.inputs, graph.outputs)
     assert graph.versions == Versions(producer=21)
 
 
 def test_our_own_transforms_run_between_classic_ones(graph: Graph) -> None:
-    made = qk.transform(
-        graph, "remove_nodes(op=Identity) simplify_arithmetic(unknown=1) sort_by_execution_order", classic=True
-    )
+    made = run_text("remove_nodes(op=Identity) simplify_arithmetic(unknown=1) sort_by_execution_order", graph)
     assert "Identity" not in [one.op for one in made.nodes.values()]
 
 
 def test_a_recipe_may_be_empty() -> None:
     graph = Graph.of(NODES)
-    assert run(parse("  ", classic=True), graph, classic=True)[0] == graph
+    assert run_text("  ", graph) == graph
 
 
 def test_a_name_is_found_in_either_table() -> None:
-    assert registry.find("fold_pads", classic=True).name == "fold_pads"
-    assert registry.find("fold_batch_norms", classic=True) is CLASSIC["fold_batch_norms"]
+    assert find_classic("fold_pads").name == "fold_pads"
+    assert find_classic("fold_batch_norms") is CLASSIC["fold_batch_norms"]
     with pytest.raises(RecipeError, match="Transform 'fold_batch_norm' not recognized") as error:
-        registry.find("fold_batch_norm", classic=True)
+        find_classic("fold_batch_norm")
     assert "fold_batch_norms" in error.value.hint
 
 
@@ -124,7 +125,7 @@ def test_a_graph_that_nobody_could_load_is_not_written() -> None:
 
     try:
         with pytest.raises(GraphError, match="two nodes are named 'x'"):
-            qk.transform(graph, "double", classic=True)
+            run_text("double", graph)
     finally:
         del CLASSIC["double"]
 
@@ -132,11 +133,11 @@ def test_a_graph_that_nobody_could_load_is_not_written() -> None:
 def test_other_formats_are_refused() -> None:
     graph = Graph.of([node("a", "Relu")], dialect="onnx")
     with pytest.raises(GraphError, match="classic mode rewrites graphs of TensorFlow, and this is one of onnx"):
-        qk.transform(graph, "remove_device", classic=True)
+        run_text("remove_device", graph)
 
 
 def test_spellings_of_inputs_survive() -> None:
     nodes = (fed("x", 2), node("a", "Add", "^x", "x:0", "x"))
-    made = qk.transform(Graph.of(nodes, ["x"], ["a"]), "remove_device", classic=True)
+    made = run_text("remove_device", Graph.of(nodes, ["x"], ["a"]))
     assert made["a"].written_inputs == ("^x", "x:0", "x")
     assert made["a"].with_input(0, "y").written_inputs == ("y", "x", "^x")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from classic_nodes import FUSED, FUSED_INPUTS, LAYER, STATISTICS, const, fed, node, ramp, untyped
 
+from quantkit.compat import parse_classic, run_classic
 from quantkit.errors import GraphError, QuantkitError, RecipeError
 from quantkit.ir.graph import Graph, Node, Versions
 from quantkit.ir.tensor import Array, DType, Shape
@@ -28,7 +29,7 @@ def ours(graph: Graph, recipe: str) -> Graph:
 
 def classic(graph: Graph, recipe: str, inputs: str = "x", outputs: str = "y") -> Graph:
     ends = (inputs.split(",") if inputs else [], outputs.split(","))
-    return run(parse(recipe, classic=True), graph, classic=True, ends=ends)[0]
+    return run_classic(parse_classic(recipe), graph, ends)[0]
 
 
 def answers(graph: Graph) -> list[Array]:
@@ -289,7 +290,7 @@ def test_10_an_open_parenthesis_is_an_error() -> None:
     text = "remove_device remove_nodes(op=Identity"
     with pytest.raises(RecipeError, match="the parenthesis opened here is never closed"):
         parse(text)
-    assert [step.name for step in parse(text, classic=True).steps] == ["remove_device"]
+    assert [step.name for step in parse_classic(text).steps] == ["remove_device"]
 
 
 def test_11_a_negative_size_is_an_unknown_one() -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from google.protobuf import text_format
 
+from quantkit.compat import parse_classic, run_classic
 from quantkit.errors import QuantkitError
 from quantkit.formats import graphdef
 from quantkit.formats.graphdef.nodes import decode_attr
 from quantkit.formats.graphdef.schema import message_class
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Tensor
-from quantkit.recipes import parse, run
 
 ANSWERS = Path(__file__).parent.parent / "compat" / "answers.json"
 # Tensors of up to so many values are recorded as they are, larger ones by their digest.
@@ -63,12 +63,8 @@ class ClassicCase:
     def answer(self) -> dict[str, Any]:
         """What classic mode makes of it, described."""
         try:
-            after, _ = run(
-                parse(self.transforms, classic=True),
-                self.graph,
-                classic=True,
-                ends=(names_of(self.inputs), names_of(self.outputs)),
-            )
+            ends = (names_of(self.inputs), names_of(self.outputs))
+            after, _ = run_classic(parse_classic(self.transforms), self.graph, ends)
         except QuantkitError as error:
             return {"error": error.message}
         return described(graphdef.encode(after))

@@ -1,7 +1,7 @@
 """The Graph Transform Tool as it was: its transforms, defects included, for those who compare with old results.
 
 Each is a function ``(nodes, context) -> nodes`` registered with `classic_transform` under the name of ours; the list
-below is the table of contents. `quantkit.recipes` runs them where a recipe is run with ``classic=True``.
+below is the table of contents. `quantkit.compat.driver.run_classic` runs them.
 """
 
 from quantkit.compat.transforms import (

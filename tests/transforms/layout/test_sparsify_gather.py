@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rewritten_graphs import work_grows_linearly
 
-from quantkit import recipes
+from quantkit.compat import parse_classic, run_classic
 from quantkit.errors import RecipeError
 from quantkit.formats import graphdef
 from quantkit.ir.check import verify
@@ -142,11 +142,10 @@ def test_the_original_read_the_first_part_for_each(tmp_path: Path) -> None:
 
     prefix = str(tmp_path / "model")
     data, values = partitioned_model(prefix)
-    made, _ = recipes.run(
-        recipes.parse(f"sparsify_gather(input_checkpoint={prefix})", classic=True),
+    made, _ = run_classic(
+        parse_classic(f"sparsify_gather(input_checkpoint={prefix})"),
         graphdef.decode(data),
-        classic=True,
-        ends=(["ids"], ["y0", "y1"]),
+        (["ids"], ["y0", "y1"]),
         services={"read_variable": read_variable},
     )
     for part in range(2):
