@@ -45,8 +45,8 @@ class Conversion:
         """The conversion that leaves these layers out, besides those of its scheme."""
         scheme = self.plan.scheme
         plan = annotate(self.graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(layers))))
-        kept = {name: KEPT if name in layers else why for name, why in plan.kept_float.items()}
-        return replace(self, plan=replace(plan, kept_float=kept), layers=layers)
+        kept = {name: KEPT if name in layers else why for name, why in plan.float_fallbacks.items()}
+        return replace(self, plan=replace(plan, float_fallbacks=kept), layers=layers)
 
     @cached_property
     def quantized(self) -> Graph:
@@ -59,9 +59,9 @@ class Conversion:
         quantized = convert(self.graph, self.plan, self.ranges)
         if self.kept_in == FLOAT or not self.layers:
             return quantized
-        # The plan has no units of layers that it leaves out: that of all layers knows their nodes.
-        unit_of = annotate(self.graph, self.plan.scheme.with_(keep_float=())).unit_of
-        half = {name for layer in self.layers if layer in unit_of for name in unit_of[layer].nodes} | self.layers
+        # The plan has no patterns of layers that it leaves out: that of all layers knows their nodes.
+        pattern_of = annotate(self.graph, self.plan.scheme.with_(keep_float=())).pattern_of
+        half = {name for layer in self.layers if layer in pattern_of for name in pattern_of[layer].nodes} | self.layers
         keep = tuple(name for name, node in quantized.nodes.items() if name not in half and not node.is_constant)
         return convert_precision(quantized, to=self.kept_in, weights_only=False, keep=keep)
 

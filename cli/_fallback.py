@@ -42,7 +42,7 @@ def layers_to_keep(args: Namespace, conversion: Conversion, answers: Answers, ou
         log(args, f"going on from what {state} keeps of an interrupted search")
     with counting(args, "searching") as shown, _keeping(args, state):
         found = search(
-            [unit.layer for unit in conversion.plan.units],
+            [pattern.layer for pattern in conversion.plan.patterns],
             measured,
             max_drop=args.max_drop,
             seconds=args.time_budget,
@@ -89,4 +89,6 @@ def _state(conversion: Conversion, answers: Answers, output: Path) -> Path:
 def _suspects(conversion: Conversion) -> list[str]:
     """Layers whose tensors calibration has remarked on."""
     remarked = {remark.partition(":")[0] for remark in conversion.ranges.remarks}
-    return [unit.layer for unit in conversion.plan.units if remarked & {str(unit.output), str(unit.input)}]
+    return [
+        pattern.layer for pattern in conversion.plan.patterns if remarked & {str(pattern.output), str(pattern.input)}
+    ]

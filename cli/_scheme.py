@@ -33,15 +33,17 @@ def chosen_scheme(args: Namespace) -> Scheme:
         scheme = scheme.with_(observer=args.observer)
     if args.weights_only:
         scheme = scheme.with_(weights_only=True)
-    if args.half_range and scheme.target not in SATURATING:
+    if args.reduce_range and scheme.target not in SATURATING:
         raise UsageError(
-            f"--half-range is for --target {' or '.join(SATURATING)}: {scheme.target} has weights of its own",
+            f"--reduce-range is for --target {' or '.join(SATURATING)}: {scheme.target} has weights of its own",
             hint="leave it out",
         )
-    is_needed = not args.plan and not args.half_range and not scheme.weights_only and _saturates(scheme)
+    is_needed = not args.plan and not args.reduce_range and not scheme.weights_only and _saturates(scheme)
     if is_needed:
         log(args, "this processor adds products of codes in 16 bits: weights take 7 bits, which it can not overflow")
-    return scheme.with_(weights=replace(scheme.weights, half_range=True)) if args.half_range or is_needed else scheme
+    return (
+        scheme.with_(weights=replace(scheme.weights, reduce_range=True)) if args.reduce_range or is_needed else scheme
+    )
 
 
 def chosen_plan(args: Namespace, graph: Graph, scheme: Scheme) -> Plan:
@@ -74,7 +76,7 @@ def save_plan(args: Namespace, graph: Graph, plan: Plan) -> None:
 
 def _named_scheme(args: Namespace) -> Scheme:
     if args.plan:
-        for flag in ("scheme", "observer", "half_range", "weights_only", "max_drop"):
+        for flag in ("scheme", "observer", "reduce_range", "weights_only", "max_drop"):
             given = getattr(args, flag)
             if given is not None and given is not False:
                 raise UsageError(

@@ -53,7 +53,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="let the result take uint8 pixels: what prepares them goes into its layers",
     )
     parser.add_argument("--observer", help="how ranges are chosen, such as min_max or percentile(99.9) (the scheme's)")
-    parser.add_argument("--half-range", action="store_true", help="7-bit weights, for processors without VNNI (auto)")
+    parser.add_argument("--reduce-range", action="store_true", help="7-bit weights, for processors without VNNI (auto)")
     parser.add_argument("--ranges", help="ranges of an earlier calibration, instead of --calibration")
     parser.add_argument("--save-ranges", help="file to write the ranges to")
     parser.add_argument("--plan", help="such a file, perhaps edited, instead of deciding anew; it holds its scheme")

@@ -11,20 +11,20 @@ from quantkit.ir.graph import Graph
 from quantkit.quantization.annotation import annotate
 from quantkit.quantization.calibration import Batch, collect, examples_at_once, open_observed
 from quantkit.quantization.corrections import correct_biases, equalize
-from quantkit.quantization.plan import Plan, Unit
+from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Provenance, Range, Ranges, graph_digest
 from quantkit.quantization.scheme import Scheme, Spec
 from quantkit.quantization.weights import store_weights
 from quantkit.runtimes import AUTO
 
 __all__ = [
+    "FusedPattern",
     "Plan",
     "Provenance",
     "Range",
     "Ranges",
     "Scheme",
     "Spec",
-    "Unit",
     "annotate",
     "calibrate",
     "collect",
@@ -44,7 +44,7 @@ def prepare(graph: Graph, scheme: Scheme) -> Graph:
     """The float graph that a scheme calibrates and converts: the same, or one with its scales evened out.
 
     Raises:
-        UnavailableError: it is of ONNX's ops, and one of them has no form in TensorFlow's, which units are made of.
+        UnavailableError: it is of ONNX's ops, and one of them has no form in TensorFlow's, which patterns are made of.
     """
     graph = as_tensorflow(graph)
     return equalize(graph, annotate(graph, scheme)) if scheme.equalize else graph

@@ -1,4 +1,7 @@
-"""Decide, before any data, which tensors of a graph become 8 bits; `plan` says what units and carried nodes are."""
+"""Decide which tensors of a graph become 8 bits, before any data is seen.
+
+`quantkit.quantization.plan` defines fused patterns and pass-through nodes.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -16,12 +19,12 @@ from quantkit.quantization.plan import (
     ACTIVATIONS,
     ADDS,
     AVERAGES,
-    CARRIED_OPS,
     CONCATS,
     NOT_FINITE,
-    UNIT_OPS,
+    PASS_THROUGH_OPS,
+    PATTERN_LAYER_OPS,
+    FusedPattern,
     Plan,
-    Unit,
 )
 from quantkit.quantization.scheme import Scheme, Spec
 
@@ -73,7 +76,7 @@ class _Annotation:
         self.place = {node.name: number for number, node in enumerate(self.nodes)}
         self.reasons: dict[str, str] = {}
         self.weights: dict[str, Spec] = {}
-        present = {*graph.nodes, *graph.op_counts, *UNIT_OPS, *CARRIED_OPS}
+        present = {*graph.nodes, *graph.op_counts, *PATTERN_LAYER_OPS, *PASS_THROUGH_OPS}
         for word in scheme.keep_float:
             if word not in present:
                 raise UsageError(
@@ -82,21 +85,21 @@ class _Annotation:
                 )
 
     def plan(self) -> Plan:
-        units = self._units()
-        inside = {name for unit in units for name in unit.nodes}
-        carried = self._carried(units, inside)
-        activations = self._quantized_edges(units, carried)
-        groups = self._groups(carried, activations)
+        patterns = self._patterns()
+        inside = {name for pattern in patterns for name in pattern.nodes}
+        pass_through = self._pass_through(patterns, inside)
+        activations = self._quantized_edges(patterns, pass_through)
+        groups = self._groups(pass_through, activations)
         specs = self._specs(activations, groups)
         return Plan(
             self.scheme,
             specs,
-            {unit.weights: self.weights[unit.weights] for unit in units},
+            {pattern.weights: self.weights[pattern.weights] for pattern in patterns},
             groups,
-            units,
-            tuple(carried),
-            self._kept(inside, carried),
-            self._observed(activations, groups, carried),
+            patterns,
+            tuple(pass_through),
+            self._kept(inside, pass_through),
+            self._observed(activations, groups, pass_through),
         )
 
     def weights_alone(self) -> Plan:
@@ -126,23 +129,23 @@ class _Annotation:
         self.weights[name] = spec
         return ""
 
-    # Units
+    # Patterns
 
-    def _units(self) -> tuple[Unit, ...]:
-        units: list[Unit] = []
+    def _patterns(self) -> tuple[FusedPattern, ...]:
+        patterns: list[FusedPattern] = []
         for node in self.nodes:
-            if node.op in UNIT_OPS and self._may_quantize(node):
+            if node.op in PATTERN_LAYER_OPS and self._may_quantize(node):
                 reason = self._objection(node)
                 if reason:
                     self.reasons[node.name] = reason
                 else:
-                    units.append(self._with_bias(node))
-        tails = {unit.output: unit for unit in units}
-        biases = {unit.bias for unit in units}
+                    patterns.append(self._with_bias(node))
+        tails = {pattern.output: pattern for pattern in patterns}
+        biases = {pattern.bias for pattern in patterns}
         for node in self.nodes:
             if node.op in ADDS and node.name not in biases and self._may_quantize(node):
                 self._take_residual(node, tails)
-        return tuple(sorted(map(self._activated, tails.values()), key=lambda unit: self.place[unit.name]))
+        return tuple(sorted(map(self._activated, tails.values()), key=lambda pattern: self.place[pattern.name]))
 
     def _may_quantize(self, node: Node) -> bool:
         if node.name in self.graph.input_names:
@@ -175,14 +178,14 @@ class _Annotation:
             return None
         return uses[0].node, uses[0].slot
 
-    def _with_bias(self, layer: Node) -> Unit:
+    def _with_bias(self, layer: Node) -> FusedPattern:
         output = Edge(layer.name)
         weights = layer.inputs[WEIGHTS_SLOT].node
-        unit = Unit(layer.name, weights, layer.inputs[0], output)
+        pattern = FusedPattern(layer.name, weights, layer.inputs[0], output)
         found = self._sole_reader(output)
         if found and self._is_bias(layer, *found) and self._may_quantize(found[0]):
-            return replace(unit, bias=found[0].name, output=Edge(found[0].name))
-        return unit
+            return replace(pattern, bias=found[0].name, output=Edge(found[0].name))
+        return pattern
 
     def _is_bias(self, layer: Node, node: Node, slot: int) -> bool:
         if node.op not in ADDS | {"BiasAdd"} or (node.op == "BiasAdd" and slot != 0):
@@ -201,8 +204,8 @@ class _Annotation:
         channels = facts.num_channels(weights.shape)
         return broadcast_channels(value, rank=facts.rank, axis=facts.axis, num_channels=channels) is not None
 
-    def _take_residual(self, add: Node, tails: dict[Edge, Unit]) -> None:
-        """Let the operand that is computed last, if it is a unit nobody else reads, add the other one."""
+    def _take_residual(self, add: Node, tails: dict[Edge, FusedPattern]) -> None:
+        """Let the operand that is computed last, if it is a pattern nobody else reads, add the other one."""
         if len(add.inputs) != 2:
             return
         slots = [slot for slot in (0, 1) if add.inputs[slot] in tails and self._sole_reader(add.inputs[slot])]
@@ -219,26 +222,26 @@ class _Annotation:
         else:
             slot = max(slots, key=lambda one: self.place[add.inputs[one].node])
             inner, summand = add.inputs[slot], add.inputs[1 - slot]
-            unit = tails.pop(inner)
+            pattern = tails.pop(inner)
             output = Edge(add.name)
-            tails[output] = replace(unit, add=add.name, inner=inner, summand=summand, output=output)
+            tails[output] = replace(pattern, add=add.name, inner=inner, summand=summand, output=output)
 
-    def _activated(self, unit: Unit) -> Unit:
-        found = self._sole_reader(unit.output)
+    def _activated(self, pattern: FusedPattern) -> FusedPattern:
+        found = self._sole_reader(pattern.output)
         if found and found[0].op in ACTIVATIONS and self._may_quantize(found[0]):
-            return replace(unit, activation=found[0].name, output=Edge(found[0].name))
-        return unit
+            return replace(pattern, activation=found[0].name, output=Edge(found[0].name))
+        return pattern
 
-    # What is carried
+    # Pass-through nodes
 
-    def _carried(self, units: tuple[Unit, ...], inside: set[str]) -> dict[str, tuple[Edge, ...]]:
-        """The data edges that each carried node reads: those whose results somebody wants as codes."""
-        wanted = {edge for unit in units for edge in unit.reads}
+    def _pass_through(self, patterns: tuple[FusedPattern, ...], inside: set[str]) -> dict[str, tuple[Edge, ...]]:
+        """The data edges that each pass-through node reads: those whose results somebody wants as codes."""
+        wanted = {edge for pattern in patterns for edge in pattern.reads}
         found: dict[str, tuple[Edge, ...]] = {}
         for node in reversed(self.nodes):
-            if node.op not in CARRIED_OPS or node.name in inside or not self._may_quantize(node):
+            if node.op not in PASS_THROUGH_OPS or node.name in inside or not self._may_quantize(node):
                 continue
-            reads = self._carried_reads(node)
+            reads = self._pass_through_inputs(node)
             if not reads:
                 self.reasons[node.name] = "it computes in a way that codes can not follow"
             elif Edge(node.name) not in wanted:
@@ -256,10 +259,10 @@ class _Annotation:
 
     def _may_be_coded(self, edge: Edge, inside: set[str]) -> bool:
         """Whether an edge comes as codes anyway; else an activation works on floats, and half the codes are saved."""
-        return edge.node in inside or self.graph[edge.node].op in CARRIED_OPS
+        return edge.node in inside or self.graph[edge.node].op in PASS_THROUGH_OPS
 
-    def _carried_reads(self, node: Node) -> tuple[Edge, ...]:
-        """The data inputs of a node that can be carried; empty: it can not."""
+    def _pass_through_inputs(self, node: Node) -> tuple[Edge, ...]:
+        """The data inputs of a pass-through node; empty: the node cannot pass quantized values through."""
         if node.attrs.get("T", DType.FLOAT) is not DType.FLOAT:
             return ()
         if node.attrs.get("data_format", b"NHWC") != b"NHWC":
@@ -301,25 +304,29 @@ class _Annotation:
 
     # Edges
 
-    def _quantized_edges(self, units: tuple[Unit, ...], carried: Mapping[str, tuple[Edge, ...]]) -> list[Edge]:
-        edges = {edge for unit in units for edge in unit.reads}
-        edges |= {edge for reads in carried.values() for edge in reads}
+    def _quantized_edges(
+        self, patterns: tuple[FusedPattern, ...], pass_through: Mapping[str, tuple[Edge, ...]]
+    ) -> list[Edge]:
+        edges = {edge for pattern in patterns for edge in pattern.reads}
+        edges |= {edge for reads in pass_through.values() for edge in reads}
         # An engine that does not fuse the add quantizes what it reads.
-        edges |= {unit.inner for unit in units if unit.inner is not None}
+        edges |= {pattern.inner for pattern in patterns if pattern.inner is not None}
         if self.scheme.quantize_outputs:
-            edges |= {unit.output for unit in units}
+            edges |= {pattern.output for pattern in patterns}
         if self.scheme.float_global_pools:
             # Codes that nobody computes with: the kernels that write them are faster than those that write floats.
-            edges |= {unit.output for unit in units if unit.activation and self._is_averaged(unit.output)}
-        if self.scheme.split_units:
-            edges |= {Edge(name) for unit in units for name in unit.nodes}
+            edges |= {
+                pattern.output for pattern in patterns if pattern.activation and self._is_averaged(pattern.output)
+            }
+        if self.scheme.split_patterns:
+            edges |= {Edge(name) for pattern in patterns for name in pattern.nodes}
         return sorted(edges, key=self._edge_place)
 
     def _edge_place(self, edge: Edge) -> tuple[int, int]:
         return self.place[edge.node], edge.port
 
     def _groups(
-        self, carried: Mapping[str, tuple[Edge, ...]], activations: Iterable[Edge]
+        self, pass_through: Mapping[str, tuple[Edge, ...]], activations: Iterable[Edge]
     ) -> tuple[frozenset[Edge], ...]:
         leader: dict[Edge, Edge] = {edge: edge for edge in activations}
 
@@ -329,7 +336,7 @@ class _Annotation:
                 edge = leader[edge]
             return edge
 
-        for name, reads in carried.items():
+        for name, reads in pass_through.items():
             if self._shares_range(self.graph[name]):
                 for edge in reads:
                     leader[find(edge)] = find(Edge(name))
@@ -364,18 +371,18 @@ class _Annotation:
         """Edges that never hold negative numbers."""
         found: set[Edge] = set()
         for node in self.nodes:
-            reads = self._carried_reads(node) if node.op in CARRIED_OPS else ()
+            reads = self._pass_through_inputs(node) if node.op in PASS_THROUGH_OPS else ()
             if node.op in ACTIVATIONS | {"Sigmoid", "Softmax"} or (reads and found.issuperset(reads)):
                 found.add(Edge(node.name))
         return found
 
     def _observed(
-        self, activations: list[Edge], groups: tuple[frozenset[Edge], ...], carried: Mapping[str, tuple[Edge, ...]]
+        self, activations: list[Edge], groups: tuple[frozenset[Edge], ...], pass_through: Mapping[str, tuple[Edge, ...]]
     ) -> tuple[Edge, ...]:
-        """All but what a carried node copies from edges that are observed, and what an activation cuts off."""
+        """All but what a pass-through node copies from edges that are observed, and what an activation cuts off."""
         shared = {edge: group for group in groups for edge in group}
         left_out = set()
-        for name, reads in carried.items():
+        for name, reads in pass_through.items():
             if self.graph[name].op not in ACTIVATIONS:
                 left_out |= {Edge(name)} if shared.get(Edge(name), frozenset()).issuperset(reads) else set()
             elif self._is_clamped(reads[0]):
@@ -389,11 +396,11 @@ class _Annotation:
         spec = self.scheme.weights
         return replace(spec, axes=facts.weights_axes) if facts and spec.per_channel else spec
 
-    def _kept(self, inside: set[str], carried: Mapping[str, tuple[Edge, ...]]) -> dict[str, str]:
+    def _kept(self, inside: set[str], pass_through: Mapping[str, tuple[Edge, ...]]) -> dict[str, str]:
         return {
             node.name: self.reasons.get(node.name) or _REASONS.get(node.op) or f"no 8-bit form of {node.op} is known"
             for node in self._computing()
-            if node.name not in inside and node.name not in carried
+            if node.name not in inside and node.name not in pass_through
         }
 
     def _computing(self) -> Iterator[Node]:

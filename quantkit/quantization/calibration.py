@@ -310,7 +310,7 @@ class _Guard:
             for edge in observers
             if edge in self.only and edge not in broken
         ]
-        damaged = {name: why for name, why in self.plan.kept_float.items() if NOT_FINITE in why}
+        damaged = {name: why for name, why in self.plan.float_fallbacks.items() if NOT_FINITE in why}
         return (*found, *(f"{name}: {why}, so it stays float" for name, why in damaged.items()))
 
     def state(self) -> dict[str, Array]:

@@ -46,7 +46,7 @@ class Census:
         eight_bit_adds: multiply-adds in 8 bits for one example.
         float_adds: multiply-adds in float.
         unknown: layers and products, by op, whose multiply-adds are not known.
-        units: convolutions and matrix products in 8 bits.
+        patterns: convolutions and matrix products in 8 bits.
     """
 
     table: Mapping[str, tuple[int, int]]
@@ -54,7 +54,7 @@ class Census:
     left_overs: tuple[LeftOver, ...]
     eight_bit_adds: int
     float_adds: int
-    units: int
+    patterns: int
     unknown: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -83,12 +83,15 @@ def census(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> Census
         ranges: what it was converted with.
         quantized: what it became.
     """
-    kept = {**plan.kept_float, **_refused(graph, plan, ranges)}
+    kept = {**plan.float_fallbacks, **_refused(graph, plan, ranges)}
     shapes = infer_shapes(_of_one_example(graph))
     table: dict[str, tuple[int, int]] = {}
-    counts = {name: multiply_adds(graph[name], shapes) for name in (*plan.unit_of, *plan.carried, *plan.kept_float)}
+    counts = {
+        name: multiply_adds(graph[name], shapes)
+        for name in (*plan.pattern_of, *plan.pass_through, *plan.float_fallbacks)
+    }
     coded_adds = 0
-    for name in (*plan.unit_of, *plan.carried, *plan.kept_float):
+    for name in (*plan.pattern_of, *plan.pass_through, *plan.float_fallbacks):
         op = graph[name].op
         coded, floats = table.get(op, (0, 0))
         table[op] = (coded, floats + 1) if name in kept else (coded + 1, floats)
@@ -100,7 +103,7 @@ def census(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> Census
         tuple(sorted(left, key=lambda one: -(one.multiply_adds or 0))),
         coded_adds,
         sum(one.multiply_adds or 0 for one in left),
-        sum(unit.layer not in kept for unit in plan.units),
+        sum(pattern.layer not in kept for pattern in plan.patterns),
         Counter(graph[name].op for name, count in counts.items() if count is None),
     )
 
@@ -131,10 +134,10 @@ def _conversions(graph: Graph, plan: Plan, kept: Mapping[str, str], quantized: G
             node.op in CONVERSIONS and quantized.constant_of(node.inputs[0]) is None
             for node in quantized.nodes.values()
         )
-    coded = {*plan.unit_of, *plan.carried} - set(kept)
+    coded = {*plan.pattern_of, *plan.pass_through} - set(kept)
     found = 0
     for edge in plan.activations:
         readers = {use.node.name for use in graph.uses.get(edge, ())}
         found += edge.node not in coded and bool(readers & coded)
         found += edge.node in coded and bool(readers & set(kept) or edge in graph.outputs)
-    return found + sum(Edge(unit.name) not in plan.activations for unit in plan.units)
+    return found + sum(Edge(pattern.name) not in plan.activations for pattern in plan.patterns)

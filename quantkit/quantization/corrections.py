@@ -20,7 +20,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, Tensor
 from quantkit.ops.layers import find_layer
 from quantkit.quantization.parameters import Grid
-from quantkit.quantization.plan import Plan, Unit
+from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
 
 Floats = npt.NDArray[np.float64]
@@ -34,26 +34,27 @@ def correct_biases(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
     Args:
         graph: in float.
         plan: of it.
-        ranges: with the mean of each channel (`Ranges.means`) that units read; units without one stay as they are.
+        ranges: with the mean of each input channel (`Ranges.means`). Patterns without one keep
+            their bias.
     """
     draft = Draft(graph)
-    for unit in plan.units:
-        means = ranges.means.get(unit.input)
-        if means and unit.bias:
-            node = graph[unit.bias]
+    for pattern in plan.patterns:
+        means = ranges.means.get(pattern.input)
+        if means and pattern.bias:
+            node = graph[pattern.bias]
             slot = next(slot for slot, edge in enumerate(node.inputs) if graph.constant_of(edge) is not None)
             value = graph[node.inputs[slot].node].value
-            weights = graph[unit.weights].value.array
-            shift = _shift(graph[unit.layer], weights, plan, unit, np.asarray(means))
+            weights = graph[pattern.weights].value.array
+            shift = _shift(graph[pattern.layer], weights, plan, pattern, np.asarray(means))
             corrected = _by_channel(value, len(shift)).astype(np.float64) - shift
-            bias = constant(f"{unit.bias}/corrected", corrected.astype(np.float32))
-            draft.replace(unit.bias, bias, node.with_input(slot, bias.name))
+            bias = constant(f"{pattern.bias}/corrected", corrected.astype(np.float32))
+            draft.replace(pattern.bias, bias, node.with_input(slot, bias.name))
     return draft.graph()
 
 
-def _shift(layer: Node, weights: Array, plan: Plan, unit: Unit, means: Floats) -> Floats:
+def _shift(layer: Node, weights: Array, plan: Plan, pattern: FusedPattern, means: Floats) -> Floats:
     """Mean of what rounded weights add to each output channel."""
-    rounded = Grid.of_weights(plan.weights[unit.weights], weights).rounded(weights).astype(np.float64) - weights
+    rounded = Grid.of_weights(plan.weights[pattern.weights], weights).rounded(weights).astype(np.float64) - weights
     if layer.op == "DepthwiseConv2dNative":
         separate: Floats = (rounded.sum((0, 1)) * means[:, None]).reshape(-1)
         return separate
@@ -74,11 +75,12 @@ def _by_channel(value: Tensor, count: int) -> Array:
 def equalize(graph: Graph, plan: Plan) -> Graph:
     """The same function, with scales evened out between layers that follow each other.
 
-    Only where it is exact: the first unit ends in Relu or nothing, nobody else reads its result, and it adds nothing.
+    Only where it is exact: the first pattern ends in Relu or has no activation, its output has
+    one consumer, and it adds no residual.
     """
     values: dict[str, Floats] = {}
-    readers = {unit.input: unit for unit in plan.units}
-    for first in plan.units:
+    readers = {pattern.input: pattern for pattern in plan.patterns}
+    for first in plan.patterns:
         second = readers.get(first.output)
         if second is not None and _is_exact(graph, first, second):
             _even_out(graph, first, second, values)
@@ -88,7 +90,7 @@ def equalize(graph: Graph, plan: Plan) -> Graph:
     return draft.graph()
 
 
-def _is_exact(graph: Graph, first: Unit, second: Unit) -> bool:
+def _is_exact(graph: Graph, first: FusedPattern, second: FusedPattern) -> bool:
     constants = [first.weights, second.weights, *([_bias_of(graph, first)] if first.bias else [])]
     return (
         not first.add
@@ -99,11 +101,11 @@ def _is_exact(graph: Graph, first: Unit, second: Unit) -> bool:
     )
 
 
-def _bias_of(graph: Graph, unit: Unit) -> str:
-    return next(edge.node for edge in graph[unit.bias].inputs if graph.constant_of(edge) is not None)
+def _bias_of(graph: Graph, pattern: FusedPattern) -> str:
+    return next(edge.node for edge in graph[pattern.bias].inputs if graph.constant_of(edge) is not None)
 
 
-def _even_out(graph: Graph, first: Unit, second: Unit, values: dict[str, Floats]) -> None:
+def _even_out(graph: Graph, first: FusedPattern, second: FusedPattern, values: dict[str, Floats]) -> None:
     def value(name: str) -> Floats:
         return values.get(name, graph[name].value.array.astype(np.float64))
 

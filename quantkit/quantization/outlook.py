@@ -42,7 +42,7 @@ class Outlook:
             "layers": self.num_layers,
             "eight_bit_layers": self.num_eight_bit,
             "share_of_multiply_adds": self.share,
-            "kept_float": [{"op": op, "reason": why, "nodes": count} for (op, why), count in self.reasons],
+            "float_fallbacks": [{"op": op, "reason": why, "nodes": count} for (op, why), count in self.reasons],
             "problem": self.problem,
         }
 
@@ -69,14 +69,14 @@ def look_ahead(graph: Graph) -> Outlook:
         return Outlook(problem=error.message)
     needed = folded.reachable()
     layers = [node for node in folded.nodes.values() if node.op in LAYER_OPS and node.name in needed]
-    eight_bit = {unit.layer for unit in plan.units}
+    eight_bit = {pattern.layer for pattern in plan.patterns}
     shapes = infer_shapes(folded)
     counts = {node.name: multiply_adds(node, shapes) for node in layers}
     known = [count for count in counts.values() if count is not None]
     share = None
     if known and len(known) == len(counts) and sum(known):
         share = sum(count or 0 for name, count in counts.items() if name in eight_bit) / sum(known)
-    reasons = Counter((folded[name].op, why) for name, why in plan.kept_float.items() if name in folded)
+    reasons = Counter((folded[name].op, why) for name, why in plan.float_fallbacks.items() if name in folded)
     return Outlook(len(layers), len(eight_bit), share, tuple(reasons.most_common()))
 
 

@@ -1,11 +1,12 @@
 """The decisions about a graph: which tensors become 8 bits, in which form, and why the others do not.
 
-A *unit* is what an engine computes in one go:
+A *fused pattern* is what an engine computes in one go:
 
     Conv2D | DepthwiseConv2dNative | MatMul  [+ bias]  [+ Add of a residual]  [+ Relu | Relu6]
 
-Codes go into a unit and leave it; inside, numbers are 32 bits. Between units, pools, concatenations, reshapes and
-pads are *carried*: they work on codes, whose range they pass on. The rest stays float, each node with its reason.
+Inputs and outputs of a fused pattern are quantized values; inside, values have 32 bits. Between
+fused patterns, pools, concatenations, reshapes and pads are *pass-through* nodes: they work on
+quantized values and keep the range of their inputs. The other nodes stay float, each with a reason.
 """
 
 import json
@@ -23,22 +24,22 @@ from quantkit.ops.layers import LAYER_OPS
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme, Spec
 
-SCHEMA = "quantkit.plan/1"
+SCHEMA = "quantkit.plan/2"
 FORM = "quantkit quantize --save-plan FILE writes such files"
-UNIT_OPS = LAYER_OPS - {"Conv2DBackpropInput"}
+PATTERN_LAYER_OPS = LAYER_OPS - {"Conv2DBackpropInput"}
 ADDS = frozenset({"Add", "AddV2"})
 ACTIVATIONS = frozenset({"Relu", "Relu6"})
 CONCATS = frozenset({"Concat", "ConcatV2"})
 AVERAGES = frozenset({"AvgPool", "Mean"})
 # Ops that only move codes: what comes out is some of what went in.
 MOVING = frozenset({"MaxPool", "Reshape", "Squeeze", "ExpandDims", "Pad", "MirrorPad", "Identity", "Relu", "Relu6"})
-CARRIED_OPS = CONCATS | AVERAGES | MOVING
+PASS_THROUGH_OPS = CONCATS | AVERAGES | MOVING
 # Of constants no codes serve.
 NOT_FINITE = "hold NaN or infinity"
 
 
 @dataclass(frozen=True)
-class Unit:
+class FusedPattern:
     """A layer and what is computed with it in one go.
 
     Attributes:
@@ -50,7 +51,7 @@ class Unit:
         input: what the layer reads.
         summand: what ``add`` adds to the layer's own result.
         inner: the layer's own result that ``add`` reads, for engines that add in an op of its own.
-        output: what leaves the unit.
+        output: what leaves the pattern.
     """
 
     layer: str
@@ -85,7 +86,7 @@ class Unit:
 
     @classmethod
     def from_json(cls, document: Mapping[str, str]) -> Self:
-        """The unit of names by role."""
+        """The pattern of names by role."""
         edges = ("input", "output", "summand", "inner")
         return cls(**{key: Edge.parse(value) if key in edges else value for key, value in document.items()})  # type: ignore[arg-type]
 
@@ -99,9 +100,9 @@ class Plan:
         activations: form of the codes, by edge.
         weights: form of the codes, by constant; `Spec.axes` says which dimensions number the channels.
         groups: edges that share one range.
-        units: in execution order.
-        carried: nodes that work on codes and pass their range on, in execution order.
-        kept_float: the other nodes, and why; with `Scheme.weights_only` the layers whose weights stay float.
+        patterns: in execution order.
+        pass_through: nodes that work on codes and pass their range on, in execution order.
+        float_fallbacks: the other nodes, and why; with `Scheme.weights_only` the layers whose weights stay float.
         edges: the edges whose range is observed, in execution order: of each group those that the others follow from.
         graph: digest of the float graph, as `quantkit.quantization.ranges.graph_digest` gives it; empty: not known.
     """
@@ -110,21 +111,21 @@ class Plan:
     activations: Mapping[Edge, Spec]
     weights: Mapping[str, Spec]
     groups: tuple[frozenset[Edge], ...]
-    units: tuple[Unit, ...]
-    carried: tuple[str, ...]
-    kept_float: Mapping[str, str]
+    patterns: tuple[FusedPattern, ...]
+    pass_through: tuple[str, ...]
+    float_fallbacks: Mapping[str, str]
     edges: tuple[Edge, ...]
     graph: str = ""
 
     @cached_property
-    def unit_of(self) -> Mapping[str, Unit]:
-        """The unit of each of its nodes."""
-        return {name: unit for unit in self.units for name in unit.nodes}
+    def pattern_of(self) -> Mapping[str, FusedPattern]:
+        """The pattern of each of its nodes."""
+        return {name: pattern for pattern in self.patterns for name in pattern.nodes}
 
     @property
     def averaged(self) -> tuple[Edge, ...]:
-        """The edges whose channels' means bias correction needs: what units read."""
-        return tuple(dict.fromkeys(unit.input for unit in self.units)) if self.scheme.bias_correction else ()
+        """The edges whose channels' means bias correction needs: what patterns read."""
+        return tuple(dict.fromkeys(pattern.input for pattern in self.patterns)) if self.scheme.bias_correction else ()
 
     def group_of(self, edge: Edge) -> frozenset[Edge]:
         """The edges that share the range of an edge, itself included."""
@@ -135,12 +136,12 @@ class Plan:
         return {edge: group for group in self.groups for edge in group}
 
     def positive(self, graph: Graph) -> frozenset[Edge]:
-        """The edges of the float graph that hold no number below 0: what Relus made, carried on."""
+        """The edges of the float graph that hold no number below 0: outputs of Relu, passed through."""
         found: set[Edge] = set()
         for name in graph.order:
             node = graph[name]
             reads = [edge for edge in node.inputs if graph.constant_of(edge) is None]
-            if node.op in ACTIVATIONS or (name in self.carried and found.issuperset(reads)):
+            if node.op in ACTIVATIONS or (name in self.pass_through and found.issuperset(reads)):
                 found.add(Edge(name))
         return frozenset(found)
 
@@ -163,7 +164,7 @@ class Plan:
         Raises:
             InputError: naming the first node that is missing.
         """
-        named = [*self.unit_of, *self.weights, *self.carried, *(edge.node for edge in self.activations)]
+        named = [*self.pattern_of, *self.weights, *self.pass_through, *(edge.node for edge in self.activations)]
         for name in named:
             if name not in graph:
                 raise InputError(
@@ -177,9 +178,9 @@ class Plan:
             "schema": SCHEMA,
             "graph": self.graph,
             "scheme": self.scheme.to_json(),
-            "units": [unit.to_json() for unit in self.units],
-            "carried": list(self.carried),
-            "kept_float": dict(self.kept_float),
+            "patterns": [pattern.to_json() for pattern in self.patterns],
+            "pass_through": list(self.pass_through),
+            "float_fallbacks": dict(self.float_fallbacks),
             "activations": {str(edge): str(spec) for edge, spec in self.activations.items()},
             "weights": {name: str(spec) for name, spec in self.weights.items()},
             "groups": [sorted(map(str, group)) for group in self.groups],
@@ -204,9 +205,9 @@ class Plan:
                 {Edge.parse(name): Spec.parse(text) for name, text in document["activations"].items()},
                 {name: Spec.parse(text) for name, text in document["weights"].items()},
                 tuple(frozenset(map(Edge.parse, group)) for group in document["groups"]),
-                tuple(map(Unit.from_json, document["units"])),
-                tuple(document["carried"]),
-                dict(document["kept_float"]),
+                tuple(map(FusedPattern.from_json, document["patterns"])),
+                tuple(document["pass_through"]),
+                dict(document["float_fallbacks"]),
                 tuple(map(Edge.parse, document["observed"])),
                 str(document.get("graph", "")),
             )

@@ -23,7 +23,7 @@ from quantkit.formats.files import write_whole
 from quantkit.ir.tensor import DType
 
 CODES = MappingProxyType({DType.QUINT8: (0, 255), DType.QINT8: (-128, 127)})
-_FLAGS = ("per_channel", "half_range")
+_FLAGS = ("per_channel", "reduce_range")
 OBSERVERS = ("min_max", "moving_average", "percentile", "entropy", "mean_squared_error")
 _OBSERVER = re.compile(r"(\w+)(?:\((\d+(?:\.\d+)?)\))?")
 
@@ -36,19 +36,19 @@ class Spec:
         dtype: ``QUINT8`` or ``QINT8``.
         symmetric: whether real 0 is code 0, so that a scale alone says everything; else affine, with a zero point.
         per_channel: whether each output channel has a scale of its own.
-        half_range: whether codes keep to 7 bits, for processors that add pairs of products in 16 bits.
+        reduce_range: whether codes keep to 7 bits, for processors that add pairs of products in 16 bits.
         axes: dimensions of a constant that together number the channels; empty: not known yet, or one scale.
 
     >>> str(Spec(DType.QINT8, symmetric=True, per_channel=True, axes=(3,)))
     'qint8 symmetric per_channel axes=3'
     >>> Spec.parse("quint8 affine")
-    Spec(dtype=<DType.QUINT8: 'quint8'>, symmetric=False, per_channel=False, half_range=False, axes=())
+    Spec(dtype=<DType.QUINT8: 'quint8'>, symmetric=False, per_channel=False, reduce_range=False, axes=())
     """
 
     dtype: DType
     symmetric: bool
     per_channel: bool = False
-    half_range: bool = False
+    reduce_range: bool = False
     axes: tuple[int, ...] = ()
 
     @property
@@ -56,7 +56,7 @@ class Spec:
         """The lowest and the highest code; symmetric signed ones leave out the lowest, which has no opposite."""
         low, high = CODES[self.dtype]
         low = -high if low and self.symmetric else low
-        return (int(low / 2), high // 2) if self.half_range else (low, high)
+        return (int(low / 2), high // 2) if self.reduce_range else (low, high)
 
     @property
     def is_signed(self) -> bool:
@@ -124,7 +124,7 @@ class Scheme:
         share_pool_ranges: whether an average pool's result has the range of what it reads.
         float_global_pools: whether averages over all positions are computed in float: they are little work, and
             kernels that average codes cut off what averaging gains; what they average is codes until then.
-        split_units: whether a layer, its bias and its activation are ops of their own, with codes between them.
+        split_patterns: whether a layer, its bias and its activation are ops of their own, with codes between them.
         quantize_outputs: whether what leaves a layer is codes even where only float ops read it.
         bias_correction: whether the mean error of each layer's output is taken out through its bias.
         equalize: whether scales are moved between neighbouring layers before quantizing, where that is exact.
@@ -140,7 +140,7 @@ class Scheme:
     share_concat_ranges: bool = True
     share_pool_ranges: bool = False
     float_global_pools: bool = False
-    split_units: bool = False
+    split_patterns: bool = False
     quantize_outputs: bool = False
     bias_correction: bool = True
     equalize: bool = False
@@ -186,9 +186,9 @@ class Scheme:
                 f"the target {self.target} has weights as symmetric qint8, not {str(self.weights)!r}",
                 hint='write for example weights = "qint8 symmetric per_channel"',
             )
-        if self.split_units and self.target != "eightbit":
+        if self.split_patterns and self.target != "eightbit":
             raise UsageError(
-                f"split_units is for the classic ops, and the target is {self.target}", hint="leave it out"
+                f"split_patterns is for the classic ops, and the target is {self.target}", hint="leave it out"
             )
 
     @classmethod
@@ -271,7 +271,7 @@ TARGETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "share_pool_ranges": True,
             "float_global_pools": True,
         },
-        "eightbit": {"weights": AFFINE, "share_pool_ranges": True, "split_units": True},
+        "eightbit": {"weights": AFFINE, "share_pool_ranges": True, "split_patterns": True},
         "litert": {
             "activations": Spec(DType.QINT8, symmetric=False),
             "quantize_outputs": True,
@@ -291,7 +291,7 @@ _SWITCHES = (
     "share_concat_ranges",
     "share_pool_ranges",
     "float_global_pools",
-    "split_units",
+    "split_patterns",
     "quantize_outputs",
     "bias_correction",
     "equalize",

@@ -43,8 +43,8 @@ def store_weights(graph: Graph, plan: Plan) -> Graph:
     """
     target = plan.scheme.target
     if target == "litert":
-        if plan.kept_float:
-            name, reason = next(iter(plan.kept_float.items()))
+        if plan.float_fallbacks:
+            name, reason = next(iter(plan.float_fallbacks.items()))
             raise UnavailableError(
                 f"TensorFlow's converter stores all weights in 8 bits or none, and {name} is to stay float: {reason}",
                 hint="choose another target, or leave keep_float out",

@@ -35,12 +35,12 @@ def digits() -> Graph:
 
 def changed(graph: Graph, edits: dict[str, Callable[[Array], Array]]) -> Graph:
     """Constants changed, of layers named by what leaves them: ``conv`` its weights, ``conv+`` its bias."""
-    units = {unit.output.node: unit for unit in annotate(graph).units}
+    patterns = {pattern.output.node: pattern for pattern in annotate(graph).patterns}
     values: dict[str, Array] = {}
     for name, edit in edits.items():
-        unit = units[name.removesuffix("+")]
-        biases = [edge.node for edge in graph[unit.bias].inputs if graph.constant_of(edge) is not None]
-        place = biases[0] if name.endswith("+") else unit.weights
+        pattern = patterns[name.removesuffix("+")]
+        biases = [edge.node for edge in graph[pattern.bias].inputs if graph.constant_of(edge) is not None]
+        place = biases[0] if name.endswith("+") else pattern.weights
         values[place] = edit(graph[place].value.array.copy()).astype(np.float32)
     return graph.with_nodes(
         constant(node.name, values[node.name]) if node.name in values else node for node in graph.nodes.values()

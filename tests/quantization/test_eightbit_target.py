@@ -82,10 +82,10 @@ def test_what_has_no_classic_form_is_planned_in_float_and_nothing_is_measured_wh
     y = Mean(scaled, axes, T=float, Tidx=int32)
     """)
     plan = annotate(graph, SCHEME)
-    assert {unit.layer for unit in plan.units} == {"c", "last"}
-    assert plan.carried == ("joined",)
-    assert plan.kept_float["grouped"] == "its weights see 4 of 8 channels, QuantizedConv2D sees all"
-    assert "signed codes" in plan.kept_float["depthwise"]
+    assert {pattern.layer for pattern in plan.patterns} == {"c", "last"}
+    assert plan.pass_through == ("joined",)
+    assert plan.float_fallbacks["grouped"] == "its weights see 4 of 8 channels, QuantizedConv2D sees all"
+    assert "signed codes" in plan.float_fallbacks["depthwise"]
     inputs = np.random.default_rng(0).uniform(-1, 1, (8, 1, 8, 8, 4)).astype(np.float32)
     ranges = calibrate(graph, list(inputs), scheme=SCHEME, runtime="reference")
     made = quantize(graph, ranges, "eightbit", scheme=SCHEME)

@@ -24,7 +24,7 @@ def test_layers_are_counted_and_the_rest_has_reasons() -> None:
     assert text.startswith("1 of 2 layers, 50.0% of the multiply-adds; float: ")
     assert "1 Softmax (its small probabilities would all become one code)" in text
     document = found.to_json()
-    assert {row["op"] for row in document["kept_float"]} >= {"Softmax", "Conv2DBackpropInput"}
+    assert {row["op"] for row in document["float_fallbacks"]} >= {"Softmax", "Conv2DBackpropInput"}
 
 
 def test_unknown_shapes_leave_the_share_open() -> None:
@@ -56,4 +56,4 @@ def test_what_is_in_8_bits_already_needs_no_plan() -> None:
 def test_what_comes_before_codes_and_goes_is_not_counted() -> None:
     sized = "sized = EnsureShape(prepared, T=float, shape=<2x8x8x3>)"
     text = NETWORK.replace("conv = Conv2D(prepared", f"{sized}\n    conv = Conv2D(sized")
-    assert "EnsureShape" not in {row["op"] for row in look_ahead(from_text(text)).to_json()["kept_float"]}
+    assert "EnsureShape" not in {row["op"] for row in look_ahead(from_text(text)).to_json()["float_fallbacks"]}

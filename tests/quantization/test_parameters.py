@@ -7,7 +7,7 @@ from quantkit.quantization.parameters import Grid
 from quantkit.quantization.ranges import Range
 from quantkit.quantization.scheme import Spec
 
-SPECS = ["quint8 affine", "qint8 affine", "qint8 symmetric", "quint8 symmetric", "qint8 symmetric half_range"]
+SPECS = ["quint8 affine", "qint8 affine", "qint8 symmetric", "quint8 symmetric", "qint8 symmetric reduce_range"]
 ENDS = st.floats(-(2.0**40), 2.0**40, width=32)
 
 
@@ -48,7 +48,7 @@ def test_rows_of_a_transposed_product() -> None:
 
 
 def test_half_range_keeps_to_seven_bits() -> None:
-    grid = Grid.of_weights(Spec.parse("qint8 symmetric half_range"), np.float32([-2.0, 2.0]))
+    grid = Grid.of_weights(Spec.parse("qint8 symmetric reduce_range"), np.float32([-2.0, 2.0]))
     assert grid.encode(np.float32([-2.0, 1.5, 2.0])).tolist() == [-63, 47, 63]
 
 

@@ -28,25 +28,25 @@ def digits() -> Graph:
 
 def test_a_chain_is_one_unit() -> None:
     plan = annotate(graph_of("a = conv(x)\ns = BiasAdd(a, b)\ny = Relu(s)"))
-    (unit,) = plan.units
-    assert unit.nodes == ("a", "s", "y")
-    assert (unit.input, unit.output) == (Edge("x"), Edge("y"))
+    (pattern,) = plan.patterns
+    assert pattern.nodes == ("a", "s", "y")
+    assert (pattern.input, pattern.output) == (Edge("x"), Edge("y"))
     assert list(plan.activations) == [Edge("x")], "nobody wants y as codes"
     assert str(plan.weights["w"]) == "qint8 symmetric per_channel axes=3"
-    assert plan.kept_float == {}
+    assert plan.float_fallbacks == {}
 
 
 def test_what_two_read_stays_outside() -> None:
     plan = annotate(graph_of("a = conv(x)\nr = Relu(a)\ny = Neg(a)\nz = Neg(r)", out="y, z"))
-    assert plan.units[0].nodes == ("a",)
-    assert plan.kept_float["r"] == "nothing that reads it computes in 8 bits"
-    assert "no 8-bit form of Neg" in plan.kept_float["y"]
+    assert plan.patterns[0].nodes == ("a",)
+    assert plan.float_fallbacks["r"] == "nothing that reads it computes in 8 bits"
+    assert "no 8-bit form of Neg" in plan.float_fallbacks["y"]
 
 
 def test_the_later_layer_adds_the_residual() -> None:
     plan = annotate(graph_of("a = conv(x)\nr = Relu(a)\np = conv(r)\ns = AddV2(p, r)\nc = Relu6(s)\ny = conv(c)"))
-    assert [unit.nodes for unit in plan.units] == [("a", "r"), ("p", "s", "c"), ("y",)]
-    residual = plan.units[1]
+    assert [pattern.nodes for pattern in plan.patterns] == [("a", "r"), ("p", "s", "c"), ("y",)]
+    residual = plan.patterns[1]
     assert (residual.summand, residual.inner) == (Edge("r"), Edge("p"))
     assert set(plan.activations) == {Edge("x"), Edge("r"), Edge("p"), Edge("c")}
 
@@ -58,7 +58,7 @@ def test_what_is_averaged_in_float_leaves_its_layer_as_codes_of_its_own_range() 
     plan = annotate(graph_of(f"{body}y = {pool.format(8)}"), scheme)
     assert set(plan.activations) == {Edge("x"), Edge("r"), Edge("s")}
     assert plan.groups == ()
-    assert {"c", "y"} <= set(plan.kept_float)
+    assert {"c", "y"} <= set(plan.float_fallbacks)
     for tail, out in ((pool.format(4), "y"), (f"{pool.format(8)}\nalso = Neg(r)", "y, also")):
         assert Edge("r") not in annotate(graph_of(f"{body}y = {tail}", out), scheme).activations
 
@@ -70,7 +70,7 @@ def test_everything_a_concat_joins_shares_a_range() -> None:
     plan = annotate(graph_of(body))
     assert plan.groups == (frozenset({Edge("x"), Edge("r"), Edge("p"), Edge("c")}),)
     assert plan.edges == (Edge("x"), Edge("r")), "the pool and the concat add nothing"
-    assert plan.carried == ("p", "c")
+    assert plan.pass_through == ("p", "c")
     assert annotate(graph_of(body)).averaged == (Edge("x"), Edge("c")), "bias correction asks for their means"
     apart = annotate(graph_of(body), Scheme(share_concat_ranges=False))
     assert apart.groups == (frozenset({Edge("r"), Edge("p")}),)
@@ -110,17 +110,17 @@ def test_signs_decide_the_form_of_scale_only_codes() -> None:
 )
 def test_what_stays_float_says_why(body: str, node: str, reason: str) -> None:
     body = body.replace("Const[4x4](nan)", "Const([[nan, 1.0], [1.0, 1.0]])")
-    assert reason in annotate(graph_of(body)).kept_float[node]
+    assert reason in annotate(graph_of(body)).float_fallbacks[node]
 
 
 def test_the_scheme_keeps_nodes_and_ops_in_float() -> None:
     graph = graph_of("a = conv(x)\nr = Relu(a)\ny = conv(r)")
     plan = annotate(graph, Scheme(keep_float=("a",)))
-    assert [unit.layer for unit in plan.units] == ["y"]
-    assert plan.kept_float["a"] == "the scheme keeps it in float"
-    assert plan.kept_float["r"] == "what it reads is float"
+    assert [pattern.layer for pattern in plan.patterns] == ["y"]
+    assert plan.float_fallbacks["a"] == "the scheme keeps it in float"
+    assert plan.float_fallbacks["r"] == "what it reads is float"
     assert list(plan.activations) == [Edge("r")], "codes are made behind the activation"
-    assert not annotate(graph, Scheme(keep_float=("Conv2D",))).units
+    assert not annotate(graph, Scheme(keep_float=("Conv2D",))).patterns
     with pytest.raises(UsageError, match="keep_float names 'q'"):
         annotate(graph, Scheme(keep_float=("q",)))
 
@@ -139,14 +139,14 @@ def test_what_can_not_be_planned_is_said() -> None:
 )
 def test_the_bundled_network_is_8_bits_but_for_its_end(target: str, kept: list[str]) -> None:
     plan = annotate(digits(), Scheme.for_target(target))
-    assert len(plan.units) == 21
-    assert list(plan.kept_float) == kept
+    assert len(plan.patterns) == 21
+    assert list(plan.float_fallbacks) == kept
 
 
 def test_every_computing_node_has_an_answer() -> None:
     graph = digits()
     plan = annotate(graph)
-    answered = {*plan.unit_of, *plan.carried, *plan.kept_float}
+    answered = {*plan.pattern_of, *plan.pass_through, *plan.float_fallbacks}
     assert answered == {name for name, node in graph.nodes.items() if node.op not in ("Const", "Placeholder")}
 
 

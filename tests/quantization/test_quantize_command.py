@@ -99,9 +99,9 @@ def test_ranges_are_used_again_without_data(tmp_path: Path, pictures: Path, caps
     quantized(["-o", str(tmp_path / "c.onnx"), *again, "--plan", str(plan)], capsys)
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "c.onnx").read_bytes()
     assert (
-        main(["quantize", "digits", "-o", str(tmp_path / "c.onnx"), *again, "--plan", str(plan), "--half-range"]) == 2
+        main(["quantize", "digits", "-o", str(tmp_path / "c.onnx"), *again, "--plan", str(plan), "--reduce-range"]) == 2
     )
-    assert "--half-range decides anew what --plan has decided" in capsys.readouterr().err
+    assert "--reduce-range decides anew what --plan has decided" in capsys.readouterr().err
     plan.write_text(plan.read_text().replace('"conv/Conv2D"', '"conv/Conv3D"'))
     assert main(["quantize", "digits", "-o", str(tmp_path / "c.onnx"), *again, "--plan", str(plan)]) == 3
     assert "the plan speaks of 'conv/Conv3D', which is not in the graph" in capsys.readouterr().err
@@ -134,7 +134,7 @@ def _scheme(folder: Path) -> str:
         (["-o", "d.onnx", "--weights-only", "--calibration", "p"], 2, "--calibration is about ranges"),
         (["-o", "d.onnx", "--weights-only", "--max-drop", "0.1"], 2, "--max-drop is about ranges"),
         (["-o", "d.onnx", "--ranges", "r", "--calibration", "p"], 2, "both say where ranges come from"),
-        (["-o", "d.tflite", "--target", "litert", "--half-range", "--calibration", "p"], 2, "--half-range is for"),
+        (["-o", "d.tflite", "--target", "litert", "--reduce-range", "--calibration", "p"], 2, "--reduce-range is for"),
         (["-o", "d.pb", "--calibration", "p", "--target", "onnx"], 2, "d.pb can not hold the target onnx"),
         (["-o", "d.tflite", "--calibration", "p"], 2, "in .onnx, or give --target litert"),
         (["-o", "d.onnx", "--calibration", "nowhere"], 3, "nowhere does not exist"),
@@ -179,7 +179,7 @@ def test_weights_take_seven_bits_where_the_processor_saturates(
     assert main(["quantize", "digits", *words, "--runtime", "reference", "--json", "--limit", "2"]) == 0
     captured = capsys.readouterr()
     assert ("weights take 7 bits" in captured.err) == half
-    assert ("half_range" in json.loads(captured.out)["scheme"]["weights"]) == half
+    assert ("reduce_range" in json.loads(captured.out)["scheme"]["weights"]) == half
     codes = [
         node.value.array
         for node in load(output).nodes.values()
@@ -239,7 +239,7 @@ def test_layers_stay_float_until_the_drop_is_small(
     assert document["fallback"]["keep_float"] == [wanted]
     (left,) = [one for one in document["left_overs"] if one["name"] == wanted]
     assert "--max-drop" in left["reason"]
-    assert Plan.load(plan).kept_float[wanted] == left["reason"]
+    assert Plan.load(plan).float_fallbacks[wanted] == left["reason"]
     plan.unlink()
     assert document["ops"]["Conv2D"] == {"8 bits": 19, "float": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["d.onnx"]

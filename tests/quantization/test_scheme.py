@@ -84,14 +84,14 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
         ("onnx", {"weights": Spec.parse("quint8 affine")}, "has weights as symmetric qint8, not 'quint8 affine'"),
         ("tensorflow", {"weights": Spec.parse("qint8 affine")}, "has weights as symmetric qint8"),
         ("tensorflow", {"activations": Spec.parse("qint8 symmetric")}, "has for activations 'quint8 symmetric', not"),
-        ("eightbit", {"weights": Spec.parse("quint8 affine half_range")}, "has for weights 'quint8 affine', not"),
+        ("eightbit", {"weights": Spec.parse("quint8 affine reduce_range")}, "has for weights 'quint8 affine', not"),
         ("litert", {"weights": Spec.parse("qint8 symmetric")}, "has for weights 'qint8 symmetric per_channel', not"),
         (
             "litert",
             {"signed_activations": Spec.parse("qint8 symmetric")},
             "for signed_activations no form of its own",
         ),
-        ("onnx", {"split_units": True}, "split_units is for the classic ops"),
+        ("onnx", {"split_patterns": True}, "split_patterns is for the classic ops"),
     ],
 )
 def test_what_a_target_does_not_write_is_refused(target: str, changes: dict[str, Any], message: str) -> None:
@@ -104,4 +104,4 @@ def test_targets_take_what_their_kernels_take() -> None:
     for target in TARGETS:
         assert Scheme.from_json(Scheme.for_target(target).to_json()) == Scheme.for_target(target)
     Scheme.for_target("onnx", activations=Spec.parse("qint8 symmetric"), weights=Spec.parse("qint8 symmetric"))
-    Scheme.for_target("tensorflow", weights=Spec.parse("qint8 symmetric per_channel half_range"))
+    Scheme.for_target("tensorflow", weights=Spec.parse("qint8 symmetric per_channel reduce_range"))

@@ -1,4 +1,4 @@
-"""The target tensorflow: every form of unit, as TensorFlow computes it, against float."""
+"""The target tensorflow: every form of pattern, as TensorFlow computes it, against float."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -278,7 +278,7 @@ def test_the_check_passes_what_this_host_computes_right(name: str) -> None:
 @needs_tensorflow
 def test_seven_bit_and_per_tensor_weights_are_taken() -> None:
     graph = one_layer()
-    for weights in ("qint8 symmetric half_range per_channel", "qint8 symmetric"):
+    for weights in ("qint8 symmetric reduce_range per_channel", "qint8 symmetric"):
         from quantkit.quantization.scheme import Spec
 
         _, _, made = quantized(graph, weights=Spec.parse(weights))

@@ -55,7 +55,7 @@ def stored(target: str, graph: Graph | None = None, **changes: object) -> tuple[
 def test_the_plan_is_of_weights_alone() -> None:
     plan, _ = stored("onnx")
     assert {name: spec.axes for name, spec in plan.weights.items()} == AXES
-    assert (plan.activations, plan.units, plan.edges, plan.kept_float) == ({}, (), (), {})
+    assert (plan.activations, plan.patterns, plan.edges, plan.float_fallbacks) == ({}, (), (), {})
     assert Plan.from_json(plan.to_json()) == plan
 
 
@@ -116,7 +116,7 @@ def test_what_stays_float_is_named() -> None:
     broken[0, 0, 0, 0] = np.nan
     graph = graph.with_nodes(constant("d", broken) if node.name == "d" else node for node in graph.nodes.values())
     plan, made = stored("tensorflow", graph, keep_float=("dense",))
-    assert plan.kept_float == {
+    assert plan.float_fallbacks == {
         "depth": "its weights d hold NaN or infinity",
         "dense": "the scheme keeps it in float",
     }

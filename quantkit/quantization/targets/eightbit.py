@@ -14,7 +14,7 @@ from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.parameters import Grid
-from quantkit.quantization.plan import CONCATS, UNIT_OPS, Plan
+from quantkit.quantization.plan import CONCATS, PATTERN_LAYER_OPS, Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.scheme import AFFINE
 from quantkit.transforms.cleanup.merge_duplicate_nodes import merge_duplicate_nodes
@@ -31,7 +31,7 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
 
     Args:
         graph: in float.
-        plan: of it, with `Scheme.split_units`.
+        plan: of it, with `Scheme.split_patterns`.
         ranges: of every edge of the plan.
     """
     hidden = _renamed(_classic_concats(graph, plan), lambda op: f"{op}{HIDDEN}", _float_nodes(graph, plan))
@@ -51,8 +51,10 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
 
 def _float_nodes(graph: Graph, plan: Plan) -> set[str]:
     """What the plan keeps float though its op has a classic form, layers, and the constants that only these read."""
-    at_work = {*plan.unit_of, *plan.carried}
-    kept = {name for name in plan.kept_float if graph[name].op in UNIT_OPS or has_classic_form(graph[name].op)}
+    at_work = {*plan.pattern_of, *plan.pass_through}
+    kept = {
+        name for name in plan.float_fallbacks if graph[name].op in PATTERN_LAYER_OPS or has_classic_form(graph[name].op)
+    }
     constants = {edge.node for name in kept for edge in graph[name].inputs if graph.constant_of(edge) is not None}
     return kept | {name for name in constants if not at_work & {use.node.name for use in graph.node_uses[name]}}
 
@@ -61,7 +63,7 @@ def _classic_concats(graph: Graph, plan: Plan) -> Graph:
     """With the axes of concats counted from the front, for which shapes are needed that hiding nodes hides as well."""
     shapes = infer_shapes(graph)
     draft = Draft(graph)
-    for name in plan.carried:
+    for name in plan.pass_through:
         if graph[name].op in CONCATS:
             draft.replace(name, *classic_form(graph, graph[name], shapes))
     return draft.graph()
@@ -85,9 +87,9 @@ def _measured(coded: Graph, node: Node) -> Edge | None:
 
 def _range(graph: Graph, plan: Plan, ranges: Ranges, edge: Edge) -> Range | None:
     """The range an edge's codes reach, moved so that 0 is exactly a code; None: nothing is known of it."""
-    unit = plan.unit_of.get(edge.node)
-    if unit is not None and unit.activation and edge in (Edge(name) for name in unit.nodes[-2:]):
-        edge = unit.output  # what the activation cuts off needs no codes
+    pattern = plan.pattern_of.get(edge.node)
+    if pattern is not None and pattern.activation and edge in (Edge(name) for name in pattern.nodes[-2:]):
+        edge = pattern.output  # what the activation cuts off needs no codes
     value = graph.constant_of(edge)
     found = ranges.get(edge) if value is None else Range(float(value.array.min()), float(value.array.max()))
     if found is None or not np.isfinite(found).all():

@@ -63,7 +63,7 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
 def _averages(graph: Graph, plan: Plan) -> Iterator[tuple[Node, list[Node]]]:
     """Average pools of 8 bits, and what computes the same; the last node has the pool's name."""
     shapes = infer_shapes(graph) if "AvgPool" in graph.op_counts else {}
-    for name in plan.carried:
+    for name in plan.pass_through:
         node = graph[name]
         sizes = shapes.get(node.inputs[0], Shape(None)).dims if node.op == "AvgPool" else None
         if sizes is not None and None not in sizes[1:]:
@@ -135,7 +135,7 @@ def _with_float_ops(graph: Graph, plan: Plan, spans: Spans) -> Graph:
     """With float ops that read codes through an op that the converter leaves float."""
     made: dict[Edge, Edge] = {}
     draft = Draft(graph)
-    for name in plan.kept_float:
+    for name in plan.float_fallbacks:
         node = graph[name]
         for edge in node.inputs:
             if edge in spans and edge not in made:

@@ -19,7 +19,7 @@ from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.quantization.parameters import Grid
-from quantkit.quantization.plan import Plan, Unit
+from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.scheme import Spec
 
@@ -88,8 +88,8 @@ class _Quantization:
         return Grid.of_range(spec, span)
 
     def graph(self) -> Graph:
-        for unit in self.plan.units:
-            self._quantize_layer(unit)
+        for pattern in self.plan.patterns:
+            self._quantize_layer(pattern)
         for edge, grid in self.grids.items():
             self._quantize_edge(edge, grid)
         self._keep_averages_float()
@@ -111,17 +111,19 @@ class _Quantization:
 
     # Layers
 
-    def _quantize_layer(self, unit: Unit) -> None:
+    def _quantize_layer(self, pattern: FusedPattern) -> None:
         edges = self.translation.edges
-        place = edges.get(Edge(unit.layer)) or edges.get(Edge(unit.bias))
+        place = edges.get(Edge(pattern.layer)) or edges.get(Edge(pattern.bias))
         layer = self.nodes.get(place.node) if place else None
-        weights = self.source.constant_of(Edge(unit.weights))
-        if layer is None or weights is None or unit.input not in self.grids:
-            raise GraphError(f"the plan's unit {unit.name!r} does not fit the graph", hint="annotate the graph again")
-        kind = self.source[unit.layer].op
+        weights = self.source.constant_of(Edge(pattern.weights))
+        if layer is None or weights is None or pattern.input not in self.grids:
+            raise GraphError(
+                f"the plan's pattern {pattern.name!r} does not fit the graph", hint="annotate the graph again"
+            )
+        kind = self.source[pattern.layer].op
         shape = self.nodes[layer.inputs[1].node].value.shape
-        spec = self.plan.weights[unit.weights]
-        step = np.float64(self.grids[unit.input].scale)
+        spec = self.plan.weights[pattern.weights]
+        step = np.float64(self.grids[pattern.input].scale)
         bias = self.nodes[layer.inputs[2].node].value.array if len(layer.inputs) > 2 else None
         grid = _with_room(Grid.of_weights(spec, weights.array), step, bias)
         scales = grid.scale
@@ -200,11 +202,11 @@ class _Quantization:
 def _averages_clamped(graph: Graph, plan: Plan) -> frozenset[Edge]:
     """Averages that only a Relu reads: both are computed in one go, and only the result has codes."""
     found = set()
-    for name in plan.carried:
+    for name in plan.pass_through:
         node = graph[name]
         if node.op in ACTIVATIONS:
             (edge,) = node.inputs
-            is_average = graph[edge.node].op in ("AvgPool", "Mean") and edge.node in plan.carried
+            is_average = graph[edge.node].op in ("AvgPool", "Mean") and edge.node in plan.pass_through
             if is_average and len(graph.uses[edge]) == 1 and edge not in graph.outputs:
                 found.add(edge)
     return frozenset(found)

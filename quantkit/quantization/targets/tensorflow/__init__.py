@@ -14,16 +14,16 @@ from collections.abc import Mapping
 from quantkit.ir.graph import Graph
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.targets.tensorflow.fused_patterns import add_unit
+from quantkit.quantization.targets.tensorflow.fused_patterns import add_pattern
 from quantkit.quantization.targets.tensorflow.graph_builder import Growth
-from quantkit.quantization.targets.tensorflow.pass_through import add_carried
+from quantkit.quantization.targets.tensorflow.pass_through import add_pass_through
 from quantkit.quantization.targets.tensorflow.streams import side_by_side
 
 
 def convert(graph: Graph, plan: Plan, ranges: Ranges, *, streams: bool = True) -> Graph:
     """The graph in fused 8-bit ops; tensors that are kept in float, and the graph's ends, keep their names.
 
-    A unit whose form has no 8-bit kernel stays float; `float_reasons` names it.
+    A pattern whose form has no 8-bit kernel stays float; `float_reasons` names it.
 
     Args:
         graph: the float graph.
@@ -42,24 +42,24 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges, *, streams: bool = True) -
 
 
 def float_reasons(graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
-    """Why planned units and carried nodes stay float nevertheless, by node: no kernel has their form."""
+    """Why planned patterns and pass-through nodes stay float nevertheless, by node: no kernel has their form."""
     return _converted(graph, plan, ranges).reasons
 
 
 def _converted(graph: Graph, plan: Plan, ranges: Ranges) -> Growth:
     plan.require(ranges)
     work = Growth(graph, plan, ranges)
-    last = {unit.name: unit for unit in plan.units}
-    carried = frozenset(plan.carried)
+    last = {pattern.name: pattern for pattern in plan.patterns}
+    pass_through = frozenset(plan.pass_through)
     needed = graph.reachable()
     for name in graph.order:
         if name not in needed:
             continue
         if name in last:
-            add_unit(work, last[name])
-        elif name in carried:
-            add_carried(work, graph[name])
-        elif name not in plan.unit_of:
+            add_pattern(work, last[name])
+        elif name in pass_through:
+            add_pass_through(work, graph[name])
+        elif name not in plan.pattern_of:
             work.keep(graph[name])
     for edge in graph.outputs:
         work.float_of(edge)

@@ -1,6 +1,6 @@
 """Whether this host's TensorFlow computes a graph of fused 8-bit ops, and computes it right.
 
-The 8-bit graph runs once on seeded numbers. Each unit is then computed in float from the very codes that its 8-bit
+The 8-bit graph runs once on seeded numbers. Each pattern is then computed in float from the very codes that its 8-bit
 form read, so that a wrong kernel shows at its own node and rounding does not add up from layer to layer.
 """
 
@@ -15,7 +15,7 @@ from quantkit.errors import CheckError, GraphError, UnavailableError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType
 from quantkit.quantization.parameters import Grid
-from quantkit.quantization.plan import Plan, Unit
+from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.targets.tensorflow.parameters import codes_name, grids
 from quantkit.quantization.targets.tensorflow.residuals import keep_summands
@@ -31,20 +31,20 @@ ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
 
 @dataclass(frozen=True)
-class UnitError:
-    """How far a unit's 8-bit form is from float on the same inputs.
+class PatternError:
+    """How far a pattern's 8-bit form is from float on the same inputs.
 
     Attributes:
-        unit: the unit's last node in the float graph.
+        pattern: the pattern's last node in the float graph.
         error: root mean square of the difference, over that of the float result and a few codes.
     """
 
-    unit: str
+    pattern: str
     error: float
 
 
-def check_on_this_host(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> tuple[UnitError, ...]:
-    """Run an 8-bit graph here and compare it with the float graph, unit by unit.
+def check_on_this_host(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> tuple[PatternError, ...]:
+    """Run an 8-bit graph here and compare it with the float graph, pattern by pattern.
 
     Args:
         graph: the float graph.
@@ -53,12 +53,12 @@ def check_on_this_host(graph: Graph, plan: Plan, ranges: Ranges, quantized: Grap
         quantized: what `convert` made of these.
 
     Returns:
-        The error of every unit whose result is in codes, in execution order.
+        The error of every pattern whose result is in codes, in execution order.
 
     Raises:
         UnavailableError: TensorFlow is not there, runs without oneDNN, or has no kernel for a node, which is named.
         GraphError: TensorFlow refuses the graph.
-        CheckError: a unit's numbers are wrong; the first such node is named.
+        CheckError: a pattern's numbers are wrong; the first such node is named.
     """
     require_onednn()
     codes = {edge: grid for edge, grid in grids(graph, plan, ranges).items() if codes_name(edge) in quantized}
@@ -72,8 +72,8 @@ def check_on_this_host(graph: Graph, plan: Plan, ranges: Ranges, quantized: Grap
     for one in errors:
         if not one.error <= MOST_ERROR:
             raise CheckError(
-                f"node {codes_name(Edge(one.unit))!r}: this host computes it {one.error:.0%} away from float",
-                hint=f"keep it in float: keep_float = [{one.unit!r}]",
+                f"node {codes_name(Edge(one.pattern))!r}: this host computes it {one.error:.0%} away from float",
+                hint=f"keep it in float: keep_float = [{one.pattern!r}]",
             )
     return errors
 
@@ -146,53 +146,59 @@ def _bytes(codes: Array) -> Array:
 
 def _unit_errors(
     graph: Graph, plan: Plan, codes: Mapping[Edge, Grid], numbers: Mapping[Edge, Array]
-) -> Iterator[UnitError]:
-    units = [unit for unit in plan.units if unit.output in codes and all(edge in numbers for edge in unit.reads)]
-    for some in _portions(graph, units):
+) -> Iterator[PatternError]:
+    patterns = [
+        pattern
+        for pattern in plan.patterns
+        if pattern.output in codes and all(edge in numbers for edge in pattern.reads)
+    ]
+    for some in _portions(graph, patterns):
         alone, feeds = _separated(graph, some, numbers)
         with RUNTIME.open(alone) as session:
             found = session.run(feeds)
-        for number, unit in enumerate(some):
-            grid = codes[unit.output]
-            wanted = grid.rounded(found[f"unit_{number}/{unit.name}"])
-            wrong = _root_mean_square(wanted - numbers[unit.output])
+        for number, pattern in enumerate(some):
+            grid = codes[pattern.output]
+            wanted = grid.rounded(found[f"pattern_{number}/{pattern.name}"])
+            wrong = _root_mean_square(wanted - numbers[pattern.output])
             # Where all numbers are a few codes, rounding them is a large part of them.
-            yield UnitError(unit.name, wrong / (_root_mean_square(wanted) + ROUNDING_CODES * float(grid.scale)))
+            yield PatternError(pattern.name, wrong / (_root_mean_square(wanted) + ROUNDING_CODES * float(grid.scale)))
 
 
-def _portions(graph: Graph, units: Sequence[Unit]) -> Iterator[list[Unit]]:
-    """Units whose weights take no more than `PORTION_BYTES` together: a session holds them several times."""
-    portion: list[Unit] = []
+def _portions(graph: Graph, patterns: Sequence[FusedPattern]) -> Iterator[list[FusedPattern]]:
+    """Patterns whose weights take no more than `PORTION_BYTES` together: a session holds them several times."""
+    portion: list[FusedPattern] = []
     num_bytes = 0
-    for unit in units:
-        size = graph[unit.weights].value.num_bytes
+    for pattern in patterns:
+        size = graph[pattern.weights].value.num_bytes
         if portion and num_bytes + size > PORTION_BYTES:
             yield portion
             portion, num_bytes = [], 0
-        portion.append(unit)
+        portion.append(pattern)
         num_bytes += size
     if portion:
         yield portion
 
 
-def _separated(graph: Graph, units: Sequence[Unit], numbers: Mapping[Edge, Array]) -> tuple[Graph, dict[str, Array]]:
-    """A graph in which each unit reads inputs of its own, and what to feed it."""
+def _separated(
+    graph: Graph, patterns: Sequence[FusedPattern], numbers: Mapping[Edge, Array]
+) -> tuple[Graph, dict[str, Array]]:
+    """A graph in which each pattern reads inputs of its own, and what to feed it."""
     made: dict[str, Node] = {}
     feeds: dict[str, Array] = {}
     outputs: list[Edge] = []
-    for number, unit in enumerate(units):
-        prefix = f"unit_{number}/"
-        for edge in unit.reads:
+    for number, pattern in enumerate(patterns):
+        prefix = f"pattern_{number}/"
+        for edge in pattern.reads:
             name = prefix + edge.node
             made[name] = Node(name, "Placeholder", attrs={"dtype": DType.FLOAT})
             feeds[name] = numbers[edge]
-        inside = [graph[name] for name in unit.nodes]
+        inside = [graph[name] for name in pattern.nodes]
         constants = [graph[edge.node] for node in inside for edge in node.inputs if graph[edge.node].is_constant]
         for node in (*constants, *inside):
             name = prefix + node.name
             inputs = tuple(Edge(prefix + edge.node) for edge in node.inputs)
             made[name] = node.with_(name=name, inputs=inputs, controls=())
-        outputs.append(Edge(prefix + unit.name))
+        outputs.append(Edge(prefix + pattern.name))
     return Graph.of(made.values(), feeds, outputs, versions=graph.versions), feeds
 
 

@@ -12,7 +12,7 @@ from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.layers import broadcast_channels, find_layer
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.quantization.parameters import Grid
-from quantkit.quantization.plan import Unit
+from quantkit.quantization.plan import FusedPattern
 from quantkit.quantization.scheme import Spec
 from quantkit.quantization.targets.tensorflow.graph_builder import AGAIN, RELU6_TOP, Growth
 from quantkit.quantization.targets.tensorflow.padding import padded
@@ -51,43 +51,43 @@ class _Weights:
     sums: npt.NDArray[np.float64]
 
 
-def add_unit(work: Growth, unit: Unit) -> None:
+def add_pattern(work: Growth, pattern: FusedPattern) -> None:
     """Put a layer and what is fused to it into the graph; in float where no kernel has its form.
 
     Raises:
         GraphError: the plan does not fit the graph, or its weights are not symmetric qint8.
     """
-    layer = work.source[unit.layer]
-    output = work.grid_of(unit.output)
-    weights = _weights(work, unit, layer)
-    coded, pads, reason = padded(work, unit, layer, weights.codes.shape)
+    layer = work.source[pattern.layer]
+    output = work.grid_of(pattern.output)
+    weights = _weights(work, pattern, layer)
+    coded, pads, reason = padded(work, pattern, layer, weights.codes.shape)
     if coded is None or pads is None:
-        work.keep_unit(unit, reason)
-    elif layer.op == "MatMul" and (output is None or unit.add):
-        _product_to_float(work, unit, coded, weights)
+        work.keep_pattern(pattern, reason)
+    elif layer.op == "MatMul" and (output is None or pattern.add):
+        _product_to_float(work, pattern, coded, weights)
     elif layer.op == "MatMul" and output is not None:
-        _product(work, unit, coded, weights, output)
-    elif output is None or (unit.add and layer.op != "Conv2D"):
-        _convolution_to_float(work, unit, coded, pads, weights)
+        _product(work, pattern, coded, weights, output)
+    elif output is None or (pattern.add and layer.op != "Conv2D"):
+        _convolution_to_float(work, pattern, coded, pads, weights)
     else:
-        _convolution(work, unit, coded, pads, weights, output)
+        _convolution(work, pattern, coded, pads, weights, output)
 
 
-def _weights(work: Growth, unit: Unit, layer: Node) -> _Weights:
-    spec = work.plan.weights[unit.weights]
+def _weights(work: Growth, pattern: FusedPattern, layer: Node) -> _Weights:
+    spec = work.plan.weights[pattern.weights]
     facts = find_layer(layer)
-    found = work.source.constant_of(Edge(unit.weights))
+    found = work.source.constant_of(Edge(pattern.weights))
     if facts is None or found is None:
-        raise GraphError(f"the plan's unit {unit.layer!r} is no layer of constant weights", hint=AGAIN)
+        raise GraphError(f"the plan's pattern {pattern.layer!r} is no layer of constant weights", hint=AGAIN)
     if spec.dtype is not WEIGHTS or not spec.symmetric:
         raise GraphError(
-            f"oneDNN reads weights as symmetric qint8, and the plan gives {unit.weights!r} {spec}",
+            f"oneDNN reads weights as symmetric qint8, and the plan gives {pattern.weights!r} {spec}",
             hint="use the scheme of the target tensorflow",
         )
     values = found.array.astype(np.float32)
     if layer.op == "MatMul" and layer.attrs.get("transpose_b"):
         values = np.ascontiguousarray(values.T)
-        spec = Spec(spec.dtype, True, spec.per_channel, spec.half_range, (1,) if spec.per_channel else ())
+        spec = Spec(spec.dtype, True, spec.per_channel, spec.reduce_range, (1,) if spec.per_channel else ())
         axes: tuple[int, ...] = (1,)
     else:
         axes = facts.weights_axes
@@ -95,38 +95,38 @@ def _weights(work: Growth, unit: Unit, layer: Node) -> _Weights:
     codes = grid.encode(values)
     rest = tuple(axis for axis in range(values.ndim) if axis not in axes)
     sums = codes.sum(rest, dtype=np.int64).reshape(-1) * grid.scale.astype(np.float64)
-    return _Weights(codes, grid.scale, _bias(work, unit, layer, len(sums)), sums)
+    return _Weights(codes, grid.scale, _bias(work, pattern, layer, len(sums)), sums)
 
 
-def _bias(work: Growth, unit: Unit, layer: Node, num_channels: int) -> npt.NDArray[np.float64]:
+def _bias(work: Growth, pattern: FusedPattern, layer: Node, num_channels: int) -> npt.NDArray[np.float64]:
     made = np.zeros(num_channels)
     facts = find_layer(layer)
-    if unit.bias and facts is not None:
-        node = work.source[unit.bias]
+    if pattern.bias and facts is not None:
+        node = work.source[pattern.bias]
         value = next(found for edge in node.inputs if (found := work.source.constant_of(edge)) is not None)
-        made = made + _channels(value, facts.rank, facts.axis, num_channels, unit.bias)
+        made = made + _channels(value, facts.rank, facts.axis, num_channels, pattern.bias)
     return made
 
 
 def _layer_inputs(
-    work: Growth, unit: Unit, coded: Coded, weights: _Weights, bias: npt.NDArray[np.float64]
+    work: Growth, pattern: FusedPattern, coded: Coded, weights: _Weights, bias: npt.NDArray[np.float64]
 ) -> tuple[list[Edge], list[Edge]]:
     """Input, weights and bias; the ranges of input and weights."""
     shifted = bias - coded.zero * coded.scale * weights.sums
     reach = (weights.scale * np.float32(127)).astype(np.float32)
     data = [
         coded.edge,
-        work.constant(f"{unit.name}/weights", weights.codes, WEIGHTS),
-        work.constant(f"{unit.name}/bias", shifted.astype(np.float32)),
+        work.constant(f"{pattern.name}/weights", weights.codes, WEIGHTS),
+        work.constant(f"{pattern.name}/bias", shifted.astype(np.float32)),
     ]
-    ends = [work.constant(f"{unit.name}/weights_min", -reach), work.constant(f"{unit.name}/weights_max", reach)]
+    ends = [work.constant(f"{pattern.name}/weights_min", -reach), work.constant(f"{pattern.name}/weights_max", reach)]
     return data, [*work.span(coded), *ends]
 
 
 def _convolution(
-    work: Growth, unit: Unit, coded: Coded, pads: dict[str, Attr], weights: _Weights, output: Coded
+    work: Growth, pattern: FusedPattern, coded: Coded, pads: dict[str, Attr], weights: _Weights, output: Coded
 ) -> None:
-    layer = work.source[unit.layer]
+    layer = work.source[pattern.layer]
     bias = weights.bias + output.zero * output.scale
     attrs: dict[str, Attr] = {
         "Tinput": CODES,
@@ -140,43 +140,45 @@ def _convolution(
     tail: list[Edge] = []
     op = "QuantizedDepthwiseConv2D" if layer.op == "DepthwiseConv2dNative" else "QuantizedConv2D"
     form = "WithBiasAndReluAndRequantize"
-    if unit.summand is not None:
-        summand = work.codes_of(unit.summand)
+    if pattern.summand is not None:
+        summand = work.codes_of(pattern.summand)
         bias = bias - summand.zero * summand.scale
         form = "WithBiasSumAndReluAndRequantize"
         attrs["Tsummand"] = CODES
         tail = [summand.edge, *work.span(summand)]
-    data, spans = _layer_inputs(work, unit, coded, weights, bias)
-    _add_clipped(work, unit, output, f"{op}{form}", [*data, *spans, *work.span(output), *tail], attrs)
+    data, spans = _layer_inputs(work, pattern, coded, weights, bias)
+    _add_clipped(work, pattern, output, f"{op}{form}", [*data, *spans, *work.span(output), *tail], attrs)
 
 
 def _add_clipped(
-    work: Growth, unit: Unit, output: Coded, op: str, inputs: list[Edge], attrs: Mapping[str, Attr]
+    work: Growth, pattern: FusedPattern, output: Coded, op: str, inputs: list[Edge], attrs: Mapping[str, Attr]
 ) -> None:
-    """Put the kernel of a unit into the graph, and behind it what its activation cuts off inside the range."""
-    clips = bool(unit.activation) and _needs_clip(work, unit, output)
-    name = codes_name(unit.output)
+    """Put the kernel of a pattern into the graph, and behind it what its activation cuts off inside the range."""
+    clips = bool(pattern.activation) and _needs_clip(work, pattern, output)
+    name = codes_name(pattern.output)
     made = work.add(f"{name}/unclipped" if clips else name, op, inputs, **attrs)
     if clips:
-        made = work.clipped(name, work.source[unit.activation].op, output._replace(edge=made))
-    work.coded[unit.output] = output._replace(edge=made)
+        made = work.clipped(name, work.source[pattern.activation].op, output._replace(edge=made))
+    work.coded[pattern.output] = output._replace(edge=made)
 
 
-def _needs_clip(work: Growth, unit: Unit, output: Coded) -> bool:
+def _needs_clip(work: Growth, pattern: FusedPattern, output: Coded) -> bool:
     """Whether the activation clips inside the range of its result: others share that range."""
-    above = work.source[unit.activation].op == "Relu6" and output.high > RELU6_TOP * (1 + 1e-6)
+    above = work.source[pattern.activation].op == "Relu6" and output.high > RELU6_TOP * (1 + 1e-6)
     return bool(output.zero) or above
 
 
-def _convolution_to_float(work: Growth, unit: Unit, coded: Coded, pads: dict[str, Attr], weights: _Weights) -> None:
+def _convolution_to_float(
+    work: Growth, pattern: FusedPattern, coded: Coded, pads: dict[str, Attr], weights: _Weights
+) -> None:
     """A convolution whose sums are wanted in float: 32-bit codes, all channels in one step.
 
     The kernel writes every channel in steps of the widest channel's, whatever ranges it reports.
     """
-    layer = work.source[unit.layer]
+    layer = work.source[pattern.layer]
     kind = "QuantizedDepthwiseConv2D" if layer.op == "DepthwiseConv2dNative" else "QuantizedConv2D"
-    data, spans = _layer_inputs(work, unit, coded, weights, weights.bias)
-    name = codes_name(Edge(unit.layer))
+    data, spans = _layer_inputs(work, pattern, coded, weights, weights.bias)
+    name = codes_name(Edge(pattern.layer))
     attrs: dict[str, Attr] = {"Tinput": CODES, "Tfilter": WEIGHTS, "out_type": DType.QINT32, **pads}
     if kind == "QuantizedConv2D":
         attrs["Tbias"] = DType.FLOAT
@@ -189,21 +191,21 @@ def _convolution_to_float(work: Growth, unit: Unit, coded: Coded, pads: dict[str
         **attrs,
     )
     step = coded.scale * float(weights.scale.max())
-    _numbers_of(work, unit, name, made, step)
+    _numbers_of(work, pattern, name, made, step)
 
 
-def _numbers_of(work: Growth, unit: Unit, name: str, sums: Edge, step: float) -> None:
-    """The rest of a unit in float, after 32-bit codes that are multiples of a step."""
+def _numbers_of(work: Growth, pattern: FusedPattern, name: str, sums: Edge, step: float) -> None:
+    """The rest of a pattern in float, after 32-bit codes that are multiples of a step."""
     whole = work.add(f"{name}/bits", "Bitcast", (sums,), T=DType.QINT32, type=DType.INT32)
     numbers = work.add(f"{name}/numbers", "Cast", (whole,), SrcT=DType.INT32, DstT=DType.FLOAT)
-    last = unit.bias or unit.layer
+    last = pattern.bias or pattern.layer
     work.nodes[last] = Node(last, "Mul", (numbers, work.scalar(step)), attrs={"T": DType.FLOAT})
-    _keep_tail(work, unit)
+    _keep_tail(work, pattern)
 
 
-def _product(work: Growth, unit: Unit, coded: Coded, weights: _Weights, output: Coded) -> None:
+def _product(work: Growth, pattern: FusedPattern, coded: Coded, weights: _Weights, output: Coded) -> None:
     """A matrix product whose result is codes."""
-    data, spans = _layer_inputs(work, unit, coded, weights, weights.bias + output.zero * output.scale)
+    data, spans = _layer_inputs(work, pattern, coded, weights, weights.bias + output.zero * output.scale)
     attrs = {
         **PRODUCT,
         "Tout": CODES,
@@ -212,12 +214,12 @@ def _product(work: Growth, unit: Unit, coded: Coded, weights: _Weights, output: 
         "Thost_outputs": (DType.FLOAT,) * 2,
         "fused_ops": (b"BiasAdd", b"Relu", b"Requantize"),
     }
-    _add_clipped(work, unit, output, "_QuantizedMatMul", [*data, *spans, *work.span(output)], attrs)
+    _add_clipped(work, pattern, output, "_QuantizedMatMul", [*data, *spans, *work.span(output)], attrs)
 
 
-def _product_to_float(work: Growth, unit: Unit, coded: Coded, weights: _Weights) -> None:
+def _product_to_float(work: Growth, pattern: FusedPattern, coded: Coded, weights: _Weights) -> None:
     """A matrix product whose result is float: nothing reads codes of it, or a residual follows."""
-    data, spans = _layer_inputs(work, unit, coded, weights, weights.bias)
+    data, spans = _layer_inputs(work, pattern, coded, weights, weights.bias)
     attrs = {
         **PRODUCT,
         "Tout": DType.FLOAT,
@@ -226,14 +228,14 @@ def _product_to_float(work: Growth, unit: Unit, coded: Coded, weights: _Weights)
         "Thost_outputs": (),
         "fused_ops": (b"BiasAdd", b"Dequantize"),
     }
-    name = unit.bias or unit.layer
+    name = pattern.bias or pattern.layer
     work.nodes[name] = Node(name, "_QuantizedMatMul", (*data, *spans), attrs=attrs)
-    _keep_tail(work, unit)
+    _keep_tail(work, pattern)
 
 
-def _keep_tail(work: Growth, unit: Unit) -> None:
-    """Compute in float what follows the bias of a unit."""
-    for tail in (unit.add, unit.activation):
+def _keep_tail(work: Growth, pattern: FusedPattern) -> None:
+    """Compute in float what follows the bias of a pattern."""
+    for tail in (pattern.add, pattern.activation):
         if tail:
             work.keep(work.source[tail])
 

@@ -11,7 +11,7 @@ from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
-from quantkit.quantization.plan import Plan, Unit
+from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.targets.tensorflow.parameters import CODES, TOP, Coded, casts_bytes, codes_name, grids
 from quantkit.quantization.targets.tensorflow.residuals import keep_summands
@@ -67,7 +67,7 @@ class Growth:
         return {coded.edge.node: self.shapes.get(edge, UNKNOWN) for edge, coded in self.coded.items()}
 
     def _controls(self, node: Node) -> tuple[str, ...]:
-        """Those that are still there: inside a unit nothing can be waited for."""
+        """Those that are still there: inside a pattern nothing can be waited for."""
         return tuple(name for name in node.controls if name in self.nodes)
 
     # Nodes
@@ -105,10 +105,10 @@ class Growth:
             self.float_of(edge)
         self.nodes[node.name] = node
 
-    def keep_unit(self, unit: Unit, reason: str) -> None:
+    def keep_pattern(self, pattern: FusedPattern, reason: str) -> None:
         """Take a layer and what belongs to it over in float."""
-        self.reasons[unit.layer] = reason
-        for name in unit.nodes:
+        self.reasons[pattern.layer] = reason
+        for name in pattern.nodes:
             for edge in self.source[name].inputs:
                 if edge.node not in self.nodes and self.source[edge.node].is_constant:
                     self.keep(self.source[edge.node])
@@ -153,7 +153,7 @@ class Growth:
             if self.source[edge.node].is_constant:
                 self.nodes[edge.node] = self.source[edge.node]
                 return
-            raise GraphError(f"{str(edge)!r} is inside a unit and read from outside it", hint=AGAIN)
+            raise GraphError(f"{str(edge)!r} is inside a pattern and read from outside it", hint=AGAIN)
         inputs = (coded.edge, *self.float_ends(coded))
         self.nodes[edge.node] = Node(edge.node, "Dequantize", inputs, attrs=_decoding(coded))
 

@@ -7,7 +7,7 @@ from quantkit.ir.tensor import Array, DType
 from quantkit.ops.layers import same_padding
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.ops.tensorflow.signatures import attribute
-from quantkit.quantization.plan import Unit
+from quantkit.quantization.plan import FusedPattern
 from quantkit.quantization.targets.tensorflow.graph_builder import Growth
 from quantkit.quantization.targets.tensorflow.parameters import Coded
 
@@ -15,12 +15,12 @@ Pads = tuple[tuple[int, int], ...]
 
 
 def padded(
-    work: Growth, unit: Unit, layer: Node, kernel: tuple[int, ...]
+    work: Growth, pattern: FusedPattern, layer: Node, kernel: tuple[int, ...]
 ) -> tuple[Coded | None, dict[str, Attr] | None, str]:
     """The codes a layer reads, and its padding attributes; or nothing, and why."""
     if layer.op == "MatMul":
-        return work.codes_of(unit.input), {}, ""
-    read, outside = _pad_before(work, unit, layer)
+        return work.codes_of(pattern.input), {}, ""
+    read, outside = _pad_before(work, pattern, layer)
     coded = work.codes_of(read)
     same = _same_pads(work, layer, read, kernel)
     if layer.attrs["padding"] == b"SAME" and not coded.zero:
@@ -36,24 +36,24 @@ def padded(
     if not coded.zero and layer.op == "Conv2D":
         listed = (0, 0, *(size for pair in pads for size in pair), 0, 0)
         return coded, {"padding": b"VALID", "padding_list": listed}, ""
-    return _padded_codes(work, unit, read, coded, pads), {"padding": b"VALID", "padding_list": ()}, ""
+    return _padded_codes(work, pattern, read, coded, pads), {"padding": b"VALID", "padding_list": ()}, ""
 
 
-def _padded_codes(work: Growth, unit: Unit, read: Edge, coded: Coded, pads: Pads) -> Coded:
-    name = f"{unit.name}/padded"
+def _padded_codes(work: Growth, pattern: FusedPattern, read: Edge, coded: Coded, pads: Pads) -> Coded:
+    name = f"{pattern.name}/padded"
     sizes = work.constant(f"{name}/sizes", np.array([(0, 0), *pads, (0, 0)], np.int32))
     node = Node(name, "Pad", (read, sizes), attrs={"Tpaddings": DType.INT32})
     return coded._replace(edge=work.on_bytes(name, node, coded))
 
 
-def _pad_before(work: Growth, unit: Unit, layer: Node) -> tuple[Edge, Pads | None]:
+def _pad_before(work: Growth, pattern: FusedPattern, layer: Node) -> tuple[Edge, Pads | None]:
     """What a layer reads behind a Pad that it can do itself, and that padding."""
-    pad = work.source[unit.input.node]
-    if pad.op != "Pad" or pad.name not in work.plan.carried or layer.attrs["padding"] != b"VALID":
-        return unit.input, None
+    pad = work.source[pattern.input.node]
+    if pad.op != "Pad" or pad.name not in work.plan.pass_through or layer.attrs["padding"] != b"VALID":
+        return pattern.input, None
     sizes = work.source.constant_of(pad.inputs[1])
     if sizes is None or sizes.shape != (4, 2) or sizes.array[[0, 3]].any() or work.codes_of(pad.inputs[0]).zero:
-        return unit.input, None
+        return pattern.input, None
     return pad.inputs[0], _pairs(sizes.array[1:3])
 
 

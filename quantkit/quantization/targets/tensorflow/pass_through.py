@@ -11,8 +11,8 @@ from quantkit.quantization.targets.tensorflow.graph_builder import AGAIN, Growth
 from quantkit.quantization.targets.tensorflow.parameters import CODES, Coded, codes_name
 
 
-def add_carried(work: Growth, node: Node) -> None:
-    """Put what a carried node makes of its codes into the graph; or the node, in float, where nothing can.
+def add_pass_through(work: Growth, node: Node) -> None:
+    """Put what a pass-through node makes of its codes into the graph; or the node, in float, where nothing can.
 
     Raises:
         GraphError: the plan does not fit the graph, or the node joins along a dimension that is not known.
@@ -52,7 +52,7 @@ def _concat(work: Growth, node: Node, wanted: Coded) -> Coded:
 
 
 def _moved(work: Growth, node: Node, coded: Coded) -> Coded | None:
-    """What a carried node of one data input makes of its codes; None: it can not."""
+    """What a pass-through node of one data input makes of its codes; None: it can not."""
     name = codes_name(Edge(node.name))
     if node.op in ("MaxPool", "AvgPool"):
         window = {key: node.attrs[key] for key in ("ksize", "strides", "padding")}
