@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 # unless one package holds both.
 LAYERS = [
     {"quantkit.errors", "quantkit.progress"},
+    {"quantkit.registry"},
     {"quantkit.ir"},
     {"quantkit.ops"},
     {"quantkit.formats", "quantkit.zoo", "quantkit.runtimes.session"},

@@ -1,0 +1,117 @@
+"""Registries of named objects: the built-in ones, and those that installed distributions add.
+
+A distribution adds an object through an entry point whose group is the registry's and whose value is the object:
+
+    [project.entry-points."quantkit.runtimes"]
+    toy = "toy_runtime:RUNTIME"
+
+A plugin that cannot be loaded, or whose name is taken, is skipped with a reason; the other objects stay available.
+"""
+
+import traceback
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from quantkit.errors import QuantkitError, UnavailableError, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+
+class Named(Protocol):
+    """Object with a name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+T = TypeVar("T", bound=Named)
+
+
+class Registry(Generic[T]):
+    """Objects of one kind by name; entry points are searched when a name is not built in.
+
+    Args:
+        noun: singular noun of the objects in messages: ``runtime``.
+        kind: class of the objects.
+        built_in: the objects of this package; their names are distinct.
+    """
+
+    def __init__(self, noun: str, kind: type[T], built_in: Iterable[T]) -> None:
+        self.noun = noun
+        self.group = f"quantkit.{noun}s"
+        self._kind = kind
+        self._built_in = {value.name: value for value in built_in}
+        self._plugins: dict[str, T] | None = None
+        self._problems: list[tuple[str, str]] = []
+
+    def objects(self) -> Mapping[str, T]:
+        """Return all objects by name: the built-in ones in their order, then those of plugins."""
+        return MappingProxyType({**self._built_in, **self._load_plugins()})
+
+    def problems(self) -> tuple[str, ...]:
+        """Return a sentence for each plugin that was skipped."""
+        self._load_plugins()
+        return tuple(text for _, text in self._problems)
+
+    def find(self, name: str) -> T:
+        """Return the object of a name.
+
+        Raises:
+            UsageError: the name is not registered; the hint suggests similar names.
+            UnavailableError: a plugin of that name was skipped.
+        """
+        if name in self._built_in:
+            return self._built_in[name]
+        names = self.objects()
+        if name in names:
+            return names[name]
+        for plugin, problem in self._problems:
+            if plugin == name:
+                raise UnavailableError(problem, hint="repair or uninstall the plugin")
+        raise UsageError(
+            f"{name!r} is not a {self.noun}", hint=did_you_mean(name, names) or f"use one of {', '.join(names)}"
+        )
+
+    def reload(self) -> None:
+        """Forget the plugins, so that the next call searches the entry points again."""
+        self._plugins = None
+        self._problems.clear()
+
+    def _load_plugins(self) -> dict[str, T]:
+        if self._plugins is None:
+            from importlib.metadata import entry_points
+
+            self._plugins = {}
+            origins = dict.fromkeys(self._built_in, "quantkit")
+            for entry in sorted(entry_points(group=self.group)):
+                origin = f"{entry.value} of {entry.dist.name}" if entry.dist else entry.value
+                try:
+                    value = self._load(entry)
+                    if value.name in origins:
+                        raise UsageError(f"the name {value.name!r} is registered by {origins[value.name]}")
+                except (Exception, SystemExit) as error:
+                    problem = f"{self.noun} plugin {origin} cannot be loaded: {_describe(error)}"
+                    self._problems.append((entry.name, problem))
+                else:
+                    origins[value.name] = origin
+                    self._plugins[value.name] = value
+        return self._plugins
+
+    def _load(self, entry: "EntryPoint") -> T:
+        value = entry.load()
+        if not isinstance(value, self._kind):
+            raise UsageError(f"the value is of type {type(value).__name__}, not {self._kind.__name__}")
+        return value
+
+
+def _describe(error: BaseException) -> str:
+    """Return the message of an error with the line of the file that raised it."""
+    if isinstance(error, QuantkitError):
+        return error.message
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}: {text}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: {text}" if frames else text
