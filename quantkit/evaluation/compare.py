@@ -26,7 +26,7 @@ from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.model.loading import load
-from quantkit.quantization.targets.tensorflow.residuals import keep_summands
+from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
 from quantkit.runtimes import AUTO, RUNTIMES, open_session
 from quantkit.runtimes.session import Session, SessionOptions
 
@@ -148,7 +148,7 @@ def _open(graph: Graph, probes: Iterable[Probe], runtime: str, options: SessionO
     if graph.dialect == onnx.DIALECT:
         engines = ("onnxruntime", "openvino")
     else:
-        observed, engines = keep_summands(observed), ("tensorflow", "reference")
+        observed, engines = copy_shared_summands(observed), ("tensorflow", "reference")
     if runtime == AUTO:
         runtime = next((name for name in engines if RUNTIMES[name].available().ok), engines[0])
     return open_session(observed, runtime, options)

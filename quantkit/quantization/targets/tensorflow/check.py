@@ -14,11 +14,11 @@ import numpy as np
 from quantkit.errors import CheckError, GraphError, UnavailableError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType
+from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
 from quantkit.quantization.parameters import Grid
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.targets.tensorflow.parameters import codes_name, grids
-from quantkit.quantization.targets.tensorflow.residuals import keep_summands
 from quantkit.runtimes.session import Session, TensorInfo, require
 from quantkit.runtimes.tensorflow import RUNTIME
 
@@ -63,7 +63,7 @@ def check_on_this_host(graph: Graph, plan: Plan, ranges: Ranges, quantized: Grap
     require_onednn()
     codes = {edge: grid for edge, grid in grids(graph, plan, ranges).items() if codes_name(edge) in quantized}
     fetched = [Edge(codes_name(edge)) for edge in codes]
-    with RUNTIME.open(keep_summands(quantized.with_endpoints(None, [*fetched, *quantized.outputs]))) as session:
+    with RUNTIME.open(copy_shared_summands(quantized.with_endpoints(None, [*fetched, *quantized.outputs]))) as session:
         feeds = _seeded(session, plan, ranges)
         found = _explained(session, feeds)
     _require_finite(quantized, found)

@@ -11,10 +11,10 @@ from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.targets.tensorflow.parameters import CODES, TOP, Coded, casts_bytes, codes_name, grids
-from quantkit.quantization.targets.tensorflow.residuals import keep_summands
 
 RELU6_TOP = 6.0
 AGAIN = "the plan was made for another graph: annotate once more"
@@ -58,7 +58,7 @@ class Growth:
             library=self.source.library,
             extra=self.source.extra,
         )
-        ordered = keep_summands(made)
+        ordered = copy_shared_summands(made)
         needed = ordered.reachable() | ordered.input_names
         return ordered.with_nodes(node for node in ordered.nodes.values() if node.name in needed)
 
