@@ -303,6 +303,10 @@ def _phrase_violations(text: Text, content: str, phrases: Sequence[Phrase]) -> I
             yield Violation(text.path, line, text.kind, words, phrase.suggestion)
 
 
+_QUESTION = re.compile(
+    r"((In|Of|By|For|With|From|At|To|On|Under|Until|Since|Between) )?(what|which|whom)\b"
+    r"|(What|Whatever|Whether|How|Who|Whose|Whoever|Why|Which|Where|When|None|That)\b"
+)
 _NO_VERB = re.compile(
     r"(The|An?|All|Each|Every|Any|No|None|One|Two|Both|Some|Such|It|Its|They|Their|Them|That|This|Those|These|There|"
     r"What|Whatever|Whether|How|Who|Whose|Whoever|Where|Which|Why|When|As|At|By|For|From|In|Of|On|To|With|Without|"
@@ -340,7 +344,7 @@ def _opening_violations(text: Text) -> Iterator[Violation]:
     if text.kind != "docstring" or not (words := text.text.split()):
         return
     first = words[0].rstrip(":,.;")
-    if re.fullmatch(r"What|Whatever|Whether|How|Who|Whose|Whoever|Why|Which|None|That", first):
+    if _QUESTION.match(text.text.lstrip()):
         suggestion = "begin with an imperative verb (function) or a noun phrase (class, attribute, module)"
         yield Violation(text.path, text.line, "opening", f"docstring begins with '{first}'", suggestion)
     elif text.owner == "function" and not text.path.startswith("tests/") and not _may_be_verb(first):
