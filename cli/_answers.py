@@ -15,8 +15,8 @@ from quantkit.data.choices import choose_labels, matching_card
 from quantkit.data.labels import Labels, read_labels
 from quantkit.data.preparation import Preparation, prepared_samples
 from quantkit.evaluation.accuracy import class_of
-from quantkit.evaluation.fidelity import Fidelity, FidelityTally
-from quantkit.evaluation.quality import Quality, Share, Tally
+from quantkit.evaluation.classification_metrics import ClassificationCounter, ClassificationMetrics, Proportion
+from quantkit.evaluation.output_sqnr import OutputSqnr, OutputSqnrCounter
 from quantkit.ir.tensor import Array
 from quantkit.model.loading import Model
 from quantkit.quantization.fallback import Loss
@@ -174,14 +174,14 @@ class Answers:
         return not any(np.isfinite(one).all() for answers in self.outputs for one in answers.values())
 
     @property
-    def top1(self) -> Share | None:
+    def top1(self) -> Proportion | None:
         """How often the float graph is right; None: nothing says what is shown."""
         if not self.give_classes:
             return None
-        tally = Tally()
+        tally = ClassificationCounter()
         for answers, shown in zip(self.outputs, self.classes, strict=True):
             tally.add(_flat(answers), shown)
-        return tally.quality.top1
+        return tally.metrics.top1
 
     @property
     def digest(self) -> str:
@@ -192,9 +192,9 @@ class Answers:
                 found.update(np.ascontiguousarray(one).tobytes())
         return found.hexdigest()
 
-    def judged(self, session: Session) -> Quality | Fidelity:
+    def judged(self, session: Session) -> ClassificationMetrics | OutputSqnr:
         """What another graph says, beside what the float graph said."""
-        tally, fidelity = Tally(), FidelityTally()
+        tally, fidelity = ClassificationCounter(), OutputSqnrCounter()
         for feeds, wanted, shown in self.each():
             outputs = session.run(feeds)
             # Outputs keep their order, and mostly their names.
@@ -204,17 +204,17 @@ class Answers:
                 tally.add(_flat(found), shown, _flat(wanted))
             else:
                 fidelity.add(wanted, found)
-        return tally.quality if self.give_classes else fidelity.fidelity
+        return tally.metrics if self.give_classes else fidelity.result
 
-    def loss(self, judged: Quality | Fidelity) -> Loss:
+    def loss(self, judged: ClassificationMetrics | OutputSqnr) -> Loss:
         """What was lost.
 
         Of the right answers where labels tell which are, else of those that are the float graph's; of answers that are
         no classes the error.
         """
-        if isinstance(judged, Fidelity):
+        if isinstance(judged, OutputSqnr):
             return Loss(judged.error, 0.0)
-        before, divergence = self.top1, inf if judged.divergence is None else judged.divergence
+        before, divergence = self.top1, inf if judged.kl_divergence is None else judged.kl_divergence
         if before is not None and judged.top1 is not None:
             return Loss(before.value - judged.top1.value, divergence)
         return Loss(1 - judged.agreement.value if judged.agreement else 1.0, divergence)

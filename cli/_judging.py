@@ -12,8 +12,8 @@ from quantkit.benchmark.comparison import Comparison
 from quantkit.benchmark.report import Benchmark
 from quantkit.benchmark.rounds import Schedule, opening
 from quantkit.errors import GraphError, InputError, UnavailableError
-from quantkit.evaluation.fidelity import Fidelity
-from quantkit.evaluation.quality import Quality
+from quantkit.evaluation.classification_metrics import ClassificationMetrics
+from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.quantization.census import EIGHT_BITS, FLOAT
 from quantkit.runtimes import RUNTIMES, open_session
 from quantkit.runtimes.session import Engine, SessionOptions
@@ -44,7 +44,7 @@ class Judgement(NamedTuple):
         refusals: why engines before this one could not.
     """
 
-    quality: Quality | Fidelity
+    quality: ClassificationMetrics | OutputSqnr
     engine: Engine
     refusals: tuple[str, ...] = ()
 
@@ -81,7 +81,7 @@ def compared(verdict: Verdict, conversion: Conversion, answers: Answers) -> Verd
     except (UnavailableError, GraphError, InputError) as error:
         return replace(verdict, refusals=(error.message,))
     verdict = replace(verdict, engine=engine, judged_on=answers.source, refusals=refusals)
-    if isinstance(judged, Fidelity):
+    if isinstance(judged, OutputSqnr):
         return replace(verdict, fidelity=judged)
     return replace(verdict, quality=judged, float_top1=answers.top1)
 

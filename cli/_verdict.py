@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.benchmark.comparison import Comparison
 from quantkit.benchmark.machine import this_machine
-from quantkit.evaluation.fidelity import Fidelity
-from quantkit.evaluation.quality import Quality, Share
+from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
+from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.quantization import Plan, Ranges
 from quantkit.quantization.census import EIGHT_BITS, FLOAT, Census
 from quantkit.quantization.fallback import Fallback
@@ -49,9 +49,9 @@ class Verdict:
     census: Census
     float_bytes: int = 0
     engine: Engine | None = None
-    quality: Quality | None = None
-    fidelity: Fidelity | None = None
-    float_top1: Share | None = None
+    quality: ClassificationMetrics | None = None
+    fidelity: OutputSqnr | None = None
+    float_top1: Proportion | None = None
     judged_on: str = ""
     refusals: tuple[str, ...] = ()
     speed: Comparison | None = None
@@ -235,8 +235,8 @@ class Verdict:
             yield f"  careful: {refusal.splitlines()[0]}"
         if self.refusals and quality is None and self.fidelity is None:
             yield "answers not compared with float: no engine here runs it"
-        if quality is not None and quality.agreement is not None and quality.divergence is not None:
-            yield f"agreement with float {quality.agreement}, KL {quality.divergence:.4f}, on {self.judged_on}"
+        if quality is not None and quality.agreement is not None and quality.kl_divergence is not None:
+            yield f"agreement with float {quality.agreement}, KL {quality.kl_divergence:.4f}, on {self.judged_on}"
             if quality.top1 is not None and self.float_top1 is not None:
                 yield f"top-1 {quality.top1}, in float {self.float_top1}"
         elif self.fidelity is not None:

@@ -110,14 +110,14 @@ def _check(args: Namespace, found: Evaluation) -> None:
         if wanted is not None and reached is not None and reached.value < wanted:
             raise CheckError(f"{flag} {wanted:g}: it is {reached}", hint="quantkit compare names the layers to blame")
     if args.max_kl is not None:
-        if quality.divergence is None:
+        if quality.kl_divergence is None:
             raise CheckError(
                 f"--max-kl {args.max_kl:g} can not be told: there is no --reference that gives numbers",
                 hint=REFERENCE,
             )
-        if quality.divergence > args.max_kl or quality.not_finite:
+        if quality.kl_divergence > args.max_kl or quality.not_finite:
             raise CheckError(
-                f"--max-kl {args.max_kl:g}: it is {quality.divergence:.3g}"
+                f"--max-kl {args.max_kl:g}: it is {quality.kl_divergence:.3g}"
                 + (f", and {quality.not_finite} answers hold NaN or infinity" if quality.not_finite else ""),
                 hint="quantkit compare names the layers to blame",
             )

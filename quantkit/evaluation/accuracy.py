@@ -21,7 +21,7 @@ from quantkit.data.images import FORMATS
 from quantkit.data.labels import Labels, Order, read_labels
 from quantkit.data.preparation import Preparation, Prepared, prepared_samples
 from quantkit.errors import InputError, UsageError
-from quantkit.evaluation.quality import Quality, Tally
+from quantkit.evaluation.classification_metrics import ClassificationCounter, ClassificationMetrics
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.model.loading import Model, load_model
@@ -54,7 +54,7 @@ class Evaluation:
 
     model: str
     runtime: Engine
-    quality: Quality
+    quality: ClassificationMetrics
     reference: str = ""
     reference_runtime: Engine | None = None
     pictures_per_second: float = 0.0
@@ -85,8 +85,8 @@ class Evaluation:
         lines = [f"{self.model} in {self.runtime}, {quality.samples} pictures"]
         shares = (("top-1", quality.top1), ("top-5", quality.top5), ("agreement", quality.agreement))
         lines += [f"  {name:<12} {share}" for name, share in shares if share is not None]
-        if quality.divergence is not None:
-            lines.append(f"  {'KL':<12} {quality.divergence:.3g}")
+        if quality.kl_divergence is not None:
+            lines.append(f"  {'KL':<12} {quality.kl_divergence:.3g}")
         if quality.top1 is None and quality.agreement is None:
             lines.append(
                 "  nothing tells what is right: put the pictures in a folder for each class, or give --reference"
@@ -316,7 +316,7 @@ class _Run:
         ]
         self.labels = labels
         self.batch = batch
-        self.tally = Tally()
+        self.tally = ClassificationCounter()
         self.refused: dict[str, str] = {}
         self.unknown_labels = 0
         self.timings: list[tuple[int, float]] = []
@@ -376,7 +376,7 @@ class _Run:
         return Evaluation(
             subject.name,
             subject.session.runtime,
-            self.tally.quality,
+            self.tally.metrics,
             other.name if other else "",
             other.session.runtime if other else None,
             sum(count for count, _ in timings) / sum(seconds for _, seconds in timings),

@@ -13,7 +13,7 @@ from quantkit.data import Data
 from quantkit.data.labels import Labels
 from quantkit.errors import InputError, UsageError
 from quantkit.evaluation.accuracy import Interrupted, class_of, evaluate
-from quantkit.evaluation.quality import Share
+from quantkit.evaluation.classification_metrics import Proportion
 from quantkit.ir.graph import Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 
@@ -32,7 +32,7 @@ def folded() -> Graph:
 
 def test_digits_are_all_right() -> None:
     found = qk.evaluate("digits", HELDOUT, runtime="reference", limit=40, batch=40)
-    assert found.quality.top1 == Share(40, 40)
+    assert found.quality.top1 == Proportion(40, 40)
     assert found.quality.agreement is None
     assert found.model == "digits"
     assert found.pictures_per_second > 0
@@ -51,8 +51,8 @@ def test_a_version_agrees_with_its_reference(folded: Graph) -> None:
         batch=8,
         progress=lambda done, total: seen.append((done, total)),
     )
-    assert found.quality.agreement == Share(20, 20)
-    assert found.quality.divergence == pytest.approx(0, abs=1e-6)
+    assert found.quality.agreement == Proportion(20, 20)
+    assert found.quality.kl_divergence == pytest.approx(0, abs=1e-6)
     assert seen == [(8, 20), (16, 20), (20, 20)]
 
 
@@ -62,12 +62,12 @@ def test_folders_of_classes_and_lists(tmp_path: Path) -> None:
         (tmp_path / "folder" / str(digit) / f"{digit}.png").write_bytes((ASSETS / f"digit_{digit}.png").read_bytes())
     (tmp_path / "folder" / "3" / "broken.png").write_bytes(b"no picture")
     found = evaluate("digits", tmp_path / "folder", runtime="reference")
-    assert found.quality.top1 == Share(10, 10)
+    assert found.quality.top1 == Proportion(10, 10)
     assert [Path(name).name for name in found.refused] == ["broken.png"]
     lines = [f"{ASSETS}/digit_{digit}.png {digit if digit else 'zebra'}" for digit in range(4)]
     (tmp_path / "list.txt").write_text("\n".join(lines))
     found = evaluate("digits", tmp_path / "list.txt", runtime="reference")
-    assert (found.quality.top1, found.unknown_labels) == (Share(3, 3), 1)
+    assert (found.quality.top1, found.unknown_labels) == (Proportion(3, 3), 1)
     assert "none of the model's classes" in str(found)
     assert "nothing tells what is right" not in str(found)
     assert "nothing tells what is right" in str(evaluate("digits", ASSETS, runtime="reference"))
@@ -83,7 +83,7 @@ def test_pixels_and_prepared_numbers_give_the_same(folded: Graph) -> None:
     prepared = Data.of((pixels.astype(np.float32) - 128) / 128, labels)
     first = evaluate(folded, Data.of(pixels, labels), runtime="reference").quality
     second = evaluate(folded, prepared, reference=folded, runtime="reference", reference_runtime="reference").quality
-    assert first.top1 == second.top1 == Share(10, 10)
+    assert first.top1 == second.top1 == Proportion(10, 10)
     with pytest.raises(UsageError, match="holds 2 arrays"):
         evaluate(folded, Data.of({"a": pixels, "b": pixels}), runtime="reference")
 
@@ -96,7 +96,7 @@ def test_records_are_evaluated_like_files(tmp_path: Path) -> None:
     ]
     records.append(example(image__encoded=[b"no picture"], image__class__label=np.array([1])))
     found = evaluate("digits", write_records(tmp_path / "digits.tfrecord", records), runtime="reference")
-    assert found.quality.top1 == Share(10, 10)
+    assert found.quality.top1 == Proportion(10, 10)
     assert list(found.refused) == [f"{tmp_path}/digits.tfrecord (digits.tfrecord#10)"]
 
 
@@ -119,8 +119,8 @@ def test_a_graph_of_uint8_and_channels_first_is_fed_its_way(folded: Graph) -> No
     found = evaluate(
         turned, HELDOUT, reference=folded, runtime="reference", reference_runtime="reference", limit=6, labels=None
     )
-    assert found.quality.agreement == Share(6, 6)
-    assert found.quality.divergence == pytest.approx(0, abs=1e-6)
+    assert found.quality.agreement == Proportion(6, 6)
+    assert found.quality.kl_divergence == pytest.approx(0, abs=1e-6)
 
 
 def test_interrupting_keeps_what_was_counted(folded: Graph) -> None:

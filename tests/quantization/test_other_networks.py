@@ -119,7 +119,7 @@ def test_outputs_that_are_no_classes_are_judged_by_their_noise(
     verdict, _ = quantized(source, target, vectors, capsys)
     assert verdict["quality"] is None
     assert verdict["fidelity"]["samples"] == 24
-    noise = verdict["fidelity"]["signal_to_noise"]
+    noise = verdict["fidelity"]["sqnr"]
     assert set(noise) == {"box", "score"}
     assert min(noise.values()) > 25
     # What is allowed is not reached with 8 bits, and is with float layers.
@@ -127,7 +127,7 @@ def test_outputs_that_are_no_classes_are_judged_by_their_noise(
     verdict, _ = quantized(source, target, vectors, capsys, "--max-drop", f"{allowed:.5f}")
     assert verdict["fallback"]["is_reached"]
     assert verdict["fallback"]["keep_float"]
-    left = [value for value in verdict["fidelity"]["signal_to_noise"].values() if value is not None]
+    left = [value for value in verdict["fidelity"]["sqnr"].values() if value is not None]
     assert min(left, default=1000) > min(noise.values()) + 6
     words = ["evaluate", str(source), "--input-layer", "x", "--output-layer", "score", "--data", str(vectors)]
     assert main(words) == 2

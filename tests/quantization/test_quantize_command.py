@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quantkit.errors import GraphError
-from quantkit.evaluation.quality import Quality, Share
+from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
 from quantkit.formats import load
 from quantkit.ir.tensor import DType
 from quantkit.quantization import Plan, Ranges, Scheme
@@ -229,7 +229,7 @@ def test_layers_stay_float_until_the_drop_is_small(
         graph = load(file)
         (first,) = [node for node in graph.nodes.values() if node.op == "Conv" and node.name.split("/")[0] == "conv"]
         is_right = graph[first.inputs[1].node].op != "DequantizeLinear"
-        return Quality(10, None, None, Share(10 if is_right else 4, 10), 0.1), None
+        return ClassificationMetrics(10, None, None, Proportion(10 if is_right else 4, 10), 0.1), None
 
     monkeypatch.setattr(search, "quality_of", quality)
     output = tmp_path / "d.onnx"
@@ -285,13 +285,13 @@ def test_bfloat16_is_suggested_where_the_machine_has_it(
     assert ("not measured" in reason) == bool(isa)
     assert "amx_bf16" not in isa or "(amx_bf16)" in reason
     assert "bfloat16" not in _verdict(tmp_path, "litert", speed=slow).next_step[0]
-    few = Quality(100, None, None, Share(70, 100), 0.1)
+    few = ClassificationMetrics(100, None, None, Proportion(70, 100), 0.1)
     doubt, command = _verdict(tmp_path, quality=few).quality_step
     assert ("bfloat16" in doubt and "quantkit evaluate" in command) == bool(isa)
     # Without such arithmetic, float layers are what is left; what was searched once is not searched again.
     assert isa or "--max-drop 0.01" in command
     assert "--max-drop" in _verdict(tmp_path, "litert", quality=few).quality_step[1]
-    most = Quality(100, None, None, Share(99, 100), 0.1)
+    most = ClassificationMetrics(100, None, None, Proportion(99, 100), 0.1)
     assert _verdict(tmp_path, quality=most).quality_step == ("", "")
 
 
@@ -373,7 +373,7 @@ def test_an_interrupted_search_says_where_it_goes_on(
         if len(measured) == 2:
             raise KeyboardInterrupt
         measured.append(file)
-        return Quality(10, None, None, Share(4, 10), 0.1), None
+        return ClassificationMetrics(10, None, None, Proportion(4, 10), 0.1), None
 
     monkeypatch.setattr(search, "quality_of", quality)
     words = ["quantize", "digits", "-o", str(tmp_path / "d.pb"), "--target", "eightbit", "--runtime", "reference"]

@@ -1,0 +1,214 @@
+"""Accuracy of a classifier and agreement with a reference model, counted over a stream of outputs.
+
+With q the probabilities of the model and p those of the reference model:
+
+    top-1        fraction of labelled samples whose most probable class is the label (ties: the lower index)
+    top-5        fraction of labelled samples whose label is among the five most probable classes
+    agreement    fraction of samples where q and p have the same most probable class
+    KL(p || q)   sum over classes of p * log(p / q), in nats; the mean of all samples
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from quantkit.errors import UsageError
+from quantkit.ir.tensor import Array
+
+# Half the width of the 95 % interval of a normal distribution, in standard deviations.
+STANDARD_DEVIATIONS = 1.959964
+# Keeps the logarithm of a probability that quantizes to zero finite.
+EPSILON = 1e-9
+# A softmax in int8 or in bfloat16 differs from 1 by up to this much.
+SUM_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True)
+class Proportion:
+    """Fraction of samples, with its 95 % confidence interval (Wilson).
+
+    >>> str(Proportion(9, 10))
+    '90.0 % (59.6 to 98.2)'
+    """
+
+    count: int
+    total: int
+
+    @property
+    def value(self) -> float:
+        """Fraction in [0, 1]."""
+        return self.count / self.total
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Lower and upper bound, in [0, 1]."""
+        squared = STANDARD_DEVIATIONS**2
+        centre = (self.count + squared / 2) / (self.total + squared)
+        variance = self.count * (self.total - self.count) / self.total + squared / 4
+        half = STANDARD_DEVIATIONS / (self.total + squared) * sqrt(variance)
+        return max(centre - half, 0.0), min(centre + half, 1.0)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{100 * self.value:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document as plain values."""
+        return {
+            "value": self.value,
+            "count": self.count,
+            "total": self.total,
+            "interval": list(self.interval),
+        }
+
+
+@dataclass(frozen=True)
+class ClassificationMetrics:
+    """Metrics of a classifier over a dataset.
+
+    Attributes:
+        samples: number of samples.
+        top1, top5: accuracy on the labelled samples; None if no sample has a label (top5: also for 5 classes or fewer).
+        agreement: with the reference model, on all samples; None if there is no reference model.
+        kl_divergence: mean KL(reference || model) over the samples with finite outputs of both, in nats; None like
+            ``agreement``.
+        not_finite: number of samples with NaN or infinity in the model's output; they count as wrong and as
+            disagreement.
+    """
+
+    samples: int
+    top1: Proportion | None = None
+    top5: Proportion | None = None
+    agreement: Proportion | None = None
+    kl_divergence: float | None = None
+    not_finite: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document as plain values; null for a metric that is not known."""
+        proportions = {"top1": self.top1, "top5": self.top5, "agreement": self.agreement}
+        return {
+            "samples": self.samples,
+            **{name: value.to_json() if value else None for name, value in proportions.items()},
+            "kl": self.kl_divergence,
+            "not_finite": self.not_finite,
+        }
+
+
+class ClassificationCounter:
+    """Counter of correct predictions and of agreement; keeps no outputs."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._num_classes = 0
+        self._labelled = self._top1 = self._top5 = 0
+        self._compared = self._agreeing = self._not_finite = 0
+        self._kl_sum = 0.0
+        self._kl_samples = 0
+
+    def add(
+        self,
+        outputs: Array,
+        labels: Sequence[int | None] = (),
+        reference: Array | None = None,
+    ) -> None:
+        """Count a batch.
+
+        Args:
+            outputs: (n, k) probabilities, or logits of which a softmax makes them.
+            labels: class of each sample, None if it is not known; empty if no sample has a label.
+            reference: (n, k) outputs of the reference model for the same samples.
+
+        Raises:
+            UsageError: the class counts of the two models differ.
+        """
+        if reference is not None and reference.shape != outputs.shape:
+            raise UsageError(
+                f"the model has {outputs.shape[-1]} classes and the reference model {reference.shape[-1]}",
+                hint="compare versions of one model, or omit --reference",
+            )
+        finite: Array = np.asarray(np.isfinite(outputs).all(axis=1))
+        self.samples += len(outputs)
+        self._num_classes = outputs.shape[1]
+        self._not_finite += int((~finite).sum())
+        ranked = np.argsort(-np.where(finite[:, None], outputs, -np.inf), axis=1, kind="stable")[:, :5]
+        for best, is_finite, label in zip(ranked, finite, labels, strict=False):
+            if label is not None:
+                self._labelled += 1
+                self._top1 += bool(is_finite and best[0] == label)
+                self._top5 += bool(is_finite and label in best)
+        if reference is not None:
+            self._compare(outputs, finite, ranked[:, 0], reference)
+
+    def _compare(self, outputs: Array, finite: Array, best: Array, reference: Array) -> None:
+        usable = finite & np.isfinite(reference).all(axis=1)
+        self._compared += len(outputs)
+        self._agreeing += int((usable & (best == np.argmax(reference, axis=1))).sum())
+        self._kl_samples += int(usable.sum())
+        self._kl_sum += float(kl_divergences(reference[usable], outputs[usable]).sum())
+
+    @property
+    def metrics(self) -> ClassificationMetrics:
+        """Metrics of the samples counted so far."""
+        labelled, compared = self._labelled, self._compared
+        return ClassificationMetrics(
+            self.samples,
+            Proportion(self._top1, labelled) if labelled else None,
+            Proportion(self._top5, labelled) if labelled and self._num_classes > 5 else None,
+            Proportion(self._agreeing, compared) if compared else None,
+            max(self._kl_sum / self._kl_samples, 0.0) if self._kl_samples else None,
+            self._not_finite,
+        )
+
+
+def kl_divergences(reference: Array, outputs: Array) -> Array:
+    """Compute KL(reference || outputs) of each sample, in nats.
+
+    Args:
+        reference: (n, k) finite values.
+        outputs: (n, k) finite values.
+
+    Returns:
+        (n,) float64.
+
+    >>> kl_divergences(np.float32([[0.5, 0.5]]), np.float32([[0.5, 0.5]])).tolist()
+    [0.0]
+    """
+    p, q = as_probabilities(reference), as_probabilities(outputs)
+    return np.asarray((p * (np.log(p + EPSILON) - np.log(q + EPSILON))).sum(axis=1))
+
+
+def as_probabilities(outputs: Array) -> Array:
+    """Return rows that are probabilities unchanged, and the softmax of all other rows.
+
+    Args:
+        outputs: (n, k) finite values.
+
+    Returns:
+        (n, k) float64.
+
+    >>> as_probabilities(np.float32([[0.25, 0.75], [3, 3]])).tolist()
+    [[0.25, 0.75], [0.5, 0.5]]
+    """
+    values = outputs.astype(np.float64)
+    powers = np.exp(values - values.max(axis=1, keepdims=True))
+    softmax = powers / powers.sum(axis=1, keepdims=True)
+    return np.where(are_probabilities(values)[:, None], values, softmax)
+
+
+def are_probabilities(outputs: Array) -> Array:
+    """Return for each row whether it is non-negative and sums to one.
+
+    Args:
+        outputs: (n, k) values.
+
+    Returns:
+        (n,) bool.
+
+    >>> are_probabilities(np.float32([[0.25, 0.75], [3, 3]])).tolist()
+    [True, False]
+    """
+    sums = outputs.sum(axis=1)
+    return np.asarray((np.abs(sums - 1) <= SUM_TOLERANCE) & (outputs >= 0).all(axis=1))
