@@ -149,6 +149,7 @@ def test_mistakes_are_said_before_any_work(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("flags", "target", "half"),
     [
@@ -189,6 +190,7 @@ def test_weights_take_seven_bits_where_the_processor_saturates(
     assert largest == (63 if half else 127 if target != "eightbit" else 0)
 
 
+@pytest.mark.engine
 def test_what_is_in_8_bits_already_is_not_quantized_again(
     tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,6 +319,7 @@ def test_the_next_command_names_what_this_one_was_given() -> None:
     assert "--calibration PICTURES" in _after(["--weights-only"]).quantize("onnx")
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(("kept", "said"), [(64, "on 12 calibration pictures"), (4, "on 4 of the 12 calibration")])
 def test_the_verdict_says_which_pictures_judge(
     kept: int,
@@ -385,6 +388,7 @@ def test_an_interrupted_search_says_where_it_goes_on(
     assert f"going on from what {state} keeps" in capsys.readouterr().err
 
 
+@pytest.mark.engine
 def test_an_interrupted_calibration_says_where_it_goes_on(
     tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
