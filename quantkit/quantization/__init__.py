@@ -13,7 +13,8 @@ from quantkit.quantization.calibration import Batch, collect, examples_at_once, 
 from quantkit.quantization.corrections import correct_biases, equalize
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Provenance, Range, Ranges, graph_digest
-from quantkit.quantization.scheme import Scheme, Spec
+from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.spec import Spec
 from quantkit.quantization.weights import store_weights
 from quantkit.runtimes import AUTO
 

@@ -26,7 +26,8 @@ from quantkit.quantization.plan import (
     FusedPattern,
     Plan,
 )
-from quantkit.quantization.scheme import Scheme, Spec
+from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.spec import Spec
 
 _SOURCES = frozenset({"Const", "Placeholder", "NoOp"})
 _REASONS = {

@@ -23,7 +23,7 @@ from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.ops.shape_inference import infer_shapes
-from quantkit.quantization.observers import BINS, Observer, make_observer
+from quantkit.quantization.observers import BINS, Observer, create_observer
 from quantkit.quantization.plan import NOT_FINITE, Plan
 from quantkit.quantization.ranges import Provenance, Range, Ranges
 from quantkit.runtimes import AUTO, open_session
@@ -207,7 +207,7 @@ class _Observation:
         for edge in plan.edges:
             # One observer sees all that shares a range.
             shared = next((self.observers[one] for one in plan.group_of(edge) if one in self.observers), None)
-            self.observers[edge] = shared or make_observer(plan.scheme, plan.activations[edge])
+            self.observers[edge] = shared or create_observer(plan.scheme.observer, plan.activations[edge])
         self.guard = _Guard(plan)
         self.means = _Means() if plan.averaged else None
         self._given = {info.name for info in session.outputs}

@@ -4,9 +4,12 @@ Every observer takes arrays one after the other and keeps a fixed amount of memo
 left out. An observer that saw nothing says (0, 0).
 """
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import signature
 from math import inf
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +18,8 @@ from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array
 from quantkit.quantization.parameters import Grid
 from quantkit.quantization.ranges import Range
-from quantkit.quantization.scheme import AFFINE, Scheme, Spec
+from quantkit.quantization.spec import AFFINE, Spec
+from quantkit.registry import Registry
 
 BINS = 2048
 # So many values of each array go into a histogram: with a hundred pictures, close to a million for each edge.
@@ -329,7 +333,7 @@ def _squared_errors(spec: Spec, lows: Floats, highs: Floats, values: Floats, cou
     """Sum of squared errors of rounding and clipping, for each range."""
     grid = Grid.of_ends(spec, lows, highs)
     scale, zero = grid.scale.astype(np.float64)[:, None], grid.zero_point[:, None]
-    low, high = spec.codes
+    low, high = spec.limits
     levels = values / scale
     np.rint(levels, out=levels)
     np.clip(levels, low - zero, high - zero, out=levels)
@@ -343,7 +347,7 @@ def _squared_errors(spec: Spec, lows: Floats, highs: Floats, values: Floats, cou
 def _divergence(spec: Spec, span: Range, values: Floats, counts: Floats) -> float:
     """Kullback-Leibler divergence of what codes show from the clipped numbers."""
     grid = Grid.of_range(spec, span)
-    low, high = spec.codes
+    low, high = spec.limits
     inside = np.flatnonzero((values >= min(span.low, 0.0)) & (values <= max(span.high, 0.0)))
     # Fewer bins than codes are all shown as they are, which says nothing about rounding.
     if inside.size < min((high - low) // 2, int(np.count_nonzero(counts))):
@@ -370,25 +374,90 @@ def _float32(low: float, high: float) -> tuple[float, float]:
     return float(np.float32(max(low, -limit))), float(np.float32(min(high, limit)))
 
 
-def make_observer(scheme: Scheme, spec: Spec) -> Observer:
-    """The observer that a scheme asks for.
+@dataclass(frozen=True)
+class ObserverType:
+    """Named way to choose a range.
 
-    Args:
-        scheme: with its `Scheme.observer`.
-        spec: form of the codes that the range is for.
+    Attributes:
+        name: word of ``--observer`` and of a scheme.
+        create: creates an observer for tensors of a spec; called with the number in brackets too,
+            where there is one.
+        takes_number: True if the name may be followed by a number, as in ``percentile(99.9)``.
+    """
+
+    name: str
+    create: Callable[..., Observer]
+    takes_number: bool
+
+
+def observer(function: Callable[..., Observer]) -> ObserverType:
+    """Make an observer type of a function ``(spec)`` or ``(spec, number=default)``.
+
+    The function's name is the observer's name. An installed package adds the result through an
+    entry point of the group ``quantkit.observers``.
+    """
+    return ObserverType(function.__name__, function, len(signature(function).parameters) > 1)
+
+
+@observer
+def min_max(spec: Spec) -> Observer:
+    """Choose the extremes."""
+    return MinMax()
+
+
+@observer
+def moving_average(spec: Spec, number: float = 0.9) -> Observer:
+    """Average the extremes of the arrays, with the number as momentum."""
+    return MovingAverage(number)
+
+
+@observer
+def percentile(spec: Spec, number: float = 99.99) -> Observer:
+    """Choose the range that holds the number as percentage of the values."""
+    return Percentile(number)
+
+
+@observer
+def entropy(spec: Spec) -> Observer:
+    """Minimize the Kullback-Leibler divergence of the quantized values."""
+    return Entropy(spec)
+
+
+@observer
+def mean_squared_error(spec: Spec) -> Observer:
+    """Minimize the mean squared error of the quantized values."""
+    return MeanSquaredError(spec)
+
+
+REGISTRY = Registry("observer", ObserverType, (min_max, moving_average, percentile, entropy, mean_squared_error))
+_TEXT = re.compile(r"(\w+)\((\d+(?:\.\d+)?)\)")
+
+
+def observers() -> Mapping[str, ObserverType]:
+    """Return all observer types by name."""
+    return REGISTRY.objects()
+
+
+def find_observer(text: str) -> tuple[ObserverType, float | None]:
+    """Return the observer type and the number of a text such as ``min_max`` or ``percentile(99.9)``.
 
     Raises:
-        UsageError: the number in the observer's brackets is out of its bounds, or the observer takes none.
+        UsageError: the name is not registered, or the observer takes no number.
+        UnavailableError: a plugin of that name cannot be loaded.
     """
-    makers: dict[str, Callable[..., Any]] = {
-        "min_max": MinMax,
-        "moving_average": MovingAverage,
-        "percentile": Percentile,
-        "entropy": lambda: Entropy(spec),
-        "mean_squared_error": lambda: MeanSquaredError(spec),
-    }
-    number = scheme.observer_number
-    if number is not None and scheme.observer_name not in ("moving_average", "percentile"):
-        raise UsageError(f"the observer {scheme.observer_name} takes no number", hint=f"write {scheme.observer_name}")
-    made: Observer = makers[scheme.observer_name](*(() if number is None else (number,)))
-    return made
+    match = _TEXT.fullmatch(text)
+    kind = REGISTRY.find(match[1] if match else text)
+    if match and not kind.takes_number:
+        raise UsageError(f"the observer {kind.name} takes no number", hint=f"write {kind.name}")
+    return kind, float(match[2]) if match else None
+
+
+def create_observer(text: str, spec: Spec) -> Observer:
+    """Create the observer of a text for tensors of a spec.
+
+    Raises:
+        UsageError: as `find_observer`, or the number is out of bounds.
+        UnavailableError: as `find_observer`.
+    """
+    kind, number = find_observer(text)
+    return kind.create(spec) if number is None else kind.create(spec, number)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from quantkit.ir.tensor import Array
 from quantkit.quantization.ranges import Range
-from quantkit.quantization.scheme import Spec
+from quantkit.quantization.spec import Spec
 
 Floats = npt.NDArray[np.float32]
 
@@ -58,7 +58,7 @@ class Grid:
     @classmethod
     def of_ends(cls, spec: Spec, low: npt.ArrayLike, high: npt.ArrayLike) -> Self:
         """The finest grids of a spec that reach from ``low`` to ``high``, both () or (c,)."""
-        first, last = spec.codes
+        first, last = spec.limits
         low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
         if spec.symmetric:
             width, steps = np.maximum(-low, high) if first else high, last
@@ -94,7 +94,7 @@ class Grid:
         scale, zero = self.along(flat.ndim) if len(self.spec.axes) < 2 else (self.scale, self.zero_point)
         levels = np.rint(flat / scale)
         levels += zero
-        np.clip(levels, *self.spec.codes, out=levels)
+        np.clip(levels, *self.spec.limits, out=levels)
         return levels.astype(self.spec.dtype.numpy).reshape(values.shape)
 
     def decode(self, codes: Array) -> Floats:

@@ -22,7 +22,8 @@ from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ops.layers import LAYER_OPS
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.scheme import Scheme, Spec
+from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.spec import Spec
 
 SCHEMA = "quantkit.plan/2"
 FORM = "quantkit quantize --save-plan FILE writes such files"

@@ -9,7 +9,6 @@ A `Scheme` is written as TOML:
     keep_float = ["Softmax", "conv_1"]
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
@@ -21,91 +20,8 @@ from quantkit.errors import UsageError, did_you_mean
 from quantkit.formats.documents import read_toml
 from quantkit.formats.files import write_whole
 from quantkit.ir.tensor import DType
-
-CODES = MappingProxyType({DType.QUINT8: (0, 255), DType.QINT8: (-128, 127)})
-_FLAGS = ("per_channel", "reduce_range")
-OBSERVERS = ("min_max", "moving_average", "percentile", "entropy", "mean_squared_error")
-_OBSERVER = re.compile(r"(\w+)(?:\((\d+(?:\.\d+)?)\))?")
-
-
-@dataclass(frozen=True)
-class Spec:
-    """The form of one tensor's codes; its text is what `str` gives and `parse` reads.
-
-    Attributes:
-        dtype: ``QUINT8`` or ``QINT8``.
-        symmetric: whether real 0 is code 0, so that a scale alone says everything; else affine, with a zero point.
-        per_channel: whether each output channel has a scale of its own.
-        reduce_range: whether codes keep to 7 bits, for processors that add pairs of products in 16 bits.
-        axes: dimensions of a constant that together number the channels; empty: not known yet, or one scale.
-
-    >>> str(Spec(DType.QINT8, symmetric=True, per_channel=True, axes=(3,)))
-    'qint8 symmetric per_channel axes=3'
-    >>> Spec.parse("quint8 affine")
-    Spec(dtype=<DType.QUINT8: 'quint8'>, symmetric=False, per_channel=False, reduce_range=False, axes=())
-    """
-
-    dtype: DType
-    symmetric: bool
-    per_channel: bool = False
-    reduce_range: bool = False
-    axes: tuple[int, ...] = ()
-
-    @property
-    def codes(self) -> tuple[int, int]:
-        """The lowest and the highest code; symmetric signed ones leave out the lowest, which has no opposite."""
-        low, high = CODES[self.dtype]
-        low = -high if low and self.symmetric else low
-        return (int(low / 2), high // 2) if self.reduce_range else (low, high)
-
-    @property
-    def is_signed(self) -> bool:
-        """Whether negative numbers have codes."""
-        return self.dtype is DType.QINT8 or not self.symmetric
-
-    def __str__(self) -> str:
-        words = [self.dtype.value, "symmetric" if self.symmetric else "affine"]
-        words += [flag for flag in _FLAGS if getattr(self, flag)]
-        words += [f"axes={','.join(map(str, self.axes))}"] if self.axes else []
-        return " ".join(words)
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """The spec of a text.
-
-        Raises:
-            UsageError: a word is unknown, or the type or symmetry is missing.
-        """
-        known = {dtype.value: dtype for dtype in CODES}
-        dtypes: list[DType] = []
-        symmetries: list[bool] = []
-        found: dict[str, Any] = {}
-        for word in text.split():
-            if word in known:
-                dtypes.append(known[word])
-            elif word in ("symmetric", "affine"):
-                symmetries.append(word == "symmetric")
-            elif word in _FLAGS:
-                found[word] = True
-            elif re.fullmatch(r"axes=\d+(,\d+)*", word):
-                found["axes"] = tuple(map(int, word[5:].split(",")))
-            else:
-                raise UsageError(
-                    f"{word!r} means nothing in the spec {text!r}",
-                    hint=did_you_mean(word, (*known, "symmetric", "affine", *_FLAGS))
-                    or "write for example: qint8 symmetric per_channel",
-                )
-        if len(dtypes) != 1 or len(symmetries) != 1:
-            raise UsageError(
-                f"the spec {text!r} must name one type and one symmetry", hint="write for example: quint8 affine"
-            )
-        return cls(dtypes[0], symmetries[0], **found)
-
-
-WEIGHTS = Spec(DType.QINT8, symmetric=True, per_channel=True)
-AFFINE = Spec(DType.QUINT8, symmetric=False)
-UNSIGNED = Spec(DType.QUINT8, symmetric=True)
-SIGNED = Spec(DType.QINT8, symmetric=True)
+from quantkit.quantization.observers import find_observer
+from quantkit.quantization.spec import AFFINE, SIGNED, UNSIGNED, WEIGHTS, Spec
 
 
 @dataclass(frozen=True)
@@ -118,7 +34,8 @@ class Scheme:
         activations: form of what flows between layers.
         signed_activations: form where negative numbers occur and ``activations`` has no codes for them; None: the
             same form everywhere.
-        observer: how a range is chosen: one of `OBSERVERS`, with its number where it takes one: ``percentile(99.9)``.
+        observer: how a range is chosen: a name of `quantkit.quantization.observers.observers`, with its number
+            where it takes one: ``percentile(99.9)``.
         keep_float: node names, or op names, that stay float.
         share_concat_ranges: whether all that a concatenation joins has one range, so that joining only copies.
         share_pool_ranges: whether an average pool's result has the range of what it reads.
@@ -152,12 +69,7 @@ class Scheme:
                 f"{self.target!r} is not a target",
                 hint=did_you_mean(self.target, TARGETS) or f"use {', '.join(TARGETS)}",
             )
-        found = _OBSERVER.fullmatch(self.observer)
-        if found is None or found[1] not in OBSERVERS:
-            raise UsageError(
-                f"{self.observer!r} is not an observer",
-                hint=did_you_mean(self.observer, (*OBSERVERS, "percentile(99.99)")) or f"use {', '.join(OBSERVERS)}",
-            )
+        find_observer(self.observer)
         self._check_forms()
         if not self.activations.is_signed and self.signed_activations is None:
             raise UsageError(
@@ -211,16 +123,6 @@ class Scheme:
     def with_(self, **changes: Any) -> Self:
         """A copy with other fields."""
         return replace(self, **changes)
-
-    @property
-    def observer_name(self) -> str:
-        return self.observer.partition("(")[0]
-
-    @property
-    def observer_number(self) -> float | None:
-        """The number in the observer's brackets."""
-        found = _OBSERVER.fullmatch(self.observer)
-        return float(found[2]) if found and found[2] else None
 
     @property
     def digest(self) -> str:

@@ -23,7 +23,7 @@ from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.quantization.parameters import Grid
 from quantkit.quantization.plan import Plan
-from quantkit.quantization.scheme import Spec
+from quantkit.quantization.spec import Spec
 from quantkit.transforms.precision.quantize_weights import quantize_weights
 
 # What a layer's constant is called in ONNX, behind its name, and the order of its dimensions there.

@@ -1,16 +1,31 @@
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from plugin_distribution import write_distribution
 
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array
-from quantkit.quantization.observers import Entropy, Histogram, MinMax, Observer, make_observer
+from quantkit.quantization.observers import (
+    REGISTRY,
+    Entropy,
+    Histogram,
+    MinMax,
+    Observer,
+    create_observer,
+    find_observer,
+    observers,
+)
 from quantkit.quantization.parameters import Grid
 from quantkit.quantization.ranges import Range
-from quantkit.quantization.scheme import AFFINE, OBSERVERS, SIGNED, UNSIGNED, Scheme, Spec
+from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.spec import AFFINE, SIGNED, UNSIGNED, Spec
 
+OBSERVERS = tuple(observers())
 ANY = arrays.arrays(np.float32, arrays.array_shapes(min_side=0, max_dims=4, max_side=9), elements=st.floats(width=32))
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**60), max_value=2.0**60)
 BATCHES = st.lists(arrays.arrays(np.float32, st.integers(0, 40), elements=FINITE), max_size=5)
@@ -26,7 +41,7 @@ def fed(observer: Observer, batches: list[Array]) -> Observer:
 @given(st.lists(ANY, max_size=4), st.sampled_from(OBSERVERS), SPECS)
 @settings(max_examples=150, deadline=None)
 def test_every_range_is_finite_and_within_what_was_seen(batches: list[Array], name: str, spec: Spec) -> None:
-    observer = fed(make_observer(Scheme(observer=name), spec), batches)
+    observer = fed(create_observer(name, spec), batches)
     low, high = observer.range()
     values = np.concatenate([np.zeros(0, np.float32), *(batch.reshape(-1) for batch in batches)])
     finite = values[np.isfinite(values)]
@@ -44,7 +59,7 @@ def test_every_range_is_finite_and_within_what_was_seen(batches: list[Array], na
 @given(FINITE, st.sampled_from(OBSERVERS), st.integers(1, 30))
 @settings(deadline=None)
 def test_a_constant_is_its_own_range(value: float, name: str, count: int) -> None:
-    observer = fed(make_observer(Scheme(observer=name), AFFINE), [np.full(count, value, np.float32)] * 2)
+    observer = fed(create_observer(name, AFFINE), [np.full(count, value, np.float32)] * 2)
     low, high = observer.range()
     assert low <= value <= high or name in ("entropy", "mean_squared_error", "percentile")
     assert abs(low - value) <= abs(value) + 1e-30
@@ -73,9 +88,8 @@ def test_a_histogram_loses_no_value_however_it_grows(batches: list[Array]) -> No
 @given(BATCHES, BATCHES, st.sampled_from(OBSERVERS))
 @settings(deadline=None)
 def test_an_observer_goes_on_where_another_stopped(before: list[Array], after: list[Array], name: str) -> None:
-    scheme = Scheme(observer=name)
-    first = fed(make_observer(scheme, AFFINE), before)
-    second = make_observer(scheme, AFFINE)
+    first = fed(create_observer(name, AFFINE), before)
+    second = create_observer(name, AFFINE)
     second.restore(first.state())
     assert fed(second, after).range() == fed(first, after).range()
 
@@ -84,7 +98,7 @@ def test_an_observer_goes_on_where_another_stopped(before: list[Array], after: l
 def test_a_rare_giant_is_cut_off(name: str) -> None:
     values = np.random.default_rng(0).laplace(size=100_000).astype(np.float32)
     values[7] = 1000.0
-    low, high = fed(make_observer(Scheme(observer=name), AFFINE), [values]).range()
+    low, high = fed(create_observer(name, AFFINE), [values]).range()
     assert high < 500
     assert low < -5
 
@@ -95,7 +109,7 @@ def test_the_least_squared_error_is_below_that_of_the_extremes(spec: Spec) -> No
     values = np.abs(values) if spec is UNSIGNED else values
     errors = {}
     for name in ("min_max", "mean_squared_error"):
-        grid = Grid.of_range(spec, fed(make_observer(Scheme(observer=name), spec), [values]).range())
+        grid = Grid.of_range(spec, fed(create_observer(name, spec), [values]).range())
         errors[name] = float(np.square(grid.rounded(values) - values).mean())
     assert errors["mean_squared_error"] < errors["min_max"] * 1.01, "bins know the numbers to half a bin"
 
@@ -103,7 +117,7 @@ def test_the_least_squared_error_is_below_that_of_the_extremes(spec: Spec) -> No
 def test_numbers_that_fill_their_range_keep_it() -> None:
     values = np.linspace(-1, 1, 4001, dtype=np.float32)
     for name in ("entropy", "mean_squared_error"):
-        low, high = fed(make_observer(Scheme(observer=name), AFFINE), [values]).range()
+        low, high = fed(create_observer(name, AFFINE), [values]).range()
         assert low < -0.98
         assert high > 0.98
 
@@ -119,12 +133,55 @@ def test_a_sample_of_a_large_array_sees_all_channels() -> None:
 
 
 def test_a_moving_average_forgets() -> None:
-    observer = make_observer(Scheme(observer="moving_average(0.5)"), AFFINE)
+    observer = create_observer("moving_average(0.5)", AFFINE)
     fed(observer, [np.float32([0, 8]), np.float32([0, 4]), np.float32([-2, 4])])
     assert observer.range() == Range(-1.0, 5.0)
 
 
-@pytest.mark.parametrize("word", ["percentile(20)", "moving_average(1.5)", "entropy(3)"])
-def test_numbers_out_of_bounds_are_refused(word: str) -> None:
+@pytest.mark.parametrize("word", ["percentile(20)", "moving_average(1.5)"])
+def test_numbers_out_of_bounds_are_rejected(word: str) -> None:
     with pytest.raises(UsageError):
-        make_observer(Scheme(observer=word), AFFINE)
+        create_observer(word, AFFINE)
+
+
+def test_an_observer_text_may_have_a_number() -> None:
+    assert [find_observer(name)[1] for name in OBSERVERS] == [None] * len(OBSERVERS)
+    kind, number = find_observer("percentile(99.5)")
+    assert (kind.name, number) == ("percentile", 99.5)
+    with pytest.raises(UsageError, match="the observer entropy takes no number"):
+        find_observer("entropy(3)")
+    with pytest.raises(UsageError, match="'percentil' is not") as caught:
+        find_observer("percentil(99)")
+    assert "percentile" in caught.value.hint
+
+
+PLUGIN = """
+from quantkit.quantization.observers import MinMax, Observer, observer
+from quantkit.quantization.ranges import Range
+from quantkit.quantization.spec import Spec
+
+
+class Doubled(MinMax):
+    def range(self) -> Range:
+        return Range(*(2 * limit for limit in super().range()))
+
+
+@observer
+def doubled(spec: Spec) -> Observer:
+    return Doubled()
+"""
+
+
+def test_an_installed_package_can_register_an_observer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_distribution(tmp_path, "doubled_observer", PLUGIN, {REGISTRY.group: {"doubled": "doubled_observer:doubled"}})
+    monkeypatch.syspath_prepend(tmp_path)
+    REGISTRY.reload()
+    try:
+        assert Scheme(observer="doubled").observer == "doubled"
+        assert fed(create_observer("doubled", AFFINE), [np.float32([-1, 3])]).range() == Range(-2.0, 6.0)
+    finally:
+        monkeypatch.undo()
+        sys.modules.pop("doubled_observer", None)
+        REGISTRY.reload()
+    with pytest.raises(UsageError):
+        Scheme(observer="doubled")

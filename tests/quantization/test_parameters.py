@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from quantkit.quantization.parameters import Grid
 from quantkit.quantization.ranges import Range
-from quantkit.quantization.scheme import Spec
+from quantkit.quantization.spec import Spec
 
 SPECS = ["quint8 affine", "qint8 affine", "qint8 symmetric", "quint8 symmetric", "qint8 symmetric reduce_range"]
 ENDS = st.floats(-(2.0**40), 2.0**40, width=32)

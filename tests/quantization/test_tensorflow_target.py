@@ -279,7 +279,7 @@ def test_the_check_passes_what_this_host_computes_right(name: str) -> None:
 def test_seven_bit_and_per_tensor_weights_are_taken() -> None:
     graph = one_layer()
     for weights in ("qint8 symmetric reduce_range per_channel", "qint8 symmetric"):
-        from quantkit.quantization.scheme import Spec
+        from quantkit.quantization.spec import Spec
 
         _, _, made = quantized(graph, weights=Spec.parse(weights))
         wanted, found = run(graph, fed(graph)), run(made, fed(graph))

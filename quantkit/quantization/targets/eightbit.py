@@ -16,7 +16,7 @@ from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.parameters import Grid
 from quantkit.quantization.plan import CONCATS, PATTERN_LAYER_OPS, Plan
 from quantkit.quantization.ranges import Range, Ranges
-from quantkit.quantization.scheme import AFFINE
+from quantkit.quantization.spec import AFFINE
 from quantkit.transforms.cleanup.merge_duplicate_nodes import merge_duplicate_nodes
 from quantkit.transforms.cleanup.strip_unused_nodes import strip_unused_nodes
 from quantkit.transforms.precision.quantize_nodes import classic_form, has_classic_form, quantize_nodes

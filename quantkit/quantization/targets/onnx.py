@@ -21,7 +21,7 @@ from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.quantization.parameters import Grid
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Range, Ranges
-from quantkit.quantization.scheme import Spec
+from quantkit.quantization.spec import Spec
 
 # A picture's bytes are codes already.
 BYTES = Spec(DType.QUINT8, symmetric=False)
@@ -191,7 +191,7 @@ class _Quantization:
         """What is to be quantized: not the activation, where quantizing clamps to the same ends."""
         node = self.source[edge.node]
         top = ACTIVATIONS.get(node.op)
-        lowest, highest = grid.spec.codes
+        lowest, highest = grid.spec.limits
         if top is None or grid.zero_point != lowest or edge in self.source.outputs:
             return place
         if (highest - lowest) * grid.scale > top * (1 + 1e-6):

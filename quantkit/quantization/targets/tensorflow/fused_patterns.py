@@ -13,7 +13,7 @@ from quantkit.ops.layers import broadcast_channels, find_layer
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.quantization.parameters import Grid
 from quantkit.quantization.plan import FusedPattern
-from quantkit.quantization.scheme import Spec
+from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.tensorflow.graph_builder import AGAIN, RELU6_TOP, Growth
 from quantkit.quantization.targets.tensorflow.padding import padded
 from quantkit.quantization.targets.tensorflow.parameters import CODES, WEIGHTS, Coded, codes_name

@@ -10,7 +10,7 @@ from quantkit.ir.tensor import DType
 from quantkit.quantization.parameters import Grid
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.scheme import AFFINE
+from quantkit.quantization.spec import AFFINE
 
 TOP = 255
 CODES = DType.QUINT8

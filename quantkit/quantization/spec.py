@@ -1,0 +1,98 @@
+"""Number format of the quantized values of one tensor.
+
+The text form is ``qint8 symmetric per_channel`` for weights or ``quint8 affine`` for activations.
+"""
+
+import re
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Self
+
+from quantkit.errors import UsageError, did_you_mean
+from quantkit.ir.tensor import DType
+
+LIMITS = MappingProxyType({DType.QUINT8: (0, 255), DType.QINT8: (-128, 127)})
+_FLAGS = ("per_channel", "reduce_range")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Number format of one tensor's quantized values; `str` gives the text that `parse` reads.
+
+    Attributes:
+        dtype: ``QUINT8`` or ``QINT8``.
+        symmetric: zero point 0; otherwise affine, with a zero point.
+        per_channel: one scale per output channel.
+        reduce_range: 7-bit values, for processors without VNNI, where u8 x s8 products saturate in
+            int16.
+        axes: dimensions of a constant that together index the channels; empty for one scale, or
+            before the layer is known.
+
+    >>> str(Spec(DType.QINT8, symmetric=True, per_channel=True, axes=(3,)))
+    'qint8 symmetric per_channel axes=3'
+    >>> Spec.parse("quint8 affine")
+    Spec(dtype=<DType.QUINT8: 'quint8'>, symmetric=False, per_channel=False, reduce_range=False, axes=())
+    """
+
+    dtype: DType
+    symmetric: bool
+    per_channel: bool = False
+    reduce_range: bool = False
+    axes: tuple[int, ...] = ()
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Lowest and highest quantized value; symmetric signed formats leave out -128."""
+        low, high = LIMITS[self.dtype]
+        low = -high if low and self.symmetric else low
+        return (int(low / 2), high // 2) if self.reduce_range else (low, high)
+
+    @property
+    def is_signed(self) -> bool:
+        """True if negative numbers have quantized values."""
+        return self.dtype is DType.QINT8 or not self.symmetric
+
+    def __str__(self) -> str:
+        words = [self.dtype.value, "symmetric" if self.symmetric else "affine"]
+        words += [flag for flag in _FLAGS if getattr(self, flag)]
+        words += [f"axes={','.join(map(str, self.axes))}"] if self.axes else []
+        return " ".join(words)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a spec from its text.
+
+        Raises:
+            UsageError: a word is unknown, or the type or the symmetry is missing.
+        """
+        known = {dtype.value: dtype for dtype in LIMITS}
+        dtypes: list[DType] = []
+        symmetries: list[bool] = []
+        options: dict[str, Any] = {}
+        for word in text.split():
+            if word in known:
+                dtypes.append(known[word])
+            elif word in ("symmetric", "affine"):
+                symmetries.append(word == "symmetric")
+            elif word in _FLAGS:
+                options[word] = True
+            elif re.fullmatch(r"axes=\d+(,\d+)*", word):
+                options["axes"] = tuple(map(int, word[5:].split(",")))
+            else:
+                raise UsageError(
+                    f"unknown word {word!r} in the spec {text!r}",
+                    hint=did_you_mean(word, (*known, "symmetric", "affine", *_FLAGS))
+                    or "write for example: qint8 symmetric per_channel",
+                )
+        if len(dtypes) != 1 or len(symmetries) != 1:
+            raise UsageError(
+                f"the spec {text!r} must name one type and one symmetry",
+                hint="write for example: quint8 affine",
+            )
+        return cls(dtypes[0], symmetries[0], **options)
+
+
+WEIGHTS = Spec(DType.QINT8, symmetric=True, per_channel=True)
+AFFINE = Spec(DType.QUINT8, symmetric=False)
+UNSIGNED = Spec(DType.QUINT8, symmetric=True)
+SIGNED = Spec(DType.QINT8, symmetric=True)
