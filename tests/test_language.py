@@ -113,7 +113,7 @@ def test_private_words_and_question_openings_are_rare() -> None:
     assert totals.question_openings < totals.docstrings / 100
 
 
-PYTHON_PLACES = {
+PYTHON_VIOLATIONS = {
     "module docstring": '"""Images can not be read."""',
     "class docstring": 'class Size:\n    """Size that can not change."""',
     "attribute docstring": 'class Size:\n    width: int\n    """Number that can not change."""',
@@ -154,14 +154,14 @@ PYTHON_PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PYTHON_PLACES)
-def test_violation_in_python_is_found(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", PYTHON_VIOLATIONS)
+def test_violation_in_python_is_found(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "module.py"
-    path.write_text(PYTHON_PLACES[place])
+    path.write_text(PYTHON_VIOLATIONS[kind])
     assert len(find_violations(collect_texts(path, tmp_path), load_phrases())) == 1
 
 
-MARKDOWN_PLACES = {
+MARKDOWN_VIOLATIONS = {
     "paragraph": "Images can not be read.",
     "paragraph over two lines": "Images can\nnot be read.",
     "list item": "- Images can not be read",
@@ -171,9 +171,9 @@ MARKDOWN_PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", MARKDOWN_PLACES)
-def test_violation_in_markdown_is_found(place: str) -> None:
-    texts = collect_markdown(MARKDOWN_PLACES[place], "page.md")
+@pytest.mark.parametrize("kind", MARKDOWN_VIOLATIONS)
+def test_violation_in_markdown_is_found(kind: str) -> None:
+    texts = collect_markdown(MARKDOWN_VIOLATIONS[kind], "page.md")
     assert len(find_violations(texts, load_phrases())) == 1
 
 
