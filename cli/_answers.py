@@ -23,7 +23,7 @@ from quantkit.quantization.fallback import Loss
 from quantkit.runtimes.session import Session
 from quantkit.zoo import list_cards
 
-from ._arguments import flags
+from ._arguments import preprocessing_flags
 
 Feeds = dict[str, Array]
 # Examples that are run again are kept, up to here; the others are made ready once more.
@@ -63,7 +63,7 @@ class Examples:
         if card is None and len(session.inputs) == 1:
             card = matching_card(session.inputs[0], result, list_cards())
         labels = read_labels(Path(args.labels).expanduser()) if args.labels else choose_labels(card, model.path, result)
-        preparation = Preparation.of(session.inputs, data, card, flags(args))
+        preparation = Preparation.of(session.inputs, data, card, preprocessing_flags(args))
         return cls(data, preparation, labels, (result.shape.dims or (None,))[-1] or 0)
 
     @property

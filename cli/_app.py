@@ -1,7 +1,7 @@
-"""The parser, and what turns errors into sentences and exit codes.
+"""Parser of the command line, error messages and exit codes.
 
-Each command is a module of this folder with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> int`. Only the
-module of the command that is called is imported.
+Each command is a module of this folder with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> int`. Only the module
+of the requested command is imported.
 """
 
 import errno
@@ -10,44 +10,48 @@ import os
 import re
 import sys
 import traceback
-from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, NoReturn
 
 from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
 
-INTERRUPTED = 130
-A_BUG = 70
+from ._arguments import add_output_flags
+from ._render import write_line
 
-# The one line of each command's help lives here, so that `quantkit --help` imports none of them.
+INTERRUPTED = 130
+BUG = 70
+
+# The summary of each command is here, so that `quantkit --help` imports none of them.
 COMMANDS = {
-    "transform": "rewrite a frozen graph with a recipe of transforms",
-    "quantize": "make a graph 8-bit with calibrated ranges, and say what came of it",
-    "classify": "say what is on pictures",
-    "benchmark": "compare the latency of models and engines, side by side",
-    "evaluate": "top-1, top-5, agreement with a reference, and KL over many pictures",
-    "compare": "two versions of one model layer by layer: signal to noise, worst first",
-    "summarize": "inputs, outputs, op counts, size, and what to do next",
-    "models": "list, fetch and locate known models",
-    "transforms": "the reference of every transform",
-    "doctor": "what this machine and installation can run",
+    "transform": "rewrite a graph with a recipe of transforms",
+    "quantize": "quantize a model to int8 with calibration, and report accuracy and latency",
+    "classify": "classify images",
+    "benchmark": "compare the latency of models and runtimes",
+    "evaluate": "measure top-1, top-5, agreement with a reference model and KL divergence on a dataset",
+    "compare": "compare two versions of a model layer by layer, lowest SQNR first",
+    "summarize": "print inputs, outputs, op counts and size of a model, and the next step",
+    "models": "list, download and locate known models",
+    "transforms": "list, explain and check transforms",
+    "doctor": "report the runtimes and the processor features of this machine",
 }
-# TensorFlow's tools by the names that scripts call: the same flags, and what they printed.
-OLD_TOOLS = {
-    "transform_graph": "transform, by its old name",
-    "summarize_graph": "what is in a graph, in the old words",
-    "compare_graphs": "whether two graphs have the same nodes",
-    "freeze_graph": "constants in the place of variables, by TensorFlow's own tool",
-    "label_image": "what is on a picture, in the old words",
-    "benchmark_model": "how long a graph takes in TensorFlow, node by node",
+# TensorFlow's tools under the names that scripts call, with the same flags and output.
+TENSORFLOW_TOOLS = {
+    "transform_graph": "rewrite a graph (the same as transform)",
+    "summarize_graph": "print a summary in the format of the original tool",
+    "compare_graphs": "compare the nodes of two graphs",
+    "freeze_graph": "freeze variables into constants",
+    "label_image": "classify one image, with the output of the original tool",
+    "benchmark_model": "measure the latency of a graph in TensorFlow, node by node",
 }
-ALL = COMMANDS | OLD_TOOLS
-DESCRIPTION = "Rewrite trained networks, make them 8-bit, and prove that the result is faster and still right."
+ALL = COMMANDS | TENSORFLOW_TOOLS
+DESCRIPTION = "Rewrite trained networks, quantize them to int8, and verify accuracy and speed."
 
 
 class Parser(ArgumentParser):
-    """Reports a wrong command line the way all errors are reported."""
+    """Argument parser that raises UsageError for a wrong command line."""
 
     def error(self, message: str) -> NoReturn:
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
@@ -61,65 +65,71 @@ class Parser(ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; the value is the exit code."""
-    words = _called() if arguments is None else list(arguments)
-    debug = "--debug" in words
+    """Run a command line and return its exit code.
+
+    Args:
+        arguments: command and flags; None: those of the process.
+    """
+    arguments = _read_arguments() if arguments is None else list(arguments)
+    debug = "--debug" in arguments
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may have letters that the terminal lacks
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may have letters that the terminal lacks
     try:
-        code = _run([word for word in words if word != "--debug"])
+        code = _run([argument for argument in arguments if argument != "--debug"])
         sys.stdout.flush()
     except KeyboardInterrupt:
-        print("quantkit: interrupted", file=sys.stderr)
+        write_line("quantkit: interrupted", sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone (head, less): nothing is wrong, and nothing is left to say.
-        _forget_output()
+        # The program that read the output (head, less) has ended: this is not an error.
+        _discard_output()
         return 0
     except Exception as error:
-        return _reported(error, debug=debug)
+        return _report(error, debug=debug)
     return code
 
 
-def _called() -> list[str]:
-    """The words of the command line; a link that has an old tool's name is that tool."""
+def _read_arguments() -> list[str]:
+    """Return the arguments of the process; a link named like a TensorFlow tool runs that tool."""
     name = os.path.basename(sys.argv[0])
-    return [name, *sys.argv[1:]] if name in OLD_TOOLS else sys.argv[1:]
+    return [name, *sys.argv[1:]] if name in TENSORFLOW_TOOLS else sys.argv[1:]
 
 
-def _reported(error: Exception, *, debug: bool) -> int:
-    """Say what went wrong; the value is the exit code."""
+def _report(error: Exception, *, debug: bool) -> int:
+    """Print an error and return its exit code."""
     if debug:
         traceback.print_exception(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        _forget_output()
-        what = f"the disk is full: {error.filename or 'the output'} can not be written"
-        error = InputError(what, hint="make room, or write to another disk")
+        _discard_output()
+        message = f"the disk is full: cannot write {error.filename or 'the output'}"
+        error = InputError(message, hint="free some space, or write to another disk")
     if isinstance(error, QuantkitError):
-        print(f"quantkit: {error.message}", file=sys.stderr)
+        write_line(f"quantkit: {error.message}", sys.stderr)
         if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
+            write_line(f"hint: {error.hint}", sys.stderr)
         return error.exit_code
-    print(f"quantkit: a bug: {type(error).__name__}: {error}", file=sys.stderr)
-    print("hint: run the same with --debug and report what it prints", file=sys.stderr)
-    return A_BUG
+    write_line(f"quantkit: a bug: {type(error).__name__}: {error}", sys.stderr)
+    write_line("hint: run the command again with --debug and report its output", sys.stderr)
+    return BUG
 
 
-def _forget_output() -> None:
-    """Drop what is left to print: Python would try it once more, and fail, as it ends."""
+def _discard_output() -> None:
+    """Redirect stdout to the null device: Python would flush it again at exit, and fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(_overview())
+def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"] and len(arguments) > 1:
+        arguments = [arguments[1], "--help"]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        write_line(_overview())
         return 0
-    if words[0] == "--version":
+    if arguments[0] == "--version":
         from importlib.metadata import version
 
-        print(f"quantkit {version('quantkit')}")
+        write_line(f"quantkit {version('quantkit')}")
         return 0
-    name = words[0]
+    name = arguments[0]
     if name not in ALL:
         raise UsageError(
             f"{name!r} is not a command", hint=did_you_mean(name, ALL) or "quantkit --help lists the commands"
@@ -127,9 +137,13 @@ def _run(words: list[str]) -> int:
     command = importlib.import_module(f".{name}", __package__)
     parser = _parser(name, command)
     try:
-        args = parser.parse_args(_kebab(words[1:], parser))
+        args = parser.parse_args(_kebab(arguments[1:], parser))
     except SystemExit as leave:  # --help
         return int(leave.code or 0)
+    if plugins := getattr(args, "plugin", None):
+        from quantkit.transforms.plugins import load_file
+
+        args.plugin_transforms = [transform for file in plugins for transform in load_file(Path(file))]
     return int(command.run(args))
 
 
@@ -142,36 +156,37 @@ def _parser(name: str, command: Any) -> Parser:
         allow_abbrev=False,
     )
     command.add_arguments(parser)
-    for one in _leaves(parser):
-        one.add_argument("--json", action="store_true", help="print one JSON document instead of text")
-        one.add_argument("-q", "--quiet", action="store_true", help="no progress and no remarks")
-        one.add_argument("-v", "--verbose", action="store_true", help="more remarks")
-        one.add_argument("--debug", action="store_true", default=SUPPRESS, help="show the traceback of an error")
+    for leaf in _leaves(parser):
+        add_output_flags(leaf)
     return parser
 
 
 def _leaves(parser: ArgumentParser) -> list[ArgumentParser]:
-    """The parsers that take the flags: those of subcommands where there are any."""
+    """Return the parsers of the subcommands; of a command without subcommands, its own."""
     for action in parser._actions:
         if isinstance(action.choices, dict):
             return list(action.choices.values())
     return [parser]
 
 
-def _kebab(words: list[str], parser: ArgumentParser) -> list[str]:
-    """Flags as the parser knows them: ``--in_graph=G`` is ``--in-graph=G``."""
-    known = {flag for one in (parser, *_leaves(parser)) for action in one._actions for flag in action.option_strings}
-    found = []
-    for word in words:
-        flag, equals, value = word.partition("=")
+def _kebab(arguments: list[str], parser: ArgumentParser) -> list[str]:
+    """Rewrite known snake_case flags in kebab case: ``--in_graph=G`` to ``--in-graph=G``."""
+    parsers = (parser, *_leaves(parser))
+    flags = {flag for each in parsers for action in each._actions for flag in action.option_strings}
+    rewritten = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
         kebab = "--" + flag[2:].replace("_", "-")
-        found.append(kebab + equals + value if flag.startswith("--") and kebab in known else word)
-    return found
+        is_known = flag.startswith("--") and kebab in flags
+        rewritten.append(kebab + equals + value if is_known else argument)
+    return rewritten
 
 
 def _overview() -> str:
     width = max(map(len, ALL))
-    lines, old = ([f"  {name:<{width}}  {line}" for name, line in one.items()] for one in (COMMANDS, OLD_TOOLS))
+    commands, tools = (
+        [f"  {name:<{width}}  {summary}" for name, summary in group.items()] for group in (COMMANDS, TENSORFLOW_TOOLS)
+    )
     return "\n".join(
         [
             "usage: quantkit COMMAND ...",
@@ -179,11 +194,11 @@ def _overview() -> str:
             DESCRIPTION,
             "",
             "commands:",
-            *lines,
+            *commands,
             "",
-            "TensorFlow's tools, with the flags that they had:",
-            *old,
+            "TensorFlow tools, with their original flags:",
+            *tools,
             "",
-            "quantkit COMMAND --help explains one; quantkit --version.",
+            "quantkit help COMMAND explains a command; quantkit --version prints the version.",
         ]
     )

@@ -1,7 +1,8 @@
-"""Arguments that several commands take, and what makes values of their words."""
+"""Flags that several commands share, and the functions that parse their values."""
 
 import re
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, _ActionsContainer
+from collections.abc import Callable
 
 from quantkit.data.choices import Flags
 from quantkit.runtimes.session import PRECISIONS, SessionOptions
@@ -9,143 +10,218 @@ from quantkit.runtimes.session import PRECISIONS, SessionOptions
 _SECONDS_IN = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
-def add_offline(parser: ArgumentParser) -> None:
-    """Whether models are fetched."""
-    parser.add_argument("--offline", action="store_true", help="never fetch a model")
+def add_model_flags(parser: ArgumentParser, parse_endpoints: Callable[[str], object] | None = None) -> None:
+    """Add the flags of every command that takes a MODEL: how it is loaded, and plugins.
+
+    Args:
+        parser: parser of the command.
+        parse_endpoints: parser of the values of ``--inputs`` and ``--outputs``; None: `parse_names`.
+    """
+    flags = parser.add_argument_group("model")
+    add_endpoints(flags, parse_endpoints)
+    add_saved_model(flags)
+    flags.add_argument(
+        "--checkpoint", metavar="PREFIX", help="checkpoint with the variables of a GraphDef that is not frozen"
+    )
+    add_random_weights(flags)
+    add_offline(flags)
+    add_plugin(flags)
 
 
-def add_random_weights(parser: ArgumentParser) -> None:
-    """Architectures without their parameters."""
+def add_endpoints(parser: _ActionsContainer, parse_endpoints: Callable[[str], object] | None = None) -> None:
+    """Add ``--inputs`` and ``--outputs``."""
+    for name in ("input", "output"):
+        parser.add_argument(
+            f"--{name}s",
+            type=parse_endpoints or parse_names,
+            metavar="NAMES",
+            help=f"comma-separated {name} names (default: from the model card, else inferred)",
+        )
+
+
+def add_saved_model(parser: _ActionsContainer) -> None:
+    """Add the flags that select a graph and a signature of a SavedModel."""
+    parser.add_argument("--signature", help="signature of a SavedModel (default: serving_default)")
+    parser.add_argument("--tags", type=parse_names, help="comma-separated tags of a SavedModel graph (default: serve)")
+
+
+def add_random_weights(parser: _ActionsContainer) -> None:
+    """Add ``--random-weights``."""
     parser.add_argument(
-        "--random-weights", action="store_true", help="build a card's architecture with random parameters"
+        "--random-weights", action="store_true", help="build the architecture of a model card with random weights"
     )
 
 
-def add_saved_model(parser: ArgumentParser) -> None:
-    """Which graph of a SavedModel, and which of its uses."""
-    parser.add_argument("--signature", help="of a SavedModel: what gives inputs and outputs (serving_default)")
-    parser.add_argument("--tags", type=names, help="of a SavedModel: which of its graphs, as serve,gpu (serve)")
+def add_offline(parser: _ActionsContainer) -> None:
+    """Add ``--offline``."""
+    parser.add_argument("--offline", action="store_true", help="never download; fail if the model is not cached")
 
 
-def add_ends(parser: ArgumentParser) -> None:
-    """What is fed and what is asked for, as tuples."""
-    parser.add_argument("--inputs", type=names, help="names of what is fed, separated by commas (the card's, or found)")
+def add_plugin(parser: _ActionsContainer) -> None:
+    """Add ``--plugin``; the files are run before the command, which gets ``args.plugin_transforms``."""
     parser.add_argument(
-        "--outputs", type=names, help="names of what is asked for, separated by commas (the card's, or found)"
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="load extra transforms from this Python file; may be repeated",
     )
+    parser.set_defaults(plugin_transforms=[])
+
+
+def add_output_flags(parser: ArgumentParser) -> None:
+    """Add the flags of every command: form and amount of the output."""
+    flags = parser.add_argument_group("output")
+    flags.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    flags.add_argument("-q", "--quiet", action="store_true", help="print neither progress nor messages")
+    flags.add_argument("-v", "--verbose", action="store_true", help="print more details")
+    flags.add_argument("--debug", action="store_true", default=SUPPRESS, help="print the traceback of an error")
 
 
 def add_threads(parser: ArgumentParser) -> None:
-    """Threads of an engine; `options` reads them."""
-    parser.add_argument("--intra-op", type=count, help="threads inside one operation (the engine's default)")
-    parser.add_argument("--inter-op", type=count, help="operations run side by side (the engine's default)")
-
-
-def add_precision(parser: ArgumentParser, whose: str = "") -> None:
-    """Arithmetic of an engine; `options` reads it."""
+    """Add the thread counts of a runtime; `session_options` reads them."""
     parser.add_argument(
-        "--precision", choices=PRECISIONS, default="float32", help=f"arithmetic the engine may use{whose} (float32)"
+        "--intra-op", type=parse_positive, help="number of threads within one op (default: the runtime's choice)"
+    )
+    parser.add_argument(
+        "--inter-op", type=parse_positive, help="number of ops that run in parallel (default: the runtime's choice)"
+    )
+
+
+def add_precision(parser: ArgumentParser, subject: str = "") -> None:
+    """Add the arithmetic of a runtime; `session_options` reads it.
+
+    Args:
+        parser: parser of the command.
+        subject: model that the flag applies to, with a leading space; empty: all models.
+    """
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="float32",
+        help=f"lowest precision that the runtime may compute in{subject} (default: float32)",
     )
 
 
 def add_size(parser: ArgumentParser) -> None:
-    """What pictures are resized to; `flags` reads it."""
-    parser.add_argument("--input-width", type=whole, help="pixels of the resized picture (the graph's)")
-    parser.add_argument("--input-height", type=whole, help="pixels of the resized picture (the graph's)")
+    """Add the size that images are resized to; `preprocessing_flags` reads it."""
+    for side in ("width", "height"):
+        parser.add_argument(
+            f"--input-{side}",
+            type=parse_natural,
+            help=f"{side} of the resized images in pixels (default: from the model)",
+        )
 
 
 def add_normalization(parser: ArgumentParser) -> None:
-    """What is done to pixels; `flags` reads it."""
-    parser.add_argument("--input-mean", type=float, help="subtracted from the pixels (the card's, or 128)")
-    parser.add_argument("--input-std", type=_divisor, help="what they are then divided by (the card's, or 128)")
+    """Add the normalization (pixels - mean) / std; `preprocessing_flags` reads it."""
+    parser.add_argument(
+        "--input-mean", type=float, help="value subtracted from the pixels (default: from the model card, else 128)"
+    )
+    parser.add_argument(
+        "--input-std",
+        type=_parse_divisor,
+        help="value the pixels are then divided by (default: from the model card, else 128)",
+    )
 
 
-def add_pictures_layers(parser: ArgumentParser) -> None:
-    """What a classifier is fed, what it answers, and what the answers mean, as the classic label_image has it."""
-    parser.add_argument("--labels", help="what the numbers mean: a list, or a file of the 2015 pair (the model's own)")
-    parser.add_argument("--input-layer", default="", help="what to feed (the card's, or what takes pictures)")
-    parser.add_argument("--output-layer", default="", help="what gives a number for each class (the card's)")
+def add_classifier_flags(parser: ArgumentParser) -> None:
+    """Add labels, endpoints and preprocessing of an image classifier, with label_image's flag names."""
+    parser.add_argument(
+        "--labels",
+        help="label file: one label per line, or the 2015 label map (default: the model's own)",
+    )
+    parser.add_argument(
+        "--input-layer", default="", help="input name (default: from the model card, else the image input)"
+    )
+    parser.add_argument("--output-layer", default="", help="name of the class scores (default: from the model card)")
     add_size(parser)
     add_normalization(parser)
 
 
-def add_truth(parser: ArgumentParser, name: str, what: str, *, default: bool = False) -> None:
-    """A flag as the old tools have them: ``--name``, ``--name=true`` or ``--name=false``."""
-    parser.add_argument(name, nargs="?", const=True, default=default, type=truth, metavar="true|false", help=what)
+def add_boolean(parser: ArgumentParser, name: str, text: str, *, default: bool = False) -> None:
+    """Add a flag in TensorFlow's three spellings: ``--name``, ``--name=true`` and ``--name=false``."""
+    parser.add_argument(
+        name, nargs="?", const=True, default=default, type=parse_boolean, metavar="true|false", help=text
+    )
 
 
-def assumed(preprocessing: object) -> str:
-    """What to say where nobody said how pixels are normalised."""
-    return f"no card knows this model: {preprocessing} is assumed (--input-mean, --input-std)"
+def describe_assumption(preprocessing: object) -> str:
+    """Return the message for a model without known preprocessing."""
+    return f"no model card describes this model: {preprocessing} is assumed (--input-mean, --input-std)"
 
 
-def flags(args: Namespace) -> Flags:
-    """What the command line says of the preprocessing; label_image takes a size of 0 as not given."""
+def preprocessing_flags(args: Namespace) -> Flags:
+    """Return the preprocessing that the command line sets; a size of 0 counts as absent, as in label_image."""
     height, width = (getattr(args, name, None) or None for name in ("input_height", "input_width"))
     return Flags(height, width, args.input_mean, args.input_std)
 
 
-def options(args: Namespace) -> SessionOptions:
-    """What `add_threads` and `add_precision` read."""
+def session_options(args: Namespace) -> SessionOptions:
+    """Return the options that `add_threads` and `add_precision` add."""
     return SessionOptions(args.intra_op, args.inter_op, precision=args.precision)
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Names between commas."""
+def parse_names(text: str) -> tuple[str, ...]:
+    """Parse comma-separated names."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def precisions(text: str) -> tuple[str, ...]:
-    """Words of `PRECISIONS` between commas."""
-    found = names(text)
-    for word in found:
-        if word not in PRECISIONS:
-            raise ArgumentTypeError(f"{word!r} is not a precision: use {', '.join(PRECISIONS)}")
-    if not found:
+def parse_precisions(text: str) -> tuple[str, ...]:
+    """Parse comma-separated members of `PRECISIONS`."""
+    precisions = parse_names(text)
+    for precision in precisions:
+        if precision not in PRECISIONS:
+            raise ArgumentTypeError(f"{precision!r} is not a precision: use {', '.join(PRECISIONS)}")
+    if not precisions:
         raise ArgumentTypeError(f"name a precision: {', '.join(PRECISIONS)}")
-    return found
+    return precisions
 
 
-def truth(text: str) -> bool:
+def parse_boolean(text: str) -> bool:
+    """Parse ``true``, ``false``, ``1`` or ``0``."""
     if text.lower() not in ("true", "false", "1", "0"):
         raise ArgumentTypeError(f"{text!r} is neither true nor false")
     return text.lower() in ("true", "1")
 
 
-def whole(text: str) -> int:
+def parse_natural(text: str) -> int:
+    """Parse an integer of at least 0."""
     if not text.isdecimal():
         raise ArgumentTypeError(f"{text!r} is not a whole number from 0")
     return int(text)
 
 
-def count(text: str) -> int:
+def parse_positive(text: str) -> int:
+    """Parse an integer of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
 
 
-def share(text: str) -> float:
-    """A part of one."""
+def parse_fraction(text: str) -> float:
+    """Parse a fraction in [0, 1]."""
     if not re.fullmatch(r"0?\.\d+|0|1(\.0*)?", text):
-        raise ArgumentTypeError(f"{text!r} is not a part of one such as 0.985")
+        raise ArgumentTypeError(f"{text!r} is not a fraction such as 0.985")
     return float(text)
 
 
-def ratio(text: str) -> float:
+def parse_ratio(text: str) -> float:
+    """Parse a ratio of at least 0."""
     if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text):
         raise ArgumentTypeError(f"{text!r} is not a ratio such as 1.5")
     return float(text)
 
 
-def seconds(text: str) -> float:
-    """A time with its unit: seconds, minutes or hours."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not found or float(found[1]) == 0:
+def parse_seconds(text: str) -> float:
+    """Parse a positive time with its unit: ``90s``, ``10m``, ``1h``; seconds without one."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not match or float(match[1]) == 0:
         raise ArgumentTypeError(f"{text!r} is not a time such as 90s or 10m")
-    return float(found[1]) * _SECONDS_IN[found[2]]
+    return float(match[1]) * _SECONDS_IN[match[2]]
 
 
-def _divisor(text: str) -> float:
+def _parse_divisor(text: str) -> float:
     try:
         number = float(text)
     except ValueError:

@@ -15,7 +15,7 @@ from quantkit.quantization.ranges import graph_digest
 from quantkit.runtimes import open_session
 
 from ._answers import KEPT_BYTES, Answers, Examples
-from ._arguments import assumed
+from ._arguments import describe_assumption
 from ._render import counting, log
 
 
@@ -67,7 +67,7 @@ def _calibrated(
             log(args, f"going on from what {state} keeps of an interrupted calibration")
         examples = Examples.of(args, model, session, data)
         if examples.preparation.is_assumed:
-            log(args, assumed(examples.preparation))
+            log(args, describe_assumption(examples.preparation))
         names = dict.fromkeys(map(str, graph.outputs))
 
         def note(feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
@@ -111,7 +111,7 @@ def float_answers(args: Namespace, model: Model, graph: Graph, data: Data) -> An
     with open_session(graph, args.runtime) as session, counting(args, "comparing") as shown:
         examples = Examples.of(args, model, session, data)
         if examples.preparation.is_assumed and not args.calibration:
-            log(args, assumed(examples.preparation))
+            log(args, describe_assumption(examples.preparation))
         for done in answers.take_all(session, examples):
             shown(done, len(data))
     _name_refused(args, examples)

@@ -1,6 +1,6 @@
 """Models by the words of the command line, with a bar while one is fetched."""
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import cache
@@ -8,8 +8,6 @@ from pathlib import Path
 
 from quantkit.benchmark.candidate import split_runtime
 from quantkit.model.loading import Model, load_model
-from quantkit.transforms.plugins import load_file
-from quantkit.transforms.registry import Transform
 
 from ._render import log, progress
 
@@ -58,19 +56,3 @@ def model_and_runtime(args: Namespace, word: str) -> tuple[Model, str]:
     """The model of ``MODEL`` or ``MODEL@RUNTIME``, and its engine, which is ``--runtime`` where it names none."""
     name, runtime = split_runtime(word)
     return named_model(args, name), runtime or args.runtime
-
-
-def add_plugins(parser: ArgumentParser) -> None:
-    """Transforms of the user's own."""
-    parser.add_argument(
-        "--plugin", action="append", default=[], metavar="FILE.py", help="run this file, whose transforms join ours"
-    )
-
-
-def load_plugins(args: Namespace) -> tuple[Transform, ...]:
-    """The transforms of the files that ``--plugin`` names, in order.
-
-    Raises:
-        RecipeError: a file can not be run, or registers none.
-    """
-    return tuple(one for name in args.plugin for one in load_file(Path(name)))

@@ -26,7 +26,7 @@ from quantkit.transforms.registry import REGISTRY
 from quantkit.transforms.registry import find as find_transform
 from quantkit.zoo import list_cards
 
-from ._arguments import flags
+from ._arguments import preprocessing_flags
 from ._render import log
 
 # What makes 8 bits fast, each exact in float, applied behind the recipe that folds. Codes need no EnsureShape.
@@ -85,7 +85,7 @@ def _sized(args: Namespace, model: Model, graph: Graph, data: Data | None) -> Gr
 
 def _fed_sizes(args: Namespace, model: Model, info: TensorInfo, data: Data | None) -> tuple[int | None, ...]:
     """The sizes of one example of an input; empty: nothing tells them."""
-    dims, said = info.shape.dims or (), flags(args)
+    dims, said = info.shape.dims or (), preprocessing_flags(args)
     arrays = {} if data is None else data.arrays
     array = arrays.get(info.name, next(iter(arrays.values())) if len(arrays) == 1 else None)
     if array is not None and (array.dtype != np.uint8 or said.height is None):
@@ -121,7 +121,7 @@ def _on_pixels(args: Namespace, model: Model, graph: Graph) -> Graph:
             f"--pixels is for one input of pictures, and there are {len(graph.inputs)}", hint="leave it out"
         )
     (source,) = _infos(graph, *graph.inputs)
-    known = choose_preprocessing(source, model.card, flags(args))
+    known = choose_preprocessing(source, model.card, preprocessing_flags(args))
     mean, std = (tuple(np.ravel(one).tolist()) for one in (known.mean, known.std))
     made = find_transform("absorb_preprocessing").outcome(graph, input_name=source.name, mean=mean, std=std)
     if not made.changes:

@@ -1,51 +1,92 @@
-"""Results to stdout, progress and remarks to stderr."""
+"""Results to stdout; progress and messages to stderr; control characters of names escaped."""
 
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import IO, TYPE_CHECKING, Any
+
+from quantkit.errors import printable
+from quantkit.progress import OnProgress, Progress, ignore_progress
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
+    from rich import progress as bars
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 
 def emit(args: Namespace, schema: str, document: dict[str, Any], text: "Callable[[Console], None]") -> None:
     """Print a result.
 
     Args:
-        args: of the command; ``args.json`` chooses the form.
+        args: arguments of the command; ``args.json`` selects the form.
         schema: ``quantkit.<command>/1``.
         document: the result as JSON values.
-        text: prints the same for people.
+        text: function that prints the result as text.
     """
     if args.json:
         is_unicode = "utf" in (sys.stdout.encoding or "").lower()
         json.dump({"schema": schema, **document}, sys.stdout, indent=2, ensure_ascii=not is_unicode)
-        print()
+        sys.stdout.write("\n")
     else:
         text(console())
 
 
-def console(*, stderr: bool = False) -> "Console":
-    """A rich console; in a pipe it prints plain text of any width."""
-    from rich.console import Console
+def write_line(text: str, stream: IO[str] | None = None) -> None:
+    """Print one text, with control characters escaped.
 
-    class Page(Console):
+    Args:
+        text: one or more lines.
+        stream: destination; None: stdout.
+    """
+    print(printable(text), file=stream)
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """Return a rich console that escapes control characters; in a pipe it prints plain text of any width."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Terminal(Console):
+        def render(self, renderable: "RenderableType", options: "ConsoleOptions | None" = None) -> "Iterable[Segment]":
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
         def on_broken_pipe(self) -> None:
-            """A reader that has gone is no failed check, which rich's own exit code 1 would say."""
+            """Raise instead of leaving with exit code 1, which would report a failed check."""
             raise BrokenPipeError
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 200
-    # The terminal breaks long lines, so that a path or a command copied from it is whole.
-    return Page(stderr=stderr, highlight=False, width=width, soft_wrap=not stderr)
+    # The terminal wraps long lines, so that a copied path or command is complete.
+    return Terminal(stderr=stderr, highlight=False, width=width, soft_wrap=not stderr)
 
 
-def progress(args: Namespace) -> "Progress":
-    """A progress bar on stderr; silent where stderr is no terminal, and with ``--quiet``."""
+@contextmanager
+def show_progress(args: Namespace) -> Iterator[OnProgress]:
+    """Render progress reports as bars on stderr, one per stage; silent in a pipe and with ``--quiet``."""
+    with ExitStack() as stack:
+
+        @cache  # rich is imported with the first report: most calls make none
+        def stages() -> "tuple[bars.Progress, dict[str, bars.TaskID]]":
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            return stack.enter_context(Progress(*columns, console=console(stderr=True), transient=True)), {}
+
+        def show(progress: Progress) -> None:
+            bar, tasks = stages()
+            if progress.stage not in tasks:
+                tasks[progress.stage] = bar.add_task(progress.stage, total=None)
+            bar.update(tasks[progress.stage], completed=progress.done, total=progress.total)
+
+        yield ignore_progress if args.quiet or not sys.stderr.isatty() else show
+
+
+def progress(args: Namespace) -> "bars.Progress":
+    """Return a progress bar for downloads on stderr; silent in a pipe and with ``--quiet``."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     return Progress(
@@ -60,25 +101,20 @@ def progress(args: Namespace) -> "Progress":
 
 
 @contextmanager
-def counting(args: Namespace, what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr for things that are counted; silent where stderr is no terminal, and with ``--quiet``."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    is_silent = args.quiet or not sys.stderr.isatty()
-    with Progress(*columns, console=console(stderr=True), transient=True, disable=is_silent) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+def counting(args: Namespace, stage: str) -> Iterator[Callable[[int, int], None]]:
+    """Render counts (done, total) of one stage as a bar on stderr."""
+    with show_progress(args) as show:
+        yield lambda done, total: show(Progress(stage, done, total))
 
 
 def size_text(num_bytes: int) -> str:
-    """A file's size for people."""
+    """Return a file size with its unit."""
     if num_bytes < 1e6:
         return f"{num_bytes} bytes" if num_bytes < 1e4 else f"{num_bytes / 1e3:.0f} kB"
     return f"{num_bytes / 1e6:.1f} MB"
 
 
 def log(args: Namespace, message: str) -> None:
-    """A remark on stderr, unless ``--quiet``."""
+    """Print a message to stderr, unless ``--quiet``."""
     if not args.quiet:
-        print(message, file=sys.stderr)
+        write_line(message, sys.stderr)

@@ -16,7 +16,17 @@ from quantkit.errors import CheckError, QuantkitError, UsageError
 from quantkit.formats.files import check_target, write_whole
 
 from ._app import INTERRUPTED
-from ._arguments import add_ends, add_offline, add_random_weights, add_threads, count, precisions, ratio, seconds, whole
+from ._arguments import (
+    add_endpoints,
+    add_offline,
+    add_random_weights,
+    add_threads,
+    parse_natural,
+    parse_positive,
+    parse_precisions,
+    parse_ratio,
+    parse_seconds,
+)
 from ._render import console, emit, log
 
 EXAMPLES = (
@@ -40,12 +50,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         "models", nargs="+", metavar="MODEL", help="model file or name of a card; FILE@RUNTIME chooses its engine"
     )
     parser.add_argument("--runtime", default="auto", help="engine of models that name none: auto, or a name (auto)")
-    add_ends(parser)
-    parser.add_argument("--batch", type=count, help="size of a first dimension that a model leaves open (1)")
+    add_endpoints(parser)
+    parser.add_argument("--batch", type=parse_positive, help="size of a first dimension that a model leaves open (1)")
     add_threads(parser)
     parser.add_argument(
         "--precision",
-        type=precisions,
+        type=parse_precisions,
         default=("float32",),
         help="arithmetic the engine may use; several, as float32,bfloat16, give each model a row for each (float32)",
     )
@@ -55,13 +65,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--kmp-blocktime", help="set KMP_BLOCKTIME: milliseconds that idle OpenMP threads spin")
     parser.add_argument("--kmp-settings", help="set KMP_SETTINGS: with 1, OpenMP prints its settings")
     parser.add_argument("--omp-num-threads", help="set OMP_NUM_THREADS before the engine loads")
-    parser.add_argument("--runs", type=count, help="timed calls of each model (about two seconds, at least 60)")
-    parser.add_argument("--warmup", type=whole, help="calls before them (until the times stand still)")
+    parser.add_argument(
+        "--runs", type=parse_positive, help="timed calls of each model (about two seconds, at least 60)"
+    )
+    parser.add_argument("--warmup", type=parse_natural, help="calls before them (until the times stand still)")
     parser.add_argument("--seed", type=int, default=0, help="of the data and of the order of the rounds (0)")
-    parser.add_argument("--time-budget", type=seconds, default=600.0, help="for everything, as 90s or 10m (10m)")
+    parser.add_argument("--time-budget", type=parse_seconds, default=600.0, help="for everything, as 90s or 10m (10m)")
     parser.add_argument("--log-placement", action="store_true", help="tell on which device operations ran")
     parser.add_argument("--save", type=Path, metavar="FILE.json", help="write everything, raw samples included")
-    parser.add_argument("--fail-below", type=ratio, metavar="RATIO", help="exit 1 if a speed-up is below this")
+    parser.add_argument("--fail-below", type=parse_ratio, metavar="RATIO", help="exit 1 if a speed-up is below this")
     add_random_weights(parser)
     add_offline(parser)
 

@@ -17,7 +17,7 @@ from quantkit.ops.shape_inference import infer_shapes
 from quantkit.runtimes.session import SessionOptions
 from quantkit.runtimes.tensorflow_trace import TracedSession, benchmark_entry
 
-from ._arguments import add_offline, add_truth, count, whole
+from ._arguments import add_boolean, add_offline, parse_natural, parse_positive
 from ._loading import named_model
 from ._render import emit, log
 
@@ -41,23 +41,23 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--input-layer-type", default="float", help=f"of {', '.join(TYPES)}; , between layers (float)")
     parser.add_argument("--input-layer-values", default="", help="numbers to feed; : between layers (zeros)")
     parser.add_argument("--output-layer", default="output:0", help="what is asked for, separated by commas (output:0)")
-    parser.add_argument("--num-runs", type=count, default=50, help="timed runs at most, of each kind (50)")
+    parser.add_argument("--num-runs", type=parse_positive, default=50, help="timed runs at most, of each kind (50)")
     parser.add_argument("--max-time", type=float, default=SECONDS, help="seconds that they take at most (10)")
-    parser.add_argument("--warmup-runs", type=whole, default=2, help="runs before (2)")
+    parser.add_argument("--warmup-runs", type=parse_natural, default=2, help="runs before (2)")
     parser.add_argument("--run-delay", type=float, default=-1.0, help="seconds to wait between runs (none)")
     parser.add_argument("--num-threads", type=int, default=-1, help="inside an operation (-1: TensorFlow's choice)")
     parser.add_argument("--benchmark-name", default="", help="what --output-prefix calls it")
     parser.add_argument("--output-prefix", default="", help="beginning of the name of a file for the result")
-    add_truth(parser, "--show-sizes", "list the shapes that nodes give (false)")
-    add_truth(parser, "--show-run-order", "list nodes in the order in which they ran (true)", default=True)
-    parser.add_argument("--run-order-limit", type=whole, default=0, help="of these at most (0: all)")
-    add_truth(parser, "--show-time", "list the nodes that take longest (true)", default=True)
-    parser.add_argument("--time-limit", type=whole, default=10, help="of these at most; 0: all (10)")
-    add_truth(parser, "--show-memory", "list the nodes that ask for most memory (true)", default=True)
-    parser.add_argument("--memory-limit", type=whole, default=10, help="of these at most; 0: all (10)")
-    add_truth(parser, "--show-type", "list the types of nodes (true)", default=True)
-    add_truth(parser, "--show-summary", "say how much the runs differed (true)", default=True)
-    add_truth(parser, "--show-flops", "estimate operations on numbers (false)")
+    add_boolean(parser, "--show-sizes", "list the shapes that nodes give (false)")
+    add_boolean(parser, "--show-run-order", "list nodes in the order in which they ran (true)", default=True)
+    parser.add_argument("--run-order-limit", type=parse_natural, default=0, help="of these at most (0: all)")
+    add_boolean(parser, "--show-time", "list the nodes that take longest (true)", default=True)
+    parser.add_argument("--time-limit", type=parse_natural, default=10, help="of these at most; 0: all (10)")
+    add_boolean(parser, "--show-memory", "list the nodes that ask for most memory (true)", default=True)
+    parser.add_argument("--memory-limit", type=parse_natural, default=10, help="of these at most; 0: all (10)")
+    add_boolean(parser, "--show-type", "list the types of nodes (true)", default=True)
+    add_boolean(parser, "--show-summary", "say how much the runs differed (true)", default=True)
+    add_boolean(parser, "--show-flops", "estimate operations on numbers (false)")
     add_offline(parser)
 
 

@@ -18,15 +18,15 @@ from quantkit.runtimes.session import Session
 from quantkit.zoo import ModelCard, list_cards
 
 from ._arguments import (
+    add_classifier_flags,
     add_offline,
-    add_pictures_layers,
     add_precision,
     add_random_weights,
     add_threads,
-    assumed,
-    count,
-    flags,
-    options,
+    describe_assumption,
+    parse_positive,
+    preprocessing_flags,
+    session_options,
 )
 from ._loading import named_model
 from ._render import emit, log
@@ -49,11 +49,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("pictures", nargs="*", metavar="PICTURE", help="JPEG, PNG, BMP, GIF or WebP file, or a folder")
     parser.add_argument("--model", help=f"model file, SavedModel folder, or name of a card ({DEFAULT_MODEL})")
     parser.add_argument("--runtime", default="auto", help="engine: auto takes the fastest that runs the model here")
-    parser.add_argument("--top", type=count, default=5, help="how many classes to show for each picture (5)")
+    parser.add_argument("--top", type=parse_positive, default=5, help="how many classes to show for each picture (5)")
     parser.add_argument("--image", action="append", default=[], help="a picture, as label_image has it")
     parser.add_argument("--graph", help="the same as --model, as label_image has it")
     parser.add_argument("--classic", action="store_true", help="print what the original label_image printed")
-    add_pictures_layers(parser)
+    add_classifier_flags(parser)
     add_threads(parser)
     add_precision(parser)
     add_random_weights(parser)
@@ -81,7 +81,7 @@ def answered(args: Namespace) -> list[Prediction | Refused]:
         if needs_tensorflow(runnable):
             runtime = _tensorflow(args)
     start = perf_counter()
-    with open_session(runnable, runtime, options(args)) as session:
+    with open_session(runnable, runtime, session_options(args)) as session:
         opened_seconds = perf_counter() - start
         classifier, card = _classifier(args, model, session)
         _remarks(args, found, model, classifier, card)
@@ -142,7 +142,9 @@ def _classifier(args: Namespace, model: Model, session: Session) -> tuple[Classi
     card = model.card or matching_card(source, result, list_cards())
     labels = read_labels(Path(args.labels).expanduser()) if args.labels else choose_labels(card, model.path, result)
     order = Order(card.labels.order) if card else None
-    return Classifier(session, choose_preprocessing(source, card, flags(args)), labels, order=order, top=args.top), card
+    return Classifier(
+        session, choose_preprocessing(source, card, preprocessing_flags(args)), labels, order=order, top=args.top
+    ), card
 
 
 def _remarks(args: Namespace, found: Found, model: Model, classifier: Classifier, card: ModelCard | None) -> None:
@@ -157,7 +159,7 @@ def _remarks(args: Namespace, found: Found, model: Model, classifier: Classifier
         cure = f"quantkit models fetch {owner} brings them" if owner else "give --labels FILE"
         log(args, f"no labels are here for this model, so class numbers are shown; {cure}")
     if classifier.normalizes and card is None and (args.input_mean is None or args.input_std is None):
-        log(args, assumed(classifier.preprocessing))
+        log(args, describe_assumption(classifier.preprocessing))
     if args.verbose:
         log(args, f"preprocessing: {classifier.preprocessing}; labels: {classifier.labels.source or 'none'}")
         for skipped in classifier.session.skipped:

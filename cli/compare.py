@@ -22,15 +22,15 @@ from quantkit.zoo import ModelCard, list_cards
 
 from ._app import INTERRUPTED
 from ._arguments import (
-    add_ends,
+    add_endpoints,
     add_normalization,
     add_offline,
     add_precision,
     add_threads,
-    assumed,
-    count,
-    flags,
-    options,
+    describe_assumption,
+    parse_positive,
+    preprocessing_flags,
+    session_options,
 )
 from ._loading import model_and_runtime
 from ._render import counting, emit, log
@@ -50,12 +50,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("first", metavar="A", help="the version that is right; FILE@RUNTIME chooses its engine")
     parser.add_argument("second", metavar="B", help="the other version, of the same or another format")
     parser.add_argument("--data", help=f"pictures, as evaluate takes them ({SAMPLES} seeded random inputs)")
-    parser.add_argument("--limit", type=count, help=f"samples at most ({PICTURES} pictures, {SAMPLES} random inputs)")
+    parser.add_argument(
+        "--limit", type=parse_positive, help=f"samples at most ({PICTURES} pictures, {SAMPLES} random inputs)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of random inputs (0)")
     parser.add_argument("--runtime", default="auto", help="engine of both (tensorflow or reference; onnxruntime)")
-    add_ends(parser)
+    add_endpoints(parser)
     parser.add_argument("--floor", type=float, default=FLOOR, help=f"decibels below which a layer is bad ({FLOOR:g})")
-    parser.add_argument("--show", type=count, default=SHOWN, help=f"how many to show, worst first ({SHOWN})")
+    parser.add_argument("--show", type=parse_positive, default=SHOWN, help=f"how many to show, worst first ({SHOWN})")
     parser.add_argument("--min-sqnr", type=float, help="exit 1 if a tensor has fewer decibels, or is broken")
     parser.add_argument("--structure", action="store_true", help="compare nodes, not numbers: exit 1 where they differ")
     parser.set_defaults(classic=False)
@@ -85,7 +87,7 @@ def run(args: Namespace) -> int:
                 feeder,
                 names=(first.name, second.name),
                 runtimes=(engine, other_engine),
-                options=options(args),
+                options=session_options(args),
                 samples=total,
                 seed=args.seed,
                 floor=args.floor,
@@ -138,11 +140,11 @@ def _feeder(
         ]
         card = found[0] or found[1]
         preparations = [
-            Preparation.of(infos, data, own or card, flags(args))
+            Preparation.of(infos, data, own or card, preprocessing_flags(args))
             for infos, own in zip((mine, theirs), found, strict=True)
         ]
         if preparations[0].is_assumed:
-            log(args, assumed(preparations[0]))
+            log(args, describe_assumption(preparations[0]))
         for _, prepared in prepared_samples(data, data.samples, preparations, refused):
             one, other = (
                 preparation.feeds([sample]) for preparation, sample in zip(preparations, prepared, strict=True)

@@ -9,15 +9,15 @@ from quantkit.model.loading import MEANINGLESS
 
 from ._app import INTERRUPTED
 from ._arguments import (
+    add_classifier_flags,
     add_offline,
-    add_pictures_layers,
     add_precision,
     add_threads,
-    assumed,
-    count,
-    flags,
-    options,
-    share,
+    describe_assumption,
+    parse_fraction,
+    parse_positive,
+    preprocessing_flags,
+    session_options,
 )
 from ._loading import model_and_runtime
 from ._render import counting, emit, log
@@ -37,15 +37,20 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--data", required=True, help=f"pictures: {KINDS}")
     parser.add_argument("--reference", help="the version whose answers are right, e.g. the float one; FILE@RUNTIME too")
     parser.add_argument("--runtime", default="auto", help="engine of models that name none (the fastest that can)")
-    parser.add_argument("--limit", type=count, help="pictures at most, the same ones every time (all)")
+    parser.add_argument("--limit", type=parse_positive, help="pictures at most, the same ones every time (all)")
     parser.add_argument(
-        "--batch", type=count, default=BATCH, help=f"pictures that run together where the graph lets them ({BATCH})"
+        "--batch",
+        type=parse_positive,
+        default=BATCH,
+        help=f"pictures that run together where the graph lets them ({BATCH})",
     )
-    add_pictures_layers(parser)
+    add_classifier_flags(parser)
     add_threads(parser)
     add_precision(parser, " for MODEL; the reference has float32")
-    parser.add_argument("--min-top1", type=share, help="exit 1 if fewer answers are right, e.g. 0.75")
-    parser.add_argument("--min-agreement", type=share, help="exit 1 if fewer answers are the reference's, e.g. 0.985")
+    parser.add_argument("--min-top1", type=parse_fraction, help="exit 1 if fewer answers are right, e.g. 0.75")
+    parser.add_argument(
+        "--min-agreement", type=parse_fraction, help="exit 1 if fewer answers are the reference's, e.g. 0.985"
+    )
     parser.add_argument(
         "--max-kl", type=float, help="exit 1 if the answers are further from the reference's, e.g. 0.02"
     )
@@ -70,8 +75,8 @@ def run(args: Namespace) -> int:
                 labels=args.labels,
                 limit=args.limit,
                 batch=args.batch,
-                options=options(args),
-                flags=flags(args),
+                options=session_options(args),
+                flags=preprocessing_flags(args),
                 input_layer=args.input_layer,
                 output_layer=args.output_layer,
                 progress=shown,
@@ -86,7 +91,7 @@ def run(args: Namespace) -> int:
 
 def _deliver(args: Namespace, found: Evaluation) -> None:
     if found.is_assumed:
-        log(args, assumed(found.preprocessing))
+        log(args, describe_assumption(found.preprocessing))
     elif args.verbose:
         log(args, f"preprocessing: {found.preprocessing}")
     emit(

@@ -8,7 +8,7 @@ from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.recipes import transform
 
-from ._arguments import add_offline, add_truth, names
+from ._arguments import add_boolean, add_offline, parse_names
 from ._loading import named_model
 from ._render import emit, size_text
 
@@ -32,11 +32,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--input-checkpoint", default="", help="what the checkpoint's files begin with")
     parser.add_argument("--checkpoint-version", type=int, choices=(1, 2), default=2, help="of its format (2)")
     parser.add_argument("--output-graph", default="", help="GraphDef file to write")
-    add_truth(parser, "--input-binary", "whether the files are binary; it is seen, too (false)")
+    add_boolean(parser, "--input-binary", "whether the files are binary; it is seen, too (false)")
     parser.add_argument("--output-node-names", default="", help="names of what is asked for, separated by commas")
     parser.add_argument("--restore-op-name", default="save/restore_all", help="of no use any more")
     parser.add_argument("--filename-tensor-name", default="save/Const:0", help="of no use any more")
-    add_truth(parser, "--clear-devices", "forget where nodes were placed (true)", default=True)
+    add_boolean(parser, "--clear-devices", "forget where nodes were placed (true)", default=True)
     parser.add_argument("--initializer-nodes", default="", help="nodes to run before, separated by commas")
     parser.add_argument("--variable-names-whitelist", default="", help="only variables to freeze (all)")
     parser.add_argument("--variable-names-denylist", default="", help="variables that stay variables (none)")
@@ -75,9 +75,9 @@ def _is_special(args: Namespace) -> bool:
 def _frozen(args: Namespace) -> Graph:
     """As `transform` reads such a graph."""
     word = args.input_saved_model_dir or args.input_graph or args.input_meta_graph
-    args.tags = names(args.saved_model_tags) if args.input_saved_model_dir else None
+    args.tags = parse_names(args.saved_model_tags) if args.input_saved_model_dir else None
     args.checkpoint = args.input_checkpoint if word == args.input_graph else None
-    graph = named_model(args, word, outputs=names(args.output_node_names)).rewritable
+    graph = named_model(args, word, outputs=parse_names(args.output_node_names)).rewritable
     return transform(graph, "remove_device") if args.clear_devices else graph
 
 

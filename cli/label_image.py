@@ -7,7 +7,7 @@ from quantkit.errors import CheckError
 from quantkit.evaluation.classifier import Prediction
 
 from . import classify
-from ._arguments import add_truth
+from ._arguments import add_boolean
 
 EXAMPLES = (
     "quantkit label_image --image=panda.jpg --graph=graph.pb --labels=labels.txt --input_layer=Mul "
@@ -26,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """The tool's flags; those of `classify` are taken, too."""
     classify.add_arguments(parser)
     parser.add_argument("--root-dir", default="", help="folder that the names of picture, graph and labels begin in")
-    add_truth(parser, "--self-test", "exit 1 unless the first class is a military uniform (false)")
+    add_boolean(parser, "--self-test", "exit 1 unless the first class is a military uniform (false)")
 
 
 def run(args: Namespace) -> int:

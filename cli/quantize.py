@@ -14,7 +14,16 @@ from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.scheme import TARGETS
 
 from ._answers import Answers
-from ._arguments import add_ends, add_normalization, add_offline, add_size, count, seconds, share, whole
+from ._arguments import (
+    add_endpoints,
+    add_normalization,
+    add_offline,
+    add_size,
+    parse_fraction,
+    parse_natural,
+    parse_positive,
+    parse_seconds,
+)
 from ._calibration import chosen_pictures, chosen_ranges, float_answers
 from ._conversion import Conversion
 from ._fallback import layers_to_keep
@@ -58,7 +67,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--save-ranges", help="file to write the ranges to")
     parser.add_argument("--plan", help="such a file, perhaps edited, instead of deciding anew; it holds its scheme")
     parser.add_argument("--save-plan", help="file to write to what becomes 8 bits, and why the rest does not")
-    parser.add_argument("--limit", type=count, default=PICTURES, help=f"pictures to calibrate with ({PICTURES})")
+    parser.add_argument(
+        "--limit", type=parse_positive, default=PICTURES, help=f"pictures to calibrate with ({PICTURES})"
+    )
     parser.add_argument(
         "--held-out", help="other pictures to compare with float on (those of --calibration; for --max-drop the next)"
     )
@@ -66,14 +77,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--recipe", help="prepare the float graph with this recipe (the card's, or inference; rewrites)"
     )
-    add_ends(parser)
+    add_endpoints(parser)
     add_size(parser)
     add_normalization(parser)
     parser.add_argument("--runtime", default="auto", help="engine that calibrates (the fastest that can)")
-    parser.add_argument("--runs", type=whole, default=RUNS, help=f"timed calls for the speed-up; 0: none ({RUNS})")
+    parser.add_argument(
+        "--runs", type=parse_natural, default=RUNS, help=f"timed calls for the speed-up; 0: none ({RUNS})"
+    )
     parser.add_argument(
         "--max-drop",
-        type=share,
+        type=parse_fraction,
         help="keep layers in float until no more is lost than this part, e.g. 0.01: of top-1 where pictures have "
         "labels, else of the agreement with float",
     )
@@ -83,7 +96,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=FLOAT,
         help="what --max-drop keeps layers in: bfloat16 for --target tensorflow, where the processor has it (float)",
     )
-    parser.add_argument("--time-budget", type=seconds, default=600.0, help="for --max-drop, as 90s or 10m (10m)")
+    parser.add_argument("--time-budget", type=parse_seconds, default=600.0, help="for --max-drop, as 90s or 10m (10m)")
     add_offline(parser)
 
 

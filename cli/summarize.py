@@ -7,7 +7,7 @@ from quantkit.ir.graph import Graph
 from quantkit.model.loading import MEANINGLESS
 from quantkit.summary import summarize
 
-from ._arguments import add_ends, add_offline, add_random_weights, add_saved_model
+from ._arguments import add_endpoints, add_offline, add_random_weights, add_saved_model
 from ._loading import named_model
 from ._render import emit
 
@@ -31,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         choices=("true", "false"),
         help="with --classic: list every node, in execution order (false)",
     )
-    add_ends(parser)
+    add_endpoints(parser)
     add_saved_model(parser)
     add_random_weights(parser)
     add_offline(parser)

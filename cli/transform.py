@@ -17,8 +17,8 @@ from quantkit.recipes.named import NAMED
 from quantkit.recipes.trace import STOP
 
 from ._account import Account, trace_path
-from ._arguments import add_offline, add_random_weights, add_saved_model
-from ._loading import add_plugins, load_plugins, named_model
+from ._arguments import add_model_flags
+from ._loading import named_model
 from ._recipe import chosen_recipe, may_shrink, suited
 from ._render import emit, log
 from ._verification import add_verification, verifier
@@ -42,12 +42,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--in-graph", help="GraphDef file to read, binary or text")
     parser.add_argument("--out-graph", help="GraphDef file to write")
     parser.add_argument("--format", choices=KINDS, help="what to write, whatever the ending is (what the ending says)")
-    parser.add_argument(
-        "--checkpoint", help="prefix of the files that hold the variables of a graph that is not frozen"
-    )
-    add_saved_model(parser)
-    parser.add_argument("--inputs", help="names of what is fed, separated by commas")
-    parser.add_argument("--outputs", help="names of what is asked for, separated by commas")
     parser.add_argument("--transforms", help="transforms with their options, in order")
     parser.add_argument(
         "--recipe", help=f"a named recipe ({', '.join(NAMED)}) or a .toml file, instead of --transforms"
@@ -67,12 +61,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--trace", help="file to write what happened to: .json, or .html, a page that shows the graph before and after"
     )
-    add_plugins(parser)
     parser.add_argument(
         "--evaluate-with", choices=("numpy", "tensorflow"), default="numpy", help="what computes constants (numpy)"
     )
-    add_random_weights(parser)
-    add_offline(parser)
+    add_model_flags(parser, parse_endpoints=str)
 
 
 def run(args: Namespace) -> int:
@@ -80,7 +72,6 @@ def run(args: Namespace) -> int:
     source, path = _ends(args)
     target = _target(args, path)
     trace_file = trace_path(args)
-    load_plugins(args)
     recipe = chosen_recipe(args, converts=_converts(args, source, target))
     ends = _classic_ends(args) if args.classic else None
     inputs, outputs = (None, None) if ends else _named_ends(args, recipe)

@@ -11,7 +11,7 @@ from quantkit.recipes.named import NAMED, PURPOSES
 from quantkit.transforms.plugins import load_installed
 from quantkit.transforms.registry import REGISTRY, Option, Transform, find
 
-from ._loading import add_plugins, load_plugins
+from ._arguments import add_plugin
 from ._render import emit, log
 
 if TYPE_CHECKING:
@@ -33,12 +33,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     check = actions.add_parser("check", help="whether transforms keep what every transform promises")
     check.add_argument("names", nargs="*", help="of the transforms (those of the plugins)")
     for one in (listing, show, check):
-        add_plugins(one)
+        add_plugin(one)
 
 
 def run(args: Namespace) -> int:
     """List all, show one, or check some."""
-    mine = load_plugins(args)
     if args.action == "list":
         for problem in load_installed():
             log(args, problem)
@@ -54,7 +53,7 @@ def run(args: Namespace) -> int:
         document = {**_document(one), "example": shown}
         emit(args, "quantkit.transforms/1", document, lambda console: _show(console, one, example))
         return 0
-    return _check(args, [find(name) for name in args.names] or list(mine))
+    return _check(args, [find(name) for name in args.names] or args.plugin_transforms)
 
 
 def _example(transform: Transform) -> Example | str:

@@ -59,6 +59,27 @@ def test_every_command_has_help_for_every_flag(name: str, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("name", import_module("quantkit.cli._app").ALL)
+def test_help_takes_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", name]) == 0
+    text = capsys.readouterr().out
+    assert main([name, "--help"]) == 0
+    assert text == capsys.readouterr().out
+    assert text.startswith(f"usage: quantkit {name} ")
+
+
+def test_control_characters_of_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "evil\x1b[2J\x9b1m"
+    nodes = [GRAPH["x"].with_(name=name), GRAPH["same"].with_(inputs=(Edge(name),))]
+    save(Graph.of(nodes, [name], ["same"]), tmp_path / "graph.pb")
+    assert main(["summarize", str(tmp_path / "graph.pb")]) == 0
+    text = capsys.readouterr().out
+    assert r"evil\x1b[2J\x9b1m" in text
+    assert "\x1b" not in text
+    assert main(["summarize", str(tmp_path / "graph.pb"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["inputs"][0]["name"] == name
+
+
+@pytest.mark.parametrize("name", import_module("quantkit.cli._app").ALL)
 def test_examples_parse(name: str) -> None:
     import shlex
 
@@ -275,7 +296,7 @@ def test_a_full_disk_behind_the_output_is_no_bug(graph_file: Path) -> None:
         words = [sys.executable, "-m", "quantkit", "summarize", str(graph_file)]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 3
-    assert done.stderr.startswith("quantkit: the disk is full: the output can not be written\nhint: ")
+    assert done.stderr.startswith("quantkit: the disk is full: cannot write the output\nhint: ")
 
 
 def test_what_can_not_be_written_is_refused_before_any_work(

@@ -157,7 +157,7 @@ def test_the_command_prints_and_checks(capsys: pytest.CaptureFixture[str]) -> No
         (["--data", str(HELDOUT), "--min-agreement", "0.9"], 1, "there is no --reference"),
         (["--data", str(HELDOUT), "--max-kl", "0.9"], 1, "there is no --reference"),
         (["--data", str(ASSETS), "--min-top1", "0.9"], 1, "no picture has a label"),
-        (["--data", str(HELDOUT), "--min-top1", "2"], 2, "is not a part of one"),
+        (["--data", str(HELDOUT), "--min-top1", "2"], 2, "is not a fraction"),
         (["--data", str(HELDOUT), "--limit", "0"], 2, "is not a whole number"),
         (["--data", "nowhere"], 3, "does not exist"),
         ([], 2, "--data"),
