@@ -2,12 +2,13 @@
 
     python tests/support/language.py quantkit/ir cli README.md
 
-prints ``path:line: phrase -> suggestion`` for each violation, then totals per path. The list of banned phrases is
-``banned_words.toml`` beside this file.
+prints ``path:line: phrase -> suggestion`` for each violation, then totals per path. The list of
+banned phrases is ``banned_words.toml`` in this folder.
 
-Prose is: docstrings, comments and string literals of Python files, and Markdown text outside fenced code blocks
-(``console`` transcripts are included). Names are those that a file defines: functions, classes, parameters, variables
-and attributes. A name is matched as text: ``file_name`` and ``FileName`` are both "file name".
+Prose is: docstrings, comments and string literals of Python files, and Markdown text outside fenced
+code blocks (``console`` transcripts are included). Names are those that a file defines: functions,
+classes, parameters, variables and attributes. A name is matched as text: ``file_name`` and
+``FileName`` are both "file name".
 """
 
 import ast
@@ -47,7 +48,7 @@ class Text:
     kind: str
     text: str
     owner: str = ""
-    """``module``, ``class``, ``function`` or ``property`` for docstrings, the name itself for names."""
+    """Owner of a docstring (``module``, ``class``, ``function``, ``property``), or the name itself."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def collect_texts(path: Path, root: Path, *, strings: bool = True) -> list[Text]
     Args:
         path: file that ends in ``.py`` or ``.md``.
         root: folder that ``Text.path`` is relative to.
-        strings: include string literals, which in tests quote inputs and messages of other programs.
+        strings: include string literals (in tests they quote inputs and other programs).
     """
     name = path.relative_to(root).as_posix()
     source = path.read_text(encoding="utf-8")
@@ -145,7 +146,7 @@ def collect_texts(path: Path, root: Path, *, strings: bool = True) -> list[Text]
 
 
 def collect_markdown(source: str, path: str) -> Iterator[Text]:
-    """Yield the paragraphs of a Markdown file: consecutive lines, without fenced code other than transcripts."""
+    """Yield the paragraphs of a Markdown file, without fenced code other than transcripts."""
     fence = ""
     start, lines = 1, list[str]()
     for number, line in enumerate([*source.splitlines(), ""], 1):
@@ -162,7 +163,7 @@ def collect_markdown(source: str, path: str) -> Iterator[Text]:
 
 
 def collect_python(source: str, path: str, *, strings: bool = True) -> Iterator[Text]:
-    """Yield docstrings, string literals that are read by people, and defined names of a Python file."""
+    """Yield docstrings, messages, help texts and defined names of a Python file."""
     tree = ast.parse(source)
     docstrings = set[int]()
     for node in ast.walk(tree):
@@ -242,7 +243,7 @@ def _strings(tree: ast.AST, path: str, docstrings: set[int], kinds: Mapping[int,
         match node:
             case ast.JoinedStr(values=values):
                 excluded.update(id(value) for value in values)
-                text = "".join(value.value if isinstance(value, ast.Constant) else "{}" for value in values)
+                text = "".join(str(value.value) if isinstance(value, ast.Constant) else "{}" for value in values)
             case ast.Constant(value=str(text)) if id(node) not in excluded:
                 pass
             case _:
