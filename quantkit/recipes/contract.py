@@ -102,7 +102,7 @@ def _reason(check: Callable[[Transform], str], transform: Transform) -> str:
 
 
 def _documents_itself(transform: Transform) -> str:
-    missing = [word for word in ("Before:", "After:", "Declines when ") if not _begins_a_line(word, transform.doc)]
+    missing = [word for word in ("Before:", "After:", "Skips ") if not _begins_a_line(word, transform.doc)]
     if missing:
         return f"its docstring has no line that begins with {' or '.join(map(repr, missing))}"
     section = transform.doc.partition("Options:")[2].partition("\n\n")[0]

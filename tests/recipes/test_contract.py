@@ -22,7 +22,7 @@ def good(graph: Graph, *, keep: str = "") -> Graph:
     Options:
         keep: a device that stays.
 
-    Declines when no node was placed.
+    Skips when no node was placed.
 
     Example:
         good
@@ -75,7 +75,7 @@ def test_documentation_and_example_are_missing() -> None:
         return graph
 
     first, second = broken_promises(register(bare))
-    assert "no line that begins with 'Before:' or 'After:' or 'Declines when '" in first
+    assert "no line that begins with 'Before:' or 'After:' or 'Skips '" in first
     assert "bare has no example" in second
 
 
@@ -91,7 +91,7 @@ def test_options_that_are_not_documented() -> None:
     def odd(graph: Graph, *, scale: float = 1.0) -> Graph:
         return graph
 
-    odd.__doc__ = "Do.\n\nBefore:  a\nAfter:   b\n\nOptions:\n    scal: by how much.\n\nDeclines when it is late."
+    odd.__doc__ = "Do.\n\nBefore:  a\nAfter:   b\n\nOptions:\n    scal: by how much.\n\nSkips when it is late."
     assert "differ in scal, scale" in broken_promises(register(odd))[0]
 
 

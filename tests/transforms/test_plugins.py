@@ -32,7 +32,7 @@ def drop_devices(graph, *, keep: str = ""):
     Options:
         keep: a device that stays.
 
-    Declines when no node was placed.
+    Skips when no node was placed.
 
     Example:
         drop_devices

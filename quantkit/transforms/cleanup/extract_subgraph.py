@@ -29,7 +29,7 @@ def extract_subgraph(graph: Graph, *, inputs: tuple[str, ...] = (), outputs: tup
     A Placeholder has the name of the node whose edge it stands for, unless more of that node is needed: then
     ``node/port``. It tells other answers than the graph before, because it is asked for others.
 
-    Declines when the outputs do not need an input that is named: it becomes one all the same, and changes nothing.
+    Skips when the outputs do not need an input that is named: it becomes one all the same, and changes nothing.
 
     Raises:
         RecipeError: an edge is not in the graph.

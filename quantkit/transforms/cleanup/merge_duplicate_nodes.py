@@ -43,7 +43,7 @@ def merge_duplicate_nodes(graph: Graph, *, commutative: bool = False) -> Outcome
     Options:
         commutative: take Add(a, b) and Add(b, a) for equal, and the like for other ops of two inputs (false).
 
-    Declines when an op keeps state (random numbers, variables, queues), or is not known, or a loop or branch of an
+    Skips when an op keeps state (random numbers, variables, queues), or is not known, or a loop or branch of an
     ONNX graph refers to the node.
 
     Raises:

@@ -14,7 +14,7 @@ def remove_control_dependencies(graph: Graph) -> Outcome:
 
     Options: none.
 
-    Declines when no node waits for another, and, in graphs with Switches, for nodes that are computed from constants
+    Skips when no node waits for another, and, in graphs with Switches, for nodes that are computed from constants
     alone: by waiting they know their branch or loop.
 
     Example:

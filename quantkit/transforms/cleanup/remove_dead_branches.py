@@ -33,7 +33,7 @@ def remove_dead_branches(graph: Graph, *, pred: tuple[str, ...] = ()) -> Outcome
     A PlaceholderWithDefault that is no input of the graph is its default. The branch that If, StatelessIf, Case or
     StatelessCase take is written out in its place.
 
-    Declines when a predicate is not constant, for loops (their conditions change), when an output of the graph would
+    Skips when a predicate is not constant, for loops (their conditions change), when an output of the graph would
     never be computed, or when a branch is not in the library.
 
     Example:

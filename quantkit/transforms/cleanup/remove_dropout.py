@@ -41,7 +41,7 @@ def remove_dropout(graph: Graph) -> Outcome:
     the default in the place of a PlaceholderWithDefault that is no input of the graph, and removes assertions and
     summaries, with the waiting for them. In functions, too: in the bodies of loops and branches.
 
-    Declines when elements are dropped but the others not scaled up for it. It names the random numbers that are left,
+    Skips when elements are dropped but the others not scaled up for it. It names the random numbers that are left,
     and batch norms that are still in training mode.
 
     Example:

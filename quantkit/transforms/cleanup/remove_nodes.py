@@ -26,7 +26,7 @@ def remove_nodes(graph: Graph, *, op: tuple[str, ...], max_inputs: int = 1) -> O
         op: node types to remove, e.g. ``remove_nodes(op=Identity, op=CheckNumerics)``.
         max_inputs: remove nodes with up to so many data inputs (1).
 
-    Declines when a node is an input or output of the graph, has no or too many inputs, another of its outputs than
+    Skips when a node is an input or output of the graph, has no or too many inputs, another of its outputs than
     the first is read, a loop or branch of an ONNX graph refers to it, or it stands behind a Switch and others wait for
     it: it runs in one branch only, and the Switch in both. Where there are Switches, an IdentityN of several inputs
     may join branches, and stays.

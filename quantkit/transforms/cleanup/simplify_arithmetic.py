@@ -25,7 +25,7 @@ def simplify_arithmetic(graph: Graph, *, signed_zeros: bool = True) -> Outcome:
 
     A Reshape whose target shape is computed, but known except for one size, infers that size.
 
-    Declines when factors would leave the range of float32, when summands of different signs would cancel out, when
+    Skips when factors would leave the range of float32, when summands of different signs would cancel out, when
     x + 0 could turn -0 into 0, when a shape that decides is not known, or when engines know a GELU by its sign.
 
     Example:

@@ -13,7 +13,7 @@ def sort_by_execution_order(graph: Graph) -> Graph:
 
     Options: none.
 
-    Declines when nodes wait for each other in a cycle that has no Merge.
+    Skips when nodes wait for each other in a cycle that has no Merge.
 
     Example:
         sort_by_execution_order

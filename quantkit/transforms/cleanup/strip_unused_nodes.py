@@ -33,7 +33,7 @@ def strip_unused_nodes(
         type_for_name: the type for each ``name``.
         shape_for_name: the shape for each ``name``.
 
-    Declines when an input is a Placeholder already, or another output of its node than the first is fed or read: it
+    Skips when an input is a Placeholder already, or another output of its node than the first is fed or read: it
     stays as it is.
 
     Example:

@@ -42,7 +42,7 @@ def absorb_preprocessing(
     The factor always goes into weights; the summand only into a bias of layers that pad nothing, because a border
     is padded with prepared zeros, not with black pixels: before layers that do, one Sub stays.
 
-    Declines when there is no preparation, neither in the graph nor as mean and std, and when mean and std are given
+    Skips when there is no preparation, neither in the graph nor as mean and std, and when mean and std are given
     but the input takes integers already or has other channels. Where something else than a convolution with
     constant weights reads the prepared pixels, the arithmetic stays in nodes of its own.
 

@@ -40,7 +40,7 @@ def fold_batch_norms(graph: Graph) -> Outcome:
     also through concat, BatchToSpaceND, Identity, and a Reshape that keeps the last dimension. The layer takes
     the name of the Mul.
 
-    Declines when layer, bias sum or weights are read elsewhere or are ends of the graph, when the weights are not
+    Skips when layer, bias sum or weights are read elsewhere or are ends of the graph, when the weights are not
     constant, or when the factor is not one finite number per channel.
 
     Example:

@@ -37,7 +37,7 @@ def fold_biases(graph: Graph) -> Outcome:
 
     Options: none. Conv2D, DepthwiseConv2dNative, Conv2DBackpropInput and MatMul; both orders of the operands.
 
-    Declines when the constant is one number for all channels, differs within a channel, or is fed, when the number
+    Skips when the constant is one number for all channels, differs within a channel, or is fed, when the number
     of channels is not known, and when others read what is reshaped.
 
     Example:

@@ -23,7 +23,7 @@ def fold_clamps(graph: Graph) -> Outcome:
     Options: none. Both orders, both orders of the operands, and ClipByValue. Where 0 meets -0, either may be the
     larger: Maximum and Relu need not agree, nor the kernels of one engine.
 
-    Declines when the bounds are others than 0 and 6, are no single numbers, or are not constant.
+    Skips when the bounds are others than 0 and 6, are no single numbers, or are not constant.
 
     Example:
         fold_clamps

@@ -51,7 +51,7 @@ def fold_constants(
 
     Nobody waits for a constant any more, nor for a NoOp that waits for one node only, but for that node.
 
-    Declines when an op has no kernel (``--evaluate-with tensorflow`` has one for every op), has side effects or
+    Skips when an op has no kernel (``--evaluate-with tensorflow`` has one for every op), has side effects or
     belongs to a loop or branch, or fails on its inputs.
 
     Example:

@@ -36,7 +36,7 @@ def fold_old_batch_norms(graph: Graph) -> Outcome:
     Conv2DBackpropInput and MatMul, with BiasAdd, Add or Sub between, also through concat, BatchToSpaceND, Identity,
     and a Reshape that keeps the last dimension. The BiasAdd takes the name of the norm.
 
-    Declines when the norm is in training mode, its other outputs are read, its statistics or the weights are not
+    Skips when the norm is in training mode, its other outputs are read, its statistics or the weights are not
     constant, or layer, bias sum or weights are read elsewhere or are ends of the graph.
 
     Example:

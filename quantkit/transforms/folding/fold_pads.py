@@ -36,7 +36,7 @@ def fold_pads(graph: Graph) -> Outcome:
 
     Options: none. A Pad that adds nothing becomes an Identity, which remove_nodes splices out.
 
-    Declines when what is padded with is not a constant zero, when batch or channels are padded, for average pools
+    Skips when what is padded with is not a constant zero, when batch or channels are padded, for average pools
     (they do not count their own padding, but would count those zeros), for depthwise convolutions unless SAME adds
     as much, and for maximum pools, which ignore their padding, unless what they read is never negative or the padding
     is the lowest number, and SAME adds as much.

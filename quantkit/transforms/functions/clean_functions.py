@@ -66,7 +66,7 @@ def clean_functions(
     Run it after inline_functions and remove_unused_functions: a function that two nodes name keeps what it takes and
     gives. What keeps state stays, and in its order; nobody waits for nodes that only compute.
 
-    Declines when a function can not be opened, or is made for several types; to change what is taken and given, when
+    Skips when a function can not be opened, or is made for several types; to change what is taken and given, when
     several nodes name the function, it has a gradient, or the call is an output of the graph; to move a constant
     inside that is large and needed elsewhere.
 

@@ -31,7 +31,7 @@ def inline_functions(graph: Graph, *, keep: tuple[str, ...] = ()) -> Outcome:
     ``call/node``. What a call waited for, what waited for it, and side effects that no result needs keep their order. A
     call that is an output of the graph becomes an Identity of its name.
 
-    Declines when a function is not in the library, calls itself, takes functions, or holds ops that nobody knows, or is
+    Skips when a function is not in the library, calls itself, takes functions, or holds ops that nobody knows, or is
     made for several types and the call does not say which.
 
     Example:

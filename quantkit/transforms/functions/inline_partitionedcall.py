@@ -26,7 +26,7 @@ def inline_partitionedcall(graph: Graph) -> Outcome:
     run; what begins the function waits for what the call waited for. A call that is an output of the graph becomes an
     Identity of its name.
 
-    Declines when a call is an input of the graph, a function calls itself or takes functions, or is made for several
+    Skips when a call is an input of the graph, a function calls itself or takes functions, or is made for several
     types and the call does not say which.
 
     Raises:

@@ -19,7 +19,7 @@ def remove_unused_functions(graph: Graph) -> Outcome:
 
     A function that is kept keeps the function that computes its gradient.
 
-    Declines when it finds a function that is damaged: all that the library holds might be needed there.
+    Skips when it finds a function that is damaged: all that the library holds might be needed there.
 
     Example:
         remove_unused_functions

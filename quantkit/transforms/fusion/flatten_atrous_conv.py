@@ -36,7 +36,7 @@ def flatten_atrous_conv(graph: Graph) -> Outcome:
 
     Options: none. Run fold_constants first, which computes block shape, paddings and crops.
 
-    Declines when block shape, paddings or crops are not constant, when more is cropped than was padded, when the
+    Skips when block shape, paddings or crops are not constant, when more is cropped than was padded, when the
     convolution has a stride or moves channels to the batch, and when it is read elsewhere.
 
     Example:

@@ -30,7 +30,7 @@ def flatten_products(graph: Graph) -> Outcome:
 
     Options: none.
 
-    Declines when the other factor is computed, is fed or is more than one matrix, when x is a matrix itself or is
+    Skips when the other factor is computed, is fed or is more than one matrix, when x is a matrix itself or is
     transposed, and when more than one size of the result is not known.
 
     Example:

@@ -24,7 +24,7 @@ def fuse_pad_and_conv(graph: Graph) -> Outcome:
     Options: none. For zeros around a tensor there is fold_pads. Run fuse_resize_pad_and_conv and fuse_resize_and_conv
     first: a resize before the pad could not be fused any more.
 
-    Declines when the batch is not known to be one picture (TensorFlow's kernel computes only the first of a batch
+    Skips when the batch is not known to be one picture (TensorFlow's kernel computes only the first of a batch
     right), when the convolution is dilated, NCHW or padded explicitly, when the paddings are not constant or are
     around batch or channels, and when the pad is read elsewhere.
 

@@ -29,7 +29,7 @@ def fuse_resize_and_conv(graph: Graph) -> Outcome:
 
     Options: none. Run fuse_resize_pad_and_conv first and fuse_pad_and_conv after it.
 
-    Declines when the batch is not known to be one picture (TensorFlow's kernel computes only the first of a batch
+    Skips when the batch is not known to be one picture (TensorFlow's kernel computes only the first of a batch
     right), when the convolution is dilated, NCHW or padded explicitly, when the resize has half_pixel_centers or
     changes the element type, and when it is read elsewhere.
 

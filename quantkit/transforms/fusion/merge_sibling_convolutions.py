@@ -44,7 +44,7 @@ def merge_sibling_convolutions(graph: Graph, *, gain: float = WORTH_IT, across_a
             splitting reads and writes (3.0); 0 merges wherever possible.
         across_activations: merge convolutions with different activations, which then stay behind the split (false).
 
-    Declines when kernel, stride, padding, dilations or activation differ, when weights or bias are not constant, when
+    Skips when kernel, stride, padding, dilations or activation differ, when weights or bias are not constant, when
     a node waits for others, or when splitting would cost more than it saves.
 
     Example:

@@ -36,7 +36,7 @@ def pool_after_projection(graph: Graph) -> Outcome:
     Options: none. Every name that is kept stands for the tensor it stood for: the last pool takes the name
     of the BiasAdd, or else of the convolution.
 
-    Declines when the convolution makes as many channels or more, when it would have more to do than the pool saves
+    Skips when the convolution makes as many channels or more, when it would have more to do than the pool saves
     (a pool with a stride) or sizes that tell are not known, when the pool is read elsewhere or is an end of the
     graph, when the convolution is strided, larger or pads, or the data formats differ. Maximum pools do not commute.
 

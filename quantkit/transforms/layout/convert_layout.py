@@ -27,7 +27,7 @@ def convert_layout(graph: Graph, *, to: str) -> Outcome:
     Options:
         to: NCHW or NHWC.
 
-    Declines when an op knows one layout only (resizing, softmax, LRN), when what it says of each dimension is
+    Skips when an op knows one layout only (resizing, softmax, LRN), when what it says of each dimension is
     computed, when the number of dimensions of an operand is not known, when dimensions would be left in another
     order, and when several outputs of one node leave the graph.
 

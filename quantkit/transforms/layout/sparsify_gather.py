@@ -46,7 +46,7 @@ def sparsify_gather(
 
     Several gathers of one column share its table. Ids that are not in the column read zero.
 
-    Declines when the weights are neither constant nor in the checkpoint, are not one column of float32, when the
+    Skips when the weights are neither constant nor in the checkpoint, are not one column of float32, when the
     gather is along another axis than the first, and when weights or gather are inputs of the graph.
 
     Raises:

@@ -18,7 +18,7 @@ def add_default_attributes(graph: Graph) -> Outcome:
 
     Options: none.
 
-    Declines when an op is neither known nor a function of the graph's library: that is an error.
+    Skips when an op is neither known nor a function of the graph's library: that is an error.
 
     Example:
         add_default_attributes

@@ -18,7 +18,7 @@ def backport_concatv2(graph: Graph) -> Outcome:
 
     Options: none. An axis of int64, which Concat does not take, becomes a constant of int32.
 
-    Declines when an axis of int64 is not constant.
+    Skips when an axis of int64 is not constant.
 
     Example:
         backport_concatv2

@@ -31,7 +31,7 @@ def backport_tensor_array_v3(graph: Graph) -> Outcome:
 
     Options: none.
 
-    Declines when there are no such ops.
+    Skips when there are no such ops.
 
     Example:
         backport_tensor_array_v3

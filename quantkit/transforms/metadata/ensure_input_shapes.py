@@ -51,7 +51,7 @@ def ensure_input_shapes(graph: Graph) -> Outcome:
 
     Options: none.
 
-    Declines when no two tensors are added behind a convolution, when TensorFlow sees without it that all those have one
+    Skips when no two tensors are added behind a convolution, when TensorFlow sees without it that all those have one
     size, when the input declares nothing beside its batch, and when the graph was written by a TensorFlow before 1.12,
     which has no EnsureShape.
 

@@ -39,7 +39,7 @@ def insert_logging(
 
     The Print is called ``<node>__print__``; it shows all tensors of the node that are read.
 
-    Declines when nobody reads the node, as with most outputs of a graph, when it is a Print or has one already, when
+    Skips when nobody reads the node, as with most outputs of a graph, when it is a Print or has one already, when
     it is a function, a Switch or NextIteration, and when it makes references or handles to what readers change.
 
     Raises:

@@ -26,7 +26,7 @@ def obfuscate_names(graph: Graph) -> Outcome:
 
     Options: none.
 
-    Declines when a node is an input or output of the graph, or a loop or branch of an ONNX graph refers to it: it
+    Skips when a node is an input or output of the graph, or a loop or branch of an ONNX graph refers to it: it
     keeps its name, and no other gets it.
 
     Raises:

@@ -17,7 +17,7 @@ def remove_attribute(graph: Graph, *, attribute_name: tuple[str, ...] = (), op_n
         attribute_name: the attribute, e.g. ``remove_attribute(attribute_name=_output_shapes)``.
         op_name: only from nodes of this type; ``*`` or nothing: from all.
 
-    Declines when no node has the attribute.
+    Skips when no node has the attribute.
 
     Raises:
         RecipeError: it is not given exactly once, or several op_name are.

@@ -14,7 +14,7 @@ def remove_device(graph: Graph) -> Outcome:
 
     Options: none.
 
-    Declines when no node has a device.
+    Skips when no node has a device.
 
     Example:
         remove_device

@@ -26,7 +26,7 @@ def rename_attribute(
         new_attribute_name: the name it gets.
         op_name: only on nodes of this type, the first that is given; ``*`` or nothing: on all.
 
-    Declines when no node has the attribute.
+    Skips when no node has the attribute.
 
     Raises:
         RecipeError: one of the names is not given exactly once.

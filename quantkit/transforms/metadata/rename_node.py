@@ -18,7 +18,7 @@ def rename_node(graph: Graph, *, old_node_name: tuple[str, ...] = (), new_node_n
         old_node_name: the name it has, e.g. ``rename_node(old_node_name=super/deep/output, new_node_name=output)``.
         new_node_name: the name it gets.
 
-    Declines when no node has the old name.
+    Skips when no node has the old name.
 
     Raises:
         RecipeError: one of the names is not given exactly once.

@@ -17,7 +17,7 @@ def rename_op(graph: Graph, *, old_op_name: tuple[str, ...] = (), new_op_name: t
         old_op_name: the type they have.
         new_op_name: the type they get.
 
-    Declines when no node has the old type.
+    Skips when no node has the old type.
 
     Raises:
         RecipeError: one of the types is not given exactly once.

@@ -16,7 +16,7 @@ def set_device(graph: Graph, *, device: str = "", if_default: bool = False) -> O
         device: as TensorFlow writes it, e.g. ``set_device(device="/device:GPU:0")``; nothing: the engine chooses.
         if_default: leave nodes alone that have a device (false).
 
-    Declines when every node has the device, or with if_default some device.
+    Skips when every node has the device, or with if_default some device.
 
     Example:
         set_device(device="/cpu:0")

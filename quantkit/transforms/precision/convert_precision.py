@@ -51,7 +51,7 @@ def convert_precision(
         keep: nodes, or types of nodes, that stay float32 with the constants they read.
         minimum_size: with weights_only, constants with fewer elements stay as they are.
 
-    Declines when a constant holds numbers too large or too small for the type, which are named: it stays float32, and
+    Skips when a constant holds numbers too large or too small for the type, which are named: it stays float32, and
     so does what reads it. In the whole graph also for ops without a 16-bit form that is known to be safe, and for
     nodes of several outputs that leave the graph.
 

@@ -40,7 +40,7 @@ def freeze_requantization_ranges(
 
     A lower end above zero becomes zero, without which Requantize refuses to run.
 
-    Declines when a node is an input or output of the graph; one that the log does not tell of goes on measuring.
+    Skips when a node is an input or output of the graph; one that the log does not tell of goes on measuring.
 
     Raises:
         RecipeError: no log file is given, or a percentage is none.

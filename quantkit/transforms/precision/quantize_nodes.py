@@ -68,7 +68,7 @@ def quantize_nodes(
         fallback_max: see fallback_min.
         ignore_op: op types that stay float.
 
-    Declines when an op does not compute in float, or in a way that its quantized form does not know: NCHW, dilations,
+    Skips when an op does not compute in float, or in a way that its quantized form does not know: NCHW, dilations,
     explicit padding, unequal strides, groups, operands repeated along an inner dimension, tensors of no elements.
 
     Raises:

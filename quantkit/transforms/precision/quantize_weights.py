@@ -40,7 +40,7 @@ def quantize_weights(graph: Graph, *, minimum_size: int = 1024) -> Outcome:
     Options:
         minimum_size: constants with fewer elements stay float.
 
-    Declines when a value is infinite or NaN, or the range is wider than float32 can say.
+    Skips when a value is infinite or NaN, or the range is wider than float32 can say.
 
     Raises:
         GraphError: a constant lacks its type or its value.

@@ -27,7 +27,7 @@ def round_weights(graph: Graph, *, num_steps: int = 256) -> Outcome:
     Before:  w = Const[float], any values
     After:   w = Const[float], at most num_steps different values
 
-    Declines when all values of a tensor are equal; values that are infinite or not a number stay as they are.
+    Skips when all values of a tensor are equal; values that are infinite or not a number stay as they are.
 
     Options:
         num_steps: how many values a tensor may have.
