@@ -1,4 +1,4 @@
-"""Write quantkit/ops/tensorflow_ops.json from the op registry of the installed TensorFlow.
+"""Write quantkit/ops/tensorflow/tensorflow_ops.json from the op registry of the installed TensorFlow.
 
     python assets/generate_op_table.py
 
@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-TABLE = Path(__file__).parent.parent / "quantkit" / "ops" / "tensorflow_ops.json"
+TABLE = Path(__file__).parent.parent / "quantkit" / "ops" / "tensorflow" / "tensorflow_ops.json"
 SHORT_WORDS = {"float32": "float", "float64": "double", "float16": "half"}
 
 

@@ -1,22 +1,22 @@
-"""What can go wrong, as values the command line can turn into an exit code.
+"""Errors of quantkit, each with the exit code of the command line.
 
-Every error is one sentence that names the node, file or flag, and a hint that says what to do next.
-Library code raises these only; anything else that escapes is a bug.
+Every error is one sentence that names the node, file or flag, and a hint with the next step.
+Library code raises only these classes; any other exception that reaches the user is a bug.
 """
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-# Keras appends the whole configuration of what it can not make.
-_LONGEST_LINE = 200
+# Keras appends the whole configuration of a layer that it cannot create.
+_MAX_LINE_LENGTH = 200
 
 
 class QuantkitError(Exception):
-    """Something the user can mend.
+    """Error that the user can correct.
 
     Args:
-        message: one sentence naming the offending node, op, file or flag.
-        hint: the next step, or nothing where the message already says it.
+        message: one sentence that names the offending node, op, file or flag.
+        hint: next step; empty if the message states it.
     """
 
     exit_code = 3
@@ -30,61 +30,61 @@ class QuantkitError(Exception):
 
 
 class CheckError(QuantkitError):
-    """A check that was asked for failed (``--verify``, ``--max-drop``, ``--fail-below``)."""
+    """Failure of a requested check (``--verify``, ``--max-drop``, ``--fail-below``)."""
 
     exit_code = 1
 
 
 class UsageError(QuantkitError):
-    """The command line, or an argument of a function, is wrong."""
+    """Invalid command line or function argument."""
 
     exit_code = 2
 
 
 class RecipeError(UsageError):
-    """A recipe can not be read, or names a transform or option that does not exist."""
+    """Recipe that cannot be parsed, or that names an unknown transform or option."""
 
 
 class InputError(QuantkitError):
-    """A file, picture, label list or download is missing or broken."""
+    """Missing or broken file, image, label list or download."""
 
 
 class GraphError(InputError):
-    """A graph is not well formed: a missing node, a cycle, an op used wrongly."""
+    """Malformed graph: a missing node, a cycle, or an op with invalid inputs or attributes."""
 
 
 class UnavailableError(QuantkitError):
-    """This machine or installation can not run what was asked."""
+    """Feature that this machine or installation does not support."""
 
     exit_code = 4
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint naming the nearest known words, or an empty string.
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """Return a hint with the nearest known names, or an empty string.
 
     >>> did_you_mean("remove_node", ["fold_constants", "remove_nodes"])
     "did you mean 'remove_nodes'?"
     """
-    near = get_close_matches(word, list(known), n=3, cutoff=0.65)
+    near = get_close_matches(word, list(candidates), n=3, cutoff=0.65)
     return f"did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
 
 
 def one_line(text: str) -> str:
-    r"""What another program says, as part of a sentence: its first line, printable, and not endless.
+    r"""Return the first line of another program's message, printable and at most 200 characters long.
 
     >>> one_line("bad byte \x00 at 7.\nmore")
     'bad byte \\x00 at 7'
     """
-    line = (text.strip().splitlines() or [""])[0][:_LONGEST_LINE]
+    line = (text.strip().splitlines() or [""])[0][:_MAX_LINE_LENGTH]
     return printable(line).rstrip(". ")
 
 
 def printable(text: str) -> str:
-    r"""A text whose characters do nothing to a terminal: names come from files, and files from anybody.
+    r"""Escape control characters, which a terminal would execute; names come from untrusted files.
 
     >>> printable("a\x1b[2Jb")
     'a\\x1b[2Jb'
     """
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)

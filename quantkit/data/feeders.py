@@ -118,9 +118,9 @@ def _fit(row: Array, info: TensorInfo) -> Array:
     dims = info.shape.dims
     if dims is None:
         return row[None]
-    if len(dims) == 4 and row.ndim == 3 and not Shape(dims[1:]).takes(row.shape):
+    if len(dims) == 4 and row.ndim == 3 and not Shape(dims[1:]).accepts(row.shape):
         turned = [row.transpose(order) for order in ((2, 0, 1), (1, 2, 0))]
-        row = next((one for one in turned if Shape(dims[1:]).takes(one.shape)), row)
+        row = next((one for one in turned if Shape(dims[1:]).accepts(one.shape)), row)
     if not dims:
         return row
     return np.ascontiguousarray(np.broadcast_to(row, (dims[0] or 1, *row.shape)))

@@ -146,9 +146,9 @@ class Preparation:
             )
         if dims and row.ndim == 1 and None not in dims[1:] and row.size == prod(size or 1 for size in dims[1:]):
             row = row.reshape([size or 1 for size in dims[1:]])
-        if dims and row.ndim == 3 and not Shape(dims[-3:]).takes(row.shape):
+        if dims and row.ndim == 3 and not Shape(dims[-3:]).accepts(row.shape):
             turned = row.transpose((2, 0, 1) if feeding.channels_first else (1, 2, 0))
-            row = np.ascontiguousarray(turned) if Shape(dims[-3:]).takes(turned.shape) else row
+            row = np.ascontiguousarray(turned) if Shape(dims[-3:]).accepts(turned.shape) else row
         return row.astype(feeding.dtype.numpy, copy=False)
 
     def _pixels_of(self, row: Array) -> Array:
@@ -220,7 +220,7 @@ def _fitted(row: Array, info: TensorInfo) -> Array:
     wanted, dims = info.dtype.numpy, info.shape.dims
     if row.dtype.kind == "f" and wanted.kind != "f":
         raise UsageError(f"input {info.name!r} takes {info.dtype.value}, not {row.dtype}", hint="give whole numbers")
-    if dims is not None and not Shape(dims[1:]).takes(row.shape):
+    if dims is not None and not Shape(dims[1:]).accepts(row.shape):
         if None in dims[1:] or row.size != prod(size or 1 for size in dims[1:]):
             raise UsageError(
                 f"input {info.name!r} takes {info.dtype.value} of shape {info.shape}, and the data's rows are of shape "

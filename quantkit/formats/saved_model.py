@@ -180,7 +180,7 @@ def num_variable_bytes(graph: Graph) -> int:
         node = graph[name]
         shape, dtype = node.attrs.get("shape"), node.attrs.get("dtype")
         if node.op in VARIABLES and isinstance(shape, Shape) and shape.is_known and isinstance(dtype, DType):
-            total += math.prod(shape.known) * dtype.num_bytes
+            total += math.prod(shape.sizes) * dtype.num_bytes
     return total
 
 

@@ -5,14 +5,14 @@ from quantkit.ir.graph import Graph
 
 
 def verify(graph: Graph, *, blame: str = "") -> None:
-    """Check what every transform must keep: names resolve, the ends exist, and the nodes can run one after another.
+    """Check the invariants: all names resolve, inputs and outputs exist, and the nodes have a topological order.
 
     Args:
-        graph: what to check.
-        blame: the transform that just ran, for the message.
+        graph: graph to check.
+        blame: name of the transform that ran last, for the message.
 
     Raises:
-        GraphError: naming the first node that reads what is not there, or nodes that wait for each other.
+        GraphError: an input or output names no node, or the nodes form a cycle; the message names the node.
     """
     after = f"after {blame}, " if blame else ""
     nodes = graph.nodes
@@ -20,14 +20,14 @@ def verify(graph: Graph, *, blame: str = "") -> None:
         for name in node.sources:
             if name not in nodes:
                 raise GraphError(
-                    f"{after}node {node.name!r} ({node.op}) reads {name!r}, which is not in the graph",
+                    f"{after}node {node.name!r} ({node.op}) has input {name!r}, which is not in the graph",
                     hint=did_you_mean(name, nodes)
                     or "run strip_unused_nodes first, or add the missing node to --outputs",
                 )
     for edge in (*graph.inputs, *graph.outputs):
         if edge.node not in nodes:
             raise GraphError(
-                f"{after}{edge.node!r}, an input or output of the graph, does not exist",
+                f"{after}the graph input or output {edge.node!r} does not exist",
                 hint=did_you_mean(edge.node, nodes),
             )
     try:

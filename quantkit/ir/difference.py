@@ -1,7 +1,7 @@
-"""Whether two graphs are the same, node by node: what the classic ``compare_graphs`` tells, in its words.
+"""Structural difference of two graphs, node by node, in the sentences of the 2016 ``compare_graphs``.
 
-A node is its op, device, data inputs in order, control inputs as a set, and attributes but those that begin with ``_``.
-The order of nodes, versions and the function library do not count.
+Compared are the op type, the device, the data inputs in order, the control dependencies as a set, and all attributes
+that do not begin with ``_``. Node order, versions and the function library are not compared.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,45 +14,45 @@ EQUAL = "Graphs are equal."
 
 
 def differences(actual: Graph, expected: Graph) -> Iterator[str]:
-    """Each node that differs, in a sentence; the classic tool told of the first one only.
+    """Yield one sentence for each node that differs (``compare_graphs`` reported only the first one).
 
     Args:
-        actual: the graph in question.
-        expected: what it should be.
+        actual: graph to check.
+        expected: reference graph.
     """
     for node in actual.nodes.values():
-        wanted = expected.nodes.get(node.name)
-        if wanted is None:
+        reference = expected.nodes.get(node.name)
+        if reference is None:
             yield f"Found unexpected node '{node.name}'"
-        elif found := difference(node, wanted):
-            yield f"Node named '{node.name}' has {found}"
+        elif clause := difference(node, reference):
+            yield f"Node named '{node.name}' has {clause}"
     yield from (f"Did not find expected node '{name}'" for name in expected.nodes if name not in actual.nodes)
 
 
-def difference(node: Node, wanted: Node) -> str:
-    """In what two nodes of one name differ, in a clause; empty where they do not."""
-    if node.op != wanted.op:
-        return f"op '{node.op}' that is not expected '{wanted.op}'"
-    if node.device != wanted.device:
-        return f"device '{node.device}' that is not expected '{wanted.device}'"
-    if node.inputs != wanted.inputs or set(node.controls) != set(wanted.controls):
-        return f"inputs {_inputs(node)} that don't match expected {_inputs(wanted)}"
-    return _attributes_differ(_shown(node), _shown(wanted))
+def difference(node: Node, expected: Node) -> str:
+    """Return a clause with the first difference of two nodes of the same name; empty if they are equal."""
+    if node.op != expected.op:
+        return f"op '{node.op}' that is not expected '{expected.op}'"
+    if node.device != expected.device:
+        return f"device '{node.device}' that is not expected '{expected.device}'"
+    if node.inputs != expected.inputs or set(node.controls) != set(expected.controls):
+        return f"inputs {_inputs(node)} that don't match expected {_inputs(expected)}"
+    return _attribute_difference(_compared_attributes(node), _compared_attributes(expected))
 
 
-def _attributes_differ(attrs: Mapping[str, Attr], wanted: Mapping[str, Attr]) -> str:
-    for key in sorted(wanted.keys() | attrs.keys()):
+def _attribute_difference(attrs: Mapping[str, Attr], expected: Mapping[str, Attr]) -> str:
+    for key in sorted(expected.keys() | attrs.keys()):
         if key not in attrs:
-            return f"no attr '{key}', expected with value: {attribute_text(wanted[key])}"
-        if key not in wanted:
+            return f"no attr '{key}', expected with value: {attribute_text(expected[key])}"
+        if key not in expected:
             return f"unexpected attr '{key}' with value: {attribute_text(attrs[key])}"
-        if attrs[key] != wanted[key] or type(attrs[key]) is not type(wanted[key]):
-            found, expected = attribute_text(attrs[key]), attribute_text(wanted[key])
-            return f"attr '{key}' with value: {found} that does not match expected: {expected}"
+        if attrs[key] != expected[key] or type(attrs[key]) is not type(expected[key]):
+            texts = attribute_text(attrs[key]), attribute_text(expected[key])
+            return f"attr '{key}' with value: {texts[0]} that does not match expected: {texts[1]}"
     return ""
 
 
-def _shown(node: Node) -> dict[str, Attr]:
+def _compared_attributes(node: Node) -> dict[str, Attr]:
     return {key: value for key, value in node.attrs.items() if not key.startswith("_")}
 
 
@@ -62,7 +62,7 @@ def _inputs(node: Node) -> str:
 
 
 def attribute_text(value: Attr) -> str:
-    """An attribute in a few words; of a tensor the first numbers.
+    """Return a short text of an attribute; for a tensor, of its first values.
 
     >>> attribute_text((1, 2, 2, 1)), attribute_text(DType.FLOAT), attribute_text(b"SAME")
     ('[1, 2, 2, 1]', 'float', '"SAME"')

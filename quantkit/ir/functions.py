@@ -1,8 +1,8 @@
-"""The functions of a graph, decoded when they are asked for.
+"""Functions of a graph, decoded on first access.
 
-A node may name a function (`FunctionName`, in an attribute or as its op); the `Library` of the graph holds what it
-does. The body of a function is a graph itself: one ``_Arg`` node for each argument, and the results as its outputs.
-A graph has a library, so what a graph is, this module does not know: ``Body`` stands for it.
+A node calls a function by name (`FunctionName`, in an attribute or as its op type); the `Library` of the graph has the
+definition. The body of a function is a graph: one ``_Arg`` node for each argument, and the results as outputs.
+Because a graph has a library, this module cannot import `Graph`: the type variable ``Body`` stands for it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,11 +16,11 @@ Body = TypeVar("Body")
 
 @dataclass(frozen=True, slots=True)
 class FunctionName:
-    """An attribute that names a function.
+    """Attribute value that names a function.
 
     Attributes:
-        name: of the function.
-        extra: attributes it is called with, as the file holds them; hardly any call has some.
+        name: name of the function.
+        extra: attributes of the call, serialized as in the file; empty for most calls.
     """
 
     name: str
@@ -29,16 +29,16 @@ class FunctionName:
 
 @dataclass(frozen=True)
 class Function(Generic[Body]):
-    """A function of the library.
+    """Function of the library.
 
     Attributes:
-        name: what nodes call it.
-        graph: the body: its inputs are ``_Arg`` nodes with the names of the arguments, its outputs the results.
-        results: element type of each result (None where the file gives none) by the name it has, in the order of
-            the body's outputs.
-        controls: nodes that run with every call, whether or not a result needs them, by the name given to that.
+        name: name that nodes call it by.
+        graph: body; its inputs are ``_Arg`` nodes with the names of the arguments, its outputs the results.
+        results: element type of each result by name, in the order of the body's outputs (None if the file has no
+            type).
+        controls: nodes that run with every call, even if no result needs them, by control output name.
         attrs: attributes by name.
-        extra: what else the file says of it, as the format holds it.
+        extra: all other fields of the file, serialized.
     """
 
     name: str
@@ -51,12 +51,13 @@ class Function(Generic[Body]):
 
 @dataclass(frozen=True)
 class Stored(Generic[Body]):
-    """A function that nobody has looked into yet.
+    """Function that is not decoded yet.
 
     Attributes:
-        data: as the file holds it.
-        load: decodes it; it is given the library, whose other functions it may call as ops, and attributes of a call.
-        is_open: whether it leaves to calls of which types it is, and is another function for each.
+        data: serialized function.
+        load: decoder; its arguments are the name, the library (other functions of it may be op types in the body)
+            and the attributes of the call.
+        is_open: True if the element types depend on the attributes of the call, so that each call has its own body.
     """
 
     data: bytes
@@ -68,12 +69,12 @@ class Library(Mapping[str, Function[Body]], Generic[Body]):
     """Functions by name.
 
     Args:
-        entries: functions, or what a file holds of them.
-        gradients: name of the function that computes the gradient, by function.
-        extra: what else the file says, as the format holds it.
+        entries: decoded or stored functions by name.
+        gradients: name of the gradient function by function name.
+        extra: all other fields of the file, serialized.
 
     Attributes:
-        entries: functions, or what a file holds of them; only the format that made it looks inside.
+        entries: decoded or stored functions; only the reader of the format decodes a `Stored` entry.
     """
 
     def __init__(
@@ -88,20 +89,20 @@ class Library(Mapping[str, Function[Body]], Generic[Body]):
         self._decoded: dict[str, Function[Body]] = {}
 
     def __getitem__(self, name: str) -> Function[Body]:
-        """The function of a name.
+        """Return the function of a name.
 
         Raises:
-            KeyError: there is none.
-            GraphError: it is of a kind that is not understood, or leaves to calls of which types it is.
+            KeyError: the library has no such function.
+            GraphError: the function cannot be decoded, or its types depend on the attributes of the call.
         """
         return self.bound(name, {})
 
     def bound(self, name: str, attrs: Mapping[str, Any]) -> Function[Body]:
-        """The function that a call makes of a name and these attributes.
+        """Return the function of a name with the attributes of a call.
 
         Raises:
-            KeyError: there is none of that name.
-            GraphError: it is of a kind that is not understood, or the attributes leave something open.
+            KeyError: the library has no such function.
+            GraphError: the function cannot be decoded, or the attributes do not determine its types.
         """
         entry = self.entries[name]
         if isinstance(entry, Function):
@@ -113,7 +114,7 @@ class Library(Mapping[str, Function[Body]], Generic[Body]):
         return self._decoded[name]
 
     def is_open(self, name: str) -> bool:
-        """Whether a function leaves to calls of which types it is."""
+        """Return True if the types of a function depend on the attributes of the call."""
         entry = self.entries[name]
         return isinstance(entry, Stored) and entry.is_open
 
@@ -139,27 +140,28 @@ class Library(Mapping[str, Function[Body]], Generic[Body]):
         return f"Library({', '.join(self.entries)})"
 
     def with_(self, *functions: Function[Body]) -> "Library[Body]":
-        """The library with functions added, or replaced where one has the name."""
+        """Return the library with functions added; existing functions of the same names are replaced."""
         added = {function.name: function for function in functions}
-        return self._again({**self.entries, **added}, self.gradients)
+        return self._copy({**self.entries, **added}, self.gradients)
 
     def without(self, names: Iterable[str]) -> "Library[Body]":
-        """The library without some functions, and without their gradients."""
-        gone = frozenset(names)
-        entries = {name: entry for name, entry in self.entries.items() if name not in gone}
-        gradients = {name: gradient for name, gradient in self.gradients.items() if name not in gone}
-        return self._again(entries, gradients)
+        """Return the library without some functions and their gradients."""
+        removed = frozenset(names)
+        entries = {name: entry for name, entry in self.entries.items() if name not in removed}
+        gradients = {name: gradient for name, gradient in self.gradients.items() if name not in removed}
+        return self._copy(entries, gradients)
 
-    def _again(
+    def _copy(
         self, entries: Mapping[str, Function[Body] | Stored[Body]], gradients: Mapping[str, str]
     ) -> "Library[Body]":
-        """The library with other entries; what was decoded needs not be decoded again."""
-        made = Library(entries, gradients, self.extra)
-        made._decoded = {name: one for name, one in self._decoded.items() if entries.get(name) is self.entries[name]}
-        return made
+        """Return a library with other entries that shares the functions decoded so far."""
+        library = Library(entries, gradients, self.extra)
+        unchanged = (name for name in self._decoded if entries.get(name) is self.entries[name])
+        library._decoded = {name: self._decoded[name] for name in unchanged}
+        return library
 
 
-def called(attrs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the functions that attributes name, in lists or alone."""
-    values = (one for value in attrs.values() for one in (value if isinstance(value, tuple) else (value,)))
-    return tuple(one.name for one in values if isinstance(one, FunctionName))
+def function_names(attrs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of all functions in attribute values and in lists of them."""
+    values = (item for value in attrs.values() for item in (value if isinstance(value, tuple) else (value,)))
+    return tuple(item.name for item in values if isinstance(item, FunctionName))

@@ -1,4 +1,4 @@
-"""Many objects at once, without Python looking for cycles among them."""
+"""Pausing Python's cyclic garbage collector while many objects are created."""
 
 import gc
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Pause the search for reference cycles, as a ``with`` or around a function.
+    """Pause the cyclic garbage collector, in a ``with`` statement or as a decorator.
 
-    Nodes and edges are made by the hundred thousand and hold no cycles; the collector would walk over all of them
-    again and again, which takes longer than the work itself and grows faster than the graph.
+    A large graph has hundreds of thousands of nodes and edges without reference cycles. The collector would visit all
+    of them repeatedly: this takes longer than the work itself and grows faster than the graph.
     """
     was_enabled = gc.isenabled()
     gc.disable()

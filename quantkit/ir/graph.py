@@ -1,8 +1,8 @@
 """Graphs as values: nodes that never change, and indexes built once.
 
-A node's identity is its name. What it reads is data (`inputs`, edges in order) and order
-(`controls`, names of nodes that must have run). A transform makes a new `Graph`; unchanged nodes and
-all tensors are shared with the old one.
+A node's identity is its name. A node has data inputs (`inputs`, edges in order) and control
+dependencies (`controls`, names of nodes that must run before). A transform returns a new `Graph`;
+unchanged nodes and all tensors are shared with the old one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,9 +14,10 @@ from quantkit.errors import GraphError, UsageError, did_you_mean
 from quantkit.ir.functions import FunctionName, Library
 from quantkit.ir.tensor import DType, Shape, Tensor
 
-# The first input of a loop's merge arrives before the second exists: one arrival is enough.
+# The first input of a loop's Merge is computed before the second: one input is enough to run it.
 LOOP_MERGES = frozenset({"Merge", "RefMerge", "_XlaMerge"})
-# They run whichever way they send their tensor: who waits for a reader of one way must not wait for them instead.
+# A Switch runs for both values of its predicate: a control dependency on a consumer of one output must not become one
+# on the Switch itself.
 SWITCHES = frozenset({"Switch", "RefSwitch", "_SwitchN"})
 
 
@@ -28,7 +29,7 @@ class Edge(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Edge":
-        """``name`` or ``name:port``.
+        """Parse ``name`` or ``name:port``.
 
         >>> Edge.parse("split:1")
         Edge(node='split', port=1)
@@ -42,7 +43,7 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """An attribute that quantkit does not interpret: its bytes in the format it came from."""
+    """Attribute that quantkit does not interpret: its bytes in the format of its file."""
 
     data: bytes
 
@@ -53,17 +54,17 @@ Attr = bytes | int | float | bool | DType | Shape | Tensor | FunctionName | Opaq
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An operation.
+    """Operation of a graph.
 
     Attributes:
-        name: unique in its graph.
-        op: operation type.
-        inputs: the tensors it reads, in order.
-        controls: nodes that must run before it.
+        name: name, unique in the graph.
+        op: op type.
+        inputs: input tensors, in order.
+        controls: control dependencies: names of nodes that must run before this one.
         attrs: attributes by name; must not be changed.
-        device: device string, or nothing.
+        device: device string; empty if none.
         extra: fields of the file format that quantkit does not interpret; they survive a round trip.
-        spelling: how a file writes its inputs, where that is not the usual way; see `written_inputs`.
+        spelling: inputs as the file writes them, if the file uses an unusual notation; see `written_inputs`.
     """
 
     name: str
@@ -85,7 +86,7 @@ class Node:
         device: str = "",
         extra: bytes = b"",
     ) -> Self:
-        """A node whose inputs are given as a GraphDef writes them: ``node``, ``node:port`` or ``^node``."""
+        """Create a node from the inputs of a GraphDef: ``node``, ``node:port`` or ``^node``."""
         written = tuple(written)
         edges, controls = _read_inputs(written)
         usual = (*map(str, edges), *(f"^{control}" for control in controls))
@@ -93,13 +94,13 @@ class Node:
 
     @property
     def written_inputs(self) -> tuple[str, ...]:
-        """Its inputs as a GraphDef writes them: as its file spelled them, unless they have changed since."""
+        """Inputs in GraphDef notation: the notation of the file, unless the inputs have changed since."""
         if self.spelling and _read_inputs(self.spelling) == (self.inputs, self.controls):
             return self.spelling
         return (*map(str, self.inputs), *(f"^{control}" for control in self.controls))
 
     def with_(self, **changes: Any) -> Self:
-        """A copy with other fields.
+        """Return a copy with other fields.
 
         >>> Node("a", "Relu").with_(name="b").name
         'b'
@@ -107,18 +108,18 @@ class Node:
         return replace(self, **changes)
 
     def with_attrs(self, **changes: Attr | None) -> Self:
-        """A copy with attributes set, or removed where the value is None."""
+        """Return a copy with attributes set, or removed if the value is None."""
         merged = {**self.attrs, **changes}
         return replace(self, attrs={key: value for key, value in merged.items() if value is not None})
 
     def with_input(self, slot: int, edge: Edge | str) -> Self:
-        """A copy whose input ``slot`` is another edge."""
+        """Return a copy whose input ``slot`` is another edge."""
         new = Edge.parse(edge) if isinstance(edge, str) else edge
         return replace(self, inputs=(*self.inputs[:slot], new, *self.inputs[slot + 1 :]))
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names of the nodes it reads, slot by slot, then of those it waits for."""
+        """Names of the producers of the inputs, slot by slot, then of the control dependencies."""
         return (*(edge.node for edge in self.inputs), *self.controls)
 
     @property
@@ -127,31 +128,31 @@ class Node:
 
     @property
     def value(self) -> Tensor:
-        """The tensor of a constant.
+        """Tensor of a constant.
 
         Raises:
-            GraphError: the node is no constant, or holds no value.
+            GraphError: the node is not a constant, or has no value.
         """
         value = self.attrs.get("value")
         if not isinstance(value, Tensor):
-            raise GraphError(f"node {self.name!r} ({self.op}) holds no constant tensor")
+            raise GraphError(f"node {self.name!r} ({self.op}) has no constant value")
         return value
 
 
 def constant(name: str, values: Any, dtype: DType | None = None) -> Node:
-    """A ``Const`` node.
+    """Create a ``Const`` node.
 
     Args:
-        name: of the node.
-        values: a `Tensor`, or anything `Tensor.of` takes.
-        dtype: element type where NumPy has no own one.
+        name: name of the node.
+        values: a `Tensor`, or any argument of `Tensor.of`.
+        dtype: element type, if NumPy has no equivalent type.
     """
     tensor = values if isinstance(values, Tensor) else Tensor.of(values, dtype)
     return Node(name, "Const", attrs={"dtype": tensor.dtype, "value": tensor})
 
 
 class Use(NamedTuple):
-    """One reading of an edge: who reads it, and in which input slot (-1: waits for it)."""
+    """Use of an edge: the consumer and its input index (-1 for a control dependency)."""
 
     node: Node
     slot: int
@@ -159,7 +160,7 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class Versions:
-    """GraphDef versions: which producer wrote the graph, and who may read it."""
+    """GraphDef versions: the producer that wrote the graph, and the consumers that may load it."""
 
     producer: int = 0
     min_consumer: int = 0
@@ -168,16 +169,16 @@ class Versions:
 
 @dataclass(frozen=True)
 class Graph:
-    """A network.
+    """Computation graph of a network.
 
     Attributes:
-        nodes: by name, in file order; `order` gives the execution order.
-        inputs: the tensors that are fed.
-        outputs: the tensors that are asked for.
-        dialect: whose op names and attributes these are: ``tensorflow`` or ``onnx``.
-        versions: of a GraphDef (opset imports of an ONNX model live in `extra`).
-        library: the functions of a GraphDef; they are decoded when they are asked for.
-        extra: what else the file said, serialized; it survives a round trip.
+        nodes: nodes by name, in file order; `order` is the topological order.
+        inputs: tensors that the caller feeds.
+        outputs: tensors that the caller fetches.
+        dialect: op set of the nodes: ``tensorflow`` or ``onnx``.
+        versions: versions of a GraphDef (`extra` has the opset imports of an ONNX model).
+        library: functions of a GraphDef, decoded on first access.
+        extra: all other fields of the file, serialized; they survive a round trip.
     """
 
     nodes: Mapping[str, Node]
@@ -196,34 +197,34 @@ class Graph:
         outputs: Iterable[Edge | str] = (),
         **fields: Any,
     ) -> Self:
-        """A graph of nodes in order.
+        """Create a graph from nodes in file order.
 
         Raises:
-            GraphError: two nodes have one name.
+            GraphError: two nodes have the same name.
         """
-        named: dict[str, Node] = {}
+        nodes_by_name: dict[str, Node] = {}
         for node in nodes:
-            if node.name in named:
+            if node.name in nodes_by_name:
                 raise GraphError(
-                    f"two nodes are named {node.name!r} ({named[node.name].op} and {node.op})",
-                    hint="a graph's names must be unique: rename one of them where the graph is made",
+                    f"two nodes are named {node.name!r} ({nodes_by_name[node.name].op} and {node.op})",
+                    hint="node names must be unique: rename one of the two nodes in the program that writes the graph",
                 )
-            named[node.name] = node
-        return cls(named, _edges(inputs), _edges(outputs), **fields)
+            nodes_by_name[node.name] = node
+        return cls(nodes_by_name, _edges(inputs), _edges(outputs), **fields)
 
     def with_(self, **changes: Any) -> Self:
-        """A copy with other fields."""
+        """Return a copy with other fields."""
         return replace(self, **changes)
 
     def with_nodes(self, nodes: Iterable[Node]) -> Self:
-        """The same graph with other nodes."""
+        """Return the same graph with other nodes."""
         return replace(self, nodes={node.name: node for node in nodes})
 
     def with_endpoints(self, inputs: Iterable[Edge | str] | None, outputs: Iterable[Edge | str] | None) -> Self:
-        """The same graph with other inputs and outputs (None keeps them); every name is looked up.
+        """Return the same graph with other inputs and outputs; None keeps the present ones.
 
         Raises:
-            UsageError: a name is not in the graph; the hint gives the nearest ones.
+            UsageError: a name is not in the graph; the hint has the nearest names.
         """
         graph = replace(
             self,
@@ -251,45 +252,45 @@ class Graph:
 
     @cached_property
     def endpoint_names(self) -> frozenset[str]:
-        """Names of the nodes whose tensors are fed or asked for: they keep their names."""
+        """Names of the nodes of graph inputs and outputs; transforms keep these names."""
         return frozenset(edge.node for edge in (*self.inputs, *self.outputs))
 
     @cached_property
     def input_names(self) -> frozenset[str]:
-        """Names of the nodes that are fed."""
+        """Names of the nodes of graph inputs."""
         return frozenset(edge.node for edge in self.inputs)
 
     @cached_property
     def output_names(self) -> frozenset[str]:
-        """Names of the nodes whose tensors are asked for."""
+        """Names of the nodes of graph outputs."""
         return frozenset(edge.node for edge in self.outputs)
 
     @cached_property
     def uses(self) -> Mapping[Edge, tuple[Use, ...]]:
-        """Who reads each edge, and in which slot; graph outputs are not in it."""
-        found: dict[Edge, list[Use]] = {}
+        """Consumers of each edge with the input index; graph outputs do not count as uses."""
+        table: dict[Edge, list[Use]] = {}
         for node in self.nodes.values():
             for slot, edge in enumerate(node.inputs):
-                found.setdefault(edge, []).append(Use(node, slot))
-        return {edge: tuple(uses) for edge, uses in found.items()}
+                table.setdefault(edge, []).append(Use(node, slot))
+        return {edge: tuple(uses) for edge, uses in table.items()}
 
     @cached_property
     def node_uses(self) -> Mapping[str, tuple[Use, ...]]:
-        """Who reads any tensor of a node or waits for it (slot -1), in file order."""
-        found: dict[str, list[Use]] = {}
+        """Consumers of any output of a node and control dependencies on it (index -1), in file order."""
+        table: dict[str, list[Use]] = {}
         for node in self.nodes.values():
             for slot, edge in enumerate(node.inputs):
-                found.setdefault(edge.node, []).append(Use(node, slot))
+                table.setdefault(edge.node, []).append(Use(node, slot))
             for name in node.controls:
-                found.setdefault(name, []).append(Use(node, -1))
-        return {name: tuple(uses) for name, uses in found.items()}
+                table.setdefault(name, []).append(Use(node, -1))
+        return {name: tuple(uses) for name, uses in table.items()}
 
     def is_shared(self, node: Node) -> bool:
-        """Whether more than one reader, or the graph's caller, sees the node."""
+        """Return True if the node has several uses; being a graph input or output counts as one."""
         return len(self.node_uses.get(node.name, ())) + (node.name in self.endpoint_names) > 1
 
     def constant_of(self, edge: Edge) -> Tensor | None:
-        """The tensor that a constant puts on the edge, or None."""
+        """Return the tensor of an edge whose producer is a constant, else None."""
         node = self.nodes.get(edge.node)
         if node is None or not node.is_constant or edge.port:
             return None
@@ -298,99 +299,98 @@ class Graph:
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """Names in execution order: Kahn's algorithm with a stack, as the classic tool orders.
+        """Names in topological order: Kahn's algorithm with a stack, the order of transform_graph.
 
-        Nodes without inputs are pushed in file order; the last one pushed runs first. A loop's Merge
-        waits for one data input only, which lets loops through.
+        Nodes without inputs are pushed in file order; the node pushed last runs first. The Merge of a
+        loop needs only one data input, so that loops are not cycles.
 
         Raises:
             GraphError: an input names no node, or the nodes form a cycle.
         """
-        waiting: dict[str, int] = {}
+        missing_inputs: dict[str, int] = {}
         stack: list[str] = []
         for node in self.nodes.values():
             for name in node.sources:
                 if name not in self.nodes:
                     raise GraphError(
-                        f"node {node.name!r} reads {name!r}, which is not in the graph",
+                        f"node {node.name!r} has input {name!r}, which is not in the graph",
                         hint=did_you_mean(name, self.nodes) or "run strip_unused_nodes before removing nodes",
                     )
             count = min(1, len(node.inputs)) if node.op in LOOP_MERGES else len(node.inputs)
-            waiting[node.name] = count + len(node.controls)
-            if not waiting[node.name]:
+            missing_inputs[node.name] = count + len(node.controls)
+            if not missing_inputs[node.name]:
                 stack.append(node.name)
-        readers = self.node_uses
-        done: list[str] = []
+        order: list[str] = []
         while stack:
             name = stack.pop()
-            done.append(name)
-            for use in readers.get(name, ()):
-                reader = use.node.name
-                waiting[reader] -= 1
-                if waiting[reader] == 0:
-                    stack.append(reader)
-        if len(done) != len(self.nodes):
-            stuck = set(self.nodes) - set(done)
+            order.append(name)
+            for use in self.node_uses.get(name, ()):
+                consumer = use.node.name
+                missing_inputs[consumer] -= 1
+                if missing_inputs[consumer] == 0:
+                    stack.append(consumer)
+        if len(order) != len(self.nodes):
+            unsorted = set(self.nodes) - set(order)
             raise GraphError(
-                f"{len(stuck)} nodes wait for each other in a cycle: {', '.join(self._cycle(stuck))}",
+                f"{len(unsorted)} nodes depend on each other in a cycle: {', '.join(self._find_cycle(unsorted))}",
                 hint="a frozen graph may loop only through Merge nodes",
             )
-        return tuple(done)
+        return tuple(order)
 
-    def _cycle(self, stuck: set[str]) -> list[str]:
-        """Names along one cycle, for the message."""
+    def _find_cycle(self, unsorted: set[str]) -> list[str]:
+        """Return names along one cycle, for the message."""
         path: list[str] = []
-        name = min(stuck)
+        name = min(unsorted)
         while name not in path:
             path.append(name)
-            name = next(source for source in self.nodes[name].sources if source in stuck)
+            name = next(source for source in self.nodes[name].sources if source in unsorted)
         return [*path[path.index(name) :][::-1][:6], "..."]
 
     def reachable(self, stop_at_inputs: bool = True) -> set[str]:
-        """Names of the nodes that the outputs need, by data or by control.
+        """Return the names of the nodes that the outputs need, as data or as control dependencies.
 
         Args:
-            stop_at_inputs: do not look behind a node that is fed.
+            stop_at_inputs: do not include the producers of graph inputs.
 
         Raises:
-            GraphError: a name on the way is not in the graph.
+            GraphError: an input of a reachable node is not in the graph.
         """
         stop = self.input_names if stop_at_inputs else frozenset()
-        found: set[str] = set()
+        names: set[str] = set()
         stack = [edge.node for edge in self.outputs]
         while stack:
             name = stack.pop()
-            if name in found:
+            if name in names:
                 continue
             node = self.nodes.get(name)
             if node is None:
-                # Of a broken file, a name may go over several lines.
-                said = repr(name)[1:-1]
-                reader = next((node.name for node in self.nodes.values() if name in node.sources), "")
+                # A name in a broken file may have several lines.
+                quoted = repr(name)[1:-1]
+                consumer = next((node.name for node in self.nodes.values() if name in node.sources), "")
                 raise GraphError(
-                    f"Input node {said} not found in graph" + (f": {reader} reads it" if reader else ""),
+                    f"Input node {quoted} not found in graph" + (f": it is an input of {consumer}" if consumer else ""),
                     hint=did_you_mean(name, self.nodes) or "check --outputs: quantkit summarize lists the outputs",
                 )
-            found.add(name)
+            names.add(name)
             if name not in stop:
                 stack.extend(node.sources)
-        return found
+        return names
 
     @cached_property
     def op_counts(self) -> Mapping[str, int]:
-        """How many nodes there are of each op, most first."""
+        """Number of nodes of each op type, most frequent first."""
         counts: dict[str, int] = {}
         for node in self.nodes.values():
             counts[node.op] = counts.get(node.op, 0) + 1
         return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
     def __repr__(self) -> str:
-        ends = f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
-        return f"Graph({len(self.nodes)} nodes, {ends})"
+        endpoints = f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
+        return f"Graph({len(self.nodes)} nodes, {endpoints})"
 
 
 def _read_inputs(written: Iterable[str]) -> tuple[tuple[Edge, ...], tuple[str, ...]]:
-    """What inputs that are given as texts read, and what they wait for."""
+    """Split inputs in GraphDef notation into edges and control dependencies."""
     edges: list[Edge] = []
     controls: list[str] = []
     for text in written:

@@ -1,10 +1,10 @@
-"""Patterns: what a piece of a graph looks like, written like the expression it computes.
+"""Patterns of subgraphs, written like the expression that the subgraph computes.
 
     op("Mul")(op("Conv2D|MatMul", "layer")(any_("x"), const("weights")), const("scale"))
 
 matches ``(x * weights) * scale`` and binds `layer`, `x`, `weights`, `scale` and `root` (the Mul) to nodes.
-Inputs are matched in order; control inputs do not count. A pattern whose inputs are given matches only a
-node with exactly that many. Only port 0 of a matched node is followed, save for `any_`.
+Inputs are matched in order; control dependencies are ignored. A pattern with inputs matches only a node with
+exactly that number of inputs. Only output 0 of a matched node matches, except for `any_`.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from quantkit.ir.graph import Edge, Graph, Node
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a node must be.
+    """Condition on a node and its inputs.
 
     Attributes:
-        ops: allowed op types; empty: any.
-        name: what the node is bound to, or nothing.
-        inputs: patterns of its inputs; None: do not look.
-        is_constant: it must be a constant with a value.
-        either_order: the two inputs may come in any order.
+        ops: allowed op types; empty for any.
+        name: name that the node is bound to; empty for none.
+        inputs: patterns of the inputs; None for any inputs.
+        is_constant: the node must be a constant with a value.
+        either_order: the two inputs may be in any order.
     """
 
     ops: frozenset[str] = frozenset()
@@ -40,32 +40,32 @@ class Pattern:
 
 
 def op(ops: str, name: str = "") -> Pattern:
-    """A node of one of the types in ``ops``, separated by ``|``."""
+    """Match a node of one of the op types in ``ops``, separated by ``|``."""
     return Pattern(frozenset(ops.split("|")), name)
 
 
-def swapped(ops: str, name: str = "") -> Pattern:
-    """Like `op`, for a commutative op of two inputs: both orders match."""
+def commutative(ops: str, name: str = "") -> Pattern:
+    """Match a commutative op of two inputs like `op`, with the inputs in any order."""
     return Pattern(frozenset(ops.split("|")), name, either_order=True)
 
 
 def any_(name: str = "") -> Pattern:
-    """Whatever puts a tensor there."""
+    """Match any producer."""
     return Pattern(name=name)
 
 
 def const(name: str = "") -> Pattern:
-    """A constant that is not fed."""
+    """Match a constant that is not a graph input."""
     return Pattern(name=name, is_constant=True)
 
 
 @dataclass(frozen=True)
 class Match:
-    """Where a pattern was found.
+    """Match of a pattern.
 
     Attributes:
-        root: the node the pattern's head matched.
-        names: nodes by the names the pattern binds, and the root as ``root``.
+        root: node that the outermost pattern matched.
+        names: nodes by the names that the pattern binds, and the root as ``root``.
     """
 
     root: Node
@@ -73,16 +73,16 @@ class Match:
 
 
 def match(pattern: Pattern, graph: Graph, root: Node) -> Match | None:
-    """The match of ``pattern`` whose head is ``root``, or None."""
-    names = _bound(pattern, graph, root, {})
+    """Return the match of ``pattern`` at ``root``, or None."""
+    names = _bind(pattern, graph, root, {})
     return None if names is None else Match(root, {**names, "root": root})
 
 
 Names = dict[str, Node]
 
 
-def _bound(pattern: Pattern, graph: Graph, node: Node, names: Names) -> Names | None:
-    """The names with those that the pattern binds at a node; None: it does not match."""
+def _bind(pattern: Pattern, graph: Graph, node: Node, names: Names) -> Names | None:
+    """Return ``names`` with the nodes that the pattern binds at ``node``; None if the pattern does not match."""
     if pattern.ops and node.op not in pattern.ops:
         return None
     if pattern.is_constant and not (node.is_constant and "value" in node.attrs and node.name not in graph.input_names):
@@ -96,17 +96,17 @@ def _bound(pattern: Pattern, graph: Graph, node: Node, names: Names) -> Names | 
     if len(node.inputs) != len(pattern.inputs):
         return None
     for edges in (node.inputs, node.inputs[::-1]) if pattern.either_order else (node.inputs,):
-        found = _bound_inputs(pattern.inputs, graph, edges, names)
-        if found is not None:
-            return found
+        bound = _bind_inputs(pattern.inputs, graph, edges, names)
+        if bound is not None:
+            return bound
     return None
 
 
-def _bound_inputs(patterns: tuple[Pattern, ...], graph: Graph, edges: tuple[Edge, ...], names: Names) -> Names | None:
-    found: Names | None = names
-    for part, edge in zip(patterns, edges, strict=True):
-        source = graph.nodes.get(edge.node)
-        if found is None or source is None or (edge.port and not part.matches_all):
+def _bind_inputs(patterns: tuple[Pattern, ...], graph: Graph, edges: tuple[Edge, ...], names: Names) -> Names | None:
+    bound: Names | None = names
+    for pattern, edge in zip(patterns, edges, strict=True):
+        producer = graph.nodes.get(edge.node)
+        if bound is None or producer is None or (edge.port and not pattern.matches_all):
             return None
-        found = _bound(part, graph, source, found)
-    return found
+        bound = _bind(pattern, graph, producer, bound)
+    return bound

@@ -1,8 +1,8 @@
-"""Rules, and the one driver that applies them.
+"""Rewrite rules and the driver that applies them.
 
-A rule is a pattern and a function of the nodes it binds. The function returns the nodes that take the
-place of the matched root (the last one takes over its name and its readers), or a `Skip` that says why
-this match is left as it is.
+A rule is a pattern and a function of the nodes that the pattern binds. The function returns the nodes that replace
+the matched root (the last one takes over its name and its consumers), or a `Skip` with the reason why this match
+stays unchanged.
 """
 
 import inspect
@@ -16,19 +16,19 @@ from quantkit.ir.check import verify
 from quantkit.ir.graph import LOOP_MERGES, SWITCHES, Edge, Graph, Node, Use
 from quantkit.ir.pattern import Match, Pattern, match
 
-# A rule may match again where it just rewrote; one that never stops is a mistake in the rule.
-MOST_TURNS = 1000
-# How many tensors behind what a root reads are looked at, to see whether they are computed in one branch only.
-MOST_READ = 256
+# A rule may match again where it has rewritten; a rule that matches without end is an error in the rule.
+MAX_ITERATIONS = 1000
+# Number of upstream tensors of a root that are checked for belonging to one branch only.
+MAX_UPSTREAM_TENSORS = 256
 
 
 @dataclass(frozen=True)
 class Skip:
-    """A near-match that is left alone, and why.
+    """Near-match that a rule did not rewrite, with the reason.
 
     Attributes:
-        reason: one clause, naming the node that stands in the way.
-        node: the node that would have changed; the driver fills it in.
+        reason: one clause that names the node that prevents the rewrite.
+        node: the node that would have changed; set by the driver if empty.
     """
 
     reason: str
@@ -39,12 +39,12 @@ class Skip:
 
 
 class Outcome(NamedTuple):
-    """What a transform made.
+    """Result of a transform.
 
     Attributes:
         graph: the new graph.
-        changes: what was matched and done, a line each.
-        skips: near-matches that were declined.
+        changes: one line for each rewrite.
+        skips: near-matches that were not rewritten.
     """
 
     graph: Graph
@@ -57,215 +57,220 @@ Rewrite = Callable[..., Sequence[Node] | Skip | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """A pattern and what to do where it is found.
+    """Pattern and the function that rewrites its matches.
 
     Attributes:
-        pattern: what to look for; its head names the op types it is about.
-        rewrite: called with ``graph`` and the nodes the pattern binds, by the names of its parameters
-            (`root` is the head of the match). The nodes it returns replace those that bear their names, where
-            these stand; the others go in front of the root. None means: not this match, and not worth a word.
+        pattern: pattern to match; its outermost part has the op types of the roots.
+        rewrite: function of ``graph`` and of nodes that the pattern binds, by parameter name (`root` is the matched
+            root). Nodes that it returns replace the nodes of the same names in place; other nodes are inserted
+            before the root. It returns None if the match does not qualify and needs no skip.
+        parameters: names of the bound nodes that ``rewrite`` takes.
     """
 
     pattern: Pattern
     rewrite: Rewrite
-    wants: tuple[str, ...] = field(default=())
+    parameters: tuple[str, ...] = field(default=())
 
-    def __call__(self, graph: Graph, found: Match) -> Sequence[Node] | Skip | None:
-        return self.rewrite(graph, **{name: found.names[name] for name in self.wants})
+    def __call__(self, graph: Graph, match: Match) -> Sequence[Node] | Skip | None:
+        return self.rewrite(graph, **{name: match.names[name] for name in self.parameters})
 
 
 def rule(pattern: Pattern) -> Callable[[Rewrite], Rule]:
-    """Make a `Rule` of a function; its parameters after ``graph`` are names that the pattern binds."""
+    """Create a `Rule` from a function; its parameters after ``graph`` are names that the pattern binds."""
 
-    def made(rewrite: Rewrite) -> Rule:
-        wants = tuple(name for name in inspect.signature(rewrite).parameters if name != "graph")
-        return Rule(pattern, rewrite, wants)
+    def decorate(rewrite: Rewrite) -> Rule:
+        parameters = tuple(name for name in inspect.signature(rewrite).parameters if name != "graph")
+        return Rule(pattern, rewrite, parameters)
 
-    return made
+    return decorate
 
 
 def apply_rules(graph: Graph, *rules: Rule) -> Outcome:
-    """Apply rules until none matches, in execution order.
+    """Apply rules in topological order until none matches.
 
-    Each root is offered to the rules in turn, until one rewrites it or declines it with a `Skip`. The graph a rule
-    sees holds what was rewritten before. Nodes that a rewrite leaves unread go, unless they are ends of the graph;
-    the new root waits for what they waited for, and who waited for them waits for what they read.
+    Each root is tried with the rules in order, until one returns nodes or a `Skip`. A rule gets the graph with all
+    earlier rewrites. Nodes that a rewrite leaves without consumers are removed, except graph inputs and outputs: the
+    new root takes over their control dependencies, and nodes with a control dependency on a removed node depend on
+    the inputs of that node instead.
 
     Args:
-        graph: what to rewrite; it stays as it is.
-        rules: each with op types at its pattern's head.
+        graph: graph to rewrite; it does not change.
+        rules: rules whose patterns name the op types of the roots.
 
     Returns:
-        The graph, a line for each rewrite, and the skips of the final graph.
+        The graph, one line for each rewrite, and the skips of the final graph.
 
     Raises:
-        GraphError: a name in the graph resolves to nothing; there is something to rewrite, but the nodes form a
-            cycle; a rule keeps matching what it made.
+        GraphError: a name in the graph does not resolve; a rule matches in a graph with a cycle; a rule matches its
+            own result without end.
     """
-    heads: dict[str, list[Rule]] = {}
-    for one in rules:
-        for name in one.pattern.ops:
-            heads.setdefault(name, []).append(one)
+    rules_of_op: dict[str, list[Rule]] = {}
+    for rule_ in rules:
+        for name in rule_.pattern.ops:
+            rules_of_op.setdefault(name, []).append(rule_)
     verify(graph)
-    skips = _skips_where_nothing_is_done(graph, heads)
+    skips = _skips_if_unchanged(graph, rules_of_op)
     if skips is not None:
         return Outcome(graph, (), skips)
-    workpiece = _Workpiece(graph)
+    editor = _GraphEditor(graph)
     changes: list[str] = []
     order: Sequence[str] = graph.order
-    for _ in range(MOST_TURNS):
-        done, declined = _sweep(workpiece, order, heads)
-        if not done:
-            final = workpiece.graph()
-            return Outcome(final, tuple(changes), tuple(declined[name] for name in final.nodes if name in declined))
-        changes.extend(done)
-        order = workpiece.settle()
-    raise _endless(changes[-1])
+    for _ in range(MAX_ITERATIONS):
+        new_changes, root_skips = _sweep(editor, order, rules_of_op)
+        if not new_changes:
+            final = editor.graph()
+            return Outcome(final, tuple(changes), tuple(root_skips[name] for name in final.nodes if name in root_skips))
+        changes.extend(new_changes)
+        order = editor.update_order()
+    raise _endless_rule_error(changes[-1])
 
 
-def _skips_where_nothing_is_done(graph: Graph, heads: Mapping[str, list[Rule]]) -> tuple[Skip, ...] | None:
-    """The skips, if no rule rewrites anything; else None. Most calls end here, without sorting the graph."""
+def _skips_if_unchanged(graph: Graph, rules_of_op: Mapping[str, list[Rule]]) -> tuple[Skip, ...] | None:
+    """Return the skips if no rule rewrites a node, else None. Most calls end here, without sorting the graph."""
     skips: list[Skip] = []
     for name, root in graph.nodes.items():
-        made = _first(graph, root, heads[root.op]) if root.op in heads else None
-        if isinstance(made, Skip):
-            skips.append(Skip(made.reason, made.node or name))
-        elif made is not None:
+        result = _apply_first(graph, root, rules_of_op[root.op]) if root.op in rules_of_op else None
+        if isinstance(result, Skip):
+            skips.append(Skip(result.reason, result.node or name))
+        elif result is not None:
             return None
     return tuple(skips)
 
 
 def _sweep(
-    workpiece: "_Workpiece", order: Sequence[str], heads: Mapping[str, list[Rule]]
+    editor: "_GraphEditor", order: Sequence[str], rules_of_op: Mapping[str, list[Rule]]
 ) -> tuple[list[str], dict[str, Skip]]:
-    """Offer each node to the rules once, and again where it was rewritten; what was done, and skips by root."""
-    view = workpiece.view
-    done: list[str] = []
+    """Try the rules on each node, repeatedly on rewritten ones; return the changes and the skips by root."""
+    view = editor.view
+    changes: list[str] = []
     skips: dict[str, Skip] = {}
     for name in order:
-        for turn in count():
+        for iteration in count():
             root = view.nodes.get(name)
-            made = None if root is None else _first(view, root, heads.get(root.op, ()))
-            if root is None or made is None:
+            result = None if root is None else _apply_first(view, root, rules_of_op.get(root.op, ()))
+            if root is None or result is None:
                 break
-            if isinstance(made, Skip):
-                skips[name] = Skip(made.reason, made.node or name)
+            if isinstance(result, Skip):
+                skips[name] = Skip(result.reason, result.node or name)
                 break
-            workpiece.rewrite(root, made)
-            done.append(describe(root, made))
-            if turn == MOST_TURNS:
-                raise _endless(done[-1])
-    return done, skips
+            editor.rewrite(root, result)
+            changes.append(describe(root, result))
+            if iteration == MAX_ITERATIONS:
+                raise _endless_rule_error(changes[-1])
+    return changes, skips
 
 
-def _endless(change: str) -> GraphError:
-    return GraphError(f"a rule rewrites for ever: {change}", hint="a rule must not match what it makes")
+def _endless_rule_error(change: str) -> GraphError:
+    return GraphError(f"a rule never stops rewriting: {change}", hint="a rule must not match its own result")
 
 
-def _first(graph: Graph, root: Node, rules: Sequence[Rule]) -> Sequence[Node] | Skip | None:
-    """What the first rule makes of a root that says anything about it."""
-    for one in rules:
-        found = match(one.pattern, graph, root)
-        made = one(graph, found) if found else None
-        if made:
-            return made if isinstance(made, Skip) else _dead_or_alive(graph, root, made)
+def _apply_first(graph: Graph, root: Node, rules: Sequence[Rule]) -> Sequence[Node] | Skip | None:
+    """Return the result of the first rule that rewrites or skips ``root``."""
+    for rule_ in rules:
+        root_match = match(rule_.pattern, graph, root)
+        result = rule_(graph, root_match) if root_match else None
+        if result:
+            return result if isinstance(result, Skip) else _keep_branch(graph, root, result)
     return None
 
 
-def _dead_or_alive(graph: Graph, root: Node, made: Sequence[Node]) -> Sequence[Node] | Skip:
-    """The nodes that a rule made, waiting for what the root read and they do not.
+def _keep_branch(graph: Graph, root: Node, nodes: Sequence[Node]) -> Sequence[Node] | Skip:
+    """Add control dependencies to the replacement of ``root`` so that it runs in the same branch as ``root``.
 
-    Behind a Switch, a node runs only where all that it reads was computed; one that reads less would run in both
-    branches, and in a loop once too often.
+    After a Switch, a node runs only if all of its inputs were computed. A replacement with fewer inputs would run in
+    both branches, and in a loop for one iteration more.
     """
     if SWITCHES.isdisjoint(graph.op_counts):
-        return made
-    names = {node.name for node in made}
-    read = {edge for node in made for edge in node.inputs if edge.node not in names}
-    waited = {name for node in made for name in node.controls}
-    waits: dict[str, None] = {}
+        return nodes
+    names = {node.name for node in nodes}
+    edges = {edge for node in nodes for edge in node.inputs if edge.node not in names}
+    controls = {name for node in nodes for name in node.controls}
+    added: dict[str, None] = {}
     for edge in root.inputs:
-        if _decides(graph, edge, read, waited, MOST_READ):
+        if _is_implied(graph, edge, edges, controls, MAX_UPSTREAM_TENSORS):
             continue
         node = graph[edge.node]
         if node.op in SWITCHES or node.name in names:
-            return Skip(f"{edge} may be of a branch that is not taken, where nothing must take its place")
-        waits.update(dict.fromkeys(node.controls if node.is_constant else (node.name,)))
-    last = made[-1]
-    return [*made[:-1], last.with_(controls=tuple(dict.fromkeys((*last.controls, *waits))))] if waits else made
+            return Skip(f"{edge} may belong to a branch that is not taken, where no replacement may run")
+        added.update(dict.fromkeys(node.controls if node.is_constant else (node.name,)))
+    last = nodes[-1]
+    return [*nodes[:-1], last.with_(controls=tuple(dict.fromkeys((*last.controls, *added))))] if added else nodes
 
 
-def _decides(graph: Graph, edge: Edge, read: set[Edge], waited: set[str], steps: int) -> bool:
-    """Whether an edge is computed wherever all of these are."""
+def _is_implied(graph: Graph, edge: Edge, edges: set[Edge], controls: set[str], steps: int) -> bool:
+    """Return True if ``edge`` is computed whenever all of ``edges`` and ``controls`` are."""
     node = graph[edge.node]
-    if edge in read or not node.sources or (node.name in waited and node.op not in SWITCHES):
+    if edge in edges or not node.sources or (node.name in controls and node.op not in SWITCHES):
         return True
     if node.op in SWITCHES or node.op in LOOP_MERGES or not steps or len(node.inputs) > steps:
         return False
-    # What a node waited for that is not read any more, its readers wait for.
-    if node.controls and graph.is_shared(node) and not waited.issuperset(node.controls):
+    # A node that loses its last consumer forwards only its control dependencies.
+    if node.controls and graph.is_shared(node) and not controls.issuperset(node.controls):
         return False
-    return all(_decides(graph, one, read, waited, steps // max(len(node.inputs), 1)) for one in node.inputs)
+    steps //= max(len(node.inputs), 1)
+    return all(_is_implied(graph, source, edges, controls, steps) for source in node.inputs)
 
 
-def describe(root: Node, made: Sequence[Node]) -> str:
-    """One line about a rewrite: the root, what it became, and the other nodes that were made or changed."""
-    became = root.op if made[-1].op == root.op else f"{root.op} -> {made[-1].op}"
-    others = ", ".join(dict.fromkeys(f"{node.name} ({node.op})" for node in made[:-1]))
-    return f"{root.name} ({became})" + (f" with {others}" if others else "")
+def describe(root: Node, nodes: Sequence[Node]) -> str:
+    """Return one line about a rewrite: the root, its new op type, and the other nodes added or changed."""
+    op = root.op if nodes[-1].op == root.op else f"{root.op} -> {nodes[-1].op}"
+    others = ", ".join(dict.fromkeys(f"{node.name} ({node.op})" for node in nodes[:-1]))
+    return f"{root.name} ({op})" + (f" with {others}" if others else "")
 
 
-def free_name(graph: Graph, wanted: str) -> str:
-    """A name no node has: the wanted one, or that with a number."""
-    if wanted not in graph:
-        return wanted
-    return next(name for number in count(1) if (name := f"{wanted}_{number}") not in graph)
+def free_name(graph: Graph, name: str) -> str:
+    """Return ``name`` if no node has it, else ``name`` with a number appended."""
+    if name not in graph:
+        return name
+    return next(numbered for number in count(1) if (numbered := f"{name}_{number}") not in graph)
 
 
-def sharing_reason(graph: Graph, node: Node, reader: Node) -> str:
-    """A clause that says who needs the tensors of ``node`` besides one slot of ``reader``; empty: nobody.
+def sharing_reason(graph: Graph, node: Node, consumer: Node) -> str:
+    """Return a clause with the use of ``node`` besides one input of ``consumer``; empty if there is none.
 
-    Nodes that only wait for ``node`` do not see its values, and do not count.
+    Control dependencies on ``node`` do not use its values and do not count.
     """
     if node.name in graph.endpoint_names:
         return f"{node.name} is an {'output' if node.name in graph.output_names else 'input'} of the graph"
-    readings = (use.node.name for use in graph.node_uses.get(node.name, ()) if use.slot >= 0)
-    first = list(islice(readings, 2))
+    consumers = (use.node.name for use in graph.node_uses.get(node.name, ()) if use.slot >= 0)
+    first = list(islice(consumers, 2))
     if len(first) < 2:
         return ""
-    others = [name for name in first if name != reader.name]
-    return f"{node.name} is shared: {others[0]} reads it too" if others else f"{reader.name} reads {node.name} twice"
+    others = [name for name in first if name != consumer.name]
+    if others:
+        return f"{node.name} is shared: {others[0]} is a consumer too"
+    return f"{node.name} is an input of {consumer.name} twice"
 
 
 class _UseList(Sequence[Use]):
-    """Uses that are looked up as they are asked for: the table of a shared constant may be long, and change often."""
+    """Uses that are looked up on access: the table of a shared constant may be long and change often."""
 
     def __init__(self, table: Mapping[tuple[str, int], None], nodes: Mapping[str, Node]) -> None:
         self._table = table
         self._nodes = nodes
 
     def __iter__(self) -> Iterator[Use]:
-        return (Use(self._nodes[reader], slot) for reader, slot in self._table)
+        return (Use(self._nodes[consumer], slot) for consumer, slot in self._table)
 
     def __len__(self) -> int:
         return len(self._table)
 
     @overload
-    def __getitem__(self, place: int) -> Use: ...
+    def __getitem__(self, index: int) -> Use: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Use]: ...
-    def __getitem__(self, place: int | slice) -> Use | Sequence[Use]:
-        return tuple(self)[place]
+    def __getitem__(self, index: slice) -> Sequence[Use]: ...
+    def __getitem__(self, index: int | slice) -> Use | Sequence[Use]:
+        return tuple(self)[index]
 
 
-class _Readers(Mapping[str, Sequence[Use]]):
-    """`Graph.node_uses` of a graph whose nodes change: touched names are kept as tables, the others as they were."""
+class _NodeUses(Mapping[str, Sequence[Use]]):
+    """`Graph.node_uses` of a graph whose nodes change; only the entries of changed nodes are copied."""
 
     def __init__(self, graph: Graph, nodes: Mapping[str, Node]) -> None:
         self._before = graph.node_uses
         self._nodes = nodes
         self._tables: dict[str, dict[tuple[str, int], None]] = {}
-        self._num_readings: dict[str, int] = {}
+        self._num_inputs: dict[str, int] = {}
 
     def __getitem__(self, name: str) -> Sequence[Use]:
         table = self._tables.get(name)
@@ -277,30 +282,30 @@ class _Readers(Mapping[str, Sequence[Use]]):
     def __len__(self) -> int:
         return len({**self._before, **self._tables})
 
-    def is_read(self, name: str) -> bool:
-        """Whether an input slot reads the node."""
-        if name in self._num_readings:
-            return self._num_readings[name] > 0
+    def has_consumers(self, name: str) -> bool:
+        """Return True if the node has consumers; control dependencies do not count."""
+        if name in self._num_inputs:
+            return self._num_inputs[name] > 0
         return any(use.slot >= 0 for use in self[name])
 
     def change(self, old: Node | None, new: Node | None) -> None:
-        """One reader was replaced by another of the same name (None: there was, or is, none)."""
-        for node, adding in ((old, False), (new, True)):
+        """Update the index after a node was added (old is None), removed (new is None) or replaced."""
+        for node, is_new in ((old, False), (new, True)):
             if node is None:
                 continue
             for slot, edge in enumerate(node.inputs):
-                self._set(edge.node, (node.name, slot), adding)
+                self._set(edge.node, (node.name, slot), is_new)
             for name in node.controls:
-                self._set(name, (node.name, -1), adding)
+                self._set(name, (node.name, -1), is_new)
 
-    def _set(self, name: str, key: tuple[str, int], adding: bool) -> None:
+    def _set(self, name: str, key: tuple[str, int], is_new: bool) -> None:
         table = self._tables.get(name)
         if table is None:
             table = self._tables[name] = {(use.node.name, use.slot): None for use in self._before.get(name, ())}
-            self._num_readings[name] = sum(1 for _, slot in table if slot >= 0)
-        if adding != (key in table):
-            self._num_readings[name] += (1 if adding else -1) * (key[1] >= 0)
-        if adding:
+            self._num_inputs[name] = sum(1 for _, slot in table if slot >= 0)
+        if is_new != (key in table):
+            self._num_inputs[name] += (1 if is_new else -1) * (key[1] >= 0)
+        if is_new:
             table[key] = None
         else:
             table.pop(key, None)
@@ -309,51 +314,51 @@ class _Readers(Mapping[str, Sequence[Use]]):
 class _Uses(Mapping[Edge, tuple[Use, ...]]):
     """`Graph.uses` of a graph whose nodes change."""
 
-    def __init__(self, readers: _Readers) -> None:
-        self._readers = readers
+    def __init__(self, node_uses: _NodeUses) -> None:
+        self._node_uses = node_uses
 
     def __getitem__(self, edge: Edge) -> tuple[Use, ...]:
-        uses = self._readers[edge.node]
+        uses = self._node_uses[edge.node]
         return tuple(use for use in uses if use.slot >= 0 and use.node.inputs[use.slot].port == edge.port)
 
     def __iter__(self) -> Iterator[Edge]:
-        edges = (use.node.inputs[use.slot] for name in self._readers for use in self._readers[name] if use.slot >= 0)
-        return iter(dict.fromkeys(edges))
+        uses = (use for name in self._node_uses for use in self._node_uses[name] if use.slot >= 0)
+        return iter(dict.fromkeys(use.node.inputs[use.slot] for use in uses))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
-class _Workpiece:
-    """A graph under the driver's hands.
+class _GraphEditor:
+    """Graph that the driver edits in place.
 
-    Rebuilding a `Graph` and its indexes after each rewrite would cost a pass over all nodes, so `view` is the one
-    graph that changes, and only here: its nodes and its two reader indexes are kept current edit by edit.
+    Rebuilding a `Graph` and its indexes after each rewrite would visit all nodes. Therefore `view` is the
+    only graph that changes, and only here: its nodes and its two use indexes are updated with each edit.
     """
 
     def __init__(self, graph: Graph) -> None:
         self._before = graph
         self._order = tuple(graph.nodes)
         self._nodes = dict(graph.nodes)
-        self._readers = _Readers(graph, self._nodes)
-        self._in_front: dict[str, list[str]] = {}
+        self._node_uses = _NodeUses(graph, self._nodes)
+        self._inserted_before: dict[str, list[str]] = {}
         self.view = replace(graph, nodes=self._nodes)
-        self.view.__dict__.update(node_uses=self._readers, uses=_Uses(self._readers))
+        self.view.__dict__.update(node_uses=self._node_uses, uses=_Uses(self._node_uses))
 
-    def rewrite(self, root: Node, made: Sequence[Node]) -> None:
-        """Put the nodes a rule made in the place of ``root``."""
-        moved = made[-1].name
-        unread: list[str] = []
-        for node in (*made[:-1], made[-1].with_(name=root.name)):
+    def rewrite(self, root: Node, nodes: Sequence[Node]) -> None:
+        """Replace ``root`` by the nodes that a rule returned."""
+        moved = nodes[-1].name
+        producers: list[str] = []
+        for node in (*nodes[:-1], nodes[-1].with_(name=root.name)):
             old = self._nodes.get(node.name)
             if old is None:
-                self._in_front.setdefault(root.name, []).append(node.name)
+                self._inserted_before.setdefault(root.name, []).append(node.name)
             else:
-                unread.extend(edge.node for edge in old.inputs)
+                producers.extend(edge.node for edge in old.inputs)
             self._put(node)
-        waits = (*self._nodes[root.name].controls, *root.controls, *self._swept(unread, moved))
+        names = (*self._nodes[root.name].controls, *root.controls, *self._remove_unused(producers, moved))
         current = self._nodes[root.name]
-        controls = tuple(name for name in dict.fromkeys(waits) if name in self._nodes and name != root.name)
+        controls = tuple(name for name in dict.fromkeys(names) if name in self._nodes and name != root.name)
         self._put(replace(current, controls=controls))
 
     def _put(self, node: Node) -> None:
@@ -361,43 +366,44 @@ class _Workpiece:
         old = self._nodes.get(node.name)
         if old is not node:
             self._nodes[node.name] = node
-            self._readers.change(old, node)
+            self._node_uses.change(old, node)
 
-    def _swept(self, names: Sequence[str], moved: str) -> list[str]:
-        """Remove what is not read any more, from the readers back; the names of what it waited for.
+    def _remove_unused(self, names: Sequence[str], moved: str) -> list[str]:
+        """Remove nodes without consumers, from the given names upstream; return their control dependencies.
 
-        A node that others wait for stays, as its effect may be what they wait for, unless it has just ``moved``
-        to the root: then they wait for what it reads, which can not close a cycle. It stays where that is a Switch.
+        A node that others have a control dependency on stays, because its side effect may be needed, unless it has
+        just ``moved`` to the root: the control dependencies then go to its inputs, which cannot close a cycle. It
+        stays if such an input is a Switch.
         """
-        waits: list[str] = []
+        removed_controls: list[str] = []
         stack = [*names]
         while stack:
             name = stack.pop()
             node = self._nodes.get(name)
-            if node is None or name in self.view.endpoint_names or self._readers.is_read(name):
+            if node is None or name in self.view.endpoint_names or self._node_uses.has_consumers(name):
                 continue
-            waiting = tuple(self._readers[name])
+            control_uses = tuple(self._node_uses[name])
             sources = [edge.node for edge in node.inputs]
-            if waiting and (name != moved or any(self._nodes[source].op in SWITCHES for source in sources)):
+            if control_uses and (name != moved or any(self._nodes[source].op in SWITCHES for source in sources)):
                 continue
-            before = [*(source for source in sources if not self._nodes[source].is_constant), *node.controls]
-            for use in waiting:
-                reader = self._nodes[use.node.name]
-                read = {name, *(edge.node for edge in reader.inputs)}
-                controls = dict.fromkeys(one for one in (*reader.controls, *before) if one not in read)
-                self._put(replace(reader, controls=tuple(controls)))
-            self._readers.change(node, None)
+            upstream = [*(source for source in sources if not self._nodes[source].is_constant), *node.controls]
+            for use in control_uses:
+                dependent = self._nodes[use.node.name]
+                obsolete = {name, *(edge.node for edge in dependent.inputs)}
+                controls = dict.fromkeys(name for name in (*dependent.controls, *upstream) if name not in obsolete)
+                self._put(replace(dependent, controls=tuple(controls)))
+            self._node_uses.change(node, None)
             del self._nodes[name]
-            waits.extend(node.controls)
+            removed_controls.extend(node.controls)
             stack.extend(sources)
-        return waits
+        return removed_controls
 
-    def settle(self) -> tuple[str, ...]:
-        """The names in file order; what was added stands in front of the root it was made for."""
-        names = (one for name in self._order for one in (*self._in_front.pop(name, ()), name))
+    def update_order(self) -> tuple[str, ...]:
+        """Return the names in file order; added nodes come before the root that they were added for."""
+        names = (name for root in self._order for name in (*self._inserted_before.pop(root, ()), root))
         self._order = tuple(name for name in dict.fromkeys(names) if name in self._nodes)
         return self._order
 
     def graph(self) -> Graph:
-        """The graph as it is now."""
-        return replace(self._before, nodes={name: self._nodes[name] for name in self.settle()})
+        """Return the present graph."""
+        return replace(self._before, nodes={name: self._nodes[name] for name in self.update_order()})

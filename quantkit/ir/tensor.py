@@ -1,9 +1,8 @@
-"""Tensors whose values are read when they are needed.
+"""Tensors with lazy values.
 
-A `Tensor` knows its type and shape; its values stay where they are (a view of the file's bytes, an
-array, or a computation still to be done) until `array` is asked for. Graphs share tensors, so that
-copying or transforming a graph copies no weights, and a weight that is folded on the way is computed
-while it is written.
+A `Tensor` has a type and a shape; `array` reads its values on access from a view of the file, from an array in memory,
+or from a computation. Graphs share tensors: copying or transforming a graph copies no weights, and a folded weight is
+computed when it is written.
 """
 
 import math
@@ -18,13 +17,13 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# Results of a computation up to this size are kept; larger ones are made anew at each use, because
-# keeping them would hold a second copy of the network in memory.
-KEPT_BYTES = 1 << 16
+# Computed values up to this size are cached; larger ones are computed again at each access, because caching them would
+# need the memory of a second copy of the network.
+CACHE_LIMIT_BYTES = 1 << 16
 
 
 class DType(Enum):
-    """Element types; the values are TensorFlow's short words, as recipes write them."""
+    """Element types; the values are TensorFlow's short type names, as recipes write them."""
 
     FLOAT = "float"
     DOUBLE = "double"
@@ -56,7 +55,7 @@ class DType(Enum):
 
     @cached_property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy type that holds the elements; quantized types are held by the integers they are.
+        """NumPy type of the elements; for quantized types, the integer type.
 
         Raises:
             TypeError: the type has no values (resources, variants).
@@ -65,14 +64,14 @@ class DType(Enum):
         if self in (DType.RESOURCE, DType.VARIANT):
             raise TypeError(f"{self.value} tensors have no values")
         if name.startswith(("bfloat", "float8", "int4", "uint4")):
-            import ml_dtypes  # only graphs that hold such numbers pay for it
+            import ml_dtypes  # imported only for graphs with such types
 
             return np.dtype(getattr(ml_dtypes, name))  # type: ignore[no-any-return]
         return np.dtype(name)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of one element; 0 where elements have no fixed size."""
+        """Size of one element in bytes; 0 if elements have no fixed size."""
         return 0 if self in _UNSIZED else self.numpy.itemsize
 
     @property
@@ -81,18 +80,18 @@ class DType(Enum):
 
     @classmethod
     def of(cls, dtype: npt.DTypeLike) -> "DType":
-        """The type of a NumPy array's elements.
+        """Return the element type of a NumPy type.
 
         Raises:
-            TypeError: no element type corresponds.
+            TypeError: there is no equivalent element type.
         """
         dtype = np.dtype(dtype)
         if dtype.kind in "OSU":
             return cls.STRING
         try:
-            return cls(_SHORT_WORDS.get(dtype.name, dtype.name))
+            return cls(_SHORT_NAMES.get(dtype.name, dtype.name))
         except ValueError:
-            raise TypeError(f"no tensor type holds NumPy's {dtype}") from None
+            raise TypeError(f"there is no tensor type for the NumPy type {dtype}") from None
 
 
 _NUMPY_NAMES = {
@@ -106,13 +105,13 @@ _NUMPY_NAMES = {
     "quint16": "uint16",
     "qint32": "int32",
 }
-_SHORT_WORDS = {"float32": "float", "float64": "double", "float16": "half"}
+_SHORT_NAMES = {"float32": "float", "float64": "double", "float16": "half"}
 _UNSIZED = (DType.STRING, DType.RESOURCE, DType.VARIANT)
 _FLOATS = (DType.FLOAT, DType.DOUBLE, DType.HALF, DType.BFLOAT16, DType.FLOAT8_E5M2, DType.FLOAT8_E4M3FN)
 
 
 class Shape:
-    """The sizes of a tensor's dimensions; None where a size, or the number of dimensions, is unknown.
+    """Sizes of a tensor's dimensions; None for an unknown size or an unknown rank.
 
     >>> Shape((None, 299, 299, 3))
     Shape(?, 299, 299, 3)
@@ -127,7 +126,7 @@ class Shape:
         object.__setattr__(self, "dims", None if dims is None else tuple(dims))
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a Shape does not change")
+        raise AttributeError("a Shape is immutable")
 
     @property
     def rank(self) -> int | None:
@@ -135,30 +134,30 @@ class Shape:
 
     @property
     def is_known(self) -> bool:
-        """Whether every size is known."""
+        """True if all sizes are known."""
         return self.dims is not None and None not in self.dims
 
     @property
-    def known(self) -> tuple[int, ...]:
-        """The sizes.
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of a fully known shape.
 
         Raises:
-            ValueError: some are unknown.
+            ValueError: a size is unknown.
         """
         if self.dims is None or None in self.dims:
             raise ValueError(f"{self} is not fully known")
         return tuple(size for size in self.dims if size is not None)
 
-    def takes(self, sizes: tuple[int, ...]) -> bool:
-        """Whether a tensor of these sizes has this shape, as far as it is known.
+    def accepts(self, sizes: tuple[int, ...]) -> bool:
+        """Return True if a tensor of these sizes matches the shape; unknown sizes match any size.
 
-        >>> Shape((None, 3)).takes((8, 3)), Shape((None, 3)).takes((3, 8)), Shape((None, 3)).takes((3,))
+        >>> Shape((None, 3)).accepts((8, 3)), Shape((None, 3)).accepts((3, 8)), Shape((None, 3)).accepts((3,))
         (True, False, False)
         """
         if self.dims is None:
             return True
         return len(self.dims) == len(sizes) and all(
-            size in (None, found) for size, found in zip(self.dims, sizes, strict=True)
+            dim in (None, size) for dim, size in zip(self.dims, sizes, strict=True)
         )
 
     def __eq__(self, other: object) -> bool:
@@ -179,14 +178,14 @@ class Shape:
 
 
 class Tensor:
-    """A constant: element type, shape, and values that are read on demand.
+    """Constant values: element type, shape, and values that are read on access.
 
     Args:
         dtype: element type.
         shape: sizes, all known.
-        load: makes the array; called at each use of a large tensor, once for a small one.
-        stored: how the file it came from wrote it. Only the format that made it looks inside, to write
-            the same again.
+        load: function that returns the array; called at each access of a large tensor, once for a small one.
+        stored: encoding of the values in their file; only the reader and writer of the format use it, to write
+            the same bytes again.
     """
 
     __slots__ = ("_array", "_load", "dtype", "shape", "stored")
@@ -202,11 +201,11 @@ class Tensor:
 
     @classmethod
     def of(cls, values: npt.ArrayLike, dtype: DType | None = None) -> Self:
-        """A tensor of values at hand, which must not be changed afterwards.
+        """Create a tensor from values in memory, which must not be changed afterwards.
 
         Args:
             values: any array; a Python float becomes float32, an int becomes int32.
-            dtype: element type where NumPy has no own one for it (``QUINT8`` for uint8 codes).
+            dtype: element type, if NumPy has no equivalent type (``QUINT8`` for uint8 quantized values).
         """
         if isinstance(values, np.ndarray | np.generic):
             array = np.asarray(values)
@@ -224,14 +223,14 @@ class Tensor:
 
     @property
     def array(self) -> Array:
-        """The values, read-only, of `shape`."""
+        """Values as a read-only array of `shape`."""
         if self._array is not None:
             return self._array
         array = self._load()
         if array.flags.writeable:
             array = array.view()
             array.flags.writeable = False
-        if self.num_bytes <= KEPT_BYTES:
+        if self.num_bytes <= CACHE_LIMIT_BYTES:
             self._array = array
         return array
 
@@ -241,12 +240,12 @@ class Tensor:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the values; 0 for strings, whose size only reading tells."""
+        """Size of the values in bytes; 0 for strings, whose size is not known before reading."""
         return self.num_elements * self.dtype.num_bytes
 
     @property
     def digest(self) -> bytes:
-        """16 bytes that are equal for equal type, shape and bits (so NaN equals the same NaN)."""
+        """Hash of 16 bytes, equal for equal type, shape and bits (so that NaN equals the same NaN)."""
         hashed = blake2b(f"{self.dtype.value}{self.shape}".encode(), digest_size=16)
         if self.dtype is DType.STRING:
             for item in self.array.reshape(-1):

@@ -80,7 +80,7 @@ def _shape(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Si
 
 @RULES.rule("Size")
 def _size(node: Node, given: Sequence[Shape], reads: Mapping[int, Sizes]) -> Sizes | None:
-    return _scalar(prod(given[0].known) if given[0].is_known else None)
+    return _scalar(prod(given[0].sizes) if given[0].is_known else None)
 
 
 @RULES.rule("Rank")

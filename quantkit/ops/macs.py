@@ -40,12 +40,12 @@ def multiply_adds(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
     slot = _WEIGHTS.get(node.op, 1)
     if len(read) <= slot or not out.is_known or not read[slot].is_known:
         return None
-    weights = read[slot].known
+    weights = read[slot].sizes
     if "MatMul" in node.op:
         is_turned = any(node.attrs.get(name) for name in ("transpose_b", "adj_y"))
-        return math.prod(out.known) * weights[-1 if is_turned else -2]
+        return math.prod(out.sizes) * weights[-1 if is_turned else -2]
     # A number of the result takes part in all places of the kernel: of one channel, or of all that its group reads.
-    return math.prod(out.known) * math.prod(weights[: 2 if "Depthwise" in node.op else -1])
+    return math.prod(out.sizes) * math.prod(weights[: 2 if "Depthwise" in node.op else -1])
 
 
 def _of_sum(node: Node, shapes: list[Shape]) -> int | None:
@@ -58,8 +58,8 @@ def _of_sum(node: Node, shapes: list[Shape]) -> int | None:
         if not shape.is_known:
             return None
         before, dots, behind = word.partition("...")
-        middle = len(shape.known) - len(before) - len(behind)
+        middle = len(shape.sizes) - len(before) - len(behind)
         letters = [*before, *(f".{place}" for place in range(middle, 0, -1) if dots), *behind]
-        for letter, size in zip(letters, shape.known, strict=False):
+        for letter, size in zip(letters, shape.sizes, strict=False):
             sizes[letter] = max(size, sizes.get(letter, 1))
     return math.prod(sizes.values())

@@ -1,7 +1,7 @@
 """The numpy engine: always there, slow, and readable enough to be believed.
 
 It runs TensorFlow graphs node after node with the kernels of `quantkit.ops.kernels`, those of a function where it is
-called, and drops every array after its last reader.
+function_names, and drops every array after its last reader.
 """
 
 from collections.abc import Mapping, Sequence

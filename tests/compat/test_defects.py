@@ -35,7 +35,7 @@ def classic(graph: Graph, recipe: str, inputs: str = "x", outputs: str = "y") ->
 def answers(graph: Graph) -> list[Array]:
     random = np.random.default_rng(SEED)
     with Reference().open(graph) as session, np.errstate(all="ignore"):
-        feeds = {info.name: random.uniform(-1, 1, info.shape.known).astype(info.dtype.numpy) for info in session.inputs}
+        feeds = {info.name: random.uniform(-1, 1, info.shape.sizes).astype(info.dtype.numpy) for info in session.inputs}
         found = session.run(feeds)
     return [found[info.name] for info in session.outputs]
 

@@ -82,7 +82,9 @@ def test_a_conversion_is_made_once(cache: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_other_nodes_and_other_ends_are_other_conversions(cache: Path) -> None:
     graph = Graph.of([placeholder("x", None, 2), node("y", "Atan", "x"), node("z", "Neg", "y")], ["x"], ["z"])
-    digests = {cache.digest(one, ()) for one in (graph, graph.with_endpoints(["y"], None), small(), small("Sin"))}
+    digests = {
+        conversion_cache.digest(one, ()) for one in (graph, graph.with_endpoints(["y"], None), small(), small("Sin"))
+    }
     assert len(digests) == 4
 
 
@@ -156,5 +158,5 @@ def test_the_oldest_conversions_go_first(tmp_path: Path) -> None:
     for age, name in enumerate(("new", "middle", "old")):
         (tmp_path / name).write_bytes(b"x" * 10)
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    cache._drop_oldest(tmp_path, 25)
+    conversion_cache._drop_oldest(tmp_path, 25)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["middle", "new"]

@@ -160,7 +160,7 @@ def recipes(folder: Path) -> list[bytes]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file: how it is called, read and made, and its share of all files."""
+    """A kind of file: how it is function_names, read and made, and its share of all files."""
 
     file: str
     read: Callable[[Path], object]

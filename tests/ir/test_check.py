@@ -8,11 +8,11 @@ from quantkit.ir.text import from_text
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = Placeholder()\ny = Relu(xx)", "node 'y' \\(Relu\\) reads 'xx', which is not in the graph"),
-        ("x = Placeholder()\ny = Relu(x, ^z)", "node 'y' \\(Relu\\) reads 'z'"),
-        ("outputs: z\nx = Placeholder()", "'z', an input or output of the graph, does not exist"),
-        ("x = Placeholder()\na = Add(x, b)\nb = Relu(a)", "2 nodes wait for each other in a cycle: b, a"),
-        ("a = NoOp(^b)\nb = NoOp(^a)", "2 nodes wait for each other in a cycle"),
+        ("x = Placeholder()\ny = Relu(xx)", "node 'y' \\(Relu\\) has input 'xx', which is not in the graph"),
+        ("x = Placeholder()\ny = Relu(x, ^z)", "node 'y' \\(Relu\\) has input 'z'"),
+        ("outputs: z\nx = Placeholder()", "the graph input or output 'z' does not exist"),
+        ("x = Placeholder()\na = Add(x, b)\nb = Relu(a)", "2 nodes depend on each other in a cycle: b, a"),
+        ("a = NoOp(^b)\nb = NoOp(^a)", "2 nodes depend on each other in a cycle"),
     ],
 )
 def test_a_broken_graph_is_refused_and_the_transform_blamed(text: str, message: str) -> None:

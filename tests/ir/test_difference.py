@@ -5,7 +5,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType
 
 
-def test_differences_are_told_in_the_classic_words() -> None:
+def test_differences_have_the_sentences_of_compare_graphs() -> None:
     graph = Graph.of([Node("x", "Placeholder"), Node("y", "Relu", (Edge("x"),), attrs={"T": DType.FLOAT, "_note": 1})])
     other = {node.name: node for node in graph.nodes.values()}
 

@@ -1,26 +1,26 @@
-"""Libraries: functions that are decoded when they are asked for."""
+"""Libraries: functions that are decoded when they are decoded_names for."""
 
 import pytest
 
-from quantkit.ir.functions import Function, FunctionName, Library, Stored, called
+from quantkit.ir.functions import Function, FunctionName, Library, Stored, function_names
 from quantkit.ir.graph import Graph, Node
 
 BODY = Graph.of([Node("a", "_Arg")], ["a"], ["a"])
 SAME = Function("same", BODY, {"a": None})
 
 
-def test_a_function_is_decoded_once_and_when_it_is_asked_for() -> None:
-    asked: list[str] = []
+def test_function_is_decoded_once_on_first_access() -> None:
+    decoded_names: list[str] = []
 
     def load(name: str, library: Library, attrs: object) -> Function:
-        asked.append(name)
+        decoded_names.append(name)
         assert "same" in library
         return SAME
 
     library = Library({"same": Stored(b"..", load)})
-    assert (list(library), asked) == (["same"], [])
+    assert (list(library), decoded_names) == (["same"], [])
     assert library["same"] is library["same"] is SAME
-    assert asked == ["same"]
+    assert decoded_names == ["same"]
     with pytest.raises(KeyError):
         library["other"]
 
@@ -40,6 +40,6 @@ def test_functions_are_added_and_removed() -> None:
     assert list(library) == ["same"]
 
 
-def test_what_a_node_calls() -> None:
+def test_function_names_of_attributes() -> None:
     attrs = {"f": FunctionName("one"), "branches": (FunctionName("two"), FunctionName("three")), "N": 1}
-    assert called(attrs) == ("one", "two", "three")
+    assert function_names(attrs) == ("one", "two", "three")

@@ -5,7 +5,7 @@ import pytest
 from quantkit.ir.garbage_collection import garbage_collection_paused
 
 
-def test_the_collector_pauses_and_goes_on() -> None:
+def test_collector_is_paused_and_enabled_again() -> None:
     assert gc.isenabled()
     with garbage_collection_paused():
         assert not gc.isenabled()
@@ -15,7 +15,7 @@ def test_the_collector_pauses_and_goes_on() -> None:
     assert gc.isenabled()
 
 
-def test_it_goes_on_after_an_error() -> None:
+def test_collector_is_enabled_again_after_an_error() -> None:
     @garbage_collection_paused()
     def fails() -> None:
         raise ValueError(gc.isenabled())
@@ -25,7 +25,7 @@ def test_it_goes_on_after_an_error() -> None:
     assert gc.isenabled()
 
 
-def test_who_switched_it_off_keeps_it_off() -> None:
+def test_disabled_collector_stays_disabled() -> None:
     gc.disable()
     try:
         with garbage_collection_paused():

@@ -1,5 +1,5 @@
 from quantkit.ir.graph import Graph
-from quantkit.ir.pattern import Match, any_, const, match, op, swapped
+from quantkit.ir.pattern import Match, any_, commutative, const, match, op
 from quantkit.ir.text import from_text
 
 GRAPH = from_text("""
@@ -18,8 +18,8 @@ GRAPH = from_text("""
 """)
 
 
-def names(found: Match | None) -> dict[str, str]:
-    return {} if found is None else {key: node.name for key, node in found.names.items()}
+def names(result: Match | None) -> dict[str, str]:
+    return {} if result is None else {key: node.name for key, node in result.names.items()}
 
 
 def test_names_are_bound_and_the_head_is_the_root() -> None:
@@ -28,18 +28,18 @@ def test_names_are_bound_and_the_head_is_the_root() -> None:
     assert names(match(pattern, GRAPH, GRAPH["scaled"])) == bound
 
 
-def test_inputs_match_in_order_unless_swapped() -> None:
+def test_inputs_match_in_order_unless_commutative() -> None:
     inputs = (op("Conv2D", "layer"), const("scale"))
     assert match(op("Mul")(*inputs), GRAPH, GRAPH["turned"]) is None
-    assert names(match(swapped("Mul")(*inputs), GRAPH, GRAPH["turned"])) == {
+    assert names(match(commutative("Mul")(*inputs), GRAPH, GRAPH["turned"])) == {
         "layer": "conv",
         "scale": "s",
         "root": "turned",
     }
 
 
-def test_a_failed_order_leaves_no_names_behind() -> None:
-    pattern = swapped("Mul")(any_("first"), op("Conv2D", "layer"))
+def test_failed_order_binds_no_names() -> None:
+    pattern = commutative("Mul")(any_("first"), op("Conv2D", "layer"))
     assert names(match(pattern, GRAPH, GRAPH["turned"])) == {"first": "s", "layer": "conv", "root": "turned"}
     assert names(match(pattern, GRAPH, GRAPH["scaled"])) == {"first": "s", "layer": "conv", "root": "scaled"}
 
@@ -50,7 +50,7 @@ def test_one_name_means_one_node() -> None:
     assert not match(pattern, GRAPH, GRAPH["scaled"])
 
 
-def test_a_constant_that_is_fed_is_none() -> None:
+def test_constant_that_is_a_graph_input_does_not_match() -> None:
     assert not match(op("Mul")(any_(), const()), GRAPH, GRAPH["gated"])
 
 

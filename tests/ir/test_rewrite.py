@@ -35,7 +35,7 @@ def rewritten(text: str, *rules: object) -> str:
     return "\n".join(line for line in to_text(outcome.graph).splitlines() if "Placeholder" not in line)
 
 
-def test_the_last_node_takes_name_and_readers_and_the_others_stand_in_front() -> None:
+def test_last_node_takes_over_name_and_consumers_and_others_come_before_it() -> None:
     text = "outputs: b\nx = Placeholder()\na = Square(x)\nb = Relu(a)"
     assert rewritten(text, written_out) == "outputs: b\na/copy = Identity(x)\na = Mul(x, a/copy)\nb = Relu(a)"
 
@@ -45,7 +45,7 @@ def test_a_taken_name_gets_a_number() -> None:
     assert "a/copy_1 = Identity(x)" in rewritten(text, written_out)
 
 
-def test_what_is_not_read_any_more_goes() -> None:
+def test_nodes_without_consumers_are_removed() -> None:
     text = "outputs: c\nx = Placeholder()\na = Neg(x)\nb = Neg(a)\nc = Relu(b)"
     assert rewritten(text, twice) == "outputs: c\nb = Identity(x)\nc = Relu(b)"
 
@@ -63,7 +63,7 @@ def test_rules_see_what_was_rewritten_before() -> None:
     assert after == f"outputs: d\n{first}\nc = Identity(a)\n{second}"
 
 
-def test_changes_say_what_became_of_the_root() -> None:
+def test_changes_name_old_and_new_op_of_the_root() -> None:
     outcome = apply_rules(from_text("outputs: a\nx = Placeholder()\na = Square(x)"), written_out)
     assert outcome.changes == ("a (Square -> Mul) with a/copy (Identity)",)
 
@@ -71,8 +71,8 @@ def test_changes_say_what_became_of_the_root() -> None:
 def test_skips_are_those_of_the_final_graph_in_file_order() -> None:
     text = "outputs: b, d, e\nx = Placeholder()\na = Neg(x)\nb = Neg(a)\nc = Neg(x)\nd = Neg(c)\ne = Add(a, c)"
     assert [str(skip) for skip in apply_rules(from_text(text), twice).skips] == [
-        "b: a is shared: e reads it too",
-        "d: c is shared: e reads it too",
+        "b: a is shared: e is a consumer too",
+        "d: c is shared: e is a consumer too",
     ]
 
 
@@ -89,23 +89,23 @@ def test_a_skip_settles_the_root() -> None:
     assert [str(skip) for skip in outcome.skips] == ["a: first"]
 
 
-def test_the_new_root_waits_for_what_the_old_nodes_waited_for() -> None:
+def test_new_root_takes_over_control_dependencies() -> None:
     text = "outputs: b\nx = Placeholder()\np = Print(x)\nq = Print(x)\na = Neg(x, ^p)\nb = Neg(a, ^q)"
     assert rewritten(text, twice).splitlines()[-1] == "b = Identity(x, ^q, ^p)"
 
 
-def test_who_waits_for_a_node_that_is_only_waited_for_keeps_it() -> None:
+def test_node_with_control_dependents_only_is_kept() -> None:
     text = "outputs: b, c\nx = Placeholder()\na = Neg(x)\nb = Neg(a)\nc = Relu(x, ^a)"
     assert "a = Neg(x)" in rewritten(text, twice)
 
 
-def test_who_waits_for_a_node_that_moves_to_the_root_waits_for_what_it_reads() -> None:
+def test_control_dependents_of_a_moved_node_depend_on_its_inputs() -> None:
     @rule(op("Relu")(op("Neg", "inner")))
-    def merged(graph: Graph, inner: Node) -> list[Node]:
+    def merge(graph: Graph, inner: Node) -> list[Node]:
         return [inner.with_attrs(relu=True)]
 
     text = "outputs: b, c\nx = Placeholder()\ny = Placeholder()\na = Neg(x)\nb = Relu(a, ^c)\nc = Relu(y, ^a)"
-    after = from_text(rewritten(text, merged))
+    after = from_text(rewritten(text, merge))
     assert after["c"].controls == ("x",)
     assert after["b"].controls == ("c",)
     assert "a" not in after
@@ -116,35 +116,35 @@ def test_a_rule_that_never_ends_is_an_error() -> None:
     def again(graph: Graph, root: Node) -> list[Node]:
         return [root.with_attrs(turn=1)]
 
-    with pytest.raises(GraphError, match="rewrites for ever: a"):
+    with pytest.raises(GraphError, match="never stops rewriting: a"):
         apply_rules(from_text("x = Placeholder()\na = Neg(x)"), again)
 
 
 def test_a_broken_graph_is_named_as_such() -> None:
-    with pytest.raises(GraphError, match="node 'b' .* reads 'a', which is not in the graph"):
+    with pytest.raises(GraphError, match="node 'b' .* has input 'a', which is not in the graph"):
         apply_rules(from_text("b = Neg(a)"), twice)
 
 
-def test_where_nothing_matches_the_graph_is_the_same_object() -> None:
+def test_graph_without_matches_is_the_same_object() -> None:
     graph = from_text("outputs: a, b\nx = Placeholder()\na = Neg(x)\nb = Neg(a)")
     assert apply_rules(graph, twice, written_out).graph is graph
 
 
-def test_a_rule_sees_current_readers_and_uses() -> None:
-    seen: list[tuple[int, int]] = []
+def test_rule_gets_current_consumers_and_uses() -> None:
+    observed: list[tuple[int, int]] = []
 
     @rule(op("Relu"))
     def look(graph: Graph, root: Node) -> Sequence[Node] | None:
-        seen.append((len(graph.node_uses["a"]), len(graph.uses[Edge("a")])))
+        observed.append((len(graph.node_uses["a"]), len(graph.uses[Edge("a")])))
         assert all(use.node is graph[use.node.name] for use in graph.node_uses["a"])
         return None
 
     text = "outputs: c\nx = Placeholder()\na = Exp(x)\nb = Square(a, ^a)\nc = Relu(b)"
     apply_rules(from_text(text), written_out, look)
-    assert seen == [(3, 2), (3, 2)]
+    assert observed == [(3, 2), (3, 2)]
 
 
-def test_who_shares() -> None:
+def test_sharing_reason() -> None:
     graph = from_text("""
         inputs: x
         outputs: c
@@ -154,8 +154,8 @@ def test_who_shares() -> None:
         c = Relu(b, ^a)
         d = Relu(b)
     """)
-    assert sharing_reason(graph, graph["a"], graph["b"]) == "b reads a twice"
-    assert sharing_reason(graph, graph["b"], graph["c"]) == "b is shared: d reads it too"
+    assert sharing_reason(graph, graph["a"], graph["b"]) == "a is an input of b twice"
+    assert sharing_reason(graph, graph["b"], graph["c"]) == "b is shared: d is a consumer too"
     assert sharing_reason(graph, graph["c"], graph["d"]) == "c is an output of the graph"
     assert sharing_reason(graph, graph["x"], graph["a"]) == "x is an input of the graph"
     assert sharing_reason(graph, graph["d"], graph["c"]) == ""

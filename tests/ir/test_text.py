@@ -7,7 +7,7 @@ from quantkit.errors import GraphError
 from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Opaque, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
-from quantkit.ir.text import from_text, node_text, seeded, to_text
+from quantkit.ir.text import from_text, node_text, seeded_tensor, to_text
 
 EVERYTHING = r"""dialect: onnx
 inputs: x
@@ -50,7 +50,7 @@ def test_kinds_of_attributes() -> None:
     }
 
 
-def test_numbers_are_those_of_a_graphdef() -> None:
+def test_values_equal_those_of_a_graphdef() -> None:
     value = from_text("a = Op(epsilon=0.001)")["a"].attrs["epsilon"]
     assert value == float(np.float32(0.001))
     assert node_text(Node("a", "Op", attrs={"epsilon": value})) == "a = Op(epsilon=0.001)"
@@ -58,24 +58,24 @@ def test_numbers_are_those_of_a_graphdef() -> None:
 
 def test_constants_without_values_are_seeded_by_name() -> None:
     graph = from_text("v = Const[2x3]()\nw = Const[2x3]()\nagain = Const[2x3]()")
-    assert graph["v"].value == seeded("v", (2, 3))
+    assert graph["v"].value == seeded_tensor("v", (2, 3))
     assert graph["v"].value != graph["w"].value
     assert graph["v"].value.dtype is DType.FLOAT
 
 
-def test_of_large_constants_the_range_is_told() -> None:
+def test_large_constants_have_their_range() -> None:
     node = constant("w", np.linspace(-1, 2, 17, dtype=np.float32))
     assert node_text(node) == "w = Const[17](~ -1..2)"
-    with pytest.raises(GraphError, match="only the range was written"):
+    with pytest.raises(GraphError, match="this text has only their range"):
         from_text(node_text(node))
 
 
-def test_comments_and_blank_lines_say_nothing() -> None:
+def test_comments_and_blank_lines_are_ignored() -> None:
     assert from_text("# story\n\n  a = Op()\n") == Graph.of([Node("a", "Op")])
 
 
 @pytest.mark.parametrize(
-    ("line", "wanted"),
+    ("line", "expected"),
     [
         ("a =", "an op"),
         ("a = B(x", "','"),
@@ -88,8 +88,8 @@ def test_comments_and_blank_lines_say_nothing() -> None:
         ("a = B() @cpu", "a quoted text"),
     ],
 )
-def test_what_can_not_be_read_is_named(line: str, wanted: str) -> None:
-    with pytest.raises(GraphError, match=f"line 2: expected {wanted}, but found") as caught:
+def test_parse_errors_name_the_expected_token(line: str, expected: str) -> None:
+    with pytest.raises(GraphError, match=f"line 2: expected {expected}, but found") as caught:
         from_text(f"x = Placeholder()\n{line}")
     assert caught.value.hint
 
@@ -147,7 +147,7 @@ def graphs(draw: st.DrawFn) -> Graph:
             values = draw(st.lists(floats, max_size=4))
             nodes.append(constant(name, np.float32(values)))
         else:
-            edges = tuple(Edge(*one) for one in draw(st.lists(st.tuples(names, st.integers(0, 3)), max_size=3)))
+            edges = tuple(Edge(*pair) for pair in draw(st.lists(st.tuples(names, st.integers(0, 3)), max_size=3)))
             attrs = draw(st.dictionaries(st.sampled_from(["T", "alpha", "_list"]), plain | st.lists(plain).map(tuple)))
             controls = tuple(draw(st.lists(names, max_size=2, unique=True)))
             nodes.append(Node(name, "Op", edges, controls, attrs, draw(st.sampled_from(["", "/gpu:0"]))))
@@ -162,8 +162,8 @@ def test_any_graph_is_read_as_it_was_written(graph: Graph) -> None:
     assert to_text(from_text(text)) == text
 
 
-def test_a_single_number_is_told_also_where_it_would_be_drawn() -> None:
-    drawn = seeded("no", (), DType.BOOL)
+def test_scalar_is_written_even_if_it_equals_the_seeded_value() -> None:
+    drawn = seeded_tensor("no", (), DType.BOOL)
     graph = Graph.of([constant("no", drawn)])
     assert to_text(graph).strip() == f"no = Const[bool]({str(bool(drawn.array)).lower()})"
     assert from_text(to_text(graph)) == graph

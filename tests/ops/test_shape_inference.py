@@ -77,10 +77,10 @@ def test_shapes_are_those_that_come_out(name: str) -> None:
         for port in range(len(output_dtypes(node)))
         if node.name != "x"
     ]
-    x = np.random.default_rng(0).normal(size=shapes[Edge("x")].known).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=shapes[Edge("x")].sizes).astype(np.float32)
     with open_session(graph.with_endpoints(None, edges), "reference") as session:
         answers = session.run({"x": x})
-    assert {str(edge): shapes[edge].known for edge in edges} == {key: value.shape for key, value in answers.items()}
+    assert {str(edge): shapes[edge].sizes for edge in edges} == {key: value.shape for key, value in answers.items()}
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,6 @@ def test_sizes_that_are_not_known_stay_so() -> None:
         "rank = Rank(x, T=float)"
     )
     shapes = infer_shapes(graph)
-    assert shapes[Edge("sizes")].known == (2,)
+    assert shapes[Edge("sizes")].sizes == (2,)
     assert shapes[Edge("y")].dims == (None, 4)
-    assert shapes[Edge("rank")].known == ()
+    assert shapes[Edge("rank")].sizes == ()

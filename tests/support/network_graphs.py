@@ -391,7 +391,7 @@ def answers(graph: Graph, *, pixels: bool = False) -> dict[str, Array]:
     with Reference().open(graph) as session:
         feeds = {}
         for info in session.inputs:
-            shape = info.shape.known
+            shape = info.shape.sizes
             values = random.integers(0, 256, shape) if pixels else random.uniform(-1, 1, shape)
             feeds[info.name] = values.astype(info.dtype.numpy)
         found = session.run(feeds)

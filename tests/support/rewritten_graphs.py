@@ -25,7 +25,7 @@ def answers(graph: Graph, seed: int = 0) -> dict[str, Array]:
     random = np.random.default_rng(seed)
     with Reference().open(graph) as session:
         return session.run(
-            {one.name: random.uniform(-1, 1, one.shape.known).astype(np.float32) for one in session.inputs}
+            {one.name: random.uniform(-1, 1, one.shape.sizes).astype(np.float32) for one in session.inputs}
         )
 
 

@@ -145,7 +145,7 @@ class _Folding:
             dtype = dtypes[port] if port < len(dtypes) else None
             if shape.is_known and dtype is not None:
                 size = dtype.num_bytes
-                for count in shape.known:
+                for count in shape.sizes:
                     size *= count
                 if size > self.limit:
                     return True

@@ -81,7 +81,7 @@ def values_of_shapes(node: Node, shapes: Sequence[Shape]) -> list[Tensor] | None
         return None
     if node.op == "Size":
         count = 1
-        for size in shapes[0].known:
+        for size in shapes[0].sizes:
             count *= size
         return [Tensor.of(count, dtype)]
-    return [Tensor.of(list(shape.known), dtype) for shape in shapes]
+    return [Tensor.of(list(shape.sizes), dtype) for shape in shapes]

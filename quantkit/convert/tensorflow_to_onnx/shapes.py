@@ -158,7 +158,7 @@ def _resize(translator: Translator, node: Node) -> None:
     shape = translator.shape(node.inputs[0])
     if translator.dtype(node.inputs[0]) is not DType.FLOAT or not shape.is_known:
         raise refusal(node, "it resizes whole numbers, or images of unknown shape")
-    n, _, _, c = shape.known
+    n, _, _, c = shape.sizes
     height, width = (int(size) for size in translator.constant(node, 1))
     centers, corners = bool(node.attrs.get("half_pixel_centers")), bool(node.attrs.get("align_corners"))
     is_linear = node.op == "ResizeBilinear"

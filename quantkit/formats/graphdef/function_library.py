@@ -13,7 +13,7 @@ from quantkit.formats.graphdef.generic_functions import MOST, Binding
 from quantkit.formats.graphdef.nodes import decode_attr, decode_name, decode_node, encode_attr, encode_node
 from quantkit.formats.graphdef.schema import message_class, parse
 from quantkit.formats.graphdef.tensors import type_number
-from quantkit.ir.functions import Function, Library, Stored, called
+from quantkit.ir.functions import Function, Library, Stored, function_names
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import DType
 from quantkit.ops.tensorflow.signatures import ArgDef, attribute, find_op, output_dtypes
@@ -137,7 +137,7 @@ def names_in(library: Library[Graph], name: str) -> Iterator[str]:
         InputError: it is broken.
     """
     for node in nodes_in(library, name):
-        yield from (node.op, *called(node.attrs))
+        yield from (node.op, *function_names(node.attrs))
 
 
 def _split(view: memoryview) -> tuple[list[Node], bytes]:

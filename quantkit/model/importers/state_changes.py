@@ -7,7 +7,7 @@ dropped: what no output needs goes. Where an output needs a variable that is cha
 from collections.abc import Iterable, Mapping
 
 from quantkit.errors import GraphError
-from quantkit.ir.functions import called
+from quantkit.ir.functions import function_names
 from quantkit.ir.graph import Graph, Node
 from quantkit.ir.tensor import DType
 from quantkit.ops.tensorflow.signatures import find_op, input_dtypes, output_dtypes
@@ -82,7 +82,7 @@ def _changes_a_constant(graph: Graph, node: Node) -> bool:
 
 def _check_functions(graph: Graph, node: Node, seen: set[str]) -> None:
     """Refuse a call of a function that changes a variable; those that were ``seen`` change none."""
-    stack = list(called(node.attrs))
+    stack = list(function_names(node.attrs))
     while stack:
         name = stack.pop()
         if name not in seen and name in graph.library:
@@ -91,7 +91,7 @@ def _check_functions(graph: Graph, node: Node, seen: set[str]) -> None:
             for inner in body.nodes.values():
                 if _changes_a_constant(body, inner):
                     raise _refusal(inner.inputs[0].node)
-                stack.extend(called(inner.attrs))
+                stack.extend(function_names(inner.attrs))
 
 
 def _refusal(variable: str) -> GraphError:

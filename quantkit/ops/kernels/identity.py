@@ -56,7 +56,7 @@ def _check_numerics(node: Node, inputs: Sequence[Array]) -> Array:
 @kernel("EnsureShape")
 def _ensure_shape(node: Node, inputs: Sequence[Array]) -> Array:
     x, wanted = inputs[0], attribute(node, "shape")
-    if not wanted.takes(x.shape):
+    if not wanted.accepts(x.shape):
         raise ValueError(f"the shape must be {wanted}")
     return x
 

@@ -40,14 +40,14 @@ def multiply_adds(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
     out, weights = shapes.get(Edge(node.name), UNKNOWN), shapes.get(node.inputs[slot], UNKNOWN)
     if not out.is_known or not weights.is_known:
         return None
-    kernel = weights.known
+    kernel = weights.sizes
     if node.op == "ConvTranspose":
         given = shapes.get(node.inputs[0], UNKNOWN)
-        return math.prod(given.known) * math.prod(kernel[1:]) if given.is_known else None
+        return math.prod(given.sizes) * math.prod(kernel[1:]) if given.is_known else None
     if "Conv" in node.op:
-        return math.prod(out.known) * math.prod(kernel[1:])
+        return math.prod(out.sizes) * math.prod(kernel[1:])
     depth = kernel[-1] if node.attrs.get("transB") or len(kernel) == 1 else kernel[-2]
-    return math.prod(out.known) * depth
+    return math.prod(out.sizes) * depth
 
 
 # Where ops that multiply and add have their weights.
@@ -133,13 +133,13 @@ def _windows(node: Node, given: Dims, kernel: Sequence[int]) -> list[int | None]
 
 @RULES.rule("Conv ConvInteger QLinearConv")
 def _conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    weights, dims = given[3 if node.op == "QLinearConv" else 1].known, dims_of(given[0])
+    weights, dims = given[3 if node.op == "QLinearConv" else 1].sizes, dims_of(given[0])
     return [Shape((dims[0], weights[0], *_windows(node, dims, weights[2:])))]
 
 
 @RULES.rule("ConvTranspose")
 def _conv_transpose(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    weights, dims = given[1].known, dims_of(given[0])
+    weights, dims = given[1].sizes, dims_of(given[0])
     attrs: Mapping[str, Any] = node.attrs
     count = len(dims) - 2
     if "output_shape" in attrs or attrs.get("auto_pad", b"NOTSET") != b"NOTSET":

@@ -111,7 +111,7 @@ def _quantized(layer: str) -> str:
 
 @RULES.rule(f"Conv2D DepthwiseConv2dNative _FusedConv2D _FusedDepthwiseConv2dNative {_quantized('Conv2D')}")
 def _conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    kernel = given[1].known
+    kernel = given[1].sizes
     channels = kernel[2] * kernel[3] if "Depthwise" in node.op else kernel[3]
     before: Any = node.attrs.get("padding_list")
     padded = Shape(_widened(dims_of(given[0]), before)) if before else given[0]
@@ -127,7 +127,7 @@ def _widened(dims: Dims, widths: Sequence[int]) -> Dims:
 
 @RULES.rule("Conv3D")
 def _conv3d(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims, kernel = list(dims_of(given[0])), given[1].known
+    dims, kernel = list(dims_of(given[0])), given[1].sizes
     strides, dilations, padding = (attribute(node, name) for name in ("strides", "dilations", "padding"))
     first = 2 if attribute(node, "data_format") == b"NCDHW" else 1
     for axis, size in enumerate(kernel[:3], first):
@@ -145,7 +145,7 @@ def _sized(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) 
 @RULES.rule("ReverseV2 Slice StridedSlice")
 def _sliced(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     # A view of a single number: the kernel tells which part of the tensor is taken.
-    whole = np.broadcast_to(np.int8(0), given[0].known)
+    whole = np.broadcast_to(np.int8(0), given[0].sizes)
     places = [constants[slot].array for slot in range(1, len(given))]
     (made,) = evaluate(node.with_attrs(T=DType.INT8), [whole, *places])
     return [Shape(made.shape)]
@@ -195,7 +195,7 @@ def _fused_conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tens
     height, width = (
         None if size is None else size + int(w) for size, w in zip((height, width), paddings[1:3], strict=True)
     )
-    kernel = given[-1].known
+    kernel = given[-1].sizes
     return [_windowed(node, Shape((batch, height, width, channels)), kernel[:2], kernel[3])]
 
 
@@ -241,7 +241,7 @@ def _reshape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]
     wanted = [int(size) for size in constants[1].array.reshape(-1)]
     if -1 in wanted and given[0].is_known:
         rest = math.prod(size for size in wanted if size != -1)
-        wanted[wanted.index(-1)] = math.prod(given[0].known) // rest
+        wanted[wanted.index(-1)] = math.prod(given[0].sizes) // rest
     return [Shape(tuple(None if size < 0 else size for size in wanted))]
 
 

@@ -199,7 +199,7 @@ def logical(facts: Facts, node: Node) -> Made:
             return passing(node, other)
         shape = facts.shape(other)
         if (value == absorbing).all() and shape.is_known:
-            made = facts.constant(node, "value", np.full(shape.known, absorbing))
+            made = facts.constant(node, "value", np.full(shape.sizes, absorbing))
             return [made, *passing(node, Edge(made.name))]
     return None
 

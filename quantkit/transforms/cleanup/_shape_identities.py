@@ -147,7 +147,7 @@ def spread(facts: Facts, node: Node) -> Made:
     """A tensor that has the shape already."""
     shape = facts.value(node.inputs[1])
     given = facts.shape(node.inputs[0])
-    is_same = shape is not None and given.is_known and given.known == tuple(int(size) for size in shape)
+    is_same = shape is not None and given.is_known and given.sizes == tuple(int(size) for size in shape)
     return passing(node, node.inputs[0]) if is_same else None
 
 
@@ -183,7 +183,7 @@ def shape(facts: Facts, node: Node) -> Made:
         return None if found.rank is None else _constant(facts, node, np.array(found.rank, np.int32))
     if not found.is_known:
         return None
-    sizes = found.known
+    sizes = found.sizes
     return _constant(facts, node, np.array(sizes if node.op == "Shape" else np.prod(sizes, dtype=np.int64), dtype))
 
 

@@ -96,4 +96,4 @@ def _constant_of(graph: Graph, text: str, shapes: Mapping[Edge, Shape]) -> tuple
             f"remove_dead_branches: pred names {name!r}, whose values are {what}",
             hint="name the node that makes one truth value",
         )
-    return name, constant(name, np.full(shape.known if shape.dims else (), TRUTHS[word]).astype(dtype.numpy), dtype)
+    return name, constant(name, np.full(shape.sizes if shape.dims else (), TRUTHS[word]).astype(dtype.numpy), dtype)

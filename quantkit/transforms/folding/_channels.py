@@ -15,7 +15,7 @@ import numpy as np
 
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Skip, free_name, sharing_reason
-from quantkit.ir.tensor import KEPT_BYTES, Array, DType, Shape, Tensor
+from quantkit.ir.tensor import CACHE_LIMIT_BYTES, Array, DType, Shape, Tensor
 from quantkit.ops.layers import LAYER_OPS, WEIGHTS_SLOT, broadcast_channels, channel_axis, find_layer
 
 BIAS_OPS = ("BiasAdd", "Add", "AddV2", "Sub")
@@ -343,7 +343,7 @@ def scaled(weights: Tensor, factor: Array) -> Tensor:
             return (weights.array * factor).astype(weights.dtype.numpy, copy=False)
 
     product = Tensor(weights.dtype, weights.shape, load)
-    if product.num_bytes <= KEPT_BYTES:
+    if product.num_bytes <= CACHE_LIMIT_BYTES:
         _ = product.array  # kept from here on: a chain of small products must not grow
     return product
 

@@ -7,7 +7,7 @@
 import numpy as np
 
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.pattern import any_, const, op, swapped
+from quantkit.ir.pattern import any_, commutative, const, op
 from quantkit.ir.rewrite import Outcome, Skip, apply_rules, rule
 from quantkit.ir.tensor import Array
 from quantkit.transforms.folding._channels import (
@@ -58,7 +58,7 @@ def fold_batch_norms(graph: Graph) -> Outcome:
     return apply_rules(graph, _fold_factor, _fold_divisor, _join_sums, _explain_factor)
 
 
-@rule(swapped("Mul")(any_(), const("factor")))
+@rule(commutative("Mul")(any_(), const("factor")))
 def _fold_factor(graph: Graph, root: Node, factor: Node) -> list[Node] | Skip | None:
     """The layer behind ``y`` in ``y s`` takes ``s``."""
     slot = 0 if root.inputs[1].node == factor.name else 1

@@ -74,7 +74,7 @@ def _as_bias(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Nod
         weights = shapes.get(graph[source.node].inputs[WEIGHTS_SLOT], UNKNOWN)
         if not weights.is_known:
             return Skip(f"the number of channels of {source} is not known")
-        num_channels = layer.num_channels(weights.known)
+        num_channels = layer.num_channels(weights.sizes)
         biases = broadcast_channels(value, rank=layer.rank, axis=layer.axis, num_channels=num_channels)
         if biases is None or value.array.size != num_channels:
             return Skip(f"{summand.node} is not one number for each of {num_channels} channels")

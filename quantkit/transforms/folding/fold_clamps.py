@@ -6,7 +6,7 @@ relu(min(x, 6))    ==  relu6(x)
 """
 
 from quantkit.ir.graph import Graph, Node
-from quantkit.ir.pattern import any_, const, op, swapped
+from quantkit.ir.pattern import any_, commutative, const, op
 from quantkit.ir.rewrite import Outcome, Skip, apply_rules, rule
 from quantkit.transforms.registry import transform
 
@@ -49,14 +49,14 @@ def _activation(root: Node, op: str, source: Node, slot: int, bound: Node) -> li
     return [root.with_(op=op, inputs=(source.inputs[slot],), attrs={"T": bound.value.dtype})]
 
 
-@rule(swapped("Maximum")(any_(), const("low")))
+@rule(commutative("Maximum")(any_(), const("low")))
 def _floor(graph: Graph, root: Node, low: Node) -> list[Node] | None:
     if _bound(low) != 0 or root.name in graph.input_names:
         return None
     return _activation(root, "Relu", root, 0 if root.inputs[1].node == low.name else 1, low)
 
 
-@rule(swapped("Minimum")(op("Relu", "floor"), const("high")))
+@rule(commutative("Minimum")(op("Relu", "floor"), const("high")))
 def _ceiling(graph: Graph, root: Node, floor: Node, high: Node) -> list[Node] | Skip | None:
     if root.name in graph.input_names or floor.name in graph.input_names:
         return None
@@ -65,7 +65,7 @@ def _ceiling(graph: Graph, root: Node, floor: Node, high: Node) -> list[Node] | 
     return _activation(root, "Relu6", floor, 0, high)
 
 
-@rule(op("Relu")(swapped("Minimum", "ceiling")(any_(), const("high"))))
+@rule(op("Relu")(commutative("Minimum", "ceiling")(any_(), const("high"))))
 def _floor_of_ceiling(graph: Graph, root: Node, ceiling: Node, high: Node) -> list[Node] | Skip | None:
     if root.name in graph.input_names or ceiling.name in graph.input_names:
         return None

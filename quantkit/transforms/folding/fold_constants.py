@@ -129,7 +129,7 @@ class _Folding:
             return self.values[edge].shape
         source = self.graph[edge.node]
         shape = source.attrs.get("shape") if source.op == "Placeholder" else None
-        return shape.known if isinstance(shape, Shape) and shape.is_known and shape.rank else None
+        return shape.sizes if isinstance(shape, Shape) and shape.is_known and shape.rank else None
 
     def _reason_to_stay(self, node: Node) -> str:
         if node.op in self.exclude_op or node.name in self.exclude_node:

@@ -7,7 +7,7 @@ from typing import Any
 
 from quantkit.errors import QuantkitError
 from quantkit.formats.graphdef.function_library import names_in
-from quantkit.ir.functions import Function, FunctionName, called
+from quantkit.ir.functions import Function, FunctionName, function_names
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType
 
@@ -156,7 +156,7 @@ def needed_functions(graph: Graph, closed: dict[str, str] | None = None) -> dict
     graphs = [graph]
     for one in graphs:
         for node in one.nodes.values():
-            for name in (node.op, *called(node.attrs)):
+            for name in (node.op, *function_names(node.attrs)):
                 if name in library and name not in seen:
                     seen.add(name)
                     try:
@@ -172,7 +172,7 @@ def needed_functions(graph: Graph, closed: dict[str, str] | None = None) -> dict
 def num_callers(graph: Graph) -> Counter[str]:
     """How often each function is named: by nodes of the graph and of all functions, and where gradients are told."""
     library = graph.library
-    counts = Counter(name for node in graph.nodes.values() for name in (node.op, *called(node.attrs)))
+    counts = Counter(name for node in graph.nodes.values() for name in (node.op, *function_names(node.attrs)))
     for name in library:
         counts.update(names_in(library, name))
     for pair in library.gradients.items():

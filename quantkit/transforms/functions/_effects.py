@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from quantkit.errors import QuantkitError
-from quantkit.ir.functions import Library, called
+from quantkit.ir.functions import Library, function_names
 from quantkit.ir.graph import LOOP_MERGES, Graph, Node
 from quantkit.ops.tensorflow.signatures import find_op
 
@@ -71,7 +71,7 @@ def _callees(node: Node, library: Library[Graph]) -> tuple[str, ...] | None:
     """The functions that do what a node does; None: it is no call."""
     if node.op in library:
         return (node.op,)
-    return called(node.attrs) if node.op in CALLS | CONTROL_FLOW else None
+    return function_names(node.attrs) if node.op in CALLS | CONTROL_FLOW else None
 
 
 def _stateful_functions(library: Library[Graph]) -> frozenset[str]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from quantkit.errors import QuantkitError
 from quantkit.formats.graphdef.function_library import names_in
-from quantkit.ir.functions import Function, FunctionName, Library, called
+from quantkit.ir.functions import Function, FunctionName, Library, function_names
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.transforms.functions._inlining import Callee, inlined
@@ -109,7 +109,7 @@ def _written_out(graph: Graph, closed: Container[str], callee: Callee) -> list[F
 
 def _named(graph: Graph) -> list[str]:
     """What may be names of functions, the last ones first."""
-    return [name for node in graph.nodes.values() for name in (node.op, *called(node.attrs))][::-1]
+    return [name for node in graph.nodes.values() for name in (node.op, *function_names(node.attrs))][::-1]
 
 
 def _without_calls(library: Library[Graph], function: Function[Graph], callee: Callee) -> Function[Graph]:

@@ -2,7 +2,7 @@
 
 from quantkit.errors import QuantkitError
 from quantkit.formats.graphdef.function_library import names_in
-from quantkit.ir.functions import called
+from quantkit.ir.functions import function_names
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.transforms.registry import transform
@@ -34,7 +34,7 @@ def remove_unused_functions(graph: Graph) -> Outcome:
     """
     library = graph.library
     needed: set[str] = set()
-    stack = [name for node in graph.nodes.values() for name in (node.op, *called(node.attrs))]
+    stack = [name for node in graph.nodes.values() for name in (node.op, *function_names(node.attrs))]
     while stack:
         name = stack.pop()
         if name in needed or name not in library:

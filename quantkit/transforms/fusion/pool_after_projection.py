@@ -9,7 +9,7 @@ from functools import partial
 from math import prod
 
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.pattern import const, op, swapped
+from quantkit.ir.pattern import commutative, const, op
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name, sharing_reason
 from quantkit.ir.tensor import Shape
 from quantkit.ops.layers import channel_axis
@@ -59,7 +59,7 @@ def pool_after_projection(graph: Graph) -> Outcome:
     )
     adds = (
         Rule(pattern(op("AvgPool", "pool")(op("Conv2D", "layer")), const()), partial(_added, graph), _ADDED)
-        for pattern in (op("BiasAdd"), swapped("Add|AddV2"))
+        for pattern in (op("BiasAdd"), commutative("Add|AddV2"))
     )
     made = apply_rules(graph, project, *adds)
     return made._replace(changes=tuple(_told(graph, made.graph, shapes)))

@@ -54,11 +54,11 @@ def test_a_loop_goes_through_its_merge() -> None:
 
 def test_a_cycle_is_named() -> None:
     graph = Graph.of([Node("a", "Relu", (Edge("b"),)), Node("b", "Relu", (Edge("a"),))])
-    with pytest.raises(GraphError, match="2 nodes wait for each other in a cycle"):
+    with pytest.raises(GraphError, match="2 nodes depend on each other in a cycle"):
         sort_by_execution_order(graph)
 
 
 def test_a_missing_node_is_named() -> None:
-    with pytest.raises(GraphError, match="node 'a' reads 'bb', which is not in the graph") as caught:
+    with pytest.raises(GraphError, match="node 'a' has input 'bb', which is not in the graph") as caught:
         sort_by_execution_order(Graph.of([Node("a", "Relu", (Edge("bb"),)), Node("bbb", "Placeholder")]))
     assert "bbb" in caught.value.hint

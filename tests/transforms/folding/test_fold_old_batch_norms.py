@@ -9,7 +9,7 @@ from work import check_work_is_linear
 
 from quantkit.formats import graphdef
 from quantkit.ir.graph import Edge, Graph, Node, constant
-from quantkit.ir.tensor import KEPT_BYTES, DType, Tensor
+from quantkit.ir.tensor import CACHE_LIMIT_BYTES, DType, Tensor
 from quantkit.ir.text import from_text
 from quantkit.transforms.cleanup.remove_nodes import remove_nodes
 from quantkit.transforms.cleanup.strip_unused_nodes import strip_unused_nodes
@@ -89,9 +89,9 @@ def test_products_of_large_weights_wait_until_they_are_read() -> None:
 
     def load() -> np.ndarray:
         reads.append(1)
-        return np.ones((1, 1, 2, KEPT_BYTES), np.float32)
+        return np.ones((1, 1, 2, CACHE_LIMIT_BYTES), np.float32)
 
-    count = KEPT_BYTES
+    count = CACHE_LIMIT_BYTES
     statistics = [constant(name, np.ones(count, np.float32)) for name in ("gamma", "beta", "mean", "variance")]
     graph = Graph.of(
         [

@@ -60,7 +60,7 @@ def test_it_never_does_more_work(graph: Graph) -> None:
         for node in graph.nodes.values():
             total += multiply_adds(node, shapes) or 0
             if node.op == "AvgPool":
-                total += int(np.prod(shapes[Edge(node.name)].known) * np.prod(node.attrs["ksize"]))
+                total += int(np.prod(shapes[Edge(node.name)].sizes) * np.prod(node.attrs["ksize"]))
         return total
 
     outcome = pool_after_projection.outcome(graph)

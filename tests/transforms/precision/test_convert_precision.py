@@ -204,7 +204,7 @@ def test_every_op_that_is_converted_runs_in_tensorflow(op: str, to: str) -> None
     before = one_op(op)
     made = convert_precision(before, to=to, weights_only=False)
     assert made["n"].attrs["T"] is TYPES[to]
-    x = np.random.default_rng(0).uniform(-2, 2, before["x"].attrs["shape"].known).astype(np.float32)  # type: ignore[union-attr]
+    x = np.random.default_rng(0).uniform(-2, 2, before["x"].attrs["shape"].sizes).astype(np.float32)  # type: ignore[union-attr]
     want, found, ours = (
         open_session(graph, runtime).run({"x": x})["y"]
         for graph, runtime in ((before, "tensorflow"), (made, "tensorflow"), (made, "reference"))

@@ -76,7 +76,7 @@ def check_types(graph: Graph) -> None:
 
 def nearly_float(graph: Graph, tolerance: float, **options: Any) -> None:
     """Run in TensorFlow, the quantized graph differs from the float one by part of the largest answer."""
-    feeds = {str(edge): random(*graph[edge.node].attrs["shape"].known) for edge in graph.inputs}  # type: ignore[union-attr]
+    feeds = {str(edge): random(*graph[edge.node].attrs["shape"].sizes) for edge in graph.inputs}  # type: ignore[union-attr]
     answers = []
     for one in (graph, quantize_nodes(graph, **options)):
         with open_session(one, "tensorflow") as session:
