@@ -11,7 +11,7 @@ from quantkit.model.loading import MEANINGLESS, Model
 from quantkit.quantization import Scheme
 from quantkit.quantization.census import FLOAT, census
 from quantkit.quantization.fallback import Fallback
-from quantkit.quantization.scheme import TARGETS
+from quantkit.quantization.targets import find_target, targets
 
 from ._answers import Answers
 from ._arguments import (
@@ -40,7 +40,6 @@ EXAMPLES = (
     "quantkit quantize digits -o digits.small.onnx --weights-only",
     "quantkit quantize graph.pb -o again.onnx --ranges graph.ranges.json --scheme scheme.toml",
 )
-ENDINGS = {"onnx": (".onnx",), "tensorflow": (".pb", ".pbtxt"), "eightbit": (".pb", ".pbtxt"), "litert": (".tflite",)}
 PICTURES = 100
 # Enough to tell twice as fast from as fast; quantkit benchmark measures more closely.
 RUNS = 12
@@ -51,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="model file, SavedModel folder, or name of a card")
     parser.add_argument("-o", "--output", required=True, help="file to write")
     parser.add_argument("--calibration", help=f"pictures: {KINDS}")
-    parser.add_argument("--target", choices=sorted(TARGETS), help="form of the 8-bit graph (the scheme's, or onnx)")
+    parser.add_argument("--target", choices=sorted(targets()), help="form of the 8-bit graph (the scheme's, or onnx)")
     parser.add_argument("--scheme", help="TOML file: what becomes 8 bits, and how (what suits the target)")
     parser.add_argument(
         "--weights-only", action="store_true", help="store weights in 8 bits and compute in float; takes no pictures"
@@ -131,11 +130,12 @@ def run(args: Namespace) -> int:
 
 def _check_output(scheme: Scheme, output: Path) -> None:
     formats.check_target(output)
-    if output.suffix.lower() not in ENDINGS[scheme.target]:
-        others = [f"--target {target}" for target, endings in ENDINGS.items() if output.suffix.lower() in endings]
+    suffixes = find_target(scheme.target).suffixes
+    if output.suffix.lower() not in suffixes:
+        others = [f"--target {one.name}" for one in targets().values() if output.suffix.lower() in one.suffixes]
         raise UsageError(
             f"{output.name} can not hold the target {scheme.target}",
-            hint=f"name a file that ends in {' or '.join(ENDINGS[scheme.target])}"
+            hint=f"name a file that ends in {' or '.join(suffixes)}"
             + (f", or give {' or '.join(others)}" if others else ""),
         )
 

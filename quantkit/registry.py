@@ -70,8 +70,9 @@ class Registry(Generic[T]):
         for plugin, problem in self._problems:
             if plugin == name:
                 raise UnavailableError(problem, hint="repair or uninstall the plugin")
+        article = "an" if self.noun[0] in "aeiou" else "a"
         raise UsageError(
-            f"{name!r} is not a {self.noun}", hint=did_you_mean(name, names) or f"use one of {', '.join(names)}"
+            f"{name!r} is not {article} {self.noun}", hint=did_you_mean(name, names) or f"use one of {', '.join(names)}"
         )
 
     def reload(self) -> None:

@@ -1,12 +1,9 @@
 """Calibrated 8 bits: decide without data, observe, rewrite. Each stage is a value that can be saved and read."""
 
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
 
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
-from quantkit.errors import UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.quantization.annotation import annotate
 from quantkit.quantization.calibration import Batch, collect, examples_at_once, open_observed
@@ -15,7 +12,7 @@ from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Provenance, Range, Ranges, graph_digest
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.spec import Spec
-from quantkit.quantization.weights import store_weights
+from quantkit.quantization.targets import find_target
 from quantkit.runtimes import AUTO
 
 __all__ = [
@@ -33,12 +30,6 @@ __all__ = [
     "prepare",
     "quantize",
 ]
-
-
-class Target(Protocol):
-    """A file of `quantkit.quantization.targets`."""
-
-    def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph: ...
 
 
 def prepare(graph: Graph, scheme: Scheme) -> Graph:
@@ -66,7 +57,7 @@ def calibrate(
     Args:
         graph: in float, batch norms folded, with inputs and outputs.
         batches: arrays of examples (n, ...), or arrays by input name.
-        target: what the ranges are for, a key of `quantkit.quantization.scheme.TARGETS`.
+        target: what the ranges are for, a name of `quantkit.quantization.targets.targets`.
         scheme: what is to be quantized; None: what suits the target.
         runtime: engine; ``auto``: the fastest that can run the graph.
         progress: told how many examples are done.
@@ -98,7 +89,7 @@ def quantize(graph: Graph, ranges: Ranges, target: str = "onnx", *, scheme: Sche
     Args:
         graph: the one that was calibrated.
         ranges: what `calibrate` gave.
-        target: a key of `quantkit.quantization.scheme.TARGETS`.
+        target: a name of `quantkit.quantization.targets.targets`.
         scheme: what is to be quantized; None: what suits the target.
 
     Returns:
@@ -126,17 +117,11 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         InputError: an edge has no range.
         UnavailableError: the target can not be made here.
     """
+    target = find_target(plan.scheme.target)
     if plan.scheme.weights_only:
-        return store_weights(graph, plan)
+        return target.store_weights(graph, plan)
     plan.require(ranges)
     ranges = ranges.shared(plan.groups)
     if plan.scheme.bias_correction:
         graph = correct_biases(graph, plan, ranges)
-    return _target(plan.scheme.target).convert(graph, plan, ranges)
-
-
-def _target(name: str) -> Target:
-    try:
-        return cast(Target, import_module(f"quantkit.quantization.targets.{name}"))
-    except ModuleNotFoundError as error:
-        raise UnavailableError(f"the target {name} is not part of this installation") from error
+    return target.convert(graph, plan, ranges)

@@ -14,7 +14,6 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.layers import LAYER_OPS, WEIGHTS_SLOT, broadcast_channels, find_layer
 from quantkit.ops.shape_inference import infer_shapes
-from quantkit.quantization.kernels import missing_kernel
 from quantkit.quantization.plan import (
     ACTIVATIONS,
     ADDS,
@@ -28,6 +27,7 @@ from quantkit.quantization.plan import (
 )
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.spec import Spec
+from quantkit.quantization.targets import find_target
 
 _SOURCES = frozenset({"Const", "Placeholder", "NoOp"})
 _REASONS = {
@@ -71,6 +71,7 @@ class _Annotation:
     def __init__(self, graph: Graph, scheme: Scheme) -> None:
         self.graph = graph
         self.scheme = scheme
+        self.target = find_target(scheme.target)
         self.shapes = infer_shapes(graph)
         needed = graph.reachable()
         self.nodes = [graph[name] for name in graph.order if name in needed]
@@ -170,7 +171,7 @@ class _Annotation:
         return self._missing_kernel(node) or self._objection_to_weights(node, weights)
 
     def _missing_kernel(self, node: Node) -> str:
-        return missing_kernel(self.scheme.target, self.graph, node, self.shapes)
+        return self.target.missing_kernel(self.graph, node, self.shapes)
 
     def _sole_reader(self, edge: Edge) -> tuple[Node, int] | None:
         """The only node that reads an edge, and in which slot."""

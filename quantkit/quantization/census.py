@@ -3,19 +3,17 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from typing import Any
 
-from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.graph import Graph, Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops.macs import multiply_adds
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.targets import find_target
 
 EIGHT_BITS, FLOAT = "8 bits", "float"
-# TensorFlow's own names of what changes between codes and floats.
-CONVERSIONS = ("QuantizeV2", "Dequantize")
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,8 @@ def census(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> Census
         ranges: what it was converted with.
         quantized: what it became.
     """
-    kept = {**plan.float_fallbacks, **_refused(graph, plan, ranges)}
+    target = find_target(plan.scheme.target)
+    kept = {**plan.float_fallbacks, **target.float_reasons(graph, plan, ranges)}
     shapes = infer_shapes(_of_one_example(graph))
     table: dict[str, tuple[int, int]] = {}
     counts = {
@@ -99,7 +98,7 @@ def census(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> Census
     left = [LeftOver(name, graph[name].op, why, counts[name]) for name, why in kept.items()]
     return Census(
         dict(sorted(table.items(), key=lambda item: (-sum(item[1]), item[0]))),
-        _conversions(graph, plan, kept, quantized),
+        target.count_boundaries(graph, plan, kept, quantized),
         tuple(sorted(left, key=lambda one: -(one.multiply_adds or 0))),
         coded_adds,
         sum(one.multiply_adds or 0 for one in left),
@@ -118,26 +117,3 @@ def _of_one_example(graph: Graph) -> Graph:
         return node.with_attrs(shape=Shape(tuple(size or 1 for size in shape.dims)))
 
     return graph.with_nodes(map(closed, graph.nodes.values()))
-
-
-def _refused(graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
-    """What the target has no kernel for, though it was planned."""
-    target = import_module(f"quantkit.quantization.targets.{plan.scheme.target}")
-    found: Mapping[str, str] = target.float_reasons(graph, plan, ranges) if hasattr(target, "float_reasons") else {}
-    return found
-
-
-def _conversions(graph: Graph, plan: Plan, kept: Mapping[str, str], quantized: Graph) -> int:
-    """Conversions that are nodes, or, where an engine or a converter makes them, those at the border to float."""
-    if quantized.dialect == "tensorflow" and plan.scheme.target != "litert":
-        return sum(
-            node.op in CONVERSIONS and quantized.constant_of(node.inputs[0]) is None
-            for node in quantized.nodes.values()
-        )
-    coded = {*plan.pattern_of, *plan.pass_through} - set(kept)
-    found = 0
-    for edge in plan.activations:
-        readers = {use.node.name for use in graph.uses.get(edge, ())}
-        found += edge.node not in coded and bool(readers & coded)
-        found += edge.node in coded and bool(readers & set(kept) or edge in graph.outputs)
-    return found + sum(Edge(pattern.name) not in plan.activations for pattern in plan.patterns)

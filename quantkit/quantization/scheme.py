@@ -13,15 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.formats.documents import read_toml
 from quantkit.formats.files import write_whole
-from quantkit.ir.tensor import DType
 from quantkit.quantization.observers import find_observer
-from quantkit.quantization.spec import AFFINE, SIGNED, UNSIGNED, WEIGHTS, Spec
+from quantkit.quantization.spec import AFFINE, WEIGHTS, Spec
+
+if TYPE_CHECKING:
+    from quantkit.quantization.targets.base import Target
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Scheme:
     """What is quantized, and how.
 
     Attributes:
-        target: whose kernels the specs suit: a key of `TARGETS`.
+        target: name of the target whose kernels the specs suit.
         weights: form of the layers' constants.
         activations: form of what flows between layers.
         signed_activations: form where negative numbers occur and ``activations`` has no codes for them; None: the
@@ -64,43 +65,12 @@ class Scheme:
     weights_only: bool = False
 
     def __post_init__(self) -> None:
-        if self.target not in TARGETS:
-            raise UsageError(
-                f"{self.target!r} is not a target",
-                hint=did_you_mean(self.target, TARGETS) or f"use {', '.join(TARGETS)}",
-            )
         find_observer(self.observer)
-        self._check_forms()
+        _find_target(self.target).check_scheme(self)
         if not self.activations.is_signed and self.signed_activations is None:
             raise UsageError(
                 f"activations = {str(self.activations)!r} has no codes for negative numbers",
                 hint='give signed_activations as well, for example "qint8 symmetric"',
-            )
-
-    def _check_forms(self) -> None:
-        """See that a target's kernels, and what writes its files, take what is wanted.
-
-        Raises:
-            UsageError: naming the field.
-        """
-        for name in OWN_FORMS.get(self.target, ()):
-            wanted, given = TARGETS[self.target].get(name, _DEFAULTS[name]), getattr(self, name)
-            if given != wanted:
-                form = repr(str(wanted)) if wanted else "no form of its own"
-                raise UsageError(
-                    f"the target {self.target} has for {name} {form}, not {str(given)!r}",
-                    hint=f"leave {name} out, as Scheme.for_target({self.target!r}) does, or choose another target",
-                )
-        if "weights" not in OWN_FORMS.get(self.target, ()) and (
-            not self.weights.symmetric or not self.weights.is_signed
-        ):
-            raise UsageError(
-                f"the target {self.target} has weights as symmetric qint8, not {str(self.weights)!r}",
-                hint='write for example weights = "qint8 symmetric per_channel"',
-            )
-        if self.split_patterns and self.target != "eightbit":
-            raise UsageError(
-                f"split_patterns is for the classic ops, and the target is {self.target}", hint="leave it out"
             )
 
     @classmethod
@@ -110,15 +80,11 @@ class Scheme:
         Raises:
             UsageError: no target or field has that name.
         """
-        if target not in TARGETS:
-            raise UsageError(
-                f"{target!r} is not a target", hint=did_you_mean(target, TARGETS) or f"use {', '.join(TARGETS)}"
-            )
         known = [one.name for one in fields(cls)]
         for name in changes:
             if name not in known:
                 raise UsageError(f"a scheme has no field {name!r}", hint=did_you_mean(name, known))
-        return cls(**{"target": target, **TARGETS[target], **changes})
+        return cls(**{"target": target, **_find_target(target).defaults, **changes})
 
     def with_(self, **changes: Any) -> Self:
         """A copy with other fields."""
@@ -163,32 +129,6 @@ class Scheme:
         return cls.from_json(read_toml(Path(path), 'write lines such as weights = "qint8 symmetric per_channel"'))
 
 
-# What each target's kernels compute fast: onnx: u8 x s8 with zero points; tensorflow: oneDNN's scale-only codes.
-TARGETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "onnx": {},
-        "tensorflow": {
-            "activations": UNSIGNED,
-            "signed_activations": SIGNED,
-            "share_pool_ranges": True,
-            "float_global_pools": True,
-        },
-        "eightbit": {"weights": AFFINE, "share_pool_ranges": True, "split_patterns": True},
-        "litert": {
-            "activations": Spec(DType.QINT8, symmetric=False),
-            "quantize_outputs": True,
-        },
-    }
-)
-# What the kernels of a target, or what writes its files, decide themselves.
-OWN_FORMS = MappingProxyType(
-    {
-        "tensorflow": ("activations", "signed_activations"),
-        "eightbit": ("weights", "activations", "signed_activations"),
-        "litert": ("weights", "activations", "signed_activations"),
-    }
-)
-_DEFAULTS = {one.name: one.default for one in fields(Scheme)}
 _SWITCHES = (
     "share_concat_ranges",
     "share_pool_ranges",
@@ -201,6 +141,13 @@ _SWITCHES = (
 )
 _KINDS: Mapping[str, type] = {"target": str, "observer": str, **dict.fromkeys(_SWITCHES, bool)}
 _SPECS = ("weights", "activations", "signed_activations")
+
+
+def _find_target(name: str) -> "Target":
+    # Imported late: targets convert plans, and a plan holds a scheme.
+    from quantkit.quantization.targets import find_target
+
+    return find_target(name)
 
 
 def _written(value: Any) -> Any:

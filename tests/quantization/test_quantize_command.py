@@ -139,7 +139,7 @@ def _scheme(folder: Path) -> str:
         (["-o", "d.tflite", "--calibration", "p"], 2, "in .onnx, or give --target litert"),
         (["-o", "d.onnx", "--calibration", "nowhere"], 3, "nowhere does not exist"),
         (["-o", "d.onnx", "--calibration", "p", "--observer", "entropi"], 2, "'entropi' is not an observer"),
-        (["-o", "d.onnx", "--calibration", "p", "--observer", "percentile(9"], 2, "or 'percentile(99.99)'"),
+        (["-o", "d.onnx", "--calibration", "p", "--observer", "percentile(9"], 2, "did you mean 'percentile'?"),
     ],
 )
 def test_mistakes_are_said_before_any_work(

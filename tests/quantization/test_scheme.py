@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from quantkit.errors import InputError, UsageError
 from quantkit.ir.tensor import DType
-from quantkit.quantization.scheme import TARGETS, Scheme
+from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.spec import Spec
+from quantkit.quantization.targets import targets
 
 SPECS = st.builds(
     Spec,
@@ -32,7 +33,7 @@ def test_real_zero_has_a_code(spec: Spec) -> None:
     assert high - low in (255, 254, 127, 126)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", targets())
 def test_schemes_round_trip_through_toml(target: str, tmp_path: Path) -> None:
     scheme = Scheme.for_target(target, keep_float=('od"d', "Softmax"), observer="percentile(99.5)", equalize=True)
     scheme.save(tmp_path / "scheme.toml")
@@ -78,17 +79,21 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "changes", "message"),
     [
-        ("onnx", {"weights": Spec.parse("quint8 affine")}, "has weights as symmetric qint8, not 'quint8 affine'"),
-        ("tensorflow", {"weights": Spec.parse("qint8 affine")}, "has weights as symmetric qint8"),
-        ("tensorflow", {"activations": Spec.parse("qint8 symmetric")}, "has for activations 'quint8 symmetric', not"),
-        ("eightbit", {"weights": Spec.parse("quint8 affine reduce_range")}, "has for weights 'quint8 affine', not"),
-        ("litert", {"weights": Spec.parse("qint8 symmetric")}, "has for weights 'qint8 symmetric per_channel', not"),
+        ("onnx", {"weights": Spec.parse("quint8 affine")}, "requires symmetric qint8 weights, not 'quint8 affine'"),
+        ("tensorflow", {"weights": Spec.parse("qint8 affine")}, "requires symmetric qint8 weights"),
+        (
+            "tensorflow",
+            {"activations": Spec.parse("qint8 symmetric")},
+            "requires activations = 'quint8 symmetric', not",
+        ),
+        ("eightbit", {"weights": Spec.parse("quint8 affine reduce_range")}, "requires weights = 'quint8 affine', not"),
+        ("litert", {"weights": Spec.parse("qint8 symmetric")}, "requires weights = 'qint8 symmetric per_channel', not"),
         (
             "litert",
             {"signed_activations": Spec.parse("qint8 symmetric")},
-            "for signed_activations no form of its own",
+            "takes no signed_activations: 'qint8 symmetric'",
         ),
-        ("onnx", {"split_patterns": True}, "split_patterns is for the classic ops"),
+        ("onnx", {"split_patterns": True}, "does not support split_patterns"),
     ],
 )
 def test_what_a_target_does_not_write_is_refused(target: str, changes: dict[str, Any], message: str) -> None:
@@ -98,7 +103,7 @@ def test_what_a_target_does_not_write_is_refused(target: str, changes: dict[str,
 
 
 def test_targets_take_what_their_kernels_take() -> None:
-    for target in TARGETS:
+    for target in targets():
         assert Scheme.from_json(Scheme.for_target(target).to_json()) == Scheme.for_target(target)
     Scheme.for_target("onnx", activations=Spec.parse("qint8 symmetric"), weights=Spec.parse("qint8 symmetric"))
     Scheme.for_target("tensorflow", weights=Spec.parse("qint8 symmetric per_channel reduce_range"))

@@ -122,7 +122,7 @@ def test_what_stays_float_is_named() -> None:
     }
     assert (made["d"], made["m"]) == (graph["d"], graph["m"])
     assert made["w"].op == made["t"].op == "Mul"
-    with pytest.raises(UnavailableError, match="all weights in 8 bits or none, and depth is to stay float"):
+    with pytest.raises(UnavailableError, match="all weights in int8 or none, and 'depth' stays float"):
         stored("litert", graph)
 
 

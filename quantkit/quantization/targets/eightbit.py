@@ -6,20 +6,29 @@
 Ranges that are fixed cost no pass over the data, and do not change with the picture.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.tensor import Shape
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.parameters import Grid
 from quantkit.quantization.plan import CONCATS, PATTERN_LAYER_OPS, Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import AFFINE
+from quantkit.quantization.targets.base import Target, count_conversion_nodes
+from quantkit.quantization.weights import replace_constants
 from quantkit.transforms.cleanup.merge_duplicate_nodes import merge_duplicate_nodes
 from quantkit.transforms.cleanup.strip_unused_nodes import strip_unused_nodes
-from quantkit.transforms.precision.quantize_nodes import classic_form, has_classic_form, quantize_nodes
+from quantkit.transforms.precision.quantize_nodes import (
+    classic_form,
+    has_classic_form,
+    quantize_nodes,
+    why_float,
+)
 from quantkit.transforms.precision.quantize_weights import quantize_weights
 
 CODED = "/eightbit"
@@ -97,3 +106,43 @@ def _range(graph: Graph, plan: Plan, ranges: Ranges, edge: Edge) -> Range | None
     grid = Grid.of_range(AFFINE, found)
     scale, zero = float(grid.scale), int(grid.zero_point)
     return Range(-zero * scale, (255 - zero) * scale)
+
+
+def _stored_constant(node: Node) -> tuple[Node, ...]:
+    """Return a constant as the transform quantize_weights stores it."""
+    alone = Graph.of([node.with_(controls=())], (), (node.name,))
+    stored = quantize_weights(alone, minimum_size=1).nodes.values()
+    return tuple(one.with_(controls=node.controls) if one.is_constant else one for one in stored)
+
+
+class EightbitTarget(Target):
+    """The classic TensorFlow ops of quantize_nodes, with calibrated ranges."""
+
+    name = "eightbit"
+    title = "frozen graph of the classic TensorFlow 8-bit ops"
+    dialect = "tensorflow"
+    suffixes = (".pb", ".pbtxt")
+    runtimes = ("tensorflow",)
+    defaults = MappingProxyType({"weights": AFFINE, "share_pool_ranges": True, "split_patterns": True})
+    fixed = ("weights", "activations", "signed_activations")
+    can_split_patterns = True
+    # The classic ops have no dilations: flatten_atrous_conv would keep such layers in float.
+    layer_recipe = "flatten_products simplify_arithmetic"
+    thread_advice = "thread settings have little effect: each op runs on one thread"
+    slow_reason = "the classic ops run on reference kernels on x86, whatever their ranges"
+    faster_target = "tensorflow"
+
+    def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
+        return convert(graph, plan, ranges)
+
+    def store_weights(self, graph: Graph, plan: Plan) -> Graph:
+        return replace_constants(graph, {name: _stored_constant(graph[name]) for name in plan.weights})
+
+    def missing_kernel(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
+        return why_float(graph, node, shapes)
+
+    def count_boundaries(self, graph: Graph, plan: Plan, fallbacks: Collection[str], quantized: Graph) -> int:
+        return count_conversion_nodes(quantized)
+
+
+TARGET = EightbitTarget()

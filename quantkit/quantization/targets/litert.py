@@ -16,9 +16,13 @@ the padding:
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
+from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
+from quantkit.convert.to_litert import save_litert
+from quantkit.errors import UnavailableError
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import free_name
@@ -27,6 +31,8 @@ from quantkit.ops.kernels.windows import Windows
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.plan import ACTIVATIONS, Plan
 from quantkit.quantization.ranges import Range, Ranges
+from quantkit.quantization.spec import Spec
+from quantkit.quantization.targets.base import Target
 
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
 DEPTHWISE = "DepthwiseConv2dNative"
@@ -177,3 +183,37 @@ def _with_ranges(graph: Graph, spans: Spans) -> Graph:
         for node in graph.nodes.values()
     ]
     return graph.with_nodes([*kept, *nodes])
+
+
+class LiteRTTarget(Target):
+    """LiteRT models with int8 weights and activations, made by TensorFlow's converter."""
+
+    name = "litert"
+    title = "LiteRT model"
+    dialect = "tensorflow"
+    suffixes = (".tflite",)
+    runtimes = ("litert",)
+    keeps_endpoints = True
+    defaults = MappingProxyType({"activations": Spec(DType.QINT8, symmetric=False), "quantize_outputs": True})
+    fixed = ("weights", "activations", "signed_activations")
+    thread_advice = "as many threads as cores: --intra-op {cores}"
+    weights_only_arithmetic = "LiteRT quantizes the inputs of the layers in each call"
+
+    def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
+        return convert(graph, plan, ranges)
+
+    def store_weights(self, graph: Graph, plan: Plan) -> Graph:
+        """Return the float graph: the converter stores its weights in `write`."""
+        if plan.float_fallbacks:
+            name, reason = next(iter(plan.float_fallbacks.items()))
+            raise UnavailableError(
+                f"TensorFlow's converter stores all weights in int8 or none, and {name!r} stays float: {reason}",
+                hint="choose another target, or leave keep_float out",
+            )
+        return graph
+
+    def write(self, graph: Graph, path: Path, *, weights_only: bool = False) -> None:
+        save_litert(graph, path, small_weights=weights_only)
+
+
+TARGET = LiteRTTarget()

@@ -8,6 +8,7 @@ An engine replaces ``Dequantize -> op -> Quantize`` by the op's 8-bit form. A Re
 nothing is below zero, zero is code 0, and quantizing clamps to it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -22,6 +23,8 @@ from quantkit.quantization.parameters import Grid
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
+from quantkit.quantization.targets.base import Target
+from quantkit.quantization.weights import dequantized_constant, quantized, replace_constants
 
 # A picture's bytes are codes already.
 BYTES = Spec(DType.QUINT8, symmetric=False)
@@ -31,6 +34,8 @@ CODES = {DType.QUINT8: DType.UINT8, DType.QINT8: DType.INT8}
 MOST_BIAS = float(1 << 29)
 # How a layer's weights are laid out in ONNX: the order of their dimensions.
 LAYOUTS = {"Conv2D": (3, 2, 0, 1), "DepthwiseConv2dNative": (2, 3, 0, 1)}
+# Suffix of a weight constant's name after conversion to ONNX, and its order of dimensions there.
+WEIGHT_LAYOUTS: Mapping[str, tuple[int, ...]] = {"/oihw": (3, 2, 0, 1), "/depthwise": (2, 3, 0, 1), "": ()}
 # Where an activation ends above.
 ACTIVATIONS = {"Relu": np.inf, "Relu6": 6.0}
 
@@ -236,3 +241,57 @@ def _with_room(grid: Grid, step: float, bias: Array | None) -> Grid:
 
 def _codes(weights: Tensor, grid: Grid) -> Array:
     return grid.encode(weights.array)
+
+
+# Weights alone
+
+
+def _store_weights(graph: Graph, plan: Plan) -> Graph:
+    """Return the ONNX graph whose layers' weights are int8 constants, cast and scaled."""
+    translated = translate(graph).graph
+    replacements = {}
+    for source, spec in plan.weights.items():
+        for suffix, order in WEIGHT_LAYOUTS.items():
+            name = f"{source}{suffix}"
+            if name in translated:
+                values = graph[source].value
+                replacements[name] = _stored_constant(translated, translated[name], values, spec, order)
+    return replace_constants(translated, replacements)
+
+
+def _stored_constant(
+    translated: Graph, node: Node, values: Tensor, spec: Spec, order: tuple[int, ...]
+) -> tuple[Node, ...]:
+    grid = Grid.of_weights(spec, values.array)
+    stored = quantized(values, grid)
+    scale = grid.scale
+    if order:
+        stored = transposed(stored, order, node.value.shape)
+    if spec.axes:
+        shape = [1] * len(node.value.shape)
+        shape[0 if order else spec.axes[0]] = -1  # ONNX layouts have the output channels first
+        scale = scale.reshape(shape)
+    return dequantized_constant(translated, node, stored, scale)
+
+
+class OnnxTarget(Target):
+    """ONNX models with QuantizeLinear and DequantizeLinear pairs."""
+
+    name = "onnx"
+    title = "ONNX model with QuantizeLinear and DequantizeLinear"
+    dialect = "onnx"
+    suffixes = (".onnx",)
+    runtimes = ("openvino", "onnxruntime")
+    keeps_endpoints = True
+    multiplies_u8_by_s8 = True
+    runs_bfloat16 = True
+    thread_advice = "OpenVINO and ONNX Runtime keep the default thread settings"
+
+    def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
+        return convert(graph, plan, ranges)
+
+    def store_weights(self, graph: Graph, plan: Plan) -> Graph:
+        return _store_weights(graph, plan)
+
+
+TARGET = OnnxTarget()

@@ -9,15 +9,22 @@ The shift of what a layer makes is added to its bias in the same way, and the re
 number of the range instead of at 0. Only padding must see the code of 0 itself: shifted tensors are padded before.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import Shape
+from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.spec import SIGNED, UNSIGNED
+from quantkit.quantization.targets.base import BFLOAT16, FLOAT, Target, count_conversion_nodes
+from quantkit.quantization.targets.tensorflow.check import check_on_this_host
 from quantkit.quantization.targets.tensorflow.fused_patterns import add_pattern
 from quantkit.quantization.targets.tensorflow.graph_builder import Growth
 from quantkit.quantization.targets.tensorflow.pass_through import add_pass_through
 from quantkit.quantization.targets.tensorflow.streams import side_by_side
+from quantkit.runtimes.session import SessionOptions
 
 
 def convert(graph: Graph, plan: Plan, ranges: Ranges, *, streams: bool = True) -> Graph:
@@ -64,3 +71,56 @@ def _converted(graph: Graph, plan: Plan, ranges: Ranges) -> Growth:
     for edge in graph.outputs:
         work.float_of(edge)
     return work
+
+
+class TensorFlowTarget(Target):
+    """Frozen graphs of the fused oneDNN ops of TensorFlow."""
+
+    name = "tensorflow"
+    title = "frozen graph of TensorFlow's fused oneDNN ops"
+    dialect = "tensorflow"
+    suffixes = (".pb", ".pbtxt")
+    runtimes = ("tensorflow",)
+    defaults = MappingProxyType(
+        {
+            "activations": UNSIGNED,
+            "signed_activations": SIGNED,
+            "share_pool_ranges": True,
+            "float_global_pools": True,
+        }
+    )
+    fixed = ("activations", "signed_activations")
+    multiplies_u8_by_s8 = True
+    has_host_check = True
+    fallback_precisions = (FLOAT, BFLOAT16)
+    runs_bfloat16 = True
+    thread_advice = "intra-op 1 and inter-op as many as cores: --intra-op 1 --inter-op {cores}"
+
+    def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
+        return convert(graph, plan, ranges)
+
+    def missing_kernel(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
+        return _objection_to_groups(node, shapes) if node.op == "Conv2D" else ""
+
+    def float_reasons(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
+        return float_reasons(graph, plan, ranges)
+
+    def check(self, graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> None:
+        check_on_this_host(graph, plan, ranges, quantized)
+
+    def session_options(self, cores: int) -> SessionOptions:
+        """Return options for many small ops, which run faster side by side than split."""
+        return SessionOptions(intra_op=1, inter_op=cores)
+
+    def count_boundaries(self, graph: Graph, plan: Plan, fallbacks: Collection[str], quantized: Graph) -> int:
+        return count_conversion_nodes(quantized)
+
+
+def _objection_to_groups(node: Node, shapes: Mapping[Edge, Shape]) -> str:
+    channels, weights = (shapes.get(edge, UNKNOWN).dims for edge in node.inputs)
+    if not channels or not weights or channels[-1] is None or weights[2] in (None, channels[-1]):
+        return ""
+    return f"grouped convolution ({weights[2]} of {channels[-1]} channels): oneDNN has no int8 kernel of it"
+
+
+TARGET = TensorFlowTarget()

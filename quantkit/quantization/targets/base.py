@@ -1,0 +1,193 @@
+"""Contract of a target: the form of a quantized model, and all that depends on the form."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from quantkit import formats
+from quantkit.errors import UsageError
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import Shape
+from quantkit.quantization.plan import Plan
+from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.weights import store_weights
+from quantkit.runtimes.session import SessionOptions
+
+FLOAT, BFLOAT16 = "float", "bfloat16"
+DIALECTS = ("tensorflow", "onnx")
+
+
+class Target(ABC):
+    """Form of a quantized model: its ops, its file, its runtimes, and the scheme that suits them.
+
+    A subclass sets the attributes and defines `convert`; every other method has a default. One
+    object of the subclass is registered, see `quantkit.quantization.targets`.
+
+    Attributes:
+        name: word of ``--target``.
+        title: noun phrase for help texts and reports.
+        dialect: dialect of the quantized graph: ``tensorflow`` or ``onnx``.
+        suffixes: suffixes of the files, the usual one first.
+        runtimes: names of the runtimes that run the files, fastest first.
+        keeps_endpoints: True if the file itself names the model's inputs and outputs.
+        defaults: scheme fields that differ from those of `Scheme`.
+        fixed: scheme fields that the kernels or the file format prescribe.
+        can_split_patterns: True if `Scheme.split_patterns` is supported.
+        layer_recipe: transforms applied before folding; they turn composite layers into one op.
+        rewrite_recipe: transforms applied after folding; exact in float, they make int8 faster.
+        multiplies_u8_by_s8: True if a runtime multiplies u8 activations by s8 weights. Without VNNI
+            such products saturate in int16, so that weights need a reduced range.
+        has_host_check: True if `check` compares the kernels of this host with float.
+        fallback_precisions: precisions that float fallbacks can be stored in.
+        runs_bfloat16: True if a runtime computes float ops in bfloat16 where the processor can.
+        thread_advice: thread settings to use; ``{cores}`` stands for the number of cores.
+        weights_only_arithmetic: arithmetic of a model whose weights alone are quantized.
+        slow_reason: why the quantized model cannot be faster than float; empty if it can.
+        faster_target: name of a target that is faster on the same runtime, or empty.
+    """
+
+    name: str
+    title: str
+    dialect: str
+    suffixes: tuple[str, ...]
+    runtimes: tuple[str, ...]
+    keeps_endpoints: bool = False
+    defaults: Mapping[str, Any] = MappingProxyType({})
+    fixed: tuple[str, ...] = ()
+    can_split_patterns: bool = False
+    layer_recipe: str = "flatten_atrous_conv flatten_products simplify_arithmetic"
+    rewrite_recipe: str = "pool_after_projection fold_pads fold_clamps remove_nodes(op=EnsureShape)"
+    multiplies_u8_by_s8: bool = False
+    has_host_check: bool = False
+    fallback_precisions: tuple[str, ...] = (FLOAT,)
+    runs_bfloat16: bool = False
+    thread_advice: str = "keep the default thread settings"
+    weights_only_arithmetic: str = "all arithmetic is in float"
+    slow_reason: str = ""
+    faster_target: str = ""
+
+    @abstractmethod
+    def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
+        """Return the quantized graph, in the target's dialect.
+
+        Args:
+            graph: the float graph that was annotated.
+            plan: a plan of ``graph`` for this target.
+            ranges: ranges of every edge of the plan, shared within its groups.
+
+        Raises:
+            InputError: a range is missing.
+            GraphError: the plan does not fit the graph.
+            UnavailableError: an op has no form in this target.
+        """
+
+    def store_weights(self, graph: Graph, plan: Plan) -> Graph:
+        """Return the float graph with int8 weights, for a plan of `Scheme.weights_only`.
+
+        Raises:
+            UnavailableError: the weights cannot be stored in this target.
+        """
+        return store_weights(graph, plan)
+
+    def write(self, graph: Graph, path: Path, *, weights_only: bool = False) -> None:
+        """Write a graph of `convert` or `store_weights`; the file appears complete or not at all.
+
+        Args:
+            graph: quantized graph.
+            path: file with one of `suffixes`.
+            weights_only: True if the graph comes from `store_weights`.
+
+        Raises:
+            UsageError: the folder does not exist, or the suffix is that of another format.
+            InputError: the file cannot be written.
+        """
+        formats.save(graph, path)
+
+    def missing_kernel(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
+        """Return why no int8 kernel computes a node, as far as the float graph shows it.
+
+        Args:
+            graph: float graph.
+            node: node of ``graph``.
+            shapes: shapes of its edges, as far as they are known.
+
+        Returns:
+            The reason, or an empty string.
+        """
+        return ""
+
+    def float_reasons(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
+        """Return nodes that `convert` keeps in float against the plan, with the reason of each."""
+        return {}
+
+    def check(  # noqa: B027 (most targets need no check)
+        self, graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph
+    ) -> None:
+        """Compare the kernels of this host with float, where `has_host_check` is set.
+
+        Raises:
+            CheckError: a kernel computes wrong values; the message names its node.
+            UnavailableError: no runtime here can run the graph.
+        """
+
+    def session_options(self, cores: int) -> SessionOptions:
+        """Return the session options that make the quantized graph fast on this many cores."""
+        return SessionOptions()
+
+    def count_boundaries(self, graph: Graph, plan: Plan, fallbacks: Collection[str], quantized: Graph) -> int:
+        """Return the number of quantize/dequantize boundaries that one run crosses.
+
+        The default counts in the plan, for targets whose runtime fuses or inserts the conversions.
+
+        Args:
+            graph: float graph.
+            plan: plan of ``graph``.
+            fallbacks: names of the nodes that stay float.
+            quantized: graph of `convert`.
+        """
+        computed = {*plan.pattern_of, *plan.pass_through}.difference(fallbacks)
+        count = sum(Edge(pattern.name) not in plan.activations for pattern in plan.patterns)
+        for edge in plan.activations:
+            consumers = {use.node.name for use in graph.uses.get(edge, ())}
+            if edge.node in computed:
+                count += bool(consumers.intersection(fallbacks)) or edge in graph.outputs
+            else:
+                count += bool(consumers & computed)
+        return count
+
+    def check_scheme(self, scheme: Scheme) -> None:
+        """Check that the target supports a scheme.
+
+        Raises:
+            UsageError: a field has a value that the target does not support.
+        """
+        standard = {field.name: field.default for field in fields(Scheme)}
+        for name in self.fixed:
+            required, value = self.defaults.get(name, standard[name]), getattr(scheme, name)
+            if value != required:
+                requirement = f"requires {name} = {str(required)!r}, not" if required else f"takes no {name}:"
+                raise UsageError(
+                    f"the target {self.name!r} {requirement} {str(value)!r}",
+                    hint=f"leave {name} out, as Scheme.for_target({self.name!r}) does, or choose another target",
+                )
+        if "weights" not in self.fixed and not (scheme.weights.symmetric and scheme.weights.is_signed):
+            raise UsageError(
+                f"the target {self.name!r} requires symmetric qint8 weights, not {str(scheme.weights)!r}",
+                hint='write for example weights = "qint8 symmetric per_channel"',
+            )
+        if scheme.split_patterns and not self.can_split_patterns:
+            raise UsageError(
+                f"the target {self.name!r} does not support split_patterns", hint="leave split_patterns out"
+            )
+
+
+def count_conversion_nodes(quantized: Graph) -> int:
+    """Return the number of QuantizeV2 and Dequantize nodes whose input is not a constant."""
+    return sum(
+        node.op in ("QuantizeV2", "Dequantize") and quantized.constant_of(node.inputs[0]) is None
+        for node in quantized.nodes.values()
+    )
