@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quantkit import formats
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
-from quantkit.model.loading import MEANINGLESS, Model
+from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
 from quantkit.recipes import Recipe, Record, Trace
 
 from ._render import size_text
@@ -79,7 +79,7 @@ class Account:
             yield f"verified {self.check.terms}"
         yield f"{self.path}: {len(self.before)} -> {len(self.after)} nodes, {size_text(self.num_bytes)}"
         if self.model.has_random_weights:
-            yield MEANINGLESS
+            yield RANDOM_WEIGHTS_NOTE
 
     def write_trace(self, path: Path) -> None:
         """Write the trace and both graphs, as a page or as JSON."""

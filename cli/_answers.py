@@ -18,7 +18,7 @@ from quantkit.evaluation.accuracy import class_of
 from quantkit.evaluation.classification_metrics import ClassificationCounter, ClassificationMetrics, Proportion
 from quantkit.evaluation.output_sqnr import OutputSqnr, OutputSqnrCounter
 from quantkit.ir.tensor import Array
-from quantkit.model.loading import Model
+from quantkit.model import Model
 from quantkit.quantization.fallback import Loss
 from quantkit.runtimes.session import Session
 from quantkit.zoo import list_cards

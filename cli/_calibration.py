@@ -8,7 +8,7 @@ from quantkit.data import Data, find_data
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
-from quantkit.model.loading import Model
+from quantkit.model import Model
 from quantkit.quantization import Plan, Ranges
 from quantkit.quantization.calibration import collect, memory_bound, open_observed
 from quantkit.quantization.ranges import graph_digest

@@ -1,13 +1,14 @@
 """Models by the words of the command line, with a bar while one is fetched."""
 
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
 from quantkit.benchmark.candidate import split_runtime
-from quantkit.model.loading import Model, load_model
+from quantkit.model import Model, load
+from quantkit.progress import OnProgress
 
 from ._render import log, progress
 
@@ -32,14 +33,14 @@ def named_model(
     with ExitStack() as bars:
 
         @cache
-        def bar() -> Callable[[int, int | None], None]:
+        def bar() -> OnProgress:
             """Made when the first bytes come: most models are there, and a bar takes a tenth of a second."""
             log(args, f"fetching {word}")
             shown = bars.enter_context(progress(args))
             task = shown.add_task(word, total=None)
-            return lambda done, total: shown.update(task, completed=done, total=total)
+            return lambda state: shown.update(task, completed=state.done, total=state.total)
 
-        return load_model(
+        return load(
             path if path.exists() else word,
             inputs=inputs,
             outputs=outputs,
@@ -48,7 +49,7 @@ def named_model(
             checkpoint=getattr(args, "checkpoint", None),
             random_weights=random_weights,
             offline=args.offline,
-            progress=lambda done, total: bar()(done, total),
+            on_progress=lambda state: bar()(state),
         )
 
 

@@ -14,7 +14,7 @@ from quantkit.data.feeding import Feeding
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
-from quantkit.model.loading import Model, load_model
+from quantkit.model import Model, load
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.quantization import Scheme, prepare
 from quantkit.recipes import Recipe, parse
@@ -48,10 +48,10 @@ def float_graph(args: Namespace, scheme: Scheme, data: Data | None) -> tuple[Mod
         UsageError, RecipeError: the flags do not suit the model.
         InputError: the model is missing or broken.
     """
-    model = load_model(args.model, inputs=args.inputs, outputs=args.outputs, offline=args.offline)
-    if is_eight_bit(model.rewritable):
+    model = load(args.model, inputs=args.inputs, outputs=args.outputs, offline=args.offline)
+    if is_eight_bit(model.graph):
         raise UsageError(f"{model.name} is in 8 bits already", hint="name the float model that it was made of")
-    model, graph = _recognized(args, model, as_tensorflow(model.rewritable))
+    model, graph = _recognized(args, model, as_tensorflow(model.graph))
     graph, _ = run_recipe(_recipe(args, model, scheme), _sized(args, model, graph, data))
     return model, prepare(_on_pixels(args, model, graph) if args.pixels else graph, scheme)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from quantkit.errors import RecipeError, UsageError
 from quantkit.ir.graph import Graph
-from quantkit.model.loading import Model
+from quantkit.model import Model
 from quantkit.recipes import Recipe, parse
 from quantkit.recipes.named import NAMED, find_recipe
 from quantkit.transforms.registry import REGISTRY, find, names_for

@@ -10,7 +10,7 @@ from quantkit.data import Data, find_data
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
-from quantkit.model.loading import Model
+from quantkit.model import Model
 from quantkit.recipes.outputs import TOLERANCE
 from quantkit.recipes.trace import SKIP, STOP
 from quantkit.recipes.verify import Verifier

@@ -159,7 +159,7 @@ def _graph(args: Namespace, feeds: dict[str, Array]) -> Graph:
     if not args.graph:
         raise UsageError("no graph is named", hint="give --graph=FILE.pb")
     model = named_model(args, args.graph, inputs=list(feeds), outputs=_words(args.output_layer, ","))
-    return model.rewritable
+    return model.graph
 
 
 def _timed(work: Callable[[], None], runs: int, max_time: float, delay: float = 0.0) -> list[float]:

@@ -12,7 +12,8 @@ from quantkit.data.images import Found, find_pictures
 from quantkit.data.labels import Order, read_labels
 from quantkit.errors import InputError, UnavailableError, UsageError
 from quantkit.evaluation.classifier import Classifier, Prediction, Refused
-from quantkit.model.loading import MEANINGLESS, Model
+from quantkit.ir.graph import Graph
+from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Session
 from quantkit.zoo import ModelCard, list_cards
@@ -76,8 +77,8 @@ def answered(args: Namespace) -> list[Prediction | Refused]:
     model = _model(args)
     runnable = model.runnable
     runtime = args.runtime
-    if model.graph is not None:
-        runnable = choose_ends(model.graph, model.card, list_cards(), args.input_layer, args.output_layer)
+    if isinstance(runnable, Graph):
+        runnable = choose_ends(runnable, model.card, list_cards(), args.input_layer, args.output_layer)
         if needs_tensorflow(runnable):
             runtime = _tensorflow(args)
     start = perf_counter()
@@ -153,7 +154,7 @@ def _remarks(args: Namespace, found: Found, model: Model, classifier: Classifier
         files = "1 file that is no picture" if found.skipped == 1 else f"{found.skipped} files that are no pictures"
         log(args, f"skipped {files}")
     if model.has_random_weights:
-        log(args, f"{model.name}: {MEANINGLESS}")
+        log(args, f"{model.name}: {RANDOM_WEIGHTS_NOTE}")
     if not classifier.labels.are_known:
         owner = card.labels.card or card.name if card else ""
         cure = f"quantkit models fetch {owner} brings them" if owner else "give --labels FILE"
@@ -192,7 +193,7 @@ def _print(
             markup=False,
         )
     if model.has_random_weights:
-        console.print(MEANINGLESS, markup=False)
+        console.print(RANDOM_WEIGHTS_NOTE, markup=False)
 
 
 def _print_classic(console: "Console", answers: Iterator[Prediction | Refused]) -> Iterator[Prediction | Refused]:

@@ -16,7 +16,7 @@ from quantkit.evaluation.layer_comparison import FLOOR, SHOWN, UNPROVEN, Compari
 from quantkit.ir.difference import EQUAL, differences
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
-from quantkit.model.loading import MEANINGLESS, Model
+from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
 from quantkit.runtimes.session import TensorInfo
 from quantkit.zoo import ModelCard, list_cards
 
@@ -74,7 +74,7 @@ def run(args: Namespace) -> int:
         return _structure(args, _graph(args, first, raw=True), _graph(args, second, raw=True))
     for model in (first, second):
         if model.has_random_weights:
-            log(args, f"{model.name}: {MEANINGLESS}")
+            log(args, f"{model.name}: {RANDOM_WEIGHTS_NOTE}")
     graphs = _graph(args, first), _graph(args, second)
     refused: dict[str, str] = {}
     data = find_data(args.data, args.limit or PICTURES) if args.data else None
@@ -109,16 +109,12 @@ def _graph(args: Namespace, model: Model, *, raw: bool = False) -> Graph:
     Raises:
         UnavailableError: it is in a format whose inside is not read.
     """
+    if isinstance(model.runnable, Path) and not model.has_readable_graph:
+        raise UnavailableError(
+            f"{model.name} is {formats.KINDS[formats.kind_of(model.runnable)]}, whose layers can not be read",
+            hint="quantkit evaluate compares what such models answer; .pb and .onnx are compared layer by layer",
+        )
     graph = model.graph
-    if graph is None:
-        path = Path(model.path or model.name)
-        kind = formats.kind_of(path)
-        if kind != "onnx":
-            raise UnavailableError(
-                f"{model.name} is {formats.KINDS[kind]}, whose layers can not be read",
-                hint="quantkit evaluate compares what such models answer; .pb and .onnx are compared layer by layer",
-            )
-        graph = formats.load(path)
     if raw:
         return graph
     if args.inputs or args.outputs:

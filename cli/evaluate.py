@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from quantkit.data import KINDS
 from quantkit.errors import CheckError
 from quantkit.evaluation.accuracy import BATCH, Evaluation, Interrupted, evaluate
-from quantkit.model.loading import MEANINGLESS
+from quantkit.model import RANDOM_WEIGHTS_NOTE
 
 from ._app import INTERRUPTED
 from ._arguments import (
@@ -63,7 +63,7 @@ def run(args: Namespace) -> int:
     reference, reference_runtime = model_and_runtime(args, args.reference) if args.reference else (None, args.runtime)
     for one in (model, reference):
         if one is not None and one.has_random_weights:
-            log(args, f"{one.name}: {MEANINGLESS}")
+            log(args, f"{one.name}: {RANDOM_WEIGHTS_NOTE}")
     try:
         with counting(args, "evaluating") as shown:
             found = evaluate(

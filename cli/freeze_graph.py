@@ -77,7 +77,7 @@ def _frozen(args: Namespace) -> Graph:
     word = args.input_saved_model_dir or args.input_graph or args.input_meta_graph
     args.tags = parse_names(args.saved_model_tags) if args.input_saved_model_dir else None
     args.checkpoint = args.input_checkpoint if word == args.input_graph else None
-    graph = named_model(args, word, outputs=parse_names(args.output_node_names)).rewritable
+    graph = named_model(args, word, outputs=parse_names(args.output_node_names)).graph
     return transform(graph, "remove_device") if args.clear_devices else graph
 
 

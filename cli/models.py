@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import InputError
+from quantkit.progress import Progress
 from quantkit.zoo import Fetched, ModelCard, cache_folder, find_card, list_cards, locate, obtain
 
 from ._render import emit, log, progress
@@ -90,8 +91,8 @@ def _fetched(args: Namespace) -> Fetched:
     with bar:
         task = bar.add_task(args.name, total=None, visible=False)
 
-        def report(done: int, total: int | None) -> None:
-            bar.update(task, completed=done, total=total, visible=True)
+        def report(state: Progress) -> None:
+            bar.update(task, completed=state.done, total=state.total, visible=True)
 
         try:
             return obtain(
@@ -100,8 +101,8 @@ def _fetched(args: Namespace) -> Fetched:
                 url=args.url,
                 sha256=args.sha256,
                 force=args.force,
-                progress=report,
-                tell=lambda sentence: log(args, sentence),
+                on_progress=report,
+                on_message=lambda sentence: log(args, sentence),
             )
         except KeyboardInterrupt:
             log(args, "what has come is kept: the same command goes on from there")

@@ -7,7 +7,7 @@ from pathlib import Path
 from quantkit import formats
 from quantkit.data import KINDS
 from quantkit.errors import CheckError, UsageError
-from quantkit.model.loading import MEANINGLESS, Model
+from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
 from quantkit.quantization import Scheme
 from quantkit.quantization.census import FLOAT, census
 from quantkit.quantization.fallback import Fallback
@@ -108,7 +108,7 @@ def run(args: Namespace) -> int:
     data, held_out = chosen_pictures(args)
     model, graph = float_graph(args, scheme, data or held_out)
     if model.has_random_weights:
-        log(args, f"{model.name}: {MEANINGLESS}")
+        log(args, f"{model.name}: {RANDOM_WEIGHTS_NOTE}")
     plan = chosen_plan(args, graph, scheme)
     ranges, answers = chosen_ranges(args, model, graph, plan, data, output)
     if held_out is not None:

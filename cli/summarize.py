@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 from quantkit.errors import GraphError, UsageError
 from quantkit.ir.graph import Graph
-from quantkit.model.loading import MEANINGLESS
+from quantkit.model import RANDOM_WEIGHTS_NOTE
 from quantkit.summary import summarize
 
 from ._arguments import add_endpoints, add_offline, add_random_weights, add_saved_model
@@ -43,7 +43,7 @@ def run(args: Namespace) -> int:
     if not word:
         raise UsageError("no model is named", hint="quantkit summarize FILE.pb, or the name of a card")
     model = named_model(args, word, inputs=args.inputs, outputs=args.outputs, random_weights=args.random_weights)
-    graph = model.rewritable
+    graph = model.graph
     if args.classic or args.print_structure == "true":
         return _classic(args, word, graph)
     from quantkit.quantization.outlook import look_ahead
@@ -60,7 +60,7 @@ def run(args: Namespace) -> int:
     }
     rows = [("file", f"{num_bytes / 1e6:,.2f} MB")] if num_bytes else []
     rows += [*summary.rows, ("8 bits", str(outlook)), ("next", summary.next_step)]
-    rows += [("note", MEANINGLESS)] if model.has_random_weights else []
+    rows += [("note", RANDOM_WEIGHTS_NOTE)] if model.has_random_weights else []
     text = "\n".join(f"{label:<14} {said}" for label, said in rows)
     emit(args, "quantkit.summarize/1", document, lambda console: console.print(text, markup=False))
     return 0

@@ -76,7 +76,7 @@ def run(args: Namespace) -> int:
     ends = _classic_ends(args) if args.classic else None
     inputs, outputs = (None, None) if ends else _named_ends(args, recipe)
     model = named_model(args, source, inputs=inputs, outputs=outputs, random_weights=args.random_weights)
-    before = model.rewritable if target.kind == "onnx" else as_tensorflow(model.rewritable)
+    before = model.graph if target.kind == "onnx" else as_tensorflow(model.graph)
     recipe = suited(args, recipe, model, before)
     target.check(before, may_shrink=may_shrink(recipe))
     check = verifier(args, model, before)

@@ -1,6 +1,6 @@
-"""Rewrite trained networks, make them 8-bit, and prove that the result is faster and still right.
+"""Rewrite, quantize, run and benchmark TensorFlow and ONNX models.
 
-Importing this loads no engine, and little else: each name is imported when it is first used.
+Importing quantkit loads no engine: each name is imported on first use.
 """
 
 from importlib import import_module
@@ -8,32 +8,73 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quantkit.benchmark import benchmark
+    from quantkit.errors import (
+        CheckError,
+        GraphError,
+        InputError,
+        QuantkitError,
+        RecipeError,
+        UnavailableError,
+        UsageError,
+    )
     from quantkit.evaluation.accuracy import evaluate
     from quantkit.evaluation.compare import compare
+    from quantkit.ir.graph import Edge, Graph, Node
+    from quantkit.model import Model, load
     from quantkit.model.exporters.files import save
-    from quantkit.model.loading import load
-    from quantkit.quantization import calibrate, quantize
+    from quantkit.model.sessions import open_session
+    from quantkit.quantization import Plan, Ranges, Scheme, calibrate, quantize
     from quantkit.recipes import transform
-    from quantkit.runtimes import open_session
+    from quantkit.runtimes.session import Session
     from quantkit.summary import summarize
     from quantkit.transforms.registry import transform as transform_function
 
-_HOMES = {
+# Module of each public name; a name that differs there stands after the colon.
+_MODULES = {
+    "CheckError": "quantkit.errors",
+    "Edge": "quantkit.ir.graph",
+    "Graph": "quantkit.ir.graph",
+    "GraphError": "quantkit.errors",
+    "InputError": "quantkit.errors",
+    "Model": "quantkit.model",
+    "Node": "quantkit.ir.graph",
+    "Plan": "quantkit.quantization",
+    "QuantkitError": "quantkit.errors",
+    "Ranges": "quantkit.quantization",
+    "RecipeError": "quantkit.errors",
+    "Scheme": "quantkit.quantization",
+    "Session": "quantkit.runtimes.session",
+    "UnavailableError": "quantkit.errors",
+    "UsageError": "quantkit.errors",
     "benchmark": "quantkit.benchmark",
     "calibrate": "quantkit.quantization",
     "compare": "quantkit.evaluation.compare",
     "evaluate": "quantkit.evaluation.accuracy",
-    "load": "quantkit.model.loading",
-    "open_session": "quantkit.runtimes",
+    "load": "quantkit.model",
+    "open_session": "quantkit.model.sessions",
     "quantize": "quantkit.quantization",
     "save": "quantkit.model.exporters.files",
     "summarize": "quantkit.summary",
     "transform": "quantkit.recipes",
-    "transform_function": "quantkit.transforms.registry",
+    "transform_function": "quantkit.transforms.registry:transform",
 }
-_NAMES = {"transform_function": "transform"}
 
 __all__ = [
+    "CheckError",
+    "Edge",
+    "Graph",
+    "GraphError",
+    "InputError",
+    "Model",
+    "Node",
+    "Plan",
+    "QuantkitError",
+    "Ranges",
+    "RecipeError",
+    "Scheme",
+    "Session",
+    "UnavailableError",
+    "UsageError",
     "benchmark",
     "calibrate",
     "compare",
@@ -49,9 +90,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), _NAMES.get(name, name))
-    raise AttributeError(f"module 'quantkit' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'quantkit' has no attribute {name!r}")
+    module, _, other = _MODULES[name].partition(":")
+    return getattr(import_module(module), other or name)
 
 
 def __dir__() -> list[str]:

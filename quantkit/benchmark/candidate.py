@@ -3,18 +3,17 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from quantkit.errors import InputError, UsageError, did_you_mean
 from quantkit.formats.kinds import kind_of
+from quantkit.progress import OnProgress, ignore_progress
 from quantkit.runtimes import AUTO, RUNTIMES
 from quantkit.runtimes.session import SessionOptions
 from quantkit.zoo import fetch, find_card, list_cards
-
-Fetching = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Candidate:
 
 
 def find_candidate(
-    word: str, settings: Settings = Settings(), *, offline: bool = False, fetching: Fetching | None = None
+    word: str, settings: Settings = Settings(), *, offline: bool = False, on_progress: OnProgress = ignore_progress
 ) -> Candidate:
     """A candidate for a file or a card, which is fetched at first use.
 
@@ -80,7 +79,7 @@ def find_candidate(
         word: ``MODEL`` or ``MODEL@RUNTIME``.
         settings: of its process; the runtime in the word goes first.
         offline: fetch nothing.
-        fetching: told bytes done and bytes in all.
+        on_progress: receives the bytes done and the total number of bytes.
 
     Raises:
         UsageError: no such runtime, or neither a file nor a card.
@@ -90,7 +89,7 @@ def find_candidate(
     is_card = candidate.label in {card.name for card in list_cards()}
     if not is_card and (candidate.path.suffix or os.sep in candidate.label or candidate.path.exists()):
         return candidate
-    return replace(candidate, path=fetch(find_card(candidate.label), offline=offline, progress=fetching))
+    return replace(candidate, path=fetch(find_card(candidate.label), offline=offline, on_progress=on_progress))
 
 
 def named(word: str, settings: Settings) -> Candidate:

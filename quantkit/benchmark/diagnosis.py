@@ -16,7 +16,8 @@ from quantkit.benchmark.machine import Machine, this_machine
 from quantkit.benchmark.process import WorkerGone, WorkerProcess
 from quantkit.benchmark.report import Benchmark, aligned, openmp_text, threads_text
 from quantkit.benchmark.rounds import Progress, Schedule, measure
-from quantkit.model.loading import load_model
+from quantkit.ir.graph import Graph
+from quantkit.model import load
 from quantkit.recipes import parse, run
 from quantkit.recipes.named import find_recipe
 from quantkit.runtimes import RUNTIMES, find_runtime
@@ -106,11 +107,11 @@ def diagnose(
 def _runnable(model: str, path: Path, offline: bool) -> Candidate:
     """The model without the training-time operations that no engine but TensorFlow has."""
     found = find_candidate(model, offline=offline)
-    loaded = load_model(model, offline=offline)
-    if loaded.graph is None:
+    loaded = load(model, offline=offline)
+    if not isinstance(loaded.runnable, Graph):
         return found
     recipe = parse(loaded.card.recipe) if loaded.card is not None else find_recipe("inference")
-    graph, _ = run(recipe, loaded.graph)
+    graph, _ = run(recipe, loaded.runnable)
     formats.save(graph, path)
     ends = Settings(inputs=tuple(map(str, graph.inputs)), outputs=tuple(map(str, graph.outputs)))
     return replace(found, path=path, settings=ends)

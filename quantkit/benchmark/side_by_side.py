@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from quantkit import formats
-from quantkit.benchmark.candidate import Candidate, Fetching, Settings, find_candidate, named
+from quantkit.benchmark.candidate import Candidate, Settings, find_candidate, named
 from quantkit.benchmark.report import Benchmark
 from quantkit.benchmark.rounds import Progress, Schedule, measure
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
-from quantkit.model.loading import MEANINGLESS, load_model
+from quantkit.model import RANDOM_WEIGHTS_NOTE, load
+from quantkit.progress import OnProgress, ignore_progress
 from quantkit.runtimes import AUTO, find_runtime
 from quantkit.runtimes.session import PRECISIONS, SessionOptions, gpu_index
 
@@ -38,7 +39,7 @@ def benchmark(
     random_weights: bool = False,
     offline: bool = False,
     progress: Progress = lambda message, share: None,
-    fetching: Fetching | None = None,
+    fetching: OnProgress = ignore_progress,
 ) -> Benchmark:
     """Measure the latency of models side by side, each in a process of its own.
 
@@ -93,15 +94,15 @@ def benchmark(
                 formats.save(model, file)
             elif random_weights:
                 candidate = replace(named(os.fspath(model), settings), path=file)
-                formats.save(load_model(candidate.label, random_weights=True, seed=seed).rewritable, file)
+                formats.save(load(candidate.label, random_weights=True, seed=seed).graph, file)
             else:
-                candidate = find_candidate(os.fspath(model), settings, offline=offline, fetching=fetching)
+                candidate = find_candidate(os.fspath(model), settings, offline=offline, on_progress=fetching)
             candidates.append(candidate)
         if not candidates:
             raise UsageError("there is no model to measure", hint="name a model file, or a card: digits")
         rows = [_computing_in(word, candidate) for candidate in _labelled(candidates) for word in words]
         measured = measure(rows, schedule, progress)
-    return replace(measured, notes=(*measured.notes, MEANINGLESS)) if random_weights else measured
+    return replace(measured, notes=(*measured.notes, RANDOM_WEIGHTS_NOTE)) if random_weights else measured
 
 
 def _check_words(device: str, runtime: str, precisions: Iterable[str]) -> None:

@@ -24,7 +24,7 @@ from quantkit.benchmark.sampler import Call, Clock, WarmUpRule, lead_in, timed, 
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Shape
-from quantkit.model.loading import load_model
+from quantkit.model import load
 from quantkit.runtimes import open_session
 from quantkit.runtimes.openmp import openmp_libraries
 from quantkit.runtimes.session import Session, SessionOptions, TensorInfo
@@ -145,12 +145,12 @@ def read_model(path: Path, inputs: list[str] | None, outputs: list[str] | None) 
     Raises:
         UsageError: nothing says where the graph is fed.
     """
-    model = load_model(path, inputs=inputs, outputs=outputs)
-    graph = model.graph
-    if graph is None:
+    model = load(path, inputs=inputs, outputs=outputs)
+    graph = model.runnable
+    if isinstance(graph, Path):
         if inputs or outputs:
             raise UsageError(f"{path.name} has inputs and outputs of its own", hint="leave --inputs and --outputs out")
-        return model.runnable
+        return graph
     if graph.inputs:
         return graph
     for card in list_cards():

@@ -24,7 +24,7 @@ from quantkit.errors import InputError, UsageError
 from quantkit.evaluation.classification_metrics import ClassificationCounter, ClassificationMetrics
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
-from quantkit.model.loading import Model, load_model
+from quantkit.model import as_model
 from quantkit.runtimes import AUTO, open_session
 from quantkit.runtimes.session import Engine, Session, SessionOptions
 from quantkit.zoo import ModelCard, list_cards
@@ -245,8 +245,7 @@ def open_subject(
     Raises:
         UsageError: it does not show which input or output is meant.
     """
-    found = Model("the graph", model) if isinstance(model, Graph) else model
-    found = found if isinstance(found, Model) else load_model(found, offline=offline)
+    found = as_model(model, offline=offline)
     runnable = found.runnable
     if isinstance(runnable, Graph):
         runnable = _between_ends(runnable, found.card, input_layer, output_layer, takes_rows)

@@ -25,7 +25,7 @@ from quantkit.evaluation.tensor_sums import TensorSums
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
-from quantkit.model.loading import load
+from quantkit.model import as_model
 from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
 from quantkit.runtimes import AUTO, RUNTIMES, open_session
 from quantkit.runtimes.session import Session, SessionOptions
@@ -68,7 +68,7 @@ def compare(
         Interrupted: by Ctrl-C, with what was summed.
     """
     names = names or (_name(first, "first"), _name(second, "second"))
-    first, second = load(first), load(second)
+    first, second = as_model(first).graph, as_model(second).graph
     for name, graph in zip(names, (first, second), strict=True):
         if not graph.inputs or not graph.outputs:
             raise UsageError(f"{name} does not say what is fed and what is asked for", hint="name inputs and outputs")

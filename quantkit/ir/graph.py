@@ -5,7 +5,7 @@ dependencies (`controls`, names of nodes that must run before). A transform retu
 unchanged nodes and all tensors are shared with the old one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -168,8 +168,8 @@ class Versions:
 
 
 @dataclass(frozen=True)
-class Graph:
-    """Computation graph of a network.
+class Graph(Mapping[str, Node]):
+    """Computation graph of a network: a mapping of nodes by name that iterates in topological order.
 
     Attributes:
         nodes: nodes by name, in file order; `order` is the topological order.
@@ -247,8 +247,27 @@ class Graph:
     def __contains__(self, name: object) -> bool:
         return name in self.nodes
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.order)
+
     def __len__(self) -> int:
         return len(self.nodes)
+
+    def consumers(self, producer: str | Edge) -> tuple[Node, ...]:
+        """Return the nodes that take an output of a node as an input, in file order.
+
+        Args:
+            producer: name of a node, for all of its outputs, or one edge.
+
+        Raises:
+            UsageError: the node is not in the graph.
+        """
+        name = producer.node if isinstance(producer, Edge) else producer
+        if name not in self.nodes:
+            hint = did_you_mean(name, self.nodes) or "quantkit summarize lists the inputs and outputs of a graph"
+            raise UsageError(f"node {name!r} is not in the graph", hint=hint)
+        uses = self.uses.get(producer, ()) if isinstance(producer, Edge) else self.node_uses.get(name, ())
+        return tuple({use.node.name: use.node for use in uses if use.slot >= 0}.values())
 
     @cached_property
     def endpoint_names(self) -> frozenset[str]:

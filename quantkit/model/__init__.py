@@ -1,1 +1,6 @@
-"""Models on their way in and out."""
+"""Models: the value `Model`, importers that make it, and exporters that write it."""
+
+from quantkit.model.loading import LoadOptions, as_model, load
+from quantkit.model.model import RANDOM_WEIGHTS_NOTE, Model
+
+__all__ = ["RANDOM_WEIGHTS_NOTE", "LoadOptions", "Model", "as_model", "load"]

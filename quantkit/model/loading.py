@@ -1,232 +1,137 @@
-"""From what names a model to its graph: a file, a folder, a card's name, or an object of TensorFlow's."""
+"""Loading of models: from a file, a folder, the name of a model card, or an object to a `Model`."""
 
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from quantkit import formats
-from quantkit.errors import InputError, UsageError, did_you_mean
-from quantkit.formats.saved_model import Signature
+from quantkit.errors import UsageError, did_you_mean
 from quantkit.ir.graph import Edge, Graph
+from quantkit.model.importers import EdgeNames, ImportOptions, import_file
+from quantkit.model.importers.objects import import_object
+from quantkit.model.model import Model
+from quantkit.progress import OnProgress, ignore_progress
 from quantkit.zoo import ModelCard, fetch, find_card, list_cards
 from quantkit.zoo.architectures import is_random, random_graph
 
-Ends = Iterable[Edge | str] | None
 
-# What every output says of a graph whose parameters were drawn at random.
-MEANINGLESS = "its parameters are random: times are real, answers mean nothing"
+class LoadOptions(TypedDict, total=False):
+    """Keyword arguments of `load`."""
+
+    inputs: EdgeNames
+    outputs: EdgeNames
+    signature: str | None
+    tags: Iterable[str] | None
+    checkpoint: str | os.PathLike[str] | None
+    random_weights: bool
+    seed: int
+    offline: bool
+    on_progress: OnProgress
 
 
-@dataclass(frozen=True)
-class Model:
-    """A model that is ready to be worked on.
+def as_model(value: Any, **options: Unpack[LoadOptions]) -> Model:
+    """Return the `Model` of any value that a verb accepts; a `Model` is returned unchanged.
 
-    Attributes:
-        name: as it was asked for.
-        graph: what it computes; None where the file is an engine's own format, which `path` names.
-        path: the file it came from; None for random weights and objects.
-        card: what is known of it; None for a file of one's own.
-        has_random_weights: whether its answers mean nothing.
-        ends: what is to be fed and asked for of a file that engines open as it is.
-        signature: what callers of a SavedModel call its inputs and outputs.
+    Args:
+        value: see `load`.
+        options: keyword arguments of `load`.
+
+    Raises:
+        InputError, UsageError, UnavailableError: see `load`.
     """
-
-    name: str
-    graph: Graph | None
-    path: Path | None = None
-    card: ModelCard | None = None
-    has_random_weights: bool = False
-    ends: tuple[Ends, Ends] = (None, None)
-    signature: Signature | None = None
-
-    @cached_property
-    def rewritable(self) -> Graph:
-        """The graph, for work on its nodes: also that of an ONNX file, which engines open as it is.
-
-        Raises:
-            InputError: the file is broken.
-            UsageError: it is in a format that is not read, or an input or output is not in the graph.
-        """
-        if self.graph is not None:
-            return self.graph
-        path = self.path or Path(self.name)
-        kind = formats.kind_of(path)
-        if kind != "onnx":
-            raise UsageError(
-                f"{self.name} is {formats.KINDS[kind]}: it can be run and measured, but not looked into or rewritten",
-                hint="name the TensorFlow or ONNX model that it was made of",
-            )
-        return formats.load(path, *self.ends)
-
-    @property
-    def runnable(self) -> Graph | Path:
-        """What a runtime opens: the graph, or the file of an engine's own format."""
-        if self.graph is not None:
-            return self.graph
-        if self.path is None:
-            raise InputError(f"{self.name} holds nothing to run", hint="name a file, or give it a graph")
-        return self.path
+    return value if isinstance(value, Model) and not options else load(value, **options)
 
 
-def load_model(
-    word: str | os.PathLike[str],
+def load(
+    model: Any,
+    inputs: EdgeNames = None,
+    outputs: EdgeNames = None,
     *,
-    inputs: Ends = None,
-    outputs: Ends = None,
     signature: str | None = None,
     tags: Iterable[str] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     random_weights: bool = False,
     seed: int = 0,
     offline: bool = False,
-    progress: Callable[[int, int | None], None] | None = None,
+    on_progress: OnProgress = ignore_progress,
 ) -> Model:
-    """The model that a command line names.
+    """Load a model.
 
     Args:
-        word: a file, a SavedModel folder, a checkpoint, or the name of a card, which is fetched at first use.
-        inputs: what is fed, by its name in the graph or a SavedModel's signature; None: the card's or the signature's,
-            or the placeholders.
-        outputs: what is asked for, likewise; None: the card's or the signature's, or what nobody reads.
-        signature: of a SavedModel; None: ``serving_default``, or the only one.
-        tags: of one of a SavedModel's graphs; None: the one for serving, or the only one.
-        checkpoint: what holds the variables of a graph that is not frozen.
-        random_weights: build the card's architecture with seeded random parameters instead of fetching it.
-        seed: of the random parameters.
-        offline: never fetch.
-        progress: told bytes done and bytes in all while fetching.
+        model: a file (``.pb``, ``.pbtxt``, ``.onnx``, ``.tflite``, ``.keras``, ``.h5``), a SavedModel folder, a
+            checkpoint with its graph, the name of a model card, which is downloaded on first use, a `Model`, a
+            `Graph`, a GraphDef or an ONNX ModelProto, as a message or serialized, a Keras model, or a TensorFlow
+            function.
+        inputs: names of the inputs in the graph or the signature; None: from the card or the signature, else the
+            placeholders.
+        outputs: names of the outputs, likewise; None: from the card or the signature, else the edges without consumers.
+        signature: name of a SavedModel's signature; None: ``serving_default``, or the only one.
+        tags: tags of one of a SavedModel's graphs; None: the one for serving, or the only one.
+        checkpoint: prefix of the checkpoint files with the variables of a graph that is not frozen.
+        random_weights: build the card's architecture with seeded random weights instead of downloading it.
+        seed: seed of the random weights.
+        offline: never download; fail if the model is not cached.
+        on_progress: receives the bytes done and the total number of bytes during a download.
 
     Raises:
-        InputError: the file is missing or broken, or fetching failed.
-        UsageError: no such card or signature, or an input or output that is not in the graph.
+        InputError: the file is missing or broken, or the download failed.
+        UsageError: there is no such card or signature, an input or output is not in the graph, an option does not
+            apply, or `model` has another type.
+        UnavailableError: a package that reads this kind of model is not installed.
     """
-    text = os.fspath(word)
-    card = _card(text)
-    if random_weights:
-        return _random(text, card, inputs, outputs, seed)
-    path = fetch(card, offline=offline, progress=progress) if card else formats.whole_of(Path(text))
-    kind = formats.kind_of(path)
-    _check_extras(text, kind, has_uses=bool(signature or tags), has_checkpoint=bool(checkpoint))
-    if kind in ("saved_model", "checkpoint"):
-        from quantkit.model.importers import variables
-
-        if kind == "checkpoint":
-            return Model(text, variables.read_checkpoint(path, inputs, outputs), path)
-        graph, called = variables.read_saved_model(path, signature, tags, inputs, outputs)
-        return Model(text, graph, path, signature=called)
-    if kind == "keras":
-        from quantkit.model.importers.keras import freeze_keras
-
-        return Model(text, freeze_keras(path).with_endpoints(inputs, outputs), path)
-    if kind in ("onnx", "tflite", "openvino"):
-        return Model(text, None, path, card, ends=(inputs, outputs))
-    if card:
-        inputs, outputs = _card_ends(card, inputs, outputs)
-    graph = formats.load(path, inputs, outputs)
-    if checkpoint:
-        from quantkit.model.importers import variables
-
-        graph = variables.filled(graph, Path(checkpoint), outputs)
-    return Model(text, graph, path, card, is_random(graph))
-
-
-def load(
-    model: Any,
-    inputs: Ends = None,
-    outputs: Ends = None,
-    *,
-    signature: str | None = None,
-    tags: Iterable[str] | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-) -> Graph:
-    """The graph of a model.
-
-    Args:
-        model: a file (``.pb``, ``.pbtxt``, ``.onnx``, ``.keras``, ``.h5``), a SavedModel folder, a checkpoint with its
-            graph, a card's name, a GraphDef or ONNX ModelProto, as a message or serialized, or a Keras model or
-            TensorFlow function.
-        inputs: names of what is fed; None: the placeholders.
-        outputs: names of what is asked for; None: what nobody reads.
-        signature: of a SavedModel; None: ``serving_default``, or the only one.
-        tags: of one of a SavedModel's graphs; None: the one for serving, or the only one.
-        checkpoint: what holds the variables of a graph that is not frozen.
-
-    Raises:
-        InputError: it is missing, broken, or nothing that quantkit reads.
-        UsageError: an input or output is not in the graph, or there is no such signature.
-    """
+    options = ImportOptions(_edges(inputs), _edges(outputs), signature, tags, checkpoint)
     if isinstance(model, str | os.PathLike):
-        return load_model(
-            model, inputs=inputs, outputs=outputs, signature=signature, tags=tags, checkpoint=checkpoint
-        ).rewritable
-    if signature or tags or checkpoint:
+        text = os.fspath(model)
+        card = _card(text)
+        if random_weights:
+            return _random(text, card, options, seed)
+        path = fetch(card, offline=offline, on_progress=on_progress) if card else formats.whole_of(Path(text))
+        return _from_file(text, path, card, options)
+    if signature or tags or checkpoint or random_weights:
         raise UsageError(
-            f"signature, tags and checkpoint belong to files, not to a {type(model).__name__}", hint="leave them out"
+            f"signature, tags, checkpoint and random_weights apply to files and cards, not to a {type(model).__name__}",
+            hint="leave them out",
         )
-    if isinstance(model, Graph):
-        return model.with_endpoints(inputs, outputs)
-    if isinstance(model, bytes):
-        return formats.decode(model).with_endpoints(inputs, outputs)
-    if hasattr(model, "SerializeToString"):
-        return load(_serialized(model), inputs, outputs)
-    from quantkit.model.importers import freeze
-
-    return freeze.freeze_object(model).with_endpoints(inputs, outputs)
+    if isinstance(model, Model):
+        return model.with_endpoints(options.inputs, options.outputs)
+    graph = model if isinstance(model, Graph) else import_object(model)
+    return Model("graph", graph.with_endpoints(options.inputs, options.outputs))
 
 
-def _check_extras(text: str, kind: str, *, has_uses: bool, has_checkpoint: bool) -> None:
-    """Refuse what only other formats have.
+def _from_file(name: str, path: Path, card: ModelCard | None, options: ImportOptions) -> Model:
+    """Read a file; the endpoints of a card's frozen graph are the card's."""
+    if card and formats.kind_of(path).startswith("graphdef"):
+        options = _with_card_endpoints(options, card)
+    runnable, signature = import_file(path, options)
+    if isinstance(runnable, Path):
+        return Model(name, runnable, path, card, inputs=options.inputs, outputs=options.outputs)
+    return Model(name, runnable, path, card, is_random(runnable), signature=signature)
+
+
+def _random(name: str, card: ModelCard | None, options: ImportOptions, seed: int) -> Model:
+    """Build a card's architecture with random weights.
 
     Raises:
-        UsageError: naming it.
-    """
-    if has_uses and kind != "saved_model":
-        raise UsageError(
-            f"{text} is {formats.KINDS[kind]}, and only a SavedModel folder has signatures and tags",
-            hint="leave them out, or name the folder",
-        )
-    if has_checkpoint and not kind.startswith("graphdef"):
-        raise UsageError(
-            f"a checkpoint fills the variables of a GraphDef, and {text} is {formats.KINDS[kind]}",
-            hint="leave it out, or name the graph that it belongs to",
-        )
-
-
-def _random(name: str, card: ModelCard | None, inputs: Ends, outputs: Ends, seed: int) -> Model:
-    """A card's architecture with random parameters.
-
-    Raises:
-        UsageError: there is no card, or an input or output is not in its graph.
+        UsageError: there is no such card, or an input or output is not in its graph.
     """
     if card is None:
         raise UsageError(
-            f"--random-weights builds the architecture of a card, and {name!r} is none",
+            f"random weights need the name of a model card, and {name!r} is not one",
             hint="quantkit models list names the cards",
         )
-    graph = random_graph(card.name, seed=seed).with_endpoints(*_card_ends(card, inputs, outputs))
+    options = _with_card_endpoints(options, card)
+    graph = random_graph(card.name, seed=seed).with_endpoints(options.inputs, options.outputs)
     return Model(name, graph, card=card, has_random_weights=True)
 
 
-def _serialized(message: Any) -> bytes:
-    """The bytes of a protobuf message.
+def _card(text: str) -> ModelCard | None:
+    """Find the card of a name; None for a path.
 
     Raises:
-        InputError: it is larger than a message may be.
+        UsageError: the text is neither a name nor a path.
     """
-    try:
-        return bytes(message.SerializeToString())
-    except ValueError as error:
-        raise InputError(
-            f"the {type(message).__name__} can not be serialized: {error}",
-            hint="save it to a file, with its weights beside it, and load that",
-        ) from None
-
-
-def _card(text: str) -> ModelCard | None:
-    """The card of that name, unless it looks like a file."""
     names = [card.name for card in list_cards()]
     if text in names:
         return find_card(text)
@@ -238,8 +143,13 @@ def _card(text: str) -> ModelCard | None:
     return None
 
 
-def _card_ends(card: ModelCard, inputs: Ends, outputs: Ends) -> tuple[Ends, Ends]:
-    return (
-        [one.name for one in card.inputs] if inputs is None else inputs,
-        [one.name for one in card.outputs] if outputs is None else outputs,
-    )
+def _with_card_endpoints(options: ImportOptions, card: ModelCard) -> ImportOptions:
+    """Fill the endpoints that the caller left open with the card's."""
+    inputs = tuple(tensor.name for tensor in card.inputs) if options.inputs is None else options.inputs
+    outputs = tuple(tensor.name for tensor in card.outputs) if options.outputs is None else options.outputs
+    return replace(options, inputs=inputs, outputs=outputs)
+
+
+def _edges(names: EdgeNames) -> tuple[Edge | str, ...] | None:
+    """Make a tuple of edge names; a single name counts as a list of one."""
+    return names if names is None else (names,) if isinstance(names, str | Edge) else tuple(names)

@@ -9,6 +9,7 @@ from quantkit.ir.check import verify
 from quantkit.ir.garbage_collection import garbage_collection_paused
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
+from quantkit.model import as_model
 from quantkit.recipes.grammar import Step
 from quantkit.recipes.named import NAMED, find_recipe
 from quantkit.recipes.recipe import IGNORE_ERRORS, Recipe, parse, read_options
@@ -96,11 +97,11 @@ def _fault(graph: Graph, blame: str, *, stops: bool) -> str:
     return ""
 
 
-def transform(graph: Graph, recipe: Recipe | str, **services: Any) -> Graph:
+def transform(model: Any, recipe: Recipe | str, **services: Any) -> Graph:
     """The graph after a recipe.
 
     Args:
-        graph: what to rewrite; it stays as it is.
+        model: what to rewrite, as `quantkit.load` takes it; it stays as it is.
         recipe: a recipe, a transforms string, the name of a recipe, or a TOML file with one.
         services: see `run`.
 
@@ -111,7 +112,7 @@ def transform(graph: Graph, recipe: Recipe | str, **services: Any) -> Graph:
     if isinstance(recipe, str):
         is_named = recipe in NAMED or recipe.endswith(".toml")
         recipe = find_recipe(recipe) if is_named else _parsed(recipe)
-    graph = graph.with_endpoints(recipe.inputs or None, recipe.outputs or None)
+    graph = as_model(model).graph.with_endpoints(recipe.inputs or None, recipe.outputs or None)
     return run(recipe, graph, services=services)[0]
 
 

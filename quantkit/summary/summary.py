@@ -9,7 +9,7 @@ from typing import Any
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape, Tensor
-from quantkit.model.loading import load
+from quantkit.model import as_model
 from quantkit.ops.macs import multiply_adds
 from quantkit.ops.memory import Peak, peak_memory
 from quantkit.ops.onnx import shapes as onnx_ops
@@ -134,7 +134,7 @@ def summarize(model: Any, *, name: str = "") -> Summary:
         GraphError: the graph is not well formed.
         InputError: the file is missing or broken.
     """
-    graph = load(model)
+    graph = as_model(model).graph
     name = name or (os.fspath(model) if isinstance(model, str | os.PathLike) else "MODEL")
     is_onnx = graph.dialect == onnx.DIALECT
     stated = onnx.value_infos(graph) if is_onnx else {}

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Literal
 
 from quantkit.errors import InputError
+from quantkit.progress import OnMessage
 
 RECEIPT = "receipt.json"
 SCHEMA = "quantkit.receipt/1"
-Tell = Callable[[str], None]
-Progress = Callable[[int, int | None], None]
 
 
 class SourceError(InputError):
@@ -89,7 +88,7 @@ def part_of(name: str, url: str) -> Path:
 
 
 @contextmanager
-def locked(name: str, tell: Tell) -> Iterator[None]:
+def locked(name: str, on_message: OnMessage) -> Iterator[None]:
     """Hold the right to change a model of the cache; waits while another process has it."""
     import fcntl
 
@@ -101,7 +100,7 @@ def locked(name: str, tell: Tell) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell(f"another process is fetching {name}; waiting for it")
+            on_message(f"another process is fetching {name}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

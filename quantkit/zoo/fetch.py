@@ -14,12 +14,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from quantkit.errors import InputError, UsageError
+from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.zoo.cache import (
-    Progress,
     Receipt,
     SourceError,
     Stored,
-    Tell,
     cache_folder,
     drop_parts,
     locked,
@@ -72,9 +71,9 @@ class _Source:
     is_graph: bool = False
 
 
-def fetch(card: ModelCard | str, *, offline: bool = False, progress: Progress | None = None) -> Path:
-    """The graph of a model, downloaded when it is not here yet; see `obtain`, which takes and tells more."""
-    return obtain(card, offline=offline, progress=progress).path
+def fetch(card: ModelCard | str, *, offline: bool = False, on_progress: OnProgress = ignore_progress) -> Path:
+    """Return the path of a model's graph, downloaded on first use; `obtain` has more options."""
+    return obtain(card, offline=offline, on_progress=on_progress).path
 
 
 def obtain(
@@ -84,8 +83,8 @@ def obtain(
     url: str | None = None,
     sha256: str | None = None,
     force: bool = False,
-    progress: Progress | None = None,
-    tell: Tell = lambda sentence: None,
+    on_progress: OnProgress = ignore_progress,
+    on_message: OnMessage = ignore_message,
 ) -> Fetched:
     """A model and where it came from, downloaded when it is not here yet.
 
@@ -96,8 +95,8 @@ def obtain(
             members must be the card's; the card's sizes and checksums do not apply.
         sha256: digest of the file behind `url`.
         force: download even when the model is here.
-        progress: called with bytes so far and in all (None: not known).
-        tell: takes sentences on waiting, new attempts and sources that failed.
+        on_progress: receives the bytes done and the total number of bytes.
+        on_message: receives messages about waiting, retries and failed sources.
 
     Raises:
         UsageError: no such card, or the url or digest is not one.
@@ -117,10 +116,10 @@ def obtain(
             f"{card.name} is not in {cache_folder() / card.name}, and offline nothing is downloaded",
             hint=f"run 'quantkit models fetch {card.name}' once with a network, or set QUANTKIT_CACHE to where it is",
         )
-    with locked(card.name, tell):
+    with locked(card.name, on_message):
         if not force and (here := _cached(card, url, digest)):
             return here
-        return _first_of(sources, card, progress, tell)
+        return _first_of(sources, card, on_progress, on_message)
 
 
 def locate(card: ModelCard | str) -> Path | None:
@@ -187,11 +186,11 @@ def _published(card: ModelCard) -> list[_Source]:
     return whole + [_Source(url, graph.num_bytes, graph.sha256, is_graph=True) for url in graph.urls]
 
 
-def _first_of(sources: list[_Source], card: ModelCard, progress: Progress | None, tell: Tell) -> Fetched:
+def _first_of(sources: list[_Source], card: ModelCard, on_progress: OnProgress, on_message: OnMessage) -> Fetched:
     failures: list[SourceError] = []
     for source in sources:
         try:
-            return _from(source, card, progress, tell)
+            return _from(source, card, on_progress, on_message)
         except SourceError as failure:
             failures.append(failure)
     if len(failures) == 1:
@@ -202,14 +201,14 @@ def _first_of(sources: list[_Source], card: ModelCard, progress: Progress | None
     )
 
 
-def _from(source: _Source, card: ModelCard, progress: Progress | None, tell: Tell) -> Fetched:
+def _from(source: _Source, card: ModelCard, on_progress: OnProgress, on_message: OnMessage) -> Fetched:
     """Download, verify, unpack and publish one source; what fails a check is not kept."""
     from quantkit.zoo import transfer
 
     part = part_of(card.name, source.url)
     kept = transfer.kept_bytes(part)
-    tell(f"fetching {card.name} from {source.url}" + (f", of which {kept / 1e6:.1f} MB are here" if kept else ""))
-    transfer.download(source.url, part, num_bytes=source.num_bytes, progress=progress, tell=tell)
+    on_message(f"fetching {card.name} from {source.url}" + (f", of which {kept / 1e6:.1f} MB are here" if kept else ""))
+    transfer.download(source.url, part, num_bytes=source.num_bytes, on_progress=on_progress, on_message=on_message)
     try:
         stored = _stored(part)
         _compare(source.url, stored, source.num_bytes, source.sha256)

@@ -10,13 +10,15 @@ import json
 import re
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from quantkit.zoo.cache import Progress, SourceError, Tell, opened, writing
+from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
+from quantkit.zoo.cache import SourceError, opened, writing
 
 CHUNK_BYTES = 1 << 18
 MAX_BYTES = 4 << 30
@@ -25,6 +27,7 @@ BACKOFF_SECONDS = 0.5
 FRUITLESS_ATTEMPTS = 3
 ALL_ATTEMPTS = 20
 REPORT_SECONDS = 0.1
+Report = Callable[[int, int | None], None]
 PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 CHECK_NETWORK = "check the address, the network and the proxy (HTTPS_PROXY)"
@@ -54,8 +57,8 @@ def download(
     part: Path,
     *,
     num_bytes: int | None = None,
-    progress: Progress | None = None,
-    tell: Tell = lambda sentence: None,
+    on_progress: OnProgress = ignore_progress,
+    on_message: OnMessage = ignore_message,
 ) -> None:
     """Fill a file with what a URL gives.
 
@@ -63,14 +66,14 @@ def download(
         url: http, https or file; proxies as the environment says.
         part: the file; a part of an earlier attempt is continued, and left for the next one on failure.
         num_bytes: the size it must have, where known.
-        progress: called with bytes so far and in all (None: not known), at most ten times a second.
-        tell: takes a sentence before each new attempt.
+        on_progress: receives the bytes done and the total number of bytes, at most ten times a second.
+        on_message: receives a message before each retry.
 
     Raises:
         SourceError: the source refuses, sends something else, or the line drops again and again.
         InputError: the file can not be written.
     """
-    report = _throttled(progress)
+    report = _throttled(on_progress)
     best, fruitless = -1, 0
     for _ in range(ALL_ATTEMPTS):
         try:
@@ -81,7 +84,7 @@ def download(
         best = max(best, done)
         if fruitless == FRUITLESS_ATTEMPTS:
             break
-        tell(f"{url}: {reason}; trying again")
+        on_message(f"{url}: {reason}; trying again")
         time.sleep(BACKOFF_SECONDS * 2**fruitless)
     raise SourceError(f"{url}: {reason}", hint="run the command again: it goes on where it stopped")
 
@@ -97,7 +100,7 @@ def discard(part: Path) -> None:
     _note_of(part).unlink(missing_ok=True)
 
 
-def _connect(url: str, part: Path, num_bytes: int | None, report: Progress) -> None:
+def _connect(url: str, part: Path, num_bytes: int | None, report: Report) -> None:
     """One attempt.
 
     Raises:
@@ -149,7 +152,7 @@ def _place(response: Any, offset: int, note: _Note | None, part: Path) -> tuple[
 
 
 def _receive(
-    url: str, response: Any, part: Path, offset: int, total: int | None, num_bytes: int | None, report: Progress
+    url: str, response: Any, part: Path, offset: int, total: int | None, num_bytes: int | None, report: Report
 ) -> None:
     """Append an answer to the part; a whole answer replaces it."""
     block = response.read1(CHUNK_BYTES)
@@ -217,16 +220,16 @@ def _sentence(reason: object) -> str:
     return re.sub(r"^\[.*?\]\s*", "", str(text)) or type(reason).__name__
 
 
-def _throttled(progress: Progress | None) -> Progress:
-    """A callback that passes on the first and last report, and one every `REPORT_SECONDS` between."""
+def _throttled(on_progress: OnProgress) -> Report:
+    """Return a function that forwards the first and the last report, and one every `REPORT_SECONDS` between."""
     last = float("-inf")
 
     def report(done: int, total: int | None) -> None:
         nonlocal last
         now = time.monotonic()
-        if progress and (now - last >= REPORT_SECONDS or done == total):
+        if now - last >= REPORT_SECONDS or done == total:
             last = now
-            progress(done, total)
+            on_progress(Progress("downloading", done, total))
 
     return report
 

@@ -27,7 +27,7 @@ from quantkit.benchmark.machine import this_machine
 from quantkit.benchmark.measurement import Measurement
 from quantkit.benchmark.rounds import Schedule, measure
 from quantkit.ir.graph import Graph
-from quantkit.model.loading import load_model
+from quantkit.model import load
 from quantkit.recipes import parse, run
 from quantkit.runtimes import open_session
 
@@ -67,7 +67,7 @@ class Trial:
 
 def trials(card: str) -> list[Trial]:
     """The rewrites that find something in a network."""
-    model = load_model(card, random_weights=True)
+    model = load(card, random_weights=True)
     assert model.graph is not None
     assert model.card is not None
     folded, _ = run(parse(model.card.recipe), model.graph)

@@ -13,7 +13,7 @@ from time import perf_counter
 
 import numpy as np
 
-from quantkit.model.loading import load_model
+from quantkit.model import load
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import SessionOptions
 
@@ -26,7 +26,7 @@ def main(word: str, source: str, target: str) -> None:
     runtime, _, threads = engine.partition(":")
     intra, inter = map(int, threads.split(",")) if threads else (2, 1)
     rows = np.load(source, mmap_mode="r")
-    with open_session(load_model(Path(file)).runnable, runtime, SessionOptions(intra, inter)) as session:
+    with open_session(load(Path(file)).runnable, runtime, SessionOptions(intra, inter)) as session:
         info, output = session.inputs[0], session.outputs[0].name
         is_pixels = info.dtype.numpy == np.uint8
         seconds, probabilities = [], []

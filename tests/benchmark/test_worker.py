@@ -12,7 +12,7 @@ from quantkit.benchmark.worker import known_shapes, read_model, serve
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType, Shape
-from quantkit.model.loading import load_model
+from quantkit.model import load
 from quantkit.runtimes.session import TensorInfo
 from quantkit.zoo import list_cards
 
@@ -80,7 +80,7 @@ def test_calls_before_a_model_is_open_are_refused() -> None:
 
 @pytest.mark.parametrize("inputs", [None, ["Mul"]])
 def test_a_graph_without_placeholders_takes_the_ends_of_its_card(inputs: list[str] | None) -> None:
-    path = load_model("digits").path
+    path = load("digits").path
     assert path is not None
     graph = read_model(path, inputs, None if inputs is None else ["softmax"])
     assert isinstance(graph, Graph)

@@ -27,7 +27,7 @@ main = ENTRY.load()
 def folded() -> Graph:
     """The digits in few nodes, for the reference engine."""
     recipe = 'strip_unused_nodes(shape="1,16,16,1") fold_constants fold_batch_norms fold_old_batch_norms'
-    return qk.transform(qk.load("digits", inputs=["Mul"], outputs=["softmax"]), recipe)
+    return qk.transform(qk.load("digits", inputs=["Mul"], outputs=["softmax"]).graph, recipe)
 
 
 def test_digits_are_all_right() -> None:

@@ -67,7 +67,7 @@ def test_equal_graphs_are_equal() -> None:
 
 def test_models_may_be_named_as_everywhere(tmp_path: Path) -> None:
     path = tmp_path / "folded.pb"
-    qk.save(qk.transform(qk.load("digits"), "strip_unused_nodes fold_old_batch_norms"), path)
+    qk.save(qk.transform(qk.load("digits").graph, "strip_unused_nodes fold_old_batch_norms"), path)
     found = qk.compare("digits", path, samples=1, runtimes=("reference", "reference"))
     assert found.names == ("digits", str(path))
     assert found.first_bad is None
@@ -175,7 +175,7 @@ def test_strangers_have_nothing_in_common() -> None:
 
 def test_folded_batch_norms_hide_what_is_inside_a_layer() -> None:
     """A convolution whose weights were scaled keeps its name, and makes other numbers."""
-    raw = qk.load("digits", inputs=["Mul"], outputs=["softmax"])
+    raw = qk.load("digits", inputs=["Mul"], outputs=["softmax"]).graph
     recipe = 'strip_unused_nodes(shape="1,16,16,1") fold_constants fold_batch_norms fold_old_batch_norms'
     found = run(raw, qk.transform(raw, recipe))
     assert found.first_bad is None
@@ -185,7 +185,7 @@ def test_folded_batch_norms_hide_what_is_inside_a_layer() -> None:
 
 
 def test_the_classic_eight_bits_are_read_as_numbers() -> None:
-    raw = qk.load("digits", inputs=["Mul"], outputs=["softmax"])
+    raw = qk.load("digits", inputs=["Mul"], outputs=["softmax"]).graph
     recipe = 'strip_unused_nodes(shape="1,16,16,1") fold_constants fold_batch_norms fold_old_batch_norms'
     folded = qk.transform(raw, recipe)
     small = qk.transform(folded, "quantize_weights quantize_nodes")

@@ -14,7 +14,7 @@ from quantkit.formats.graphdef.schema import parse
 from quantkit.formats.onnx.schema import message_class
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
-from quantkit.model.loading import load_model
+from quantkit.model import load
 from quantkit.runtimes import RUNTIMES
 
 W = np.arange(12, dtype=np.float32).reshape(4, 3) / 8
@@ -50,35 +50,33 @@ def answer(graph: Graph) -> Any:
 
 
 def test_serialized_models_are_told_apart() -> None:
-    assert qk.load(graphdef.encode(GRAPH)) == GRAPH
-    loaded = qk.load(onnx.encode(ONNX_GRAPH), outputs=["y"])
+    assert qk.load(graphdef.encode(GRAPH)).graph == GRAPH
+    loaded = qk.load(onnx.encode(ONNX_GRAPH), outputs=["y"]).graph
     assert (loaded.dialect, loaded.outputs) == ("onnx", (Edge("y"),))
     with pytest.raises(InputError):
         qk.load(b"a letter")
 
 
 def test_messages_are_taken() -> None:
-    assert qk.load(parse("GraphDef", graphdef.encode(GRAPH))) == GRAPH
+    assert qk.load(parse("GraphDef", graphdef.encode(GRAPH))).graph == GRAPH
     model = message_class("ModelProto").FromString(onnx.encode(ONNX_GRAPH))
-    assert qk.load(model).op_counts == ONNX_GRAPH.op_counts
+    assert qk.load(model).graph.op_counts == ONNX_GRAPH.op_counts
 
 
 def test_onnx_files_are_graphs_and_stay_files_for_engines(tmp_path: Path) -> None:
     qk.save(ONNX_GRAPH, tmp_path / "model.onnx")
-    assert qk.load(tmp_path / "model.onnx").op_counts == ONNX_GRAPH.op_counts
-    model = load_model(tmp_path / "model.onnx", outputs=["y"])
+    assert qk.load(tmp_path / "model.onnx").graph.op_counts == ONNX_GRAPH.op_counts
+    model = load(tmp_path / "model.onnx", outputs=["y"])
     assert model.runnable == tmp_path / "model.onnx"
-    assert model.rewritable.outputs == (Edge("y"),)
+    assert model.graph.outputs == (Edge("y"),)
     with pytest.raises(UsageError, match="not in the graph"):
-        qk.load(tmp_path / "model.onnx", outputs=["nothing"])
+        _ = qk.load(tmp_path / "model.onnx", outputs=["nothing"]).graph
 
 
 def test_what_can_not_be_looked_into_is_said(tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(20))
-    with pytest.raises(
-        UsageError, match="is a LiteRT model: it can be run and measured, but not looked into"
-    ) as caught:
-        qk.load(tmp_path / "model.tflite")
+    with pytest.raises(UsageError, match="is a LiteRT model: it can be run and benchmarked, but not read") as caught:
+        _ = qk.load(tmp_path / "model.tflite").graph
     assert caught.value.hint
 
 
@@ -86,7 +84,7 @@ def test_options_of_saved_models_belong_to_them(tmp_path: Path) -> None:
     qk.save(GRAPH, tmp_path / "model.pb")
     with pytest.raises(UsageError, match="only a SavedModel folder has signatures"):
         qk.load(tmp_path / "model.pb", signature="serving_default")
-    with pytest.raises(UsageError, match="belong to files, not to a Graph"):
+    with pytest.raises(UsageError, match="apply to files and cards, not to a Graph"):
         qk.load(GRAPH, tags=["serve"])
     qk.save(ONNX_GRAPH, tmp_path / "model.onnx")
     with pytest.raises(UsageError, match="a checkpoint fills the variables of a GraphDef"):
@@ -107,7 +105,7 @@ def test_a_broken_saved_model_is_a_sentence(tmp_path: Path) -> None:
 class TestTensorFlow:
     def test_a_graph_def_of_its_own(self) -> None:
         tf = _tensorflow()
-        loaded = qk.load(tf.compat.v1.GraphDef.FromString(graphdef.encode(GRAPH)), ["x"], ["y"])
+        loaded = qk.load(tf.compat.v1.GraphDef.FromString(graphdef.encode(GRAPH)), ["x"], ["y"]).graph
         np.testing.assert_allclose(answer(loaded), X @ W)
 
     def test_a_function_with_a_signature(self) -> None:
@@ -115,7 +113,7 @@ class TestTensorFlow:
         weights = tf.Variable(W)
         function = tf.function(lambda x: x @ weights, input_signature=[tf.TensorSpec([None, 4], name="x")])
         for one in (function, function.get_concrete_function()):
-            np.testing.assert_allclose(answer(qk.load(one)), X @ W)
+            np.testing.assert_allclose(answer(qk.load(one).graph), X @ W)
 
     def test_a_function_without_one_is_said(self) -> None:
         with pytest.raises(InputError, match="does not say what it takes") as caught:
@@ -123,12 +121,12 @@ class TestTensorFlow:
         assert "input_signature" in caught.value.hint
 
     def test_a_keras_model(self) -> None:
-        np.testing.assert_allclose(answer(qk.load(_keras_model())), X @ W + 1)
+        np.testing.assert_allclose(answer(qk.load(_keras_model()).graph), X @ W + 1)
 
     @pytest.mark.parametrize("ending", [".keras", ".h5"])
     def test_keras_files(self, ending: str, tmp_path: Path) -> None:
         _keras_model().save(tmp_path / f"model{ending}")
-        np.testing.assert_allclose(answer(qk.load(tmp_path / f"model{ending}")), X @ W + 1)
+        np.testing.assert_allclose(answer(qk.load(tmp_path / f"model{ending}").graph), X @ W + 1)
 
     def test_a_file_of_keras_2(self, tmp_path: Path) -> None:
         h5py = pytest.importorskip("h5py")
@@ -151,13 +149,13 @@ class TestTensorFlow:
             group.attrs["weight_names"] = [name.encode() for name in names]
             for name, values in names.items():
                 group[name] = values
-        np.testing.assert_allclose(answer(qk.load(tmp_path / "old.h5")), X @ W + 1)
+        np.testing.assert_allclose(answer(qk.load(tmp_path / "old.h5").graph), X @ W + 1)
 
 
 @pytest.mark.engine
 def test_a_model_proto_of_onnx() -> None:
     package = pytest.importorskip("onnx")
-    loaded = qk.load(package.load_from_string(onnx.encode(ONNX_GRAPH)))
+    loaded = qk.load(package.load_from_string(onnx.encode(ONNX_GRAPH))).graph
     assert (loaded.dialect, loaded.op_counts) == ("onnx", ONNX_GRAPH.op_counts)
 
 

@@ -16,7 +16,7 @@ from quantkit.formats import meta_graphs
 from quantkit.formats.saved_model import Signature
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
-from quantkit.model.loading import load_model
+from quantkit.model import load
 from quantkit.runtimes import tensorflow
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
@@ -66,9 +66,9 @@ def test_names_are_written_and_read(tmp_path: Path) -> None:
     qk.save(graph(), f"{tmp_path}/out/", signature=signature)
     found = written(tmp_path / "out")
     assert found == Signature("mine", {"pixels": Edge("x")}, {"same": Edge("y"), "scores": Edge("y"), "z": Edge("z")})
-    model = load_model(tmp_path / "out", outputs=["scores"])
+    model = load(tmp_path / "out", outputs=["scores"])
     assert model.signature == found
-    assert model.rewritable.outputs == (Edge("y"),)
+    assert model.graph.outputs == (Edge("y"),)
 
 
 def test_two_ends_never_get_one_name(tmp_path: Path) -> None:

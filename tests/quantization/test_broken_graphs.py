@@ -30,7 +30,7 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(scope="module")
 def digits() -> Graph:
     recipe = 'strip_unused_nodes(shape="1,16,16,1") remove_nodes(op=Identity, op=CheckNumerics) fold_old_batch_norms'
-    return qk.transform(qk.load("digits", inputs=["Mul"], outputs=["softmax"]), recipe)
+    return qk.transform(qk.load("digits", inputs=["Mul"], outputs=["softmax"]).graph, recipe)
 
 
 def changed(graph: Graph, edits: dict[str, Callable[[Array], Array]]) -> Graph:

@@ -3,7 +3,7 @@ import pytest
 
 from quantkit.ir.graph import Graph
 from quantkit.ir.text import from_text
-from quantkit.model.loading import load
+from quantkit.model import load
 from quantkit.ops.kernels import KERNELS
 from quantkit.quantization import Range, Ranges, Scheme, annotate, calibrate, quantize
 from quantkit.recipes import parse, run
@@ -18,7 +18,7 @@ SCHEME = Scheme.for_target("eightbit")
 @pytest.fixture(scope="module")
 def digits() -> Graph:
     recipe = parse(FOLD)
-    return run(recipe, load("digits", ["Mul"], ["softmax"]))[0]
+    return run(recipe, load("digits", ["Mul"], ["softmax"]).graph)[0]
 
 
 def test_no_range_is_found_while_it_runs(digits: Graph) -> None:

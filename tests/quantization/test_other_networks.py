@@ -175,7 +175,7 @@ def test_dilated_and_grouped_convolutions(target: str, tmp_path: Path, capsys: p
     reasons = {one["name"]: one["reason"] for one in verdict["left_overs"]}
     assert ("grouped" in reasons) == (target != "onnx")
     assert "2 of 8 channels" in reasons.get("grouped", "2 of 8 channels")
-    ops = qk.load(output).op_counts
+    ops = qk.load(output).graph.op_counts
     assert ("SpaceToBatchND" in ops) == (target == "eightbit")
     assert verdict["ops"]["Conv2D"] == {"8 bits": 2 - (target != "onnx"), "float": int(target != "onnx")}
 
@@ -198,7 +198,7 @@ def test_sizes_that_are_open_are_those_of_the_data(
     verdict, output = quantized(source, target, data, capsys)
     assert verdict["ops"]["Conv2D"] == {"8 bits": 2, "float": 0}
     assert verdict["eight_bit_multiply_adds"] == 11 * 7 * 27 * 8 + 6 * 4 * 72 * 8 + 8 * 4
-    assert qk.load(output)["x"].attrs["shape"] == Shape((None, 21, 14, 3))
+    assert qk.load(output).graph["x"].attrs["shape"] == Shape((None, 21, 14, 3))
     np.save(data, RANDOM.integers(0, 256, (2, 9, 9, 3)).astype(np.uint8))
     words = ["quantize", str(source), "-o", str(output), "--target", target, "--calibration", str(data), "--runs", "0"]
     assert main([*words, "--input-width", "16", "--input-height", "12"]) == 0

@@ -5,7 +5,7 @@ import pytest
 from quantkit.errors import GraphError, InputError, UsageError
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.text import from_text
-from quantkit.model.loading import load
+from quantkit.model import load
 from quantkit.quantization import Plan, Range, Ranges, Scheme, annotate
 from quantkit.recipes import parse, run
 
@@ -20,7 +20,7 @@ def graph_of(body: str, out: str = "y") -> Graph:
 
 
 def digits() -> Graph:
-    graph = load("digits", ["Mul"], ["softmax"])
+    graph = load("digits", ["Mul"], ["softmax"]).graph
     fold = "remove_nodes(op=Identity, op=CheckNumerics) fold_old_batch_norms"
     made = run(parse(f'strip_unused_nodes(type=float, shape="1,16,16,1") {fold}'), graph)
     return made[0]

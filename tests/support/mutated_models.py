@@ -158,7 +158,7 @@ def broken(kind: Kind, file: Path, count: int, seed: int) -> Iterator[None]:
 def complaint(name: Path, kind: Kind) -> str:
     """What is wrong with the way in which a model was read or refused; nothing where nothing is."""
     try:
-        graph = qk.load(name, outputs=kind.outputs)
+        graph = qk.load(name, outputs=kind.outputs).graph
         for node in graph.nodes.values():
             _ = node.value.array if node.is_constant else None
     except QuantkitError as error:

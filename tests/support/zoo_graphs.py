@@ -14,7 +14,7 @@ import numpy as np
 
 from quantkit.formats import graphdef
 from quantkit.ir.graph import Edge, Graph
-from quantkit.model.loading import load
+from quantkit.model import load
 from quantkit.zoo.architectures import random_graph
 
 SEED = 0
@@ -84,7 +84,7 @@ def _with_statistics(tf: Any, model: Any) -> Graph:
                 variable.assign(random.uniform(low, high, variable.shape))
         elif getattr(layer, "bias", None) is not None:
             layer.bias.assign(random.uniform(-0.2, 0.2, layer.bias.shape))
-    return load(model)
+    return load(model).graph
 
 
 def small_network() -> Graph:
@@ -127,7 +127,7 @@ def lstm(
     x = layers.Bidirectional(layers.LSTM(units[0], return_sequences=True, unroll=unroll))(x)
     x = layers.LSTM(units[1], unroll=unroll)(x)
     model = tf.keras.Model(inputs, layers.Dense(8, activation="softmax")(x))
-    return _lowered(tf, model) if lower else load(model)
+    return _lowered(tf, model) if lower else load(model).graph
 
 
 def _lowered(tf: Any, model: Any) -> Graph:

@@ -63,7 +63,7 @@ def model() -> Graph:
         branch.name = name
         branch.node.add(op_type=op, input=["kept"], output=[f"{name}/y"])
         info(branch.output.add(), f"{name}/y", 1, 1, 4)
-    return qk.load(message)
+    return qk.load(message).graph
 
 
 RECIPE = (

@@ -22,7 +22,7 @@ FORMS = {
 @pytest.fixture(scope="module")
 def digits() -> Graph:
     recipe = 'strip_unused_nodes(shape="1,16,16,1") remove_nodes(op=Identity, op=CheckNumerics) fold_old_batch_norms'
-    return qk.transform(qk.load("digits", inputs=["Mul"], outputs=["softmax"]), recipe)
+    return qk.transform(qk.load("digits", inputs=["Mul"], outputs=["softmax"]).graph, recipe)
 
 
 def answers(graph: Graph, engine: str) -> Array:

@@ -11,6 +11,7 @@ import pytest
 from file_server import CARD, GRAPH, LABELS, MakeCard, Server, Status, digest, odd, opening_on_a_disk_of, tape
 
 from quantkit.errors import InputError, UsageError
+from quantkit.progress import Progress
 from quantkit.zoo import Receipt, fetch, label_files, locate, locate_member, obtain
 from quantkit.zoo.cards import ModelCard, read_card
 
@@ -98,7 +99,7 @@ def test_mirrors_are_tried_in_order(server: Server, archive: bytes, make_card: M
         server.url("good.tgz", archive),
         sha256=digest(archive),
     )
-    fetched = obtain(card, tell=said.append)
+    fetched = obtain(card, on_message=said.append)
     assert fetched.receipt is not None
     assert fetched.receipt.url == server.url("good.tgz")
     assert [path for path, _ in server.requests] == ["missing.tgz", "corrupt.tgz", "good.tgz"]
@@ -230,12 +231,12 @@ def test_a_cache_that_can_not_be_made(card: ModelCard, tmp_path: Path, monkeypat
 
 
 def test_an_interrupt_leaves_nothing_but_the_part(server: Server, card: ModelCard, cache: Path) -> None:
-    def stop(done: int, total: int | None) -> None:
-        if done:
+    def stop(state: Progress) -> None:
+        if state.done:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch(card, progress=stop)
+        fetch(card, on_progress=stop)
     assert locate(card) is None
     assert [name.partition("-")[0] for name in leftovers(cache)] == ["small", "small"]
     fetch(card)
@@ -257,7 +258,7 @@ def start(card_text: str, tmp_path: Path) -> "subprocess.Popen[str]":
         "from quantkit.zoo import obtain\n"
         "from quantkit.zoo.cards import read_card\n"
         "tell = lambda sentence: print(sentence, flush=True)\n"
-        "print(obtain(read_card(sys.argv[1], 'small.toml'), tell=tell).is_cached)\n"
+        "print(obtain(read_card(sys.argv[1], 'small.toml'), on_message=tell).is_cached)\n"
     )
     return subprocess.Popen(
         [sys.executable, str(script), card_text], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
@@ -293,7 +294,7 @@ def test_a_killed_download_is_resumed(server: Server, card_text: str, tmp_path: 
     server.gate.set()
     server.gate = None
     said: list[str] = []
-    assert obtain(read_card(card_text, "small.toml"), tell=said.append).path.read_bytes() == GRAPH
+    assert obtain(read_card(card_text, "small.toml"), on_message=said.append).path.read_bytes() == GRAPH
     assert said[0].endswith(", of which 0.0 MB are here")
     assert server.requests[-1][1] == "bytes=50-"
     assert leftovers(cache) == []

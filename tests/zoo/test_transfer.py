@@ -7,6 +7,7 @@ import pytest
 from file_server import Server, Status, opening_on_a_disk_of
 
 from quantkit.errors import InputError
+from quantkit.progress import Progress
 from quantkit.zoo import transfer
 from quantkit.zoo.transfer import SourceError, download
 
@@ -20,7 +21,7 @@ def part(tmp_path: Path) -> Path:
 
 def test_a_whole_file_arrives_with_progress(server: Server, part: Path) -> None:
     seen: list[tuple[int, int | None]] = []
-    download(server.url("a", BODY), part, progress=lambda done, total: seen.append((done, total)))
+    download(server.url("a", BODY), part, on_progress=lambda state: seen.append((state.done, state.total)))
     assert part.read_bytes() == BODY
     assert seen[0] == (0, len(BODY))
     assert seen[-1] == (len(BODY), len(BODY))
@@ -29,14 +30,14 @@ def test_a_whole_file_arrives_with_progress(server: Server, part: Path) -> None:
 def test_progress_is_reported_at_a_sane_rate(server: Server, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", 1000)
     seen: list[int] = []
-    download(server.url("a", BODY), part, progress=lambda done, total: seen.append(done))
+    download(server.url("a", BODY), part, on_progress=lambda state: seen.append(state.done))
     assert len(seen) < 100
 
 
 def test_a_dropped_line_is_resumed_where_it_stopped(server: Server, part: Path) -> None:
     server.faults = [100_000, 200_000]
     said: list[str] = []
-    download(server.url("a", BODY), part, tell=said.append)
+    download(server.url("a", BODY), part, on_message=said.append)
     assert part.read_bytes() == BODY
     assert [asked for _, asked in server.requests] == ["", "bytes=100000-", "bytes=300000-"]
     assert len(said) == 2
@@ -58,12 +59,12 @@ def test_a_line_that_always_drops_is_given_up(server: Server, part: Path) -> Non
 
 
 def test_an_interrupted_download_goes_on_at_the_next_call(server: Server, part: Path) -> None:
-    def stop(done: int, total: int | None) -> None:
-        if done > 0:
+    def stop(state: Progress) -> None:
+        if state.done > 0:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        download(server.url("a", BODY), part, progress=stop)
+        download(server.url("a", BODY), part, on_progress=stop)
     half = part.stat().st_size
     assert half > 0
     download(server.url("a"), part)
@@ -78,7 +79,7 @@ def test_a_complete_part_needs_no_request(server: Server, part: Path) -> None:
 
 
 @pytest.mark.parametrize("etag", ['"two"', ""])
-def test_another_version_on_the_server_starts_anew(server: Server, part: Path, etag: str) -> None:
+def test_another_version_the_server_starts_anew(server: Server, part: Path, etag: str) -> None:
     _leave_half(server, part)
     changed = BODY[::-1]
     server.files["a"], server.etag = changed, etag
@@ -86,7 +87,7 @@ def test_another_version_on_the_server_starts_anew(server: Server, part: Path, e
     assert part.read_bytes() == changed
 
 
-def test_a_shorter_version_on_the_server_starts_anew(server: Server, part: Path) -> None:
+def test_a_shorter_version_the_server_starts_anew(server: Server, part: Path) -> None:
     server.etag = ""
     _leave_half(server, part)
     server.files["a"] = b"short"
@@ -144,7 +145,7 @@ def test_a_wrong_size_is_refused_before_the_download(server: Server, part: Path)
 def test_a_body_without_length_is_taken_to_its_end(server: Server, part: Path) -> None:
     server.sends_length = False
     seen: list[tuple[int, int | None]] = []
-    download(server.url("a", BODY), part, progress=lambda done, total: seen.append((done, total)))
+    download(server.url("a", BODY), part, on_progress=lambda state: seen.append((state.done, state.total)))
     assert part.read_bytes() == BODY
     assert seen[0] == (0, None)
     assert seen[-1] == (len(BODY), len(BODY))
@@ -205,5 +206,5 @@ def _leave_half(server: Server, part: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        download(server.url("a"), part, tell=stop)
+        download(server.url("a"), part, on_message=stop)
     assert part.stat().st_size == 400_000

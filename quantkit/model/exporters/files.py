@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from quantkit import formats
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
@@ -10,6 +11,7 @@ from quantkit.errors import UsageError, did_you_mean
 from quantkit.formats import graphdef, onnx, saved_model
 from quantkit.formats.saved_model import Signature
 from quantkit.ir.graph import Graph
+from quantkit.model.loading import as_model
 
 KINDS = ("graphdef", "graphdef_text", "saved_model", "onnx", "tflite")
 ENDINGS = {ending: kind for ending, kind in formats.ENDINGS.items() if kind in KINDS}
@@ -118,23 +120,24 @@ class Target:
 
 
 def save(
-    graph: Graph,
+    model: Any,
     path: str | os.PathLike[str],
     *,
     as_text: bool | None = None,
     format: str | None = None,
     signature: Signature | None = None,
 ) -> None:
-    """Write a graph in the format that the path's ending names; it appears complete or not at all.
+    """Write a model in the format of the path's suffix; the file appears complete or not at all.
 
     Args:
-        graph: what to write; it is converted where TensorFlow's ops go to a ``.onnx`` file, or ONNX's elsewhere.
+        model: a `Model`, or any value that `quantkit.load` takes; TensorFlow ops are converted for a ``.onnx`` file,
+            ONNX ops for all other formats.
         path: ``.pb``, ``.pbtxt``, ``.onnx``, ``.tflite``, or a folder (new with a ``/`` at the end, or empty) for a
             SavedModel. The weights of an ONNX model over 2 GiB go to ``PATH.data`` beside it. Any other ending is
             that of a GraphDef, unless it is almost one of these.
         as_text: whether a GraphDef is written as text; None: as the ending says.
         format: one of `KINDS`, whatever the ending is.
-        signature: what callers of a SavedModel call its inputs and outputs; None: as the graph does.
+        signature: names of the inputs and outputs of a SavedModel for its callers; None: the model's own.
 
     Raises:
         UsageError: the place is none.
@@ -143,7 +146,8 @@ def save(
         UnavailableError: it can not be converted to what the ending names.
     """
     kind = "graphdef" if format is None and as_text is False and os.fspath(path).endswith(".pbtxt") else format
-    Target.of(path, kind, as_text=bool(as_text)).write(graph, signature)
+    model = as_model(model)
+    Target.of(path, kind, as_text=bool(as_text)).write(model.graph, signature or model.signature)
 
 
 def _as_onnx(graph: Graph) -> Graph:

@@ -13,6 +13,7 @@ from quantkit.formats.saved_model import VARIABLES
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
 from quantkit.model.importers.checkpoint import Checkpoint, Place
+from quantkit.model.importers.objects import not_a_model
 from quantkit.model.importers.state_changes import changes_variables, without_changes
 from quantkit.runtimes.tensorflow_library import available, module, quiet, reading
 
@@ -92,7 +93,8 @@ def freeze_object(model: Any) -> Graph:
     """The frozen graph of a Keras model, or of a ``tf.function`` with a signature.
 
     Raises:
-        InputError: it is neither, or larger than a frozen graph may be.
+        InputError: the model is larger than a frozen graph may be.
+        UsageError: the object is neither.
         UnavailableError: TensorFlow is not installed.
     """
     tf = tensorflow_for_models()
@@ -115,10 +117,7 @@ def freeze_object(model: Any) -> Graph:
             ) from None
     if hasattr(model, "structured_input_signature"):
         return _freeze(model)
-    raise InputError(
-        f"a {type(model).__name__} is no model that quantkit reads",
-        hint="give a file, a GraphDef, a Keras model or a tf.function with an input signature",
-    )
+    raise not_a_model(model)
 
 
 def _freeze(function: Any) -> Graph:

@@ -126,7 +126,7 @@ class TestSavedModel:
         save(graph, f"{tmp_path}/out/")
         assert [path.name for path in tmp_path.rglob("*")] == ["out", "saved_model.pb"]
         assert kind_of(tmp_path / "out") == "saved_model"
-        read = qk.load(tmp_path / "out")
+        read = qk.load(tmp_path / "out").graph
         assert (read.nodes, read.inputs, read.outputs) == (graph.nodes, graph.inputs, graph.outputs)
 
     def test_its_signature_says_types_and_shapes(self, tmp_path: Path) -> None:
@@ -207,8 +207,8 @@ class TestOnnx:
 
     def test_an_onnx_graph_is_converted_back(self, tmp_path: Path) -> None:
         save(small_graph().with_endpoints(None, ["y"]), tmp_path / "out.onnx")
-        save(qk.load(tmp_path / "out.onnx"), tmp_path / "out.pb")
-        np.testing.assert_allclose(run(qk.load(tmp_path / "out.pb"), "reference")["y"], X @ W, rtol=1e-6)
+        save(qk.load(tmp_path / "out.onnx").graph, tmp_path / "out.pb")
+        np.testing.assert_allclose(run(qk.load(tmp_path / "out.pb").graph, "reference")["y"], X @ W, rtol=1e-6)
 
     @needs_onnxruntime
     @pytest.mark.engine
@@ -218,17 +218,17 @@ class TestOnnx:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["out.onnx", "out.onnx.data"]
         assert (tmp_path / "out.onnx").stat().st_size < 2000
         np.testing.assert_allclose(run(tmp_path / "out.onnx", "onnxruntime")["y"], X @ W, rtol=1e-6)
-        read = qk.load(tmp_path / "out.onnx")
+        read = qk.load(tmp_path / "out.onnx").graph
         np.testing.assert_array_equal(read["w"].value.array, W)
         save(read, tmp_path / "out.onnx")  # what is read is what is replaced
-        np.testing.assert_array_equal(qk.load(tmp_path / "out.onnx")["w"].value.array, W)
+        np.testing.assert_array_equal(qk.load(tmp_path / "out.onnx").graph["w"].value.array, W)
 
     def test_places_of_several_weights(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnx, "MAX_BYTES", 5000)
         values = {name: np.full((rows, 601), rows, np.float32) for rows, name in enumerate("abc", 1)}
         nodes = [Node(name, "Constant", attrs={"value": Tensor.of(array)}) for name, array in values.items()]
         save(Graph.of(nodes, [], ["c"], dialect="onnx"), tmp_path / "out.onnx")
-        read = qk.load(tmp_path / "out.onnx")
+        read = qk.load(tmp_path / "out.onnx").graph
         for name, array in values.items():
             np.testing.assert_array_equal(read[name].value.array, array)
 
@@ -237,11 +237,11 @@ class TestOnnx:
         save(small_graph(), tmp_path / "out.onnx")
         (tmp_path / "out.onnx.data").rename(tmp_path / "elsewhere")
         with pytest.raises(InputError, match="out.onnx.data") as caught:
-            qk.load(tmp_path / "out.onnx")
+            _ = qk.load(tmp_path / "out.onnx").graph
         assert "beside the model" in caught.value.hint
         (tmp_path / "out.onnx.data").write_bytes(b"too short")
         with pytest.raises(InputError, match="behind the end of 'out.onnx.data'"):
-            qk.load(tmp_path / "out.onnx")
+            _ = qk.load(tmp_path / "out.onnx").graph
 
     @pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "link"])
     def test_weights_stay_in_the_models_folder(
@@ -255,7 +255,7 @@ class TestOnnx:
         graph = Graph.of([Node("w", "Constant", attrs={"value": Tensor.of(W)})], [], ["w"], dialect="onnx")
         (folder / "out.onnx").write_bytes(b"".join(onnx.chunks(graph, location)))
         with pytest.raises(InputError, match="outside of the model's folder"):
-            qk.load(folder / "out.onnx")
+            _ = qk.load(folder / "out.onnx").graph
 
 
 def huge(num_bytes: int) -> Graph:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import quantkit as qk
-from quantkit.errors import GraphError, InputError
+from quantkit.errors import GraphError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Shape
 from quantkit.model.importers.freeze import freeze_object
@@ -58,7 +58,7 @@ def test_a_frozen_model_gives_the_models_answers(
     name: str, write: Callable[[Any, Path], None], model: Any, tmp_path: Path
 ) -> None:
     write(model, tmp_path / name)
-    graph = qk.load(tmp_path / name)
+    graph = qk.load(tmp_path / name).graph
     assert not {"VarHandleOp", "ReadVariableOp"} & graph.op_counts.keys()
     (place,) = graph.inputs
     assert graph[place.node].attrs["shape"] == Shape((None, 8, 8, 3))
@@ -76,7 +76,7 @@ def test_recurrent_layers_with_dropout_are_frozen_without_it(name: str, tmp_path
     else:
         model.save(tmp_path / name)
     x = np.linspace(-1, 1, 3 * 4 * 2, dtype=np.float32).reshape(3, 4, 2)
-    graph = qk.load(tmp_path / name)
+    graph = qk.load(tmp_path / name).graph
     for one in (graph, qk.transform(graph, "inference")):
         with open_session(one, "tensorflow") as session:
             (found,) = session.run({session.inputs[0].name: x}).values()
@@ -93,5 +93,5 @@ def test_a_model_that_needs_what_it_changes_is_refused() -> None:
 
 def test_a_model_in_memory_is_the_same(model: Any) -> None:
     np.testing.assert_allclose(answers(freeze_object(model)), model(X, training=False), rtol=1e-5, atol=1e-7)
-    with pytest.raises(InputError, match="a list is no model"):
+    with pytest.raises(UsageError, match="a list is not a model"):
         freeze_object([])

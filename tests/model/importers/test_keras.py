@@ -124,7 +124,7 @@ def test_layers_that_the_caller_registered_are_taken(tmp_path: Path) -> None:
             return 2 * x
 
     path = save(tmp_path / "model.keras", Twice())
-    assert "Mul" in qk.load(path).op_counts
+    assert "Mul" in qk.load(path).graph.op_counts
     del keras.utils.get_custom_objects()["quantkit_tests>Twice"]
     with pytest.raises(InputError, match=r"needs '.*Twice'"):
         qk.load(path)
@@ -189,13 +189,13 @@ def test_more_than_2_gb_is_refused_before_any_work(
 
 def test_compressed_archives_are_read_as_well(tmp_path: Path) -> None:
     path = save(tmp_path / "model.keras")
-    wanted = qk.load(path)
+    wanted = qk.load(path).graph
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    assert qk.load(path).op_counts == wanted.op_counts
+    assert qk.load(path).graph.op_counts == wanted.op_counts
 
 
 @pytest.mark.parametrize(

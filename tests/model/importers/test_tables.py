@@ -127,14 +127,14 @@ class TestSavedModels:
         words = tmp_path / "words.txt"
         words.write_text("a\nb\nc\n")
         save_second_kind(tmp_path / "m", file=words if with_file else None)
-        np.testing.assert_allclose(run(qk.load(tmp_path / "m", signature="plain"), {"x": X})["Identity"], X @ W)
+        np.testing.assert_allclose(run(qk.load(tmp_path / "m", signature="plain").graph, {"x": X})["Identity"], X @ W)
 
     def test_labels_behind_the_answer_are_left_out(self, tmp_path: Path) -> None:
         save_second_kind(tmp_path / "m")
         with pytest.raises(InputError, match="LookupTableFindV2.* reads a table") as caught:
             qk.load(tmp_path / "m", signature="named")
         (name,) = caught.value.hint.split("--outputs=")[1:]
-        graph = qk.load(tmp_path / "m", signature="named", outputs=[name])
+        graph = qk.load(tmp_path / "m", signature="named", outputs=[name]).graph
         np.testing.assert_allclose(run(graph, {"x": X})[name], X @ W)
 
     def test_words_before_the_answer_are_fed_as_numbers(self, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ class TestSavedModels:
             qk.load(tmp_path / "m")
         inputs = caught.value.hint.split("--inputs=")[1].split(",")
         size, found = (next(name for name in inputs if name.endswith(op)) for op in ("SizeV2", "FindV2"))
-        graph = qk.load(tmp_path / "m", inputs=inputs)
+        graph = qk.load(tmp_path / "m", inputs=inputs).graph
         feeds = {"word": np.array([b"b"], object), found: np.int64([1]), size: np.int64(3)}
         np.testing.assert_allclose(run(graph, feeds)["Identity"], W[1:2])
 
@@ -152,13 +152,13 @@ class TestSavedModels:
         with pytest.raises(InputError, match="reads the table 'table'") as caught:
             qk.load(tmp_path / "m")
         (name,) = caught.value.hint.split("--inputs=")[1].split(",")
-        graph = qk.load(tmp_path / "m", inputs=[name])
+        graph = qk.load(tmp_path / "m", inputs=[name]).graph
         np.testing.assert_allclose(run(graph, {name: np.int64([2])})["rows"], W[2:3])
 
     def test_who_asks_for_the_initializer_fills_the_table(self, tmp_path: Path) -> None:
         tf = tensorflow.module()
         save_first_kind(tmp_path / "m")
-        graph = qk.load(tmp_path / "m", outputs=["rows", "init_all_tables"])
+        graph = qk.load(tmp_path / "m", outputs=["rows", "init_all_tables"]).graph
         with tf.compat.v1.Session(graph=tensorflow.import_graph(graph)) as session:
             session.run("init_all_tables")
             np.testing.assert_allclose(session.run("rows:0", {"word:0": [b"b"]}), W[1:2])

@@ -59,7 +59,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("ending", ["", ".meta", ".index", ".data-00000-of-00001"])
 def test_a_checkpoint_with_its_graph_is_frozen(ending: str, checkpoint: Path) -> None:
-    graph = qk.load(f"{checkpoint}{ending}", outputs=["y"])
+    graph = qk.load(f"{checkpoint}{ending}", outputs=["y"]).graph
     assert graph.op_counts.keys() <= {"Placeholder", "Const", "Identity", "MatMul", "AddV2"}
     assert {"net/weights", "net/bias", "y"} <= graph.nodes.keys()
     assert not any(node.device for node in graph.nodes.values())
@@ -68,7 +68,7 @@ def test_a_checkpoint_with_its_graph_is_frozen(ending: str, checkpoint: Path) ->
 
 
 def test_a_graph_is_filled_from_a_checkpoint(checkpoint: Path) -> None:
-    graph = qk.load(checkpoint.with_name("graph.pb"), outputs=["y"], checkpoint=checkpoint)
+    graph = qk.load(checkpoint.with_name("graph.pb"), outputs=["y"], checkpoint=checkpoint).graph
     np.testing.assert_allclose(answer(graph), WANTED, rtol=1e-6)
     with pytest.raises(InputError, match="there is no checkpoint"):
         qk.load(checkpoint.with_name("graph.pb"), checkpoint=checkpoint.with_name("other"))
@@ -78,11 +78,11 @@ def test_what_a_checkpoint_lacks_is_said(checkpoint: Path) -> None:
     with pytest.raises(UsageError, match="not in the graph"):
         qk.load(checkpoint, outputs=["z"])
     graph = qk.transform(
-        qk.load(checkpoint.with_name("graph.pb")), "rename_node(old_node_name=net/bias, new_node_name=net/base)"
+        qk.load(checkpoint.with_name("graph.pb")).graph, "rename_node(old_node_name=net/bias, new_node_name=net/base)"
     )
     graph = graph.with_nodes(node.with_attrs(shared_name=None) for node in graph.nodes.values())
     qk.save(graph, checkpoint.with_name("renamed.pb"))
-    restored = qk.load(checkpoint.with_name("renamed.pb"), outputs=["y"], checkpoint=checkpoint)
+    restored = qk.load(checkpoint.with_name("renamed.pb"), outputs=["y"], checkpoint=checkpoint).graph
     np.testing.assert_allclose(answer(restored), WANTED, rtol=1e-6)  # by what the saver restores where
     qk.save(qk.transform(graph.with_endpoints(["x"], ["y"]), "strip_unused_nodes"), checkpoint.with_name("renamed.pb"))
     with pytest.raises(InputError, match="no variable 'net/base'") as caught:
@@ -119,10 +119,10 @@ def test_partitioned_variables_are_frozen_part_by_part(resource: bool, form: str
         version = getattr(v1.train.SaverDef, form)
         save_session(tf, tmp_path / "model.ckpt", v1.train.Saver(write_version=version))
         v1.train.write_graph(graph, str(tmp_path), "graph.pb", as_text=False)
-    frozen = qk.load(tmp_path / "model.ckpt", outputs=["y"])
+    frozen = qk.load(tmp_path / "model.ckpt", outputs=["y"]).graph
     assert [frozen[f"net/weights/part_{number}"].value.shape for number in range(3)] == [(2, 3), (1, 3), (1, 3)]
     np.testing.assert_allclose(answer(frozen), X @ W + W[3], rtol=1e-6)
-    filled = qk.load(tmp_path / "graph.pb", outputs=["y"], checkpoint=tmp_path / "model.ckpt")
+    filled = qk.load(tmp_path / "graph.pb", outputs=["y"], checkpoint=tmp_path / "model.ckpt").graph
     np.testing.assert_allclose(answer(filled), answer(frozen))
 
 
@@ -166,14 +166,14 @@ def test_variables_are_read_under_the_names_that_the_saver_gave_them(tmp_path: P
         weights, other = (v1.get_variable(name, initializer=values) for name, values in (("w", W), ("v", W + 1)))
         tf.matmul(x, weights, name="y")
         save_session(tf, tmp_path / "model.ckpt", v1.train.Saver({"w/average": weights, "w": other}))
-    np.testing.assert_allclose(answer(qk.load(tmp_path / "model.ckpt", outputs=["y"])), X @ W, rtol=1e-6)
+    np.testing.assert_allclose(answer(qk.load(tmp_path / "model.ckpt", outputs=["y"]).graph), X @ W, rtol=1e-6)
 
 
 def test_broken_checkpoints_are_sentences(checkpoint: Path) -> None:
     index, data = (checkpoint.with_name(f"model.ckpt.{end}") for end in ("index", "data-00000-of-00001"))
     whole = data.read_bytes()
     data.write_bytes(whole[:8])
-    graph = qk.load(checkpoint, outputs=["y"])  # values are read when they are needed
+    graph = qk.load(checkpoint, outputs=["y"]).graph  # values are read when they are needed
     with pytest.raises(InputError, match=r"the checkpoint .*model.ckpt can not be read by TensorFlow: .*\w") as caught:
         qk.save(graph, checkpoint.with_name("out.pb"))
     assert caught.value.hint
@@ -226,7 +226,7 @@ KINDS = pytest.mark.parametrize("save", [save_first_kind, save_second_kind])
 @KINDS
 def test_a_saved_model_is_frozen(save: Callable[..., None], tmp_path: Path) -> None:
     save(tmp_path)
-    graph = qk.load(tmp_path)
+    graph = qk.load(tmp_path).graph
     assert not {"VarHandleOp", "ReadVariableOp", "StatefulPartitionedCall"} & graph.op_counts.keys()
     np.testing.assert_allclose(answer(graph), WANTED, rtol=1e-6)
 
@@ -234,8 +234,8 @@ def test_a_saved_model_is_frozen(save: Callable[..., None], tmp_path: Path) -> N
 @KINDS
 def test_the_signature_can_be_chosen(save: Callable[..., None], tmp_path: Path) -> None:
     save(tmp_path, ("serving_default", "double"))
-    np.testing.assert_allclose(answer(qk.load(tmp_path)), WANTED, rtol=1e-6)
-    np.testing.assert_allclose(answer(qk.load(tmp_path, signature="double")), 2 * WANTED, rtol=1e-6)
+    np.testing.assert_allclose(answer(qk.load(tmp_path).graph), WANTED, rtol=1e-6)
+    np.testing.assert_allclose(answer(qk.load(tmp_path, signature="double").graph), 2 * WANTED, rtol=1e-6)
 
 
 @KINDS
@@ -257,12 +257,12 @@ def test_signatures_are_listed_where_none_fits(
             qk.load(tmp_path, signature=wanted)
         assert caught.value.hint
     else:
-        assert len(qk.load(tmp_path, signature=wanted).outputs) == 1
+        assert len(qk.load(tmp_path, signature=wanted).graph.outputs) == 1
 
 
 def test_tags_are_listed_where_none_fit(tmp_path: Path) -> None:
     save_first_kind(tmp_path, tags=("serve", "gpu"))
-    assert qk.load(tmp_path).op_counts == qk.load(tmp_path, tags=("gpu", "serve")).op_counts
+    assert qk.load(tmp_path).graph.op_counts == qk.load(tmp_path, tags=("gpu", "serve")).graph.op_counts
     with pytest.raises(UsageError, match="no graph with the tags train, but gpu,serve"):
         qk.load(tmp_path, tags=["train"])
 
@@ -287,10 +287,10 @@ def as_text(file: Path, kind: str) -> None:
 @KINDS
 def test_saved_models_in_text_form_are_the_same(save: Callable[..., None], tmp_path: Path) -> None:
     save(tmp_path, ("serving_default", "double"))
-    wanted = [qk.load(tmp_path, signature=name) for name in (None, "double")]
+    wanted = [qk.load(tmp_path, signature=name).graph for name in (None, "double")]
     as_text(tmp_path / "saved_model.pb", "SavedModel")
     for name, graph in zip((None, "double"), wanted, strict=True):
-        read = qk.load(tmp_path, signature=name)
+        read = qk.load(tmp_path, signature=name).graph
         assert read.op_counts == graph.op_counts
         np.testing.assert_array_equal(answer(read), answer(graph))
     (tmp_path / "saved_model.pbtxt").write_text("meta_graphs {\n  graph_def {\n    nod")
@@ -303,12 +303,12 @@ def test_saved_models_in_text_form_are_the_same(save: Callable[..., None], tmp_p
 
 def test_the_graph_of_a_checkpoint_may_be_text(checkpoint: Path) -> None:
     as_text(checkpoint.with_name("model.ckpt.meta"), "MetaGraphDef")
-    np.testing.assert_allclose(answer(qk.load(checkpoint, outputs=["y"])), WANTED, rtol=1e-6)
+    np.testing.assert_allclose(answer(qk.load(checkpoint, outputs=["y"]).graph), WANTED, rtol=1e-6)
 
 
 def test_the_original_names_stay(tmp_path: Path) -> None:
     save_first_kind(tmp_path)
-    graph = qk.load(tmp_path)
+    graph = qk.load(tmp_path).graph
     assert (tuple(map(str, graph.inputs)), tuple(map(str, graph.outputs))) == (("x",), ("y",))
 
 
@@ -326,12 +326,12 @@ def test_variables_of_more_than_2_gb_are_refused_before_any_work(
 @pytest.mark.parametrize("name", ["saved_model.pb", "saved_model.pbtxt"])
 def test_its_file_means_the_folder(name: str, tmp_path: Path) -> None:
     save_second_kind(tmp_path)
-    wanted = qk.load(tmp_path)
+    wanted = qk.load(tmp_path).graph
     if name.endswith("txt"):
         as_text(tmp_path / "saved_model.pb", "SavedModel")
-    assert qk.load(tmp_path / name).op_counts == wanted.op_counts
+    assert qk.load(tmp_path / name).graph.op_counts == wanted.op_counts
     (tmp_path / "saved_model.pb").write_bytes(graphdef.encode(wanted))  # as some programs call a frozen graph
-    assert qk.load(tmp_path / "saved_model.pb").op_counts == wanted.op_counts
+    assert qk.load(tmp_path / "saved_model.pb").graph.op_counts == wanted.op_counts
 
 
 def test_a_folder_of_checkpoints_is_told_apart(checkpoint: Path) -> None:
@@ -345,10 +345,10 @@ def test_what_has_no_variables_is_read_without_tensorflow(tmp_path: Path) -> Non
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [None, 4], name="x")
         tf.matmul(x, W, name="y")
-    qk.save(qk.load(graph.as_graph_def(), ["x"], ["y"]), f"{tmp_path / 'saved'}/")
+    qk.save(qk.load(graph.as_graph_def(), ["x"], ["y"]).graph, f"{tmp_path / 'saved'}/")
     script = (
         f"import sys, quantkit as qk; graph = qk.load({str(tmp_path / 'saved')!r}); "
-        "assert [*map(str, graph.outputs)] == ['y'] and not {'tensorflow', 'onnx'} & sys.modules.keys()"
+        "assert [*map(str, graph.graph.outputs)] == ['y'] and not {'tensorflow', 'onnx'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 
@@ -364,8 +364,8 @@ def test_functions_without_variables_are_written_out_without_tensorflow(tmp_path
         f"qk.save(graph, {str(tmp_path / 'frozen.pb')!r})"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
-    graph = qk.load(tmp_path)
+    graph = qk.load(tmp_path).graph
     assert not graph.library
     assert "StatefulPartitionedCall" not in graph.op_counts
     np.testing.assert_allclose(answer(graph), np.maximum(X @ W, 0), rtol=1e-6)
-    np.testing.assert_allclose(answer(qk.load(tmp_path / "frozen.pb", outputs=graph.outputs)), answer(graph))
+    np.testing.assert_allclose(answer(qk.load(tmp_path / "frozen.pb", outputs=graph.outputs).graph), answer(graph))

@@ -20,8 +20,8 @@ from quantkit.ir.functions import Library
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Shape
 from quantkit.ir.text import from_text, to_text
+from quantkit.model import load
 from quantkit.model.exporters.files import save
-from quantkit.model.loading import load
 from quantkit.recipes import transform
 from quantkit.recipes.named import NAMED
 from quantkit.runtimes import open_session
@@ -441,13 +441,13 @@ def test_tensorflow_computes_the_same_with_fewer_nodes(name: str, tmp_path: Path
     model = make(tf, lambda *sizes: tf.Variable(random.uniform(0.1, 0.9, sizes).astype(np.float32)))
     if not isinstance(model, tf.keras.Model):
         model = tf.function(model, input_signature=[tf.TensorSpec(shape, tf.float32, "x")])
-    graph = load(model)
+    graph = load(model).graph
     before = transform(graph, re.sub(r"clean_functions\([^)]*\)", "", NAMED["inference"]))
     after = transform(graph, "inference")
     assert num_nodes(after) <= num_nodes(before) - fewer
     assert clean_functions.outcome(after).changes == ()
     save(after, tmp_path / "graph.pb")
-    saved = load(tmp_path / "graph.pb", inputs=graph.inputs, outputs=graph.outputs)
+    saved = load(tmp_path / "graph.pb", inputs=graph.inputs, outputs=graph.outputs).graph
     save(after, tmp_path / "model", format="saved_model")
     served = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
     [given], [asked] = graph.inputs, graph.outputs

@@ -10,7 +10,7 @@ from quantkit.errors import RecipeError
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
-from quantkit.model.loading import load_model
+from quantkit.model import load
 from quantkit.recipes import parse, run
 from quantkit.runtimes import RUNTIMES, open_session
 from quantkit.transforms.layout.convert_layout import convert_layout
@@ -190,7 +190,7 @@ def test_there_and_back(graph: Graph) -> None:
 
 @pytest.fixture(scope="module")
 def digits() -> Graph:
-    model = load_model("digits")
+    model = load("digits")
     assert model.graph is not None
     assert model.card is not None
     return run(parse(model.card.recipe), model.graph)[0]

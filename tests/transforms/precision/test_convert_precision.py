@@ -15,7 +15,7 @@ from quantkit.formats import graphdef
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
-from quantkit.model.loading import load_model
+from quantkit.model import load
 from quantkit.ops.kernels import evaluate
 from quantkit.recipes import parse, run
 from quantkit.runtimes import RUNTIMES, open_session
@@ -84,7 +84,7 @@ def test_words_that_mean_nothing_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def digits() -> Graph:
-    model = load_model("digits")
+    model = load("digits")
     assert model.graph is not None
     assert model.card is not None
     graph, _ = run(parse(model.card.recipe), model.graph)

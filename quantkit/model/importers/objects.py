@@ -1,0 +1,57 @@
+"""Importer of Python objects: serialized models, protobuf messages, Keras models and TensorFlow functions."""
+
+from typing import Any
+
+from quantkit import formats
+from quantkit.errors import InputError, UsageError
+from quantkit.ir.graph import Graph
+
+# Top-level packages whose classes Keras models are made of.
+_KERAS_PACKAGES = frozenset({"keras", "tensorflow", "tf_keras"})
+
+
+def import_object(value: Any) -> Graph:
+    """Read a graph from an object.
+
+    Args:
+        value: a GraphDef or an ONNX ModelProto, as a message or serialized, a Keras model, or a ``tf.function``
+            with an input signature.
+
+    Raises:
+        InputError: the object is broken or too large.
+        UsageError: the object is not a model.
+        UnavailableError: TensorFlow is not installed.
+    """
+    if isinstance(value, bytes):
+        return formats.decode(value)
+    if hasattr(value, "SerializeToString"):
+        return formats.decode(_serialize(value))
+    if _is_of_tensorflow(value):
+        from quantkit.model.importers.freeze import freeze_object
+
+        return freeze_object(value)
+    raise not_a_model(value)
+
+
+def not_a_model(value: Any) -> UsageError:
+    """Return the error for an object of another type."""
+    return UsageError(
+        f"a {type(value).__name__} is not a model",
+        hint="give a Model, a Graph, a path, the name of a model card, a GraphDef, a ModelProto or a Keras model",
+    )
+
+
+def _is_of_tensorflow(value: Any) -> bool:
+    if hasattr(value, "get_concrete_function") or hasattr(value, "structured_input_signature"):
+        return True
+    return any(base.__module__.partition(".")[0] in _KERAS_PACKAGES for base in type(value).__mro__)
+
+
+def _serialize(message: Any) -> bytes:
+    try:
+        return bytes(message.SerializeToString())
+    except ValueError as error:
+        raise InputError(
+            f"the {type(message).__name__} cannot be serialized: {error}",
+            hint="save it to a file with external weights, and load that file",
+        ) from None

@@ -1,0 +1,206 @@
+"""The value that every verb takes and gives: a network with all that is known about it."""
+
+import os
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from quantkit import formats
+from quantkit.data.choices import choose_ends, choose_labels, choose_preprocessing, matching_card
+from quantkit.data.labels import Labels
+from quantkit.data.preprocessing import Preprocessing
+from quantkit.errors import UsageError
+from quantkit.formats import onnx
+from quantkit.formats.saved_model import Signature
+from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.tensor import DType, Shape
+from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.runtimes.session import TensorInfo
+from quantkit.zoo import ModelCard, list_cards
+
+if TYPE_CHECKING:
+    from quantkit.recipes.trace import Trace
+
+RANDOM_WEIGHTS_NOTE = "random weights: latency is valid, predictions are not"
+
+
+@dataclass(frozen=True, repr=False)
+class Model:
+    """Network with its signature, model card, preprocessing and labels.
+
+    Attributes:
+        name: as the user wrote it.
+        runnable: graph, or path of a file that runtimes open unchanged (ONNX, LiteRT, OpenVINO).
+        path: file or folder that the model was loaded from; None for objects and random weights.
+        card: card of a known model; None for a file of the user.
+        has_random_weights: True if the predictions are meaningless.
+        inputs, outputs: edges that the caller chose instead of the file's own; None: the file's own.
+        signature: names of the inputs and outputs of a SavedModel for its callers.
+        trace: record of the recipe that made this model; None for a model that was loaded.
+    """
+
+    name: str
+    runnable: Graph | Path
+    path: Path | None = None
+    card: ModelCard | None = None
+    has_random_weights: bool = False
+    inputs: tuple[Edge | str, ...] | None = None
+    outputs: tuple[Edge | str, ...] | None = None
+    signature: Signature | None = None
+    trace: "Trace | None" = None
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Graph of the model; that of an ONNX file is read on first use.
+
+        Raises:
+            InputError: the file is broken.
+            UsageError: the format has no reader, or an input or output is not in the graph.
+        """
+        if isinstance(self.runnable, Graph):
+            return self.runnable
+        if not self.has_readable_graph:
+            kind = formats.kind_of(self.runnable)
+            raise UsageError(
+                f"{self.name} is {formats.KINDS[kind]}: it can be run and benchmarked, but not read or rewritten",
+                hint="name the TensorFlow or ONNX model that it was converted from",
+            )
+        return formats.load(self.runnable, self.inputs, self.outputs)
+
+    @property
+    def has_readable_graph(self) -> bool:
+        """True if `graph` can be read; runtimes open other files without quantkit knowing their nodes."""
+        return isinstance(self.runnable, Graph) or formats.kind_of(self.runnable) == "onnx"
+
+    @cached_property
+    def origin(self) -> ModelCard | None:
+        """Card of the model, or of the known model that this one was transformed or converted from.
+
+        A model without a card is recognized by the name and shape of its input and output.
+        """
+        if self.card is not None:
+            return self.card
+        endpoints = self._image_endpoints
+        return matching_card(*endpoints, list_cards()) if endpoints else None
+
+    @cached_property
+    def preprocessing(self) -> Preprocessing | None:
+        """Preprocessing of images: from the card, else inferred from the input; None if no input takes images."""
+        endpoints = self._image_endpoints
+        return choose_preprocessing(endpoints[0], self.origin) if endpoints else None
+
+    @cached_property
+    def labels(self) -> Labels:
+        """Class labels: from the card, or from a label file beside the model; empty if none is found.
+
+        Raises:
+            InputError: a label file is broken.
+        """
+        endpoints = self._image_endpoints
+        return choose_labels(self.origin, self.path, endpoints[1]) if endpoints else Labels()
+
+    @cached_property
+    def _image_endpoints(self) -> tuple[TensorInfo, TensorInfo] | None:
+        """Input that takes images and output with the class scores; None if there is no such pair."""
+        try:
+            graph = choose_ends(self.graph, self.card, list_cards())
+            source, result = (tensor_info(graph, edge) for edge in (graph.inputs[0], graph.outputs[0]))
+            choose_preprocessing(source, self.card)
+        except UsageError:
+            return None
+        return source, result
+
+    def with_graph(self, graph: Graph, trace: "Trace | None" = None) -> Self:
+        """Return a copy with a rewritten graph.
+
+        Args:
+            graph: the rewritten graph.
+            trace: record of the recipe that rewrote it.
+        """
+        signature = self.signature.following(self.graph, graph) if self.signature else None
+        return replace(self, runnable=graph, inputs=None, outputs=None, signature=signature, trace=trace)
+
+    def with_endpoints(
+        self, inputs: tuple[Edge | str, ...] | None = None, outputs: tuple[Edge | str, ...] | None = None
+    ) -> Self:
+        """Return a copy with other inputs or outputs; None keeps them.
+
+        Raises:
+            UsageError: an input or output is not in the graph.
+        """
+        if inputs is None and outputs is None:
+            return self
+        if isinstance(self.runnable, Graph):
+            return replace(self, runnable=self.runnable.with_endpoints(inputs, outputs))
+        return replace(
+            self,
+            inputs=self.inputs if inputs is None else inputs,
+            outputs=self.outputs if outputs is None else outputs,
+        )
+
+    def save(self, path: str | os.PathLike[str], *, format: str | None = None, as_text: bool | None = None) -> None:
+        """Write the model in the format of the path's suffix; see `quantkit.save`."""
+        from quantkit.model.exporters.files import save
+
+        save(self, path, format=format, as_text=as_text)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts about the model as a JSON document."""
+        can_read = self.has_readable_graph
+        return {
+            "schema": "quantkit.model/1",
+            "name": self.name,
+            "path": None if self.path is None else str(self.path),
+            "card": self.card.name if self.card else None,
+            "random_weights": self.has_random_weights,
+            "dialect": self.graph.dialect if can_read else None,
+            "nodes": len(self.graph) if can_read else None,
+            "inputs": list(map(str, self.graph.inputs)) if can_read else None,
+            "outputs": list(map(str, self.graph.outputs)) if can_read else None,
+            "preprocessing": str(self.preprocessing) if can_read and self.preprocessing else None,
+            "labels": len(self.labels.words) if can_read else 0,
+        }
+
+    def __repr__(self) -> str:
+        return f"Model({', '.join((repr(self.name), *self._facts.values()))})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th>{escape(key)}</th><td>{escape(text)}</td></tr>"
+            for key, text in {"model": self.name, **self._facts}.items()
+        )
+        return f"<table>{rows}</table>"
+
+    @property
+    def _facts(self) -> dict[str, str]:
+        """Short texts about the model, for its representations; none of them reads a file."""
+        facts = {}
+        if isinstance(self.runnable, Graph):
+            inputs, outputs = (", ".join(map(str, edges)) for edges in (self.runnable.inputs, self.runnable.outputs))
+            facts["graph"] = f"{len(self.runnable)} nodes, {inputs} -> {outputs}"
+        else:
+            facts["file"] = str(self.runnable)
+        if self.card is not None and self.card.name != self.name:
+            facts["card"] = f"card {self.card.name!r}"
+        if self.has_random_weights:
+            facts["weights"] = "random weights"
+        return facts
+
+
+def tensor_info(graph: Graph, edge: Edge) -> TensorInfo:
+    """Return name, element type and shape of an edge, as far as the graph states them."""
+    node = graph[edge.node]
+    if graph.dialect == onnx.DIALECT:
+        name, stated = onnx.value_name(node, edge.port), onnx.value_infos(graph)
+        if edge in stated:
+            dtype, shape = stated[edge]
+            return TensorInfo(name, dtype or DType.FLOAT, shape)
+    else:
+        name = str(edge)
+    dtypes = (node.attrs.get(key) for key in ("dtype", "T"))
+    dtype = next((dtype for dtype in dtypes if isinstance(dtype, DType)), DType.FLOAT)
+    attr = node.attrs.get("shape")
+    shape = attr if isinstance(attr, Shape) else infer_shapes(graph).get(edge, UNKNOWN)
+    return TensorInfo(name, dtype, shape)
