@@ -1,7 +1,7 @@
-"""New names for nodes, everywhere a name is written.
+"""Rename nodes, and find unused names.
 
-The values of an ONNX graph have names of their own where a node makes several (`quantkit.formats.onnx.OUTPUTS`), and
-subgraphs refer to values by name.
+In an ONNX graph, the values of a node with several outputs have names of their own
+(`quantkit.formats.onnx.OUTPUTS`), and subgraphs refer to values by name.
 """
 
 from collections.abc import Mapping
@@ -10,71 +10,77 @@ from itertools import count
 from quantkit.formats.onnx import DIALECT, OUTPUTS, renamed_infos
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 
-# What an attribute `_class` says of a node that shares its device with another.
-COLOCATED = b"loc:@"
+# Prefix of the entries of `_class` that name the node with which another shares its device.
+COLOCATION_PREFIX = b"loc:@"
 
 
-def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """The graph with other names for some nodes; inputs, waits, colocations and the ends of the graph follow.
+def rename_nodes(graph: Graph, names: Mapping[str, str]) -> Graph:
+    """Return the graph with some nodes renamed, in all references to them.
+
+    References are inputs, control dependencies, colocations, and the inputs and outputs of the
+    graph.
 
     Args:
-        graph: what to rename in.
-        names: from old to new; the new ones must be free.
+        graph: graph that contains the nodes.
+        names: new name by old name; no node may have a new name.
     """
 
-    def edges(old: tuple[Edge, ...]) -> tuple[Edge, ...]:
-        return tuple(Edge(names.get(edge.node, edge.node), edge.port) for edge in old)
+    def rename_edges(edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
+        return tuple(Edge(names.get(edge.node, edge.node), edge.port) for edge in edges)
 
-    def node(old: Node) -> Node:
+    def rename_node(old: Node) -> Node:
         controls = tuple(names.get(name, name) for name in old.controls)
-        new = old.with_(name=names.get(old.name, old.name), inputs=edges(old.inputs), controls=controls)
+        new = old.with_(name=names.get(old.name, old.name), inputs=rename_edges(old.inputs), controls=controls)
         values = old.attrs.get(OUTPUTS)
         if graph.dialect == DIALECT and new.name != old.name and isinstance(values, tuple):
-            new = new.with_attrs(**{OUTPUTS: _values(values, new.name)})
+            new = new.with_attrs(**{OUTPUTS: _rename_values(values, new.name)})
         classes = old.attrs.get("_class")
         if not isinstance(classes, tuple):
             return new
-        return new.with_attrs(_class=tuple(_located(one, names) for one in classes))
+        return new.with_attrs(_class=tuple(_rename_colocation(entry, names) for entry in classes))
 
-    made = graph.with_nodes(node(one) for one in graph.nodes.values())
+    renamed = graph.with_nodes(map(rename_node, graph.nodes.values()))
     extra = renamed_infos(graph.extra, names) if graph.dialect == DIALECT else graph.extra
-    return made.with_(inputs=edges(graph.inputs), outputs=edges(graph.outputs), extra=extra)
+    return renamed.with_(inputs=rename_edges(graph.inputs), outputs=rename_edges(graph.outputs), extra=extra)
 
 
-def pinned(graph: Graph) -> frozenset[str]:
-    """Nodes whose values the subgraphs of an ONNX graph read by name: they can be neither renamed nor replaced."""
+def names_in_subgraphs(graph: Graph) -> frozenset[str]:
+    """Return the nodes to which the subgraphs of an ONNX graph refer by name.
+
+    Such a node cannot be renamed or replaced.
+    """
     if graph.dialect != DIALECT:
         return frozenset()
     return frozenset(name for node in graph.nodes.values() for name in node.controls)
 
 
-def _values(values: tuple[bytes, ...], name: str) -> tuple[bytes, ...]:
-    """Names for the values of a node that is called like its first one; what was left out stays so."""
+def _rename_values(values: tuple[bytes, ...], name: str) -> tuple[bytes, ...]:
+    """Return value names for a node that has the name of its first value; omitted values stay empty."""
     first = next(port for port, value in enumerate(values) if value)
     new = (f"{name}:{port}" if port != first else name for port in range(len(values)))
     return tuple(text.encode() if value else b"" for text, value in zip(new, values, strict=True))
 
 
-def _located(text: Attr, names: Mapping[str, str]) -> Attr:
-    if not isinstance(text, bytes) or not text.startswith(COLOCATED):
-        return text
-    name = text.removeprefix(COLOCATED).decode(errors="surrogateescape")
-    return COLOCATED + names.get(name, name).encode(errors="surrogateescape")
+def _rename_colocation(entry: Attr, names: Mapping[str, str]) -> Attr:
+    if not isinstance(entry, bytes) or not entry.startswith(COLOCATION_PREFIX):
+        return entry
+    name = entry.removeprefix(COLOCATION_PREFIX).decode(errors="surrogateescape")
+    return COLOCATION_PREFIX + names.get(name, name).encode(errors="surrogateescape")
 
 
 class FreeNames:
-    """Names that no node of a graph has, each given once.
+    """Names that no node of a graph has; each is returned once.
 
     Args:
-        graph: whose names are taken.
+        graph: graph whose node names are taken.
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._taken = set(graph.nodes)
+        self._used_names = set(graph.nodes)
 
-    def free(self, wanted: str) -> str:
-        """The wanted name, or that with a number."""
-        names = (f"{wanted}_{number}" if number else wanted for number in count())
-        name = next(one for one in names if one not in self._taken)
-        self._taken.add(name)
-        return name
+    def free(self, name: str) -> str:
+        """Return the name itself if it is free, else the name with a number appended."""
+        candidates = (f"{name}_{number}" if number else name for number in count())
+        free = next(candidate for candidate in candidates if candidate not in self._used_names)
+        self._used_names.add(free)
+        return free

@@ -17,7 +17,7 @@ from quantkit.errors import GraphError, QuantkitError, RecipeError, did_you_mean
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
 from quantkit.ops.faults import find_fault
-from quantkit.transforms._positions import settled
+from quantkit.transforms._placement import restore_placement
 
 DAMAGED = "the file is damaged, or was written by a tool that knows other ops"
 REQUIRED = inspect.Parameter.empty
@@ -166,14 +166,14 @@ class Transform:
             )
         made = self._made(graph, options)
         if isinstance(made, Outcome):
-            return made._replace(graph=settled(graph, made.graph))
+            return made._replace(graph=restore_placement(graph, made.graph))
         if not isinstance(made, Graph):
             code = self.function.__code__
             raise RecipeError(
                 f"{self.name} returns {type(made).__name__}: {code.co_filename}, line {code.co_firstlineno}",
                 hint="return the new graph, or an Outcome",
             )
-        return Outcome(settled(graph, made))
+        return Outcome(restore_placement(graph, made))
 
     def _made(self, graph: Graph, options: Mapping[str, Any]) -> Any:
         """What the function returns; a mistake in a graph or a plugin becomes a sentence that says where."""

@@ -15,7 +15,7 @@ from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.onnx.shapes import is_stateful as is_stateful_in_onnx
 from quantkit.ops.tensorflow.signatures import find_op
-from quantkit.transforms._names import pinned
+from quantkit.transforms._names import names_in_subgraphs
 from quantkit.transforms.registry import transform
 
 # Equal or not, each of these stands for a tensor of its own.
@@ -78,7 +78,7 @@ def merge_duplicate_nodes(graph: Graph, *, commutative: bool = False) -> Outcome
 def _equal_nodes(graph: Graph, commutative: bool) -> list[list[Node]]:
     """Groups of two or more equal nodes, in file order."""
     tensor_keys = _tensor_keys(graph)
-    kept = graph.endpoint_names | pinned(graph)
+    kept = graph.endpoint_names | names_in_subgraphs(graph)
     groups: dict[Hashable, list[str]] = {}
     leaders: dict[str, str] = {}
     for name in graph.order:

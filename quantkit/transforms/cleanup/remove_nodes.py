@@ -5,7 +5,7 @@ from typing import NamedTuple
 from quantkit.errors import RecipeError
 from quantkit.ir.graph import SWITCHES, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
-from quantkit.transforms._names import pinned
+from quantkit.transforms._names import names_in_subgraphs
 from quantkit.transforms.registry import transform
 
 # Their outputs are their inputs, one for one.
@@ -47,7 +47,7 @@ def remove_nodes(graph: Graph, *, op: tuple[str, ...], max_inputs: int = 1) -> O
     last_ports: dict[str, int] = {}
     for edge in graph.uses:
         last_ports[edge.node] = max(last_ports.get(edge.node, 0), edge.port)
-    fixed = pinned(graph)
+    fixed = names_in_subgraphs(graph)
     gone: dict[str, _Removed] = {}
     changes: list[str] = []
     skips: list[Skip] = []

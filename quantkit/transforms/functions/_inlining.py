@@ -15,7 +15,7 @@ from quantkit.ir.functions import Function, FunctionName
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType
-from quantkit.transforms._names import renamed
+from quantkit.transforms._names import rename_nodes
 
 ARGUMENT = "_Arg"
 # A function that calls another twice, which calls another twice ...: twenty-odd of them fill the memory.
@@ -221,7 +221,7 @@ class _Body:
     def of(cls, function: Function[Graph], call: Node, names: Mapping[str, str], may_be_dead: bool) -> "_Body":
         """Bind the arguments, and let what begins the function wait for what the call waits for."""
         given = {edge.node: given for edge, given in zip(function.graph.inputs, call.inputs, strict=True)}
-        named = renamed(function.graph, names)
+        named = rename_nodes(function.graph, names)
         constants = {node.name for node in named.nodes.values() if node.is_constant and not node.controls}
         early = {*given, *constants}
         nodes: dict[str, Node] = {}

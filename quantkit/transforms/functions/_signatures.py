@@ -17,7 +17,7 @@ from quantkit.ir.graph import LOOP_MERGES, SWITCHES, Attr, Edge, Graph, Node, co
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import Tensor
 from quantkit.transforms._names import FreeNames
-from quantkit.transforms._positions import settled
+from quantkit.transforms._placement import restore_placement
 from quantkit.transforms.functions._bodies import Opened
 from quantkit.transforms.functions._call_sites import Site, listed, needed_functions, num_callers, sites
 from quantkit.transforms.functions._effects import Effects
@@ -294,7 +294,7 @@ def _with_constants(function: Function[Graph], moved: Mapping[int, Node], is_tie
     needed = {one.node for two in nodes for one in two.inputs} | {one.node for one in outputs}
     unread = {one.name for one in made} - needed
     body = graph.with_nodes(one for one in nodes if one.name not in unread).with_(outputs=outputs)
-    return replace(function, graph=settled(graph, body))
+    return replace(function, graph=restore_placement(graph, body))
 
 
 def _narrowed(
@@ -319,7 +319,7 @@ def _narrowed(
         attrs["_input_shapes"] = tuple(shapes[place] for place in taken)
     return replace(
         function,
-        graph=settled(graph, body.with_nodes(nodes)),
+        graph=restore_placement(graph, body.with_nodes(nodes)),
         results=dict(results[place] for place in given),
         attrs=attrs,
     )

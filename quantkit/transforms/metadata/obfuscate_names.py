@@ -7,7 +7,7 @@ from quantkit.errors import GraphError
 from quantkit.formats.onnx import ABSENT, DIALECT
 from quantkit.ir.graph import Graph, Node
 from quantkit.ir.rewrite import Outcome
-from quantkit.transforms._names import pinned, renamed
+from quantkit.transforms._names import names_in_subgraphs, rename_nodes
 from quantkit.transforms.registry import transform
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -45,13 +45,13 @@ def obfuscate_names(graph: Graph) -> Outcome:
         for name in (*(edge.node for edge in node.inputs), *node.controls):
             if name not in graph:
                 raise GraphError(f"No node named {name} for input to {node.name}")
-    kept = graph.endpoint_names | pinned(graph) | {ABSENT.name}
+    kept = graph.endpoint_names | names_in_subgraphs(graph) | {ABSENT.name}
     short = _short_names(kept)
     names = {name: next(short) for name in graph.nodes if name not in kept}
     changes = tuple(f"{old} -> {new}" for old, new in names.items() if old != new)
     if graph.dialect == DIALECT:  # beside the names of values, nodes have names and remarks there
         graph = graph.with_nodes(_untold(node) for node in graph.nodes.values())
-    return Outcome(renamed(graph, names) if changes else graph, changes)
+    return Outcome(rename_nodes(graph, names) if changes else graph, changes)
 
 
 def _untold(node: Node) -> Node:

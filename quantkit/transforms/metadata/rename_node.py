@@ -3,7 +3,7 @@
 from quantkit.errors import GraphError, RecipeError
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
-from quantkit.transforms._names import pinned, renamed
+from quantkit.transforms._names import names_in_subgraphs, rename_nodes
 from quantkit.transforms.registry import transform
 
 
@@ -44,6 +44,6 @@ def rename_node(graph: Graph, *, old_node_name: tuple[str, ...] = (), new_node_n
         raise GraphError(f"A node is alreading using {new}as name.", hint=f"rename the node {new!r} first")
     if old not in graph:
         return Outcome(graph)
-    if old in pinned(graph):
+    if old in names_in_subgraphs(graph):
         raise GraphError(f"{old} can not be renamed: a loop or branch refers to it by name")
-    return Outcome(renamed(graph, {old: new}), (f"{old} -> {new}",))
+    return Outcome(rename_nodes(graph, {old: new}), (f"{old} -> {new}",))

@@ -1,7 +1,7 @@
-"""Constants in their loops, and nodes beside others."""
+"""Tests of loop frames and colocations after a transform."""
 
 from quantkit.ir.text import from_text, to_text
-from quantkit.transforms._positions import settled
+from quantkit.transforms._placement import restore_placement
 
 LOOPS = """
 inputs: x
@@ -21,36 +21,36 @@ z = Mul(x, two)
 """
 
 
-def test_a_constant_of_several_loops_is_one_for_each() -> None:
+def test_constant_used_in_two_loops_is_copied_into_each() -> None:
     graph = from_text(LOOPS)
-    after = settled(graph.with_nodes([]), graph)
+    after = restore_placement(graph.with_nodes([]), graph)
     assert after["two"].controls == ()
     assert after["z"].inputs[1].node == "two"
-    insides = {reader: after[after[reader].inputs[1].node] for reader in ("twice", "more")}
-    assert [node.controls for node in insides.values()] == [("first",), ("second",)]
-    assert len({node.name for node in insides.values()}) == 2
-    assert settled(graph, after) == after
+    copies = {consumer: after[after[consumer].inputs[1].node] for consumer in ("twice", "more")}
+    assert [node.controls for node in copies.values()] == [("first",), ("second",)]
+    assert len({node.name for node in copies.values()}) == 2
+    assert restore_placement(graph, after) == after
 
 
-def test_a_constant_of_one_loop_keeps_its_name() -> None:
+def test_constant_used_in_one_loop_keeps_its_name() -> None:
     graph = from_text(LOOPS.replace("z = Mul(x, two)", "z = Relu(x)").replace("Mul(second, two)", "Neg(second)"))
-    after = settled(graph.with_nodes([]), graph)
+    after = restore_placement(graph.with_nodes([]), graph)
     assert after["two"].controls == ("first",)
     assert after.nodes.keys() == graph.nodes.keys()
 
 
-def test_constants_behind_others_are_found() -> None:
+def test_constant_used_indirectly_is_placed_in_loop() -> None:
     graph = from_text(LOOPS.replace("twice = Mul(first, two)", "same = Neg(two)\ntwice = Mul(first, same)"))
-    after = settled(graph.with_nodes([]), graph)
+    after = restore_placement(graph.with_nodes([]), graph)
     assert after[after["same"].inputs[0].node].controls == ("first",)
 
 
-def test_what_is_asked_for_outside_stays_there() -> None:
+def test_constant_used_by_graph_output_stays_outside() -> None:
     graph = from_text(LOOPS.replace("z = Mul(x, two)", "z = Neg(two)"))
-    after = settled(graph.with_nodes([]), graph)
+    after = restore_placement(graph.with_nodes([]), graph)
     assert after[after["z"].inputs[0].node].controls == ()
 
 
-def test_what_needs_nothing_stays_as_it_is() -> None:
+def test_graph_without_loops_stays_unchanged() -> None:
     graph = from_text('outputs: y\nx = Const(1.0)\ny = Relu(x, _class=["loc:@x"])')
-    assert to_text(settled(graph.with_nodes([]), graph)) == to_text(graph)
+    assert to_text(restore_placement(graph.with_nodes([]), graph)) == to_text(graph)
