@@ -15,8 +15,8 @@ from quantkit.errors import GraphError, InputError, UnavailableError
 from quantkit.evaluation.classification_metrics import ClassificationMetrics
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.quantization.census import EIGHT_BITS, FLOAT
-from quantkit.runtimes import RUNTIMES, open_session
-from quantkit.runtimes.session import Engine, SessionOptions
+from quantkit.runtimes import find_runtime, open_session
+from quantkit.runtimes.session import RuntimeVersion, SessionOptions
 
 from ._answers import Answers
 from ._conversion import Conversion
@@ -45,7 +45,7 @@ class Judgement(NamedTuple):
     """
 
     quality: ClassificationMetrics | OutputSqnr
-    engine: Engine
+    engine: RuntimeVersion
     refusals: tuple[str, ...] = ()
 
 
@@ -69,7 +69,7 @@ def quality_of(file: Path, conversion: Conversion, answers: Answers) -> Judgemen
 
 def _engines(target: str) -> tuple[str, ...]:
     """Those of a target that are here, or else all, each of which says why it is not."""
-    return tuple(name for name in ENGINES[target] if RUNTIMES[name].available().ok) or ENGINES[target]
+    return tuple(name for name in ENGINES[target] if find_runtime(name).available().ok) or ENGINES[target]
 
 
 def compared(verdict: Verdict, conversion: Conversion, answers: Answers) -> Verdict:
@@ -123,7 +123,9 @@ def timed(verdict: Verdict, finish: Callable[[], Benchmark] | None) -> Verdict:
         return replace(verdict, unmeasured=speed.message if speed else "nothing to compare with")
     before, after = (one.summary.median * 1e3 for one in made.measurements)
     context = made.measurements[1].context
-    return replace(verdict, speed=speed, milliseconds=(before, after), engine=Engine(context.runtime, context.version))
+    return replace(
+        verdict, speed=speed, milliseconds=(before, after), engine=RuntimeVersion(context.runtime, context.version)
+    )
 
 
 def _options(conversion: Conversion) -> SessionOptions:

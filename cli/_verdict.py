@@ -13,7 +13,7 @@ from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.quantization import Plan, Ranges
 from quantkit.quantization.census import EIGHT_BITS, FLOAT, Census
 from quantkit.quantization.fallback import Fallback
-from quantkit.runtimes.session import Engine
+from quantkit.runtimes.session import RuntimeVersion
 
 from ._next import Next
 from ._render import size_text
@@ -48,7 +48,7 @@ class Verdict:
     ranges: Ranges
     census: Census
     float_bytes: int = 0
-    engine: Engine | None = None
+    engine: RuntimeVersion | None = None
     quality: ClassificationMetrics | None = None
     fidelity: OutputSqnr | None = None
     float_top1: Proportion | None = None

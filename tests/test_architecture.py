@@ -16,7 +16,7 @@ LAYERS = [
     {"quantkit.registry"},
     {"quantkit.ir"},
     {"quantkit.ops"},
-    {"quantkit.formats", "quantkit.zoo", "quantkit.runtimes.session"},
+    {"quantkit.formats", "quantkit.zoo", "quantkit.runtimes.session", "quantkit.runtimes.availability"},
     {"quantkit.runtimes.tensorflow_library"},
     {"quantkit.convert"},
     {"quantkit.transforms", "quantkit.runtimes"},

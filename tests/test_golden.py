@@ -10,7 +10,7 @@ from quantkit.ir.text import from_text
 from quantkit.recipes import parse
 from quantkit.recipes.example import runnable
 from quantkit.recipes.verify import Verifier
-from quantkit.runtimes.reference import Reference
+from quantkit.runtimes import find_runtime
 from quantkit.transforms.registry import REGISTRY
 
 
@@ -28,7 +28,7 @@ def test_golden(path: Path, update_goldens: bool) -> None:
     assert before == from_text("\n".join(case.sections["before"])), "the input graph was changed"
     if after is not None and "numbers" not in case.sections:
         last = REGISTRY[parse(" ".join(case.sections["recipe"])).steps[-1].name]
-        Verifier(Reference().open)(runnable(before), runnable(after), last)
+        Verifier(find_runtime("reference").open)(runnable(before), runnable(after), last)
 
 
 @pytest.mark.parametrize("path", golden_cases(), ids=lambda path: str(path.relative_to(FOLDER).with_suffix("")))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quantkit.runtimes import RUNTIMES, session
+from quantkit.runtimes import availability, runtimes
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -71,8 +71,8 @@ def test_hints_name_extras_that_exist() -> None:
 
 
 def test_the_hint_of_a_missing_runtime_names_the_extra_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "find_spec", lambda module: None)
-    missing = {name: runtime.available() for name, runtime in RUNTIMES.items()}
+    monkeypatch.setattr(availability, "find_spec", lambda module: None)
+    missing = {name: runtime.available() for name, runtime in runtimes().items()}
     assert [name for name, answer in missing.items() if answer.ok] == ["reference"]
     del missing["reference"]
     packages = {"litert": "ai-edge-litert"}

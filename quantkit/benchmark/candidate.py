@@ -11,7 +11,7 @@ from typing import Any
 from quantkit.errors import InputError, UsageError, did_you_mean
 from quantkit.formats.kinds import kind_of
 from quantkit.progress import OnProgress, ignore_progress
-from quantkit.runtimes import AUTO, RUNTIMES
+from quantkit.runtimes import AUTO, runtimes
 from quantkit.runtimes.session import SessionOptions
 from quantkit.zoo import fetch, find_card, list_cards
 
@@ -109,9 +109,9 @@ def split_runtime(word: str) -> tuple[str, str | None]:
     model, at, runtime = word.rpartition("@")
     if not at or Path(word).exists():
         return word, None
-    if runtime in (AUTO, *RUNTIMES):
+    if runtime in (AUTO, *runtimes()):
         return model, runtime
-    hint = did_you_mean(runtime, RUNTIMES) or f"the runtimes are {', '.join((AUTO, *RUNTIMES))}"
+    hint = did_you_mean(runtime, runtimes()) or f"the runtimes are {', '.join((AUTO, *runtimes()))}"
     raise UsageError(f"{word}: {runtime!r} is not a runtime", hint)
 
 

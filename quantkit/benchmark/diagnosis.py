@@ -20,7 +20,7 @@ from quantkit.ir.graph import Graph
 from quantkit.model import load
 from quantkit.recipes import parse, run
 from quantkit.recipes.named import find_recipe
-from quantkit.runtimes import RUNTIMES, find_runtime
+from quantkit.runtimes import find_runtime, runtimes
 from quantkit.runtimes.session import SessionOptions
 
 # Makes an engine that has oneDNN say so, and with which instructions and threads it computes. Logging each
@@ -98,8 +98,8 @@ def diagnose(
     engines = []
     with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
         found = _runnable(model, Path(folder) / "model.pb", offline)
-        for index, name in enumerate(RUNTIMES):
-            progress(f"running {model} in {name}", index / len(RUNTIMES))
+        for index, name in enumerate(runtimes()):
+            progress(f"running {model} in {name}", index / len(runtimes()))
             engines.append(_engine(found, name, machine))
     return Diagnosis(machine, tuple(engines))
 
@@ -180,11 +180,11 @@ def thread_advice(machine: Machine, engines: Sequence[Engine]) -> tuple[str, ...
         "quantkit benchmark starts a process for every setting",
     ]
     heeding = [engine.name for engine in engines if engine.openmp]
-    deaf = [one.name for one in engines if not one.problem and not one.openmp and one.name != "reference"]
-    if deaf:
+    without = [one.name for one in engines if not one.problem and not one.openmp and _has_own_threads(one.name)]
+    if without:
         lines.append(
-            f"KMP_AFFINITY, KMP_BLOCKTIME and OMP_NUM_THREADS change nothing in {', '.join(deaf)}: "
-            "no OpenMP runtime is loaded there, threads are the engine's own"
+            f"KMP_AFFINITY, KMP_BLOCKTIME and OMP_NUM_THREADS have no effect in {', '.join(without)}: "
+            "no OpenMP runtime is loaded, the engine has a thread pool of its own"
         )
     if heeding:
         is_smt = machine.physical_cores is not None and machine.logical_cores > machine.physical_cores
@@ -194,6 +194,11 @@ def thread_advice(machine: Machine, engines: Sequence[Engine]) -> tuple[str, ...
             f"KMP_AFFINITY={affinity}; it hurts on some machines, so measure it"
         )
     return tuple(lines)
+
+
+def _has_own_threads(name: str) -> bool:
+    runtime = runtimes().get(name)
+    return runtime is not None and runtime.has_threads
 
 
 def sweep_verdict(measured: Benchmark) -> str:
@@ -214,7 +219,7 @@ def sweep_verdict(measured: Benchmark) -> str:
 
 
 def _engine(found: Candidate, name: str, machine: Machine) -> Engine:
-    available = RUNTIMES[name].available()
+    available = find_runtime(name).available()
     if not available.ok:
         return Engine(name, problem=available.detail)
     answer, said = _tried(found, name, "cpu")

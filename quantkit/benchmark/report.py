@@ -8,6 +8,7 @@ from typing import Any, Self
 from quantkit.benchmark.comparison import Comparison
 from quantkit.benchmark.measurement import Context, Measurement
 from quantkit.errors import InputError, UsageError
+from quantkit.runtimes import runtimes
 from quantkit.runtimes.openmp import READS_KMP
 
 SCHEMA = "quantkit.benchmark/1"
@@ -144,17 +145,25 @@ def openmp_lines(measurements: Iterable[Measurement]) -> tuple[str, ...]:
 
 
 def openmp_text(runtime: str, libraries: Sequence[str]) -> str:
-    """What OpenMP variables can do in an engine's process that loaded these libraries.
+    """Describe the effect of the OpenMP variables in the process of a runtime that loaded these libraries.
 
     >>> openmp_text("tensorflow", ["libgomp"])
-    'libgomp is loaded: it heeds OMP_*, not KMP_*'
+    'libgomp is loaded: it reads OMP_*, not KMP_*'
+    >>> openmp_text("reference", [])
+    "this build does not use OpenMP; KMP_* have no effect; OMP_NUM_THREADS sets the threads of NumPy's matrix products"
     """
-    heeds = {name: "KMP_* and OMP_*" if name in READS_KMP else "OMP_*, not KMP_*" for name in libraries}
-    if heeds:
-        return "; ".join(f"{name} is loaded: it heeds {variables}" for name, variables in heeds.items())
-    if runtime == "reference":
-        return "no OpenMP runtime: KMP_* change nothing; OMP_NUM_THREADS sets the threads of NumPy's matrix products"
-    return "no OpenMP runtime in its process: KMP_* and OMP_* change nothing; --intra-op and --inter-op set its threads"
+    if libraries:
+        return "; ".join(
+            f"{name} is loaded: it reads {'KMP_* and OMP_*' if name in READS_KMP else 'OMP_*, not KMP_*'}"
+            for name in libraries
+        )
+    known = runtimes().get(runtime)
+    variables = known.variables if known else {}
+    effects = ["KMP_* have no effect" if variables else "KMP_* and OMP_* have no effect"]
+    effects += [f"{name} {effect}" for name, effect in variables.items()]
+    if known and known.has_threads:
+        effects.append("--intra-op and --inter-op set its threads")
+    return "; ".join(["this build does not use OpenMP", *effects])
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:

@@ -15,7 +15,7 @@ from quantkit.ir.graph import Graph
 from quantkit.model import RANDOM_WEIGHTS_NOTE, load
 from quantkit.progress import OnProgress, ignore_progress
 from quantkit.runtimes import AUTO, find_runtime
-from quantkit.runtimes.session import PRECISIONS, SessionOptions, gpu_index
+from quantkit.runtimes.session import PRECISIONS, SessionOptions
 
 
 def benchmark(
@@ -73,11 +73,13 @@ def benchmark(
         Interrupted: by Ctrl-C; it holds the rows as far as they were measured.
     """
     words = (precision,) if isinstance(precision, str) else tuple(precision)
-    _check_words(device, runtime, words)
+    _check_words(runtime, words)
     _check_counts(intra_op=intra_op, inter_op=inter_op, batch=batch, runs=runs)
+    options = SessionOptions(intra_op, inter_op, device, log_placement=log_placement)
+    options.gpu_index  # noqa: B018  a wrong device name is rejected before any work
     settings = Settings(
         runtime=runtime,
-        options=SessionOptions(intra_op, inter_op, device, log_placement=log_placement),
+        options=options,
         environment=dict(environment or {}),
         cpus=_usable(cpus),
         batch=batch,
@@ -105,13 +107,12 @@ def benchmark(
     return replace(measured, notes=(*measured.notes, RANDOM_WEIGHTS_NOTE)) if random_weights else measured
 
 
-def _check_words(device: str, runtime: str, precisions: Iterable[str]) -> None:
+def _check_words(runtime: str, precisions: Iterable[str]) -> None:
     """Refuse unknown words early: they are the caller's mistake, not an engine's.
 
     Raises:
         UsageError: naming the first of them.
     """
-    gpu_index(device)
     if runtime != AUTO:
         find_runtime(runtime)
     for word in precisions:

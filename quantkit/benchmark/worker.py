@@ -25,7 +25,7 @@ from quantkit.errors import QuantkitError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Shape
 from quantkit.model import load
-from quantkit.runtimes import open_session
+from quantkit.runtimes import find_runtime, open_session
 from quantkit.runtimes.openmp import openmp_libraries
 from quantkit.runtimes.session import Session, SessionOptions, TensorInfo
 from quantkit.zoo import ModelCard, list_cards
@@ -121,7 +121,7 @@ class _Worker:
         """What the engine's process shows after a run."""
         if self._session is None:
             return {}
-        libraries = openmp_libraries(self._session.runtime.name)
+        libraries = openmp_libraries(find_runtime(self._session.runtime.name).package)
         return {"openmp": list(libraries), "placement": list(self._session.placement)}
 
     def _run(self, calls: int) -> Document:

@@ -6,7 +6,7 @@ from typing import Any
 
 from quantkit.errors import InputError
 from quantkit.formats.kinds import HEAD_BYTES, is_text, opened
-from quantkit.runtimes.session import require
+from quantkit.runtimes.availability import require
 from quantkit.runtimes.tensorflow_library import available, explained, module, quiet, reading
 
 HINT = "quantkit transform GRAPH --checkpoint PREFIX -o OUT.pb reads more kinds of variables, and says what it lacks"

@@ -23,7 +23,7 @@ from quantkit.errors import UnavailableError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, constant
 from quantkit.ops.kernels import evaluate
-from quantkit.runtimes.session import installed
+from quantkit.runtimes.availability import installed
 
 OPSET = 17
 # Counts how what is done before and after tf2onnx changed: what is kept of earlier conversions would be without it.
@@ -37,10 +37,10 @@ _HINT = "TensorFlow runs them: --runtime tensorflow; transforms such as fold_old
 
 
 def to_onnx(graph: Graph) -> bytes:
-    """A serialized ONNX model that computes what the graph does.
+    """Serialize a graph as an ONNX model; a TensorFlow graph is converted.
 
     Args:
-        graph: a frozen TensorFlow graph with inputs and outputs; fed tensors may be in its middle.
+        graph: a graph with inputs and outputs, which may be any of its tensors.
 
     Returns:
         ModelProto bytes; inputs and outputs are named like the graph's: ``softmax``, ``split:1``.
@@ -49,7 +49,7 @@ def to_onnx(graph: Graph) -> bytes:
         UnavailableError: neither conversion knows some ops, which are named.
         GraphError: TensorFlow refuses the graph.
     """
-    return onnx.encode(to_onnx_graph(graph))
+    return onnx.encode(graph if graph.dialect == onnx.DIALECT else to_onnx_graph(graph))
 
 
 def to_onnx_graph(graph: Graph) -> Graph:

@@ -26,7 +26,7 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import as_model
 from quantkit.runtimes import AUTO, open_session
-from quantkit.runtimes.session import Engine, Session, SessionOptions
+from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions
 from quantkit.zoo import ModelCard, list_cards
 
 Progress = Callable[[int, int], None]
@@ -53,10 +53,10 @@ class Evaluation:
     """
 
     model: str
-    runtime: Engine
+    runtime: RuntimeVersion
     quality: ClassificationMetrics
     reference: str = ""
-    reference_runtime: Engine | None = None
+    reference_runtime: RuntimeVersion | None = None
     pictures_per_second: float = 0.0
     seconds: float = 0.0
     refused: Mapping[str, str] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import as_model
 from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
-from quantkit.runtimes import AUTO, RUNTIMES, open_session
+from quantkit.runtimes import AUTO, observing_runtime, open_session
 from quantkit.runtimes.session import Session, SessionOptions
 
 SAMPLES = 8
@@ -145,13 +145,9 @@ class _Run:
 def _open(graph: Graph, probes: Iterable[Probe], runtime: str, options: SessionOptions) -> Session:
     """A session that gives every tensor that is compared."""
     observed = graph.with_endpoints(None, list(dict.fromkeys(edge for probe in probes for edge in probe.edges)))
-    if graph.dialect == onnx.DIALECT:
-        engines = ("onnxruntime", "openvino")
-    else:
-        observed, engines = copy_shared_summands(observed), ("tensorflow", "reference")
-    if runtime == AUTO:
-        runtime = next((name for name in engines if RUNTIMES[name].available().ok), engines[0])
-    return open_session(observed, runtime, options)
+    if graph.dialect != onnx.DIALECT:
+        observed = copy_shared_summands(observed)
+    return open_session(observed, observing_runtime(graph.dialect) if runtime == AUTO else runtime, options)
 
 
 def _fetched(session: Session, graph: Graph, feeds: Feeds) -> dict[Edge, Array]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
-from quantkit.runtimes.session import Engine
+from quantkit.runtimes.session import RuntimeVersion
 
 # Less than a bit and a half is right.
 FLOOR = 10.0
@@ -75,7 +75,7 @@ class Comparison:
     """
 
     names: tuple[str, str]
-    runtimes: tuple[Engine, Engine]
+    runtimes: tuple[RuntimeVersion, RuntimeVersion]
     rows: tuple[Row, ...]
     samples: int
     only_mine: tuple[str, ...] = ()

@@ -1,33 +1,67 @@
-"""Engines behind one contract; none is imported before a session is opened in it."""
+"""Inference engines behind one contract; an engine is imported when a session is opened in it.
+
+An installed distribution adds a runtime through an entry point of the group ``quantkit.runtimes``.
+"""
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
+from pathlib import Path
 
-from quantkit.errors import UnavailableError, UsageError, did_you_mean
+from quantkit.errors import UnavailableError
+from quantkit.formats.files import load
+from quantkit.formats.kinds import kind_of
 from quantkit.ir.graph import Graph
+from quantkit.registry import Registry
 from quantkit.runtimes import litert, onnxruntime, openvino, reference, tensorflow
-from quantkit.runtimes.model import read
-from quantkit.runtimes.session import Runtime, Session, SessionOptions, Skipped
+from quantkit.runtimes.runtime import Runtime
+from quantkit.runtimes.session import Session, SessionOptions, SkippedRuntime
 
-# By name, in the order in which `auto` tries them: the fastest first.
-RUNTIMES = MappingProxyType[str, Runtime](
-    {one.RUNTIME.name: one.RUNTIME for one in (openvino, onnxruntime, tensorflow, litert, reference)}
-)
+__all__ = [
+    "AUTO",
+    "Runtime",
+    "Session",
+    "SessionOptions",
+    "find_runtime",
+    "observing_runtime",
+    "open_session",
+    "runtimes",
+]
+
+# Name that stands for the runtime of the highest priority that can run the model here.
 AUTO = "auto"
+REGISTRY = Registry("runtime", Runtime, (one.RUNTIME for one in (openvino, onnxruntime, tensorflow, litert, reference)))
+
+
+def runtimes() -> Mapping[str, Runtime]:
+    """Return all runtimes by name, in the order of their priority."""
+    ranked = sorted(REGISTRY.objects().values(), key=lambda runtime: -runtime.priority)
+    return {runtime.name: runtime for runtime in ranked}
 
 
 def find_runtime(name: str) -> Runtime:
-    """The engine of that name.
+    """Return the runtime of a name.
 
     Raises:
-        UsageError: there is none; the hint gives the nearest names.
+        UsageError: there is no such runtime; the hint suggests similar names.
+        UnavailableError: a plugin of that name could not be loaded.
     """
-    if name not in RUNTIMES:
-        raise UsageError(
-            f"{name!r} is not a runtime", hint=did_you_mean(name, RUNTIMES) or f"use {AUTO}, {', '.join(RUNTIMES)}"
-        )
-    return RUNTIMES[name]
+    return REGISTRY.find(name)
+
+
+def observing_runtime(dialect: str) -> str:
+    """Return the name of the best installed runtime for observing all tensors of a graph.
+
+    Such a runtime runs the dialect natively; those that keep all tensors are preferred.
+
+    Raises:
+        UnavailableError: no runtime runs the dialect natively.
+    """
+    native = [runtime for runtime in runtimes().values() if runtime.native_dialect == dialect]
+    if not native:
+        raise UnavailableError(f"no runtime runs {dialect} graphs natively", hint="quantkit doctor lists the runtimes")
+    ranked = sorted(native, key=lambda runtime: (not runtime.available().ok, not runtime.keeps_tensors))
+    return ranked[0].name
 
 
 def open_session(
@@ -37,39 +71,50 @@ def open_session(
     *,
     threads: int | None = None,
 ) -> Session:
-    """Make a model ready to run.
+    """Open a graph or a file in a runtime.
 
     Args:
-        model: a graph, or a file: a frozen graph, or what the engine itself reads.
-        runtime: a key of `RUNTIMES`, or ``auto``: the fastest that is installed and can run the model here.
+        model: a graph, a file with a frozen graph, or a file of a kind that the engine opens itself.
+        runtime: name of a runtime, or ``auto``: the one of the highest priority that can run the model here.
         options: threads, device and precision.
-        threads: inside one operation, as `SessionOptions.intra_op`, which it replaces; None: what the options say.
+        threads: threads inside one op; replaces `SessionOptions.intra_op` if given.
 
     Returns:
-        A session; `Session.runtime` says which engine it is, `Session.skipped` which faster ones can not
-        run the model, and why.
+        A session; `Session.skipped` lists the runtimes of higher priority that cannot run the model, with reasons.
 
     Raises:
-        UsageError: no runtime has that name.
+        UsageError: there is no such runtime.
         InputError: the file is missing or broken.
-        GraphError: the engine refuses the graph.
-        UnavailableError: the engine, or with ``auto`` every engine, can not run the model here.
+        GraphError: the engine rejects the graph.
+        UnavailableError: the runtime, or with ``auto`` every runtime, cannot run the model here.
     """
     if threads is not None:
         options = replace(options, intra_op=threads)
     if runtime != AUTO:
-        return find_runtime(runtime).open(read(model), options)
-    source = read(model)
-    skipped: list[Skipped] = []
-    for name, engine in RUNTIMES.items():
+        return find_runtime(runtime).open(_load_graph(model), options)
+    source = _load_graph(model)
+    skipped: list[SkippedRuntime] = []
+    for name, candidate in runtimes().items():
         try:
-            session = engine.open(source, options)
+            session = candidate.open(source, options)
         except UnavailableError as error:
-            skipped.append(Skipped(name, error.message))
+            skipped.append(SkippedRuntime(name, error.message))
         else:
             session.skipped = tuple(skipped)
             return session
     raise UnavailableError(
-        f"no engine here can run the model ({'; '.join(map(str, skipped))})",
-        hint="quantkit doctor lists what is installed, and how to install the others",
+        f"no installed runtime can run the model ({'; '.join(map(str, skipped))})",
+        hint="quantkit doctor lists the runtimes and the commands that install them",
     )
+
+
+def _load_graph(model: Graph | str | os.PathLike[str]) -> Graph | Path:
+    """Return the graph of a frozen graph's file; other files are opened by the engine.
+
+    Raises:
+        InputError: the file is missing, or not a model.
+    """
+    if isinstance(model, Graph):
+        return model
+    path = Path(model)
+    return load(path) if kind_of(path) in ("graphdef", "graphdef_text") else path

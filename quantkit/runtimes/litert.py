@@ -9,81 +9,57 @@ from typing import Any
 import numpy as np
 
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
-from quantkit.formats.kinds import KINDS, kind_of
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.runtimes.session import (
-    Availability,
-    Engine,
-    FunctionSession,
-    Session,
-    SessionOptions,
-    TensorInfo,
-    gpu_index,
-    installed,
-    require,
-)
+from quantkit.runtimes.availability import Availability, installed
+from quantkit.runtimes.function_session import FunctionSession
+from quantkit.runtimes.runtime import Runtime
+from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions, TensorInfo
 from quantkit.runtimes.tensorflow_library import quiet
 
-_SHORT_WORDS = {"float32": "float", "float64": "double", "float16": "half"}
+_DTYPE_NAMES = {"float32": "float", "float64": "double", "float16": "half"}
 
 
-class LiteRt:
-    """The runtime ``litert``."""
-
-    name = "litert"
-
-    def available(self) -> Availability:
-        return installed("LiteRT", "ai_edge_litert", "ai-edge-litert", extra="litert")
-
-    def open(self, model: Graph | Path, options: SessionOptions = SessionOptions()) -> Session:
-        """Open a ``.tflite`` file, or a frozen TensorFlow graph.
-
-        Inputs and outputs have the types of the file, codes where it takes or gives codes, and the names of its
-        signature, or else of its tensors. The threads are one pool of ``intra_op`` times ``inter_op``.
-
-        Raises:
-            UnavailableError: not installed, no such device or precision, or an op without a kernel.
-            InputError: the file is missing or broken.
-            GraphError: LiteRT or TensorFlow refuses the graph.
-        """
-        require(self.available())
-        if gpu_index(options.device) is not None:
-            raise UnavailableError(
-                "LiteRT's Python package computes on the processor only", hint="use --device cpu, or another --runtime"
-            )
-        if options.precision != "float32":
-            raise UnavailableError(
-                f"LiteRT computes in the model's own types, not in {options.precision}",
-                hint="use --precision float32, or --runtime openvino",
-            )
-        source = _source(model)
-        name = model.name if isinstance(model, Path) else "the graph"
-        with quiet():
-            from ai_edge_litert.interpreter import Interpreter
-
-            try:
-                interpreter = Interpreter(**source, num_threads=_threads(options))
-                interpreter.allocate_tensors()
-            except Exception as error:
-                raise _explained(error, name, is_file=isinstance(model, Path)) from error
-        inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
-        names = _signature(interpreter)
-        lines = _placement(interpreter) if options.log_placement else ()
-        return FunctionSession(
-            Engine(self.name, self.available().detail, "CPU"),
-            tuple(_info(details, names) for details in inputs),
-            tuple(_info(details, names) for details in outputs),
-            _Steps(interpreter, name).compute,
-            placement=lambda: lines,
-        )
+def _available() -> Availability:
+    return installed("LiteRT", "ai_edge_litert", "ai-edge-litert", extra="litert")
 
 
-RUNTIME = LiteRt()
+def _open(model: Graph | Path, options: SessionOptions) -> Session:
+    """Open a ``.tflite`` file, or a frozen TensorFlow graph.
+
+    Inputs and outputs have the types of the file: quantized values where its inputs or outputs are quantized. Their
+    names are those of the signature, or else of the tensors. One pool of ``intra_op`` times ``inter_op`` threads
+    computes each op.
+
+    Raises:
+        UnavailableError: an op has no kernel.
+        InputError: the file is broken.
+        GraphError: LiteRT or TensorFlow rejects the graph.
+    """
+    name = model.name if isinstance(model, Path) else "the graph"
+    source = _source(model)
+    with quiet():
+        from ai_edge_litert.interpreter import Interpreter
+
+        try:
+            interpreter = Interpreter(**source, num_threads=_num_threads(options))
+            interpreter.allocate_tensors()
+        except Exception as error:
+            raise _translate_error(error, name, is_file=isinstance(model, Path)) from error
+    inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
+    names = _signature(interpreter)
+    lines = _placement(interpreter) if options.log_placement else ()
+    return FunctionSession(
+        RuntimeVersion(RUNTIME.name, _available().detail, "CPU"),
+        tuple(_info(details, names) for details in inputs),
+        tuple(_info(details, names) for details in outputs),
+        _ResizingInterpreter(interpreter, name).compute,
+        placement=lambda: lines,
+    )
 
 
-class _Steps:
-    """The runs of a session: memory is laid out anew when a size changes."""
+class _ResizingInterpreter:
+    """Interpreter that allocates its tensors again when the shape of an input changes."""
 
     def __init__(self, interpreter: Any, model: str) -> None:
         self._interpreter = interpreter
@@ -100,12 +76,12 @@ class _Steps:
             self._interpreter.invoke()
             return [np.asarray(self._interpreter.get_tensor(index)) for index in self._outputs]
         except (RuntimeError, ValueError) as error:
-            raise _explained(error, self._model, is_file=False) from error
+            raise _translate_error(error, self._model, is_file=False) from error
 
     def _resize(self, shapes: list[tuple[int, ...]]) -> None:
         if shapes == self._shapes:
             return
-        self._shapes = []  # unknown, should the layout fail
+        self._shapes = []  # unknown if the allocation fails
         for index, shape in zip(self._inputs, shapes, strict=True):
             self._interpreter.resize_tensor_input(index, shape)
         self._interpreter.allocate_tensors()
@@ -113,61 +89,70 @@ class _Steps:
 
 
 def _source(model: Graph | Path) -> Mapping[str, Any]:
-    if isinstance(model, Graph):
-        from quantkit.convert.to_litert import to_litert
+    if isinstance(model, Path):
+        return {"model_path": str(model)}
+    from quantkit.convert.to_litert import to_litert
 
-        return {"model_content": to_litert(model)}
-    kind = kind_of(model)
-    if kind != "tflite":
-        raise UnavailableError(f"LiteRT can not read {model.name}, which is {KINDS[kind]}")
-    return {"model_path": str(model)}
+    return {"model_content": to_litert(model)}
 
 
-def _threads(options: SessionOptions) -> int:
-    """As many as there are processors where nothing is said, as in the other engines: its own default is one."""
+def _num_threads(options: SessionOptions) -> int:
+    """Return the size of the thread pool; default: the number of CPUs, as in the other runtimes (LiteRT's own is 1)."""
     if options.intra_op is None and options.inter_op is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return (options.intra_op or 1) * (options.inter_op or 1)
 
 
 def _signature(interpreter: Any) -> dict[int, str]:
-    """Names that the model's only signature gives its tensors, by index."""
+    """Return the names in the only signature of the model by tensor index; empty without exactly one signature."""
     keys = list(interpreter.get_signature_list())
     if len(keys) != 1:
         return {}
     runner = interpreter.get_signature_runner(keys[0])
-    found = {**runner.get_input_details(), **runner.get_output_details()}
-    return {details["index"]: name for name, details in found.items()}
+    details_by_name = {**runner.get_input_details(), **runner.get_output_details()}
+    return {details["index"]: name for name, details in details_by_name.items()}
 
 
 def _info(details: Mapping[str, Any], names: Mapping[int, str]) -> TensorInfo:
     name = names.get(details["index"]) or details["name"].removesuffix(":0")
-    word = np.dtype(details["dtype"]).name
+    numpy_name = np.dtype(details["dtype"]).name
     try:
-        dtype = DType(_SHORT_WORDS.get(word, word))
+        dtype = DType(_DTYPE_NAMES.get(numpy_name, numpy_name))
     except ValueError:
-        raise UnavailableError(f"{name!r} has elements of type {word}, which no session takes or gives") from None
+        raise UnavailableError(f"{name!r} has the unsupported element type {numpy_name}") from None
     sizes = details["shape_signature"]
     return TensorInfo(name, dtype, Shape(tuple(None if size < 0 else int(size) for size in sizes)))
 
 
 def _placement(interpreter: Any) -> tuple[str, ...]:
     if not hasattr(interpreter, "_get_ops_details"):
-        return ("this version of LiteRT does not say; it computes on the CPU",)
+        return ("not reported by this version of LiteRT; all ops run on the CPU",)
     return tuple(f"{details['index']} ({details['op_name']}): CPU" for details in interpreter._get_ops_details())
 
 
-def _explained(error: Exception, model: str, *, is_file: bool) -> QuantkitError:
-    """What a LiteRT error says, in a sentence; its text begins with places in LiteRT's source."""
+def _translate_error(error: Exception, model: str, *, is_file: bool) -> QuantkitError:
+    """Convert an error, whose text begins with positions in LiteRT's source, to a one-line error."""
     text = str(error)
     missing = re.search(r"unresolved custom op: (?:Flex)?(\w+)|\(Flex(\w+)\)", text)
     if missing:
         return UnavailableError(
             f"LiteRT has no {missing[1] or missing[2]}, which {model} uses",
-            hint="another --runtime may have a kernel: quantkit doctor lists what is installed",
+            hint="another --runtime may have a kernel: quantkit doctor lists the installed ones",
         )
     lines = [re.sub(r"^\S+\.(?:cc|h):\d+\s+", "", line.strip()) for line in text.splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
     if is_file:
-        return InputError(f"LiteRT can not read {model}: {reason}", hint="fetch or convert it once more")
-    return GraphError(f"LiteRT refuses {model}: {reason}", hint="try --runtime tensorflow")
+        return InputError(f"LiteRT cannot open {model}: {reason}", hint="download or convert it again")
+    return GraphError(f"LiteRT rejects {model}: {reason}", hint="try --runtime tensorflow")
+
+
+RUNTIME = Runtime(
+    name="litert",
+    title="LiteRT",
+    available=_available,
+    open_model=_open,
+    kinds=("tflite",),
+    dialects=("tensorflow",),
+    package="ai_edge_litert",
+    priority=20,
+)

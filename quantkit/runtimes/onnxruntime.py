@@ -1,5 +1,6 @@
-"""ONNX Runtime: ONNX files and graphs, and TensorFlow graphs that are converted to ONNX."""
+"""ONNX Runtime: ONNX files and graphs, and TensorFlow graphs converted to ONNX."""
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,105 +11,91 @@ import numpy as np
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.runtimes.model import as_onnx
-from quantkit.runtimes.session import (
-    Availability,
-    Engine,
-    FunctionSession,
-    Session,
-    SessionOptions,
-    TensorInfo,
-    gpu_index,
-    installed,
-    require,
-)
+from quantkit.runtimes.availability import Availability, installed
+from quantkit.runtimes.function_session import FunctionSession
+from quantkit.runtimes.runtime import Runtime
+from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions, TensorInfo
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
-# Everything an error would say on the terminal is in the exception.
+# Exceptions contain the text of all lower levels.
 _LOG_FATAL_ONLY = 4
+_DTYPE_NAMES = {"float16": "half", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
 
 
-class OnnxRuntime:
-    """The runtime ``onnxruntime``."""
+def _available() -> Availability:
+    return installed("ONNX Runtime", "onnxruntime", *_PACKAGES, extra="onnx")
 
-    name = "onnxruntime"
 
-    def available(self) -> Availability:
-        return installed("ONNX Runtime", "onnxruntime", *_PACKAGES, extra="onnx")
+def _open(model: Graph | Path, options: SessionOptions) -> Session:
+    """Open an ONNX file, with its external data if there is any, or a graph.
 
-    def open(self, model: Graph | Path, options: SessionOptions = SessionOptions()) -> Session:
-        """Open an ONNX file, with its external data if it has some, or a frozen TensorFlow graph.
+    Raises:
+        UnavailableError: the device is missing, or an op has no kernel.
+        InputError: the file is broken.
+        GraphError: ONNX Runtime rejects the graph.
+    """
+    from quantkit.convert.to_onnx import to_onnx
 
-        Raises:
-            UnavailableError: not installed, no such device or precision, or an op without a kernel.
-            InputError: the file is missing or broken.
-            GraphError: ONNX Runtime refuses the graph.
-        """
-        require(self.available())
-        import onnxruntime
-
-        providers = _providers(onnxruntime, gpu_index(options.device))
-        if options.precision != "float32":
-            raise UnavailableError(
-                f"ONNX Runtime computes in the model's own types, not in {options.precision}",
-                hint="use --precision float32 or --runtime openvino, or convert the model with convert_precision",
-            )
-        source = as_onnx(model, "ONNX Runtime", ("onnx",))
-        try:
-            session = onnxruntime.InferenceSession(
-                str(source) if isinstance(source, Path) else source,
-                _session_options(onnxruntime, options),
-                providers=providers,
-            )
-        except Exception as error:
-            raise _explained(error, source.name if isinstance(source, Path) else "the graph") from error
-        device = session.get_providers()[0]
-        if gpu_index(options.device) is not None and device != CUDA:
-            raise UnavailableError(
-                f"ONNX Runtime {onnxruntime.__version__} could not start CUDA",
-                hint="it needs CUDA's and cuDNN's libraries: pip install 'onnxruntime-gpu[cuda,cudnn]'",
-            )
-        inputs, outputs = _infos(session.get_inputs()), _infos(session.get_outputs())
-        lines = _placement(session) if options.log_placement else ()
-        return FunctionSession(
-            Engine(self.name, onnxruntime.__version__, device),
-            inputs,
-            outputs,
-            _compute(session, inputs, outputs),
-            placement=lambda: lines,
+    onnxruntime = _module()
+    providers = _providers(onnxruntime, options.gpu_index)
+    source = str(model) if isinstance(model, Path) else to_onnx(model)
+    try:
+        session = onnxruntime.InferenceSession(source, _session_options(onnxruntime, options), providers=providers)
+    except Exception as error:
+        raise _translate_error(error, model.name if isinstance(model, Path) else "the graph") from error
+    del source
+    device = session.get_providers()[0]
+    if options.gpu_index is not None and device != CUDA:
+        raise UnavailableError(
+            f"ONNX Runtime {onnxruntime.__version__} could not start CUDA",
+            hint="install the libraries of CUDA and cuDNN: pip install 'onnxruntime-gpu[cuda,cudnn]'",
         )
+    inputs, outputs = (tuple(map(_info, arguments)) for arguments in (session.get_inputs(), session.get_outputs()))
+    lines = _placement(session) if options.log_placement else ()
+    return FunctionSession(
+        RuntimeVersion(RUNTIME.name, onnxruntime.__version__, device),
+        inputs,
+        outputs,
+        _compute(session, inputs, outputs),
+        placement=lambda: lines,
+    )
 
 
-RUNTIME = OnnxRuntime()
+def _module() -> Any:
+    """Return the imported package, with usage reports disabled: they write to the cache folder and use the network."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime
+
+    return onnxruntime
 
 
 def _session_options(onnxruntime: Any, options: SessionOptions) -> Any:
-    made = onnxruntime.SessionOptions()
-    made.log_severity_level = _LOG_FATAL_ONLY
-    made.intra_op_num_threads = options.intra_op or 0
-    made.inter_op_num_threads = options.inter_op or 0
+    config = onnxruntime.SessionOptions()
+    config.log_severity_level = _LOG_FATAL_ONLY
+    config.intra_op_num_threads = options.intra_op or 0
+    config.inter_op_num_threads = options.inter_op or 0
     if (options.inter_op or 1) > 1:
-        # In its other mode it runs one operation at a time, whatever number of threads there are.
-        made.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+        # The sequential mode runs one op at a time and ignores inter_op_num_threads.
+        config.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
     if options.log_placement:
-        made.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    return made
+        config.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return config
 
 
 def _providers(onnxruntime: Any, gpu: int | None) -> list[Any]:
-    """Where it may run, best first.
+    """Return the execution providers, the preferred one first.
 
     Raises:
-        UnavailableError: a GPU is asked for and this build knows none.
+        UnavailableError: a GPU is requested, and this build has no CUDA.
     """
     if gpu is None:
         return [CPU]
     known = onnxruntime.get_available_providers()
     if CUDA not in known:
         raise UnavailableError(
-            f"this ONNX Runtime ({onnxruntime.__version__}) can not use a GPU, only {', '.join(known)}",
-            hint="on a machine with an NVIDIA card: pip uninstall onnxruntime, pip install onnxruntime-gpu",
+            f"this ONNX Runtime ({onnxruntime.__version__}) cannot use a GPU, only {', '.join(known)}",
+            hint="on a machine with an NVIDIA GPU: pip uninstall onnxruntime, pip install onnxruntime-gpu",
         )
     if hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()
@@ -118,43 +105,37 @@ def _providers(onnxruntime: Any, gpu: int | None) -> list[Any]:
 def _compute(
     session: Any, inputs: tuple[TensorInfo, ...], outputs: tuple[TensorInfo, ...]
 ) -> Callable[[list[Array]], Sequence[Array]]:
-    wanted = [info.name for info in outputs]
-    names = [info.name for info in inputs]
+    output_names = [info.name for info in outputs]
+    input_names = [info.name for info in inputs]
 
     def compute(arrays: list[Array]) -> Sequence[Array]:
         try:
-            results = session.run(wanted, dict(zip(names, arrays, strict=True)))
+            results = session.run(output_names, dict(zip(input_names, arrays, strict=True)))
         except Exception as error:
-            raise _explained(error, "the graph") from error
-        return [_bytes(result) if result.dtype.kind == "O" else result for result in map(np.asarray, results)]
+            raise _translate_error(error, "the graph") from error
+        return [_encode_strings(array) if array.dtype.kind == "O" else array for array in map(np.asarray, results)]
 
     return compute
 
 
-def _bytes(strings: Array) -> Array:
-    """ONNX Runtime gives text where a session gives bytes."""
-    flat = [item.encode() if isinstance(item, str) else item for item in strings.reshape(-1)]
-    made = np.empty(strings.shape, object)
-    made.reshape(-1)[:] = flat
-    return made
-
-
-def _infos(arguments: Sequence[Any]) -> tuple[TensorInfo, ...]:
-    return tuple(_info(argument) for argument in arguments)
+def _encode_strings(strings: Array) -> Array:
+    """Return an object array of bytes; ONNX Runtime returns str."""
+    encoded = np.empty(strings.shape, object)
+    encoded.reshape(-1)[:] = [item.encode() if isinstance(item, str) else item for item in strings.reshape(-1)]
+    return encoded
 
 
 def _info(argument: Any) -> TensorInfo:
-    """What ``tensor(float)`` and ``[1, 'n', None]`` mean.
+    """Convert the description of an input or output: type ``tensor(float)``, shape ``[1, 'n', None]``.
 
     Raises:
-        UnavailableError: it is a sequence, a map or an optional tensor.
+        UnavailableError: the type is a sequence, a map or an optional tensor.
     """
-    found = re.fullmatch(r"tensor\((\w+)\)", argument.type)
-    words = {"float16": "half", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
+    match = re.fullmatch(r"tensor\((\w+)\)", argument.type)
     try:
-        dtype = DType(words.get(found[1], found[1]) if found else "")
+        dtype = DType(_DTYPE_NAMES.get(match[1], match[1]) if match else "")
     except ValueError:
-        raise UnavailableError(f"{argument.name!r} is a {argument.type}, which no session takes or gives") from None
+        raise UnavailableError(f"{argument.name!r} has the unsupported type {argument.type}") from None
     sizes = argument.shape
     shape = Shape(None) if sizes is None else Shape(tuple(size if isinstance(size, int) else None for size in sizes))
     return TensorInfo(argument.name, dtype, shape)
@@ -162,7 +143,7 @@ def _info(argument: Any) -> TensorInfo:
 
 def _placement(session: Any) -> tuple[str, ...]:
     if not hasattr(session, "get_provider_graph_assignment_info"):
-        return (f"this version of ONNX Runtime does not say; providers: {', '.join(session.get_providers())}",)
+        return (f"not reported by this version of ONNX Runtime; providers: {', '.join(session.get_providers())}",)
     return tuple(
         f"{node.name} ({node.op_type}): {part.ep_name}"
         for part in session.get_provider_graph_assignment_info()
@@ -170,29 +151,44 @@ def _placement(session: Any) -> tuple[str, ...]:
     )
 
 
-def _explained(error: Exception, model: str) -> QuantkitError:
-    """What an ONNX Runtime error says, in a sentence; its text begins ``[ONNXRuntimeError] : 9 : CODE : ...``."""
+def _translate_error(error: Exception, model: str) -> QuantkitError:
+    """Convert an error, whose text begins with ``[ONNXRuntimeError] : 9 : CODE : ...``, to a one-line error."""
     text = str(error)
-    found = re.match(r"\[ONNXRuntimeError\] : \d+ : (\w+) : (.*)", text, re.DOTALL)
-    code, reason = (found[1], found[2]) if found else ("", text)
+    match = re.match(r"\[ONNXRuntimeError\] : \d+ : (\w+) : (.*)", text, re.DOTALL)
+    code, reason = (match[1], match[2]) if match else ("", text)
     reason = next((line.strip() for line in reason.splitlines() if line.strip()), type(error).__name__)
     if code in ("INVALID_PROTOBUF", "NO_SUCHFILE", "NO_MODEL"):
         return InputError(
-            f"{model} is not an ONNX model, or is truncated: {reason}", hint="fetch or convert it once more"
+            f"{model} is not an ONNX model, or is truncated: {reason}", hint="download or convert it again"
         )
     if "tensor(bfloat16)" in reason:
         return UnavailableError(
-            f"ONNX Runtime can not compute {model} in bfloat16: {reason}", hint="OpenVINO and TensorFlow can"
+            f"ONNX Runtime cannot run {model} in bfloat16: {reason}", hint="use --runtime openvino or tensorflow"
         )
     if code == "NOT_IMPLEMENTED" or "No Op registered" in reason or "is not a registered function/op" in reason:
         return UnavailableError(
-            f"ONNX Runtime can not run {model}: {reason}",
-            hint="another --runtime may have a kernel: quantkit doctor lists what is installed",
+            f"ONNX Runtime cannot run {model}: {reason}",
+            hint="another --runtime may have a kernel: quantkit doctor lists the installed ones",
         )
-    running = re.search(r"while running (\w+) node\. Name:'([^']*)' Status Message: (?:\S+:\d+ \S+ )?(.*)", reason)
-    if running:
+    failed = re.search(r"while running (\w+) node\. Name:'([^']*)' Status Message: (?:\S+:\d+ \S+ )?(.*)", reason)
+    if failed:
         return GraphError(
-            f"node {running[2]!r} ({running[1]}): ONNX Runtime refuses it: {running[3]}",
-            hint="quantkit summarize shows the shapes that the model takes",
+            f"node {failed[2]!r} ({failed[1]}): ONNX Runtime rejects it: {failed[3]}",
+            hint="quantkit summarize shows the shapes of the inputs",
         )
-    return GraphError(f"ONNX Runtime refuses {model}: {reason}", hint="quantkit summarize shows its nodes")
+    return GraphError(f"ONNX Runtime rejects {model}: {reason}", hint="quantkit summarize shows its nodes")
+
+
+RUNTIME = Runtime(
+    name="onnxruntime",
+    title="ONNX Runtime",
+    available=_available,
+    open_model=_open,
+    kinds=("onnx",),
+    dialects=("onnx", "tensorflow"),
+    native_dialect="onnx",
+    keeps_tensors=True,
+    devices=("cpu", "gpu"),
+    package="onnxruntime",
+    priority=40,
+)

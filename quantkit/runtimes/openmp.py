@@ -1,41 +1,39 @@
-"""Whether an engine has an OpenMP runtime, to heed KMP_AFFINITY, KMP_BLOCKTIME or OMP_NUM_THREADS.
+"""OpenMP libraries in a process: KMP_AFFINITY, KMP_BLOCKTIME and OMP_NUM_THREADS have an effect on them only.
 
-The libraries loaded into the process tell. TensorFlow's official wheels compute on a thread pool of their
-own, and none of these variables changes anything there; an OpenMP runtime that another Python package
-brought along (scikit-learn has one) serves that package only.
+The official TensorFlow wheels use a thread pool of their own, on which these variables have no effect. An OpenMP
+library that another Python package loads (scikit-learn does) serves that package only.
 """
 
 import re
 from pathlib import Path
 
-_RUNTIME = re.compile(r"^(?:.*\s)?(?P<folder>/\S*)/lib(?P<name>iomp5|gomp|omp)(?:-[0-9a-f]+)?\.so[.\d]*$", re.MULTILINE)
+_LIBRARY = re.compile(r"^(?:.*\s)?(?P<folder>/\S*)/lib(?P<name>iomp5|gomp|omp)(?:-[0-9a-f]+)?\.so[.\d]*$", re.MULTILINE)
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
-# libgomp reads the OMP_ variables only; the other two read those of Intel's runtime as well.
+# libgomp reads only the OMP_ variables; the other two also read those of Intel's library.
 READS_KMP = frozenset({"libiomp5", "libomp"})
 
 
-def openmp_libraries(module: str, maps: Path = Path("/proc/self/maps")) -> tuple[str, ...]:
-    """The OpenMP runtimes that an engine can use: ``libiomp5``, ``libgomp``, ``libomp``.
+def openmp_libraries(package: str, maps: Path = Path("/proc/self/maps")) -> tuple[str, ...]:
+    """Return the loaded OpenMP libraries that an engine can use: ``libiomp5``, ``libgomp``, ``libomp``.
 
     Call it after the engine is loaded.
 
     Args:
-        module: the engine's Python package: ``tensorflow``.
-        maps: the process's memory map, as Linux writes it.
+        package: Python package of the engine: ``tensorflow``.
+        maps: memory map of the process in Linux' format.
 
     Returns:
-        Sorted names of those that the package or the system brought; none where there is no memory map.
+        Sorted names of the libraries that belong to the package or to the system; empty without a memory map.
     """
     try:
         text = maps.read_text()
     except OSError:
         return ()
-    return tuple(
-        sorted({f"lib{found['name']}" for found in _RUNTIME.finditer(text) if _serves(found["folder"], module)})
-    )
+    names = {f"lib{match['name']}" for match in _LIBRARY.finditer(text) if _belongs_to(match["folder"], package)}
+    return tuple(sorted(names))
 
 
-def _serves(folder: str, module: str) -> bool:
-    """Whether a library in that folder is the engine's own, or the system's."""
-    package = _PACKAGE.search(folder)
-    return package is None or package[1].startswith(module)
+def _belongs_to(folder: str, package: str) -> bool:
+    """Return True for a folder of the package itself or of the system."""
+    owner = _PACKAGE.search(folder)
+    return owner is None or (bool(package) and owner[1].startswith(package))

@@ -1,4 +1,4 @@
-"""OpenVINO: its own, ONNX and LiteRT files, ONNX graphs, and TensorFlow graphs that are converted to ONNX."""
+"""OpenVINO: OpenVINO, ONNX and LiteRT files, ONNX graphs, and TensorFlow graphs converted to ONNX."""
 
 import importlib
 import re
@@ -11,21 +11,13 @@ from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableEr
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.tensorflow.signatures import output_dtypes
-from quantkit.runtimes.model import as_onnx
-from quantkit.runtimes.session import (
-    Availability,
-    Engine,
-    FunctionSession,
-    Session,
-    SessionOptions,
-    TensorInfo,
-    gpu_index,
-    installed,
-    require,
-)
+from quantkit.runtimes.availability import Availability, installed
+from quantkit.runtimes.function_session import FunctionSession
+from quantkit.runtimes.runtime import Runtime
+from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions, TensorInfo
 
-REPORTS = "openvino_telemetry"
-# A precision as the hint wants it, and as a device lists it among its capabilities.
+TELEMETRY = "openvino_telemetry"
+# For each precision: the value of the hint, and the name among the capabilities of a device.
 _PRECISIONS = {"float32": ("f32", "FP32"), "bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16")}
 _DTYPES = {
     "f64": DType.DOUBLE,
@@ -45,88 +37,77 @@ _DTYPES = {
 }
 
 
-class OpenVino:
-    """The runtime ``openvino``."""
-
-    name = "openvino"
-
-    def available(self) -> Availability:
-        return installed("OpenVINO", "openvino", "openvino", extra="openvino")
-
-    def open(self, model: Graph | Path, options: SessionOptions = SessionOptions()) -> Session:
-        """Open an ``.xml``, ``.onnx`` or ``.tflite`` file, or a frozen TensorFlow graph.
-
-        The threads are one pool: ``intra_op`` times ``inter_op`` of them work on one picture.
-
-        Raises:
-            UnavailableError: not installed, no such device or precision, or an op it can not compile.
-            InputError: the file is missing or broken.
-            GraphError: OpenVINO refuses the graph.
-        """
-        require(self.available())
-        openvino = _module()
-        core = openvino.Core()
-        device = _device(core, openvino.__version__, gpu_index(options.device))
-        config = _config(core, device, options)
-        source = as_onnx(model, "OpenVINO", ("openvino", "onnx", "tflite"))
-        name = source.name if isinstance(source, Path) else "the graph"
-        try:
-            read = core.read_model(source) if isinstance(source, Path) else core.read_model(source, b"")
-            compiled = core.compile_model(read, device, config)
-        except Exception as error:
-            raise _explained(error, name, is_file=isinstance(source, Path)) from error
-        asked = [port.names for port in read.outputs]
-        del source, read
-        inputs = tuple(map(_info, compiled.inputs))
-        unread = _unread(model, inputs) if isinstance(model, Graph) else ()
-        return FunctionSession(
-            Engine(self.name, openvino.__version__.split("-")[0], device),
-            (*inputs, *unread),
-            tuple(map(_info, compiled.outputs, asked)),
-            _compute(compiled, name),
-            placement=lambda: _placement(compiled, device) if options.log_placement else (),
-        )
+def _available() -> Availability:
+    return installed("OpenVINO", "openvino", "openvino", extra="openvino")
 
 
-RUNTIME = OpenVino()
+def _open(model: Graph | Path, options: SessionOptions) -> Session:
+    """Open a file or a graph; one pool of ``intra_op`` times ``inter_op`` threads computes each call.
+
+    Raises:
+        UnavailableError: the device is missing or lacks the precision, or an op has no kernel.
+        InputError: the file is broken.
+        GraphError: OpenVINO rejects the graph.
+    """
+    from quantkit.convert.to_onnx import to_onnx
+
+    openvino = _module()
+    core = openvino.Core()
+    device = _device(core, openvino.__version__, options.gpu_index)
+    config = _config(core, device, options)
+    is_file = isinstance(model, Path)
+    name = model.name if isinstance(model, Path) else "the graph"
+    data = to_onnx(model) if isinstance(model, Graph) else b""
+    try:
+        network = core.read_model(model) if is_file else core.read_model(data, b"")
+        compiled = core.compile_model(network, device, config)
+    except Exception as error:
+        raise _translate_error(error, name, is_file=is_file) from error
+    output_names = [port.names for port in network.outputs]
+    del data, network  # the compiled network keeps no reference, so that their memory is free while it runs
+    inputs = tuple(map(_info, compiled.inputs))
+    unused = _unused_inputs(model, inputs) if isinstance(model, Graph) else ()
+    return FunctionSession(
+        RuntimeVersion(RUNTIME.name, openvino.__version__.split("-")[0], device),
+        (*inputs, *unused),
+        tuple(map(_info, compiled.outputs, output_names)),
+        _compute(compiled, name),
+        placement=lambda: _placement(compiled, device) if options.log_placement else (),
+    )
 
 
 def _module() -> Any:
-    """OpenVINO without its usage reports: importing it writes to the home folder and calls the network otherwise."""
-    is_imported = "openvino" in sys.modules or REPORTS in sys.modules
+    """Return the imported package without its telemetry, which writes to the home folder and uses the network."""
+    is_imported = "openvino" in sys.modules or TELEMETRY in sys.modules
     if not is_imported:
-        # OpenVINO works without this package, and None makes Python say that it is not installed.
-        sys.modules[REPORTS] = None  # type: ignore[assignment]
+        # OpenVINO works without this package; None makes its import fail.
+        sys.modules[TELEMETRY] = None  # type: ignore[assignment]
     try:
         return importlib.import_module("openvino")
     finally:
         if not is_imported:
-            del sys.modules[REPORTS]
+            del sys.modules[TELEMETRY]
 
 
 def _device(core: Any, version: str, gpu: int | None) -> str:
-    """OpenVINO's name of a device.
+    """Return OpenVINO's name of a device.
 
     Raises:
-        UnavailableError: it sees no such one.
+        UnavailableError: there is no such device.
     """
     if gpu is None:
         return "CPU"
-    seen = core.available_devices
-    gpus = [name for name in seen if name.startswith("GPU")]
+    known = core.available_devices
+    gpus = [name for name in known if name.startswith("GPU")]
     if gpu >= len(gpus):
         raise UnavailableError(
-            f"OpenVINO {version.split('-')[0]} sees no gpu:{gpu}, only {', '.join(seen)}",
-            hint="it computes on Intel's GPUs, whose compute driver (intel-opencl-icd) must be installed",
+            f"OpenVINO {version.split('-')[0]} has no device gpu:{gpu}, only {', '.join(known)}",
+            hint="OpenVINO supports Intel GPUs; install their compute driver (intel-opencl-icd)",
         )
     return str(gpus[gpu])
 
 
 def _config(core: Any, device: str, options: SessionOptions) -> dict[str, Any]:
-    if options.precision not in _PRECISIONS:
-        raise UnavailableError(
-            f"OpenVINO does not know the precision {options.precision!r}", hint=f"use {', '.join(_PRECISIONS)}"
-        )
     hint, capability = _PRECISIONS[options.precision]
     if capability not in core.get_property(device, "OPTIMIZATION_CAPABILITIES"):
         raise UnavailableError(
@@ -147,30 +128,35 @@ def _compute(compiled: Any, model: str) -> Callable[[list[Array]], Sequence[Arra
         try:
             results = request.infer(dict(zip(inputs, arrays, strict=False)), share_inputs=True, share_outputs=False)
         except Exception as error:
-            raise _explained(error, model, is_file=False) from error
+            raise _translate_error(error, model, is_file=False) from error
         return [results[output] for output in outputs]
 
     return compute
 
 
-def _info(port: Any, asked: Collection[str] = ()) -> TensorInfo:
-    """What goes in or comes out; a cast that was merged into an output adds its own name to those ``asked`` for."""
-    word = port.get_element_type().get_type_name()
-    if word not in _DTYPES:
-        raise UnavailableError(f"{port.any_name!r} has elements of type {word}, which no session takes or gives")
+def _info(port: Any, names: Collection[str] = ()) -> TensorInfo:
+    """Convert the description of an input or output.
+
+    Args:
+        port: port of the compiled network.
+        names: names of the output before compilation; a Cast that is merged into an output adds its own name.
+    """
+    dtype = port.get_element_type().get_type_name()
+    if dtype not in _DTYPES:
+        raise UnavailableError(f"{port.any_name!r} has the unsupported element type {dtype}")
     sizes = port.get_partial_shape()
     if sizes.rank.is_dynamic:
         shape = Shape(None)
     else:
         shape = Shape(tuple(None if size.is_dynamic else size.get_length() for size in sizes))
-    # What passes an input on gives it a name of its own, too: the input's is the one that its node has.
-    own = port.get_node().get_friendly_name()
-    name = own if own in port.names else port.any_name
-    return TensorInfo(name if name in asked or not asked else min(asked), _DTYPES[word], shape)
+    # A node that forwards an input adds its name to the port; the name of the input is that of its own node.
+    own_name = port.get_node().get_friendly_name()
+    name = own_name if own_name in port.names else port.any_name
+    return TensorInfo(name if name in names or not names else min(names), _DTYPES[dtype], shape)
 
 
-def _unread(graph: Graph, known: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
-    """Inputs that no output depends on: OpenVINO forgets them, a session takes them."""
+def _unused_inputs(graph: Graph, known: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
+    """Return the inputs that no output depends on: OpenVINO removes them, a session accepts them."""
     names = {info.name for info in known}
     infos = []
     for edge in graph.inputs:
@@ -183,29 +169,45 @@ def _unread(graph: Graph, known: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ..
 
 
 def _placement(compiled: Any, device: str) -> tuple[str, ...]:
-    """Every operation of the compiled network, and the kernel that OpenVINO chose for it."""
+    """Return device and kernel of each op of the compiled network."""
     lines = []
-    for operation in compiled.get_runtime_model().get_ordered_ops():
-        facts = operation.get_rt_info()
-        kind, kernel = (facts[key].astype(str) for key in ("layerType", "primitiveType"))
-        if kind not in ("Input", "Output", "Const"):
-            lines.append(f"{operation.get_friendly_name()} ({kind}): {device} {kernel}")
+    for op in compiled.get_runtime_model().get_ordered_ops():
+        facts = op.get_rt_info()
+        op_type, kernel = (facts[key].astype(str) for key in ("layerType", "primitiveType"))
+        if op_type not in ("Input", "Output", "Const"):
+            lines.append(f"{op.get_friendly_name()} ({op_type}): {device} {kernel}")
     return tuple(lines)
 
 
-def _explained(error: Exception, model: str, *, is_file: bool) -> QuantkitError:
-    """What an OpenVINO error says, in a sentence; its text begins with places in OpenVINO's source."""
+def _translate_error(error: Exception, model: str, *, is_file: bool) -> QuantkitError:
+    """Convert an error, whose text begins with positions in OpenVINO's source, to a one-line error."""
     text = str(error)
     missing = re.search(r"No conversion rule found for operations: (.+)", text)
     if missing:
         ops = ", ".join(re.sub(r"-\d+$", "", op) for op in missing[1].split(", "))
         return UnavailableError(
             f"OpenVINO has no {ops}, which {model} uses",
-            hint="another --runtime may have a kernel: quantkit doctor lists what is installed",
+            hint="another --runtime may have a kernel: quantkit doctor lists the installed ones",
         )
     lines = [line.strip() for line in text.splitlines()]
-    places = ("Exception from", "Check '", "FrontEnd API failed", "While validating")
-    reason = next((line for line in lines if line and not line.startswith(places)), lines[0] if lines else "nothing")
+    positions = ("Exception from", "Check '", "FrontEnd API failed", "While validating")
+    messages = [line for line in lines if line and not line.startswith(positions)]
+    reason = (messages or lines or ["no reason"])[0]
     if is_file:
-        return InputError(f"OpenVINO can not read {model}: {reason}", hint="fetch or convert it once more")
-    return GraphError(f"OpenVINO refuses {model}: {reason}", hint="try --runtime tensorflow or onnxruntime")
+        return InputError(f"OpenVINO cannot open {model}: {reason}", hint="download or convert it again")
+    return GraphError(f"OpenVINO rejects {model}: {reason}", hint="try --runtime tensorflow or onnxruntime")
+
+
+RUNTIME = Runtime(
+    name="openvino",
+    title="OpenVINO",
+    available=_available,
+    open_model=_open,
+    kinds=("openvino", "onnx", "tflite"),
+    dialects=("onnx", "tensorflow"),
+    native_dialect="onnx",
+    devices=("cpu", "gpu"),
+    precisions=tuple(_PRECISIONS),
+    package="openvino",
+    priority=50,
+)

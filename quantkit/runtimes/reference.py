@@ -1,7 +1,7 @@
-"""The numpy engine: always there, slow, and readable enough to be believed.
+"""The NumPy runtime: always installed, slow, and simple enough to serve as the reference.
 
-It runs TensorFlow graphs node after node with the kernels of `quantkit.ops.kernels`, those of a function where it is
-function_names, and drops every array after its last reader.
+It runs the nodes of a TensorFlow graph in topological order with the kernels of `quantkit.ops.kernels`, those of a
+function at each call of it, and frees each array after its last consumer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,78 +17,58 @@ from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.kernels import evaluate, has_kernel
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
-from quantkit.runtimes.session import (
-    Availability,
-    Engine,
-    FunctionSession,
-    Session,
-    SessionOptions,
-    TensorInfo,
-    gpu_index,
-)
-
-
-class Reference:
-    """The runtime ``reference``."""
-
-    name = "reference"
-
-    def available(self) -> Availability:
-        return Availability.yes(f"NumPy {np.__version__}")
-
-    def open(self, model: Graph | Path, options: SessionOptions = SessionOptions()) -> Session:
-        """Open a frozen TensorFlow graph; inputs and outputs may be any of its tensors.
-
-        NumPy's own threads are set before it loads (OMP_NUM_THREADS), so the options' are not heeded.
-
-        Raises:
-            UnavailableError: an op without kernel, which is named; a device or precision it does not have.
-            GraphError: an end that is no tensor of the graph, or a placeholder that is not fed.
-        """
-        if not isinstance(model, Graph) or model.dialect != "tensorflow":
-            what = model.name if isinstance(model, Path) else f"one of {model.dialect}"
-            raise UnavailableError(f"the numpy engine runs frozen TensorFlow graphs, not {what}")
-        if gpu_index(options.device) is not None:
-            raise UnavailableError("the numpy engine runs on the processor", hint="use --device cpu")
-        if options.precision != "float32":
-            raise UnavailableError(
-                f"the numpy engine has no {options.precision} arithmetic of its own", hint="use --precision float32"
-            )
-        shapes = infer_shapes(model)
-        outputs = tuple(dict.fromkeys(model.outputs))
-        program = _Program.of(model, outputs)
-        lines = tuple(f"{step.node.name} ({step.node.op}): CPU" for step in program.steps)
-        return FunctionSession(
-            Engine(self.name, np.__version__, "CPU"),
-            tuple(_info(model, edge, shapes) for edge in model.inputs),
-            tuple(_info(model, edge, shapes) for edge in outputs),
-            program.run,
-            placement=lambda: lines if options.log_placement else (),
-        )
-
+from quantkit.runtimes.availability import Availability
+from quantkit.runtimes.function_session import FunctionSession
+from quantkit.runtimes.runtime import Runtime
+from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions, TensorInfo
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-# More levels of calls than that are a function that calls itself.
-DEEPEST_CALLS = 64
+# Functions nested deeper than this are taken to be recursive.
+MAX_CALL_DEPTH = 64
+
+
+def _available() -> Availability:
+    return Availability.yes(f"NumPy {np.__version__}")
+
+
+def _open(model: Graph | Path, options: SessionOptions) -> Session:
+    """Open a frozen TensorFlow graph; inputs and outputs may be any of its tensors.
+
+    Raises:
+        UnavailableError: an op has no kernel.
+        GraphError: an input or output is not a tensor of the graph, or a placeholder has no value.
+    """
+    assert isinstance(model, Graph)
+    shapes = infer_shapes(model)
+    outputs = tuple(dict.fromkeys(model.outputs))
+    program = _Program.of(model, outputs)
+    lines = tuple(f"{step.node.name} ({step.node.op}): CPU" for step in program.steps)
+    return FunctionSession(
+        RuntimeVersion(RUNTIME.name, np.__version__, "CPU"),
+        tuple(_info(model, edge, shapes) for edge in model.inputs),
+        tuple(_info(model, edge, shapes) for edge in outputs),
+        program.run,
+        placement=lambda: lines if options.log_placement else (),
+    )
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One node, the edges that nobody reads after it, and the program of the function it calls, if it calls one."""
+    """One node, the edges whose last consumer it is, and the program of the function that it calls, if any."""
 
     node: Node
-    last_read: tuple[Edge, ...]
-    called: "_Program | None"
+    released: tuple[Edge, ...]
+    function: "_Program | None"
 
 
 @dataclass(frozen=True)
 class _Program:
-    """What runs, in order.
+    """Nodes of a graph in topological order.
 
     Attributes:
-        inputs: edges that are fed.
-        outputs: edges that are asked for.
-        constants: edges that no feed changes.
+        inputs: input edges.
+        outputs: output edges.
+        constants: values of constant edges.
         steps: the other nodes.
     """
 
@@ -99,72 +79,74 @@ class _Program:
 
     @classmethod
     def of(cls, graph: Graph, outputs: tuple[Edge, ...], controls: Sequence[str] = (), depth: int = 0) -> "_Program":
-        needed = _needed(graph, outputs, controls)
-        nodes = [graph[name] for name in graph.order if name in needed]
-        _refuse_what_can_not_run(nodes)
+        required = _required_nodes(graph, outputs, controls)
+        nodes = [graph[name] for name in graph.order if name in required]
+        _check_nodes(nodes)
         constants = {Edge(node.name): evaluate(node, ())[0] for node in nodes if node.is_constant}
         steps: list[_Step] = []
-        kept = {*outputs, *constants}
+        in_use = {*outputs, *constants}
         for node in reversed([node for node in nodes if not node.is_constant]):
-            last_read = tuple(edge for edge in dict.fromkeys(node.inputs) if edge not in kept)
-            kept.update(last_read)
-            steps.append(_Step(node, last_read, _called(graph, node, depth)))
+            released = tuple(edge for edge in dict.fromkeys(node.inputs) if edge not in in_use)
+            in_use.update(released)
+            steps.append(_Step(node, released, _function_program(graph, node, depth)))
         return cls(graph.inputs, outputs, constants, tuple(reversed(steps)))
 
     def run(self, feeds: Sequence[Array]) -> list[Array]:
-        """The outputs for one array per input, as copies that the caller may change."""
-        fed = {edge: _as_bytes(array) for edge, array in zip(self.inputs, feeds, strict=True)}
-        arrays = {**self.constants, **fed}
+        """Return the outputs for one array per input, as copies that the caller may change."""
+        values = {edge: _encode_strings(array) for edge, array in zip(self.inputs, feeds, strict=True)}
+        arrays = {**self.constants, **values}
         for step in self.steps:
-            given = [arrays[edge] for edge in step.node.inputs]
-            made = step.called.run(given) if step.called else evaluate(step.node, given)
-            for port, array in enumerate(made):
-                # A node that is needed for one port keeps what is fed for another.
+            inputs = [arrays[edge] for edge in step.node.inputs]
+            results = step.function.run(inputs) if step.function else evaluate(step.node, inputs)
+            for port, array in enumerate(results):
+                # Another output of this node may be an input of the graph, whose array is kept.
                 arrays.setdefault(Edge(step.node.name, port), array)
-            for edge in step.last_read:
+            for edge in step.released:
                 del arrays[edge]
         return [arrays[edge].copy() for edge in self.outputs]
 
 
-def _called(graph: Graph, node: Node, depth: int) -> _Program | None:
-    """The program of the function that a node calls; None: it calls none."""
+def _function_program(graph: Graph, node: Node, depth: int) -> _Program | None:
+    """Return the program of the function that a node calls; None if the node calls no function."""
     name = node.attrs.get("f")
     if node.op not in CALLS or not isinstance(name, FunctionName):
         return None
     if name.name not in graph.library:
         raise GraphError(f"node {node.name!r} calls {name.name!r}, which is not in the library of the graph")
-    if depth == DEEPEST_CALLS:
-        raise UnavailableError(f"node {node.name!r}: the numpy engine runs no functions that call themselves")
+    if depth == MAX_CALL_DEPTH:
+        raise UnavailableError(f"node {node.name!r}: {RUNTIME.title} does not run recursive functions")
     function = graph.library[name.name]
     body = function.graph.with_(library=graph.library)
     return _Program.of(body, body.outputs, tuple(function.controls.values()), depth + 1)
 
 
-def _needed(graph: Graph, outputs: tuple[Edge, ...], controls: Sequence[str]) -> set[str]:
-    """Nodes that must run: what the outputs need, up to the edges that are fed, and some that run in any case."""
-    fed, fed_nodes = set(graph.inputs), graph.input_names
-    needed: set[str] = set()
-    stack = [*controls, *(edge.node for edge in outputs if edge not in fed)]
+def _required_nodes(graph: Graph, outputs: tuple[Edge, ...], controls: Sequence[str]) -> set[str]:
+    """Return the nodes that the outputs and the nodes ``controls`` depend on, up to the inputs."""
+    input_edges, input_nodes = set(graph.inputs), graph.input_names
+    required: set[str] = set()
+    stack = [*controls, *(edge.node for edge in outputs if edge not in input_edges)]
     while stack:
         name = stack.pop()
-        if name in needed:
+        if name in required:
             continue
         if name not in graph:
             raise GraphError(
-                f"{name!r}, which is read or asked for, is not in the graph", did_you_mean(name, graph.nodes)
+                f"node {name!r}, an input of a node or an output of the graph, is not in the graph",
+                hint=did_you_mean(name, graph.nodes),
             )
-        needed.add(name)
-        stack.extend(edge.node for edge in graph[name].inputs if edge not in fed)
-        stack.extend(control for control in graph[name].controls if control not in fed_nodes)
-    return needed
+        required.add(name)
+        stack.extend(edge.node for edge in graph[name].inputs if edge not in input_edges)
+        stack.extend(control for control in graph[name].controls if control not in input_nodes)
+    return required
 
 
-def _refuse_what_can_not_run(nodes: Sequence[Node]) -> None:
-    """Say at once what would be missing half way."""
+def _check_nodes(nodes: Sequence[Node]) -> None:
+    """Check that each node has a kernel and each placeholder a value, before the first node runs."""
     for node in nodes:
         if node.op == "Placeholder":
             raise GraphError(
-                f"the placeholder {node.name!r} is needed but not fed", hint=f"add it to --inputs: --inputs={node.name}"
+                f"placeholder {node.name!r} is required and is not an input",
+                hint=f"add it to --inputs: --inputs={node.name}",
             )
     missing = [node for node in nodes if not has_kernel(node.op) and node.op not in CALLS]
     if missing:
@@ -172,8 +154,8 @@ def _refuse_what_can_not_run(nodes: Sequence[Node]) -> None:
         others = sorted({node.op for node in missing} - {first.op})
         also = f", nor for {', '.join(others)}" if others else ""
         raise UnavailableError(
-            f"node {first.name!r}: the numpy engine has no kernel for {first.op}{also}",
-            hint="run the graph in TensorFlow (--runtime tensorflow), or feed a tensor behind the node",
+            f"node {first.name!r}: {RUNTIME.title} has no kernel for {first.op}{also}",
+            hint="run the graph in TensorFlow (--runtime tensorflow), or use a tensor after the node as input",
         )
 
 
@@ -188,21 +170,32 @@ def _info(graph: Graph, edge: Edge, shapes: Mapping[Edge, Shape]) -> TensorInfo:
 def _dtype(node: Node, edge: Edge) -> DType:
     dtypes = output_dtypes(node)
     if edge.port >= len(dtypes):
-        raise GraphError(f"{str(edge)!r} is no tensor: node {node.name!r} ({node.op}) has {len(dtypes)} outputs")
+        raise GraphError(f"{str(edge)!r} is not a tensor: node {node.name!r} ({node.op}) has {len(dtypes)} outputs")
     dtype = dtypes[edge.port]
     if dtype is None:
         raise GraphError(
-            f"the element type of {str(edge)!r} is not known: node {node.name!r} ({node.op}) does not say it",
-            hint="add_default_attributes may help, or the file is damaged",
+            f"the element type of {str(edge)!r} is unknown: node {node.name!r} ({node.op}) does not define it",
+            hint="add_default_attributes may add it; otherwise the file is damaged",
         )
     return dtype
 
 
-def _as_bytes(array: Array) -> Array:
-    """Strings as the kernels take them: objects of bytes."""
+def _encode_strings(array: Array) -> Array:
+    """Return strings as object arrays of bytes, the type that kernels take."""
     if array.dtype.kind == "U":
         array = np.char.encode(array, "utf-8")
     return array.astype(object) if array.dtype.kind == "S" else array
 
 
-RUNTIME = Reference()
+RUNTIME = Runtime(
+    name="reference",
+    title="the NumPy runtime",
+    available=_available,
+    open_model=_open,
+    dialects=("tensorflow",),
+    native_dialect="tensorflow",
+    keeps_tensors=True,
+    has_threads=False,
+    variables={"OMP_NUM_THREADS": "sets the threads of NumPy's matrix products"},
+    priority=0,
+)

@@ -13,7 +13,7 @@ from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableEr
 from quantkit.formats import graphdef
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ops.tensorflow.signatures import op_names
-from quantkit.runtimes.session import Availability, installed
+from quantkit.runtimes.availability import Availability, installed
 
 
 def available() -> Availability:

@@ -8,7 +8,8 @@ from typing import Any, Self
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
-from quantkit.runtimes.session import SessionOptions, require
+from quantkit.runtimes.availability import require
+from quantkit.runtimes.session import SessionOptions
 from quantkit.runtimes.tensorflow import RUNTIME
 from quantkit.runtimes.tensorflow_library import explained, import_graph, module, quiet, reason, tensor
 

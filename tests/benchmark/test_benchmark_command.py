@@ -69,7 +69,7 @@ def test_each_precision_has_its_row(tiny_model: Path, capsys: pytest.CaptureFixt
     assert quantkit(*words) == 0
     first, second = json.loads(capsys.readouterr().out)["rows"]
     assert first["measurement"]["context"]["precision"] == "float32"
-    assert "no bfloat16 arithmetic" in second["failure"]["reason"]
+    assert "does not support the precision 'bfloat16'" in second["failure"]["reason"]
     assert "--precision float32" in second["failure"]["hint"]
     with pytest.raises(UsageError, match="'float8' is not a precision"):
         benchmark([tiny_model], "reference", precision="float8")

@@ -76,9 +76,9 @@ def test_other_documents_are_refused() -> None:
 @pytest.mark.parametrize(
     ("runtime", "libraries", "words"),
     [
-        ("tensorflow", (), "no OpenMP runtime in its process: KMP_* and OMP_* change nothing"),
-        ("tensorflow", ("libiomp5",), "libiomp5 is loaded: it heeds KMP_* and OMP_*"),
-        ("tensorflow", ("libgomp",), "libgomp is loaded: it heeds OMP_*, not KMP_*"),
+        ("tensorflow", (), "this build does not use OpenMP; KMP_* and OMP_* have no effect"),
+        ("tensorflow", ("libiomp5",), "libiomp5 is loaded: it reads KMP_* and OMP_*"),
+        ("tensorflow", ("libgomp",), "libgomp is loaded: it reads OMP_*, not KMP_*"),
         ("reference", (), "OMP_NUM_THREADS sets the threads of NumPy's matrix products"),
     ],
 )

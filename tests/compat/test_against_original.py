@@ -12,7 +12,7 @@ from quantkit.ir.check import verify
 from quantkit.ir.tensor import Array
 from quantkit.recipes import parse, run
 from quantkit.recipes.verify import Verifier
-from quantkit.runtimes.reference import Reference
+from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import TensorInfo
 from quantkit.transforms import registry
 
@@ -83,7 +83,7 @@ def test_without_classic_answers_stay(case: ClassicCase) -> None:
         pytest.skip("without classic mode this call is refused")
     try:
         with np.errstate(all="ignore"):
-            check = Verifier(Reference().open, feeder=feeds_of)
+            check = Verifier(find_runtime("reference").open, feeder=feeds_of)
             check(graph, graph, registry.find("remove_device"))
     except (QuantkitError, ValueError, KeyError) as error:
         pytest.skip(f"the reference engine does not run this graph: {error}")

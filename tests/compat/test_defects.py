@@ -12,7 +12,7 @@ from quantkit.ir.graph import Graph, Node, Versions
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ir.text import from_text
 from quantkit.recipes import parse, run
-from quantkit.runtimes.reference import Reference
+from quantkit.runtimes import find_runtime
 
 SEED = 5
 X = fed("x", 1, 4, 4, 2)
@@ -34,7 +34,7 @@ def classic(graph: Graph, recipe: str, inputs: str = "x", outputs: str = "y") ->
 
 def answers(graph: Graph) -> list[Array]:
     random = np.random.default_rng(SEED)
-    with Reference().open(graph) as session, np.errstate(all="ignore"):
+    with find_runtime("reference").open(graph) as session, np.errstate(all="ignore"):
         feeds = {info.name: random.uniform(-1, 1, info.shape.sizes).astype(info.dtype.numpy) for info in session.inputs}
         found = session.run(feeds)
     return [found[info.name] for info in session.outputs]

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from quantkit.runtimes import RUNTIMES
-from quantkit.runtimes.session import Runtime
+from quantkit.runtimes import find_runtime, runtimes
+from quantkit.runtimes.runtime import Runtime
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,10 +16,10 @@ def conversions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(params=RUNTIMES)
+@pytest.fixture(params=runtimes())
 def runtime(request: pytest.FixtureRequest) -> Runtime:
     """Every engine; a missing one is skipped with the command that installs it."""
-    found = RUNTIMES[request.param]
+    found = find_runtime(request.param)
     answer = found.available()
     if not answer.ok:
         pytest.skip(answer.detail)

@@ -8,7 +8,7 @@ import pytest
 from quantkit.errors import UnavailableError
 from quantkit.ir.tensor import DType, Shape
 from quantkit.runtimes import open_session
-from quantkit.runtimes.session import Runtime
+from quantkit.runtimes.runtime import Runtime
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
 

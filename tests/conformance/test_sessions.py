@@ -12,8 +12,9 @@ from quantkit.errors import GraphError, UnavailableError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization import Ranges, Scheme, annotate, convert
-from quantkit.runtimes.reference import Reference
-from quantkit.runtimes.session import PRECISIONS, Runtime, Session, SessionOptions
+from quantkit.runtimes import find_runtime
+from quantkit.runtimes.runtime import Runtime
+from quantkit.runtimes.session import PRECISIONS, Session, SessionOptions
 from quantkit.transforms.precision.convert_precision import convert_precision
 
 
@@ -87,7 +88,7 @@ def test_feeds_need_not_be_contiguous(session: Session) -> None:
 @pytest.mark.parametrize(
     ("feeds", "message", "hint"),
     [
-        ({}, "input 'x' is not fed", "float"),
+        ({}, "no array for input 'x'", "float"),
         ({"x": np.zeros((1, 4), np.float32), "z": np.zeros(1)}, "'z' is not an input", "x"),
         ({"x": np.zeros((1, 4))}, "takes float, not float64", "astype"),
         ({"x": np.zeros((1, 5), np.float32)}, r"takes shape \?x4, not 1x5", "resize"),
@@ -150,7 +151,7 @@ def test_weights_of_16_bits_are_widened(runtime: Runtime, to: str) -> None:
     graph = convert_precision(case.graph, to=to, minimum_size=1)
     assert "Cast" in graph.op_counts
     feeds = case.feeds(2)
-    with runtime.open(graph) as session, Reference().open(graph) as reference:
+    with runtime.open(graph) as session, find_runtime("reference").open(graph) as reference:
         np.testing.assert_allclose(session.run(feeds)["y"], reference.run(feeds)["y"], rtol=1e-5, atol=1e-6)
 
 

@@ -10,7 +10,7 @@ from quantkit.convert.to_onnx import to_onnx_graph
 from quantkit.ir.check import verify
 from quantkit.ir.text import from_text
 from quantkit.runtimes import open_session, tensorflow
-from quantkit.runtimes.session import installed
+from quantkit.runtimes.availability import installed
 
 TOOLS = (installed("tf2onnx", "tf2onnx", "tf2onnx", extra="onnx"), tensorflow.RUNTIME.available())
 

@@ -15,11 +15,11 @@ from quantkit.errors import UnavailableError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
-from quantkit.runtimes import RUNTIMES
+from quantkit.runtimes import find_runtime
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif(not RUNTIMES["onnxruntime"].available().ok, reason="ONNX Runtime is not installed"),
+    pytest.mark.skipif(not find_runtime("onnxruntime").available().ok, reason="ONNX Runtime is not installed"),
 ]
 RANDOM = np.random.default_rng(5)
 IMAGE = RANDOM.normal(size=(2, 4, 9, 7)).astype(np.float32)
@@ -60,7 +60,7 @@ def both(graph: Graph, x: Array) -> tuple[Array, Array, Graph]:
     """Answers of ONNX Runtime, and of what became of the graph."""
     made = convert(graph)
     assert made.dialect == "tensorflow"
-    runtime = "tensorflow" if RUNTIMES["tensorflow"].available().ok else "reference"
+    runtime = "tensorflow" if find_runtime("tensorflow").available().ok else "reference"
     with qk.open_session(graph, "onnxruntime") as session:
         (wanted,) = session.run({"x": x}).values()
     with qk.open_session(made, runtime) as session:

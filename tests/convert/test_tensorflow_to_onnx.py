@@ -13,7 +13,7 @@ from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.runtimes import find_runtime
-from quantkit.runtimes.session import Runtime
+from quantkit.runtimes.runtime import Runtime
 
 FLOAT, INT32 = DType.FLOAT, DType.INT32
 

@@ -11,7 +11,7 @@ from quantkit.errors import GraphError, UnavailableError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.runtimes import tensorflow
-from quantkit.runtimes.session import Availability, installed
+from quantkit.runtimes.availability import Availability, installed
 
 ANSWERS = (installed("tf2onnx", "tf2onnx", "tf2onnx", extra="onnx"), tensorflow.RUNTIME.available())
 pytestmark = pytest.mark.skipif(

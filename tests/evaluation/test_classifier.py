@@ -11,7 +11,8 @@ from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import GraphError, InputError, UsageError
 from quantkit.evaluation.classifier import Classifier, Prediction, Refused
 from quantkit.ir.tensor import DType, Shape
-from quantkit.runtimes.session import Engine, FunctionSession, TensorInfo
+from quantkit.runtimes.function_session import FunctionSession
+from quantkit.runtimes.session import RuntimeVersion, TensorInfo
 
 SMALL = Preprocessing(4, 4, 1, mean=0.0, std=255.0)
 LABELS = Labels({0: "dark", 1: "light"}, {1: "n00000001"}, length=2, source="two.txt")
@@ -24,7 +25,7 @@ def session(
     output: tuple[int | None, ...] | None = (None, 2),
 ) -> FunctionSession:
     return FunctionSession(
-        Engine("scripted", "1"),
+        RuntimeVersion("scripted", "1"),
         (TensorInfo("input", dtype, Shape(shape)),),
         (TensorInfo("softmax", DType.FLOAT, Shape(output)),),
         lambda arrays: [compute(arrays[0])],

@@ -264,7 +264,7 @@ def test_a_precision_that_is_not_there_is_refused(
 ) -> None:
     assert main([*words, "--runtime", "reference", "--precision", "bfloat16"]) == 4
     error = capsys.readouterr().err
-    assert "the numpy engine has no bfloat16 arithmetic" in error
+    assert "the NumPy runtime does not support the precision 'bfloat16'" in error
     assert "hint: use --precision float32" in error
 
 

@@ -15,7 +15,7 @@ from quantkit.formats.onnx.schema import message_class
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.model import load
-from quantkit.runtimes import RUNTIMES
+from quantkit.runtimes import find_runtime
 
 W = np.arange(12, dtype=np.float32).reshape(4, 3) / 8
 X = np.float32([[1, 2, 3, 4], [0, -1, 0, 1]])
@@ -40,7 +40,9 @@ ONNX_GRAPH = Graph.of(
     dialect="onnx",
     extra=onnx.header({"z": (DType.FLOAT, Shape((None, 3)))}),
 )
-needs_tensorflow = pytest.mark.skipif(not RUNTIMES["tensorflow"].available().ok, reason="TensorFlow is not installed")
+needs_tensorflow = pytest.mark.skipif(
+    not find_runtime("tensorflow").available().ok, reason="TensorFlow is not installed"
+)
 
 
 def answer(graph: Graph) -> Any:

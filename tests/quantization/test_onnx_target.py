@@ -15,7 +15,7 @@ from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets.onnx import convert
 from quantkit.runtimes import find_runtime
-from quantkit.runtimes.session import Runtime
+from quantkit.runtimes.runtime import Runtime
 
 FLOAT = DType.FLOAT
 SIZE = 12

@@ -12,7 +12,7 @@ from quantkit.ir.check import verify
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization import Plan, Ranges, Scheme, annotate, convert
-from quantkit.runtimes import RUNTIMES, open_session
+from quantkit.runtimes import find_runtime, open_session
 
 FLOAT = {"T": DType.FLOAT}
 WINDOW: dict[str, Attr] = {**FLOAT, "strides": (1, 1, 1, 1), "padding": b"SAME"}
@@ -91,8 +91,8 @@ def test_answers_in_numpy(target: str) -> None:
      ("eightbit", "tensorflow"), ("litert", "litert")],
 )  # fmt: skip
 def test_answers_in_the_engines(target: str, runtime: str, tmp_path: Path) -> None:
-    if not RUNTIMES[runtime].available().ok:
-        pytest.skip(RUNTIMES[runtime].available().detail)
+    if not find_runtime(runtime).available().ok:
+        pytest.skip(find_runtime(runtime).available().detail)
     graph = network()
     _, made = stored(target, graph)
     model: Graph | Path = made

@@ -11,7 +11,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text
 from quantkit.runtimes import open_session, tensorflow
-from quantkit.runtimes.litert import RUNTIME, _explained, _info, _threads
+from quantkit.runtimes.litert import RUNTIME, _info, _num_threads, _translate_error
 from quantkit.runtimes.session import SessionOptions
 
 ANSWERS = (RUNTIME.available(), tensorflow.RUNTIME.available())
@@ -128,7 +128,7 @@ def test_ops_that_can_not_be_converted_are_named_and_remembered(monkeypatch: pyt
 
 
 def test_graphs_of_other_dialects_are_refused() -> None:
-    with pytest.raises(UnavailableError, match="not of one of onnx"):
+    with pytest.raises(UnavailableError, match="not onnx graphs"):
         RUNTIME.open(Graph.of([], dialect="onnx"))
 
 
@@ -185,13 +185,13 @@ def test_other_precisions_are_refused(precision: str) -> None:
 
 @pytest.mark.parametrize(("intra_op", "inter_op", "threads"), [(3, None, 3), (None, 2, 2), (2, 3, 6)])
 def test_threads_are_one_pool(intra_op: int | None, inter_op: int | None, threads: int) -> None:
-    assert _threads(SessionOptions(intra_op=intra_op, inter_op=inter_op)) == threads
-    assert _threads(SessionOptions()) >= 1
+    assert _num_threads(SessionOptions(intra_op=intra_op, inter_op=inter_op)) == threads
+    assert _num_threads(SessionOptions()) >= 1
 
 
 def test_elements_that_no_session_takes_are_named() -> None:
     details = {"index": 0, "name": "x:0", "dtype": np.void, "shape_signature": np.int32([1])}
-    with pytest.raises(UnavailableError, match="'x' has elements of type void"):
+    with pytest.raises(UnavailableError, match="'x' has the unsupported element type void"):
         _info(details, {})
 
 
@@ -211,12 +211,12 @@ def test_elements_that_no_session_takes_are_named() -> None:
             UnavailableError,
             "LiteRT has no Foo, which m uses",
         ),
-        ("tflite/kernels/add.cc:12 a != b (1 != 2)\nmore", False, GraphError, "LiteRT refuses m: a != b (1 != 2)"),
-        ("", True, InputError, "LiteRT can not read m: RuntimeError"),
+        ("tflite/kernels/add.cc:12 a != b (1 != 2)\nmore", False, GraphError, "LiteRT rejects m: a != b (1 != 2)"),
+        ("", True, InputError, "LiteRT cannot open m: RuntimeError"),
     ],
 )
 def test_explanations_are_one_line(text: str, is_file: bool, kind: type[Exception], message: str) -> None:
-    error = _explained(RuntimeError(text), "m", is_file=is_file)
+    error = _translate_error(RuntimeError(text), "m", is_file=is_file)
     assert type(error) is kind
     assert error.message == message
     assert error.hint

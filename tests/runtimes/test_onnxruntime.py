@@ -6,7 +6,7 @@ import pytest
 from quantkit.errors import GraphError, InputError, UnavailableError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
-from quantkit.runtimes.onnxruntime import CPU, CUDA, RUNTIME, _explained, _info, _providers
+from quantkit.runtimes.onnxruntime import CPU, CUDA, RUNTIME, _info, _providers, _translate_error
 from quantkit.runtimes.session import SessionOptions
 
 pytestmark = pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail)
@@ -27,7 +27,7 @@ class Argument:
 
 
 def test_a_build_without_cuda_says_what_to_install() -> None:
-    with pytest.raises(UnavailableError, match="can not use a GPU, only CPUExecutionProvider") as caught:
+    with pytest.raises(UnavailableError, match="cannot use a GPU, only CPUExecutionProvider") as caught:
         _providers(Build(CPU), 0)
     assert "onnxruntime-gpu" in caught.value.hint
 
@@ -47,7 +47,7 @@ def test_other_precisions_are_refused(precision: str) -> None:
 
 
 def test_graphs_of_other_dialects_are_refused() -> None:
-    with pytest.raises(UnavailableError, match="not a graph of circle"):
+    with pytest.raises(UnavailableError, match="not circle graphs"):
         RUNTIME.open(Graph.of([], dialect="circle"))
 
 
@@ -87,20 +87,20 @@ def test_sequences_are_refused() -> None:
     ("text", "kind", "message"),
     [
         ("[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : parsing failed.", InputError, "a.onnx is not an ONNX model"),
-        ("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : no Foo(1) node", UnavailableError, "can not run a.onnx: no Foo"),
+        ("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : no Foo(1) node", UnavailableError, "cannot run a.onnx: no Foo"),
         ("[ONNXRuntimeError] : 10 : INVALID_GRAPH : No Op registered for Foo", UnavailableError, "registered for Foo"),
-        ("[ONNXRuntimeError] : 10 : INVALID_GRAPH : a cycle\nmore", GraphError, "refuses a.onnx: a cycle"),
+        ("[ONNXRuntimeError] : 10 : INVALID_GRAPH : a cycle\nmore", GraphError, "rejects a.onnx: a cycle"),
         (
             "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running MatMul node. Name:'m' "
             "Status Message: matmul_helper.h:59 Compute MatMul dimension mismatch",
             GraphError,
-            "node 'm' (MatMul): ONNX Runtime refuses it: MatMul dimension mismatch",
+            "node 'm' (MatMul): ONNX Runtime rejects it: MatMul dimension mismatch",
         ),
         ("", GraphError, "RuntimeError"),
     ],
 )
 def test_explanations_are_one_line(text: str, kind: type[Exception], message: str) -> None:
-    error = _explained(RuntimeError(text), "a.onnx")
+    error = _translate_error(RuntimeError(text), "a.onnx")
     assert type(error) is kind
     assert message in error.message
     assert "\n" not in error.message

@@ -1,6 +1,6 @@
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,134 +8,187 @@ import pytest
 import quantkit.runtimes
 from quantkit.errors import GraphError, InputError, UnavailableError, UsageError
 from quantkit.ir.graph import Graph
-from quantkit.runtimes import RUNTIMES, find_runtime, open_session
-from quantkit.runtimes.session import (
-    Availability,
-    Engine,
-    FunctionSession,
-    Runtime,
-    Session,
-    SessionOptions,
-    gpu_index,
-    require,
-)
+from quantkit.ir.tensor import DType, Shape
+from quantkit.registry import Registry
+from quantkit.runtimes import find_runtime, observing_runtime, open_session, runtimes
+from quantkit.runtimes.availability import Availability, require
+from quantkit.runtimes.function_session import FunctionSession
+from quantkit.runtimes.runtime import Runtime
+from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions, TensorInfo
 
 GRAPH = Graph.of([])
 
 
-class Fake:
-    """A runtime that opens, or says why not."""
+def fake(name: str, problem: Exception | None = None, *, priority: int = 0, **fields: Any) -> Runtime:
+    """Return a runtime that opens every TensorFlow graph, or raises ``problem``."""
 
-    def __init__(self, name: str, problem: Exception | None = None) -> None:
-        self.name = name
-        self.problem = problem
+    def open_model(model: Graph | Path, options: SessionOptions) -> Session:
+        if problem:
+            raise problem
+        return FunctionSession(RuntimeVersion(name, "1.0", str(options)), (), (), lambda arrays: [])
 
-    def available(self) -> Availability:
-        return Availability.yes("1.0")
-
-    def open(self, model: Graph | Path, options: SessionOptions = SessionOptions()) -> Session:
-        if self.problem:
-            raise self.problem
-        return FunctionSession(Engine(self.name, "1.0"), (), (), lambda arrays: [])
-
-
-@pytest.fixture
-def runtimes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Runtime]:
-    found: dict[str, Runtime] = {}
-    monkeypatch.setattr(quantkit.runtimes, "RUNTIMES", MappingProxyType(found))
-    return found
+    return Runtime(
+        name=name,
+        title=name.title(),
+        available=lambda: Availability.yes("1.0"),
+        open_model=open_model,
+        dialects=("tensorflow",),
+        priority=priority,
+        **fields,
+    )
 
 
-def use(runtimes: dict[str, Runtime], *made: Fake) -> None:
-    runtimes.update({one.name: one for one in made})
+def use(monkeypatch: pytest.MonkeyPatch, *fakes: Runtime) -> None:
+    """Replace the registry by one of these runtimes."""
+    monkeypatch.setattr(quantkit.runtimes, "REGISTRY", Registry("fake_runtime", Runtime, fakes))
 
 
-def test_auto_takes_the_first_that_can_and_keeps_the_reasons(runtimes: dict[str, Runtime]) -> None:
-    use(runtimes, Fake("quick", UnavailableError("no Frobnicate")), Fake("steady"), Fake("slow"))
+def test_auto_opens_the_highest_priority_that_can_run_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = fake("fast", UnavailableError("no Frobnicate"), priority=3)
+    use(monkeypatch, fake("slow", priority=1), fake("steady", priority=2), fast)
     session = open_session(GRAPH)
     assert session.runtime.name == "steady"
-    assert list(map(str, session.skipped)) == ["quick: no Frobnicate"]
+    assert list(map(str, session.skipped)) == ["fast: no Frobnicate"]
 
 
-def test_auto_says_why_no_engine_can(runtimes: dict[str, Runtime]) -> None:
-    use(runtimes, Fake("quick", UnavailableError("not installed")), Fake("slow", UnavailableError("no Frobnicate")))
-    with pytest.raises(UnavailableError, match="quick: not installed; slow: no Frobnicate"):
+def test_auto_reports_the_reason_of_each_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(
+        monkeypatch,
+        fake("fast", UnavailableError("not installed"), priority=2),
+        fake("slow", UnavailableError("no Frobnicate"), priority=1),
+    )
+    with pytest.raises(UnavailableError, match="fast: not installed; slow: no Frobnicate"):
         open_session(GRAPH)
 
 
-def test_a_broken_graph_stops_auto(runtimes: dict[str, Runtime]) -> None:
-    use(runtimes, Fake("quick", GraphError("a cycle")), Fake("slow"))
+def test_broken_graph_stops_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, fake("fast", GraphError("a cycle"), priority=2), fake("slow"))
     with pytest.raises(GraphError, match="a cycle"):
         open_session(GRAPH)
 
 
-def test_a_named_engine_does_not_fall_through(runtimes: dict[str, Runtime]) -> None:
-    use(runtimes, Fake("quick", UnavailableError("no Frobnicate")), Fake("slow"))
+def test_named_runtime_has_no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, fake("fast", UnavailableError("no Frobnicate")), fake("slow"))
     with pytest.raises(UnavailableError, match="no Frobnicate"):
-        open_session(GRAPH, "quick")
+        open_session(GRAPH, "fast")
 
 
-def test_threads_are_those_inside_one_operation(runtimes: dict[str, Runtime], monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, seen = Fake("only"), []
-    monkeypatch.setattr(fake, "open", lambda model, options: seen.append(options))
-    use(runtimes, fake)
-    open_session(GRAPH, "only", SessionOptions(inter_op=3), threads=2)
-    assert seen == [SessionOptions(intra_op=2, inter_op=3)]
+def test_threads_replace_intra_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, fake("only"))
+    session = open_session(GRAPH, "only", SessionOptions(inter_op=3), threads=2)
+    assert session.runtime.device == str(SessionOptions(intra_op=2, inter_op=3))
 
 
-def test_a_misspelt_runtime_gets_a_suggestion() -> None:
+def test_misspelled_runtime_has_a_suggestion() -> None:
     with pytest.raises(UsageError, match="'onxruntime'") as caught:
         find_runtime("onxruntime")
     assert "onnxruntime" in caught.value.hint
     with pytest.raises(UsageError) as caught:
         find_runtime("xyz")
-    assert all(name in caught.value.hint for name in RUNTIMES)
+    assert all(name in caught.value.hint for name in runtimes())
 
 
-def test_every_runtime_is_listed_under_its_name() -> None:
-    assert all(runtime.name == name for name, runtime in RUNTIMES.items())
+def test_runtimes_are_ordered_by_priority() -> None:
+    assert all(runtime.name == name for name, runtime in runtimes().items())
+    assert list(runtimes()) == ["openvino", "onnxruntime", "tensorflow", "litert", "reference"]
 
 
-@pytest.mark.parametrize("name", RUNTIMES)
-def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
+def test_observing_runtime_keeps_all_tensors_and_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = fake("fused", native_dialect="tensorflow", priority=3)
+    exact = fake("exact", native_dialect="tensorflow", keeps_tensors=True, priority=2)
+    missing = replace(exact, name="missing", available=lambda: Availability.no("not installed"), priority=4)
+    converting = fake("converting", keeps_tensors=True, priority=5)
+    use(monkeypatch, fused, exact, missing, converting)
+    assert observing_runtime("tensorflow") == "exact"
+    use(monkeypatch, fused, missing)
+    assert observing_runtime("tensorflow") == "fused"
+    with pytest.raises(UnavailableError, match="no runtime runs circle graphs natively"):
+        observing_runtime("circle")
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        (SessionOptions(device="gpu"), "Only runs on the CPU only", "--device cpu"),
+        (SessionOptions(precision="float16"), "'float16'", "--precision float32 or bfloat16"),
+    ],
+)
+def test_unsupported_option_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, options: SessionOptions, message: str, hint: str
+) -> None:
+    use(monkeypatch, fake("only", precisions=("float32", "bfloat16")))
+    with pytest.raises(UnavailableError, match=message) as caught:
+        open_session(GRAPH, "only", options)
+    assert hint in caught.value.hint
+
+
+def test_unsupported_model_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use(monkeypatch, fake("only", kinds=("onnx",)))
+    with pytest.raises(UnavailableError, match="Only opens tensorflow graphs, not circle graphs"):
+        open_session(GRAPH.with_(dialect="circle"), "only")
+    path = tmp_path / "small.tflite"
+    path.write_bytes(b"\x1c\0\0\0TFL3" + bytes(100))
+    with pytest.raises(UnavailableError, match=r"Only cannot open small\.tflite, which is a LiteRT model"):
+        open_session(path, "only")
+
+
+@pytest.mark.parametrize("name", runtimes())
+def test_missing_file_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.onnx"):
         open_session(tmp_path / "none.onnx", name)
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
-def test_a_broken_onnx_file_is_named(name: str, tmp_path: Path) -> None:
-    if not RUNTIMES[name].available().ok:
-        pytest.skip(RUNTIMES[name].available().detail)
+def test_broken_onnx_file_is_named(name: str, tmp_path: Path) -> None:
+    if not find_runtime(name).available().ok:
+        pytest.skip(find_runtime(name).available().detail)
     path = tmp_path / "broken.onnx"
     path.write_bytes(bytes(range(1, 200)))
     with pytest.raises(InputError, match=r"broken\.onnx"):
         open_session(path, name)
 
 
-def test_an_install_command_becomes_the_hint() -> None:
+def test_install_command_becomes_the_hint() -> None:
     with pytest.raises(UnavailableError, match=r"^X is not installed$") as caught:
         require(Availability.no("X is not installed: pip install x"))
     assert caught.value.hint == "pip install x"
 
 
-@pytest.mark.parametrize("word", ["", "gpu:", "gpu:-1", "gpu:x", "cpu:0", "tpu"])
-def test_device_words(word: str) -> None:
+@pytest.mark.parametrize("device", ["", "gpu:", "gpu:-1", "gpu:x", "cpu:0", "tpu"])
+def test_wrong_device_name_is_rejected(device: str) -> None:
     with pytest.raises(UsageError, match="not a device"):
-        gpu_index(word)
+        SessionOptions(device=device).gpu_index  # noqa: B018
 
 
-def test_feeds_may_be_lists_and_bytes_keep_their_zeros() -> None:
-    from quantkit.ir.tensor import DType, Shape
-    from quantkit.runtimes.session import TensorInfo
+def echo(*inputs: TensorInfo) -> FunctionSession:
+    """Return a session whose outputs are its inputs."""
+    return FunctionSession(RuntimeVersion("fake", "1"), inputs, inputs, lambda arrays: arrays)
 
-    taken: list[Mapping[str, object]] = []
-    session = FunctionSession(
-        Engine("fake", "1"),
-        (TensorInfo("s", DType.STRING, Shape(())), TensorInfo("flags", DType.BOOL, Shape((2,)))),
-        (),
-        lambda arrays: taken.extend(arrays) or [],  # type: ignore[arg-type, func-returns-value]
-    )
-    session.run({"s": b"ab\0", "flags": [True, False]})  # type: ignore[dict-item]
-    assert taken[0].item() == b"ab\0"  # type: ignore[attr-defined]
+
+FLAGS, TEXT = TensorInfo("flags", DType.BOOL, Shape((2,))), TensorInfo("text", DType.STRING, Shape(()))
+
+
+def test_arrays_may_be_lists_and_bytes_keep_their_zeros() -> None:
+    session = echo(TEXT, FLAGS)
+    outputs = session.run({"text": b"ab\0", "flags": [True, False]})  # type: ignore[dict-item]
+    assert outputs["text"].item() == b"ab\0"
+    assert outputs["flags"].dtype == bool
     with pytest.raises(UsageError, match="takes strings, not float64"):
-        session.run({"s": np.zeros(()), "flags": np.zeros(2, bool)})
+        session.run({"text": np.zeros(()), "flags": np.zeros(2, bool)})
+
+
+def test_only_input_needs_no_name() -> None:
+    np.testing.assert_array_equal(echo(FLAGS).run(np.array([True, False]))["flags"], [True, False])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message", "hint"),
+    [
+        ((FLAGS, TEXT), "has 2 inputs: flags, text", "{'flags': array, 'text': array}"),
+        ((), "has no inputs", "{}"),
+    ],
+)
+def test_array_without_a_name_is_rejected(inputs: tuple[TensorInfo, ...], message: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        echo(*inputs).run(np.zeros(2, bool))
+    assert caught.value.hint == f"pass a dict of input name to array: {hint}"

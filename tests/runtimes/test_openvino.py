@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quantkit.errors import GraphError, InputError, UnavailableError
-from quantkit.runtimes.openvino import RUNTIME, _explained
+from quantkit.runtimes.openvino import RUNTIME, _translate_error
 from quantkit.runtimes.session import SessionOptions
 
 pytestmark = pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail)
@@ -59,20 +59,20 @@ def test_an_unknown_precision_is_refused(product: Path) -> None:
             CONVERSION + "Model can't be parsed\n\n",
             True,
             InputError,
-            "OpenVINO can not read m.xml: Model can't be parsed",
+            "OpenVINO cannot open m.xml: Model can't be parsed",
         ),
-        (CONVERSION + "Bad shape\n", False, GraphError, "OpenVINO refuses m.xml: Bad shape"),
+        (CONVERSION + "Bad shape\n", False, GraphError, "OpenVINO rejects m.xml: Bad shape"),
         (
             "Summary:\n-- No conversion rule found for operations: Foo-18, Bar-17\n",
             False,
             UnavailableError,
             "OpenVINO has no Foo, Bar, which m.xml uses",
         ),
-        ("", False, GraphError, "OpenVINO refuses m.xml: nothing"),
+        ("", False, GraphError, "OpenVINO rejects m.xml: no reason"),
     ],
 )
 def test_explanations_are_one_line(text: str, is_file: bool, kind: type[Exception], message: str) -> None:
-    error = _explained(RuntimeError(text), "m.xml", is_file=is_file)
+    error = _translate_error(RuntimeError(text), "m.xml", is_file=is_file)
     assert type(error) is kind
     assert error.message == message
     assert error.hint

@@ -1,4 +1,4 @@
-"""What only the numpy engine promises; the rest is in tests/conformance."""
+"""Tests of the NumPy runtime that are not in tests/conformance."""
 
 import weakref
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantkit.errors import GraphError, UnavailableError, UsageError
+from quantkit.errors import GraphError, UnavailableError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text
@@ -39,27 +39,20 @@ CHAIN = Graph.of(
 ONES = np.ones((1, 2), np.float32)
 
 
-def test_it_runs_a_graph() -> None:
+def test_graph_runs() -> None:
     with RUNTIME.open(CHAIN) as session:
         assert session.inputs[0].shape == Shape((None, 2))
         np.testing.assert_array_equal(session.run({"x": ONES})["y"], [[4, 4]])
 
 
-def test_what_is_fed_has_names() -> None:
-    graph = Graph.of([placeholder("x", 1, 4), node("y", "Relu", "x")], ["x"], ["y"])
-    with RUNTIME.open(graph, SessionOptions()) as session, pytest.raises(UsageError, match="no names") as caught:
-        session.run(np.zeros((1, 4), np.float32))  # type: ignore[arg-type]
-    assert caught.value.hint == "give arrays by name: {'x': array}"
-
-
-def test_any_edge_can_be_fed_and_asked_for() -> None:
+def test_any_edge_can_be_an_input_or_output() -> None:
     graph = CHAIN.with_endpoints(["double"], ["y", "double", "two"])
     with RUNTIME.open(graph) as session:
-        made = session.run({"double": -3 * ONES})
-    assert {name: array.tolist() for name, array in made.items()} == {"y": [[0, 0]], "double": [[-3, -3]], "two": 2}
+        outputs = session.run({"double": -3 * ONES})
+    assert {name: array.tolist() for name, array in outputs.items()} == {"y": [[0, 0]], "double": [[-3, -3]], "two": 2}
 
 
-def test_one_port_can_be_fed_while_the_node_runs_for_another() -> None:
+def test_one_output_of_a_node_can_be_an_input_while_another_is_computed() -> None:
     graph = Graph.of(
         [
             placeholder("x", 4),
@@ -71,29 +64,29 @@ def test_one_port_can_be_fed_while_the_node_runs_for_another() -> None:
         ["y"],
     )
     with RUNTIME.open(graph) as session:
-        fed = {"x": np.arange(4, dtype=np.float32), "split:1": np.float32([10, 20])}
-        np.testing.assert_array_equal(session.run(fed)["y"], [10, 19])
+        feeds = {"x": np.arange(4, dtype=np.float32), "split:1": np.float32([10, 20])}
+        np.testing.assert_array_equal(session.run(feeds)["y"], [10, 19])
 
 
-def test_arrays_go_after_their_last_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_are_freed_after_their_last_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: dict[str, int] = {}
-    made: dict[str, weakref.ref[Any]] = {}
+    results: dict[str, weakref.ref[Any]] = {}
 
-    def watched(step: Node, inputs: list[Any]) -> tuple[Any, ...]:
-        alive[step.name] = sum(ref() is not None for ref in made.values())
+    def record(step: Node, inputs: list[Any]) -> tuple[Any, ...]:
+        alive[step.name] = sum(ref() is not None for ref in results.values())
         outputs = tuple(np.array(inputs[0]) for _ in range(1))
-        made[step.name] = weakref.ref(outputs[0])
+        results[step.name] = weakref.ref(outputs[0])
         return outputs
 
     names = [f"n{i}" for i in range(6)]
     chain = [node(name, "Relu", before) for before, name in zip(["x", *names], names, strict=False)]
     session = RUNTIME.open(Graph.of([placeholder("x", 2), *chain], ["x"], [names[-1]]))
-    monkeypatch.setattr(reference, "evaluate", watched)
+    monkeypatch.setattr(reference, "evaluate", record)
     session.run({"x": np.ones(2, np.float32)})
     assert max(alive.values()) == 1
 
 
-def test_defaults_checks_and_controls_run() -> None:
+def test_defaults_checks_and_control_dependencies_run() -> None:
     graph = Graph.of(
         [
             constant("default", np.float32([1, np.nan])),
@@ -114,29 +107,33 @@ def test_missing_kernels_are_named_when_opening() -> None:
     graph = Graph.of(
         [placeholder("x", 2), node("a", "Fft", "x"), node("b", "Wavelet", "a"), node("c", "Relu", "b")], ["x"], ["c"]
     )
-    with pytest.raises(UnavailableError, match=r"'a': the numpy engine has no kernel for Fft, nor for Wavelet"):
+    with pytest.raises(UnavailableError, match=r"'a': the NumPy runtime has no kernel for Fft, nor for Wavelet"):
         RUNTIME.open(graph)
-    behind = graph.with_endpoints([Edge("b")], None).with_nodes(
-        one.with_(op="Neg") if one.name == "b" else one for one in graph.nodes.values()
+    downstream = graph.with_endpoints([Edge("b")], None).with_nodes(
+        step.with_(op="Neg") if step.name == "b" else step for step in graph.nodes.values()
     )
-    np.testing.assert_array_equal(RUNTIME.open(behind).run({"b": np.float32([1, -1])})["c"], [1, 0])
+    np.testing.assert_array_equal(RUNTIME.open(downstream).run({"b": np.float32([1, -1])})["c"], [1, 0])
 
 
 @pytest.mark.parametrize(
     ("graph", "error", "message"),
     [
-        (CHAIN.with_(inputs=()), GraphError, "placeholder 'x' is needed but not fed"),
-        (CHAIN.with_(outputs=(Edge("z"),)), GraphError, "'z', which is read or asked for, is not in the graph"),
-        (CHAIN.with_(outputs=(Edge("y", 1),)), GraphError, "'y:1' is no tensor: node 'y'.*has 1 outputs"),
-        (CHAIN.with_(dialect="onnx"), UnavailableError, "one of onnx"),
+        (CHAIN.with_(inputs=()), GraphError, "placeholder 'x' is required and is not an input"),
+        (
+            CHAIN.with_(outputs=(Edge("z"),)),
+            GraphError,
+            "node 'z', an input of a node or an output of the graph, is not in the graph",
+        ),
+        (CHAIN.with_(outputs=(Edge("y", 1),)), GraphError, "'y:1' is not a tensor: node 'y'.*has 1 outputs"),
+        (CHAIN.with_(dialect="onnx"), UnavailableError, "not onnx graphs"),
     ],
 )
-def test_what_can_not_run_is_said(graph: Graph, error: type[Exception], message: str) -> None:
+def test_graph_that_cannot_run_is_rejected(graph: Graph, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         RUNTIME.open(graph)
 
 
-def test_other_devices_and_precisions_are_refused() -> None:
+def test_other_devices_and_precisions_are_rejected() -> None:
     for options in (SessionOptions(device="gpu"), SessionOptions(precision="bfloat16")):
         with pytest.raises(UnavailableError):
             RUNTIME.open(CHAIN, options)
@@ -152,9 +149,9 @@ def test_strings_pass_through() -> None:
         ["text"],
         ["y", "same"],
     )
-    made = RUNTIME.open(graph).run({"text": np.array([b"a", b"b"])})
-    assert made["y"].tolist() == [b"a", b"b"]
-    assert made["same"].tolist() == [True, True]
+    outputs = RUNTIME.open(graph).run({"text": np.array([b"a", b"b"])})
+    assert outputs["y"].tolist() == [b"a", b"b"]
+    assert outputs["same"].tolist() == [True, True]
 
 
 def test_functions_run_where_they_are_called() -> None:
@@ -176,16 +173,16 @@ def test_functions_run_where_they_are_called() -> None:
         check = CheckNumerics(a, T=float, message=bad)
         end
     """)
-    found = RUNTIME.open(graph).run({"x": np.array([3, 4], np.float32)})
-    assert {name: values.tolist() for name, values in found.items()} == {"y:1": [1, 2], "z": [-3, -8]}
+    outputs = RUNTIME.open(graph).run({"x": np.array([3, 4], np.float32)})
+    assert {name: values.tolist() for name, values in outputs.items()} == {"y:1": [1, 2], "z": [-3, -8]}
     with pytest.raises(GraphError, match="bad"):
         RUNTIME.open(graph).run({"x": np.array([np.nan, 4], np.float32)})
 
 
-def test_a_function_that_is_missing_or_calls_itself_is_refused_at_once() -> None:
+def test_missing_or_recursive_function_is_rejected_on_opening() -> None:
     call = "n = PartitionedCall(x, Tin=[float], Tout=[float], f=&again)"
     endless = f"function again(out = n)\nx = _Arg(T=float, index=0)\n{call}\nend"
     with pytest.raises(GraphError, match="'again', which is not in the library"):
         RUNTIME.open(from_text(f"inputs: x\noutputs: n\nx = Placeholder[2]()\n{call}"))
-    with pytest.raises(UnavailableError, match="functions that call themselves"):
+    with pytest.raises(UnavailableError, match="recursive functions"):
         RUNTIME.open(from_text(f"inputs: x\noutputs: n\nx = Placeholder[2]()\n{call}\n{endless}"))

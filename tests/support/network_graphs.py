@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.runtimes.reference import Reference
+from quantkit.runtimes import find_runtime
 
 BATCH = 2
 FLOAT, INT32 = DType.FLOAT, DType.INT32
@@ -388,7 +388,7 @@ def answers(graph: Graph, *, pixels: bool = False) -> dict[str, Array]:
         pixels: feed whole numbers from 0 to 255, of whatever type the graph takes, instead of -1 to 1.
     """
     random = np.random.default_rng(0)
-    with Reference().open(graph) as session:
+    with find_runtime("reference").open(graph) as session:
         feeds = {}
         for info in session.inputs:
             shape = info.shape.sizes

@@ -9,7 +9,7 @@ from work import check_work_is_linear
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Attr, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.runtimes.reference import Reference
+from quantkit.runtimes import find_runtime
 from quantkit.transforms.registry import Transform
 
 CONVOLUTION: Mapping[str, Attr] = {"strides": (1, 1, 1, 1), "padding": b"SAME"}
@@ -23,7 +23,7 @@ def placeholder(shape: tuple[int, ...], name: str = "x") -> Node:
 def answers(graph: Graph, seed: int = 0) -> dict[str, Array]:
     """The outputs for seeded inputs."""
     random = np.random.default_rng(seed)
-    with Reference().open(graph) as session:
+    with find_runtime("reference").open(graph) as session:
         return session.run(
             {one.name: random.uniform(-1, 1, one.shape.sizes).astype(np.float32) for one in session.inputs}
         )

@@ -11,13 +11,13 @@ from quantkit.errors import GraphError
 from quantkit.formats import onnx
 from quantkit.formats.onnx.schema import message_class
 from quantkit.ir.graph import Edge, Graph
-from quantkit.runtimes import RUNTIMES
+from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import Session
 from quantkit.transforms.registry import REGISTRY, names_for
 
 X = np.float32([[1, -2, 3, -4]])
 needs_onnxruntime = pytest.mark.skipif(
-    not RUNTIMES["onnxruntime"].available().ok, reason="ONNX Runtime is not installed"
+    not find_runtime("onnxruntime").available().ok, reason="ONNX Runtime is not installed"
 )
 
 

@@ -7,7 +7,7 @@ from spread_graphs import with_batch_norms, with_clamps, with_pads, with_preproc
 import quantkit as qk
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
-from quantkit.runtimes import RUNTIMES, open_session
+from quantkit.runtimes import open_session, runtimes
 
 FORMS = {
     "pool_after_projection": lambda graph: graph,
@@ -34,7 +34,7 @@ def answers(graph: Graph, engine: str) -> Array:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("engine", [name for name, one in RUNTIMES.items() if one.available().ok])
+@pytest.mark.parametrize("engine", [name for name, one in runtimes().items() if one.available().ok])
 @pytest.mark.parametrize("rewrite", FORMS)
 def test_answers_are_the_same(rewrite: str, engine: str, digits: Graph) -> None:
     before = FORMS[rewrite](digits)

@@ -22,7 +22,7 @@ from quantkit.errors import InputError, did_you_mean
 from quantkit.formats.kinds import shards
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType, Tensor
-from quantkit.runtimes.session import require
+from quantkit.runtimes.availability import require
 from quantkit.runtimes.tensorflow_library import available, module, quiet, reading
 
 # What savers call the node that restores all they saved.

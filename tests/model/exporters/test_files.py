@@ -18,7 +18,7 @@ from quantkit.formats.graphdef.schema import parse
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.model.exporters.files import Target, save
-from quantkit.runtimes import RUNTIMES
+from quantkit.runtimes import find_runtime
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()
@@ -26,9 +26,11 @@ main = ENTRY.load()
 FLOAT = {"T": DType.FLOAT}
 W = np.arange(4 * 600, dtype=np.float32).reshape(4, 600) / 1024
 X = np.float32([[1, 2, 3, 4], [0, -1, 0, 1]])
-needs_tensorflow = pytest.mark.skipif(not RUNTIMES["tensorflow"].available().ok, reason="TensorFlow is not installed")
+needs_tensorflow = pytest.mark.skipif(
+    not find_runtime("tensorflow").available().ok, reason="TensorFlow is not installed"
+)
 needs_onnxruntime = pytest.mark.skipif(
-    not RUNTIMES["onnxruntime"].available().ok, reason="ONNX Runtime is not installed"
+    not find_runtime("onnxruntime").available().ok, reason="ONNX Runtime is not installed"
 )
 
 

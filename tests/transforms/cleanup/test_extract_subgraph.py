@@ -10,7 +10,7 @@ from quantkit.errors import GraphError, RecipeError
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.runtimes.reference import Reference
+from quantkit.runtimes import find_runtime
 from quantkit.transforms.cleanup.extract_subgraph import extract_subgraph
 
 FLOAT = {"T": DType.FLOAT}
@@ -33,7 +33,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 
 def values(graph: Graph, feeds: dict[str, Array]) -> dict[str, Array]:
-    with Reference().open(graph) as session:
+    with find_runtime("reference").open(graph) as session:
         return session.run(feeds)
 
 

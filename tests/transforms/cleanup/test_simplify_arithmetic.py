@@ -13,7 +13,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType
 from quantkit.ir.text import from_text
 from quantkit.recipes.example import runnable
-from quantkit.runtimes.reference import Reference
+from quantkit.runtimes import find_runtime
 from quantkit.transforms.cleanup.simplify_arithmetic import simplify_arithmetic
 
 HEAD = "inputs: x, s, b\noutputs: y\nx = Placeholder[2x3]()\ns = Placeholder[?x3]()\nb = Placeholder[bool 2x3]()\n"
@@ -134,7 +134,7 @@ def test_each_identity(lines: str, left: list[str]) -> None:
 
 
 def run(graph: Graph, feeds: dict[str, Array]) -> Array:
-    with Reference().open(graph) as session:
+    with find_runtime("reference").open(graph) as session:
         return session.run(feeds)["y"]
 
 

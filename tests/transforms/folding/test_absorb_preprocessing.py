@@ -10,7 +10,7 @@ from quantkit.errors import RecipeError
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType
-from quantkit.runtimes.reference import Reference
+from quantkit.runtimes import find_runtime
 from quantkit.transforms.folding.absorb_preprocessing import absorb_preprocessing
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (1, 5, 5, 3), np.uint8)
@@ -18,7 +18,7 @@ FLOAT: dict[str, Attr] = {"T": DType.FLOAT}
 
 
 def outputs(graph: Graph, pixels: Array) -> dict[str, Array]:
-    with Reference().open(graph) as session:
+    with find_runtime("reference").open(graph) as session:
         return session.run({"x": pixels})
 
 

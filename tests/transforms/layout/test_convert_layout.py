@@ -12,7 +12,7 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model import load
 from quantkit.recipes import parse, run
-from quantkit.runtimes import RUNTIMES, open_session
+from quantkit.runtimes import find_runtime, open_session
 from quantkit.transforms.layout.convert_layout import convert_layout
 
 FLOAT: dict[str, Attr] = {"T": DType.FLOAT}
@@ -210,8 +210,8 @@ def test_a_network_has_transposes_at_its_borders_only(digits: Graph) -> None:
 @pytest.mark.engine
 @pytest.mark.parametrize("runtime", ["reference", "onnxruntime", "openvino", "tensorflow"])
 def test_answers_in_the_engines(runtime: str, digits: Graph) -> None:
-    if not RUNTIMES[runtime].available().ok:
-        pytest.skip(RUNTIMES[runtime].available().detail)
+    if not find_runtime(runtime).available().ok:
+        pytest.skip(find_runtime(runtime).available().detail)
     made = convert_layout(digits, to="NCHW")
     if runtime == "tensorflow":  # it computes few NCHW ops on a processor: there and back again
         made = convert_layout(made, to="NHWC")

@@ -14,7 +14,7 @@ from quantkit.formats import graphdef
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.runtimes.reference import Reference
+from quantkit.runtimes import find_runtime
 from quantkit.transforms.layout.sparsify_gather import sparsify_gather
 
 GATHER: dict[str, Attr] = {"Tparams": DType.FLOAT, "Tindices": DType.INT64}
@@ -29,7 +29,7 @@ def ids_of(shape: tuple[int, ...] = (4,), dtype: DType = DType.INT64) -> Node:
 
 
 def run(graph: Graph, ids: Array) -> dict[str, Array]:
-    with Reference().open(graph) as session:
+    with find_runtime("reference").open(graph) as session:
         return session.run({"ids": ids})
 
 

@@ -18,7 +18,7 @@ from quantkit.ir.tensor import DType
 from quantkit.model import load
 from quantkit.ops.kernels import evaluate
 from quantkit.recipes import parse, run
-from quantkit.runtimes import RUNTIMES, open_session
+from quantkit.runtimes import find_runtime, open_session
 from quantkit.transforms.precision._half_graphs import COMPUTING, MOVING
 from quantkit.transforms.precision.convert_precision import convert_precision
 
@@ -104,8 +104,8 @@ def test_half_the_bytes(digits: Graph) -> None:
 @pytest.mark.parametrize("to", TYPES)
 @pytest.mark.parametrize("runtime", ["reference", pytest.param("tensorflow", marks=pytest.mark.engine)])
 def test_answers_stay_within_the_tolerance(runtime: str, to: str, weights_only: bool, digits: Graph) -> None:
-    if not RUNTIMES[runtime].available().ok:
-        pytest.skip(RUNTIMES[runtime].available().detail)
+    if not find_runtime(runtime).available().ok:
+        pytest.skip(find_runtime(runtime).available().detail)
     logits = str(digits.outputs[1])
     pictures = (np.load(PICTURES)["images"][:40].astype(np.float32) - 128) / 128
     made = convert_precision(digits, to=to, weights_only=weights_only)
@@ -199,8 +199,8 @@ def one_op(op: str) -> Graph:
 @pytest.mark.parametrize("to", TYPES)
 @pytest.mark.parametrize("op", sorted(COMPUTING | MOVING))
 def test_every_op_that_is_converted_runs_in_tensorflow(op: str, to: str) -> None:
-    if not RUNTIMES["tensorflow"].available().ok:
-        pytest.skip(RUNTIMES["tensorflow"].available().detail)
+    if not find_runtime("tensorflow").available().ok:
+        pytest.skip(find_runtime("tensorflow").available().detail)
     before = one_op(op)
     made = convert_precision(before, to=to, weights_only=False)
     assert made["n"].attrs["T"] is TYPES[to]

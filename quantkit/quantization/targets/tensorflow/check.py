@@ -19,7 +19,8 @@ from quantkit.quantization.parameters import Grid
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.targets.tensorflow.parameters import codes_name, grids
-from quantkit.runtimes.session import Session, TensorInfo, require
+from quantkit.runtimes.availability import require
+from quantkit.runtimes.session import Session, TensorInfo
 from quantkit.runtimes.tensorflow import RUNTIME
 
 # Rounded weights and codes differ from float by about 1 % of a result's spread; a kernel that reads codes wrongly by

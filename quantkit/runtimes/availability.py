@@ -1,0 +1,60 @@
+"""Installed engines, found without importing them."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Self
+
+from quantkit.errors import UnavailableError
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Version of an installed engine, or the reason why the engine is missing and the command that installs it.
+
+    Attributes:
+        ok: True if the engine is installed.
+        detail: version; if the engine is missing, ``reason: command``.
+    """
+
+    ok: bool
+    detail: str
+
+    @classmethod
+    def yes(cls, version: str) -> Self:
+        return cls(True, version)
+
+    @classmethod
+    def no(cls, reason: str) -> Self:
+        return cls(False, reason)
+
+
+def installed(title: str, module: str, *packages: str, extra: str) -> Availability:
+    """Find the Python package of an engine without importing it.
+
+    Args:
+        title: name of the engine in messages.
+        module: Python module of the engine.
+        packages: distributions that provide the module, the usual one first.
+        extra: extra of quantkit that installs the first of them.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    if find_spec(module) is None:
+        return Availability.no(f"{title} is not installed: pip install 'quantkit[{extra}]'")
+    for package in packages:
+        try:
+            return Availability.yes(version(package))
+        except PackageNotFoundError:
+            continue
+    return Availability.yes("of unknown version")
+
+
+def require(availability: Availability) -> None:
+    """Check that an engine is installed.
+
+    Raises:
+        UnavailableError: the engine is missing; the hint is the command that installs it.
+    """
+    if not availability.ok:
+        reason, _, command = availability.detail.partition(": ")
+        raise UnavailableError(reason, hint=command)

@@ -1,0 +1,137 @@
+"""The part of a session that all engines have in common: checks of the arrays, names, closing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from quantkit.errors import UsageError, did_you_mean
+from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.runtimes.session import RuntimeVersion, SkippedRuntime, TensorInfo
+
+
+class FunctionSession:
+    """Session around one function of an engine.
+
+    Args:
+        runtime: runtime and version.
+        inputs: inputs in the order of the arguments of ``compute``.
+        outputs: outputs in the order of the results of ``compute``.
+        compute: function from checked input arrays to new output arrays, which the caller may change.
+        release: function that `close` calls once.
+        placement: function that returns the lines of `Session.placement`.
+    """
+
+    def __init__(
+        self,
+        runtime: RuntimeVersion,
+        inputs: tuple[TensorInfo, ...],
+        outputs: tuple[TensorInfo, ...],
+        compute: Callable[[list[Array]], Sequence[Array]],
+        *,
+        release: Callable[[], None] = lambda: None,
+        placement: Callable[[], tuple[str, ...]] = tuple,
+    ) -> None:
+        self.runtime = runtime
+        self.inputs = inputs
+        self.outputs = outputs
+        self.skipped: tuple[SkippedRuntime, ...] = ()
+        self._compute: Callable[[list[Array]], Sequence[Array]] | None = compute
+        self._release = release
+        self._placement = placement
+
+    @property
+    def placement(self) -> tuple[str, ...]:
+        return self._placement()
+
+    def run(self, feeds: Mapping[str, Array] | Array) -> dict[str, Array]:
+        if self._compute is None:
+            raise UsageError("the session is closed", hint="open a new one: open_session(model)")
+        arrays = {name: as_array(value) for name, value in self._by_name(feeds).items()}
+        check_feeds(self.inputs, arrays)
+        results = self._compute([arrays[info.name] for info in self.inputs])
+        return {info.name: array for info, array in zip(self.outputs, results, strict=True)}
+
+    def close(self) -> None:
+        if self._compute is not None:
+            self._placement = lambda lines=self._placement(): lines  # type: ignore[misc]
+            self._compute = None
+            self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _by_name(self, feeds: Mapping[str, Array] | Array) -> Mapping[str, Array]:
+        """Return the arrays by input name.
+
+        Raises:
+            UsageError: an array without a name, and the model has not exactly one input.
+        """
+        if isinstance(feeds, Mapping):
+            return feeds
+        if len(self.inputs) == 1:
+            return {self.inputs[0].name: feeds}
+        names = [info.name for info in self.inputs]
+        raise UsageError(
+            f"the model has {len(names)} inputs: {', '.join(names)}" if names else "the model has no inputs",
+            hint=f"pass a dict of input name to array: {{{', '.join(f'{name!r}: array' for name in names)}}}",
+        )
+
+
+def as_array(value: Any) -> Array:
+    """Return an array; bytes become an object array, because NumPy strings drop trailing zero bytes."""
+    return np.array(value, object) if isinstance(value, bytes) else np.asarray(value)
+
+
+def check_feeds(inputs: tuple[TensorInfo, ...], feeds: Mapping[str, Array]) -> None:
+    """Check names, element types and shapes of the input arrays.
+
+    Raises:
+        UsageError: names the input, its type or shape, and that of the array.
+    """
+    known = {info.name: info for info in inputs}
+    for name in feeds:
+        if name not in known:
+            raise UsageError(
+                f"{name!r} is not an input of this session",
+                hint=did_you_mean(name, known) or f"its inputs are {', '.join(known)}",
+            )
+    for name, info in known.items():
+        if name not in feeds:
+            raise UsageError(
+                f"no array for input {name!r}", hint=f"pass a {info.dtype.value} array of shape {info.shape}"
+            )
+        _check_dtype(info, feeds[name])
+        _check_shape(info, feeds[name])
+
+
+def _check_dtype(info: TensorInfo, array: Array) -> None:
+    if info.dtype is DType.STRING:
+        if array.dtype.kind not in "OSU":
+            raise UsageError(
+                f"input {info.name!r} takes strings, not {array.dtype.name}", hint="pass bytes, or an array of bytes"
+            )
+    elif array.dtype != info.dtype.numpy:
+        raise UsageError(
+            f"input {info.name!r} takes {info.dtype.value}, not {array.dtype.name}",
+            hint=f"convert it first: array.astype('{info.dtype.numpy.name}')",
+        )
+
+
+def _check_shape(info: TensorInfo, array: Array) -> None:
+    dims = info.shape.dims
+    if dims is None:
+        return
+    if len(dims) != array.ndim or any(
+        expected not in (None, size) for expected, size in zip(dims, array.shape, strict=True)
+    ):
+        raise UsageError(
+            f"input {info.name!r} takes shape {info.shape}, not {Shape(array.shape)}",
+            hint="add or remove a batch dimension, or resize the data",
+        )

@@ -1,0 +1,91 @@
+"""A runtime as one object: its name, the models and options that it supports, and its `open`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quantkit.errors import UnavailableError
+from quantkit.formats.kinds import KINDS, kind_of
+from quantkit.ir.graph import Graph
+from quantkit.runtimes.availability import Availability, require
+from quantkit.runtimes.session import Session, SessionOptions
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Inference engine that opens models in sessions.
+
+    Attributes:
+        name: name on the command line: ``onnxruntime``.
+        title: name in messages: ``ONNX Runtime``.
+        available: function that returns the installed version, or the reason why the engine is missing; it imports
+            nothing heavy.
+        open_model: function that opens a checked model with checked options. It imports the engine, and may raise
+            `UnavailableError`, `InputError` or `GraphError`.
+        kinds: kinds of files (keys of `quantkit.formats.KINDS`) that the engine opens itself.
+        dialects: dialects of the graphs that `open_model` takes.
+        native_dialect: the one of them that runs without a conversion; empty: all graphs are converted.
+        keeps_tensors: True if each tensor of a graph can be an output and has the value that the graph defines; False
+            if compilation changes or removes intermediate tensors.
+        devices: ``cpu``, and ``gpu`` if the engine has GPU kernels.
+        precisions: arithmetic that the engine can use, as in `SessionOptions.precision`.
+        has_threads: True if the engine has thread options (``intra_op``, ``inter_op``).
+        package: Python package with the libraries of the engine.
+        variables: environment variables that the engine reads besides those of its OpenMP runtime, with their effect.
+        priority: rank for ``auto``; the runtime with the highest one is tried first.
+    """
+
+    name: str
+    title: str
+    available: Callable[[], Availability]
+    open_model: Callable[[Graph | Path, SessionOptions], Session]
+    kinds: tuple[str, ...] = ()
+    dialects: tuple[str, ...] = ()
+    native_dialect: str = ""
+    keeps_tensors: bool = False
+    devices: tuple[str, ...] = ("cpu",)
+    precisions: tuple[str, ...] = ("float32",)
+    has_threads: bool = True
+    package: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    priority: int = 10
+
+    def open(self, model: Graph | Path, options: SessionOptions = SessionOptions()) -> Session:
+        """Open a session.
+
+        Args:
+            model: a graph of one of `dialects`, or a file of one of `kinds`.
+            options: threads, device and precision.
+
+        Raises:
+            UnavailableError: the engine is not installed, or does not support the model, the device or the precision.
+            UsageError: the device is not a device name.
+            InputError: the file is missing or broken.
+            GraphError: the engine rejects the graph.
+        """
+        require(self.available())
+        self._check_options(options)
+        self._check_model(model)
+        return self.open_model(model, options)
+
+    def _check_options(self, options: SessionOptions) -> None:
+        if options.gpu_index is not None and "gpu" not in self.devices:
+            raise UnavailableError(f"{self.title} runs on the CPU only", hint="use --device cpu, or another --runtime")
+        if options.precision not in self.precisions:
+            raise UnavailableError(
+                f"{self.title} does not support the precision {options.precision!r}",
+                hint=f"use --precision {' or '.join(self.precisions)}, or another --runtime",
+            )
+
+    def _check_model(self, model: Graph | Path) -> None:
+        if isinstance(model, Graph):
+            if model.dialect not in self.dialects:
+                raise UnavailableError(
+                    f"{self.title} opens {' and '.join(self.dialects)} graphs, not {model.dialect} graphs",
+                    hint="quantkit doctor lists the installed runtimes",
+                )
+        elif (kind := kind_of(model)) not in self.kinds:
+            raise UnavailableError(
+                f"{self.title} cannot open {model.name}, which is {KINDS[kind]}",
+                hint="quantkit doctor lists the installed runtimes",
+            )
