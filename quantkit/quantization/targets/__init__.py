@@ -14,7 +14,11 @@ from quantkit.registry import Registry
 
 __all__ = ["REGISTRY", "Target", "find_target", "targets"]
 
-REGISTRY = Registry("target", Target, (onnx.TARGET, tensorflow.TARGET, eightbit.TARGET, litert.TARGET))
+REGISTRY = Registry(
+    "target",
+    Target,  # type: ignore[type-abstract]
+    (onnx.TARGET, tensorflow.TARGET, eightbit.TARGET, litert.TARGET),
+)
 
 
 def targets() -> Mapping[str, Target]:
