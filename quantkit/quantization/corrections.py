@@ -19,7 +19,7 @@ from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, Tensor
 from quantkit.ops.layers import find_layer
-from quantkit.quantization.parameters import Grid
+from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
 
@@ -54,7 +54,12 @@ def correct_biases(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
 
 def _shift(layer: Node, weights: Array, plan: Plan, pattern: FusedPattern, means: Floats) -> Floats:
     """Mean of what rounded weights add to each output channel."""
-    rounded = Grid.of_weights(plan.weights[pattern.weights], weights).rounded(weights).astype(np.float64) - weights
+    rounded = (
+        QuantizationParameters.of_weights(plan.weights[pattern.weights], weights)
+        .fake_quantize(weights)
+        .astype(np.float64)
+        - weights
+    )
     if layer.op == "DepthwiseConv2dNative":
         separate: Floats = (rounded.sum((0, 1)) * means[:, None]).reshape(-1)
         return separate

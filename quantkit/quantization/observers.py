@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array
-from quantkit.quantization.parameters import Grid
+from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.ranges import Range
 from quantkit.quantization.spec import AFFINE, Spec
 from quantkit.registry import Registry
@@ -268,7 +268,7 @@ class Percentile(Streaming):
 
 
 class MeanSquaredError(Streaming):
-    """The range whose grid is nearest to the numbers, in the mean of the squared distance.
+    """The range whose parameters is nearest to the numbers, in the mean of the squared distance.
 
     Args:
         spec: form of the codes.
@@ -331,8 +331,8 @@ def _searched(spec: Spec, ends: Range, costs: Callable[[Floats, Floats], Floats]
 
 def _squared_errors(spec: Spec, lows: Floats, highs: Floats, values: Floats, counts: Floats) -> Floats:
     """Sum of squared errors of rounding and clipping, for each range."""
-    grid = Grid.of_ends(spec, lows, highs)
-    scale, zero = grid.scale.astype(np.float64)[:, None], grid.zero_point[:, None]
+    parameters = QuantizationParameters.of_limits(spec, lows, highs)
+    scale, zero = parameters.scale.astype(np.float64)[:, None], parameters.zero_point[:, None]
     low, high = spec.limits
     levels = values / scale
     np.rint(levels, out=levels)
@@ -346,7 +346,7 @@ def _squared_errors(spec: Spec, lows: Floats, highs: Floats, values: Floats, cou
 
 def _divergence(spec: Spec, span: Range, values: Floats, counts: Floats) -> float:
     """Kullback-Leibler divergence of what codes show from the clipped numbers."""
-    grid = Grid.of_range(spec, span)
+    parameters = QuantizationParameters.of_range(spec, span)
     low, high = spec.limits
     inside = np.flatnonzero((values >= min(span.low, 0.0)) & (values <= max(span.high, 0.0)))
     # Fewer bins than codes are all shown as they are, which says nothing about rounding.
@@ -354,7 +354,7 @@ def _divergence(spec: Spec, span: Range, values: Floats, counts: Floats) -> floa
         return inf
     first, last = int(inside[0]), int(inside[-1])
     kept = counts[first : last + 1].copy()
-    codes = np.clip(np.rint(values[first : last + 1] / float(grid.scale)) + int(grid.zero_point), low, high)
+    codes = np.clip(np.rint(values[first : last + 1] / float(parameters.scale)) + int(parameters.zero_point), low, high)
     codes = (codes - low).astype(np.int64)
     held = kept > 0
     if not held.any():

@@ -1,8 +1,8 @@
-"""Codes and the real numbers they stand for.
+"""Quantization parameters: scale and zero point of a tensor's quantized values.
 
-    code = clip(round(x / scale) + zero_point)        x ~= (code - zero_point) * scale
+    quantized = clip(round(x / scale) + zero_point)        x ~= (quantized - zero_point) * scale
 
-Rounding is half to even; real 0 is always exactly a code.
+Rounding is half to even; real 0 is always represented exactly.
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Evenly spaced numbers.
+class QuantizationParameters:
+    """Scale and zero point of one tensor, or of each channel of a constant.
 
     Attributes:
-        spec: the form of the codes.
-        scale: distance between neighbours, float32: () or (c,).
-        zero_point: the code of 0, int32, of the same shape.
+        spec: number format of the quantized values.
+        scale: distance between neighbouring values, float32: () or (c,).
+        zero_point: quantized value of real 0, int32, of the same shape.
     """
 
     spec: Spec
@@ -33,31 +33,34 @@ class Grid:
     zero_point: npt.NDArray[np.int32]
 
     @classmethod
-    def of_range(cls, spec: Spec, span: Range) -> Self:
-        """The finest grid of a spec that reaches a range; a range that holds only 0 gets steps of 1.
+    def of_range(cls, spec: Spec, limits: Range) -> Self:
+        """Return the parameters with the smallest scale that cover a range.
 
-        >>> grid = Grid.of_range(Spec.parse("quint8 affine"), Range(-1.0, 0.9921875))
-        >>> float(grid.scale), int(grid.zero_point)
+        A range that holds only 0 gets scale 1.
+
+        >>> parameters = QuantizationParameters.of_range(Spec.parse("quint8 affine"), Range(-1.0, 0.9921875))
+        >>> float(parameters.scale), int(parameters.zero_point)
         (0.0078125, 128)
         """
-        return cls.of_ends(spec, span.low, span.high)
+        return cls.of_limits(spec, limits.low, limits.high)
 
     @classmethod
     def of_weights(cls, spec: Spec, values: Array) -> Self:
-        """The grid of a constant: one scale for each channel where the spec says so.
+        """Return the parameters of a constant: one scale per channel where the spec demands it.
 
         Args:
-            spec: with `Spec.axes` where it is per channel.
+            spec: with `Spec.axes` if it is per channel.
             values: the constant, finite.
         """
         if not (spec.per_channel and spec.axes):
-            return cls.of_ends(spec, values.min(initial=0), values.max(initial=0))
+            return cls.of_limits(spec, values.min(initial=0), values.max(initial=0))
         rest = tuple(axis for axis in range(values.ndim) if axis not in spec.axes)
-        return cls.of_ends(spec, values.min(rest, initial=0).reshape(-1), values.max(rest, initial=0).reshape(-1))
+        low, high = values.min(rest, initial=0), values.max(rest, initial=0)
+        return cls.of_limits(spec, low.reshape(-1), high.reshape(-1))
 
     @classmethod
-    def of_ends(cls, spec: Spec, low: npt.ArrayLike, high: npt.ArrayLike) -> Self:
-        """The finest grids of a spec that reach from ``low`` to ``high``, both () or (c,)."""
+    def of_limits(cls, spec: Spec, low: npt.ArrayLike, high: npt.ArrayLike) -> Self:
+        """Return the parameters that cover ``low`` to ``high``, both () or (c,)."""
         first, last = spec.limits
         low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
         if spec.symmetric:
@@ -69,10 +72,10 @@ class Grid:
         zero = np.zeros_like(low) if spec.symmetric else np.clip(np.rint(first - low / scale), first, last)
         return cls(spec, scale, zero.astype(np.int32))
 
-    def along(self, rank: int) -> "tuple[Floats, npt.NDArray[np.int32]]":
-        """Scale and zero point in a form that broadcasts against the tensor of ``rank`` dimensions.
+    def broadcastable(self, rank: int) -> tuple[Floats, npt.NDArray[np.int32]]:
+        """Return scale and zero point in a shape that broadcasts against a tensor of ``rank`` dimensions.
 
-        Only for channels that one dimension, or the last ones together, number.
+        Channels must be indexed by one dimension, or by the last ones together.
         """
         if not self.scale.ndim:
             return self.scale, self.zero_point
@@ -81,34 +84,37 @@ class Grid:
         shape[axis] = -1
         return self.scale.reshape(shape), self.zero_point.reshape(shape)
 
-    def encode(self, values: Array) -> Array:
-        """Codes of real numbers.
+    def quantize(self, values: Array) -> Array:
+        """Quantize real values.
 
         Args:
-            values: float32, any shape; of the weights' shape where the grid is per channel.
+            values: float32, any shape; the weights' shape if the scale is per channel.
 
         Returns:
-            uint8 or int8, same shape.
+            Quantized values, uint8 or int8, same shape.
         """
-        flat = self._channels_last(values)
-        scale, zero = self.along(flat.ndim) if len(self.spec.axes) < 2 else (self.scale, self.zero_point)
+        flat, scale, zero = self._aligned(values)
         levels = np.rint(flat / scale)
         levels += zero
         np.clip(levels, *self.spec.limits, out=levels)
         return levels.astype(self.spec.dtype.numpy).reshape(values.shape)
 
-    def decode(self, codes: Array) -> Floats:
-        """The real numbers of codes, float32, same shape."""
-        flat = self._channels_last(codes)
-        scale, zero = self.along(flat.ndim) if len(self.spec.axes) < 2 else (self.scale, self.zero_point)
-        return ((flat.astype(np.float32) - zero.astype(np.float32)) * scale).reshape(codes.shape)
+    def dequantize(self, quantized: Array) -> Floats:
+        """Return the real values of quantized values, float32, same shape."""
+        flat, scale, zero = self._aligned(quantized)
+        return ((flat.astype(np.float32) - zero.astype(np.float32)) * scale).reshape(quantized.shape)
 
-    def rounded(self, values: Array) -> Floats:
-        """The numbers of the grid that real numbers become."""
-        return self.decode(self.encode(values))
+    def fake_quantize(self, values: Array) -> Floats:
+        """Quantize and dequantize real values."""
+        return self.dequantize(self.quantize(values))
 
-    def _channels_last(self, values: Array) -> Array:
-        """With the last dimensions joined, where several number the channels."""
-        if not self.scale.ndim or len(self.spec.axes) < 2:
-            return values
-        return values.reshape(*values.shape[: self.spec.axes[0]], -1)
+    def _aligned(self, values: Array) -> tuple[Array, Floats, npt.NDArray[np.int32]]:
+        """Return the values, scale and zero point in shapes that broadcast.
+
+        The last dimensions of the values are joined where several of them index the channels.
+        """
+        if len(self.spec.axes) < 2:
+            return values, *self.broadcastable(values.ndim)
+        if self.scale.ndim:
+            values = values.reshape(*values.shape[: self.spec.axes[0]], -1)
+        return values, self.scale, self.zero_point

@@ -15,7 +15,7 @@ from quantkit.formats.onnx.schema import NUMBERS
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Array, DType, Tensor
-from quantkit.quantization.parameters import Grid
+from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
 
 
@@ -29,21 +29,21 @@ def store_weights(graph: Graph, plan: Plan) -> Graph:
     replacements = {}
     for name, spec in plan.weights.items():
         values = graph[name].value
-        grid = Grid.of_weights(spec, values.array)
+        parameters = QuantizationParameters.of_weights(spec, values.array)
         shape = [size if axis in spec.axes else 1 for axis, size in enumerate(values.shape)]
         replacements[name] = dequantized_constant(
-            graph, graph[name], quantized(values, grid), grid.scale.reshape(shape if spec.axes else ())
+            graph, graph[name], quantized(values, parameters), parameters.scale.reshape(shape if spec.axes else ())
         )
     return replace_constants(graph, replacements)
 
 
-def quantized(values: Tensor, grid: Grid) -> Tensor:
+def quantized(values: Tensor, parameters: QuantizationParameters) -> Tensor:
     """Return the int8 tensor of a constant; it is computed when it is needed."""
-    return Tensor(DType.INT8, values.shape, partial(_quantize, values, grid))
+    return Tensor(DType.INT8, values.shape, partial(_quantize, values, parameters))
 
 
-def _quantize(values: Tensor, grid: Grid) -> Array:
-    return grid.encode(values.array)
+def _quantize(values: Tensor, parameters: QuantizationParameters) -> Array:
+    return parameters.quantize(values.array)
 
 
 def dequantized_constant(graph: Graph, node: Node, values: Tensor, scale: Array) -> tuple[Node, ...]:

@@ -6,7 +6,7 @@ from quantkit.ir.tensor import Array
 from quantkit.ir.text import from_text
 from quantkit.quantization import Ranges, Scheme, annotate, calibrate
 from quantkit.quantization.corrections import correct_biases, equalize
-from quantkit.quantization.parameters import Grid
+from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.runtimes import open_session
 
 DENSE = """
@@ -57,7 +57,7 @@ def with_rounded_weights(graph: Graph, scheme: Scheme) -> Graph:
     for name, spec in plan.weights.items():
         values = nodes[name].value.array
         made = from_text(f"{name} = Const(0.0)")[name]
-        value = type(nodes[name].value).of(Grid.of_weights(spec, values).rounded(values))
+        value = type(nodes[name].value).of(QuantizationParameters.of_weights(spec, values).fake_quantize(values))
         nodes[name] = made.with_attrs(value=value)
     return graph.with_nodes(nodes.values())
 

@@ -20,7 +20,7 @@ from quantkit.quantization.observers import (
     find_observer,
     observers,
 )
-from quantkit.quantization.parameters import Grid
+from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.ranges import Range
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.spec import AFFINE, SIGNED, UNSIGNED, Spec
@@ -109,8 +109,8 @@ def test_the_least_squared_error_is_below_that_of_the_extremes(spec: Spec) -> No
     values = np.abs(values) if spec is UNSIGNED else values
     errors = {}
     for name in ("min_max", "mean_squared_error"):
-        grid = Grid.of_range(spec, fed(create_observer(name, spec), [values]).range())
-        errors[name] = float(np.square(grid.rounded(values) - values).mean())
+        parameters = QuantizationParameters.of_range(spec, fed(create_observer(name, spec), [values]).range())
+        errors[name] = float(np.square(parameters.fake_quantize(values) - values).mean())
     assert errors["mean_squared_error"] < errors["min_max"] * 1.01, "bins know the numbers to half a bin"
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantkit.quantization.parameters import Grid
+from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.ranges import Range
 from quantkit.quantization.spec import Spec
 
@@ -18,39 +18,44 @@ def test_zero_is_exact_and_the_range_is_reached(text: str, one: float, other: fl
     low, high = min(one, other), max(one, other)
     if not spec.is_signed:
         low, high = abs(low), max(abs(low), abs(high))
-    grid = Grid.of_range(spec, Range(low, high))
+    parameters = QuantizationParameters.of_range(spec, Range(low, high))
     ends = np.float32([0.0, low, high])
-    assert grid.rounded(ends)[0] == 0
-    assert np.abs(grid.rounded(ends) - ends).max() <= 0.51 * grid.scale + 1e-30 + np.abs(ends).max() * 1e-6
+    assert parameters.fake_quantize(ends)[0] == 0
+    assert (
+        np.abs(parameters.fake_quantize(ends) - ends).max()
+        <= 0.51 * parameters.scale + 1e-30 + np.abs(ends).max() * 1e-6
+    )
 
 
 def test_weights_have_a_scale_for_each_channel() -> None:
     values = np.random.default_rng(0).normal(size=(3, 3, 2, 3)).astype(np.float32) * np.float32([1, 10, 100])
-    grid = Grid.of_weights(Spec.parse("qint8 symmetric per_channel axes=3"), values)
-    assert grid.scale == pytest.approx(np.abs(values).max((0, 1, 2)) / 127)
-    assert np.abs(grid.rounded(values) - values).max((0, 1, 2)) == pytest.approx(grid.scale / 2, rel=0.2)
-    codes = grid.encode(values)
+    parameters = QuantizationParameters.of_weights(Spec.parse("qint8 symmetric per_channel axes=3"), values)
+    assert parameters.scale == pytest.approx(np.abs(values).max((0, 1, 2)) / 127)
+    assert np.abs(parameters.fake_quantize(values) - values).max((0, 1, 2)) == pytest.approx(
+        parameters.scale / 2, rel=0.2
+    )
+    codes = parameters.quantize(values)
     assert codes.dtype == np.int8
     assert (codes.min(), codes.max()) >= (-127, 127)
 
 
 def test_depthwise_channels_are_numbered_by_two_dimensions() -> None:
     values = np.random.default_rng(0).normal(size=(3, 3, 2, 3)).astype(np.float32)
-    grid = Grid.of_weights(Spec.parse("qint8 symmetric per_channel axes=2,3"), values)
-    assert grid.scale.shape == (6,)
-    assert np.abs(grid.rounded(values) - values).max() <= grid.scale.max() / 2 * 1.001
+    parameters = QuantizationParameters.of_weights(Spec.parse("qint8 symmetric per_channel axes=2,3"), values)
+    assert parameters.scale.shape == (6,)
+    assert np.abs(parameters.fake_quantize(values) - values).max() <= parameters.scale.max() / 2 * 1.001
 
 
 def test_rows_of_a_transposed_product() -> None:
     values = np.float32([[1, 0.5], [100, 50]])
-    grid = Grid.of_weights(Spec.parse("qint8 symmetric per_channel axes=0"), values)
-    assert grid.rounded(values)[:, 0].tolist() == [1, 100]
+    parameters = QuantizationParameters.of_weights(Spec.parse("qint8 symmetric per_channel axes=0"), values)
+    assert parameters.fake_quantize(values)[:, 0].tolist() == [1, 100]
 
 
 def test_half_range_keeps_to_seven_bits() -> None:
-    grid = Grid.of_weights(Spec.parse("qint8 symmetric reduce_range"), np.float32([-2.0, 2.0]))
-    assert grid.encode(np.float32([-2.0, 1.5, 2.0])).tolist() == [-63, 47, 63]
+    parameters = QuantizationParameters.of_weights(Spec.parse("qint8 symmetric reduce_range"), np.float32([-2.0, 2.0]))
+    assert parameters.quantize(np.float32([-2.0, 1.5, 2.0])).tolist() == [-63, 47, 63]
 
 
 def test_nothing_but_zero_gets_steps_of_one() -> None:
-    assert float(Grid.of_range(Spec.parse("quint8 affine"), Range(0.0, 0.0)).scale) == 1
+    assert float(QuantizationParameters.of_range(Spec.parse("quint8 affine"), Range(0.0, 0.0)).scale) == 1

@@ -14,7 +14,7 @@ from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
 from quantkit.quantization import Plan, Range, Ranges, Scheme, annotate
 from quantkit.quantization.targets.tensorflow import convert, float_reasons
 from quantkit.quantization.targets.tensorflow.check import check_on_this_host, require_onednn
-from quantkit.quantization.targets.tensorflow.parameters import codes_name
+from quantkit.quantization.targets.tensorflow.parameters import quantized_name
 from quantkit.runtimes.tensorflow import RUNTIME
 
 Floats = npt.NDArray[np.float32]
@@ -324,7 +324,7 @@ def test_tensors_kept_in_float_keep_their_names() -> None:
 def test_a_summand_that_is_asked_for_is_copied() -> None:
     graph = residual()
     _, _, made = quantized(graph)
-    asked = copy_shared_summands(made.with_endpoints(None, [codes_name(Edge("trunk_act")), *made.outputs]))
+    asked = copy_shared_summands(made.with_endpoints(None, [quantized_name(Edge("trunk_act")), *made.outputs]))
     assert asked.op_counts["QuantizedMaxPool"] == 1
     assert distance(run(asked, fed(graph))["last"], run(graph, fed(graph))["last"]) < NOISE
     assert copy_shared_summands(asked).op_counts == asked.op_counts

@@ -15,7 +15,7 @@ from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Shape
 from quantkit.ops.shape_inference import infer_shapes
-from quantkit.quantization.parameters import Grid
+from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import CONCATS, PATTERN_LAYER_OPS, Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import AFFINE
@@ -103,8 +103,8 @@ def _range(graph: Graph, plan: Plan, ranges: Ranges, edge: Edge) -> Range | None
     found = ranges.get(edge) if value is None else Range(float(value.array.min()), float(value.array.max()))
     if found is None or not np.isfinite(found).all():
         return None
-    grid = Grid.of_range(AFFINE, found)
-    scale, zero = float(grid.scale), int(grid.zero_point)
+    parameters = QuantizationParameters.of_range(AFFINE, found)
+    scale, zero = float(parameters.scale), int(parameters.zero_point)
     return Range(-zero * scale, (255 - zero) * scale)
 
 

@@ -19,7 +19,7 @@ from quantkit.convert.tensorflow_to_onnx.translator import transposed
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Tensor
-from quantkit.quantization.parameters import Grid
+from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
@@ -72,7 +72,7 @@ class _Quantization:
     ranges: Ranges
     translation: Translation
     takes_codes: bool
-    grids: dict[Edge, Grid] = field(init=False)
+    parameters: dict[Edge, QuantizationParameters] = field(init=False)
     nodes: dict[str, Node] = field(init=False)
     made: list[Node] = field(default_factory=list)
     instead: dict[Edge, Edge] = field(default_factory=dict)
@@ -80,23 +80,23 @@ class _Quantization:
     def __post_init__(self) -> None:
         averages = _averages_clamped(self.source, self.plan)
         spans = _spans(self.source, self.plan, self.ranges, averages)
-        self.grids = {
-            edge: self._grid(edge, spec, spans[edge])
+        self.parameters = {
+            edge: self._parameters_of(edge, spec, spans[edge])
             for edge, spec in self.plan.activations.items()
             if edge not in averages
         }
         self.nodes = dict(self.translation.graph.nodes)
 
-    def _grid(self, edge: Edge, spec: Spec, span: Range) -> Grid:
+    def _parameters_of(self, edge: Edge, spec: Spec, span: Range) -> QuantizationParameters:
         if _casts_bytes(self.source[edge.node]) and self.plan.group_of(edge) == {edge}:
-            return Grid(BYTES, np.float32(1), np.int32(0))  # type: ignore[arg-type]
-        return Grid.of_range(spec, span)
+            return QuantizationParameters(BYTES, np.float32(1), np.int32(0))  # type: ignore[arg-type]
+        return QuantizationParameters.of_range(spec, span)
 
     def graph(self) -> Graph:
         for pattern in self.plan.patterns:
             self._quantize_layer(pattern)
-        for edge, grid in self.grids.items():
-            self._quantize_edge(edge, grid)
+        for edge, parameters in self.parameters.items():
+            self._quantize_edge(edge, parameters)
         self._keep_averages_float()
         before = self.translation.graph
         nodes = [*map(self._rewired, self.nodes.values()), *self.made]
@@ -121,18 +121,18 @@ class _Quantization:
         place = edges.get(Edge(pattern.layer)) or edges.get(Edge(pattern.bias))
         layer = self.nodes.get(place.node) if place else None
         weights = self.source.constant_of(Edge(pattern.weights))
-        if layer is None or weights is None or pattern.input not in self.grids:
+        if layer is None or weights is None or pattern.input not in self.parameters:
             raise GraphError(
                 f"the plan's pattern {pattern.name!r} does not fit the graph", hint="annotate the graph again"
             )
         kind = self.source[pattern.layer].op
         shape = self.nodes[layer.inputs[1].node].value.shape
         spec = self.plan.weights[pattern.weights]
-        step = np.float64(self.grids[pattern.input].scale)
+        step = np.float64(self.parameters[pattern.input].scale)
         bias = self.nodes[layer.inputs[2].node].value.array if len(layer.inputs) > 2 else None
-        grid = _with_room(Grid.of_weights(spec, weights.array), step, bias)
-        scales = grid.scale
-        codes = Tensor(CODES[spec.dtype], weights.shape, partial(_codes, weights, grid))
+        parameters = _with_room(QuantizationParameters.of_weights(spec, weights.array), step, bias)
+        scales = parameters.scale
+        codes = Tensor(CODES[spec.dtype], weights.shape, partial(_codes, weights, parameters))
         codes = transposed(codes, LAYOUTS[kind], shape) if kind in LAYOUTS else codes
         name = layer.name
         self.made.append(Node(f"{name}/weights", "Constant", attrs={"value": codes}))
@@ -153,19 +153,19 @@ class _Quantization:
 
     # Edges
 
-    def _quantize_edge(self, edge: Edge, grid: Grid) -> None:
+    def _quantize_edge(self, edge: Edge, parameters: QuantizationParameters) -> None:
         place = self.translation.edges[edge]
         node = self.nodes[place.node]
         if node.op == "Transpose" and node.inputs[0].node in self._fed_images:
             place = node.inputs[0]  # codes are made of it before it is transposed
-        raw = self._without_activation(edge, place, grid)
-        scale = self._keep(f"{edge}/scale", grid.scale)
-        zero = self._keep(f"{edge}/zero", grid.zero_point.astype(grid.spec.dtype.numpy))
+        raw = self._without_activation(edge, place, parameters)
+        scale = self._keep(f"{edge}/scale", parameters.scale)
+        zero = self._keep(f"{edge}/zero", parameters.zero_point.astype(parameters.spec.dtype.numpy))
         source = self.nodes[place.node]
-        if source.op == "Cast" and grid.spec is BYTES:
+        if source.op == "Cast" and parameters.spec is BYTES:
             codes = source.inputs[0]
         elif source.op == "Placeholder" and self.takes_codes:
-            self.nodes[place.node] = source.with_attrs(dtype=CODES[grid.spec.dtype])
+            self.nodes[place.node] = source.with_attrs(dtype=CODES[parameters.spec.dtype])
             codes = place
         else:
             self.made.append(Node(f"{edge}/codes", "QuantizeLinear", (raw, scale, zero)))
@@ -192,14 +192,14 @@ class _Quantization:
         casts = [node.name for node in self.nodes.values() if node.op == "Cast" and node.inputs[0].node in fed]
         return frozenset({*fed, *casts})
 
-    def _without_activation(self, edge: Edge, place: Edge, grid: Grid) -> Edge:
+    def _without_activation(self, edge: Edge, place: Edge, parameters: QuantizationParameters) -> Edge:
         """What is to be quantized: not the activation, where quantizing clamps to the same ends."""
         node = self.source[edge.node]
         top = ACTIVATIONS.get(node.op)
-        lowest, highest = grid.spec.limits
-        if top is None or grid.zero_point != lowest or edge in self.source.outputs:
+        lowest, highest = parameters.spec.limits
+        if top is None or parameters.zero_point != lowest or edge in self.source.outputs:
             return place
-        if (highest - lowest) * grid.scale > top * (1 + 1e-6):
+        if (highest - lowest) * parameters.scale > top * (1 + 1e-6):
             return place
         return self.nodes[place.node].inputs[0]
 
@@ -231,16 +231,19 @@ def _casts_bytes(node: Node) -> bool:
     return node.op == "Cast" and node.attrs.get("SrcT") is DType.UINT8
 
 
-def _with_room(grid: Grid, step: float, bias: Array | None) -> Grid:
-    """The grid of weights, coarser where the bias would else not fit into 32 bits."""
+def _with_room(parameters: QuantizationParameters, step: float, bias: Array | None) -> QuantizationParameters:
+    """The parameters of weights, coarser where the bias would else not fit into 32 bits."""
     if bias is None:
-        return grid
+        return parameters
     least = np.abs(bias) / (step * MOST_BIAS)
-    return replace(grid, scale=np.maximum(grid.scale, least if grid.scale.ndim else least.max()).astype(np.float32))
+    return replace(
+        parameters,
+        scale=np.maximum(parameters.scale, least if parameters.scale.ndim else least.max()).astype(np.float32),
+    )
 
 
-def _codes(weights: Tensor, grid: Grid) -> Array:
-    return grid.encode(weights.array)
+def _codes(weights: Tensor, parameters: QuantizationParameters) -> Array:
+    return parameters.quantize(weights.array)
 
 
 # Weights alone
@@ -262,9 +265,9 @@ def _store_weights(graph: Graph, plan: Plan) -> Graph:
 def _stored_constant(
     translated: Graph, node: Node, values: Tensor, spec: Spec, order: tuple[int, ...]
 ) -> tuple[Node, ...]:
-    grid = Grid.of_weights(spec, values.array)
-    stored = quantized(values, grid)
-    scale = grid.scale
+    parameters = QuantizationParameters.of_weights(spec, values.array)
+    stored = quantized(values, parameters)
+    scale = parameters.scale
     if order:
         stored = transposed(stored, order, node.value.shape)
     if spec.axes:

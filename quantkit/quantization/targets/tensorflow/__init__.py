@@ -21,7 +21,7 @@ from quantkit.quantization.spec import SIGNED, UNSIGNED
 from quantkit.quantization.targets.base import BFLOAT16, FLOAT, Target, count_conversion_nodes
 from quantkit.quantization.targets.tensorflow.check import check_on_this_host
 from quantkit.quantization.targets.tensorflow.fused_patterns import add_pattern
-from quantkit.quantization.targets.tensorflow.graph_builder import Growth
+from quantkit.quantization.targets.tensorflow.graph_builder import GraphBuilder
 from quantkit.quantization.targets.tensorflow.pass_through import add_pass_through
 from quantkit.quantization.targets.tensorflow.streams import side_by_side
 from quantkit.runtimes.session import SessionOptions
@@ -43,9 +43,9 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges, *, streams: bool = True) -
         GraphError: the plan was made for another graph, or its weights are not symmetric qint8.
         InputError: a range is missing.
     """
-    work = _converted(graph, plan, ranges)
-    made = work.graph()
-    return side_by_side(made, work.sizes()) if streams else made
+    builder = _converted(graph, plan, ranges)
+    made = builder.graph()
+    return side_by_side(made, builder.sizes()) if streams else made
 
 
 def float_reasons(graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
@@ -53,9 +53,9 @@ def float_reasons(graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]
     return _converted(graph, plan, ranges).reasons
 
 
-def _converted(graph: Graph, plan: Plan, ranges: Ranges) -> Growth:
+def _converted(graph: Graph, plan: Plan, ranges: Ranges) -> GraphBuilder:
     plan.require(ranges)
-    work = Growth(graph, plan, ranges)
+    builder = GraphBuilder(graph, plan, ranges)
     last = {pattern.name: pattern for pattern in plan.patterns}
     pass_through = frozenset(plan.pass_through)
     needed = graph.reachable()
@@ -63,14 +63,14 @@ def _converted(graph: Graph, plan: Plan, ranges: Ranges) -> Growth:
         if name not in needed:
             continue
         if name in last:
-            add_pattern(work, last[name])
+            add_pattern(builder, last[name])
         elif name in pass_through:
-            add_pass_through(work, graph[name])
+            add_pass_through(builder, graph[name])
         elif name not in plan.pattern_of:
-            work.keep(graph[name])
+            builder.keep(graph[name])
     for edge in graph.outputs:
-        work.float_of(edge)
-    return work
+        builder.float_of(edge)
+    return builder
 
 
 class TensorFlowTarget(Target):

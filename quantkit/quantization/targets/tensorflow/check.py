@@ -15,10 +15,10 @@ from quantkit.errors import CheckError, GraphError, UnavailableError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType
 from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
-from quantkit.quantization.parameters import Grid
+from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.targets.tensorflow.parameters import codes_name, grids
+from quantkit.quantization.targets.tensorflow.parameters import edge_parameters, quantized_name
 from quantkit.runtimes.availability import require
 from quantkit.runtimes.session import Session, TensorInfo
 from quantkit.runtimes.tensorflow import RUNTIME
@@ -62,18 +62,22 @@ def check_on_this_host(graph: Graph, plan: Plan, ranges: Ranges, quantized: Grap
         CheckError: a pattern's numbers are wrong; the first such node is named.
     """
     require_onednn()
-    codes = {edge: grid for edge, grid in grids(graph, plan, ranges).items() if codes_name(edge) in quantized}
-    fetched = [Edge(codes_name(edge)) for edge in codes]
+    codes = {
+        edge: parameters
+        for edge, parameters in edge_parameters(graph, plan, ranges).items()
+        if quantized_name(edge) in quantized
+    }
+    fetched = [Edge(quantized_name(edge)) for edge in codes]
     with RUNTIME.open(copy_shared_summands(quantized.with_endpoints(None, [*fetched, *quantized.outputs]))) as session:
         feeds = _seeded(session, plan, ranges)
         found = _explained(session, feeds)
     _require_finite(quantized, found)
-    numbers = {edge: grid.decode(_bytes(found[codes_name(edge)])) for edge, grid in codes.items()}
+    numbers = {edge: parameters.dequantize(_bytes(found[quantized_name(edge)])) for edge, parameters in codes.items()}
     errors = tuple(_unit_errors(graph, plan, codes, numbers))
     for one in errors:
         if not one.error <= MOST_ERROR:
             raise CheckError(
-                f"node {codes_name(Edge(one.pattern))!r}: this host computes it {one.error:.0%} away from float",
+                f"node {quantized_name(Edge(one.pattern))!r}: this host computes it {one.error:.0%} away from float",
                 hint=f"keep it in float: keep_float = [{one.pattern!r}]",
             )
     return errors
@@ -146,7 +150,7 @@ def _bytes(codes: Array) -> Array:
 
 
 def _unit_errors(
-    graph: Graph, plan: Plan, codes: Mapping[Edge, Grid], numbers: Mapping[Edge, Array]
+    graph: Graph, plan: Plan, codes: Mapping[Edge, QuantizationParameters], numbers: Mapping[Edge, Array]
 ) -> Iterator[PatternError]:
     patterns = [
         pattern
@@ -158,11 +162,13 @@ def _unit_errors(
         with RUNTIME.open(alone) as session:
             found = session.run(feeds)
         for number, pattern in enumerate(some):
-            grid = codes[pattern.output]
-            wanted = grid.rounded(found[f"pattern_{number}/{pattern.name}"])
+            parameters = codes[pattern.output]
+            wanted = parameters.fake_quantize(found[f"pattern_{number}/{pattern.name}"])
             wrong = _root_mean_square(wanted - numbers[pattern.output])
             # Where all numbers are a few codes, rounding them is a large part of them.
-            yield PatternError(pattern.name, wrong / (_root_mean_square(wanted) + ROUNDING_CODES * float(grid.scale)))
+            yield PatternError(
+                pattern.name, wrong / (_root_mean_square(wanted) + ROUNDING_CODES * float(parameters.scale))
+            )
 
 
 def _portions(graph: Graph, patterns: Sequence[FusedPattern]) -> Iterator[list[FusedPattern]]:

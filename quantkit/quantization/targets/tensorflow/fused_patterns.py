@@ -11,20 +11,20 @@ from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.layers import broadcast_channels, find_layer
 from quantkit.ops.tensorflow.signatures import attribute
-from quantkit.quantization.parameters import Grid
+from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern
 from quantkit.quantization.spec import Spec
-from quantkit.quantization.targets.tensorflow.graph_builder import AGAIN, RELU6_TOP, Growth
+from quantkit.quantization.targets.tensorflow.graph_builder import AGAIN, RELU6_TOP, GraphBuilder
 from quantkit.quantization.targets.tensorflow.padding import padded
-from quantkit.quantization.targets.tensorflow.parameters import CODES, WEIGHTS, Coded, codes_name
+from quantkit.quantization.targets.tensorflow.parameters import QUANTIZED, WEIGHTS, QuantizedTensor, quantized_name
 
 # What all products of matrices say of themselves.
 PRODUCT: Mapping[str, Attr] = {
-    "T1": CODES,
+    "T1": QUANTIZED,
     "T2": WEIGHTS,
     "Tbias": DType.FLOAT,
     "U": DType.FLOAT,
-    "Tdevice_inputs": (CODES, WEIGHTS, DType.FLOAT),
+    "Tdevice_inputs": (QUANTIZED, WEIGHTS, DType.FLOAT),
     "input_quant_mode": b"SCALED",
     "output_quant_mode": b"SCALED",
     "is_weight_const": True,
@@ -51,32 +51,32 @@ class _Weights:
     sums: npt.NDArray[np.float64]
 
 
-def add_pattern(work: Growth, pattern: FusedPattern) -> None:
+def add_pattern(builder: GraphBuilder, pattern: FusedPattern) -> None:
     """Put a layer and what is fused to it into the graph; in float where no kernel has its form.
 
     Raises:
         GraphError: the plan does not fit the graph, or its weights are not symmetric qint8.
     """
-    layer = work.source[pattern.layer]
-    output = work.grid_of(pattern.output)
-    weights = _weights(work, pattern, layer)
-    coded, pads, reason = padded(work, pattern, layer, weights.codes.shape)
-    if coded is None or pads is None:
-        work.keep_pattern(pattern, reason)
+    layer = builder.source[pattern.layer]
+    output = builder.parameters_of(pattern.output)
+    weights = _weights(builder, pattern, layer)
+    quantized, pads, reason = padded(builder, pattern, layer, weights.codes.shape)
+    if quantized is None or pads is None:
+        builder.keep_pattern(pattern, reason)
     elif layer.op == "MatMul" and (output is None or pattern.add):
-        _product_to_float(work, pattern, coded, weights)
+        _product_to_float(builder, pattern, quantized, weights)
     elif layer.op == "MatMul" and output is not None:
-        _product(work, pattern, coded, weights, output)
+        _product(builder, pattern, quantized, weights, output)
     elif output is None or (pattern.add and layer.op != "Conv2D"):
-        _convolution_to_float(work, pattern, coded, pads, weights)
+        _convolution_to_float(builder, pattern, quantized, pads, weights)
     else:
-        _convolution(work, pattern, coded, pads, weights, output)
+        _convolution(builder, pattern, quantized, pads, weights, output)
 
 
-def _weights(work: Growth, pattern: FusedPattern, layer: Node) -> _Weights:
-    spec = work.plan.weights[pattern.weights]
+def _weights(builder: GraphBuilder, pattern: FusedPattern, layer: Node) -> _Weights:
+    spec = builder.plan.weights[pattern.weights]
     facts = find_layer(layer)
-    found = work.source.constant_of(Edge(pattern.weights))
+    found = builder.source.constant_of(Edge(pattern.weights))
     if facts is None or found is None:
         raise GraphError(f"the plan's pattern {pattern.layer!r} is no layer of constant weights", hint=AGAIN)
     if spec.dtype is not WEIGHTS or not spec.symmetric:
@@ -91,48 +91,60 @@ def _weights(work: Growth, pattern: FusedPattern, layer: Node) -> _Weights:
         axes: tuple[int, ...] = (1,)
     else:
         axes = facts.weights_axes
-    grid = Grid.of_weights(spec, values)
-    codes = grid.encode(values)
+    parameters = QuantizationParameters.of_weights(spec, values)
+    codes = parameters.quantize(values)
     rest = tuple(axis for axis in range(values.ndim) if axis not in axes)
-    sums = codes.sum(rest, dtype=np.int64).reshape(-1) * grid.scale.astype(np.float64)
-    return _Weights(codes, grid.scale, _bias(work, pattern, layer, len(sums)), sums)
+    sums = codes.sum(rest, dtype=np.int64).reshape(-1) * parameters.scale.astype(np.float64)
+    return _Weights(codes, parameters.scale, _bias(builder, pattern, layer, len(sums)), sums)
 
 
-def _bias(work: Growth, pattern: FusedPattern, layer: Node, num_channels: int) -> npt.NDArray[np.float64]:
+def _bias(builder: GraphBuilder, pattern: FusedPattern, layer: Node, num_channels: int) -> npt.NDArray[np.float64]:
     made = np.zeros(num_channels)
     facts = find_layer(layer)
     if pattern.bias and facts is not None:
-        node = work.source[pattern.bias]
-        value = next(found for edge in node.inputs if (found := work.source.constant_of(edge)) is not None)
+        node = builder.source[pattern.bias]
+        value = next(found for edge in node.inputs if (found := builder.source.constant_of(edge)) is not None)
         made = made + _channels(value, facts.rank, facts.axis, num_channels, pattern.bias)
     return made
 
 
 def _layer_inputs(
-    work: Growth, pattern: FusedPattern, coded: Coded, weights: _Weights, bias: npt.NDArray[np.float64]
+    builder: GraphBuilder,
+    pattern: FusedPattern,
+    quantized: QuantizedTensor,
+    weights: _Weights,
+    bias: npt.NDArray[np.float64],
 ) -> tuple[list[Edge], list[Edge]]:
     """Input, weights and bias; the ranges of input and weights."""
-    shifted = bias - coded.zero * coded.scale * weights.sums
+    shifted = bias - quantized.zero * quantized.scale * weights.sums
     reach = (weights.scale * np.float32(127)).astype(np.float32)
     data = [
-        coded.edge,
-        work.constant(f"{pattern.name}/weights", weights.codes, WEIGHTS),
-        work.constant(f"{pattern.name}/bias", shifted.astype(np.float32)),
+        quantized.edge,
+        builder.constant(f"{pattern.name}/weights", weights.codes, WEIGHTS),
+        builder.constant(f"{pattern.name}/bias", shifted.astype(np.float32)),
     ]
-    ends = [work.constant(f"{pattern.name}/weights_min", -reach), work.constant(f"{pattern.name}/weights_max", reach)]
-    return data, [*work.span(coded), *ends]
+    ends = [
+        builder.constant(f"{pattern.name}/weights_min", -reach),
+        builder.constant(f"{pattern.name}/weights_max", reach),
+    ]
+    return data, [*builder.span(quantized), *ends]
 
 
 def _convolution(
-    work: Growth, pattern: FusedPattern, coded: Coded, pads: dict[str, Attr], weights: _Weights, output: Coded
+    builder: GraphBuilder,
+    pattern: FusedPattern,
+    quantized: QuantizedTensor,
+    pads: dict[str, Attr],
+    weights: _Weights,
+    output: QuantizedTensor,
 ) -> None:
-    layer = work.source[pattern.layer]
+    layer = builder.source[pattern.layer]
     bias = weights.bias + output.zero * output.scale
     attrs: dict[str, Attr] = {
-        "Tinput": CODES,
+        "Tinput": QUANTIZED,
         "Tfilter": WEIGHTS,
         "Tbias": DType.FLOAT,
-        "out_type": CODES,
+        "out_type": QUANTIZED,
         "strides": layer.attrs["strides"],
         "dilations": attribute(layer, "dilations"),
         **pads,
@@ -141,48 +153,53 @@ def _convolution(
     op = "QuantizedDepthwiseConv2D" if layer.op == "DepthwiseConv2dNative" else "QuantizedConv2D"
     form = "WithBiasAndReluAndRequantize"
     if pattern.summand is not None:
-        summand = work.codes_of(pattern.summand)
+        summand = builder.quantized_of(pattern.summand)
         bias = bias - summand.zero * summand.scale
         form = "WithBiasSumAndReluAndRequantize"
-        attrs["Tsummand"] = CODES
-        tail = [summand.edge, *work.span(summand)]
-    data, spans = _layer_inputs(work, pattern, coded, weights, bias)
-    _add_clipped(work, pattern, output, f"{op}{form}", [*data, *spans, *work.span(output), *tail], attrs)
+        attrs["Tsummand"] = QUANTIZED
+        tail = [summand.edge, *builder.span(summand)]
+    data, spans = _layer_inputs(builder, pattern, quantized, weights, bias)
+    _add_clipped(builder, pattern, output, f"{op}{form}", [*data, *spans, *builder.span(output), *tail], attrs)
 
 
 def _add_clipped(
-    work: Growth, pattern: FusedPattern, output: Coded, op: str, inputs: list[Edge], attrs: Mapping[str, Attr]
+    builder: GraphBuilder,
+    pattern: FusedPattern,
+    output: QuantizedTensor,
+    op: str,
+    inputs: list[Edge],
+    attrs: Mapping[str, Attr],
 ) -> None:
     """Put the kernel of a pattern into the graph, and behind it what its activation cuts off inside the range."""
-    clips = bool(pattern.activation) and _needs_clip(work, pattern, output)
-    name = codes_name(pattern.output)
-    made = work.add(f"{name}/unclipped" if clips else name, op, inputs, **attrs)
+    clips = bool(pattern.activation) and _needs_clip(builder, pattern, output)
+    name = quantized_name(pattern.output)
+    made = builder.add(f"{name}/unclipped" if clips else name, op, inputs, **attrs)
     if clips:
-        made = work.clipped(name, work.source[pattern.activation].op, output._replace(edge=made))
-    work.coded[pattern.output] = output._replace(edge=made)
+        made = builder.clipped(name, builder.source[pattern.activation].op, output._replace(edge=made))
+    builder.quantized[pattern.output] = output._replace(edge=made)
 
 
-def _needs_clip(work: Growth, pattern: FusedPattern, output: Coded) -> bool:
+def _needs_clip(builder: GraphBuilder, pattern: FusedPattern, output: QuantizedTensor) -> bool:
     """Whether the activation clips inside the range of its result: others share that range."""
-    above = work.source[pattern.activation].op == "Relu6" and output.high > RELU6_TOP * (1 + 1e-6)
+    above = builder.source[pattern.activation].op == "Relu6" and output.high > RELU6_TOP * (1 + 1e-6)
     return bool(output.zero) or above
 
 
 def _convolution_to_float(
-    work: Growth, pattern: FusedPattern, coded: Coded, pads: dict[str, Attr], weights: _Weights
+    builder: GraphBuilder, pattern: FusedPattern, quantized: QuantizedTensor, pads: dict[str, Attr], weights: _Weights
 ) -> None:
     """A convolution whose sums are wanted in float: 32-bit codes, all channels in one step.
 
     The kernel writes every channel in steps of the widest channel's, whatever ranges it reports.
     """
-    layer = work.source[pattern.layer]
+    layer = builder.source[pattern.layer]
     kind = "QuantizedDepthwiseConv2D" if layer.op == "DepthwiseConv2dNative" else "QuantizedConv2D"
-    data, spans = _layer_inputs(work, pattern, coded, weights, weights.bias)
-    name = codes_name(Edge(pattern.layer))
-    attrs: dict[str, Attr] = {"Tinput": CODES, "Tfilter": WEIGHTS, "out_type": DType.QINT32, **pads}
+    data, spans = _layer_inputs(builder, pattern, quantized, weights, weights.bias)
+    name = quantized_name(Edge(pattern.layer))
+    attrs: dict[str, Attr] = {"Tinput": QUANTIZED, "Tfilter": WEIGHTS, "out_type": DType.QINT32, **pads}
     if kind == "QuantizedConv2D":
         attrs["Tbias"] = DType.FLOAT
-    made = work.add(
+    made = builder.add(
         name,
         f"{kind}WithBias",
         [*data, *spans],
@@ -190,36 +207,40 @@ def _convolution_to_float(
         dilations=attribute(layer, "dilations"),
         **attrs,
     )
-    step = coded.scale * float(weights.scale.max())
-    _numbers_of(work, pattern, name, made, step)
+    step = quantized.scale * float(weights.scale.max())
+    _numbers_of(builder, pattern, name, made, step)
 
 
-def _numbers_of(work: Growth, pattern: FusedPattern, name: str, sums: Edge, step: float) -> None:
+def _numbers_of(builder: GraphBuilder, pattern: FusedPattern, name: str, sums: Edge, step: float) -> None:
     """The rest of a pattern in float, after 32-bit codes that are multiples of a step."""
-    whole = work.add(f"{name}/bits", "Bitcast", (sums,), T=DType.QINT32, type=DType.INT32)
-    numbers = work.add(f"{name}/numbers", "Cast", (whole,), SrcT=DType.INT32, DstT=DType.FLOAT)
+    whole = builder.add(f"{name}/bits", "Bitcast", (sums,), T=DType.QINT32, type=DType.INT32)
+    numbers = builder.add(f"{name}/numbers", "Cast", (whole,), SrcT=DType.INT32, DstT=DType.FLOAT)
     last = pattern.bias or pattern.layer
-    work.nodes[last] = Node(last, "Mul", (numbers, work.scalar(step)), attrs={"T": DType.FLOAT})
-    _keep_tail(work, pattern)
+    builder.nodes[last] = Node(last, "Mul", (numbers, builder.scalar(step)), attrs={"T": DType.FLOAT})
+    _keep_tail(builder, pattern)
 
 
-def _product(work: Growth, pattern: FusedPattern, coded: Coded, weights: _Weights, output: Coded) -> None:
+def _product(
+    builder: GraphBuilder, pattern: FusedPattern, quantized: QuantizedTensor, weights: _Weights, output: QuantizedTensor
+) -> None:
     """A matrix product whose result is codes."""
-    data, spans = _layer_inputs(work, pattern, coded, weights, weights.bias + output.zero * output.scale)
+    data, spans = _layer_inputs(builder, pattern, quantized, weights, weights.bias + output.zero * output.scale)
     attrs = {
         **PRODUCT,
-        "Tout": CODES,
+        "Tout": QUANTIZED,
         "Thost_inputs": (DType.FLOAT,) * 6,
-        "Tdevice_outputs": (CODES,),
+        "Tdevice_outputs": (QUANTIZED,),
         "Thost_outputs": (DType.FLOAT,) * 2,
         "fused_ops": (b"BiasAdd", b"Relu", b"Requantize"),
     }
-    _add_clipped(work, pattern, output, "_QuantizedMatMul", [*data, *spans, *work.span(output)], attrs)
+    _add_clipped(builder, pattern, output, "_QuantizedMatMul", [*data, *spans, *builder.span(output)], attrs)
 
 
-def _product_to_float(work: Growth, pattern: FusedPattern, coded: Coded, weights: _Weights) -> None:
+def _product_to_float(
+    builder: GraphBuilder, pattern: FusedPattern, quantized: QuantizedTensor, weights: _Weights
+) -> None:
     """A matrix product whose result is float: nothing reads codes of it, or a residual follows."""
-    data, spans = _layer_inputs(work, pattern, coded, weights, weights.bias)
+    data, spans = _layer_inputs(builder, pattern, quantized, weights, weights.bias)
     attrs = {
         **PRODUCT,
         "Tout": DType.FLOAT,
@@ -229,15 +250,15 @@ def _product_to_float(work: Growth, pattern: FusedPattern, coded: Coded, weights
         "fused_ops": (b"BiasAdd", b"Dequantize"),
     }
     name = pattern.bias or pattern.layer
-    work.nodes[name] = Node(name, "_QuantizedMatMul", (*data, *spans), attrs=attrs)
-    _keep_tail(work, pattern)
+    builder.nodes[name] = Node(name, "_QuantizedMatMul", (*data, *spans), attrs=attrs)
+    _keep_tail(builder, pattern)
 
 
-def _keep_tail(work: Growth, pattern: FusedPattern) -> None:
+def _keep_tail(builder: GraphBuilder, pattern: FusedPattern) -> None:
     """Compute in float what follows the bias of a pattern."""
     for tail in (pattern.add, pattern.activation):
         if tail:
-            work.keep(work.source[tail])
+            builder.keep(builder.source[tail])
 
 
 def _channels(value: Tensor, rank: int, axis: int, num_channels: int, name: str) -> Array:

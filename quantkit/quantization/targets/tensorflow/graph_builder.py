@@ -14,14 +14,21 @@ from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.targets.tensorflow.parameters import CODES, TOP, Coded, casts_bytes, codes_name, grids
+from quantkit.quantization.targets.tensorflow.parameters import (
+    QUANTIZED,
+    TOP,
+    QuantizedTensor,
+    casts_bytes,
+    edge_parameters,
+    quantized_name,
+)
 
 RELU6_TOP = 6.0
 AGAIN = "the plan was made for another graph: annotate once more"
 
 
 @dataclass
-class Growth:
+class GraphBuilder:
     """The graph while it grows, in execution order.
 
     Attributes:
@@ -30,9 +37,9 @@ class Growth:
         ranges: of every edge of the plan.
         reasons: why planned nodes stay float nevertheless, by node.
         shapes: of the float graph's edges, as far as they are known.
-        grids: what codes of its edges mean.
+        edge_parameters: what codes of its edges mean.
         nodes: of the new graph, by name.
-        coded: where codes of the float graph's edges are.
+        quantized: where codes of the float graph's edges are.
         scalars: float constants by their numbers.
     """
 
@@ -43,9 +50,9 @@ class Growth:
 
     def __post_init__(self) -> None:
         self.shapes = infer_shapes(self.source)
-        self.grids = grids(self.source, self.plan, self.ranges)
+        self.parameters = edge_parameters(self.source, self.plan, self.ranges)
         self.nodes: dict[str, Node] = {}
-        self.coded: dict[Edge, Coded] = {}
+        self.quantized: dict[Edge, QuantizedTensor] = {}
         self.scalars: dict[float, Edge] = {}
 
     def graph(self) -> Graph:
@@ -64,7 +71,7 @@ class Growth:
 
     def sizes(self) -> dict[str, Shape]:
         """Shapes of the nodes that hold codes."""
-        return {coded.edge.node: self.shapes.get(edge, UNKNOWN) for edge, coded in self.coded.items()}
+        return {quantized.edge.node: self.shapes.get(edge, UNKNOWN) for edge, quantized in self.quantized.items()}
 
     def _controls(self, node: Node) -> tuple[str, ...]:
         """Those that are still there: inside a pattern nothing can be waited for."""
@@ -95,9 +102,9 @@ class Growth:
             self.scalars[value] = self.constant(f"quantized/range_{len(self.scalars)}", np.float32(value))
         return self.scalars[value]
 
-    def span(self, *coded: Coded) -> list[Edge]:
+    def span(self, *quantized: QuantizedTensor) -> list[Edge]:
         """The least and the greatest number of codes, as kernels take them."""
-        return [edge for one in coded for edge in (self.scalar(0.0), self.scalar(one.high))]
+        return [edge for one in quantized for edge in (self.scalar(0.0), self.scalar(one.high))]
 
     def keep(self, node: Node) -> None:
         """Take a node over in float."""
@@ -116,69 +123,73 @@ class Growth:
 
     # Codes and numbers
 
-    def grid_of(self, edge: Edge) -> Coded | None:
+    def parameters_of(self, edge: Edge) -> QuantizedTensor | None:
         """What codes of an edge mean, with nowhere to find them; None: it has none."""
-        grid = self.grids.get(edge)
-        return None if grid is None else Coded(Edge(""), float(grid.scale), int(grid.zero_point))
+        parameters = self.parameters.get(edge)
+        return (
+            None
+            if parameters is None
+            else QuantizedTensor(Edge(""), float(parameters.scale), int(parameters.zero_point))
+        )
 
-    def codes_of(self, edge: Edge) -> Coded:
+    def quantized_of(self, edge: Edge) -> QuantizedTensor:
         """The codes of an edge; they are computed where it is float."""
-        if edge not in self.coded:
-            wanted = self.grid_of(edge)
+        if edge not in self.quantized:
+            wanted = self.parameters_of(edge)
             if wanted is None:
                 raise GraphError(f"the plan reads codes of {str(edge)!r} and gives it none", hint=AGAIN)
-            self.coded[edge] = self._quantized(codes_name(edge), edge, wanted)
-        return self.coded[edge]
+            self.quantized[edge] = self._quantize(quantized_name(edge), edge, wanted)
+        return self.quantized[edge]
 
-    def _quantized(self, name: str, edge: Edge, wanted: Coded) -> Coded:
+    def _quantize(self, name: str, edge: Edge, wanted: QuantizedTensor) -> QuantizedTensor:
         source = self.source.nodes.get(edge.node)
         if source is not None and casts_bytes(source) and (wanted.scale, wanted.zero) == (1.0, 0):
-            made = self.add(name, "Bitcast", source.inputs, T=DType.UINT8, type=CODES)
+            made = self.add(name, "Bitcast", source.inputs, T=DType.UINT8, type=QUANTIZED)
             return wanted._replace(edge=made)
         ends = self.float_ends(wanted)
-        made = self.add(name, "QuantizeV2", (edge, *ends), T=CODES, mode=wanted.mode, ensure_minimum_range=0.0)
+        made = self.add(name, "QuantizeV2", (edge, *ends), T=QUANTIZED, mode=wanted.mode, ensure_minimum_range=0.0)
         return wanted._replace(edge=made)
 
-    def float_ends(self, coded: Coded) -> tuple[Edge, Edge]:
+    def float_ends(self, quantized: QuantizedTensor) -> tuple[Edge, Edge]:
         """The numbers that the lowest and the highest code stand for."""
-        step = np.float32(coded.scale)
-        return self.scalar(float(-coded.zero * step)), self.scalar(float((TOP - coded.zero) * step))
+        step = np.float32(quantized.scale)
+        return self.scalar(float(-quantized.zero * step)), self.scalar(float((TOP - quantized.zero) * step))
 
     def float_of(self, edge: Edge) -> None:
         """See that an edge of the float graph is there in float, under its name."""
         if edge.node in self.nodes:
             return
-        coded = self.coded.get(edge)
-        if coded is None:
+        quantized = self.quantized.get(edge)
+        if quantized is None:
             if self.source[edge.node].is_constant:
                 self.nodes[edge.node] = self.source[edge.node]
                 return
             raise GraphError(f"{str(edge)!r} is inside a pattern and read from outside it", hint=AGAIN)
-        inputs = (coded.edge, *self.float_ends(coded))
-        self.nodes[edge.node] = Node(edge.node, "Dequantize", inputs, attrs=_decoding(coded))
+        inputs = (quantized.edge, *self.float_ends(quantized))
+        self.nodes[edge.node] = Node(edge.node, "Dequantize", inputs, attrs=_decoding(quantized))
 
-    def recoded(self, name: str, coded: Coded, wanted: Coded) -> Coded:
+    def requantized(self, name: str, quantized: QuantizedTensor, wanted: QuantizedTensor) -> QuantizedTensor:
         """The same numbers in other codes."""
-        if (coded.scale, coded.zero) == (wanted.scale, wanted.zero):
-            return coded
-        inputs = (coded.edge, *self.float_ends(coded))
-        numbers = self.add(f"{name}/float", "Dequantize", inputs, **_decoding(coded))
-        return self._quantized(f"{name}/recoded", numbers, wanted)
+        if (quantized.scale, quantized.zero) == (wanted.scale, wanted.zero):
+            return quantized
+        inputs = (quantized.edge, *self.float_ends(quantized))
+        numbers = self.add(f"{name}/float", "Dequantize", inputs, **_decoding(quantized))
+        return self._quantize(f"{name}/recoded", numbers, wanted)
 
     # Moves
 
-    def clipped(self, name: str, op: str, coded: Coded) -> Edge:
+    def clipped(self, name: str, op: str, quantized: QuantizedTensor) -> Edge:
         """Codes after a Relu or Relu6, where their range does not clip by itself."""
-        low, high = self.float_ends(coded)
-        above = op == "Relu6" and (TOP - coded.zero) * coded.scale > RELU6_TOP * (1 + 1e-6)
-        if not above and not coded.zero:
-            return coded.edge
+        low, high = self.float_ends(quantized)
+        above = op == "Relu6" and (TOP - quantized.zero) * quantized.scale > RELU6_TOP * (1 + 1e-6)
+        if not above and not quantized.zero:
+            return quantized.edge
         kernel = "QuantizedRelu6" if above else "QuantizedRelu"
-        return self.add(name, kernel, (coded.edge, low, high), Tinput=CODES, out_type=CODES)
+        return self.add(name, kernel, (quantized.edge, low, high), Tinput=QUANTIZED, out_type=QUANTIZED)
 
-    def on_bytes(self, name: str, node: Node, coded: Coded) -> Edge:
+    def on_bytes(self, name: str, node: Node, quantized: QuantizedTensor) -> Edge:
         """Codes moved by an op that has no kernel for codes and one for bytes."""
-        bytes_ = self.add(f"{name}/bytes", "Bitcast", (coded.edge,), T=CODES, type=DType.UINT8)
+        bytes_ = self.add(f"{name}/bytes", "Bitcast", (quantized.edge,), T=QUANTIZED, type=DType.UINT8)
         for edge in node.inputs[1:]:
             if edge.node not in self.nodes:
                 self.float_of(edge)
@@ -187,11 +198,11 @@ class Growth:
         op = node.op
         if op == "Pad":
             op = "PadV2"
-            inputs.append(self.constant(f"{name}/zero", np.uint8(coded.zero)))
+            inputs.append(self.constant(f"{name}/zero", np.uint8(quantized.zero)))
         moved = self.add(f"{name}/moved", op, inputs, **{**attrs, "T": DType.UINT8})
-        return self.add(name, "Bitcast", (moved,), T=DType.UINT8, type=CODES)
+        return self.add(name, "Bitcast", (moved,), T=DType.UINT8, type=QUANTIZED)
 
 
-def _decoding(coded: Coded) -> dict[str, Attr]:
+def _decoding(quantized: QuantizedTensor) -> dict[str, Attr]:
     """Attributes of what makes numbers of codes."""
-    return {"T": CODES, "mode": coded.mode, "dtype": DType.FLOAT}
+    return {"T": QUANTIZED, "mode": quantized.mode, "dtype": DType.FLOAT}

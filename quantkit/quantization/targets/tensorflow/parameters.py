@@ -7,17 +7,17 @@ import numpy as np
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType
-from quantkit.quantization.parameters import Grid
+from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.spec import AFFINE
 
 TOP = 255
-CODES = DType.QUINT8
+QUANTIZED = DType.QUINT8
 WEIGHTS = DType.QINT8
 
 
-class Coded(NamedTuple):
+class QuantizedTensor(NamedTuple):
     """Where the codes of a tensor are, and what they mean."""
 
     edge: Edge
@@ -35,21 +35,21 @@ class Coded(NamedTuple):
         return b"MIN_FIRST" if self.zero else b"SCALED"
 
 
-def grids(graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, Grid]:
+def edge_parameters(graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, QuantizationParameters]:
     """The codes of each quantized edge: quint8, shifted where negative numbers occur."""
-    return {edge: _grid(graph, plan, ranges, edge) for edge in plan.activations}
+    return {edge: _parameters_of(graph, plan, ranges, edge) for edge in plan.activations}
 
 
-def codes_name(edge: Edge) -> str:
+def quantized_name(edge: Edge) -> str:
     """The node that holds the codes of a float graph's edge."""
     return f"{edge.node}/codes" + (f"_{edge.port}" if edge.port else "")
 
 
-def _grid(graph: Graph, plan: Plan, ranges: Ranges, edge: Edge) -> Grid:
+def _parameters_of(graph: Graph, plan: Plan, ranges: Ranges, edge: Edge) -> QuantizationParameters:
     source = graph.nodes.get(edge.node)
     if source is not None and casts_bytes(source) and plan.group_of(edge) == {edge}:
-        return Grid(AFFINE, np.float32(1), np.int32(0))  # type: ignore[arg-type]
-    return Grid.of_range(AFFINE, ranges[edge])
+        return QuantizationParameters(AFFINE, np.float32(1), np.int32(0))  # type: ignore[arg-type]
+    return QuantizationParameters.of_range(AFFINE, ranges[edge])
 
 
 def casts_bytes(node: Node) -> bool:
