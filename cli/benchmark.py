@@ -193,7 +193,7 @@ def _exit_code(measured: Benchmark) -> int:
     """What could not run is told by its row if anything could; a broken model is an error all the same."""
     if not measured.measurements:
         first = measured.failures[0]
-        error = QuantkitError(f"nothing could be measured: {first.reason}", first.hint)
+        error = QuantkitError(f"no candidate could be measured: {first.reason}", first.hint)
         error.exit_code = first.exit_code
         raise error
     return next((failure.exit_code for failure in measured.failures if failure.exit_code in (2, 3)), 0)

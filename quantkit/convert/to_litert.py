@@ -42,7 +42,7 @@ def to_litert(graph: Graph, *, small_weights: bool = False) -> bytes:
     answer = tensorflow.available()
     if not answer.ok:
         raise UnavailableError(
-            "LiteRT models are made by TensorFlow, which is not installed",
+            "LiteRT models are written by TensorFlow, which is not installed",
             hint="pip install 'quantkit[tensorflow]'",
         )
     words = ("litert", answer.detail, *(["small_weights"] if small_weights else []))
