@@ -3,7 +3,9 @@
 Importing quantkit loads no engine: each name is imported on first use.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -98,3 +100,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return list(__all__)
+
+
+class _Package(ModuleType):
+    """Module type of quantkit, in which ``benchmark`` stays the function when the package of that name is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _MODULES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -34,6 +34,14 @@ def test_a_star_brings_nothing_else_and_loads_no_engine() -> None:
     assert not {"tensorflow", "onnxruntime", "openvino", "torch"} & loaded
 
 
+def test_a_function_keeps_its_name_when_a_package_of_that_name_is_imported() -> None:
+    script = (
+        "import quantkit, quantkit.benchmark.report; print(callable(quantkit.benchmark), callable(quantkit.benchmark))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "True True\n"
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'quantise'"):
         quantkit.quantise  # type: ignore[attr-defined]  # noqa: B018

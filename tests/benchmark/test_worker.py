@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_what_an_engine_throws_is_an_answer(tiny_model: Path, monkeypatch: pytes
     def explode(*_: object) -> None:
         raise MemoryError("too much\nand more")
 
-    monkeypatch.setattr("quantkit.benchmark.worker.open_session", explode)
+    monkeypatch.setattr(import_module("quantkit.benchmark.worker"), "open_session", explode)
     (answer,) = ask(opening(tiny_model))
     assert answer["error"]["message"] == "MemoryError: too much"
 
