@@ -22,8 +22,7 @@ from quantkit.recipes import run as run_recipe
 from quantkit.recipes.named import find_recipe
 from quantkit.runtimes.session import TensorInfo
 from quantkit.summary import is_eight_bit
-from quantkit.transforms.registry import REGISTRY
-from quantkit.transforms.registry import find as find_transform
+from quantkit.transforms.registry import REGISTRY, find_transform
 from quantkit.zoo import list_cards
 
 from ._arguments import preprocessing_flags

@@ -8,7 +8,7 @@ from quantkit.ir.graph import Graph
 from quantkit.model import Model
 from quantkit.recipes import Recipe, parse
 from quantkit.recipes.named import NAMED, find_recipe
-from quantkit.transforms.registry import REGISTRY, find, names_for
+from quantkit.transforms.registry import REGISTRY, find_transform, names_for
 
 from ._render import log
 
@@ -69,7 +69,7 @@ def suited(args: Namespace, recipe: Recipe, model: Model, graph: Graph) -> Recip
 def may_shrink(recipe: Recipe) -> bool:
     """Whether weights may take less room afterwards; what plugins do is not known."""
     names = {step.name for step in recipe.steps if step.name in REGISTRY}
-    return any(name in SHRINKING or not find(name).is_ours for name in names)
+    return any(name in SHRINKING or not find_transform(name).is_built_in for name in names)
 
 
 def _known(args: Namespace, recipe: Recipe, graph: Graph) -> Recipe:

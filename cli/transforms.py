@@ -9,7 +9,7 @@ from quantkit.errors import CheckError, RecipeError, UsageError
 from quantkit.recipes.example import Example, run_example
 from quantkit.recipes.named import NAMED, PURPOSES
 from quantkit.transforms.plugins import load_installed
-from quantkit.transforms.registry import REGISTRY, Option, Transform, find
+from quantkit.transforms.registry import REGISTRY, Option, Transform, find_transform
 
 from ._arguments import add_plugin
 from ._render import emit, log
@@ -47,13 +47,13 @@ def run(args: Namespace) -> int:
         emit(args, "quantkit.transforms/1", document, lambda c: _list(c, known))
         return 0
     if args.action == "show":
-        one = find(args.name)
+        one = find_transform(args.name)
         example = _example(one)
         shown = example.to_json() if isinstance(example, Example) else None
         document = {**_document(one), "example": shown}
         emit(args, "quantkit.transforms/1", document, lambda console: _show(console, one, example))
         return 0
-    return _check(args, [find(name) for name in args.names] or args.plugin_transforms)
+    return _check(args, [find_transform(name) for name in args.names] or args.plugin_transforms)
 
 
 def _example(transform: Transform) -> Example | str:
@@ -100,11 +100,12 @@ def _document(transform: Transform) -> dict[str, Any]:
         "name": transform.name,
         "doc": transform.doc,
         "is_exact": transform.is_exact,
-        "is_plugin": not transform.is_ours,
+        "is_plugin": not transform.is_built_in,
         "options": [
             {
                 "name": option.name,
                 "type": option.kind.__name__,
+                "choices": list(option.choices),
                 "is_list": option.is_list,
                 "is_required": option.is_required,
                 "default": None if option.is_required else option.default,
@@ -118,7 +119,7 @@ def _list(console: "Console", known: list[Transform]) -> None:
     width = max(len(one.name) for one in known)
     for one in known:
         what = next(iter(one.doc.splitlines()), "")
-        console.print(f"{one.name:<{width}}  {what}{'' if one.is_ours else ' (plugin)'}", markup=False)
+        console.print(f"{one.name:<{width}}  {what}{'' if one.is_built_in else ' (plugin)'}", markup=False)
     console.print("\nRecipes, by --recipe NAME:", markup=False)
     for name, text in NAMED.items():
         console.print(f"{name:<{width}}  {PURPOSES[name]}\n{'':<{width}}    {text}", markup=False)
@@ -142,8 +143,7 @@ def _indented(text: str) -> str:
 
 
 def _signature(option: Option) -> str:
-    kind = option.kind.__name__ + (", may be repeated" if option.is_list else "")
+    kind = option.type_text + (", may be repeated" if option.is_list else "")
     if option.is_required:
         return f"{kind}; required"
-    default = '""' if option.default == "" else option.default
-    return kind if default in (None, ()) else f"{kind}; default {default}"
+    return f"{kind}; default {option.default_text}" if option.default_text else kind

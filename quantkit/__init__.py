@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from quantkit.recipes import transform
     from quantkit.runtimes.session import Session
     from quantkit.summary import summarize
-    from quantkit.transforms.registry import transform as transform_function
 
-# Module of each public name; a name that differs there stands after the colon.
+# Module of each public name.
 _MODULES = {
     "CheckError": "quantkit.errors",
     "Edge": "quantkit.ir.graph",
@@ -58,7 +57,6 @@ _MODULES = {
     "save": "quantkit.model.exporters.files",
     "summarize": "quantkit.summary",
     "transform": "quantkit.recipes",
-    "transform_function": "quantkit.transforms.registry:transform",
 }
 
 __all__ = [
@@ -87,15 +85,13 @@ __all__ = [
     "save",
     "summarize",
     "transform",
-    "transform_function",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'quantkit' has no attribute {name!r}")
-    module, _, other = _MODULES[name].partition(":")
-    return getattr(import_module(module), other or name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -20,7 +20,7 @@ LAYERS = [
     {"quantkit.runtimes.tensorflow_library"},
     {"quantkit.convert"},
     {"quantkit.transforms", "quantkit.runtimes"},
-    {"quantkit.data"},
+    {"quantkit.data", "quantkit.rewriting"},
     {"quantkit.model"},
     {"quantkit.drawing", "quantkit.summary"},
     {"quantkit.recipes"},

@@ -7,7 +7,7 @@ import pytest
 import quantkit.transforms
 from quantkit.recipes import parse
 from quantkit.recipes.contract import broken_promises
-from quantkit.transforms.registry import REGISTRY, find
+from quantkit.transforms.registry import REGISTRY, find_transform
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "quantkit" / "transforms"
@@ -21,7 +21,7 @@ def test_the_list_is_complete() -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_one_name_in_five_places(name: str) -> None:
-    group, _, module = find(name).function.__module__.removeprefix("quantkit.transforms.").partition(".")
+    group, _, module = find_transform(name).function.__module__.removeprefix("quantkit.transforms.").partition(".")
     assert module == name
     assert (ROOT / "tests" / "transforms" / group / f"test_{name}.py").exists()
     assert list((ROOT / "tests" / "golden" / name).glob("*.txt"))
@@ -30,10 +30,11 @@ def test_one_name_in_five_places(name: str) -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_it_keeps_what_every_transform_promises(name: str) -> None:
-    assert not broken_promises(find(name))
+    assert not broken_promises(find_transform(name))
 
 
 def example_options(name: str) -> str:
     """Required options with some value."""
-    words = [f"{key}=a" for key, option in find(name).options.items() if option.is_required]
+    options = find_transform(name).options.values()
+    words = [f"{option.name}={next(iter(option.choices), 'a')}" for option in options if option.is_required]
     return f"({', '.join(words)})" if words else ""

@@ -8,7 +8,7 @@ import quantkit
 # What users' scripts rely on.
 NAMES = {
     *("load", "save", "summarize"),
-    *("transform", "transform_function"),
+    "transform",
     *("calibrate", "quantize", "open_session"),
     *("benchmark", "compare", "evaluate"),
 }

@@ -102,17 +102,14 @@ def _reason(check: Callable[[Transform], str], transform: Transform) -> str:
 
 
 def _documents_itself(transform: Transform) -> str:
-    missing = [word for word in ("Before:", "After:", "Skips ") if not _begins_a_line(word, transform.doc)]
+    words = ("Before:", "After:", "Skips ")
+    missing = [word for word in words if not re.search(f"^{word}", transform.doc, re.MULTILINE)]
     if missing:
         return f"its docstring has no line that begins with {' or '.join(map(repr, missing))}"
     section = transform.doc.partition("Options:")[2].partition("\n\n")[0]
     documented = set(re.findall(r"^    (\w+): ", section, re.MULTILINE))
     wrong = sorted(documented ^ set(transform.options))
     return f"its section 'Options:' and its signature differ in {', '.join(wrong)}" if wrong else ""
-
-
-def _begins_a_line(word: str, doc: str) -> bool:
-    return re.search(f"^{re.escape(word)}", doc, re.MULTILINE) is not None
 
 
 def _has_an_example(transform: Transform) -> str:
@@ -147,7 +144,7 @@ def _trials(transform: Transform) -> tuple[dict[str, Any], dict[str, str]]:
     except RecipeError:
         return {}, {} if any(option.is_required for option in transform.options.values()) else known
     words = next(step.options for step in recipe.steps if step.name == transform.name)
-    values = transform.read({key: given for key, given in words.items() if key != "ignore_errors"})
+    values = transform.parse_options({key: given for key, given in words.items() if key != "ignore_errors"})
     texts = {"its example": to_text(graph)}
     return values, texts | (known if graph.dialect == "tensorflow" else {})
 
@@ -157,7 +154,7 @@ def _applied(transform: Transform, values: dict[str, Any], graph: Graph) -> Grap
     try:
         return transform.outcome(graph, **values).graph
     except RecipeError:
-        if transform.is_ours:
+        if transform.is_built_in:
             return None
         raise
     except QuantkitError:

@@ -72,7 +72,7 @@ def _run_step(
     return after, Record(
         step,
         (len(graph), len(after)),
-        outcome.changes if transform.is_ours or outcome.changes else node_changes(graph, after),
+        outcome.changes if transform.is_built_in or outcome.changes else node_changes(graph, after),
         outcome.skips,
         seconds,
         ignored,
@@ -137,7 +137,7 @@ def _apply(
         return transform.apply(graph, words, services), ""
     except QuantkitError as error:
         # A mistake of the recipe is none that may be passed over; a plugin that crashes is.
-        is_recipes = isinstance(error, OptionError if not transform.is_ours else RecipeError)
+        is_recipes = isinstance(error, OptionError if not transform.is_built_in else RecipeError)
         if ignores and not is_recipes:
             return Outcome(graph), error.message
         raise type(error)(

@@ -76,7 +76,7 @@ def read_example(transform: Transform) -> tuple[Recipe, Graph]:
     Raises:
         RecipeError: there are none, they can not be read, or the recipe does not name the transform.
     """
-    line, _, text = transform.example.partition("\n")
+    line, _, text = next(iter(transform.examples), "").partition("\n")
     if not text:
         raise RecipeError(
             f"{transform.name} has no example",

@@ -52,7 +52,7 @@ def read_options(step: Step) -> tuple[Transform, bool]:
     Raises:
         RecipeError: no such transform or option, or a value that can not be read.
     """
-    transform = registry.find(step.name)
+    transform = registry.find_transform(step.name)
     words = dict(step.options)
     ignore = words.pop(IGNORE_ERRORS, ("false",))[0].lower()
     if ignore not in ("true", "false"):
@@ -61,5 +61,5 @@ def read_options(step: Step) -> tuple[Transform, bool]:
             hint=f"write {step.name}(ignore_errors=true)",
             option=IGNORE_ERRORS,
         )
-    transform.read(words)
+    transform.parse_options(words)
     return transform, ignore == "true"

@@ -1,40 +1,42 @@
-"""The table of transforms, and what makes a function one.
+"""Registry of transforms, and the decorator that adds a function or a rule to it.
 
-A transform is a function ``(graph, *, option=default, ...) -> Graph``; its signature is its option schema.
-It may return an `Outcome` instead, to say what it changed and what it declined. Options are ``int``, ``float``,
-``bool``, ``str`` or a tuple of one of these (a repeated option), and ``| None``.
+A transform is a function ``(graph, *, option=default, ...) -> Graph``; its signature is its option schema. It may
+return an `Outcome` instead, with its changes and skips. Options are ``int``, ``float``, ``bool``, ``str``, an ``Enum``,
+a ``Literal``, a tuple of one of these (an option that may be repeated), and ``| None``.
 """
 
 import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints, overload
+from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints, overload
 
 from quantkit.errors import GraphError, QuantkitError, RecipeError, did_you_mean
 from quantkit.ir.graph import Graph
-from quantkit.ir.rewrite import Outcome
+from quantkit.ir.rewrite import Outcome, Rule, apply_rules
 from quantkit.ops.faults import find_fault
 from quantkit.transforms._placement import restore_placement
 
-DAMAGED = "the file is damaged, or was written by a tool that knows other ops"
+DAMAGED = "the file is damaged, or was written by a tool that supports other ops"
 REQUIRED = inspect.Parameter.empty
-# The last section of a docstring: a recipe of one line, and the graph it is run on when somebody asks.
+# A section of a docstring: a recipe of one line, and the graph that the recipe is run on.
 EXAMPLE = re.compile(r"^Example:\n((?: {4}.*(?:\n|$)|\n)+)", re.MULTILINE)
-TRUTHS = {"true": True, "1": True, "false": False, "0": False}
-# What begins the module names of files that ``--plugin`` names; the path follows.
+BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+# Prefix of the module names of ``--plugin`` files; the path follows.
 PLUGIN = "quantkit_plugin:"
-# What graphs may be written in, and what sentences call it.
+# Dialects of graphs, and their names in messages.
 DIALECTS = {"tensorflow": "TensorFlow", "onnx": "ONNX"}
+SUPPORTED = "int, float, bool, str, an Enum, a Literal, tuple[T, ...] of one of these, or T | None"
 
 
 class OptionError(RecipeError):
-    """An option that a transform does not take, or not so.
+    """An option that a transform does not take, or a value that the option does not take.
 
     Attributes:
-        option: its name.
+        option: name of the option.
     """
 
     def __init__(self, message: str, hint: str = "", option: str = "") -> None:
@@ -47,61 +49,113 @@ class Option:
     """One option of a transform.
 
     Attributes:
-        name: as recipes write it.
-        kind: ``int``, ``float``, ``bool`` or ``str``.
-        is_list: whether it may be repeated.
-        default: its value when absent, or `REQUIRED`.
+        name: name in recipes.
+        kind: type of a single value: ``int``, ``float``, ``bool``, ``str`` or an Enum.
+        is_list: True if the option may be repeated.
+        default: value of an absent option, or `REQUIRED`.
+        choices: allowed values by their text; empty: every value of the kind.
     """
 
     name: str
     kind: type
     is_list: bool
     default: Any
+    choices: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_required(self) -> bool:
         return self.default is REQUIRED
 
-    def read(self, words: tuple[str, ...], transform: str) -> Any:
-        """The value of the words that a recipe gives.
+    @property
+    def type_text(self) -> str:
+        """Type of a single value in documentation: ``int`` or ``NCHW|NHWC``."""
+        return "|".join(self.choices) or self.kind.__name__
+
+    @property
+    def default_text(self) -> str:
+        """Default in documentation; empty if it is absent, None or an empty list."""
+        if self.is_required or self.default in (None, ()):
+            return ""
+        values = self.default if self.is_list else (self.default,)
+        return ", ".join(self._text(value) for value in values) or '""'
+
+    def parse(self, texts: tuple[str, ...], transform: str) -> Any:
+        """Return the value of the texts that a recipe gives.
+
+        Args:
+            texts: one text per occurrence in the recipe.
+            transform: name for the message.
 
         Raises:
-            RecipeError: repeated although it may not be, or not of its kind.
+            OptionError: the option is repeated but is not a list, or a text is not of its type.
         """
         if self.is_list:
-            return tuple(self._read_one(word, transform) for word in words)
-        if len(words) != 1:
+            return tuple(self._parse_text(text, transform) for text in texts)
+        if len(texts) != 1:
             raise OptionError(
-                f"{transform}: Expected a single '{self.name}' parameter, but found {len(words)} occurrences",
+                f"{transform}: Expected a single '{self.name}' parameter, but found {len(texts)} occurrences",
                 hint=f"give {self.name} once",
                 option=self.name,
             )
-        return self._read_one(words[0], transform)
+        return self._parse_text(texts[0], transform)
 
-    def _read_one(self, word: str, transform: str) -> Any:
+    def check(self, value: Any, transform: str) -> None:
+        """Check a Python value against the choices.
+
+        Raises:
+            OptionError: the value is not one of the choices.
+        """
+        if not self.choices or value is None:
+            return
+        for each in value if self.is_list else (value,):
+            if each not in self.choices.values():
+                raise self._not_a_choice(str(each), transform)
+
+    def _parse_text(self, text: str, transform: str) -> Any:
+        if self.choices:
+            if text not in self.choices:
+                raise self._not_a_choice(text, transform)
+            return self.choices[text]
         if self.kind is str:
-            return word
+            return text
         if self.kind is bool:
-            if word in TRUTHS:
-                return TRUTHS[word]
+            if text in BOOLEANS:
+                return BOOLEANS[text]
             raise OptionError(
-                f"{transform}: Couldn't interpret the {self.name} argument as a boolean:{word}",
+                f"{transform}: Couldn't interpret the {self.name} argument as a boolean:{text}",
                 hint="expected true, false, 0 or 1",
                 option=self.name,
             )
         try:
-            return self.kind(word)
+            return self.kind(text)
         except ValueError:
             noun, example = ("a number", "16") if self.kind is int else ("a float number", "0.5")
             raise OptionError(
-                f"{transform}: Couldn't interpret the {self.name} argument as {noun}:{word}",
+                f"{transform}: Couldn't interpret the {self.name} argument as {noun}:{text}",
                 hint=f"write {self.name}={example}",
                 option=self.name,
             ) from None
 
+    def _not_a_choice(self, text: str, transform: str) -> OptionError:
+        similar = {choice.lower(): choice for choice in self.choices}.get(text.lower())
+        near = f"did you mean {similar!r}?" if similar else did_you_mean(text, self.choices)
+        return OptionError(
+            f"{transform}: {text!r} is not a value of {self.name}",
+            hint=near or "write " + " or ".join(f"{self.name}={choice}" for choice in self.choices),
+            option=self.name,
+        )
+
+    def _text(self, value: Any) -> str:
+        return next((text for text, choice in self.choices.items() if choice == value), str(value))
+
 
 class Claim(Protocol):
-    """What a check needs to know of a transform: its name, and whether it says that answers stay the same."""
+    """Claim of a transform about the model outputs.
+
+    Attributes:
+        name: name of the transform.
+        is_exact: True if the outputs stay equal up to float32 rounding.
+    """
 
     @property
     def name(self) -> str: ...
@@ -117,12 +171,13 @@ class Transform:
     """A named function from graph to graph.
 
     Attributes:
-        name: the recipe word, and the function's name.
-        function: what it does.
+        name: name in recipes, and of the function.
+        function: the function itself.
         options: by name, in the order of the signature.
-        is_exact: whether the answers stay the same up to rounding of float32 arithmetic.
-        services: parameters that the caller provides, not the recipe (``evaluate``).
-        dialects: which graphs it can rewrite.
+        is_exact: True if the outputs stay equal up to float32 rounding.
+        services: parameters that the caller provides and no recipe can write (``evaluate``).
+        dialects: dialects of the graphs that it can rewrite.
+        location: file and line of the definition.
     """
 
     name: str
@@ -130,53 +185,57 @@ class Transform:
     options: Mapping[str, Option]
     is_exact: bool
     services: frozenset[str]
-    dialects: tuple[str, ...] = ("tensorflow",)
+    dialects: tuple[str, ...]
+    location: tuple[str, int]
 
     @property
-    def is_ours(self) -> bool:
-        """Whether it is part of quantkit; else a plugin's."""
+    def is_built_in(self) -> bool:
+        """True if the transform is part of quantkit, False if a plugin adds it."""
         return self.function.__module__.startswith("quantkit.")
 
     @property
     def doc(self) -> str:
-        """The docstring without its example."""
+        """Docstring without its examples."""
         return EXAMPLE.sub("", inspect.getdoc(self.function) or "").strip()
 
     @property
-    def example(self) -> str:
-        """A recipe in the first line and the text of a graph below it; nothing where the docstring has none."""
-        found = EXAMPLE.search(inspect.getdoc(self.function) or "")
-        return textwrap.dedent(found[1]).strip() if found else ""
+    def examples(self) -> tuple[str, ...]:
+        """Texts of the examples: a recipe in the first line, and a graph below it."""
+        docstring = inspect.getdoc(self.function) or ""
+        return tuple(textwrap.dedent(example).strip() for example in EXAMPLE.findall(docstring))
 
     def __call__(self, graph: Graph, **options: Any) -> Graph:
         return self.outcome(graph, **options).graph
 
     def outcome(self, graph: Graph, **options: Any) -> Outcome:
-        """Apply it with options as Python values.
+        """Apply the transform with options as Python values.
 
         Raises:
-            GraphError: the graph is of a dialect that it does not know.
-            RecipeError: it is a plugin, and fails.
+            GraphError: the transform does not support the dialect of the graph.
+            RecipeError: an option has a value that is not one of its choices, or a plugin fails.
         """
         if graph.dialect not in self.dialects:
-            known, given = (DIALECTS.get(one, one) for one in (self.dialects[0], graph.dialect))
+            expected, actual = (DIALECTS.get(dialect, dialect) for dialect in (self.dialects[0], graph.dialect))
             raise GraphError(
-                f"{self.name} rewrites graphs of {known}, and this is one of {given}",
-                hint=f"for these there are {', '.join(names_for(graph.dialect))}",
+                f"{self.name} rewrites {expected} graphs, and the dialect of this graph is {actual}",
+                hint=f"transforms for {actual} graphs: {', '.join(names_for(graph.dialect))}",
             )
-        made = self._made(graph, options)
-        if isinstance(made, Outcome):
-            return made._replace(graph=restore_placement(graph, made.graph))
-        if not isinstance(made, Graph):
-            code = self.function.__code__
+        for name, value in options.items():
+            if name in self.options:
+                self.options[name].check(value, self.name)
+        result = self._call(graph, options)
+        if isinstance(result, Outcome):
+            return result._replace(graph=restore_placement(graph, result.graph))
+        if not isinstance(result, Graph):
+            file, line = self.location
             raise RecipeError(
-                f"{self.name} returns {type(made).__name__}: {code.co_filename}, line {code.co_firstlineno}",
+                f"{self.name} returns {type(result).__name__}: {file}, line {line}",
                 hint="return the new graph, or an Outcome",
             )
-        return Outcome(restore_placement(graph, made))
+        return Outcome(restore_placement(graph, result))
 
-    def _made(self, graph: Graph, options: Mapping[str, Any]) -> Any:
-        """What the function returns; a mistake in a graph or a plugin becomes a sentence that says where."""
+    def _call(self, graph: Graph, options: Mapping[str, Any]) -> Any:
+        """Call the function; a fault of the graph or of a plugin becomes a message with its location."""
         try:
             return self.function(graph, **options)
         except QuantkitError:
@@ -184,41 +243,48 @@ class Transform:
         except Exception as error:
             if not isinstance(error, NameError) and (fault := find_fault(graph)):
                 raise GraphError(f"{self.name}: {fault}", hint=DAMAGED) from error
-            if self.is_ours:
+            if self.is_built_in:
                 raise
-            from quantkit.transforms.plugins import where
+            from quantkit.transforms.plugins import locate
 
-            said = where(error, self.function.__code__.co_filename)
-            raise RecipeError(f"{self.name}: {said}", hint="this transform is a plugin: tell its author") from error
+            raise RecipeError(
+                f"{self.name}: {locate(error, self.location[0])}",
+                hint="this transform is a plugin: report the error to its author",
+            ) from error
 
     def apply(
-        self, graph: Graph, words: Mapping[str, tuple[str, ...]], services: Mapping[str, Any] | None = None
+        self, graph: Graph, texts: Mapping[str, tuple[str, ...]], services: Mapping[str, Any] | None = None
     ) -> Outcome:
-        """Apply it with options as a recipe writes them.
+        """Apply the transform with options as recipes write them.
+
+        Args:
+            graph: graph to rewrite; it is not changed.
+            texts: texts of each option.
+            services: values for the parameters of `services`, and others, which are ignored.
 
         Raises:
             RecipeError: an option is unknown, missing or unreadable.
         """
-        values = self.read(words)
-        given = {key: value for key, value in (services or {}).items() if key in self.services}
-        return self.outcome(graph, **values, **given)
+        values = self.parse_options(texts)
+        own = {key: value for key, value in (services or {}).items() if key in self.services}
+        return self.outcome(graph, **values, **own)
 
-    def read(self, words: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-        """Option values of a recipe's words.
+    def parse_options(self, texts: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+        """Return the option values of a recipe's texts.
 
         Raises:
             RecipeError: an option is unknown, missing or unreadable.
         """
-        for name in words:
+        for name in texts:
             if name not in self.options:
-                # The last is the recipe's, and each transform has it.
-                known = (*self.options, "ignore_errors")
+                # Every transform has the recipe's option ignore_errors.
+                names = (*self.options, "ignore_errors")
                 raise OptionError(
                     f"{self.name} has no option {name!r}",
-                    hint=did_you_mean(name, known) or f"its options: {', '.join(known)}",
+                    hint=did_you_mean(name, names) or f"its options: {', '.join(names)}",
                     option=name,
                 )
-        values = {name: self.options[name].read(given, self.name) for name, given in words.items()}
+        values = {name: self.options[name].parse(given, self.name) for name, given in texts.items()}
         for name, option in self.options.items():
             if option.is_required and not values.get(name):
                 raise RecipeError(
@@ -232,86 +298,133 @@ REGISTRY: dict[str, Transform] = {}
 
 
 @overload
-def transform(function: Function, /) -> Transform: ...
+def transform(function: Function | Rule, /) -> Transform: ...
 @overload
 def transform(
-    *, exact: bool = True, dialects: tuple[str, ...] = ("tensorflow",)
-) -> Callable[[Function], Transform]: ...
+    *, exact: bool = True, dialects: tuple[str, ...] = ("tensorflow",), services: tuple[str, ...] = ()
+) -> Callable[[Function | Rule], Transform]: ...
 def transform(
-    function: Function | None = None, /, *, exact: bool = True, dialects: tuple[str, ...] = ("tensorflow",)
-) -> Transform | Callable[[Function], Transform]:
-    """Register a function under its own name.
+    function: Function | Rule | None = None,
+    /,
+    *,
+    exact: bool = True,
+    dialects: tuple[str, ...] = ("tensorflow",),
+    services: tuple[str, ...] = (),
+) -> Transform | Callable[[Function | Rule], Transform]:
+    """Register a function or a rule as a transform of the same name.
 
     Args:
-        function: ``(graph, *, option=default, ...) -> Graph`` or ``-> Outcome``.
-        exact: whether answers stay the same up to float32 rounding; ``--verify`` holds it to that.
-        dialects: which graphs it can rewrite: ``tensorflow``, ``onnx``; it is never given another.
+        function: ``(graph, *, option=default, ...) -> Graph`` or ``-> Outcome``, or a `Rule`, which is applied until
+            it does not match any more.
+        exact: True if the outputs stay equal up to float32 rounding; ``--verify`` checks it.
+        dialects: dialects of the graphs that it can rewrite: ``tensorflow``, ``onnx``.
+        services: parameters that are not options: the caller provides their values.
 
     Raises:
-        RecipeError: the name is taken, or a parameter can not be an option.
+        RecipeError: the name is taken, or recipes cannot write a parameter.
     """
     if function is None:
-        return lambda one: _registered(one, exact, dialects)
-    return _registered(function, exact, dialects)
+        return lambda function: _register(function, exact, dialects, services)
+    return _register(function, exact, dialects, services)
 
 
 def names_for(dialect: str) -> tuple[str, ...]:
-    """The transforms that can rewrite graphs of a dialect."""
-    return tuple(sorted(name for name, one in REGISTRY.items() if dialect in one.dialects))
+    """Return the names of the transforms that can rewrite graphs of a dialect."""
+    return tuple(sorted(name for name, transform in REGISTRY.items() if dialect in transform.dialects))
 
 
-def _registered(function: Function, exact: bool, dialects: tuple[str, ...]) -> Transform:
+def _register(
+    definition: Function | Rule, exact: bool, dialects: tuple[str, ...], services: tuple[str, ...]
+) -> Transform:
+    function = _apply_rule(definition) if isinstance(definition, Rule) else definition
+    code = (definition.rewrite if isinstance(definition, Rule) else definition).__code__
     name = function.__name__
-    options: dict[str, Option] = {}
-    services: set[str] = set()
     hints = get_type_hints(function)
-    parameters = list(inspect.signature(function).parameters.values())
-    for parameter in parameters[1:]:
+    options: dict[str, Option] = {}
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
             raise RecipeError(
                 f"transform {name!r}: parameter {parameter.name!r} must be keyword-only",
                 hint="put '*,' after graph",
             )
-        kind = _option_kind(hints.get(parameter.name, str))
-        if kind is None:
-            services.add(parameter.name)
-        else:
-            options[parameter.name] = Option(parameter.name, *kind, parameter.default)
-    made = Transform(name, function, options, exact, frozenset(services), dialects)
-    other = REGISTRY.setdefault(name, made)
-    if other is not made and other.function.__module__ != function.__module__:
+        if parameter.name not in services:
+            options[parameter.name] = _option(name, parameter, hints.get(parameter.name))
+    location = (code.co_filename, code.co_firstlineno)
+    transform = Transform(name, function, options, exact, frozenset(services), dialects, location)
+    other = REGISTRY.get(name)
+    if other is not None and other.function.__module__ != function.__module__:
         raise RecipeError(
-            f"two transforms are named {name!r}: {_home(other.function)} and {_home(function)}",
+            f"two transforms are named {name!r}: {_origin(other.function)} and {_origin(function)}",
             hint="rename yours",
         )
-    REGISTRY[name] = made
-    return made
+    REGISTRY[name] = transform
+    return transform
 
 
-def _home(function: Function) -> str:
-    """The module of a function, or the file of a plugin's."""
+def _apply_rule(rule: Rule) -> Function:
+    """Return a function that applies one rule, with the name and the docstring of the rule."""
+
+    def function(graph: Graph) -> Outcome:
+        return apply_rules(graph, rule)
+
+    for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
+        setattr(function, attribute, getattr(rule.rewrite, attribute))
+    return function
+
+
+def _origin(function: Function) -> str:
+    """Return the module of a function; for a plugin, its file."""
     return function.__module__.removeprefix(PLUGIN)
 
 
-def _option_kind(hint: Any) -> tuple[type, bool] | None:
-    """(kind, is it a list) of a type hint; None where no recipe can write such a value."""
-    if get_origin(hint) in (Union, UnionType):
-        kinds = [one for one in get_args(hint) if one is not NoneType]
-        return _option_kind(kinds[0]) if len(kinds) == 1 else None
-    if get_origin(hint) is tuple:
-        return (get_args(hint)[0], True)
-    return (hint, False) if hint in (int, float, bool, str) else None
-
-
-def find(name: str, known: Iterable[str] | None = None) -> Transform:
-    """The transform of a name.
-
-    Args:
-        name: as recipes write it.
-        known: what the hint may suggest; None: all.
+def _option(transform: str, parameter: inspect.Parameter, hint: Any) -> Option:
+    """Return the option of a parameter.
 
     Raises:
-        RecipeError: there is none; the hint names the nearest ones.
+        RecipeError: the parameter has no type hint, or recipes cannot write values of the hint.
+    """
+    if hint is None:
+        raise RecipeError(
+            f"transform {transform!r}: parameter {parameter.name!r} has no type hint", hint=f"use {SUPPORTED}"
+        )
+    value_type = _value_type(hint)
+    if value_type is None:
+        text = hint.__name__ if isinstance(hint, type) else str(hint)
+        raise RecipeError(
+            f"transform {transform!r}: parameter {parameter.name!r} has the type hint {text}, which is not an option",
+            hint=f"use {SUPPORTED}; for a value that the caller provides, @transform(services=({parameter.name!r},))",
+        )
+    kind, is_list, choices = value_type
+    return Option(parameter.name, kind, is_list, parameter.default, choices)
+
+
+def _value_type(hint: Any) -> tuple[type, bool, Mapping[str, Any]] | None:
+    """Return the type of a single value, True for a list, and the choices of a type hint; None if unsupported."""
+    arguments = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        hints = [argument for argument in arguments if argument is not NoneType]
+        return _value_type(hints[0]) if len(hints) == 1 else None
+    if get_origin(hint) is tuple:
+        item = _value_type(arguments[0]) if len(arguments) == 2 and arguments[1] is ... else None
+        return None if item is None or item[1] else (item[0], True, item[2])
+    if get_origin(hint) is Literal:
+        kinds = {type(choice) for choice in arguments}
+        is_supported = len(kinds) == 1 and kinds <= {int, str}
+        return (kinds.pop(), False, {str(choice): choice for choice in arguments}) if is_supported else None
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint, False, {str(member.value): member for member in hint}
+    return (hint, False, {}) if hint in (int, float, bool, str) else None
+
+
+def find_transform(name: str, names: Iterable[str] | None = None) -> Transform:
+    """Return the transform of a name; the plugins of installed distributions are loaded if it is not built in.
+
+    Args:
+        name: name in recipes.
+        names: names that the hint may suggest; None: all.
+
+    Raises:
+        RecipeError: the name is not registered; the hint suggests similar names.
     """
     if name in REGISTRY:
         return REGISTRY[name]
@@ -320,8 +433,8 @@ def find(name: str, known: Iterable[str] | None = None) -> Transform:
     problems = load_installed()
     if name in REGISTRY:
         return REGISTRY[name]
-    near = did_you_mean(name, known or REGISTRY)
+    near = did_you_mean(name, names or REGISTRY)
     raise RecipeError(
         f"Transform '{name}' not recognized",
-        hint=near or (problems[0] if problems else "quantkit transforms list names them all"),
+        hint=near or (problems[0] if problems else "quantkit transforms list shows all"),
     )

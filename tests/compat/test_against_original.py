@@ -84,7 +84,7 @@ def test_without_classic_answers_stay(case: ClassicCase) -> None:
     try:
         with np.errstate(all="ignore"):
             check = Verifier(find_runtime("reference").open, feeder=feeds_of)
-            check(graph, graph, registry.find("remove_device"))
+            check(graph, graph, registry.find_transform("remove_device"))
     except (QuantkitError, ValueError, KeyError) as error:
         pytest.skip(f"the reference engine does not run this graph: {error}")
     with np.errstate(all="ignore"), contextlib.suppress(GraphError, RecipeError):

@@ -9,7 +9,7 @@ from quantkit.errors import RecipeError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.recipes.contract import broken_promises, check_transform
 from quantkit.recipes.example import run_example
-from quantkit.transforms.registry import find
+from quantkit.transforms.registry import find_transform
 from quantkit.transforms.registry import transform as register
 
 
@@ -154,14 +154,14 @@ def test_examples_that_can_not_be_run() -> None:
 
 
 def test_the_picture_is_what_was_computed() -> None:
-    picture = str(run_example(find("remove_nodes")))
+    picture = str(run_example(find_transform("remove_nodes")))
     assert "    - same = Identity(x, ^check)" in picture
     assert "    + y = Relu(x)" in picture
-    assert run_example(find("fold_clamps")).to_json()["steps"][0]["transform"] == "fold_clamps"
+    assert run_example(find_transform("fold_clamps")).to_json()["steps"][0]["transform"] == "fold_clamps"
 
 
 def test_an_example_marks_what_only_moved() -> None:
-    text = str(run_example(find("sort_by_execution_order")))
+    text = str(run_example(find_transform("sort_by_execution_order")))
     assert "    - x = Placeholder[2]()" in text
     assert "    + x = Placeholder[2]()" in text
     assert "      c = Relu(b)" in text

@@ -15,10 +15,9 @@ from quantkit.recipes.named import NAMED, PURPOSES
 main = ENTRY.load()
 
 WRONG = '''
-import quantkit as qk
-from quantkit.ir.graph import constant
+from quantkit.rewriting import constant, transform
 
-@qk.transform_function
+@transform
 def scale_wrongly(graph):
     """Scale wrongly."""
     return graph.with_nodes(constant("two", 2.01) if n.name == "two" else n for n in graph.nodes.values())

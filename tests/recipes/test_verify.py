@@ -77,7 +77,7 @@ def test_a_step_that_makes_no_graph_is_undone() -> None:
     register(lose_a_node)
     graph, trace = run(parse("lose_a_node"), GRAPH, check=verifier(), on_mismatch=SKIP)
     assert graph == GRAPH
-    assert trace.records[0].undone == "after lose_a_node, node 'y' (Mul) reads 'scale', which is not in the graph"
+    assert trace.records[0].undone == "after lose_a_node, node 'y' (Mul) has input 'scale', which is not in the graph"
     for options in ({}, {"check": verifier()}, {"on_mismatch": SKIP}):
         with pytest.raises(GraphError, match="after lose_a_node"):
             run(parse("lose_a_node"), GRAPH, **options)  # type: ignore[arg-type]

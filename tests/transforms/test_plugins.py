@@ -13,16 +13,16 @@ from quantkit.errors import RecipeError
 from quantkit.ir.text import from_text
 from quantkit.recipes import parse, run, transform
 from quantkit.transforms.plugins import load_file, load_installed
-from quantkit.transforms.registry import REGISTRY, find
+from quantkit.transforms.registry import REGISTRY, find_transform
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()
 
 GRAPH = from_text('inputs: x\noutputs: y\nx = Placeholder[2]()\ny = Neg(x, T=float) @"/cpu:0"')
 GOOD = '''
-import quantkit as qk
+from quantkit.rewriting import transform
 
-@qk.transform_function
+@transform
 def drop_devices(graph, *, keep: str = ""):
     """Forget where nodes were placed.
 
@@ -73,7 +73,7 @@ def installed(folder: Path, name: str, code: str, value: str | None = None) -> N
 
 def test_a_file_joins_the_recipe_language(plugin: Path) -> None:
     (made,) = load_file(plugin)
-    assert (made.name, made.is_ours) == ("drop_devices", False)
+    assert (made.name, made.is_built_in) == ("drop_devices", False)
     assert transform(GRAPH, "drop_devices")["y"].device == ""
     assert transform(GRAPH, 'drop_devices(keep="/cpu:0")') == GRAPH
 
@@ -125,7 +125,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 )
 def test_a_plugin_that_fails_is_one_sentence(tmp_path: Path, body: str, message: str) -> None:
     path = tmp_path / "mine.py"
-    path.write_text(f"import quantkit as qk\n\n@qk.transform_function\ndef crash(graph):\n    {body}\n")
+    path.write_text(f"from quantkit.rewriting import transform\n\n@transform\ndef crash(graph):\n    {body}\n")
     load_file(path)
     with pytest.raises(RecipeError) as caught:
         transform(GRAPH, "crash")
@@ -135,7 +135,9 @@ def test_a_plugin_that_fails_is_one_sentence(tmp_path: Path, body: str, message:
 
 def test_a_plugin_that_fails_may_be_passed_over_and_one_that_is_called_wrongly_may_not(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
-    path.write_text("import quantkit as qk\n\n@qk.transform_function\ndef crash(graph, *, k: int = 1):\n    1 / 0\n")
+    path.write_text(
+        "from quantkit.rewriting import transform\n\n@transform\ndef crash(graph, *, k: int = 1):\n    1 / 0\n"
+    )
     load_file(path)
     graph, trace = run(parse("crash(ignore_errors=true)"), GRAPH)
     assert graph == GRAPH
@@ -152,7 +154,7 @@ def test_what_a_plugin_does_not_tell_is_found(plugin: Path) -> None:
 def test_installed_distributions_offer_transforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, "good_plugin", GOOD, "good_plugin:drop_devices")
     monkeypatch.syspath_prepend(tmp_path)
-    assert find("drop_devices").function.__module__ == "good_plugin"
+    assert find_transform("drop_devices").function.__module__ == "good_plugin"
     assert transform(GRAPH, "drop_devices")["y"].device == ""
     assert load_installed() == ()
 
@@ -165,15 +167,15 @@ def test_a_broken_distribution_keeps_nobody_from_the_others(
     installed(tmp_path, "idle_plugin", "x = 1\n")
     installed(tmp_path, "stolen_plugin", GOOD.replace("drop_devices", "fold_pads"))
     monkeypatch.syspath_prepend(tmp_path)
-    assert find("drop_devices").is_ours is False
+    assert find_transform("drop_devices").is_built_in is False
     bad, idle, stolen = load_installed()
-    assert bad.startswith("plugin 'bad_plugin' of bad_plugin can not be loaded: ")
+    assert bad.startswith("plugin 'bad_plugin' of bad_plugin cannot be loaded: ")
     assert f"{tmp_path / 'bad_plugin.py'}, line 1: ModuleNotFoundError" in bad
     assert idle.startswith("plugin 'idle_plugin' of idle_plugin registers no transform")
     assert "two transforms are named 'fold_pads'" in stolen
-    assert find("fold_pads").is_ours
+    assert find_transform("fold_pads").is_built_in
     with pytest.raises(RecipeError, match="'zzzz' not recognized") as caught:
-        find("zzzz")
+        find_transform("zzzz")
     assert "bad_plugin" in caught.value.hint
     assert main(["transforms", "list"]) == 0
     out, err = capsys.readouterr()
@@ -197,7 +199,7 @@ def test_plugins_get_the_same_commands(plugin: Path, tmp_path: Path, capsys: pyt
 def test_a_plugin_that_breaks_promises_is_told_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
-        'import quantkit as qk\n@qk.transform_function\ndef mine(graph):\n    """Do."""\n    return graph\n'
+        'from quantkit.rewriting import transform\n@transform\ndef mine(graph):\n    """Do."""\n    return graph\n'
     )
     assert main(["transforms", "check", "mine", "--plugin", str(path)]) == 1
     out, err = capsys.readouterr()

@@ -11,7 +11,7 @@ from quantkit.compat.transforms.nodes import NodeDef, edges, from_graph, node_of
 from quantkit.errors import GraphError, RecipeError, did_you_mean
 from quantkit.ir.functions import Library
 from quantkit.ir.graph import Graph, Versions
-from quantkit.transforms.registry import REGISTRY, TRUTHS, Transform
+from quantkit.transforms.registry import BOOLEANS, REGISTRY, Transform
 
 SPACES = " \t\n\v\f\r"
 INTEGER = re.compile(r"-?[0-9]+")
@@ -104,8 +104,8 @@ class Context:
         word = self.word(name, "")
         if name not in self.params:
             return default
-        if word in TRUTHS:
-            return TRUTHS[word]
+        if word in BOOLEANS:
+            return BOOLEANS[word]
         raise GraphError(f"Couldn't interpret the {name} argument as a boolean:{word} (expected true, false, 0 or 1)")
 
 

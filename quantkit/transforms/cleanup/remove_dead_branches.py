@@ -12,7 +12,7 @@ from quantkit.ops.shape_inference import infer_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
 from quantkit.transforms.cleanup._conditionals import take_constant_functions
 from quantkit.transforms.cleanup._switches import take_constant_branches
-from quantkit.transforms.registry import TRUTHS, transform
+from quantkit.transforms.registry import BOOLEANS, transform
 
 
 @transform
@@ -71,7 +71,7 @@ def _with_constants(graph: Graph, pred: tuple[str, ...]) -> Graph:
 
 def _constant_of(graph: Graph, text: str, shapes: Mapping[Edge, Shape]) -> tuple[str, Node]:
     name, _, word = text.rpartition(":")
-    if not name or word not in TRUTHS:
+    if not name or word not in BOOLEANS:
         raise RecipeError(
             f"remove_dead_branches: '{text}' does not say what a node is", hint='write pred="is_training:false"'
         )
@@ -96,4 +96,4 @@ def _constant_of(graph: Graph, text: str, shapes: Mapping[Edge, Shape]) -> tuple
             f"remove_dead_branches: pred names {name!r}, whose values are {what}",
             hint="name the node that makes one truth value",
         )
-    return name, constant(name, np.full(shape.sizes if shape.dims else (), TRUTHS[word]).astype(dtype.numpy), dtype)
+    return name, constant(name, np.full(shape.sizes if shape.dims else (), BOOLEANS[word]).astype(dtype.numpy), dtype)

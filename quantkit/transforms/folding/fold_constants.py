@@ -28,7 +28,7 @@ def evaluate_with_kernels(node: Node, inputs: Sequence[Array]) -> tuple[Array, .
     return kernels.evaluate(node, list(inputs)) if kernels.has_kernel(node.op) else None
 
 
-@transform
+@transform(services=("evaluate",))
 def fold_constants(
     graph: Graph,
     *,

@@ -39,7 +39,7 @@ PASSING = ("Identity", "IdentityN", "StopGradient", "PreventGradient")
 MOST_ROUNDS = 16
 
 
-@transform
+@transform(services=("evaluate",))
 def clean_functions(
     graph: Graph,
     *,

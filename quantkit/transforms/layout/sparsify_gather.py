@@ -24,7 +24,7 @@ NOT_A_COLUMN = "Transform only applicable to subgraph with 'Const' with tensor o
 ReadVariable = Callable[[str, str, str], Array]
 
 
-@transform
+@transform(services=("read_variable",))
 def sparsify_gather(
     graph: Graph,
     *,

@@ -5,6 +5,7 @@ bfloat16:   8 digits of significand, up to 3.4e38      relative rounding error <
 """
 
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -27,7 +28,7 @@ MOST_LOST = 2.0**-8
 def convert_precision(
     graph: Graph,
     *,
-    to: str = "float16",
+    to: Literal["float16", "bfloat16"] = "float16",
     weights_only: bool = True,
     keep: tuple[str, ...] = (),
     minimum_size: int = 1024,
@@ -56,7 +57,7 @@ def convert_precision(
     nodes of several outputs that leave the graph.
 
     Raises:
-        RecipeError: ``to`` is no such type, or ``keep`` names neither a node nor an op.
+        RecipeError: ``keep`` names neither a node nor an op.
         GraphError: the whole of an ONNX graph is to be converted.
 
     Example:
@@ -68,9 +69,7 @@ def convert_precision(
         conv = Conv2D(x, w, padding=SAME, strides=[1, 1, 1, 1])
         y = Softmax(conv)
     """
-    dtype = TYPES.get(to)
-    if dtype is None:
-        raise RecipeError(f"convert_precision: {to!r} is not a type of 16 bits", hint="write to=float16 or to=bfloat16")
+    dtype = TYPES[to]
     for word in keep:
         if word not in graph and word not in graph.op_counts and word not in op_names():
             raise RecipeError(

@@ -328,7 +328,9 @@ def test_the_command_rewrites_onnx_models(tmp_path: Path, capsys: pytest.Capture
     save(small_graph(), tmp_path / "in.onnx")
     words = ["transform", f"{tmp_path}/in.onnx", "-o", f"{tmp_path}/out.onnx"]
     assert main([*words, "--transforms", "fold_batch_norms"]) == 3
-    assert "fold_batch_norms rewrites graphs of TensorFlow, and this is one of ONNX" in capsys.readouterr().err
+    assert (
+        "fold_batch_norms rewrites TensorFlow graphs, and the dialect of this graph is ONNX" in capsys.readouterr().err
+    )
     assert main([*words, "--recipe", "inference"]) == 0
     assert "left out of inference: " in capsys.readouterr().err
     assert main(["compare", "--structure", f"{tmp_path}/in.onnx", f"{tmp_path}/out.onnx"]) == 0

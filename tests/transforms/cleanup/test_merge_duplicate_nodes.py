@@ -12,7 +12,7 @@ from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.transforms.cleanup.merge_duplicate_nodes import merge_duplicate_nodes
-from quantkit.transforms.registry import find
+from quantkit.transforms.registry import find_transform
 
 
 def op(name: str, kind: str, *inputs: str, controls: tuple[str, ...] = (), **attrs: object) -> Node:
@@ -209,6 +209,6 @@ FOLDING = (
 @given(graph=network_graphs())
 def test_it_is_safe_before_any_other(later: str, graph: Graph) -> None:
     merged = merge_duplicate_nodes(graph, commutative=True)
-    want, found = answers(find(later)(graph)), answers(find(later)(merged))
+    want, found = answers(find_transform(later)(graph)), answers(find_transform(later)(merged))
     for name, values in want.items():
         np.testing.assert_allclose(found[name], values, rtol=2e-5, atol=2e-5 * max(1, np.abs(values).max()))

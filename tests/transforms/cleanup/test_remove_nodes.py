@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from quantkit.errors import RecipeError
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.transforms.registry import find
+from quantkit.transforms.registry import find_transform
 
-remove_nodes = find("remove_nodes")
+remove_nodes = find_transform("remove_nodes")
 
 
 def chain(*, outputs: tuple[str, ...] = ("end",)) -> Graph:

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.transforms.registry import find
+from quantkit.transforms.registry import find_transform
 
-sort_by_execution_order = find("sort_by_execution_order")
+sort_by_execution_order = find_transform("sort_by_execution_order")
 
 
 @given(st.data())

@@ -6,9 +6,9 @@ from quantkit.errors import GraphError, RecipeError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text
-from quantkit.transforms.registry import find
+from quantkit.transforms.registry import find_transform
 
-strip_unused_nodes = find("strip_unused_nodes")
+strip_unused_nodes = find_transform("strip_unused_nodes")
 
 
 def graph(inputs: tuple[str, ...] = ("mul",), outputs: tuple[str, ...] = ("end",)) -> Graph:

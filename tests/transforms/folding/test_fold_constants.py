@@ -7,9 +7,9 @@ from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.runtimes import open_session
-from quantkit.transforms.registry import find
+from quantkit.transforms.registry import find_transform
 
-fold_constants = find("fold_constants")
+fold_constants = find_transform("fold_constants")
 FLOAT = {"T": DType.FLOAT}
 
 

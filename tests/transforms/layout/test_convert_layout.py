@@ -222,7 +222,7 @@ def test_answers_in_the_engines(runtime: str, digits: Graph) -> None:
 
 
 def test_only_layouts_are_taken(digits: Graph) -> None:
-    with pytest.raises(RecipeError, match="'nchw' is not a layout") as caught:
+    with pytest.raises(RecipeError, match="'nchw' is not a value of to") as caught:
         convert_layout(digits, to="nchw")
     assert "NCHW" in caught.value.hint
 

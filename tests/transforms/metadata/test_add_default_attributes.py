@@ -6,9 +6,9 @@ from quantkit.errors import GraphError
 from quantkit.ir.functions import Function, Library
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType
-from quantkit.transforms.registry import find
+from quantkit.transforms.registry import find_transform
 
-add_default_attributes = find("add_default_attributes")
+add_default_attributes = find_transform("add_default_attributes")
 
 
 def test_defaults_are_added_and_nothing_is_overwritten() -> None:
