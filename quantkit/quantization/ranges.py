@@ -132,7 +132,7 @@ class Ranges(Mapping[Edge, Range]):
             "ranges": {str(edge): [_short(low), _short(high)] for edge, (low, high) in self.ranges.items()},
         }
         if self.means:
-            document["means"] = {str(edge): list(map(_short, values)) for edge, values in self.means.items()}
+            document["means"] = {str(edge): list(values) for edge, values in self.means.items()}
         return document
 
     @classmethod
