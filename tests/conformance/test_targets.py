@@ -1,0 +1,277 @@
+"""Promises of every target: the built-in ones, those of installed packages, and the toy target.
+
+A package with a target runs the suite with ``pytest tests/conformance/test_targets.py -k NAME``.
+"""
+
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from plugin_distribution import write_distribution
+from target_cases import Case, make_case
+
+from quantkit import formats
+from quantkit.errors import InputError, QuantkitError, UnavailableError, UsageError
+from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import Array
+from quantkit.quantization import Plan, Ranges, Scheme, annotate, calibrate, convert
+from quantkit.quantization.census import census
+from quantkit.quantization.targets import REGISTRY, Target, find_target, targets
+from quantkit.quantization.targets.base import DIALECTS, FLOAT
+from quantkit.recipes import parse
+from quantkit.runtimes import open_session, runtimes
+from quantkit.runtimes.session import Session, SessionOptions
+
+TOY = Path(__file__).parent.parent / "support" / "toy_target"
+TOY_NAME = "simulated"
+LAYERS = ("Conv2D", "DepthwiseConv2dNative", "MatMul")
+
+
+@pytest.fixture
+def toy_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Install the toy target's distribution in a temporary folder."""
+    entry_points = tomllib.loads((TOY / "pyproject.toml").read_text())["project"]["entry-points"]
+    write_distribution(tmp_path, "toy_target", (TOY / "toy_target.py").read_text(), entry_points)
+    monkeypatch.syspath_prepend(tmp_path)
+    REGISTRY.reload()
+    yield
+    monkeypatch.undo()
+    sys.modules.pop("toy_target", None)
+    REGISTRY.reload()
+
+
+@pytest.fixture(params=[*targets(), TOY_NAME])
+def target(request: pytest.FixtureRequest) -> Target:
+    if request.param not in targets():
+        request.getfixturevalue("toy_target")
+    return find_target(request.param)
+
+
+@pytest.fixture(params=["digits", "residual"])
+def case(request: pytest.FixtureRequest, target: Target) -> Case:
+    return make_case(request.param, target)
+
+
+@cache
+def quantized(case: Case, target: Target) -> tuple[Plan, Ranges, Graph]:
+    """Return the plan, the ranges and the quantized graph of a case, computed once for all tests."""
+    scheme = Scheme.for_target(target.name)
+    plan = annotate(case.graph, scheme)
+    ranges = calibrate(case.graph, case.batches(), target=target.name, runtime="reference")
+    return plan, ranges, convert(case.graph, plan, ranges)
+
+
+def available_runtimes(target: Target) -> list[str]:
+    names = [name for name in target.runtimes if runtimes()[name].available().ok]
+    if not names:
+        pytest.skip(runtimes()[target.runtimes[0]].available().detail)
+    return names
+
+
+def write(target: Target, graph: Graph, folder: Path, *, weights_only: bool = False) -> Path:
+    path = folder / f"model{target.suffixes[0]}"
+    try:
+        target.write(graph, path, weights_only=weights_only)
+    except UnavailableError as error:
+        pytest.skip(error.message)
+    return path
+
+
+def open_file(path: Path, case: Case, target: Target, runtime: str, options: SessionOptions) -> Session:
+    graph = case.graph
+    model = path if target.keeps_endpoints else formats.load(path, graph.inputs, graph.outputs)
+    return open_session(model, runtime, options)
+
+
+def outputs_of(session: Session, images: Array) -> Array:
+    (source,), (output,) = session.inputs, session.outputs
+    return np.concatenate([session.run({source.name: image[None]})[output.name] for image in images])
+
+
+def float_outputs(case: Case) -> Array:
+    with open_session(case.graph, "reference") as session:
+        return outputs_of(session, case.images)
+
+
+def sqnr(expected: Array, actual: Array) -> float:
+    """Return the signal-to-quantization-noise ratio in dB."""
+    noise = np.square(actual.astype(np.float64) - expected).sum()
+    return float(10 * np.log10(np.square(expected.astype(np.float64)).sum() / max(noise, 1e-30)))
+
+
+def test_a_target_states_its_form(target: Target) -> None:
+    assert target.name.isidentifier()
+    assert target.title
+    assert not target.title.endswith(".")
+    assert target.dialect in DIALECTS
+    assert target.suffixes
+    assert all(suffix.startswith(".") and suffix == suffix.lower() for suffix in target.suffixes)
+    assert target.runtimes
+    assert set(target.runtimes) <= set(runtimes())
+    assert target.fallback_precisions[0] == FLOAT
+    assert isinstance(target.session_options(2), SessionOptions)
+    assert "{" not in target.thread_advice.format(cores=2)
+    assert not target.faster_target or target.faster_target in targets()
+    for recipe in (target.layer_recipe, target.rewrite_recipe):
+        assert str(parse(recipe))
+
+
+def test_the_default_scheme_is_supported(target: Target) -> None:
+    names = {field.name for field in fields(Scheme)}
+    assert names.issuperset([*target.defaults, *target.fixed])
+    scheme = Scheme.for_target(target.name)
+    assert scheme.target == target.name
+    assert Scheme.from_json(scheme.to_json()) == scheme
+    target.check_scheme(scheme)
+
+
+def test_a_scheme_that_the_target_does_not_support_is_rejected(target: Target) -> None:
+    scheme = Scheme.for_target(target.name)
+    checked = 0
+    for name in target.fixed:
+        other = "qint8 symmetric" if str(getattr(scheme, name)) != "qint8 symmetric" else "quint8 affine"
+        with pytest.raises(UsageError, match=name) as caught:
+            Scheme.from_json({**scheme.to_json(), name: other})
+        assert caught.value.hint
+        checked += 1
+    if not target.can_split_patterns:
+        with pytest.raises(UsageError, match="split_patterns"):
+            scheme.with_(split_patterns=True)
+        checked += 1
+    assert checked
+
+
+def test_layers_are_quantized_and_the_rest_has_a_reason(case: Case, target: Target) -> None:
+    plan, ranges, graph = quantized(case, target)
+    reasons = target.float_reasons(case.graph, plan, ranges)
+    assert len(plan.patterns) - len(reasons) >= 5
+    assert set(reasons) <= {*plan.pattern_of, *plan.pass_through}
+    assert all({**plan.float_fallbacks, **reasons}.values())
+    assert graph.dialect == target.dialect
+    counts = census(case.graph, plan, ranges, graph)
+    assert counts.share > 0.8
+    assert counts.conversions >= 0
+
+
+def test_the_file_opens_in_every_available_runtime_and_agrees_with_float(
+    case: Case, target: Target, tmp_path: Path
+) -> None:
+    plan, ranges, graph = quantized(case, target)
+    if target.has_host_check:
+        try:
+            target.check(case.graph, plan, ranges, graph)
+        except UnavailableError as error:
+            pytest.skip(error.message)
+    path = write(target, graph, tmp_path)
+    expected = float_outputs(case)
+    for runtime in available_runtimes(target):
+        with open_file(path, case, target, runtime, target.session_options(2)) as session:
+            assert [info.name for info in session.outputs] == list(map(str, case.graph.outputs))
+            actual = outputs_of(session, case.images)
+        assert actual.shape == expected.shape
+        assert sqnr(expected, actual) > case.min_sqnr, runtime
+        assert np.mean(actual.argmax(-1) == expected.argmax(-1)) >= 0.95, runtime
+        assert not np.array_equal(actual, expected), "the model is not quantized"
+
+
+def test_plan_and_ranges_round_trip_through_files(case: Case, target: Target, tmp_path: Path) -> None:
+    plan, ranges, graph = quantized(case, target)
+    plan.save(tmp_path / "plan.json")
+    ranges.save(tmp_path / "ranges.json")
+    again = convert(case.graph, Plan.load(tmp_path / "plan.json"), Ranges.load(tmp_path / "ranges.json"))
+    assert again.nodes.keys() == graph.nodes.keys()
+    suffix = ".onnx" if target.dialect == "onnx" else ".pb"
+    files = []
+    for name, one in (("first", graph), ("again", again)):
+        formats.save(one, tmp_path / f"{name}{suffix}")
+        files.append((tmp_path / f"{name}{suffix}").read_bytes())
+    assert files[0] == files[1]
+
+
+def test_float_fallbacks_compute_what_the_float_model_computes(target: Target, tmp_path: Path) -> None:
+    case = make_case("residual", target)
+    plan = annotate(case.graph, Scheme.for_target(target.name, keep_float=LAYERS))
+    assert not plan.patterns
+    graph = convert(case.graph, plan, Ranges({}))
+    assert target.count_boundaries(case.graph, plan, plan.float_fallbacks, graph) == 0
+    path = write(target, graph, tmp_path)
+    with open_file(path, case, target, available_runtimes(target)[0], SessionOptions()) as session:
+        actual = outputs_of(session, case.images[:8])
+    np.testing.assert_allclose(actual, float_outputs(case)[:8], rtol=1e-3, atol=1e-4)
+
+
+def test_weights_alone_are_smaller_and_near_float(case: Case, target: Target, tmp_path: Path) -> None:
+    plan = annotate(case.graph, Scheme.for_target(target.name, weights_only=True))
+    assert len(plan.weights) >= 5
+    path = write(target, convert(case.graph, plan, Ranges({})), tmp_path, weights_only=True)
+    num_bytes = sum(case.graph[name].value.num_bytes for name in plan.weights)
+    if num_bytes > 100_000:  # below, the names of the nodes take more than the weights
+        formats.save(case.graph, tmp_path / "float.pb")
+        assert path.stat().st_size < (tmp_path / "float.pb").stat().st_size - num_bytes / 2
+    with open_file(path, case, target, available_runtimes(target)[0], SessionOptions()) as session:
+        actual = outputs_of(session, case.images)
+    assert sqnr(float_outputs(case), actual) > case.min_sqnr
+
+
+def test_a_missing_range_is_an_error_that_names_the_edge(target: Target) -> None:
+    case = make_case("residual", target)
+    plan, ranges, _ = quantized(case, target)
+    edge = plan.edges[-1]
+    group = plan.group_of(edge)
+    fewer = Ranges({known: limits for known, limits in ranges.ranges.items() if known not in group})
+    with pytest.raises(InputError, match="the ranges lack") as caught:
+        convert(case.graph, plan, fewer)
+    assert caught.value.hint
+
+
+def test_a_plan_of_another_graph_is_an_error(target: Target) -> None:
+    plan, _, _ = quantized(make_case("residual", target), target)
+    other = make_case("digits", target).graph
+    with pytest.raises(InputError, match="not in the graph") as caught:
+        plan.require_nodes(other)
+    assert caught.value.hint
+
+
+def test_a_file_is_written_to_existing_folders_only(target: Target, tmp_path: Path) -> None:
+    _, _, graph = quantized(make_case("residual", target), target)
+    path = tmp_path / "missing" / f"model{target.suffixes[0]}"
+    with pytest.raises(QuantkitError) as caught:
+        target.write(graph, path)
+    assert not path.exists()
+    assert caught.value.hint
+
+
+def test_the_toy_target_is_found_while_it_is_installed(toy_target: None) -> None:
+    assert list(targets())[-1] == TOY_NAME
+    assert REGISTRY.problems() == ()
+    assert Scheme.for_target(TOY_NAME).target == TOY_NAME
+
+
+def test_the_toy_target_is_unknown_otherwise() -> None:
+    with pytest.raises(UsageError, match=f"'{TOY_NAME}' is not a target") as caught:
+        Scheme.for_target(TOY_NAME)
+    assert "onnx" in caught.value.hint
+
+
+def test_a_target_of_a_taken_name_is_skipped_and_both_origins_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (TOY / "toy_target.py").read_text().replace(f'"{TOY_NAME}"', '"onnx"')
+    write_distribution(tmp_path, "second_onnx", source, {REGISTRY.group: {"onnx": "second_onnx:TARGET"}})
+    monkeypatch.syspath_prepend(tmp_path)
+    REGISTRY.reload()
+    try:
+        assert "onnx" in targets()
+        assert type(find_target("onnx")).__module__ == "quantkit.quantization.targets.onnx"
+        (problem,) = REGISTRY.problems()
+        assert "second_onnx:TARGET" in problem
+        assert "the name 'onnx' is registered by quantkit" in problem
+    finally:
+        monkeypatch.undo()
+        sys.modules.pop("second_onnx", None)
+        REGISTRY.reload()
