@@ -11,7 +11,7 @@ A plugin that cannot be loaded, or whose name is taken, is skipped with a reason
 import traceback
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from quantkit.errors import QuantkitError, UnavailableError, UsageError, did_you_mean
 
@@ -38,7 +38,7 @@ class Registry(Generic[T]):
         built_in: the objects of this package; their names are distinct.
     """
 
-    def __init__(self, noun: str, kind: type[T], built_in: Iterable[T]) -> None:
+    def __init__(self, noun: str, kind: type[Any], built_in: Iterable[T]) -> None:
         self.noun = noun
         self.group = f"quantkit.{noun}s"
         self._kind = kind
@@ -101,7 +101,7 @@ class Registry(Generic[T]):
         return self._plugins
 
     def _load(self, entry: "EntryPoint") -> T:
-        value = entry.load()
+        value: T = entry.load()
         if not isinstance(value, self._kind):
             raise UsageError(f"the value is of type {type(value).__name__}, not {self._kind.__name__}")
         return value
