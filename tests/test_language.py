@@ -50,7 +50,6 @@ PENDING: tuple[str, ...] = (
     "tests/compat/",
     "tests/evaluation/",
     "tests/cli/",
-    "tests/conformance/",
     "tests/conftest.py",
     "tests/data/",
     "tests/convert/",

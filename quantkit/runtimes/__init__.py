@@ -30,7 +30,9 @@ __all__ = [
 
 # Name that stands for the runtime of the highest priority that can run the model here.
 AUTO = "auto"
-REGISTRY: Registry[Runtime] = Registry("runtime", Runtime, (one.RUNTIME for one in (openvino, onnxruntime, tensorflow, litert, reference)))
+REGISTRY: Registry[Runtime] = Registry(
+    "runtime", Runtime, (one.RUNTIME for one in (openvino, onnxruntime, tensorflow, litert, reference))
+)
 
 
 def runtimes() -> Mapping[str, Runtime]:

@@ -1,26 +1,41 @@
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from plugin_distribution import write_distribution
 
-from quantkit.runtimes import find_runtime, runtimes
-from quantkit.runtimes.runtime import Runtime
+from quantkit.runtimes import REGISTRY, Runtime, find_runtime, runtimes
+
+TOY = Path(__file__).parents[1] / "support" / "toy_runtime" / "toy_runtime.py"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def conversions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One folder for converted graphs, so that each is converted once for all engines."""
+    """Folder for converted graphs: each is converted once for all runtimes."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("QUANTKIT_CACHE", str(folder))
         yield folder
 
 
-@pytest.fixture(params=runtimes())
+@pytest.fixture(scope="session", autouse=True)
+def toy_distribution(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Installed distribution that registers a runtime through an entry point."""
+    folder = tmp_path_factory.mktemp("site-packages")
+    write_distribution(folder, "toy_runtime", TOY.read_text(), {"quantkit.runtimes": {"toy": "toy_runtime:RUNTIME"}})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        REGISTRY.reload()
+        yield folder
+    sys.modules.pop("toy_runtime", None)
+    REGISTRY.reload()
+
+
+@pytest.fixture(params=[*runtimes(), "toy"])
 def runtime(request: pytest.FixtureRequest) -> Runtime:
-    """Every engine; a missing one is skipped with the command that installs it."""
-    found = find_runtime(request.param)
-    answer = found.available()
-    if not answer.ok:
-        pytest.skip(answer.detail)
-    return found
+    """Every runtime; one whose engine is missing is skipped with the command that installs it."""
+    runtime = find_runtime(request.param)
+    if not runtime.available().ok:
+        pytest.skip(runtime.available().detail)
+    return runtime

@@ -1,4 +1,4 @@
-"""What every engine promises, asked of each."""
+"""The contract of runtimes and sessions, checked for each runtime."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from conformance_cases import CASES, Case, node, placeholder
 
-from quantkit.convert.to_litert import save_litert
 from quantkit.errors import GraphError, UnavailableError, UsageError
+from quantkit.formats.kinds import kind_of
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization import Ranges, Scheme, annotate, convert
-from quantkit.runtimes import find_runtime
-from quantkit.runtimes.runtime import Runtime
+from quantkit.quantization.targets import Target, targets
+from quantkit.runtimes import Runtime, find_runtime
 from quantkit.runtimes.session import PRECISIONS, Session, SessionOptions
 from quantkit.transforms.precision.convert_precision import convert_precision
 
@@ -29,7 +29,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 
 
-def test_inputs_and_outputs_are_the_graphs(runtime: Runtime, case: Case) -> None:
+def test_inputs_and_outputs_are_those_of_the_graph(runtime: Runtime, case: Case) -> None:
     with runtime.open(case.graph) as session:
         assert {info.name: (info.dtype, info.shape) for info in session.inputs} == {
             name: (dtype, Shape(dims)) for name, (dtype, dims) in case.inputs.items()
@@ -38,7 +38,7 @@ def test_inputs_and_outputs_are_the_graphs(runtime: Runtime, case: Case) -> None
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_values_are_those_of_numpy(runtime: Runtime, case: Case, batch: int) -> None:
+def test_outputs_agree_with_numpy(runtime: Runtime, case: Case, batch: int) -> None:
     feeds = case.feeds(batch)
     with runtime.open(case.graph) as session:
         results = session.run(feeds)
@@ -50,36 +50,36 @@ def test_values_are_those_of_numpy(runtime: Runtime, case: Case, batch: int) -> 
         np.testing.assert_allclose(result, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_one_session_takes_batches_of_any_size(session: Session) -> None:
+def test_batch_size_may_change_between_runs(session: Session) -> None:
     case = CASES["dense"]
     for batch in (1, 5, 2, 5):
         feeds = case.feeds(batch)
         np.testing.assert_allclose(session.run(feeds)["y"], case.expected(feeds)["y"], rtol=1e-5, atol=1e-6)
 
 
-def test_results_belong_to_the_caller(session: Session) -> None:
+def test_caller_owns_the_outputs(session: Session) -> None:
     feeds = CASES["dense"].feeds(2)
     first = session.run(feeds)
-    kept = {name: array.copy() for name, array in first.items()}
+    copies = {name: array.copy() for name, array in first.items()}
     second = session.run({"x": feeds["x"] * 2})
     for name, array in first.items():
-        np.testing.assert_array_equal(array, kept[name])
+        np.testing.assert_array_equal(array, copies[name])
         array[...] = 7
     again = session.run(feeds)
     assert all(array.max() != 7 for array in second.values())
     for name, array in again.items():
-        np.testing.assert_array_equal(array, kept[name])
+        np.testing.assert_array_equal(array, copies[name])
 
 
-def test_feeds_stay_as_they_are(session: Session) -> None:
+def test_inputs_are_not_changed(session: Session) -> None:
     x = CASES["dense"].feeds(2)["x"]
-    kept = x.copy()
+    copy = x.copy()
     for array in session.run({"x": x}).values():
         array[...] = 7
-    np.testing.assert_array_equal(x, kept)
+    np.testing.assert_array_equal(x, copy)
 
 
-def test_feeds_need_not_be_contiguous(session: Session) -> None:
+def test_inputs_need_not_be_contiguous(session: Session) -> None:
     x = np.asfortranarray(CASES["dense"].feeds(6)["x"])
     x.flags.writeable = False
     np.testing.assert_array_equal(session.run({"x": x[::2]})["y"], session.run({"x": x[::2].copy()})["y"])
@@ -95,13 +95,13 @@ def test_feeds_need_not_be_contiguous(session: Session) -> None:
         ({"x": np.zeros(4, np.float32)}, r"takes shape \?x4, not 4", "batch"),
     ],
 )
-def test_wrong_feeds_are_refused(session: Session, feeds: dict[str, np.ndarray], message: str, hint: str) -> None:
+def test_wrong_inputs_are_rejected(session: Session, feeds: dict[str, np.ndarray], message: str, hint: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         session.run(feeds)
     assert hint in caught.value.hint
 
 
-def test_a_closed_session_stays_closed(runtime: Runtime) -> None:
+def test_closed_session_does_not_run(runtime: Runtime) -> None:
     case = CASES["dense"]
     with runtime.open(case.graph) as session:
         session.run(case.feeds(1))
@@ -110,14 +110,14 @@ def test_a_closed_session_stays_closed(runtime: Runtime) -> None:
         session.run(case.feeds(1))
 
 
-def test_a_session_says_which_engine_it_is(session: Session, runtime: Runtime) -> None:
+def test_session_reports_runtime_and_version(session: Session, runtime: Runtime) -> None:
     assert session.runtime.name == runtime.name
     assert str(session.runtime).split()[1][0].isdigit()
     assert session.skipped == ()
 
 
 @pytest.mark.parametrize(("intra_op", "inter_op"), [(1, None), (2, 1), (None, 2)])
-def test_thread_settings_are_accepted(runtime: Runtime, intra_op: int | None, inter_op: int | None) -> None:
+def test_thread_options_are_accepted(runtime: Runtime, intra_op: int | None, inter_op: int | None) -> None:
     case = CASES["dense"]
     with runtime.open(case.graph, SessionOptions(intra_op=intra_op, inter_op=inter_op)) as session:
         feeds = case.feeds(1)
@@ -125,18 +125,17 @@ def test_thread_settings_are_accepted(runtime: Runtime, intra_op: int | None, in
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_precision_is_had_or_refused(runtime: Runtime, precision: str) -> None:
+def test_precision_is_applied_or_rejected(runtime: Runtime, precision: str) -> None:
     case = CASES["dense"]
     try:
-        session = runtime.open(case.graph, SessionOptions(precision=precision))
+        session, hint = runtime.open(case.graph, SessionOptions(precision=precision)), ""
     except UnavailableError as error:
-        refusal = error
-    else:
-        refusal = None
-    if refusal is not None:
+        session, hint = None, error.hint
+    if session is None:
         assert precision != "float32"
-        assert "--precision float32" in refusal.hint
+        assert "--precision float32" in hint
         return
+    assert precision in runtime.precisions
     with session:
         feeds = case.feeds(4)
         result, expected = session.run(feeds)["y"], case.expected(feeds)["y"]
@@ -146,7 +145,7 @@ def test_a_precision_is_had_or_refused(runtime: Runtime, precision: str) -> None
 
 
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
-def test_weights_of_16_bits_are_widened(runtime: Runtime, to: str) -> None:
+def test_weights_of_16_bits_run(runtime: Runtime, to: str) -> None:
     case = CASES["dense"]
     graph = convert_precision(case.graph, to=to, minimum_size=1)
     assert "Cast" in graph.op_counts
@@ -155,49 +154,43 @@ def test_weights_of_16_bits_are_widened(runtime: Runtime, to: str) -> None:
         np.testing.assert_allclose(session.run(feeds)["y"], reference.run(feeds)["y"], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("target", ["onnx", "tensorflow", "eightbit", "litert"])
-def test_weights_of_8_bits_are_widened(runtime: Runtime, target: str, tmp_path: Path) -> None:
-    takes = {"onnx": ("onnxruntime", "openvino"), "litert": ("litert",)}.get(target)
-    if takes is not None and runtime.name not in takes:
-        pytest.skip(f"{runtime.name} does not run the target {target}")
+@pytest.mark.parametrize("target", targets().values(), ids=lambda target: target.name)
+def test_weights_of_8_bits_run(runtime: Runtime, target: Target, tmp_path: Path) -> None:
     case = CASES["dense"]
-    scheme = Scheme.for_target(target, weights_only=True)
-    plan = annotate(case.graph, scheme)
-    made = convert(case.graph, plan, Ranges({}))
-    model: Graph | Path = made
-    if target == "litert":
-        model = tmp_path / "small.tflite"
-        save_litert(made, model, small_weights=True)
+    plan = annotate(case.graph, Scheme.for_target(target.name, weights_only=True))
+    assert len(plan.weights) > 0
+    quantized = convert(case.graph, plan, Ranges({}))
+    path = tmp_path / f"small{target.suffixes[0]}"
+    target.write(quantized, path, weights_only=True)
     feeds = case.feeds(2)
     expected = case.expected(feeds)["y"]
     try:
-        with runtime.open(model) as session:
+        with runtime.open(path if kind_of(path) in runtime.kinds else quantized) as session:
             result = session.run(feeds)["y"]
     except UnavailableError as error:
         pytest.skip(error.message)
-    assert len(plan.weights) > 0
     np.testing.assert_allclose(result, expected, rtol=0, atol=0.02 * np.abs(expected).max())
 
 
-def test_placement_names_the_operations(runtime: Runtime) -> None:
+def test_placement_names_the_ops(runtime: Runtime) -> None:
     case = CASES["dense"]
     with runtime.open(case.graph, SessionOptions(log_placement=True)) as session:
         session.run(case.feeds(1))
     assert any("CPU" in line for line in session.placement)
 
 
-def test_an_unknown_op_is_named(runtime: Runtime) -> None:
+def test_unknown_op_is_named(runtime: Runtime) -> None:
     graph = Graph.of([placeholder("x", DType.FLOAT, 1), node("y", "Frobnicate", "x")], ["x"], ["y"])
     with pytest.raises((UnavailableError, GraphError), match="Frobnicate"):
         runtime.open(graph).run({"x": np.zeros(1, np.float32)})
 
 
-def test_a_gpu_that_is_not_there_is_an_answer(runtime: Runtime) -> None:
+def test_missing_gpu_is_unavailable(runtime: Runtime) -> None:
     with pytest.raises(UnavailableError) as caught:
         runtime.open(CASES["dense"].graph, SessionOptions(device="gpu:99"))
     assert caught.value.hint
 
 
-def test_a_device_that_is_no_word_is_refused(runtime: Runtime) -> None:
+def test_unknown_device_is_rejected(runtime: Runtime) -> None:
     with pytest.raises(UsageError, match="'tpu' is not a device"):
         runtime.open(CASES["dense"].graph, SessionOptions(device="tpu"))

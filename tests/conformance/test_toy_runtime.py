@@ -1,0 +1,42 @@
+"""The guide for runtimes: its code is the toy runtime, which an entry point registers."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conformance_cases import CASES
+
+import quantkit as qk
+from quantkit.benchmark.candidate import find_candidate
+from quantkit.runtimes import REGISTRY, find_runtime, runtimes
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "assets" / "guides" / "add-a-runtime.md").read_text()
+TOY = ROOT / "tests" / "support" / "toy_runtime" / "toy_runtime.py"
+
+
+def test_guide_shows_the_toy_runtime() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    assert code == TOY.read_text()
+
+
+def test_entry_point_of_the_guide_registers_the_toy_runtime(toy_distribution: Path) -> None:
+    (entry,) = re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)
+    assert entry == '[project.entry-points."quantkit.runtimes"]\ntoy = "toy_runtime:RUNTIME"\n'
+    assert Path(find_runtime("toy").open_model.__code__.co_filename).parent == toy_distribution
+    assert list(runtimes())[-1] == "toy"
+    assert REGISTRY.problems() == ()
+
+
+def test_library_opens_the_toy_runtime_by_name() -> None:
+    pytest.importorskip("onnx", reason="pip install onnx")
+    case = CASES["dense"]
+    feeds = case.feeds(2)
+    with qk.open_session(case.graph, "toy") as session:
+        np.testing.assert_allclose(session.run(feeds)["y"], case.expected(feeds)["y"], rtol=1e-5)
+
+
+def test_command_line_accepts_the_name(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").touch()
+    assert find_candidate(f"{tmp_path}/m.onnx@toy").settings.runtime == "toy"
