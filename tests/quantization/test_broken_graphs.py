@@ -86,7 +86,7 @@ def test_a_channel_that_dwarfs_the_others(digits: Graph, tmp_path: Path, capsys:
     code, verdict, _ = run(quantize(source, output), capsys)
     assert code == 0
     assert verdict["quality"]["agreement"]["value"] < 0.5
-    (remark,) = verdict["calibration"]["remarks"]
+    (remark,) = verdict["calibration"]["warnings"]
     assert remark.startswith(f"{FIRST}: channel 2 reaches")
     _, found, _ = run(compare(source, output), capsys)
     assert found["first_bad"].startswith(FIRST)
@@ -96,7 +96,7 @@ def test_a_channel_that_dwarfs_the_others(digits: Graph, tmp_path: Path, capsys:
     # Labels say what is right: of 40 other pictures, as many as in float.
     code, verdict, said = run(quantize(source, output, "--max-drop", "0.01"), capsys)
     assert code == 0, said
-    assert "the drop is that of top-1" in said
+    assert "--max-drop limits top-1 accuracy" in said
     fallback = verdict["fallback"]
     assert fallback["is_reached"]
     assert fallback["baseline_drop"] > 0.5
@@ -128,7 +128,7 @@ def test_layers_may_stay_in_bfloat16(digits: Graph, tmp_path: Path, capsys: pyte
     save(changed(digits, {FIRST: larger, f"{FIRST}+": larger, SECOND: smaller}), source)
     code, verdict, said = run(quantize(source, output, "--max-drop", "0.01", "--fallback", "bfloat16"), capsys)
     assert code == 0, said
-    assert verdict["fallback"]["kept_in"] == "bfloat16"
+    assert verdict["fallback"]["precision"] == "bfloat16"
     kept = load(output)[verdict["fallback"]["keep_float"][0]]
     assert kept.attrs["T"] is DType.BFLOAT16
     assert verdict["quality"]["top1"]["value"] >= 0.97
@@ -140,7 +140,7 @@ def test_a_weight_that_is_none(target: str, digits: Graph, tmp_path: Path, capsy
     source, output = tmp_path / "float.pb", tmp_path / TARGETS[target]
     save(changed(digits, {FIRST: damaged}), source)
     code, verdict, _ = run(quantize(source, output, "--max-drop", "0.02"), capsys)
-    remarks = "; ".join(verdict.get("calibration", {}).get("remarks", ()))
+    remarks = "; ".join(verdict.get("calibration", {}).get("warnings", ()))
     if code == 0:
         # The engine's Relu makes 0 of NaN: its answers are numbers, and the layer stays float.
         assert "conv/Conv2D: its weights conv/conv2d_params hold NaN or infinity, so it stays float" in remarks
@@ -163,7 +163,7 @@ def test_answers_that_are_no_numbers_end_the_search_at_once(
     code, verdict, said = run(quantize(source, tmp_path / "q.onnx", "--max-drop", "0.01"), capsys)
     assert code == 1
     assert not verdict
-    assert "the float graph holds NaN or infinity in every answer" in said
+    assert "the output of the float model contains NaN or infinity for every sample" in said
     assert "hold NaN or infinity, so it stays float" in said
 
 
@@ -190,7 +190,7 @@ def test_an_activation_that_never_changes(
     save(changed(digits, edits), source)
     code, verdict, said = run(quantize(source, output, "--max-drop", "0.02"), capsys)
     assert code == 0, said
-    assert verdict["calibration"]["remarks"] == [f"{BRANCH}: always {value}, so its range is dead"]
+    assert verdict["calibration"]["warnings"] == [f"{BRANCH}: always {value}, so its range is dead"]
     assert verdict["fallback"]["is_reached"]
     _, found, _ = run(compare(source, output), capsys)
     noted = {row["name"]: row["problems"] for row in found["layers"] if row["problems"]}
@@ -207,7 +207,7 @@ def test_a_network_of_one_constant(
     save(changed(digits, {FIRST: np.zeros_like, f"{FIRST}+": lambda bias: np.full_like(bias, -1)}), source)
     code, verdict, said = run(quantize(source, output), capsys)
     assert code == 0, said
-    assert verdict["calibration"]["remarks"][0] == f"{FIRST}: always 0, so its range is dead"
+    assert verdict["calibration"]["warnings"][0] == f"{FIRST}: always 0, so its range is dead"
     assert verdict["quality"]["not_finite"] == 0
     assert verdict["quality"]["agreement"]["value"] == 1
     assert len(load(output)) > 0

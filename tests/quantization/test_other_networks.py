@@ -118,8 +118,8 @@ def test_outputs_that_are_no_classes_are_judged_by_their_noise(
     source = network.save(tmp_path / "two.pb", *outputs)
     verdict, _ = quantized(source, target, vectors, capsys)
     assert verdict["quality"] is None
-    assert verdict["fidelity"]["samples"] == 24
-    noise = verdict["fidelity"]["sqnr"]
+    assert verdict["sqnr"]["samples"] == 24
+    noise = verdict["sqnr"]["sqnr"]
     assert set(noise) == {"box", "score"}
     assert min(noise.values()) > 25
     # What is allowed is not reached with 8 bits, and is with float layers.
@@ -127,7 +127,7 @@ def test_outputs_that_are_no_classes_are_judged_by_their_noise(
     verdict, _ = quantized(source, target, vectors, capsys, "--max-drop", f"{allowed:.5f}")
     assert verdict["fallback"]["is_reached"]
     assert verdict["fallback"]["keep_float"]
-    left = [value for value in verdict["fidelity"]["sqnr"].values() if value is not None]
+    left = [value for value in verdict["sqnr"]["sqnr"].values() if value is not None]
     assert min(left, default=1000) > min(noise.values()) + 6
     words = ["evaluate", str(source), "--input-layer", "x", "--output-layer", "score", "--data", str(vectors)]
     assert main(words) == 2
@@ -202,4 +202,4 @@ def test_sizes_that_are_open_are_those_of_the_data(
     np.save(data, RANDOM.integers(0, 256, (2, 9, 9, 3)).astype(np.uint8))
     words = ["quantize", str(source), "-o", str(output), "--target", target, "--calibration", str(data), "--runs", "0"]
     assert main([*words, "--input-width", "16", "--input-height", "12"]) == 0
-    assert "x leaves its size open: it is quantized for ?x12x16x3" in capsys.readouterr().err
+    assert "input 'x' has no fixed size: it is quantized for ?x12x16x3" in capsys.readouterr().err

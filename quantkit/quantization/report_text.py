@@ -1,0 +1,135 @@
+"""Text of a quantization report."""
+
+from collections.abc import Iterator
+from math import floor
+
+from quantkit.quantization.census import EIGHT_BITS, FLOAT
+from quantkit.quantization.fallback import Fallback
+from quantkit.quantization.report import QuantizationReport
+from quantkit.quantization.targets import find_target
+
+# Number of float fallbacks and of warnings that are listed.
+LIST_LENGTH = 5
+
+
+def report_lines(report: QuantizationReport) -> Iterator[str]:
+    """Yield the lines of the report."""
+    yield _size_line(report)
+    yield ""
+    if report.scheme.weights_only:
+        arithmetic = find_target(report.target).weights_only_arithmetic
+        yield f"int8 weights: {report.num_weights} constants; {arithmetic}"
+    else:
+        yield from _precision_lines(report)
+    yield from _fallback_lines(report)
+    yield from _warning_lines(report)
+    if report.fallback is not None:
+        yield from _search_lines(report, report.fallback)
+    yield from _accuracy_lines(report)
+    yield from _latency_lines(report)
+
+
+def _size_line(report: QuantizationReport) -> str:
+    ratio = report.float_num_bytes / max(report.num_bytes, 1)
+    change = f"{1 / ratio:.1f} times larger" if 0 < ratio < 1 else f"{ratio:.1f} times smaller"
+    name = report.output if report.output is not None else f"{report.model} ({report.target})"
+    return f"{name}: {format_size(report.num_bytes)}, {change} than the float model"
+
+
+def _precision_lines(report: QuantizationReport) -> Iterator[str]:
+    """Yield the table of nodes by op and precision, and the fraction of int8 MACs."""
+    census = report.census
+    width = max(map(len, (*census.table, "op")))
+    yield f"{'op':<{width}}  {EIGHT_BITS:>6}  {FLOAT:>6}"
+    for op, (num_quantized, num_float) in census.table.items():
+        yield f"{op:<{width}}  {num_quantized or '':>6}  {num_float or '':>6}"
+    yield ""
+    count = census.conversions
+    boundaries = "boundary remains" if count == 1 else "boundaries remain"
+    # Rounded down, so that 100 % means all.
+    percent = floor(1000 * census.share) / 10
+    unknown = ", ".join(f"{number} {op}" for op, number in census.unknown.items())
+    excluded = f" (unknown for {unknown})" if unknown else ""
+    yield f"{percent:.1f} % of the MACs{excluded} are int8; {count} quantize/dequantize {boundaries}"
+
+
+def _fallback_lines(report: QuantizationReport) -> Iterator[str]:
+    fallbacks = report.census.left_overs
+    for node in fallbacks[:LIST_LENGTH]:
+        cost = f", {_format_count(node.multiply_adds)} MACs" if node.multiply_adds else ""
+        yield f"  float fallback: {node.name} ({node.op}{cost}): {node.reason}"
+    if len(fallbacks) > LIST_LENGTH:
+        yield f"  float fallback: {len(fallbacks) - LIST_LENGTH} more (--save-plan lists all)"
+
+
+def _warning_lines(report: QuantizationReport) -> Iterator[str]:
+    for warning in report.warnings[:LIST_LENGTH]:
+        yield f"  warning: {warning}"
+    if len(report.warnings) > LIST_LENGTH:
+        yield f"  warning: {len(report.warnings) - LIST_LENGTH} more (--save-ranges lists all)"
+
+
+def _search_lines(report: QuantizationReport, fallback: Fallback) -> Iterator[str]:
+    """Yield the gain and the cost of each layer that the accuracy search keeps in float."""
+    yield f"drop {fallback.baseline.drop:.4f} with all layers in int8, {fallback.loss.drop:.4f} with the fallbacks"
+    rows = [row for row in fallback.rows if row.is_float]
+    if rows:
+        costs = {node.name: node.multiply_adds for node in report.census.left_overs}
+        head = f"in {report.fallback_precision}"
+        width = max(len(head), *(len(row.unit) for row in rows))
+        yield f"  {head:<{width}}  {'drop gained':>11}  {'KL gained':>9}  {'MACs':>13}"
+        for row in rows:
+            gain, cost = row.bought or row.gain, costs.get(row.unit)
+            numbers = f"{gain.drop:>11.4f}  {gain.divergence:>9.4f}" if gain else f"{'':>11}  {'':>9}"
+            yield f"  {row.unit:<{width}}  {numbers}  {'' if cost is None else _format_count(cost):>13}"
+    if not fallback.is_complete:
+        yield "  time budget exhausted: run the same command with a larger --time-budget to resume"
+
+
+def _accuracy_lines(report: QuantizationReport) -> Iterator[str]:
+    accuracy, quality = report.accuracy, report.accuracy.quality
+    for failure in accuracy.failures:
+        yield f"  warning: {failure.splitlines()[0]}"
+    if accuracy.failures and accuracy.metrics is None:
+        yield "agreement with the float model not measured: no runtime can run the quantized model"
+    if quality is not None and quality.agreement is not None and quality.kl_divergence is not None:
+        agreement = f"agreement with the float model {quality.agreement}"
+        yield f"{agreement}, KL {quality.kl_divergence:.4f}, on {accuracy.samples}"
+        if quality.top1 is not None and accuracy.float_top1 is not None:
+            yield f"top-1 {quality.top1}, float model {accuracy.float_top1}"
+    elif accuracy.sqnr is not None:
+        yield f"{accuracy.sqnr}, on {accuracy.samples}"
+    if accuracy.metrics is not None and accuracy.metrics.not_finite:
+        yield f"  {accuracy.metrics.not_finite} outputs contain NaN or infinity: run quantkit compare to find the layer"
+
+
+def _latency_lines(report: QuantizationReport) -> Iterator[str]:
+    latency = report.latency
+    if latency.comparison is not None and latency.milliseconds is not None:
+        before, after = latency.milliseconds
+        yield f"in {latency.runtime}: {latency.comparison.verdict}, {_format_ms(before)} -> {_format_ms(after)} ms"
+    elif latency.skipped:
+        yield f"latency not measured: {latency.skipped}"
+    yield f"threads: {report.threads}"
+    if report.next_step is not None:
+        yield report.next_step.reason
+        yield f"next: {report.next_step.command}"
+
+
+def format_size(num_bytes: int) -> str:
+    """Return a file size as text.
+
+    >>> format_size(24_100_000)
+    '24.1 MB'
+    """
+    if num_bytes < 1e6:
+        return f"{num_bytes} bytes" if num_bytes < 1e4 else f"{num_bytes / 1e3:.0f} kB"
+    return f"{num_bytes / 1e6:.1f} MB"
+
+
+def _format_count(number: int) -> str:
+    return f"{number / 1e6:.1f} million" if number >= 1e5 else f"{number / 1e3:.1f} thousand"
+
+
+def _format_ms(milliseconds: float) -> str:
+    return f"{milliseconds:.1f}" if milliseconds >= 1 else f"{milliseconds:.2g}"

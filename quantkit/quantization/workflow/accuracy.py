@@ -1,0 +1,45 @@
+"""Accuracy of a quantized file: its outputs compared with those of the float model."""
+
+from pathlib import Path
+
+from quantkit import formats
+from quantkit.errors import GraphError, InputError, UnavailableError
+from quantkit.quantization.report import Accuracy
+from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.float_reference import FloatReference
+from quantkit.runtimes import open_session
+
+
+def measure_accuracy(file: Path, conversion: Conversion, reference: FloatReference) -> Accuracy:
+    """Run a quantized file in the fastest runtime that can, and compare its outputs with the float model's.
+
+    Raises:
+        UnavailableError, GraphError, InputError: no runtime can run the file; the error of the fastest one.
+    """
+    graph = conversion.graph
+    model = file if conversion.target.keeps_endpoints else formats.load(file, graph.inputs, graph.outputs)
+    failures: list[UnavailableError | GraphError | InputError] = []
+    for name in conversion.runtimes:
+        try:
+            with open_session(model, name, conversion.session_options) as session:
+                metrics = reference.compare(session)
+                return Accuracy(
+                    metrics,
+                    session.runtime,
+                    reference.source,
+                    reference.top1,
+                    tuple(error.message for error in failures),
+                )
+        except (UnavailableError, GraphError, InputError) as error:
+            failures.append(error)
+    raise failures[0]
+
+
+def try_measure_accuracy(file: Path, conversion: Conversion, reference: FloatReference) -> Accuracy:
+    """Return the accuracy of a quantized file, or the reason that it is not known."""
+    if not len(reference):
+        return Accuracy()
+    try:
+        return measure_accuracy(file, conversion, reference)
+    except (UnavailableError, GraphError, InputError) as error:
+        return Accuracy(failures=(error.message,))

@@ -1,0 +1,103 @@
+"""``max_drop``: search for the layers that must stay in float to keep the accuracy."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+
+from quantkit.errors import CheckError
+from quantkit.progress import Progress
+from quantkit.quantization.fallback import Fallback, Loss, search
+from quantkit.quantization.workflow.accuracy import measure_accuracy
+from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.float_reference import FloatReference
+from quantkit.quantization.workflow.options import Options
+
+
+def search_fallbacks(conversion: Conversion, reference: FloatReference, options: Options, max_drop: float) -> Fallback:
+    """Return the layers that must stay in float for a drop of at most ``max_drop``.
+
+    Args:
+        conversion: with all layers quantized.
+        reference: outputs of the float model.
+        options: options of the quantization; the state of an interrupted search is saved next to the output.
+        max_drop: largest accepted drop, a fraction.
+
+    Raises:
+        CheckError: there are no finite float outputs to measure the drop on.
+    """
+    _require_outputs(conversion, reference, max_drop)
+    _announce_metric(reference, options)
+    state = None if options.output is None else _state_file(conversion, reference, options.output)
+    suffix = conversion.target.suffixes[0]
+
+    def measure(layers: frozenset[str]) -> Loss:
+        trial = conversion.exclude(layers)
+        with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
+            file = Path(folder) / f"trial{suffix}"
+            trial.write(file)
+            metrics = measure_accuracy(file, trial, reference).metrics
+            assert metrics is not None, "a measured accuracy has metrics"
+            return reference.loss(metrics)
+
+    if state is not None and state.exists():
+        options.on_message(f"resuming from the search state in {state}")
+    with _announce_state(state, options):
+        fallback = search(
+            [pattern.layer for pattern in conversion.plan.patterns],
+            measure,
+            max_drop=max_drop,
+            seconds=options.time_budget,
+            likely=_suspects(conversion),
+            state=state,
+            progress=lambda step, fraction: options.on_progress(Progress("searching", round(1000 * fraction), 1000)),
+        )
+    if fallback.is_complete and state is not None:
+        state.unlink(missing_ok=True)
+    return fallback
+
+
+@contextmanager
+def _announce_state(state: Path | None, options: Options) -> Iterator[None]:
+    """Report the state file of an interrupted search."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if state is not None and state.exists():
+            options.on_message(f"search state saved to {state}; run the same command to resume")
+        raise
+
+
+def _require_outputs(conversion: Conversion, reference: FloatReference, max_drop: float) -> None:
+    if len(reference) and not reference.is_never_finite:
+        return
+    reason = "contains NaN or infinity for every sample" if len(reference) else "is missing"
+    raise CheckError(
+        f"cannot measure --max-drop {max_drop:g}: the output of the float model {reason}",
+        hint="; ".join(conversion.ranges.remarks) or "run quantkit compare to find the layer",
+    )
+
+
+def _announce_metric(reference: FloatReference, options: Options) -> None:
+    top1 = reference.top1
+    if not reference.has_class_scores:
+        metric = "the error of the outputs (0.1 is 20 dB, 0.01 is 40 dB)"
+    elif top1 is None:
+        metric = "agreement with the float model"
+    else:
+        metric = f"top-1 accuracy (float model: {top1})"
+    options.on_message(f"--max-drop limits {metric}, measured on {reference.source}")
+
+
+def _state_file(conversion: Conversion, reference: FloatReference, output: Path) -> Path:
+    """Return the state file of this graph, these ranges and these samples."""
+    provenance = conversion.ranges.provenance
+    key = " ".join((provenance.graph, provenance.data, provenance.scheme, reference.digest))
+    return output.with_name(f"{output.name}.{blake2b(key.encode(), digest_size=8).hexdigest()}.fallback")
+
+
+def _suspects(conversion: Conversion) -> list[str]:
+    """Return the layers with a calibration warning."""
+    edges = {warning.partition(":")[0] for warning in conversion.ranges.remarks}
+    return [pattern.layer for pattern in conversion.plan.patterns if edges & {str(pattern.output), str(pattern.input)}]

@@ -1,0 +1,104 @@
+"""The quantized graph of a float graph, a plan and ranges, and its file."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from quantkit.errors import CheckError
+from quantkit.ir.graph import Graph
+from quantkit.quantization import Plan, Ranges, annotate, convert
+from quantkit.quantization.census import FLOAT
+from quantkit.quantization.targets import Target, find_target
+from quantkit.quantization.workflow.host import count_cores
+from quantkit.runtimes import find_runtime
+from quantkit.runtimes.session import SessionOptions
+from quantkit.transforms.precision.convert_precision import convert_precision
+
+FALLBACK_REASON = "quantizing it exceeds --max-drop"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A float graph with all decisions for its quantization.
+
+    Attributes:
+        graph: prepared float graph.
+        plan: decisions about the graph.
+        ranges: range of every edge that the plan quantizes.
+        fallback_precision: precision of the fallback layers, ``float`` or ``bfloat16``.
+        fallback_layers: layers that the accuracy search excludes from quantization.
+    """
+
+    graph: Graph
+    plan: Plan
+    ranges: Ranges
+    fallback_precision: str = FLOAT
+    fallback_layers: frozenset[str] = frozenset()
+
+    @property
+    def target(self) -> Target:
+        """Target of the plan."""
+        return find_target(self.plan.scheme.target)
+
+    @property
+    def needs_host_check(self) -> bool:
+        """True if some kernels of the target compute wrong results on some hosts."""
+        return self.target.has_host_check and not self.plan.scheme.weights_only
+
+    @property
+    def runtimes(self) -> tuple[str, ...]:
+        """The target's runtimes that are installed, fastest first; without an installed one, all of them."""
+        names = self.target.runtimes
+        return tuple(name for name in names if find_runtime(name).available().ok) or names
+
+    @property
+    def session_options(self) -> SessionOptions:
+        """Session options that suit the quantized graph."""
+        if self.plan.scheme.weights_only:
+            return SessionOptions()
+        return self.target.session_options(count_cores())
+
+    def exclude(self, layers: frozenset[str]) -> "Conversion":
+        """Return the conversion with these layers as float fallbacks, in addition to those of the scheme."""
+        scheme = self.plan.scheme
+        plan = annotate(self.graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(layers))))
+        reasons = {name: FALLBACK_REASON if name in layers else why for name, why in plan.float_fallbacks.items()}
+        return replace(self, plan=replace(plan, float_fallbacks=reasons), fallback_layers=layers)
+
+    @cached_property
+    def quantized(self) -> Graph:
+        """The quantized graph.
+
+        Raises:
+            InputError: an edge has no range.
+            UnavailableError: the target is not available in this installation.
+        """
+        quantized = convert(self.graph, self.plan, self.ranges)
+        if self.fallback_precision == FLOAT or not self.fallback_layers:
+            return quantized
+        # A plan has no fused patterns of its fallbacks: the plan of all layers contains their nodes.
+        pattern_of = annotate(self.graph, self.plan.scheme.with_(keep_float=())).pattern_of
+        layers = self.fallback_layers
+        converted = {name for layer in layers if layer in pattern_of for name in pattern_of[layer].nodes} | layers
+        keep = tuple(name for name, node in quantized.nodes.items() if name not in converted and not node.is_constant)
+        return convert_precision(quantized, to=self.fallback_precision, weights_only=False, keep=keep)
+
+    def check_on_host(self) -> None:
+        """Check that this host computes the quantized graph correctly.
+
+        Raises:
+            CheckError: this host computes the graph incorrectly.
+        """
+        try:
+            self.target.check(self.graph, self.plan, self.ranges, self.quantized)
+        except CheckError as error:
+            if not self.ranges.remarks:
+                raise
+            raise CheckError(
+                f"{error.message}; {self.ranges.remarks[0]}",
+                hint=f"use --max-drop to keep such layers in float, or {error.hint.removeprefix('keep it in float: ')}",
+            ) from None
+
+    def write(self, output: Path) -> None:
+        """Write the quantized graph; the file appears complete or not at all."""
+        self.target.write(self.quantized, output, weights_only=self.plan.scheme.weights_only)

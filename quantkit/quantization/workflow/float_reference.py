@@ -1,0 +1,175 @@
+"""Outputs of the float model, and the distance of a quantized model's outputs from them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import islice
+from math import inf
+
+import numpy as np
+
+from quantkit.evaluation.classification_metrics import ClassificationCounter, ClassificationMetrics, Proportion
+from quantkit.evaluation.output_sqnr import OutputSqnr, OutputSqnrCounter
+from quantkit.ir.tensor import Array
+from quantkit.quantization.fallback import Loss
+from quantkit.quantization.workflow.labeled_feeds import Feeds, LabeledFeeds
+from quantkit.runtimes.session import Session
+
+# Memory for feeds that run again in the quantized model; later samples are prepared a second time.
+CACHE_BYTES = 64 << 20
+
+
+@dataclass
+class FloatReference:
+    """Outputs of the float model on a dataset.
+
+    Attributes:
+        source: description of the samples.
+        feeds: cached feeds of the first runs.
+        outputs: outputs of all runs, (n, ...) by name.
+        classes: class indices of the samples of all runs.
+        uncached: feeds after the cached ones; None if all are cached.
+        num_bytes: memory of the cached arrays.
+        is_full: True if the cache has reached its limit.
+        rows: samples per run.
+    """
+
+    source: str = ""
+    feeds: list[Feeds] = field(default_factory=list)
+    outputs: list[Feeds] = field(default_factory=list)
+    classes: list[tuple[int | None, ...]] = field(default_factory=list)
+    uncached: LabeledFeeds | None = None
+    num_bytes: int = 0
+    is_full: bool = False
+    rows: int = 1
+
+    def record(self, samples: LabeledFeeds, feeds: Feeds, outputs: Mapping[str, Array]) -> bool:
+        """Cache the last run if it fits; return whether it does."""
+        rows = _rows_of(outputs, samples.batch, len(samples.classes))
+        cached = [feeds] if are_class_scores(rows) else [feeds, rows]
+        size = sum(array.nbytes for arrays in cached for array in arrays.values())
+        if self.num_bytes + size > CACHE_BYTES:
+            self.is_full = True
+            return False
+        self.num_bytes += size
+        self.rows = samples.batch
+        self.feeds.append(dict(feeds))
+        self.outputs.append(rows)
+        self.classes.append(samples.classes)
+        return True
+
+    def run(self, session: Session, samples: LabeledFeeds) -> Iterator[int]:
+        """Run the float model on a dataset; yield the number of finished samples.
+
+        Outputs other than class scores are as large as the inputs: then only the samples that fit the cache run.
+        """
+        position = 0
+        for feeds in samples:
+            outputs = session.run(feeds)
+            rows = _rows_of(outputs, samples.batch, len(samples.classes))
+            if self.uncached is None and not self.record(samples, feeds, outputs):
+                if not are_class_scores(rows):
+                    return
+                self.uncached = samples.skip(position)
+            if self.uncached is not None:
+                self.outputs.append(rows)
+                self.classes.append(samples.classes)
+            position = samples.position
+            yield position
+
+    def replay(self) -> Iterator[tuple[Feeds, Feeds, tuple[int | None, ...]]]:
+        """Yield feeds, float outputs and class indices of every run."""
+        uncached = iter(self.uncached) if self.uncached is not None else iter(())
+        yield from zip(self.feeds, self.outputs, self.classes, strict=False)
+        remaining = islice(zip(self.outputs, self.classes, strict=True), len(self.feeds), None)
+        for feeds, (outputs, classes) in zip(uncached, remaining, strict=True):
+            yield feeds, outputs, classes
+
+    def __len__(self) -> int:
+        return sum(map(len, self.classes))
+
+    @property
+    def has_class_scores(self) -> bool:
+        """True if the model has one output with one score per class, so that it has a top-1."""
+        return bool(self.outputs) and are_class_scores(self.outputs[0])
+
+    @property
+    def is_never_finite(self) -> bool:
+        """True if every output contains NaN or infinity."""
+        return not any(np.isfinite(array).all() for outputs in self.outputs for array in outputs.values())
+
+    @property
+    def top1(self) -> Proportion | None:
+        """Top-1 accuracy of the float model; None without labels."""
+        if not self.has_class_scores:
+            return None
+        counter = ClassificationCounter()
+        for outputs, classes in zip(self.outputs, self.classes, strict=True):
+            counter.add(_flatten(outputs), classes)
+        return counter.metrics.top1
+
+    @property
+    def digest(self) -> str:
+        """Digest of outputs and classes."""
+        digest = blake2b(repr(self.classes).encode(), digest_size=8)
+        for outputs in self.outputs:
+            for array in outputs.values():
+                digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+    def compare(self, session: Session) -> ClassificationMetrics | OutputSqnr:
+        """Run another model on the same samples; return its distance from the float model."""
+        counter, sqnr = ClassificationCounter(), OutputSqnrCounter()
+        for feeds, expected, classes in self.replay():
+            outputs = session.run(feeds)
+            # Outputs have the same order, and usually the same names.
+            renamed = {name: outputs.get(name, array) for name, array in zip(expected, outputs.values(), strict=True)}
+            rows = _rows_of(renamed, self.rows, len(classes))
+            if self.has_class_scores:
+                counter.add(_flatten(rows), classes, _flatten(expected))
+            else:
+                sqnr.add(expected, rows)
+        return counter.metrics if self.has_class_scores else sqnr.result
+
+    def loss(self, comparison: ClassificationMetrics | OutputSqnr) -> Loss:
+        """Return the loss of a comparison.
+
+        The drop is that of top-1 if labels are known, else of the agreement with the float model; without class
+        scores it is the error of the outputs.
+        """
+        if isinstance(comparison, OutputSqnr):
+            return Loss(comparison.error, 0.0)
+        top1, kl_divergence = self.top1, inf if comparison.kl_divergence is None else comparison.kl_divergence
+        if top1 is not None and comparison.top1 is not None:
+            return Loss(top1.value - comparison.top1.value, kl_divergence)
+        return Loss(1 - comparison.agreement.value if comparison.agreement else 1.0, kl_divergence)
+
+
+def are_class_scores(outputs: Mapping[str, Array]) -> bool:
+    """Return whether outputs are one array with one row of several values per sample."""
+    if len(outputs) != 1:
+        return False
+    (values,) = outputs.values()
+    return bool(1 < values.shape[-1] == values[0].size)
+
+
+def _rows_of(outputs: Mapping[str, Array], num_rows: int, count: int) -> Feeds:
+    """Return one row per sample.
+
+    Args:
+        outputs: outputs of one run.
+        num_rows: number of rows in the feeds.
+        count: number of samples among these rows; the others pad the batch.
+    """
+    return {name: _sample_rows(values, num_rows, count) for name, values in outputs.items()}
+
+
+def _sample_rows(values: Array, num_rows: int, count: int) -> Array:
+    """Return one row per sample; an output without a batch axis is repeated."""
+    has_batch = values.ndim > 1 and len(values) == num_rows
+    return values[:count] if has_batch else np.repeat(values.reshape(1, -1), count, 0)
+
+
+def _flatten(outputs: Feeds) -> Array:
+    (values,) = outputs.values()
+    return values.reshape(len(values), -1)

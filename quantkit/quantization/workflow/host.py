@@ -1,0 +1,26 @@
+"""Facts about this processor that decisions of the workflow depend on."""
+
+from quantkit.benchmark.machine import this_machine
+
+# Instructions that accumulate products of 8-bit integers in 32 bits.
+DOT_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"})
+# Instructions with bfloat16 operands, fastest first.
+BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")
+
+
+def count_cores() -> int:
+    """Return the number of physical cores that this process may use."""
+    machine = this_machine()
+    return min(machine.physical_cores or machine.logical_cores, len(machine.affinity) or machine.logical_cores)
+
+
+def saturates_in_int16() -> bool:
+    """Return whether pairs of u8 x s8 products saturate in int16: AVX2 without VNNI."""
+    isa = set(this_machine().isa)
+    return "avx2" in isa and not DOT_PRODUCTS & isa
+
+
+def find_bfloat16_instruction() -> str:
+    """Return the fastest bfloat16 instruction set of this processor; empty without bfloat16 arithmetic."""
+    isa = this_machine().isa
+    return next((name for name in BFLOAT16 if name in isa), "")

@@ -1,0 +1,164 @@
+"""The next step to recommend after a quantization: a reason and a command that can be copied."""
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from quantkit.data.choices import Flags
+from quantkit.quantization.report import NextStep, QuantizationReport
+from quantkit.quantization.targets import Target, find_target
+from quantkit.quantization.workflow.host import find_bfloat16_instruction
+from quantkit.quantization.workflow.options import Options
+
+# A lower agreement with the float model leads to a recommendation.
+GOOD_AGREEMENT = 0.98
+# A lower signal to noise, in dB, leads to a recommendation; here noise has a tenth of the signal's amplitude.
+GOOD_DECIBELS = 20.0
+# Below this fraction of MACs in int8, float layers explain a missing speed-up.
+MOST = 0.5
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Command lines that repeat or follow a quantization, with its files and flags.
+
+    Attributes:
+        model: name of the float model.
+        output: path of the quantized model.
+        source: flags for the source of the ranges.
+        data: dataset for the accuracy.
+        flags: flags about inputs, outputs, recipe and preprocessing.
+        preprocessing: the preprocessing flags among them.
+    """
+
+    model: str
+    output: Path
+    source: tuple[str, ...] = ("--calibration", "DATA")
+    data: str = "DATA"
+    flags: tuple[str, ...] = ()
+    preprocessing: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, model: str, target: Target, options: Options) -> Self:
+        """Return the commands after a quantization with these options."""
+        source = cls.source
+        if options.calibration is not None:
+            source = ("--calibration", _path_text(options.calibration, "DATA"), "--limit", str(options.limit))
+        elif options.ranges is not None:
+            source = ("--ranges", _path_text(options.ranges, "RANGES.json"))
+        held_out = options.calibration if options.held_out is None else options.held_out
+        preprocessing = _preprocessing_flags(options.preprocessing)
+        flags = (*_flags(options, "inputs", "outputs", "recipe"), *preprocessing)
+        output = options.output or Path(f"OUTPUT{target.suffixes[0]}")
+        return cls(model, output, source, _path_text(held_out, cls.data), flags, preprocessing)
+
+    def quantize(self, target: str, *more: str, output: Path | None = None) -> str:
+        """Return the quantize command for a target with further flags."""
+        arguments = ("-o", str(output or self.output), "--target", target, *self.source, *more, *self.flags)
+        return _command("quantize", self.model, *arguments)
+
+    def quantize_again(self, target: str) -> str:
+        """Return the quantize command for another target, with another output file."""
+        return self.quantize(target, output=self.output.with_stem(f"{self.output.stem}_{target}"))
+
+    def benchmark(self, runtime: str, *more: str) -> str:
+        """Return the benchmark command for the float and the quantized model."""
+        return _command("benchmark", f"{self.model}@{runtime}", f"{self.output}@{runtime}", *more)
+
+    def evaluate(self, runtime: str, *more: str) -> str:
+        """Return the evaluate command for the float model under other conditions."""
+        arguments = ("--reference", self.model, "--data", self.data, *self.preprocessing, *more)
+        return _command("evaluate", f"{self.model}@{runtime}", *arguments)
+
+    def summarize(self) -> str:
+        """Return the summarize command for the float model."""
+        return _command("summarize", self.model)
+
+
+def recommend(report: QuantizationReport, commands: Commands) -> NextStep | None:
+    """Return the next step if the quantized model is not faster, or not accurate; else None."""
+    return recommend_for_speed(report, commands) or recommend_for_accuracy(report, commands)
+
+
+def recommend_for_speed(report: QuantizationReport, commands: Commands) -> NextStep | None:
+    """Return the reason for a missing speed-up with the next command; None if the model is faster."""
+    comparison = report.latency.comparison
+    if comparison is None or comparison.low > 1:
+        return None
+    census, target = report.census, find_target(report.target)
+    if report.scheme.weights_only:
+        return _not_faster("only the weights are quantized: all arithmetic is in float", commands.quantize(target.name))
+    if target.slow_reason:
+        command = commands.quantize_again(target.faster_target) if target.faster_target else commands.summarize()
+        return _not_faster(target.slow_reason, command)
+    bfloat16 = _bfloat16_note(target)
+    if census.share < MOST and not bfloat16:
+        first = census.left_overs[0]
+        reason = f"most of the work runs in float, above all {first.name} ({first.op}): {first.reason}"
+        return _not_faster(reason, commands.summarize())
+    reason = (
+        "most of the work runs in float"
+        if census.share < MOST
+        else f"{census.conversions} quantize/dequantize boundaries and the runtime's overhead outweigh int8 arithmetic"
+    )
+    runtime = _runtime_name(report)
+    if bfloat16:
+        return _not_faster(f"{reason}; {bfloat16}", commands.benchmark(runtime, "--precision", "float32,bfloat16"))
+    return _not_faster(reason, commands.benchmark(runtime, "--runs", "300"))
+
+
+def recommend_for_accuracy(report: QuantizationReport, commands: Commands) -> NextStep | None:
+    """Return the next command if the outputs differ much from the float model's; else None."""
+    quality, sqnr = report.accuracy.quality, report.accuracy.sqnr
+    agreement = quality.agreement if quality else None
+    is_agreeing = agreement is None or agreement.value >= GOOD_AGREEMENT
+    is_near = sqnr is None or sqnr.worst >= GOOD_DECIBELS
+    if report.scheme.weights_only or (is_agreeing and is_near):
+        return None
+    bfloat16 = _bfloat16_note(find_target(report.target))
+    if bfloat16 and not is_agreeing:
+        command = commands.evaluate(_runtime_name(report), "--precision", "bfloat16")
+        return NextStep(f"the outputs differ from the float model; {bfloat16}", command)
+    if report.fallback is not None or commands.source[0] != "--calibration":
+        return None
+    reason = "the outputs differ from the float model; --max-drop keeps the responsible layers in float"
+    return NextStep(reason, commands.quantize(report.target, "--max-drop", "0.01"))
+
+
+def _not_faster(reason: str, command: str) -> NextStep:
+    return NextStep(f"not faster: {reason}", command)
+
+
+def _bfloat16_note(target: Target) -> str:
+    """Return a note on bfloat16 arithmetic; empty if the processor or the target does not support it."""
+    instruction = find_bfloat16_instruction()
+    if not instruction or not target.runs_bfloat16:
+        return ""
+    return f"this processor supports bfloat16 ({instruction}), which was not measured"
+
+
+def _runtime_name(report: QuantizationReport) -> str:
+    return report.runtime.name if report.runtime else report.target
+
+
+def _command(*arguments: str) -> str:
+    return shlex.join(("quantkit", *arguments))
+
+
+def _path_text(value: Any, placeholder: str) -> str:
+    """Return a path as text, and the placeholder for data in memory."""
+    return os.fspath(value) if isinstance(value, str | os.PathLike) else placeholder
+
+
+def _flags(options: Options, *names: str) -> tuple[str, ...]:
+    """Return the flags of the given options with their values."""
+    values = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    texts = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in values.items()}
+    return tuple(argument for name, text in texts.items() for argument in (f"--{name}", text))
+
+
+def _preprocessing_flags(flags: Flags) -> tuple[str, ...]:
+    values = {name: getattr(flags, name) for name in ("mean", "std") if getattr(flags, name) is not None}
+    return tuple(argument for name, value in values.items() for argument in (f"--input-{name}", str(value)))

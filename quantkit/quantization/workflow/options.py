@@ -1,0 +1,124 @@
+"""Options of `quantize_model`, and their contradictions, which are errors before any work starts."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quantkit import formats
+from quantkit.data.choices import Flags
+from quantkit.errors import UsageError
+from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
+from quantkit.quantization.plan import Plan
+from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.targets import Target, find_target, targets
+from quantkit.quantization.targets.base import BFLOAT16, FLOAT
+from quantkit.runtimes import AUTO
+
+PathLike = str | os.PathLike[str]
+
+CALIBRATION_LIMIT = 100
+# Enough runs to distinguish a factor of two; quantkit benchmark measures with more.
+TIMED_RUNS = 12
+TIME_BUDGET = 600.0
+FALLBACK_PRECISIONS = (FLOAT, BFLOAT16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The arguments of `quantize_model`, which documents them."""
+
+    calibration: Any = None
+    target: str | None = None
+    scheme: Scheme | PathLike | None = None
+    ranges: Ranges | PathLike | None = None
+    plan: Plan | PathLike | None = None
+    weights_only: bool = False
+    uint8_input: bool = False
+    observer: str | None = None
+    reduce_range: bool = False
+    limit: int = CALIBRATION_LIMIT
+    held_out: Any = None
+    labels: PathLike | None = None
+    recipe: str | None = None
+    inputs: tuple[str, ...] | None = None
+    outputs: tuple[str, ...] | None = None
+    preprocessing: Flags = field(default_factory=Flags)
+    runtime: str = AUTO
+    runs: int = TIMED_RUNS
+    max_drop: float | None = None
+    fallback: str = FLOAT
+    time_budget: float = TIME_BUDGET
+    offline: bool = False
+    output: Path | None = None
+    save_plan: Path | None = None
+    save_ranges: Path | None = None
+    on_progress: OnProgress = ignore_progress
+    on_message: OnMessage = ignore_message
+
+
+def check_options(options: Options, scheme: Scheme) -> None:
+    """Check that the options fit each other and the scheme.
+
+    Raises:
+        UsageError: naming the options that contradict each other, or the missing one.
+        InputError: the output cannot be written.
+    """
+    target = find_target(scheme.target)
+    if options.output is not None:
+        check_output(target, options.output)
+    _check_data(options, scheme)
+    _check_fallback(options, target)
+
+
+def check_output(target: Target, output: Path) -> None:
+    """Check that a target can be written to a path.
+
+    Raises:
+        UsageError: the suffix is that of another format, or the folder does not exist.
+        InputError: the folder is not writable.
+    """
+    formats.check_target(output)
+    suffix = output.suffix.lower()
+    if suffix in target.suffixes:
+        return
+    others = [f"--target {other.name}" for other in targets().values() if suffix in other.suffixes]
+    raise UsageError(
+        f"cannot write target {target.name!r} to {output.name}",
+        hint=f"use the suffix {' or '.join(target.suffixes)}" + (f", or {' or '.join(others)}" if others else ""),
+    )
+
+
+def _check_data(options: Options, scheme: Scheme) -> None:
+    """Check that there is exactly one source of ranges, and none with weights only."""
+    if options.ranges is not None and options.calibration is not None:
+        raise UsageError("--ranges and --calibration exclude each other", hint="omit one of them")
+    if scheme.weights_only:
+        for name in ("calibration", "ranges", "save_ranges", "max_drop"):
+            if getattr(options, name) is not None:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} has no effect with --weights-only, which needs no ranges",
+                    hint="omit it; --held-out DATA measures the agreement with the float model",
+                )
+    elif options.ranges is None and options.calibration is None:
+        raise UsageError(
+            "no calibration dataset is given",
+            hint="give --calibration DATA or --ranges FILE; --weights-only needs neither",
+        )
+
+
+def _check_fallback(options: Options, target: Target) -> None:
+    """Check that the accuracy search has data, and that the target supports its precision."""
+    if options.max_drop is not None and options.ranges is not None and options.held_out is None:
+        raise UsageError("--max-drop needs data to measure the drop on", hint="give --held-out DATA")
+    if options.fallback not in FALLBACK_PRECISIONS:
+        raise UsageError(
+            f"{options.fallback!r} is not a fallback precision", hint=f"use {' or '.join(FALLBACK_PRECISIONS)}"
+        )
+    if options.fallback not in target.fallback_precisions:
+        others = [other.name for other in targets().values() if options.fallback in other.fallback_precisions]
+        raise UsageError(
+            f"--fallback {options.fallback} requires --target {' or '.join(others)}",
+            hint=f"runtimes of {target.name} files choose it at load time: quantkit benchmark --precision bfloat16",
+        )

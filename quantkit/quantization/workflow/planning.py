@@ -1,0 +1,98 @@
+"""The scheme and the plan of a quantization: given, or derived from the target and this processor."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from quantkit.errors import UsageError
+from quantkit.ir.graph import Graph
+from quantkit.quantization import Plan, Scheme, annotate
+from quantkit.quantization.ranges import graph_digest
+from quantkit.quantization.targets import find_target, targets
+from quantkit.quantization.workflow.host import saturates_in_int16
+from quantkit.quantization.workflow.options import Options
+
+
+def choose_scheme(options: Options) -> Scheme:
+    """Return the scheme of the plan or the given scheme, else the target's default, with the other options applied.
+
+    Raises:
+        UsageError: options contradict each other.
+        InputError: a file cannot be read.
+    """
+    scheme = _base_scheme(options)
+    if options.target and options.target != scheme.target:
+        source = "the plan" if options.plan is not None else "the scheme"
+        raise UsageError(f"--target is {options.target}, but {source} is for {scheme.target}", hint="omit one of them")
+    if options.observer:
+        scheme = scheme.with_(observer=options.observer)
+    if options.weights_only:
+        scheme = scheme.with_(weights_only=True)
+    can_saturate = find_target(scheme.target).multiplies_u8_by_s8
+    if options.reduce_range and not can_saturate:
+        others = [target.name for target in targets().values() if target.multiplies_u8_by_s8]
+        raise UsageError(
+            f"--reduce-range needs --target {' or '.join(others)}; {scheme.target} defines its weight range",
+            hint="omit it",
+        )
+    is_chosen = options.plan is not None or options.reduce_range or scheme.weights_only
+    is_implied = not is_chosen and can_saturate and saturates_in_int16()
+    if is_implied:
+        options.on_message("u8 x s8 products saturate in int16 without VNNI: 7-bit weights are used (--reduce-range)")
+    if not options.reduce_range and not is_implied:
+        return scheme
+    return scheme.with_(weights=replace(scheme.weights, reduce_range=True))
+
+
+def choose_plan(options: Options, graph: Graph, scheme: Scheme) -> Plan:
+    """Return the given plan or annotate the graph, and write ``save_plan``.
+
+    Args:
+        options: options of the quantization.
+        graph: prepared float graph.
+        scheme: scheme of `choose_scheme`.
+
+    Raises:
+        InputError: the plan cannot be read, or references a node that is not in the graph.
+    """
+    plan = _load_plan(options)
+    if plan is None:
+        plan = annotate(graph, scheme)
+    else:
+        plan.require_nodes(graph)
+        if plan.graph and plan.graph != graph_digest(graph):
+            options.on_message("the plan was made for another graph, which has nodes of the same names")
+    save_plan(options, graph, plan)
+    return plan
+
+
+def save_plan(options: Options, graph: Graph, plan: Plan) -> None:
+    """Write the plan to ``save_plan`` if that is given."""
+    if options.save_plan is not None:
+        with_digest(plan, graph).save(options.save_plan)
+
+
+def with_digest(plan: Plan, graph: Graph) -> Plan:
+    """Return the plan with the digest of its float graph."""
+    return replace(plan, graph=graph_digest(graph))
+
+
+def _base_scheme(options: Options) -> Scheme:
+    plan = _load_plan(options)
+    if plan is not None:
+        for name in ("scheme", "observer", "reduce_range", "weights_only", "max_drop"):
+            value = getattr(options, name)
+            if value is not None and value is not False:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} contradicts --plan, which already contains that decision",
+                    hint="omit one of them; a plan file can be edited",
+                )
+        return plan.scheme
+    if options.scheme is None:
+        return Scheme.for_target(options.target or "onnx")
+    return options.scheme if isinstance(options.scheme, Scheme) else Scheme.load(Path(options.scheme).expanduser())
+
+
+def _load_plan(options: Options) -> Plan | None:
+    if options.plan is None or isinstance(options.plan, Plan):
+        return options.plan
+    return Plan.load(Path(options.plan).expanduser())

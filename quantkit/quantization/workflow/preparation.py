@@ -1,0 +1,145 @@
+"""Prepare the float graph: choose inputs and outputs, and apply the rewrites that are exact in float."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from quantkit.convert.onnx_to_tensorflow import as_tensorflow
+from quantkit.data import Data
+from quantkit.data.choices import choose_ends, choose_preprocessing, matching_card, takes_pictures
+from quantkit.data.feeding import Feeding
+from quantkit.errors import UsageError
+from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.tensor import DType, Shape
+from quantkit.model import Model, as_model
+from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.quantization import Scheme, prepare
+from quantkit.quantization.targets import find_target
+from quantkit.quantization.workflow.options import Options
+from quantkit.recipes import Recipe, parse
+from quantkit.recipes import run as run_recipe
+from quantkit.recipes.named import find_recipe
+from quantkit.runtimes.session import TensorInfo
+from quantkit.summary import is_eight_bit
+from quantkit.transforms.registry import REGISTRY, find_transform
+from quantkit.zoo import list_cards
+
+FOLDING = frozenset({"fold_batch_norms", "fold_old_batch_norms"})
+
+
+def load_float_model(model: Any, options: Options) -> Model:
+    """Return the float model of a model, graph, path or card name.
+
+    Raises:
+        UsageError: the model is already quantized, or an input or output is not in the graph.
+        InputError: the model is missing or broken.
+    """
+    float_model = as_model(
+        model,
+        inputs=options.inputs,
+        outputs=options.outputs,
+        offline=options.offline,
+        on_progress=options.on_progress,
+    )
+    if is_eight_bit(float_model.graph):
+        raise UsageError(f"{float_model.name} is already quantized", hint="name the float model that it was made from")
+    return float_model
+
+
+def prepare_float_graph(model: Model, options: Options, scheme: Scheme, data: Data | None) -> tuple[Model, Graph]:
+    """Return the model with its card, and its float graph after all rewrites that are exact in float.
+
+    Args:
+        model: float model.
+        options: options of the quantization.
+        scheme: scheme of the quantization.
+        data: dataset of the model; None if no data is given.
+
+    Raises:
+        UsageError, RecipeError: the options do not fit the model.
+    """
+    model, graph = _recognize(model, as_tensorflow(model.graph), options)
+    graph, _ = run_recipe(_choose_recipe(model, options, scheme), _fix_sizes(model, graph, options, data))
+    return model, prepare(_fold_preprocessing(model, graph, options) if options.uint8_input else graph, scheme)
+
+
+def _recognize(model: Model, graph: Graph, options: Options) -> tuple[Model, Graph]:
+    """Return the model with the card that its graph matches, and the graph between image input and scores."""
+    if not options.inputs and not options.outputs:
+        with suppress(UsageError):  # not an image model: the graph's own inputs and outputs are used
+            graph = choose_ends(graph, model.card, list_cards())
+    if model.card is not None or len(graph.inputs) != 1 or not graph.outputs:
+        return model, graph
+    source, result = _tensor_infos(graph, graph.inputs[0], graph.outputs[0])
+    return replace(model, card=matching_card(source, result, list_cards())), graph
+
+
+def _fix_sizes(model: Model, graph: Graph, options: Options, data: Data | None) -> Graph:
+    """Return the graph with the data's sizes in place of unknown input sizes: padding depends on them."""
+    nodes = dict(graph.nodes)
+    for edge in graph.inputs:
+        shape = graph[edge.node].attrs.get("shape")
+        if not isinstance(shape, Shape) or shape.dims is None or None not in shape.dims[1:]:
+            continue
+        sizes = _sample_sizes(model, TensorInfo(str(edge), DType.FLOAT, shape), options, data)
+        dims = [dim or size for dim, size in zip(shape.dims[1:], sizes, strict=False)]
+        if len(dims) == len(shape.dims) - 1 and None not in dims:
+            fixed = Shape((shape.dims[0], *dims))
+            nodes[edge.node] = graph[edge.node].with_attrs(shape=fixed)
+            options.on_message(
+                f"input {str(edge)!r} has no fixed size: it is quantized for {fixed} (--input-width, --input-height)"
+            )
+    return graph.with_nodes(nodes.values())
+
+
+def _sample_sizes(model: Model, info: TensorInfo, options: Options, data: Data | None) -> tuple[int | None, ...]:
+    """Return the dimensions of one sample of an input; empty if they cannot be determined."""
+    dims, flags = info.shape.dims or (), options.preprocessing
+    arrays = {} if data is None else data.arrays
+    array = arrays.get(info.name, next(iter(arrays.values())) if len(arrays) == 1 else None)
+    if array is not None and (array.dtype != np.uint8 or flags.height is None):
+        return array.shape[1:] if array.ndim == len(dims) else ()
+    if not takes_pictures(info) or len(dims) != 4 or (data is None and flags.height is None):
+        return ()
+    preprocessing = choose_preprocessing(info, model.card, flags)
+    is_channels_first = Feeding.of(info).channels_first
+    sizes, channels = (preprocessing.height, preprocessing.width), preprocessing.channels
+    return (channels, *sizes) if is_channels_first else (*sizes, channels)
+
+
+def _choose_recipe(model: Model, options: Options, scheme: Scheme) -> Recipe:
+    """Return the given recipe, else the card's or ``inference`` with the rewrites for int8."""
+    if options.recipe:
+        is_text = {" ", "("} & set(options.recipe) or options.recipe in REGISTRY
+        return parse(options.recipe) if is_text else find_recipe(options.recipe)
+    base = parse(model.card.recipe) if model.card is not None else find_recipe("inference")
+    target = find_target(scheme.target)
+    # Flatten each layer into one op before batch norms and biases are folded into it.
+    index = next((index for index, step in enumerate(base.steps) if step.name in FOLDING), len(base.steps))
+    steps = (*base.steps[:index], *parse(target.layer_recipe).steps, *base.steps[index:])
+    return Recipe((*steps, *parse(target.rewrite_recipe).steps))
+
+
+def _fold_preprocessing(model: Model, graph: Graph, options: Options) -> Graph:
+    """Return the graph with a uint8 input and the normalization folded into its first layers.
+
+    Raises:
+        UsageError: the input takes no images, or no layer can absorb the normalization.
+    """
+    if len(graph.inputs) != 1:
+        raise UsageError(f"--uint8-input requires one image input; the model has {len(graph.inputs)}", hint="omit it")
+    (source,) = _tensor_infos(graph, *graph.inputs)
+    preprocessing = choose_preprocessing(source, model.card, options.preprocessing)
+    mean, std = (tuple(np.ravel(values).tolist()) for values in (preprocessing.mean, preprocessing.std))
+    outcome = find_transform("absorb_preprocessing").outcome(graph, input_name=source.name, mean=mean, std=std)
+    if not outcome.changes:
+        raise UsageError(f"--uint8-input: {'; '.join(map(str, outcome.skips))}", hint="omit it")
+    return outcome.graph
+
+
+def _tensor_infos(graph: Graph, *edges: Edge) -> Iterator[TensorInfo]:
+    shapes = infer_shapes(graph)
+    return (TensorInfo(str(edge), DType.FLOAT, shapes.get(edge, UNKNOWN)) for edge in edges)

@@ -1,0 +1,219 @@
+"""`quantize_model`: from a float model and data to a quantized model and its report."""
+
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from quantkit.data.choices import Flags
+from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
+from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
+from quantkit.quantization.census import FLOAT, census
+from quantkit.quantization.fallback import Fallback
+from quantkit.quantization.plan import Plan
+from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.report import QuantizationReport
+from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.workflow.accuracy import try_measure_accuracy
+from quantkit.quantization.workflow.accuracy_search import search_fallbacks
+from quantkit.quantization.workflow.calibration_run import compute_ranges, compute_reference, find_datasets
+from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.float_reference import FloatReference
+from quantkit.quantization.workflow.host import count_cores
+from quantkit.quantization.workflow.latency import measure_latency, open_race
+from quantkit.quantization.workflow.next_steps import Commands, recommend
+from quantkit.quantization.workflow.options import (
+    CALIBRATION_LIMIT,
+    TIME_BUDGET,
+    TIMED_RUNS,
+    Options,
+    PathLike,
+    check_options,
+)
+from quantkit.quantization.workflow.planning import choose_plan, choose_scheme, save_plan
+from quantkit.quantization.workflow.preparation import load_float_model, prepare_float_graph
+from quantkit.quantization.workflow.result import QuantizationResult
+from quantkit.runtimes import AUTO
+
+
+def quantize_model(
+    model: Any,
+    calibration: Any = None,
+    *,
+    target: str | None = None,
+    scheme: Scheme | PathLike | None = None,
+    ranges: Ranges | PathLike | None = None,
+    plan: Plan | PathLike | None = None,
+    weights_only: bool = False,
+    uint8_input: bool = False,
+    observer: str | None = None,
+    reduce_range: bool = False,
+    limit: int = CALIBRATION_LIMIT,
+    held_out: Any = None,
+    labels: PathLike | None = None,
+    recipe: str | None = None,
+    inputs: Iterable[str] | None = None,
+    outputs: Iterable[str] | None = None,
+    input_width: int | None = None,
+    input_height: int | None = None,
+    input_mean: float | None = None,
+    input_std: float | None = None,
+    runtime: str = AUTO,
+    runs: int = TIMED_RUNS,
+    max_drop: float | None = None,
+    fallback: str = FLOAT,
+    time_budget: float = TIME_BUDGET,
+    offline: bool = False,
+    output: PathLike | None = None,
+    save_plan: PathLike | None = None,
+    save_ranges: PathLike | None = None,
+    on_progress: OnProgress = ignore_progress,
+    on_message: OnMessage = ignore_message,
+) -> QuantizationResult:
+    """Quantize a model to int8 with calibration, and report accuracy and latency.
+
+    Args:
+        model: model, graph, path or card name.
+        calibration: calibration dataset; not needed with ``ranges`` or ``weights_only``.
+        target: target format and runtime (default: the scheme's, else ``onnx``).
+        scheme: quantization scheme, or its TOML file (default: the target's).
+        ranges: ranges of an earlier calibration of the same graph, or their file.
+        plan: quantization plan to follow instead of computing one, or its file.
+        weights_only: quantize weights only; all arithmetic stays in float.
+        uint8_input: accept uint8 images, and fold the preprocessing into the first layers.
+        observer: range estimator, for example ``percentile(99.9)`` (default: the scheme's).
+        reduce_range: use 7-bit weights; implied on processors whose u8 x s8 products saturate in int16.
+        limit: maximum number of calibration samples.
+        held_out: dataset for the accuracy (default: the calibration samples; with ``max_drop``, the ones after them).
+        labels: label file (default: the model's own labels).
+        recipe: recipe that prepares the float graph (default: the card's, else ``inference``, with rewrites for int8).
+        inputs, outputs: names in the graph (default: from the model card, else inferred).
+        input_width, input_height: image size in pixels (default: the graph's).
+        input_mean, input_std: normalization (x - mean) / std of images (default: the card's).
+        runtime: runtime of the float model; ``auto`` is the fastest available.
+        runs: timed runs of each model; 0 to skip the latency.
+        max_drop: keep layers in float until the drop is at most this fraction: the drop of top-1 if samples have
+            labels, else of the agreement with the float model.
+        fallback: precision of these layers, ``float`` or, for the tensorflow target, ``bfloat16``.
+        time_budget: seconds for the search of these layers.
+        offline: never download a model.
+        output: write the quantized model to this file as soon as it is checked. The state of an interrupted
+            calibration or search is saved next to the file, and the same call resumes.
+        save_plan, save_ranges: write the plan and the ranges to these files as soon as they are known.
+        on_progress, on_message: callbacks for progress and messages.
+
+    Returns:
+        Quantized model, plan, ranges and report. `QuantizationReport.require_max_drop` raises if the drop is larger.
+
+    Raises:
+        UsageError: arguments contradict each other or do not fit the model; raised before calibration.
+        InputError: a model, file or dataset is missing or broken.
+        UnavailableError: the target or runtime is not available in this installation.
+        CheckError: this host computes the quantized model incorrectly.
+    """
+    options = Options(
+        calibration=calibration,
+        target=target,
+        scheme=scheme,
+        ranges=ranges,
+        plan=plan,
+        weights_only=weights_only,
+        uint8_input=uint8_input,
+        observer=observer,
+        reduce_range=reduce_range,
+        limit=limit,
+        held_out=held_out,
+        labels=labels,
+        recipe=recipe,
+        inputs=None if inputs is None else tuple(inputs),
+        outputs=None if outputs is None else tuple(outputs),
+        preprocessing=Flags(input_height, input_width, input_mean, input_std),
+        runtime=runtime,
+        runs=runs,
+        max_drop=max_drop,
+        fallback=fallback,
+        time_budget=time_budget,
+        offline=offline,
+        output=_path(output),
+        save_plan=_path(save_plan),
+        save_ranges=_path(save_ranges),
+        on_progress=on_progress,
+        on_message=on_message,
+    )
+    return _run(model, options)
+
+
+def _path(value: PathLike | None) -> Path | None:
+    return None if value is None else Path(value).expanduser()
+
+
+def _run(source: Any, options: Options) -> QuantizationResult:
+    scheme = choose_scheme(options)
+    check_options(options, scheme)
+    data, held_out = find_datasets(options)
+    model = load_float_model(source, options)
+    model, graph = prepare_float_graph(model, options, scheme, data or held_out)
+    if model.has_random_weights:
+        options.on_message(f"{model.name}: {RANDOM_WEIGHTS_NOTE}")
+    plan = choose_plan(options, graph, scheme)
+    ranges, reference = compute_ranges(model, graph, plan, data, options)
+    if held_out is not None:
+        reference = compute_reference(model, graph, held_out, options)
+    conversion = Conversion(graph, plan, ranges, options.fallback)
+    fallback = None
+    if options.max_drop is not None:
+        fallback = search_fallbacks(conversion, reference, options, options.max_drop)
+        conversion = conversion.exclude(fallback.keep_float)
+        save_plan(options, graph, conversion.plan)
+    return QuantizationResult(model, conversion, _write_and_measure(model, conversion, reference, fallback, options))
+
+
+def _write_and_measure(
+    model: Model, conversion: Conversion, reference: FloatReference, fallback: Fallback | None, options: Options
+) -> QuantizationReport:
+    """Write the quantized model, check it, and measure accuracy and latency.
+
+    The processes that measure the latency open both models while the host check and the accuracy run.
+    """
+    with tempfile.TemporaryDirectory(prefix="quantkit-") as temporary:
+        folder = Path(temporary)
+        name = f"quantized{conversion.target.suffixes[0]}" if options.output is None else options.output.name
+        # The output appears after the check only; the processes open a temporary file until then.
+        is_temporary = conversion.needs_host_check or options.output is None
+        file = folder / name if is_temporary else options.output
+        assert file is not None, "without an output the file is temporary"
+        conversion.write(file)
+        with open_race(conversion, file, options.runs, folder) as measure:
+            if conversion.needs_host_check:
+                conversion.check_on_host()
+            if is_temporary and options.output is not None:
+                conversion.write(options.output)
+            report = _report(model, conversion, fallback, file, options)
+            report = replace(report, accuracy=try_measure_accuracy(file, conversion, reference))
+            report = replace(report, latency=measure_latency(measure))
+    return replace(report, next_step=recommend(report, Commands.of(model.name, conversion.target, options)))
+
+
+def _report(
+    model: Model, conversion: Conversion, fallback: Fallback | None, file: Path, options: Options
+) -> QuantizationReport:
+    """Return the report without measurements."""
+    graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
+    threads = "as for the float model" if plan.scheme.weights_only else conversion.target.thread_advice
+    return QuantizationReport(
+        model.name,
+        options.output,
+        plan.scheme,
+        ranges.provenance,
+        ranges.remarks,
+        len(plan.weights),
+        census(graph, plan, ranges, conversion.quantized),
+        num_bytes=os.stat(file).st_size,
+        float_num_bytes=sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant),
+        threads=threads.format(cores=count_cores()),
+        fallback=fallback,
+        fallback_precision=options.fallback,
+        max_drop=options.max_drop,
+    )

@@ -1,0 +1,75 @@
+"""Result of a quantization."""
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from quantkit.model import Model
+from quantkit.quantization.plan import Plan
+from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.report import QuantizationReport
+from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.options import check_output
+from quantkit.quantization.workflow.planning import with_digest
+
+
+@dataclass(frozen=True)
+class QuantizationResult:
+    """A quantized model with the decisions, the ranges and the report that belong to it.
+
+    Attributes:
+        float_model: the model that was quantized.
+        conversion: prepared float graph, plan and ranges.
+        report: precision, size, accuracy and latency.
+    """
+
+    float_model: Model
+    conversion: Conversion
+    report: QuantizationReport
+
+    @cached_property
+    def model(self) -> Model:
+        """Quantized model, with the card of the float model."""
+        return Model(
+            f"{self.float_model.name} ({self.report.target})", self.conversion.quantized, card=self.float_model.card
+        )
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Decision for each tensor, with the reasons of float fallbacks."""
+        return with_digest(self.conversion.plan, self.conversion.graph)
+
+    @property
+    def ranges(self) -> Ranges:
+        """Calibrated ranges; empty with weights only."""
+        return self.conversion.ranges
+
+    def __str__(self) -> str:
+        return str(self.report)
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return self.report.to_json()
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the quantized model in its target's format; the file appears complete or not at all.
+
+        Args:
+            path: file with a suffix of the target: ``.onnx``, ``.pb``, ``.pbtxt`` or ``.tflite``.
+
+        Returns:
+            The path.
+
+        Raises:
+            UsageError: the suffix is that of another format, or the folder does not exist.
+            InputError: the file cannot be written.
+        """
+        path = Path(path).expanduser()
+        check_output(self.conversion.target, path)
+        self.conversion.write(path)
+        return path
