@@ -3,6 +3,7 @@
 A package with a target runs the suite with ``pytest tests/conformance/test_targets.py -k NAME``.
 """
 
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -58,7 +59,7 @@ def case(request: pytest.FixtureRequest, target: Target) -> Case:
 
 
 @cache
-def quantized(case: Case, target: Target) -> tuple[Plan, Ranges, Graph]:
+def quantize_case(case: Case, target: Target) -> tuple[Plan, Ranges, Graph]:
     """Return the plan, the ranges and the quantized graph of a case, computed once for all tests."""
     scheme = Scheme.for_target(target.name)
     plan = annotate(case.graph, scheme)
@@ -147,7 +148,7 @@ def test_a_scheme_that_the_target_does_not_support_is_rejected(target: Target) -
 
 
 def test_layers_are_quantized_and_the_rest_has_a_reason(case: Case, target: Target) -> None:
-    plan, ranges, graph = quantized(case, target)
+    plan, ranges, graph = quantize_case(case, target)
     reasons = target.float_reasons(case.graph, plan, ranges)
     assert len(plan.patterns) - len(reasons) >= 5
     assert set(reasons) <= {*plan.pattern_of, *plan.pass_through}
@@ -161,7 +162,7 @@ def test_layers_are_quantized_and_the_rest_has_a_reason(case: Case, target: Targ
 def test_the_file_opens_in_every_available_runtime_and_agrees_with_float(
     case: Case, target: Target, tmp_path: Path
 ) -> None:
-    plan, ranges, graph = quantized(case, target)
+    plan, ranges, graph = quantize_case(case, target)
     if target.has_host_check:
         try:
             target.check(case.graph, plan, ranges, graph)
@@ -180,20 +181,20 @@ def test_the_file_opens_in_every_available_runtime_and_agrees_with_float(
 
 
 def test_plan_and_ranges_round_trip_through_files(case: Case, target: Target, tmp_path: Path) -> None:
-    plan, ranges, graph = quantized(case, target)
+    plan, ranges, graph = quantize_case(case, target)
     plan.save(tmp_path / "plan.json")
     ranges.save(tmp_path / "ranges.json")
     again = convert(case.graph, Plan.load(tmp_path / "plan.json"), Ranges.load(tmp_path / "ranges.json"))
     assert again.nodes.keys() == graph.nodes.keys()
     suffix = ".onnx" if target.dialect == "onnx" else ".pb"
     files = []
-    for name, one in (("first", graph), ("again", again)):
-        formats.save(one, tmp_path / f"{name}{suffix}")
+    for name, converted in (("first", graph), ("again", again)):
+        formats.save(converted, tmp_path / f"{name}{suffix}")
         files.append((tmp_path / f"{name}{suffix}").read_bytes())
     assert files[0] == files[1]
 
 
-def test_float_fallbacks_compute_what_the_float_model_computes(target: Target, tmp_path: Path) -> None:
+def test_a_plan_without_layers_keeps_the_float_model(target: Target, tmp_path: Path) -> None:
     case = make_case("residual", target)
     plan = annotate(case.graph, Scheme.for_target(target.name, keep_float=LAYERS))
     assert not plan.patterns
@@ -220,17 +221,17 @@ def test_weights_alone_are_smaller_and_near_float(case: Case, target: Target, tm
 
 def test_a_missing_range_is_an_error_that_names_the_edge(target: Target) -> None:
     case = make_case("residual", target)
-    plan, ranges, _ = quantized(case, target)
+    plan, ranges, _ = quantize_case(case, target)
     edge = plan.edges[-1]
     group = plan.group_of(edge)
-    fewer = Ranges({known: limits for known, limits in ranges.ranges.items() if known not in group})
+    fewer = Ranges({other: limits for other, limits in ranges.ranges.items() if other not in group})
     with pytest.raises(InputError, match="the ranges lack") as caught:
         convert(case.graph, plan, fewer)
     assert caught.value.hint
 
 
 def test_a_plan_of_another_graph_is_an_error(target: Target) -> None:
-    plan, _, _ = quantized(make_case("residual", target), target)
+    plan, _, _ = quantize_case(make_case("residual", target), target)
     other = make_case("digits", target).graph
     with pytest.raises(InputError, match="not in the graph") as caught:
         plan.require_nodes(other)
@@ -238,12 +239,18 @@ def test_a_plan_of_another_graph_is_an_error(target: Target) -> None:
 
 
 def test_a_file_is_written_to_existing_folders_only(target: Target, tmp_path: Path) -> None:
-    _, _, graph = quantized(make_case("residual", target), target)
+    _, _, graph = quantize_case(make_case("residual", target), target)
     path = tmp_path / "missing" / f"model{target.suffixes[0]}"
     with pytest.raises(QuantkitError) as caught:
         target.write(graph, path)
     assert not path.exists()
     assert caught.value.hint
+
+
+def test_the_guide_shows_the_files_of_the_toy_target() -> None:
+    guide = (TOY.parent.parent.parent / "assets" / "guides" / "add-a-target.md").read_text()
+    blocks = re.findall(r"```(?:python|toml)\n(.*?)```", guide, re.DOTALL)
+    assert blocks == [(TOY / name).read_text() for name in ("toy_target.py", "pyproject.toml")]
 
 
 def test_the_toy_target_is_found_while_it_is_installed(toy_target: None) -> None:

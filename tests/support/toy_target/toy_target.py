@@ -26,10 +26,10 @@ class SimulatedTarget(Target):
                 parameters = QuantizationParameters.of_weights(plan.weights[node.name], weights)
                 nodes.append(constant(node.name, parameters.fake_quantize(weights)))
             else:
-                inputs = [_rounded(edge) if edge in plan.activations else edge for edge in node.inputs]
+                inputs = [_round_edge(edge) if edge in plan.activations else edge for edge in node.inputs]
                 nodes.append(node.with_(inputs=tuple(inputs)))
         for edge in plan.activations:
-            rounded = _rounded(edge)
+            rounded = _round_edge(edge)
             low = constant(f"{rounded.node}/low", min(ranges[edge].low, 0.0))
             high = constant(f"{rounded.node}/high", max(ranges[edge].high, 0.0) or 1.0)
             inputs = [edge, Edge(low.name), Edge(high.name)]
@@ -37,7 +37,7 @@ class SimulatedTarget(Target):
         return graph.with_nodes(nodes)
 
 
-def _rounded(edge: Edge) -> Edge:
+def _round_edge(edge: Edge) -> Edge:
     """Return the edge of the FakeQuantWithMinMaxVars after an edge."""
     return Edge(f"{edge.node}/rounded_{edge.port}")
 
