@@ -12,7 +12,7 @@ SAME = Function("same", BODY, {"a": None})
 def test_function_is_decoded_once_on_first_access() -> None:
     decoded_names: list[str] = []
 
-    def load(name: str, library: Library, attrs: object) -> Function:
+    def load(name: str, library: Library[Graph], attrs: object) -> Function[Graph]:
         decoded_names.append(name)
         assert "same" in library
         return SAME

@@ -81,8 +81,8 @@ def _golden() -> Iterator[ClassicCase]:
             continue
         name = path.relative_to(FOLDER).with_suffix("").as_posix()
         if graph.dialect == "tensorflow" and path.parent.name in CLASSIC and name not in NOT_IMPORTED:
-            ends = (",".join(map(str, edges)) for edges in (graph.inputs, graph.outputs))
-            yield ClassicCase(f"golden/{name}", graph, *ends, recipe)
+            inputs, outputs = (",".join(map(str, edges)) for edges in (graph.inputs, graph.outputs))
+            yield ClassicCase(f"golden/{name}", graph, inputs, outputs, recipe)
 
 
 def _quirks() -> Iterator[ClassicCase]:

@@ -22,7 +22,7 @@ def argument(name: str, place: int) -> Node:
 
 
 @st.composite
-def functions(draw: st.DrawFn, name: str, callable_names: list[str]) -> Function:
+def functions(draw: st.DrawFn, name: str, callable_names: list[str]) -> Function[Graph]:
     """Two arguments, two results, and calls of the functions before it."""
     nodes = [argument("a", 0), argument("b", 1), constant("one", np.float32(1))]
     edges = ["a", "b", "one"]
@@ -49,7 +49,7 @@ def functions(draw: st.DrawFn, name: str, callable_names: list[str]) -> Function
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
     """Calls of functions that call functions, waits and outputs of every kind."""
-    library: list[Function] = []
+    library: list[Function[Graph]] = []
     for number in range(draw(st.integers(1, 3))):
         library.append(draw(functions(f"f{number}", [one.name for one in library])))
     nodes = [placeholder((3,)), placeholder((3,), "y")]

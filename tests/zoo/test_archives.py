@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from quantkit.errors import InputError
 from quantkit.zoo import archives
 from quantkit.zoo.archives import extract, kind_of, safe_name
+from quantkit.zoo.cache import Stored
 from quantkit.zoo.transfer import SourceError
 
 
@@ -37,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def unpack(data: bytes, folder: Path, *wanted: str) -> dict[str, archives.Stored]:
+def unpack(data: bytes, folder: Path, *wanted: str) -> dict[str, Stored]:
     path = folder.parent.parent / "archive"
     path.write_bytes(data)
     return extract(path, wanted, folder)
@@ -49,7 +50,7 @@ def test_only_the_wanted_files_are_written(folder: Path, pack: object) -> None:
     written = unpack(data, folder, "sub/graph.pb", "labels", "missing")
     assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["graph.pb", "labels"]
     assert (folder / "sub/graph.pb").read_bytes() == b"graph"
-    assert written["sub/graph.pb"] == archives.Stored(5, digest(b"graph"))
+    assert written["sub/graph.pb"] == Stored(5, digest(b"graph"))
     assert set(written) == {"sub/graph.pb", "labels"}
 
 

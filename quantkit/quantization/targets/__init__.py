@@ -16,7 +16,7 @@ __all__ = ["REGISTRY", "Target", "find_target", "targets"]
 
 REGISTRY = Registry(
     "target",
-    Target,  # type: ignore[type-abstract]
+    Target,
     (onnx.TARGET, tensorflow.TARGET, eightbit.TARGET, litert.TARGET),
 )
 

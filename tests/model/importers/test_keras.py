@@ -119,7 +119,7 @@ def test_layers_that_the_caller_registered_are_taken(tmp_path: Path) -> None:
     keras = tensorflow.module().keras
 
     @keras.utils.register_keras_serializable("quantkit_tests")
-    class Twice(keras.layers.Layer):
+    class Twice(keras.layers.Layer):  # type: ignore[name-defined]
         def call(self, x: Any) -> Any:
             return 2 * x
 

@@ -1,6 +1,7 @@
 """Tables of words: told where an answer needs one, and no matter where none does."""
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,7 @@ class TestSavedModels:
 def test_it_is_one_sentence_of_the_command(
     save: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from quantkit.cli import main
-
+    main = import_module("quantkit.cli").main
     save(tmp_path / "m")
     assert main(["transform", str(tmp_path / "m"), "-o", str(tmp_path / "out.pb")]) == 3
     error, hint = capsys.readouterr().err.strip().splitlines()[-2:]
