@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quantkit.data import jpeg, pictures_of
+from quantkit.data import jpeg
+from quantkit.data.discovery import pictures_of
 from quantkit.errors import InputError, UsageError, did_you_mean
 from quantkit.ir.tensor import Array
 

@@ -1,0 +1,423 @@
+"""Datasets: images or arrays with labels, read one sample at a time.
+
+    FileDataset      images in files or TFRecord files; nothing is decoded before it is used
+    ArrayDataset     rows of arrays
+    StreamDataset    elements of any iterable: generators, tf.data, PyTorch DataLoader
+
+Samples of files and arrays come in the order of the SHA-256 of their names: every machine takes the same
+subset, and the first N samples mix the classes of a sorted folder. Samples of streams keep their order.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from quantkit.data.images import read_bytes
+from quantkit.errors import InputError, UsageError
+from quantkit.formats.tfrecord import Features, parse_example, read_record
+from quantkit.ir.tensor import Array
+
+# Features of a tf.train.Example that hold its encoded image.
+IMAGE_FEATURES = ("image/encoded", "image")
+# Features of a tf.train.Example that hold its label; WordNet ids come before class numbers, whose order differs.
+LABEL_FEATURES = ("image/class/synset", "image/class/label", "label", "image/class/text")
+# Names of arrays that hold class labels.
+LABEL_NAMES = frozenset({"labels", "label", "y", "classes", "targets"})
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One image, or one row of each array.
+
+    Attributes:
+        name: file name, or index of the row.
+        label: WordNet id, class number or class name; empty if the label is not known.
+        path: image file, or TFRecord file of the image; None for arrays.
+        offset: byte offset of the record in its TFRecord file; None for an image file.
+        arrays: row of each array by name; None for images.
+    """
+
+    name: str
+    label: str = ""
+    path: Path | None = None
+    offset: int | None = None
+    arrays: Mapping[str, Array] | None = None
+
+    def __str__(self) -> str:
+        return (
+            self.name if self.path is None else str(self.path) + (f" ({self.name})" if self.offset is not None else "")
+        )
+
+    def read_features(self) -> Features:
+        """Read the features of the sample's record.
+
+        Raises:
+            InputError: the record is damaged, or is not a ``tf.train.Example``.
+        """
+        if self.path is None or self.offset is None:
+            raise UsageError(f"sample {self.name} is not a record")
+        return parse_example(read_record(self.path, self.offset), f"record {self.name}")
+
+    def read_image(self) -> bytes:
+        """Read the encoded image.
+
+        Raises:
+            InputError: the file cannot be read, the record is damaged, or it holds no image.
+        """
+        if self.offset is None:
+            return read_bytes(self.path or Path(self.name))
+        image = encoded_image(self.read_features())
+        if image is None:
+            raise InputError(f"record {self.name} holds no image", hint=f"features {' or '.join(IMAGE_FEATURES)}")
+        return image
+
+
+class Dataset(ABC):
+    """Samples of one source, in a fixed order.
+
+    Attributes:
+        source: description of the source, for messages.
+        skipped_files: number of files in a folder that are not images.
+    """
+
+    source: str
+    skipped_files: int = 0
+
+    @property
+    @abstractmethod
+    def size(self) -> int | None:
+        """Number of samples; None if it is known only after the last sample."""
+
+    @abstractmethod
+    def read(self, rank: int | None = None) -> Iterator[Sample]:
+        """Read the samples in order.
+
+        Args:
+            rank: number of dimensions of the model's input, batch included; elements of a stream with one
+                dimension less are single samples.
+
+        Raises:
+            InputError: a record is damaged, or an element is not an array.
+            UsageError: a stream that can be read once was read before.
+        """
+
+    @abstractmethod
+    def example(self, rank: int | None = None) -> Mapping[str, Array]:
+        """Return the arrays of the first sample by name; empty for images."""
+
+    @abstractmethod
+    def subset(self, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Self:
+        """Return a part of the dataset, the same one on every machine.
+
+        Args:
+            limit: maximum number of samples; None: no maximum.
+            skip: number of samples to leave out at the beginning.
+            keep_order: keep the samples in their present order.
+
+        Raises:
+            UsageError: no sample is left.
+        """
+
+    @property
+    def holds_images(self) -> bool:
+        """True if the samples are encoded images."""
+        return False
+
+
+@dataclass(frozen=True)
+class FileDataset(Dataset):
+    """Images in files, or images or arrays in TFRecord files.
+
+    Attributes:
+        samples: samples in order; those of records get their labels and arrays when they are read.
+        holds_arrays: True if the records hold arrays of numbers instead of images.
+    """
+
+    source: str
+    samples: tuple[Sample, ...]
+    skipped_files: int = 0
+    holds_arrays: bool = False
+
+    @property
+    def size(self) -> int:
+        return len(self.samples)
+
+    @property
+    def holds_images(self) -> bool:
+        return not self.holds_arrays
+
+    def read(self, rank: int | None = None) -> Iterator[Sample]:
+        shapes = {name: array.shape for name, array in self.example().items()}
+        for sample in self.samples:
+            if sample.offset is None:
+                yield sample
+                continue
+            features = sample.read_features()
+            arrays = feature_arrays(features) if self.holds_arrays else None
+            if arrays is not None and {name: array.shape for name, array in arrays.items()} != shapes:
+                raise InputError(
+                    f"record {sample.name} of {self.source} has other arrays than the first record: "
+                    f"{_shapes_text(arrays)}, not {_shapes_text(self.example())}",
+                    hint="pad or cut the arrays to one size when writing them",
+                )
+            yield replace(sample, label=record_label(features), arrays=arrays)
+
+    def example(self, rank: int | None = None) -> Mapping[str, Array]:
+        return self._first_arrays
+
+    @cached_property
+    def _first_arrays(self) -> Mapping[str, Array]:
+        return feature_arrays(self.samples[0].read_features()) if self.holds_arrays else {}
+
+    def subset(self, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Self:
+        samples = list(self.samples)
+        if not keep_order:
+            samples.sort(key=lambda sample: (_digest(sample.name), str(sample.path)))
+        return replace(self, samples=_slice(samples, limit, skip, self.source))
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayDataset(Dataset):
+    """Rows of arrays.
+
+    Attributes:
+        arrays: arrays by name, each (n, ...); the name is empty for an array without one.
+        labels: label of each row.
+        rows: indices of the rows that belong to the dataset, in order.
+    """
+
+    source: str
+    arrays: Mapping[str, Array]
+    labels: Sequence[str]
+    rows: Sequence[int]
+    skipped_files: int = field(default=0, init=False)
+
+    @classmethod
+    def of(cls, arrays: Array | Mapping[str, Array], labels: Any = None, source: str = "arrays") -> Self:
+        """Make a dataset of arrays.
+
+        Args:
+            arrays: (n, ...), or such arrays by input name.
+            labels: (n,) class numbers or names, or (n, k) one-hot rows; None: not known.
+            source: description of the source, for messages.
+
+        Raises:
+            InputError: there is no row, or the numbers of rows differ.
+        """
+        named = dict(arrays) if isinstance(arrays, Mapping) else {"": arrays}
+        texts = None if labels is None else label_texts(np.asarray(labels))
+        counts = {len(array) if array.ndim else 0 for array in named.values()} | ({len(texts)} if texts else set())
+        if len(counts) != 1 or 0 in counts:
+            raise InputError(
+                f"{source} has no rows, or arrays with different numbers of rows",
+                hint="the first dimension of each array counts the samples",
+            )
+        num_rows = counts.pop()
+        return cls(source, named, texts or [""] * num_rows, range(num_rows))
+
+    @property
+    def size(self) -> int:
+        return len(self.rows)
+
+    def read(self, rank: int | None = None) -> Iterator[Sample]:
+        for row in self.rows:
+            yield Sample(str(row), self.labels[row], arrays={name: array[row] for name, array in self.arrays.items()})
+
+    def example(self, rank: int | None = None) -> Mapping[str, Array]:
+        return {name: np.asarray(array[self.rows[0]]) for name, array in self.arrays.items()}
+
+    def subset(self, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Self:
+        rows = list(self.rows) if keep_order else sorted(self.rows, key=lambda row: _digest(str(row)))
+        return replace(self, rows=_slice(rows, limit, skip, self.source))
+
+
+@dataclass(frozen=True, eq=False)
+class StreamDataset(Dataset):
+    """Elements of an iterable, read one by one.
+
+    Attributes:
+        open: returns a new iterator over the elements: arrays (n, ...), arrays by input name, or
+            (inputs, labels).
+        limit: maximum number of samples; None: no maximum.
+        skip: number of samples to leave out at the beginning.
+    """
+
+    source: str
+    open: Callable[[], Iterator[Any]]
+    limit: int | None = None
+    skip: int = 0
+    skipped_files: int = field(default=0, init=False)
+
+    @property
+    def size(self) -> None:
+        return None
+
+    def read(self, rank: int | None = None) -> Iterator[Sample]:
+        stop = None if self.limit is None else self.skip + self.limit
+        return islice(self._samples(self.open(), rank), self.skip, stop)
+
+    def example(self, rank: int | None = None) -> Mapping[str, Array]:
+        sample = next(self._samples(iter([self._first_element]), rank), None)
+        return (sample.arrays if sample else None) or {}
+
+    def subset(self, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Self:
+        left = None if self.limit is None else max(self.limit - skip, 0)
+        limits = [number for number in (limit, left) if number is not None]
+        if limits and min(limits) < 1:
+            raise _nothing_left(self.source)
+        return replace(self, limit=min(limits) if limits else None, skip=self.skip + skip)
+
+    @cached_property
+    def _first_element(self) -> Any:
+        for element in self.open():
+            return element
+        raise UsageError(f"{self.source} has no elements", hint="give at least one array")
+
+    def _samples(self, elements: Iterable[Any], rank: int | None) -> Iterator[Sample]:
+        number = 0
+        for element in elements:
+            for arrays, label in _rows_of(element, rank, self.source):
+                yield Sample(str(number), label, arrays=arrays)
+                number += 1
+
+
+class OneTimeStream:
+    """Elements of an iterator, which can be read once; the first element can be looked at before."""
+
+    def __init__(self, iterator: Iterator[Any], source: str) -> None:
+        self._iterator = iterator
+        self._source = source
+        self._first: list[Any] = []
+        self._is_exhausted = False
+
+    def __call__(self) -> Iterator[Any]:
+        """Return an iterator over the elements.
+
+        Raises:
+            UsageError: the elements were read before.
+        """
+        if self._is_exhausted:
+            raise UsageError(
+                f"{self._source} can be read only once, and a second pass is needed",
+                hint="give a list, or a function that returns a new iterator",
+            )
+        yield from self._first
+        for element in self._iterator:
+            if not self._first:
+                self._first.append(element)
+            yield element
+            self._is_exhausted = True
+
+
+def encoded_image(features: Features) -> bytes | None:
+    """Return the encoded image of an example; None if there is none."""
+    values = next((features[key] for key in IMAGE_FEATURES if key in features), None)
+    return values[0] if isinstance(values, list) and values else None
+
+
+def feature_arrays(features: Features) -> dict[str, Array]:
+    """Return the features of real numbers, each in the shape of its ``KEY/shape`` if there is one."""
+    arrays = {}
+    for key, value in features.items():
+        if not isinstance(value, list) and value.dtype == np.float32:
+            shape = features.get(f"{key}/shape")
+            arrays[key] = value if shape is None else value.reshape([int(size) for size in shape])
+    return arrays
+
+
+def record_label(features: Features) -> str:
+    """Return the label of an example; empty if there is none."""
+    values = next((features[key] for key in LABEL_FEATURES if key in features and len(features[key])), None)
+    return "" if values is None else label_text(values[0])
+
+
+def label_text(label: Any) -> str:
+    """Return a label as text: decoded bytes, or the digits of a number."""
+    return label.decode() if isinstance(label, bytes) else str(label)
+
+
+def label_texts(labels: Array) -> list[str]:
+    """Return the labels of several rows as texts.
+
+    Args:
+        labels: (n,) class numbers or names, or (n, k) one-hot rows.
+    """
+    if labels.ndim == 2:
+        labels = labels[:, 0] if labels.shape[1] == 1 else labels.argmax(axis=1)
+    return [label_text(label) for label in labels]
+
+
+def split_labels(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], Array | None]:
+    """Split arrays by name into inputs and labels, where one of them has the name of labels."""
+    name = next((name for name in arrays if name.lower() in LABEL_NAMES and arrays[name].ndim <= 1), None)
+    if name is None or len(arrays) == 1:
+        return dict(arrays), None
+    return {other: array for other, array in arrays.items() if other != name}, arrays[name]
+
+
+def to_array(value: Any) -> Array:
+    """Convert an array, a tensor of TensorFlow or PyTorch, or nested numbers to a NumPy array.
+
+    Raises:
+        UsageError: the value does not hold numbers.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    for method in ("detach", "cpu"):  # PyTorch
+        value = getattr(value, method)() if hasattr(value, method) else value
+    array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    if array.dtype.kind not in "biufcSU" and array.dtype.name != "bfloat16":
+        raise UsageError(f"a {type(value).__name__} is not an array", hint="give arrays of numbers")
+    return array
+
+
+def _rows_of(element: Any, rank: int | None, source: str) -> Iterator[tuple[dict[str, Array], str]]:
+    """Split an element of a stream into rows with their labels.
+
+    Raises:
+        InputError: the arrays have no rows, or different numbers of rows.
+    """
+    labels = None
+    if isinstance(element, tuple | list) and len(element) in (2, 3):  # (inputs, labels[, weights])
+        element, labels = element[0], to_array(element[1])
+    elif isinstance(element, tuple | list) and len(element) == 1:
+        element = element[0]
+    named = element if isinstance(element, Mapping) else {"": element}
+    arrays = {name: to_array(value) for name, value in named.items()}
+    if labels is None:
+        arrays, labels = split_labels(arrays)
+    first = next(iter(arrays.values()), None)
+    has_one_label = labels is not None and labels.ndim == 0
+    if has_one_label or (first is not None and first.ndim in (0, -1 if rank is None else rank - 1)):
+        yield arrays, "" if labels is None else label_texts(labels[None])[0]
+        return
+    batch = ArrayDataset.of(arrays, labels, f"an element of {source}")
+    for sample in batch.read():
+        yield dict(sample.arrays or {}), sample.label
+
+
+def _digest(name: str) -> bytes:
+    return sha256(name.encode()).digest()
+
+
+def _slice(ordered: Sequence[Any], limit: int | None, skip: int, source: str) -> tuple[Any, ...]:
+    chosen = ordered[skip:] if limit is None else ordered[skip : skip + limit]
+    if not chosen:
+        raise _nothing_left(source, len(ordered))
+    return tuple(chosen)
+
+
+def _shapes_text(arrays: Mapping[str, Array]) -> str:
+    return ", ".join(f"{name} {'x'.join(map(str, array.shape))}" for name, array in arrays.items())
+
+
+def _nothing_left(source: str, size: int | None = None) -> UsageError:
+    samples = "no sample" if size is None else f"none of the {size} samples"
+    return UsageError(f"{samples} of {source} is left", hint="skip fewer samples, or raise the limit")

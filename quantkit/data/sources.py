@@ -1,0 +1,300 @@
+"""Sources of data: from a path, an array or an iterable to a `Dataset`."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quantkit.data.dataset import (
+    IMAGE_FEATURES,
+    ArrayDataset,
+    Dataset,
+    FileDataset,
+    OneTimeStream,
+    Sample,
+    StreamDataset,
+    encoded_image,
+    feature_arrays,
+    split_labels,
+    to_array,
+)
+from quantkit.errors import InputError, UsageError, did_you_mean
+from quantkit.formats.tfrecord import is_tfrecord, record_offsets
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".gif", ".webp"})
+ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
+# Kinds of data files, for help texts and hints.
+DATA_KINDS = "a folder of images, flat or with one folder per class, a list file, .npz, .npy or TFRecord files"
+_WORDNET_ID = re.compile(r"(n\d{8})(?!\d)")
+
+
+def as_dataset(value: Any, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Dataset:
+    """Return the `Dataset` of any value that holds data.
+
+    Args:
+        value: one of
+            - a path: a folder of images, flat or with one folder per class; an image; a list file with
+              ``path [label]`` on each line, relative to the list; ``.npz`` or ``.npy`` arrays, with or without an
+              array ``labels``; TFRecord files of ``tf.train.Example``: a file, a folder, or a pattern as ``train-*``;
+            - a list of paths of images and folders;
+            - an array (n, ...), or such arrays by input name;
+            - a tuple (inputs, labels) of arrays; labels are class numbers, names or one-hot rows;
+            - an iterable of arrays (n, ...), of arrays by input name, or of (inputs, labels): a list, a generator, a
+              ``tf.data.Dataset``, a PyTorch ``DataLoader``; elements of single samples have no axis n;
+            - a function that returns an iterator over such elements;
+            - a `Dataset`.
+        limit: maximum number of samples; None: no maximum.
+        skip: number of samples to leave out at the beginning.
+        keep_order: take files and arrays in their own order instead of the fixed random one.
+
+    Raises:
+        InputError: the data does not exist, is broken or holds no samples.
+        UsageError: `value` has another type, or no sample is left.
+    """
+    if limit is not None and limit < 1:
+        raise UsageError(f"the limit is {limit} samples", hint="give a limit from 1")
+    return _dataset(value).subset(limit, skip, keep_order=keep_order)
+
+
+def find_images(sources: Iterable[str | os.PathLike[str]]) -> FileDataset:
+    """Find the images of files and folders, in the order of the sources.
+
+    Args:
+        sources: image files of any name, and folders, whose images are sorted by path.
+
+    Raises:
+        UsageError: a source is a web address.
+        InputError: a source does not exist, or a folder cannot be read or holds no images.
+    """
+    samples: list[Sample] = []
+    skipped = 0
+    for source in sources:
+        path = _local_path(source)
+        if path.is_dir():
+            dataset = _read_folder(path)
+            samples += dataset.samples
+            skipped += dataset.skipped_files
+        else:
+            samples.append(Sample(path.name, _wordnet_id(path.name), path))
+    count = "1 image" if len(samples) == 1 else f"{len(samples)} images"
+    return FileDataset(count, tuple(samples), skipped)
+
+
+def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """List the images of a folder and its other files, at any depth, sorted by path.
+
+    Raises:
+        InputError: the folder, or one in it, cannot be read.
+    """
+
+    def reject(error: OSError) -> None:
+        raise InputError(
+            f"folder {str(error.filename or folder)!r} cannot be read: {(error.strerror or 'unknown error').lower()}",
+            hint="choose a readable folder",
+        ) from None
+
+    files = sorted(
+        file
+        for parent, _, names in os.walk(folder, onerror=reject)
+        for name in names
+        if (file := Path(parent, name)).is_file()
+    )
+    images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
+    return images, [file for file in files if file.suffix.lower() not in IMAGE_SUFFIXES]
+
+
+def _dataset(value: Any) -> Dataset:
+    if isinstance(value, Dataset):
+        return value
+    if isinstance(value, str | os.PathLike):
+        return _read_path(value)
+    if isinstance(value, Mapping):
+        return ArrayDataset.of(*split_labels({name: to_array(array) for name, array in value.items()}))
+    if isinstance(value, np.ndarray) or hasattr(value, "__array__"):
+        return ArrayDataset.of(to_array(value))
+    if _is_inputs_and_labels(value):
+        inputs, labels = value
+        arrays = {
+            name: to_array(array) for name, array in (inputs if isinstance(inputs, Mapping) else {"": inputs}).items()
+        }
+        return ArrayDataset.of(arrays, to_array(labels))
+    if isinstance(value, list | tuple) and value and all(isinstance(path, str | os.PathLike) for path in value):
+        return find_images(value)
+    name = f"the {type(value).__name__}"
+    if isinstance(value, Iterator):
+        return StreamDataset(name, OneTimeStream(value, name))
+    if hasattr(value, "as_numpy_iterator"):  # tf.data
+        return StreamDataset(name, value.as_numpy_iterator)
+    if isinstance(value, Iterable) and not isinstance(value, bytes):
+        return StreamDataset(name, lambda: iter(value))
+    if callable(value):
+        return StreamDataset(f"the function {getattr(value, '__name__', name)}", _checked(value))
+    raise UsageError(
+        f"a {type(value).__name__} is not data",
+        hint=f"give {DATA_KINDS}, arrays, or an iterable of arrays",
+    )
+
+
+def _is_inputs_and_labels(value: Any) -> bool:
+    """Return True for a tuple of inputs and as many labels or one-hot rows."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    inputs, labels = value
+    inputs = next(iter(inputs.values()), None) if isinstance(inputs, Mapping) else inputs
+    if not hasattr(inputs, "shape") or (not isinstance(labels, Sequence | np.ndarray) and not hasattr(labels, "shape")):
+        return False
+    shape, labels = np.shape(to_array(inputs)), to_array(labels)
+    return labels.ndim in (1, 2) and shape[:1] == labels.shape[:1]
+
+
+def _checked(function: Callable[[], Any]) -> Callable[[], Iterator[Any]]:
+    """Return a function that checks that the result of another one can be iterated."""
+
+    def open_stream() -> Iterator[Any]:
+        elements = function()
+        if not isinstance(elements, Iterable):
+            raise UsageError(
+                f"the function returned a {type(elements).__name__}, not an iterator",
+                hint="return an iterator of arrays",
+            )
+        return elements.as_numpy_iterator() if hasattr(elements, "as_numpy_iterator") else iter(elements)
+
+    return open_stream
+
+
+def _read_path(source: str | os.PathLike[str]) -> Dataset:
+    path, name = Path(source).expanduser(), os.fspath(source)
+    if not path.exists() and (records := _match_records(path)):
+        return _read_records(name, records)
+    if not path.exists():
+        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise InputError(f"{name} does not exist", hint=did_you_mean(path.name, siblings) or f"data is {DATA_KINDS}")
+    if path.is_dir():
+        images, others = list_files(path)
+        if not images and (records := [file for file in others if is_tfrecord(file)]):
+            return _read_records(name, records)
+        return _read_folder(path)
+    if path.suffix.lower() in ARRAY_SUFFIXES:
+        return _read_arrays(path)
+    if path.suffix.lower() in IMAGE_SUFFIXES:
+        return FileDataset(str(path), (Sample(path.name, _wordnet_id(path.name), path),))
+    if is_tfrecord(path):
+        return _read_records(name, [path])
+    return _read_list(path)
+
+
+def _read_folder(folder: Path) -> FileDataset:
+    """Find the images of a folder.
+
+    Raises:
+        InputError: the folder cannot be read, or holds no images.
+    """
+    images, others = list_files(folder)
+    if not images:
+        raise InputError(
+            f"folder {str(folder)!r} holds no images",
+            hint=f"looked for {', '.join(sorted(IMAGE_SUFFIXES))} among {len(others)} files",
+        )
+    samples = tuple(Sample(file.name, _label_of(file, folder), file) for file in images)
+    return FileDataset(str(folder), samples, len(others))
+
+
+def _label_of(file: Path, folder: Path) -> str:
+    """Return the WordNet id that the name of the file or of its class folder begins with, else the folder's name."""
+    parents = file.relative_to(folder).parts[:-1]
+    return _wordnet_id(file.name) or (_wordnet_id(parents[-1]) or parents[-1] if parents else "")
+
+
+def _wordnet_id(name: str) -> str:
+    match = _WORDNET_ID.match(name)
+    return match[1] if match else ""
+
+
+def _read_list(path: Path) -> FileDataset:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise InputError(
+            f"{path} is neither an image nor a list of images",
+            hint="a list file has a path on each line, and a label after it if known",
+        ) from None
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read: {(error.strerror or 'unknown error').lower()}", hint="choose a readable file"
+        ) from None
+    entries = [(number, line.strip()) for number, line in enumerate(lines, 1)]
+    samples = tuple(_entry(path, number, line) for number, line in entries if line and not line.startswith("#"))
+    if not samples:
+        raise InputError(f"the list {path} is empty", hint="write a path on each line")
+    return FileDataset(str(path), samples)
+
+
+def _entry(path: Path, number: int, line: str) -> Sample:
+    """Parse a line ``path [label]``; a path may contain spaces, so the longest one that exists is taken."""
+    words = re.split(r"(\s+)", line)
+    for end in range(len(words), 0, -2):
+        image = path.parent / Path("".join(words[:end])).expanduser()
+        if image.is_file():
+            return Sample(image.name, "".join(words[end + 1 :]) or _wordnet_id(image.name), image)
+    raise InputError(
+        f"line {number} of {path} names {words[0]!r}, which does not exist",
+        hint="paths are relative to the folder of the list",
+    )
+
+
+def _read_arrays(path: Path) -> ArrayDataset:
+    try:
+        if path.suffix.lower() == ".npy":
+            return ArrayDataset.of(np.load(path, mmap_mode="r"), source=str(path))
+        with np.load(path) as file:
+            arrays, labels = split_labels({name: file[name] for name in file.files})
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(
+            f"{path} is not a NumPy file: {str(error).splitlines()[0]}", hint="write it with numpy.savez"
+        ) from None
+    return ArrayDataset.of(arrays, labels, str(path))
+
+
+def _match_records(path: Path) -> list[Path]:
+    """List the TFRecord files that match a pattern such as ``train-*``."""
+    if not set("*?[") & set(path.name) or not path.parent.is_dir():
+        return []
+    return sorted(file for file in path.parent.glob(path.name) if is_tfrecord(file))
+
+
+def _read_records(source: str, files: Iterable[Path]) -> FileDataset:
+    """Find the records of TFRecord files: images if the first record holds one, else arrays.
+
+    Raises:
+        InputError: a record is damaged, or the first one holds neither an image nor real numbers.
+    """
+    samples = tuple(
+        Sample(f"{file.name}#{number}", path=file, offset=offset)
+        for file in files
+        for number, offset in enumerate(record_offsets(file))
+    )
+    if not samples:
+        raise InputError(f"{source} holds no records", hint="write at least one tf.train.Example")
+    features = samples[0].read_features()
+    holds_arrays = encoded_image(features) is None
+    if holds_arrays and not feature_arrays(features):
+        raise InputError(
+            f"the records of {source} hold neither images nor real numbers, but {', '.join(sorted(features))}",
+            hint=f"images are read from the features {' and '.join(IMAGE_FEATURES)}, as JPEG or PNG",
+        )
+    return FileDataset(source, samples, holds_arrays=holds_arrays)
+
+
+def _local_path(source: str | os.PathLike[str]) -> Path:
+    text = os.fspath(source)
+    scheme, separator, _ = text.partition("://")
+    if separator and scheme.isalpha() and len(scheme) > 1:
+        raise UsageError(f"{text!r} is a web address", hint="download the image first, then name the file")
+    path = Path(source).expanduser()
+    if not path.exists():
+        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise InputError(f"image {text!r} does not exist", hint=did_you_mean(path.name, siblings) or "check the path")
+    return path
