@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from quantkit.model import Model, load
     from quantkit.model.exporters.files import save
     from quantkit.model.sessions import open_session
-    from quantkit.quantization import Plan, Ranges, Scheme, calibrate, quantize
+    from quantkit.quantization import Plan, Ranges, Scheme, calibrate
+    from quantkit.quantization.workflow import QuantizationResult
+    from quantkit.quantization.workflow import quantize_model as quantize
     from quantkit.recipes import transform
     from quantkit.runtimes.session import Session
     from quantkit.summary import summarize
@@ -40,6 +42,7 @@ _MODULES = {
     "Model": "quantkit.model",
     "Node": "quantkit.ir.graph",
     "Plan": "quantkit.quantization",
+    "QuantizationResult": "quantkit.quantization.workflow",
     "QuantkitError": "quantkit.errors",
     "Ranges": "quantkit.quantization",
     "RecipeError": "quantkit.errors",
@@ -53,7 +56,7 @@ _MODULES = {
     "evaluate": "quantkit.evaluation.accuracy",
     "load": "quantkit.model",
     "open_session": "quantkit.model.sessions",
-    "quantize": "quantkit.quantization",
+    "quantize": "quantkit.quantization.workflow:quantize_model",
     "save": "quantkit.model.exporters.files",
     "summarize": "quantkit.summary",
     "transform": "quantkit.recipes",
@@ -68,6 +71,7 @@ __all__ = [
     "Model",
     "Node",
     "Plan",
+    "QuantizationResult",
     "QuantkitError",
     "Ranges",
     "RecipeError",

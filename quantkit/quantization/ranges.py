@@ -66,13 +66,13 @@ class Ranges(Mapping[Edge, Range]):
     Attributes:
         ranges: of every edge that a plan quantizes.
         provenance: what they were made of.
-        remarks: what the guard saw: a NaN, a dead range, a channel that dwarfs the others.
+        warnings: what the guard saw: a NaN, a dead range, a channel that dwarfs the others.
         means: mean of each channel by edge, which bias correction needs; empty: not asked for.
     """
 
     ranges: Mapping[Edge, Range]
     provenance: Provenance = Provenance()
-    remarks: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     means: Mapping[Edge, tuple[float, ...]] = field(default_factory=dict)
 
     def __getitem__(self, edge: Edge) -> Range:
@@ -128,7 +128,7 @@ class Ranges(Mapping[Edge, Range]):
                 "scheme": provenance.scheme,
                 "count": provenance.count,
             },
-            "remarks": list(self.remarks),
+            "warnings": list(self.warnings),
             "ranges": {str(edge): [_short(low), _short(high)] for edge, (low, high) in self.ranges.items()},
         }
         if self.means:
@@ -154,7 +154,7 @@ class Ranges(Mapping[Edge, Range]):
             }
             provenance = Provenance(**document["provenance"])
             means = {Edge.parse(name): tuple(map(float, values)) for name, values in document.get("means", {}).items()}
-            return cls(ranges, provenance, tuple(document.get("remarks", ())), means)
+            return cls(ranges, provenance, tuple(document.get("warnings", ())), means)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"these ranges are damaged: {error}", hint="collect them once more") from None
 

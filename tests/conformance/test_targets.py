@@ -63,7 +63,7 @@ def quantize_case(case: Case, target: Target) -> tuple[Plan, Ranges, Graph]:
     """Return the plan, the ranges and the quantized graph of a case, computed once for all tests."""
     scheme = Scheme.for_target(target.name)
     plan = annotate(case.graph, scheme)
-    ranges = calibrate(case.graph, case.batches(), target=target.name, runtime="reference")
+    ranges = calibrate(case.graph, plan, case.batches(), runtime="reference")
     return plan, ranges, convert(case.graph, plan, ranges)
 
 

@@ -18,6 +18,7 @@ from quantkit.evaluation.matching import Places, match
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
+from quantkit.quantization import Scheme, annotate, convert
 from quantkit.runtimes.session import TensorInfo
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
@@ -79,7 +80,7 @@ def test_the_name_of_a_file_is_no_batch() -> None:
     with pytest.raises(UsageError, match=said):
         qk.compare(graph, graph, name)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=said):
-        qk.calibrate(graph, name)  # type: ignore[arg-type]
+        qk.calibrate(graph, annotate(graph), name)  # type: ignore[arg-type]
 
 
 def test_the_numbers_are_those_of_the_formulas() -> None:
@@ -309,8 +310,9 @@ def test_what_an_activation_cuts_off_is_no_difference() -> None:
     passed = Node("passed", "Identity", (Edge("layer_0/biased"),), ("checked",), attrs=FLOAT)
     nodes = [node.with_input(0, "passed") if node.name == "layer_0" else node for node in graph.nodes.values()]
     first = graph.with_nodes([*nodes, checked, passed])
-    ranges = qk.calibrate(graph, [DATA], target="eightbit", runtime="reference")
-    found = run(first, qk.quantize(graph, ranges, "eightbit"), batches=[DATA])
+    plan = annotate(graph, Scheme.for_target("eightbit"))
+    quantized = convert(graph, plan, qk.calibrate(graph, plan, [DATA], runtime="reference"))
+    found = run(first, quantized, batches=[DATA])
     assert {row.name for row in found.rows} >= {"layer_0"}
     assert not [row.name for row in found.rows if row.sqnr < 20]
 

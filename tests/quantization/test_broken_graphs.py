@@ -143,7 +143,7 @@ def test_a_weight_that_is_none(target: str, digits: Graph, tmp_path: Path, capsy
     remarks = "; ".join(verdict.get("calibration", {}).get("warnings", ()))
     if code == 0:
         # The engine's Relu makes 0 of NaN: its answers are numbers, and the layer stays float.
-        assert "conv/Conv2D: its weights conv/conv2d_params hold NaN or infinity, so it stays float" in remarks
+        assert "conv/Conv2D: its weights conv/conv2d_params hold NaN or infinity; float fallback" in remarks
         assert {"conv/Conv2D"} <= {one["name"] for one in verdict["left_overs"]}
         assert verdict["fallback"]["is_reached"]
     else:
@@ -164,7 +164,7 @@ def test_answers_that_are_no_numbers_end_the_search_at_once(
     assert code == 1
     assert not verdict
     assert "the output of the float model contains NaN or infinity for every sample" in said
-    assert "hold NaN or infinity, so it stays float" in said
+    assert "hold NaN or infinity; float fallback" in said
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -190,7 +190,7 @@ def test_an_activation_that_never_changes(
     save(changed(digits, edits), source)
     code, verdict, said = run(quantize(source, output, "--max-drop", "0.02"), capsys)
     assert code == 0, said
-    assert verdict["calibration"]["warnings"] == [f"{BRANCH}: always {value}, so its range is dead"]
+    assert verdict["calibration"]["warnings"] == [f"{BRANCH}: constant {value}; its range has no width"]
     assert verdict["fallback"]["is_reached"]
     _, found, _ = run(compare(source, output), capsys)
     noted = {row["name"]: row["problems"] for row in found["layers"] if row["problems"]}
@@ -207,7 +207,7 @@ def test_a_network_of_one_constant(
     save(changed(digits, {FIRST: np.zeros_like, f"{FIRST}+": lambda bias: np.full_like(bias, -1)}), source)
     code, verdict, said = run(quantize(source, output), capsys)
     assert code == 0, said
-    assert verdict["calibration"]["warnings"][0] == f"{FIRST}: always 0, so its range is dead"
+    assert verdict["calibration"]["warnings"][0] == f"{FIRST}: constant 0; its range has no width"
     assert verdict["quality"]["not_finite"] == 0
     assert verdict["quality"]["agreement"]["value"] == 1
     assert len(load(output)) > 0

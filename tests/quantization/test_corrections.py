@@ -66,8 +66,8 @@ def with_rounded_weights(graph: Graph, scheme: Scheme) -> Graph:
 def test_corrected_biases_keep_the_mean(text: str) -> None:
     graph, inputs = from_text(text), examples(text)
     coarse = Scheme.for_target("onnx", bias_correction=True, weights=Scheme().weights.parse("qint8 symmetric"))
-    ranges = calibrate(graph, [inputs], scheme=coarse, runtime="reference")
     plan = annotate(graph, coarse)
+    ranges = calibrate(graph, plan, [inputs], runtime="reference")
     assert set(ranges.means) == {Edge("x"), Edge("r")}
     wanted = outputs(graph, inputs)
     plain = outputs(with_rounded_weights(graph, coarse), inputs)

@@ -5,7 +5,7 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.text import from_text
 from quantkit.model import load
 from quantkit.ops.kernels import KERNELS
-from quantkit.quantization import Range, Ranges, Scheme, annotate, calibrate, quantize
+from quantkit.quantization import Range, Ranges, Scheme, annotate, calibrate, convert
 from quantkit.recipes import parse, run
 from quantkit.runtimes import open_session
 
@@ -23,7 +23,7 @@ def digits() -> Graph:
 
 def test_no_range_is_found_while_it_runs(digits: Graph) -> None:
     ranges = Ranges(dict.fromkeys(annotate(digits, SCHEME).activations, Range(-1.0, 3.0)))
-    graph = quantize(digits, ranges, "eightbit", scheme=SCHEME)
+    graph = convert(digits, annotate(digits, SCHEME), ranges)
     assert not {"RequantizationRange", "Min", "Max", "Conv2D", "Relu"} & set(graph.op_counts)
     assert graph.op_counts["QuantizedConv2D"] == 20
     assert graph.op_counts["Softmax"] == 1
@@ -33,14 +33,14 @@ def test_no_range_is_found_while_it_runs(digits: Graph) -> None:
 def test_what_the_scheme_keeps_stays_float(digits: Graph) -> None:
     scheme = Scheme.for_target("eightbit", keep_float=("MatMul",))
     ranges = Ranges(dict.fromkeys(annotate(digits, scheme).activations, Range(-1.0, 3.0)))
-    assert quantize(digits, ranges, "eightbit", scheme=scheme).op_counts["MatMul"] == 1
+    assert convert(digits, annotate(digits, scheme), ranges).op_counts["MatMul"] == 1
 
 
 def test_single_layers_that_the_scheme_keeps_stay_float(digits: Graph) -> None:
     layers = [name for name, node in digits.nodes.items() if node.op == "Conv2D"][:3]
     scheme = Scheme.for_target("eightbit", keep_float=tuple(layers))
     ranges = Ranges(dict.fromkeys(annotate(digits, scheme).activations, Range(-1.0, 3.0)))
-    made = quantize(digits, ranges, "eightbit", scheme=scheme)
+    made = convert(digits, annotate(digits, scheme), ranges)
     assert [name for name, node in made.nodes.items() if node.op == "Conv2D"] == layers
     assert made.op_counts["QuantizedConv2D"] == 17
     assert set(made.op_counts) <= {*KERNELS, "Placeholder", "Const"}
@@ -48,9 +48,9 @@ def test_single_layers_that_the_scheme_keeps_stay_float(digits: Graph) -> None:
 
 def test_answers_stay(digits: Graph) -> None:
     pictures = np.random.default_rng(0).uniform(-1, 1, (12, 16, 16, 1)).astype(np.float32)
-    ranges = calibrate(digits, [pictures], scheme=SCHEME, runtime="reference")
+    ranges = calibrate(digits, annotate(digits, SCHEME), [pictures], runtime="reference")
     answers = []
-    for graph in (digits, quantize(digits, ranges, "eightbit", scheme=SCHEME)):
+    for graph in (digits, convert(digits, annotate(digits, SCHEME), ranges)):
         with open_session(graph, "reference") as session:
             answers.append(np.concatenate([session.run({"Mul": one[None]})["softmax"] for one in pictures]))
     assert (answers[0].argmax(1) == answers[1].argmax(1)).mean() >= 0.75
@@ -87,8 +87,8 @@ def test_what_has_no_classic_form_is_planned_in_float_and_nothing_is_measured_wh
     assert plan.float_fallbacks["grouped"] == "its weights see 4 of 8 channels, QuantizedConv2D sees all"
     assert "signed codes" in plan.float_fallbacks["depthwise"]
     inputs = np.random.default_rng(0).uniform(-1, 1, (8, 1, 8, 8, 4)).astype(np.float32)
-    ranges = calibrate(graph, list(inputs), scheme=SCHEME, runtime="reference")
-    made = quantize(graph, ranges, "eightbit", scheme=SCHEME)
+    ranges = calibrate(graph, annotate(graph, SCHEME), list(inputs), runtime="reference")
+    made = convert(graph, annotate(graph, SCHEME), ranges)
     assert made.op_counts["QuantizedConv2D"] == 2
     assert made.op_counts["QuantizedConcat"] == 1
     assert made.op_counts["Conv2D"] == made.op_counts["Mul"] == made.op_counts["Mean"] == 1

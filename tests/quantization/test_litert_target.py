@@ -92,7 +92,8 @@ def answers(model: Graph | Path, runtime: str) -> np.ndarray:
 
 def converted(graph: Graph, **changes: Any) -> Graph:
     scheme = SCHEME.with_(observer="min_max", **changes)
-    return convert(graph, annotate(graph, scheme), calibrate(graph, [DATA], scheme=scheme, runtime="reference"))
+    plan = annotate(graph, scheme)
+    return convert(graph, plan, calibrate(graph, plan, [DATA], runtime="reference"))
 
 
 def litert_ops(graph: Graph) -> Counter[str]:

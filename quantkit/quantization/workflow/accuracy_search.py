@@ -75,7 +75,7 @@ def _require_outputs(conversion: Conversion, reference: FloatReference, max_drop
     reason = "contains NaN or infinity for every sample" if len(reference) else "is missing"
     raise CheckError(
         f"cannot measure --max-drop {max_drop:g}: the output of the float model {reason}",
-        hint="; ".join(conversion.ranges.remarks) or "run quantkit compare to find the layer",
+        hint="; ".join(conversion.ranges.warnings) or "run quantkit compare to find the layer",
     )
 
 
@@ -99,5 +99,5 @@ def _state_file(conversion: Conversion, reference: FloatReference, output: Path)
 
 def _suspects(conversion: Conversion) -> list[str]:
     """Return the layers with a calibration warning."""
-    edges = {warning.partition(":")[0] for warning in conversion.ranges.remarks}
+    edges = {warning.partition(": ")[0] for warning in conversion.ranges.warnings}
     return [pattern.layer for pattern in conversion.plan.patterns if edges & {str(pattern.output), str(pattern.input)}]

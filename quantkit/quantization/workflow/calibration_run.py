@@ -12,7 +12,7 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
 from quantkit.progress import Progress
-from quantkit.quantization.calibration import collect, memory_bound, open_observed
+from quantkit.quantization.calibration import collect_ranges, estimate_memory, open_calibration_session
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges, graph_digest
 from quantkit.quantization.workflow.float_reference import CACHE_BYTES, FloatReference
@@ -72,7 +72,7 @@ def compute_ranges(
 def _calibrate(model: Model, graph: Graph, plan: Plan, data: Data, options: Options) -> tuple[Ranges, FloatReference]:
     reference = FloatReference()
     state = None if options.output is None else options.output.with_name(f"{options.output.name}.calibration")
-    with open_observed(graph, plan, options.runtime) as session:
+    with open_calibration_session(graph, plan, options.runtime) as session:
         samples = LabeledFeeds.of(model, session, data, options)
         _announce(graph, plan, session.runtime.name, samples, state, options)
         names = dict.fromkeys(map(str, graph.outputs))
@@ -81,15 +81,14 @@ def _calibrate(model: Model, graph: Graph, plan: Plan, data: Data, options: Opti
             reference.record(samples, dict(feeds), {name: outputs[name] for name in names})
 
         try:
-            ranges = collect(
+            ranges = collect_ranges(
                 session,
                 plan,
-                samples,
-                at_once=None,
-                counted=lambda feeds: len(samples.classes),
+                ((feeds, len(samples.classes)) for feeds in samples),
                 graph_digest=graph_digest(graph),
-                progress=lambda count: options.on_progress(Progress("calibrating", count, len(data))),
-                answers=record,
+                total=len(data),
+                on_progress=options.on_progress,
+                on_run=record,
                 resume=state,
             )
         except KeyboardInterrupt:
@@ -108,7 +107,7 @@ def _announce(
 ) -> None:
     """Report the size of the calibration dataset, the memory bound, and a resumed state."""
     data = samples.data
-    megabytes = (memory_bound(graph, plan, engine=runtime) + CACHE_BYTES) / 1e6
+    megabytes = (estimate_memory(graph, plan, runtime=runtime) + CACHE_BYTES) / 1e6
     options.on_message(
         f"calibrating on {len(data)} {samples.noun} from {data.source} (up to {megabytes:.0f} MB of memory)"
     )

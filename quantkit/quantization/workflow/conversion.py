@@ -92,10 +92,10 @@ class Conversion:
         try:
             self.target.check(self.graph, self.plan, self.ranges, self.quantized)
         except CheckError as error:
-            if not self.ranges.remarks:
+            if not self.ranges.warnings:
                 raise
             raise CheckError(
-                f"{error.message}; {self.ranges.remarks[0]}",
+                f"{error.message}; {self.ranges.warnings[0]}",
                 hint=f"use --max-drop to keep such layers in float, or {error.hint.removeprefix('keep it in float: ')}",
             ) from None
 

@@ -207,7 +207,7 @@ def _report(
         options.output,
         plan.scheme,
         ranges.provenance,
-        ranges.remarks,
+        ranges.warnings,
         len(plan.weights),
         census(graph, plan, ranges, conversion.quantized),
         num_bytes=os.stat(file).st_size,

@@ -1,0 +1,42 @@
+"""Steps of quantization that need no data: prepare the float graph, and convert it."""
+
+from quantkit.convert.onnx_to_tensorflow import as_tensorflow
+from quantkit.ir.graph import Graph
+from quantkit.quantization.annotation import annotate
+from quantkit.quantization.corrections import correct_biases, equalize
+from quantkit.quantization.plan import Plan
+from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.targets import find_target
+
+
+def prepare(graph: Graph, scheme: Scheme) -> Graph:
+    """Return the TensorFlow graph to annotate and calibrate, with equalized weights if the scheme has them.
+
+    Raises:
+        UnavailableError: an ONNX op has no TensorFlow equivalent.
+    """
+    graph = as_tensorflow(graph)
+    return equalize(graph, annotate(graph, scheme)) if scheme.equalize else graph
+
+
+def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
+    """Return the quantized graph in the dialect of the plan's target.
+
+    Args:
+        graph: annotated float graph.
+        plan: decisions about the graph.
+        ranges: range of every edge that the plan quantizes; empty with `Scheme.weights_only`.
+
+    Raises:
+        InputError: an edge has no range.
+        UnavailableError: the target is not available in this installation.
+    """
+    target = find_target(plan.scheme.target)
+    if plan.scheme.weights_only:
+        return target.store_weights(graph, plan)
+    plan.require(ranges)
+    ranges = ranges.shared(plan.groups)
+    if plan.scheme.bias_correction:
+        graph = correct_biases(graph, plan, ranges)
+    return target.convert(graph, plan, ranges)

@@ -1,0 +1,139 @@
+"""Observation of the float graph's tensors: one observer per range, warnings, and channel means."""
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from quantkit.errors import InputError
+from quantkit.ir.graph import Edge
+from quantkit.ir.tensor import Array
+from quantkit.quantization.observers import Observer, create_observer
+from quantkit.quantization.plan import Plan
+from quantkit.quantization.range_warnings import RangeMonitor
+from quantkit.quantization.ranges import Provenance, Range, Ranges
+from quantkit.runtimes.session import Session
+
+# Number of positions per tensor that the channel means sample.
+MEAN_POSITIONS = 401
+
+
+class Observation:
+    """Everything observed in a calibration.
+
+    Attributes:
+        plan: decisions about the float graph.
+        graph_digest: digest of the float graph.
+        count: number of samples so far.
+        observers: observer of each edge; edges with a common range have a common observer.
+        monitor: source of the warnings.
+        means: channel means for bias correction; None without bias correction.
+    """
+
+    def __init__(self, plan: Plan, session: Session, graph_digest: str) -> None:
+        self.plan = plan
+        self.graph_digest = graph_digest
+        self.count = 0
+        self.observers: dict[Edge, Observer] = {}
+        for edge in plan.edges:
+            common = next((self.observers[other] for other in plan.group_of(edge) if other in self.observers), None)
+            self.observers[edge] = common or create_observer(plan.scheme.observer, plan.activations[edge])
+        self.monitor = RangeMonitor(plan)
+        self.means = ChannelMeans() if plan.averaged else None
+        self._outputs = {info.name for info in session.outputs}
+        self._data = blake2b(digest_size=8)
+        self._resumed_count = 0
+        self._resumed_data = ""
+        self._state: Path | None = None
+
+    @property
+    def data_digest(self) -> str:
+        """Digest of all feeds so far."""
+        return self._data.hexdigest()
+
+    def resume_after(self, count: int, data_digest: str, state: Path) -> None:
+        """Skip the first samples, which the observations of a state file contain."""
+        self._resumed_count, self._resumed_data, self._state = count, data_digest, state
+
+    def skips(self, feeds: Mapping[str, Array], count: int) -> bool:
+        """Return whether the resumed state contains these samples.
+
+        Raises:
+            InputError: the state belongs to other data.
+        """
+        if self.count >= self._resumed_count:
+            return False
+        self._add_to_digest(feeds, count)
+        if self.count >= self._resumed_count and self.data_digest != self._resumed_data:
+            raise InputError(
+                "the interrupted calibration ran on other data", hint=f"remove {self._state} to start again"
+            )
+        return True
+
+    def observe(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], count: int) -> None:
+        """Observe feeds and outputs of one run with ``count`` samples."""
+
+        def values(edge: Edge) -> Array:
+            name = str(edge)
+            return outputs[name] if name in self._outputs else feeds[name]
+
+        for edge, observer in self.observers.items():
+            before = observer.num_nan, observer.num_infinite
+            observer.observe(values(edge))
+            self.monitor.observe(edge, values(edge), observer.num_nan - before[0], observer.num_infinite - before[1])
+        for edge in self.plan.averaged:
+            if self.means is not None:
+                self.means.add(edge, values(edge))
+        self._add_to_digest(feeds, count)
+
+    def _add_to_digest(self, feeds: Mapping[str, Array], count: int) -> None:
+        for name in sorted(feeds):
+            self._data.update(name.encode() + _content(feeds[name]))
+        self.count += count
+
+    def ranges(self) -> Ranges:
+        """Return the range of every edge that the plan quantizes."""
+        computed = {id(observer): observer.range() for observer in self.observers.values()}
+        by_edge: dict[Edge, Range] = {}
+        for edge in self.plan.activations:
+            observed = next(other for other in (edge, *self.plan.group_of(edge)) if other in self.observers)
+            by_edge[edge] = computed[id(self.observers[observed])]
+        provenance = Provenance(self.graph_digest, self.data_digest, self.plan.scheme.digest, self.count)
+        means = {} if self.means is None else self.means.by_edge()
+        return Ranges(by_edge, provenance, self.monitor.warnings(self.observers), means)
+
+
+class ChannelMeans:
+    """Mean of each channel of tensors, over a sample of positions.
+
+    Attributes:
+        sums: sum of the sampled positions of each edge, (c,).
+        rows: number of sampled positions of each edge.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[Edge, Array] = {}
+        self.rows: dict[Edge, int] = {}
+
+    def add(self, edge: Edge, values: Array) -> None:
+        """Add a tensor (..., c); vectors are ignored."""
+        if values.ndim < 2:
+            return
+        rows = values.reshape(-1, values.shape[-1])
+        # Neighbours are correlated: a few hundred positions, different ones in each run, suffice.
+        step = max(len(rows) // MEAN_POSITIONS, 1)
+        rows = rows[self.rows.get(edge, 0) % step :: step]
+        self.sums[edge] = self.sums.get(edge, 0) + rows.sum(0, dtype=np.float64)
+        self.rows[edge] = self.rows.get(edge, 0) + len(rows)
+
+    def by_edge(self) -> dict[Edge, tuple[float, ...]]:
+        """Return the means of each edge."""
+        return {edge: tuple((total / self.rows[edge]).tolist()) for edge, total in self.sums.items()}
+
+
+def _content(array: Array) -> bytes:
+    """Return the bytes of an array; for encoded images, these images."""
+    if array.dtype.kind == "O":
+        return b"".join(array.reshape(-1).tolist())
+    return np.ascontiguousarray(array).tobytes()
