@@ -106,8 +106,15 @@ def open_session(
             return session
     raise UnavailableError(
         f"no installed runtime can run the model ({'; '.join(map(str, skipped))})",
-        hint="quantkit doctor lists the runtimes and the commands that install them",
+        hint=_installation(source) or "quantkit doctor lists the runtimes",
     )
+
+
+def _installation(model: Graph | Path) -> str:
+    """Return the command that installs a runtime for a model, preferably a native one for a graph."""
+    missing = [runtime for runtime in runtimes().values() if runtime.opens(model) and not runtime.available().ok]
+    missing.sort(key=lambda runtime: isinstance(model, Graph) and runtime.native_dialect != model.dialect)
+    return missing[0].available().command if missing else ""
 
 
 def _load_graph(model: Graph | str | os.PathLike[str]) -> Graph | Path:

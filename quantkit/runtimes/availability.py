@@ -19,6 +19,11 @@ class Availability:
     ok: bool
     detail: str
 
+    @property
+    def command(self) -> str:
+        """Command that installs a missing engine, or an empty string."""
+        return "" if self.ok else self.detail.partition(": ")[2]
+
     @classmethod
     def yes(cls, version: str) -> Self:
         return cls(True, version)
@@ -56,5 +61,4 @@ def require(availability: Availability) -> None:
         UnavailableError: the engine is missing; the hint is the command that installs it.
     """
     if not availability.ok:
-        reason, _, command = availability.detail.partition(": ")
-        raise UnavailableError(reason, hint=command)
+        raise UnavailableError(availability.detail.partition(": ")[0], hint=availability.command)

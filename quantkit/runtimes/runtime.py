@@ -63,10 +63,14 @@ class Runtime:
             InputError: the file is missing or broken.
             GraphError: the engine rejects the graph.
         """
+        self._check_model(model)
         require(self.available())
         self._check_options(options)
-        self._check_model(model)
         return self.open_model(model, options)
+
+    def opens(self, model: Graph | Path) -> bool:
+        """Return True if the dialect of a graph or the kind of a file is one of this runtime."""
+        return model.dialect in self.dialects if isinstance(model, Graph) else kind_of(model) in self.kinds
 
     def _check_options(self, options: SessionOptions) -> None:
         if options.gpu_index is not None and "gpu" not in self.devices:
@@ -78,14 +82,11 @@ class Runtime:
             )
 
     def _check_model(self, model: Graph | Path) -> None:
-        if isinstance(model, Graph):
-            if model.dialect not in self.dialects:
-                raise UnavailableError(
-                    f"{self.title} opens {' and '.join(self.dialects)} graphs, not {model.dialect} graphs",
-                    hint="quantkit doctor lists the installed runtimes",
-                )
-        elif (kind := kind_of(model)) not in self.kinds:
-            raise UnavailableError(
-                f"{self.title} cannot open {model.name}, which is {KINDS[kind]}",
-                hint="quantkit doctor lists the installed runtimes",
-            )
+        if self.opens(model):
+            return
+        message = (
+            f"{self.title} opens {' and '.join(self.dialects)} graphs, not {model.dialect} graphs"
+            if isinstance(model, Graph)
+            else f"{self.title} cannot open {model.name}, which is {KINDS[kind_of(model)]}"
+        )
+        raise UnavailableError(message, hint="quantkit doctor lists the installed runtimes")

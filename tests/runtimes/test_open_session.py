@@ -61,6 +61,24 @@ def test_auto_reports_the_reason_of_each_runtime(monkeypatch: pytest.MonkeyPatch
         open_session(GRAPH)
 
 
+def test_hint_of_auto_installs_a_runtime_that_opens_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(name: str, **fields: Any) -> Runtime:
+        availability = Availability.no(f"{name} is not installed: pip install {name}")
+        return replace(fake(name, **fields), available=lambda: availability)
+
+    converting = missing("converting", native_dialect="onnx", kinds=("onnx",), priority=3)
+    native = missing("native", native_dialect="tensorflow", priority=2)
+    use(monkeypatch, converting, native)
+    with pytest.raises(UnavailableError, match="converting: converting is not installed") as caught:
+        open_session(GRAPH)
+    assert caught.value.hint == "pip install native"
+    path = tmp_path / "small.onnx"
+    path.write_bytes(b"\x08\x08" + bytes(20))
+    with pytest.raises(UnavailableError, match=r"native: Native cannot open small\.onnx") as caught:
+        open_session(path)
+    assert caught.value.hint == "pip install converting"
+
+
 def test_broken_graph_stops_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, fake("fast", GraphError("a cycle"), priority=2), fake("slow"))
     with pytest.raises(GraphError, match="a cycle"):
