@@ -39,14 +39,22 @@ def to_litert(graph: Graph, *, small_weights: bool = False) -> bytes:
     """
     if graph.dialect != "tensorflow":
         raise UnavailableError(f"LiteRT models are made of TensorFlow graphs, not of one of {graph.dialect}")
-    answer = tensorflow.available()
-    if not answer.ok:
-        raise UnavailableError(
-            "LiteRT models are written by TensorFlow, which is not installed",
-            hint="pip install 'quantkit[tensorflow]'",
-        )
-    words = ("litert", answer.detail, *(["small_weights"] if small_weights else []))
+    require_converter()
+    words = ("litert", tensorflow.available().detail, *(["small_weights"] if small_weights else []))
     return kept(needed(graph), ".tflite", words, partial(_convert, small_weights=small_weights), _HINT)
+
+
+def require_converter() -> None:
+    """Check that TensorFlow, which writes LiteRT models, is installed.
+
+    Raises:
+        UnavailableError: TensorFlow is not installed.
+    """
+    availability = tensorflow.available()
+    if not availability.ok:
+        raise UnavailableError(
+            "LiteRT models are written by TensorFlow, which is not installed", hint=availability.command
+        )
 
 
 def save_litert(graph: Graph, path: str | Path, *, small_weights: bool = False) -> None:

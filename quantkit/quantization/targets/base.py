@@ -107,6 +107,16 @@ class Target(ABC):
         """
         formats.save(graph, path)
 
+    def check_installation(self, *, weights_only: bool) -> None:  # noqa: B027 (most targets need no package)
+        """Check that the packages that `write` and `check` need are installed.
+
+        Args:
+            weights_only: True for a plan of `Scheme.weights_only`.
+
+        Raises:
+            UnavailableError: a package is not installed; the hint is the command that installs it.
+        """
+
     def missing_kernel(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
         """Return why no int8 kernel computes a node, as far as the float graph shows it.
 

@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from quantkit.convert.to_litert import save_litert
+from quantkit.convert.to_litert import require_converter, save_litert
 from quantkit.errors import UnavailableError
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
@@ -211,6 +211,9 @@ class LiteRTTarget(Target):
                 hint="choose another target, or leave keep_float out",
             )
         return graph
+
+    def check_installation(self, *, weights_only: bool) -> None:
+        require_converter()
 
     def write(self, graph: Graph, path: Path, *, weights_only: bool = False) -> None:
         save_litert(graph, path, small_weights=weights_only)

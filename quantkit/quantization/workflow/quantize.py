@@ -16,6 +16,7 @@ from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.report import QuantizationReport
 from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.accuracy import try_measure_accuracy
 from quantkit.quantization.workflow.accuracy_search import search_fallbacks
 from quantkit.quantization.workflow.calibration_run import compute_ranges, compute_reference, find_datasets
@@ -158,6 +159,7 @@ def _run(source: Any, options: Options) -> QuantizationResult:
     if model.has_random_weights:
         options.on_message(f"{model.name}: {RANDOM_WEIGHTS_NOTE}")
     plan = choose_plan(options, graph, scheme)
+    find_target(plan.scheme.target).check_installation(weights_only=plan.scheme.weights_only)
     ranges, reference = compute_ranges(model, graph, plan, data, options)
     if held_out is not None:
         reference = compute_reference(model, graph, held_out, options)

@@ -19,7 +19,7 @@ from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.spec import SIGNED, UNSIGNED
 from quantkit.quantization.targets.base import BFLOAT16, FLOAT, Target, count_conversion_nodes
-from quantkit.quantization.targets.tensorflow.check import check_on_this_host
+from quantkit.quantization.targets.tensorflow.check import check_on_this_host, require_onednn
 from quantkit.quantization.targets.tensorflow.fused_patterns import add_pattern
 from quantkit.quantization.targets.tensorflow.graph_builder import GraphBuilder
 from quantkit.quantization.targets.tensorflow.pass_through import add_pass_through
@@ -98,6 +98,10 @@ class TensorFlowTarget(Target):
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         return convert(graph, plan, ranges)
+
+    def check_installation(self, *, weights_only: bool) -> None:
+        if not weights_only:
+            require_onednn()
 
     def missing_kernel(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
         return _objection_to_groups(node, shapes) if node.op == "Conv2D" else ""
