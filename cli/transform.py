@@ -10,7 +10,7 @@ from quantkit import formats
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
-from quantkit.model.exporters.files import KINDS, Target
+from quantkit.model.exporters.files import KINDS, OutputFile
 from quantkit.recipes import Recipe, Trace
 from quantkit.recipes import run as run_recipe
 from quantkit.recipes.named import NAMED
@@ -124,18 +124,18 @@ def _ends(args: Namespace) -> tuple[str, str]:
     return str(Path(sources[0]).expanduser()), targets[0]
 
 
-def _target(args: Namespace, path: str) -> Target:
+def _target(args: Namespace, path: str) -> OutputFile:
     """Where the graph goes; as the classic tool had it, ``--out-graph`` takes any name for a GraphDef."""
     ending = Path(path).suffix.lower()
     any_name = args.out_graph and ending not in formats.ENDINGS and not path.endswith("/") and not Path(path).is_dir()
     kind = args.format or ("graphdef" if any_name else None)
-    target = Target.of(path, kind, as_text=_is_true(args.output_as_text))
+    target = OutputFile.of(path, kind, as_text=_is_true(args.output_as_text))
     if target.is_guess:
         log(args, f"{target.path.name}: {ending} names no format: writing {formats.KINDS[target.kind]}")
     return target
 
 
-def _converts(args: Namespace, source: str, target: Target) -> bool:
+def _converts(args: Namespace, source: str, target: OutputFile) -> bool:
     """Whether writing what was read is work enough: it is frozen, or becomes another format."""
     is_graphdef = Path(source).suffix in ("", ".pb", ".pbtxt") and not Path(source).is_dir()
     return bool(not is_graphdef or args.checkpoint or not target.kind.startswith("graphdef"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from quantkit import formats
-from quantkit.data.choices import choose_ends, choose_labels, choose_preprocessing, matching_card
+from quantkit.data.inference import find_model_labels, find_origin, infer_preprocessing
 from quantkit.data.labels import Labels
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import UsageError
@@ -16,6 +16,7 @@ from quantkit.formats import onnx
 from quantkit.formats.saved_model import Signature
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
+from quantkit.model.endpoints import choose_image_endpoints
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.runtimes.session import TensorInfo
 from quantkit.zoo import ModelCard, list_cards
@@ -83,13 +84,13 @@ class Model:
         if self.card is not None:
             return self.card
         endpoints = self._image_endpoints
-        return matching_card(*endpoints, list_cards()) if endpoints else None
+        return find_origin(*endpoints, list_cards()) if endpoints else None
 
     @cached_property
     def preprocessing(self) -> Preprocessing | None:
         """Preprocessing of images: from the card, else inferred from the input; None if no input takes images."""
         endpoints = self._image_endpoints
-        return choose_preprocessing(endpoints[0], self.origin) if endpoints else None
+        return infer_preprocessing(endpoints[0], self.origin) if endpoints else None
 
     @cached_property
     def labels(self) -> Labels:
@@ -99,15 +100,18 @@ class Model:
             InputError: a label file is broken.
         """
         endpoints = self._image_endpoints
-        return choose_labels(self.origin, self.path, endpoints[1]) if endpoints else Labels()
+        if endpoints is None:
+            return Labels()
+        dims = endpoints[1].shape.dims
+        return find_model_labels(self.origin, self.path, dims[-1] if dims else None)
 
     @cached_property
     def _image_endpoints(self) -> tuple[TensorInfo, TensorInfo] | None:
         """Input that takes images and output with the class scores; None if there is no such pair."""
         try:
-            graph = choose_ends(self.graph, self.card, list_cards())
+            graph = choose_image_endpoints(self.graph, self.card, list_cards())
             source, result = (tensor_info(graph, edge) for edge in (graph.inputs[0], graph.outputs[0]))
-            choose_preprocessing(source, self.card)
+            infer_preprocessing(source, self.card)
         except UsageError:
             return None
         return source, result

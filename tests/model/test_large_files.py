@@ -13,7 +13,7 @@ from quantkit.errors import GraphError, InputError
 from quantkit.formats import graphdef, onnx
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
-from quantkit.model.exporters.files import Target
+from quantkit.model.exporters.files import OutputFile
 from quantkit.runtimes import tensorflow
 
 HUGE = 3_000_000_000
@@ -135,9 +135,9 @@ def test_onnx_weights_beside_the_model_stay_there(tmp_path: Path) -> None:
     read = qk.load(tmp_path / "m.onnx").graph
     assert read["w"].value.shape == shape
     assert read["w"].value.array[-1] == 0  # one page of it
-    Target.of(tmp_path / "again.onnx").check(read)
+    OutputFile.of(tmp_path / "again.onnx").check(read)
     with pytest.raises(GraphError, match=r"3\.00 GB of tensors"):
-        Target.of(tmp_path / "again.pb").check(read)
+        OutputFile.of(tmp_path / "again.pb").check(read)
     hole(tmp_path / "m.onnx.data", size=HUGE - 4)
     with pytest.raises(InputError, match="behind the end of 'm.onnx.data'"):
         _ = qk.load(tmp_path / "m.onnx").graph

@@ -17,7 +17,7 @@ from quantkit.formats import graphdef, kind_of, onnx, saved_model
 from quantkit.formats.graphdef.schema import parse
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
-from quantkit.model.exporters.files import Target, save
+from quantkit.model.exporters.files import OutputFile, save
 from quantkit.runtimes import find_runtime
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
@@ -69,18 +69,18 @@ def run(model: Any, runtime: str) -> dict[str, Array]:
 )
 def test_the_ending_names_the_format(name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert Target.of(name).kind == kind
-    assert Target.of(name, "saved_model").kind == "saved_model"
+    assert OutputFile.of(name).kind == kind
+    assert OutputFile.of(name, "saved_model").kind == "saved_model"
 
 
 @pytest.mark.parametrize(
     ("path", "options", "message"),
     [
-        ("a.h5", {}, "would be a Keras model, and those are only read"),
-        ("a.onx", {}, "has the ending '.onx', which names no format"),
-        ("a.PBTX", {}, "has the ending '.PBTX', which names no format"),
+        ("a.h5", {}, "would be a Keras model, which quantkit can only read"),
+        ("a.onx", {}, "has the suffix '.onx', which names no format"),
+        ("a.PBTX", {}, "has the suffix '.PBTX', which names no format"),
         ("a.onnx", {"as_text": True}, "has no text form"),
-        ("a.pb", {"format": "saved-model"}, "no format is called 'saved-model'"),
+        ("a.pb", {"format": "saved-model"}, "'saved-model' is not a format"),
     ],
 )
 def test_what_is_not_written_is_said(path: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -96,18 +96,18 @@ def test_what_is_not_written_is_said(path: str, options: dict[str, Any], message
 )
 def test_an_ending_that_is_almost_one_is_asked_about(ending: str, meant: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        Target.of(tmp_path / f"a.{ending}")
+        OutputFile.of(tmp_path / f"a.{ending}")
     assert caught.value.hint.startswith("did you mean")
     assert f"'.{meant}'" in caught.value.hint
     assert "--format graphdef" in caught.value.hint
     for options in ({"kind": "graphdef"}, {"as_text": True}):
-        assert Target.of(tmp_path / f"a.{ending}", **options).kind.startswith("graphdef")
+        assert OutputFile.of(tmp_path / f"a.{ending}", **options).kind.startswith("graphdef")
 
 
 @pytest.mark.parametrize("name", ["a", "a.pb", "a.onnx", "a/"])
 def test_only_an_ending_that_names_nothing_is_guessed_at(name: str, tmp_path: Path) -> None:
-    assert not Target.of(f"{tmp_path}/{name}").is_guess
-    assert Target.of(tmp_path / "a.frozen").is_guess
+    assert not OutputFile.of(f"{tmp_path}/{name}").is_guess
+    assert OutputFile.of(tmp_path / "a.frozen").is_guess
 
 
 def test_text_and_binary(tmp_path: Path) -> None:
@@ -278,8 +278,8 @@ def test_more_than_2_gb_is_refused_before_any_work(name: str, tmp_path: Path) ->
 
 
 def test_what_makes_weights_smaller_may_go_on(tmp_path: Path) -> None:
-    Target.of(tmp_path / "out.pb").check(huge(3_000_000_000), may_shrink=True)
-    Target.of(tmp_path / "out.onnx").check(huge(3_000_000_000))
+    OutputFile.of(tmp_path / "out.pb").check(huge(3_000_000_000), may_shrink=True)
+    OutputFile.of(tmp_path / "out.onnx").check(huge(3_000_000_000))
 
 
 def test_the_command_refuses_more_than_2_gb_before_any_work(
