@@ -56,17 +56,24 @@ def test_every_folder_has_a_readme() -> None:
 
 
 def test_data_files_are_packaged() -> None:
-    listed = PROJECT["tool"]["setuptools"]["package-data"]
-    for folder, package in (("models", "quantkit.models"), ("quantkit/ops/tensorflow", "quantkit.ops.tensorflow")):
-        data = [path for path in (ROOT / folder).iterdir() if path.suffix in (".toml", ".pb", ".json", ".txt")]
-        missing = [path.name for path in data if not any(path.match(pattern) for pattern in listed[package])]
-        assert not missing
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]
+    folders = {name: ROOT / name.replace(".", "/") for name in PROJECT["tool"]["setuptools"]["packages"]}
+    folders |= {"quantkit.cli": ROOT / "cli", "quantkit.models": ROOT / "models"}
+    files = [
+        (name, path)
+        for name, folder in folders.items()
+        for path in folder.iterdir()
+        if path.is_file() and path.suffix not in (".py", ".md")
+    ]
+    assert len(files) >= 10
+    for name, path in files:
+        assert any(path.match(pattern) for pattern in patterns.get(name, ())), path
 
 
 def test_hints_name_extras_that_exist() -> None:
     sources = [path for folder in ("quantkit", "cli") for path in (ROOT / folder).rglob("*.py")]
-    hints = re.findall(r"quantkit\[([a-z,]+)\]", "\n".join(path.read_text() for path in sources))
-    assert len(hints) >= 4
+    hints = re.findall(r"(?:quantkit\[|extra=\")([a-z,]+)", "\n".join(path.read_text() for path in sources))
+    assert len(hints) >= 7
     assert {extra for hint in hints for extra in hint.split(",")} <= set(PROJECT["project"]["optional-dependencies"])
 
 
