@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from quantkit.runtimes.session import Session
     from quantkit.summary import summarize
 
-# Module of each public name.
+# Module of each public name; a different name there follows the colon.
 _MODULES = {
     "CheckError": "quantkit.errors",
     "Edge": "quantkit.ir.graph",
@@ -95,7 +95,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'quantkit' has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    module, _, other_name = _MODULES[name].partition(":")
+    return getattr(import_module(module), other_name or name)
 
 
 def __dir__() -> list[str]:

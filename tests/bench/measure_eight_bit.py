@@ -22,18 +22,18 @@ HERE = Path(__file__).parent
 # File, and the engine and threads (intra, inter) that run it best.
 OURS = {
     "quantkit onnx in OpenVINO": ("quantkit.onnx", "openvino:2,1"),
-    "quantkit onnx --pixels in OpenVINO": ("quantkit_pixels.onnx", "openvino:2,1"),
+    "quantkit onnx --uint8-input in OpenVINO": ("quantkit_pixels.onnx", "openvino:2,1"),
     "quantkit onnx in ONNX Runtime": ("quantkit.onnx", "onnxruntime:2,1"),
     "quantkit tensorflow in TensorFlow": ("quantkit_fused.pb", "tensorflow:1,2"),
-    "quantkit tensorflow --pixels in TensorFlow": ("quantkit_fused_pixels.pb", "tensorflow:1,2"),
+    "quantkit tensorflow --uint8-input in TensorFlow": ("quantkit_fused_pixels.pb", "tensorflow:1,2"),
     "quantkit litert in LiteRT": ("quantkit.tflite", "litert:2,1"),
 }
 # What makes each file.
 FLAGS = {
     "quantkit.onnx": ("--target=onnx",),
-    "quantkit_pixels.onnx": ("--target=onnx", "--pixels"),
+    "quantkit_pixels.onnx": ("--target=onnx", "--uint8-input"),
     "quantkit_fused.pb": ("--target=tensorflow",),
-    "quantkit_fused_pixels.pb": ("--target=tensorflow", "--pixels"),
+    "quantkit_fused_pixels.pb": ("--target=tensorflow", "--uint8-input"),
     "quantkit.tflite": ("--target=litert",),
 }
 

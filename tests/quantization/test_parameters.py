@@ -52,7 +52,7 @@ def test_rows_of_a_transposed_product() -> None:
     assert parameters.fake_quantize(values)[:, 0].tolist() == [1, 100]
 
 
-def test_half_range_keeps_to_seven_bits() -> None:
+def test_reduced_range_has_seven_bits() -> None:
     parameters = QuantizationParameters.of_weights(Spec.parse("qint8 symmetric reduce_range"), np.float32([-2.0, 2.0]))
     assert parameters.quantize(np.float32([-2.0, 1.5, 2.0])).tolist() == [-63, 47, 63]
 
