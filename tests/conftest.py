@@ -1,4 +1,4 @@
-"""Options and data that every test may ask for."""
+"""Options, Hypothesis profiles and shared data of all tests."""
 
 import hashlib
 import os
@@ -23,25 +23,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-goldens",
         action="store_true",
-        help="write what transforms make now into tests/golden (review the diff)",
+        help="rewrite tests/golden and the generated pages",
     )
 
 
 @pytest.fixture
 def update_goldens(request: pytest.FixtureRequest) -> bool:
-    """Whether goldens are rewritten rather than compared."""
+    """Return True if golden files are rewritten instead of compared."""
     return bool(request.config.getoption("--update-goldens"))
 
 
 @pytest.fixture(scope="session")
 def standin() -> Path:
-    """The folder with the stand-in of the 2015 Inception v3: its graph and its archive.
+    """Return the folder with the stand-in for the 2015 Inception v3: its graph and its archive.
 
-    QUANTKIT_STANDIN names one that exists; else it is made from ../shared once, and kept in the system's temporary
-    folder.
+    QUANTKIT_STANDIN names an existing folder. Otherwise the stand-in is generated from ../shared once, in the
+    temporary folder of the system.
     """
-    if named := os.environ.get("QUANTKIT_STANDIN"):
-        return Path(named) if Path(named).is_dir() else Path(named).parent
+    if path := os.environ.get("QUANTKIT_STANDIN"):
+        return Path(path) if Path(path).is_dir() else Path(path).parent
     script = SHARED / "make_graph.py"
     if not script.exists():
         pytest.skip("needs ../shared/inception_v3, the stand-in of the released network")
@@ -49,7 +49,7 @@ def standin() -> Path:
     digest = hashlib.sha256(script.read_bytes()).hexdigest()[:12]
     folder = Path(tempfile.gettempdir()) / f"quantkit-standin-{digest}"
     if not (folder / "inception-2015-12-05.tgz").exists():
-        making = folder.with_name(f"{folder.name}.{os.getpid()}")
-        subprocess.run([sys.executable, str(script), str(making)], check=True, capture_output=True)
-        making.rename(folder)
+        partial = folder.with_name(f"{folder.name}.{os.getpid()}")
+        subprocess.run([sys.executable, str(script), str(partial)], check=True, capture_output=True)
+        partial.rename(folder)
     return folder

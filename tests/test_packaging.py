@@ -1,4 +1,4 @@
-"""What is installed is what is there."""
+"""The wheel contains all packages and data files of the repository, and only these."""
 
 import re
 import tomllib
@@ -37,9 +37,9 @@ def test_cli_and_models_are_flat() -> None:
     assert [path.name for path in (ROOT / "models").glob("*.py")] == ["__init__.py"]
 
 
-def test_the_top_level_holds_what_was_named() -> None:
-    found = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
-    assert found - LEFT_BY_TOOLS <= TOP_LEVEL
+def test_top_level_has_no_other_files() -> None:
+    names = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    assert names - LEFT_BY_TOOLS <= TOP_LEVEL
 
 
 def test_the_command_is_installed() -> None:
@@ -80,12 +80,12 @@ def test_hints_name_extras_that_exist() -> None:
 def test_the_hint_of_a_missing_runtime_names_the_extra_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(availability, "find_spec", lambda module: None)
     missing = {name: runtime.available() for name, runtime in runtimes().items()}
-    assert [name for name, answer in missing.items() if answer.ok] == ["reference"]
+    assert [name for name, result in missing.items() if result.ok] == ["reference"]
     del missing["reference"]
     packages = {"litert": "ai-edge-litert"}
-    for name, answer in missing.items():
-        hint = re.search(r"is not installed: pip install 'quantkit\[(\w+)\]'$", answer.detail)
-        assert hint, answer.detail
+    for name, result in missing.items():
+        hint = re.search(r"is not installed: pip install 'quantkit\[(\w+)\]'$", result.detail)
+        assert hint, result.detail
         requirements = PROJECT["project"]["optional-dependencies"][hint[1]]
         assert packages.get(name, name) in {re.split("[<>=]", line)[0] for line in requirements}
     assert len(missing) >= 4
