@@ -56,4 +56,5 @@ def named_model(
 def model_and_runtime(args: Namespace, word: str) -> tuple[Model, str]:
     """The model of ``MODEL`` or ``MODEL@RUNTIME``, and its engine, which is ``--runtime`` where it names none."""
     name, runtime = split_runtime(word)
-    return named_model(args, name), runtime or args.runtime
+    model = named_model(args, name, inputs=args.inputs, outputs=args.outputs, random_weights=args.random_weights)
+    return model, runtime or args.runtime

@@ -1,8 +1,11 @@
-"""``quantkit compare_graphs``: TensorFlow's tool of that name, called as it was; `compare` compares answers, too."""
+"""``quantkit compare_graphs``: TensorFlow's tool of that name; `compare` also compares values."""
 
 from argparse import Namespace
 
-from . import compare
+from quantkit.evaluation import compare_structure
+
+from ._loading import model_and_runtime
+from ._render import emit
 from .compare import add_arguments
 
 __all__ = ["EXAMPLES", "add_arguments", "run"]
@@ -11,6 +14,9 @@ EXAMPLES = ("quantkit compare_graphs before.pb after.pb",)
 
 
 def run(args: Namespace) -> int:
-    """Compare nodes, and tell the first difference: exit code 1."""
-    args.structure = args.classic = True
-    return compare.run(args)
+    """Compare nodes and print the first difference, which gives exit code 1."""
+    models = [model_and_runtime(args, name)[0] for name in (args.first, args.second)]
+    comparison = compare_structure(*models)
+    document, first = comparison.to_json(), str(comparison).partition("\n")[0]
+    emit(args, document["schema"], document, lambda page: page.print(first, markup=False, soft_wrap=True))
+    return 0 if comparison.are_equal else 1

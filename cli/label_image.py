@@ -4,7 +4,6 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from quantkit.errors import CheckError
-from quantkit.evaluation.classifier import Prediction
 
 from . import classify
 from ._arguments import add_boolean
@@ -41,13 +40,13 @@ def run(args: Namespace) -> int:
         args.graph, args.labels = str(DATA / GRAPH), args.labels or str(DATA / LABELS)
     args.graph = args.graph and str(_below(root, args.graph))
     args.labels = args.labels and str(_below(root, args.labels))
-    args.image = [str(_below(root, name)) for name in args.image or ([] if args.pictures else [str(DATA / PICTURE)])]
+    args.image = [str(_below(root, name)) for name in args.image or ([] if args.images else [str(DATA / PICTURE)])]
     if args.input_layer:
         mean, std = EARLY if args.input_layer.partition(":")[0] == EARLY_LAYER else LATER
         args.input_mean = mean if args.input_mean is None else args.input_mean
         args.input_std = std if args.input_std is None else args.input_std
-    first = classify.answered(args)[0]
-    if args.self_test and not (isinstance(first, Prediction) and first.scores[0].id in UNIFORM):
+    first = classify.classify_and_print(args)[0]
+    if args.self_test and first[0].index not in UNIFORM:
         raise CheckError("the first class is no military uniform", hint="--self_test is for the tool's own picture")
     return 0
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
         UnavailableError,
         UsageError,
     )
-    from quantkit.evaluation.accuracy import evaluate
-    from quantkit.evaluation.compare import compare
+    from quantkit.evaluation import classify, compare, evaluate
     from quantkit.ir.graph import Edge, Graph, Node
     from quantkit.model import Model, load
     from quantkit.model.exporters.files import save
@@ -52,8 +51,9 @@ _MODULES = {
     "UsageError": "quantkit.errors",
     "benchmark": "quantkit.benchmark",
     "calibrate": "quantkit.quantization",
-    "compare": "quantkit.evaluation.compare",
-    "evaluate": "quantkit.evaluation.accuracy",
+    "classify": "quantkit.evaluation",
+    "compare": "quantkit.evaluation",
+    "evaluate": "quantkit.evaluation",
     "load": "quantkit.model",
     "open_session": "quantkit.model.sessions",
     "quantize": "quantkit.quantization.workflow:quantize_model",
@@ -81,6 +81,7 @@ __all__ = [
     "UsageError",
     "benchmark",
     "calibrate",
+    "classify",
     "compare",
     "evaluate",
     "load",

@@ -10,7 +10,7 @@ NAMES = {
     *("load", "save", "summarize"),
     "transform",
     *("calibrate", "quantize", "open_session"),
-    *("benchmark", "compare", "evaluate"),
+    *("benchmark", "classify", "compare", "evaluate"),
 }
 
 

@@ -128,7 +128,7 @@ def test_fetched_then_classified(
     assert main(["models", "fetch", "inception_v3", "--url", address, "--sha256", digest]) == 0
     capsys.readouterr()
     assert main(["classify", str(PANDA), "--offline", "--json", "-q"]) == 0
-    (picture,) = json.loads(capsys.readouterr().out)["pictures"]
-    best = picture["scores"][0]
-    assert best["words"].startswith("giant panda")
-    assert best["probability"] == pytest.approx(0.9506, abs=2e-3)
+    (image,) = json.loads(capsys.readouterr().out)["images"]
+    best = image["predictions"][0]
+    assert best["label"].startswith("giant panda")
+    assert best["score"] == pytest.approx(0.9506, abs=2e-3)

@@ -1,40 +1,45 @@
-"""Pictures in, the most likely classes out, over any session.
-
-A broken picture is an answer too, so that it does not stop the thousand others.
-"""
+"""Classifier of images over any session; an image that cannot be decoded does not stop the others."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from quantkit.data.feeding import Feeding
 from quantkit.data.images import read_bytes
 from quantkit.data.labels import Labels, Order
+from quantkit.data.preparation import Preparation, Prepared
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import GraphError, InputError, UsageError
+from quantkit.evaluation.classification_metrics import are_probabilities
 from quantkit.ir.tensor import Array, DType
 from quantkit.runtimes.session import Session
 
-# A softmax in 8 bits, or in bfloat16, misses 1 by this much.
-SUM_TOLERANCE = 0.05
 
+@dataclass(frozen=True)
+class Prediction:
+    """One class of an image.
 
-class Score(NamedTuple):
-    """What a network gave for one class; `probability` is its raw number where it gives no probabilities."""
+    Attributes:
+        label: text of the label file, or ``class 7`` without labels.
+        score: probability, or the raw output of a model without softmax.
+        index: class index in the model's output.
+        wordnet: WordNet id of the class; empty if it is not known.
+    """
 
-    id: int
-    words: str
-    probability: float
+    label: str
+    score: float
+    index: int
     wordnet: str = ""
 
 
-class Seconds(NamedTuple):
-    """Where the time of one picture went; `run` is its share of the batch it ran in."""
+class StageSeconds(NamedTuple):
+    """Time of one image by stage; ``run`` is the time of its batch divided by the batch size."""
 
     decode: float
     preprocess: float
@@ -45,54 +50,79 @@ class Seconds(NamedTuple):
         return sum(self)
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The answer for one picture.
+class ImagePredictions(list[Prediction]):
+    """Most probable classes of one image, the best first.
 
     Attributes:
-        path: of the picture.
-        scores: the highest, highest first.
-        seconds: of each stage.
-        sum_of_outputs: of all classes; 1 for probabilities.
-        are_probabilities: whether the outputs are positive and sum to one.
+        image: path of the image, or ``array 0`` for an array.
+        seconds: time by stage.
+        are_probabilities: True if the outputs are non-negative and sum to one.
     """
 
-    path: Path
-    scores: tuple[Score, ...]
-    seconds: Seconds
-    sum_of_outputs: float
-    are_probabilities: bool
+    def __init__(
+        self, predictions: Iterable[Prediction], image: str, seconds: StageSeconds, are_probabilities: bool
+    ) -> None:
+        super().__init__(predictions)
+        self.image = image
+        self.seconds = seconds
+        self.are_probabilities = are_probabilities
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the predictions as plain values."""
+        return {
+            "image": self.image,
+            "seconds": self.seconds._asdict(),
+            "are_probabilities": self.are_probabilities,
+            "predictions": [{**vars(prediction), "wordnet": prediction.wordnet or None} for prediction in self],
+        }
+
+    def score_text(self, prediction: Prediction) -> str:
+        """Return a score as a percentage, or as a number if it is not a probability."""
+        return f"{prediction.score:8.2%}" if self.are_probabilities else f"{prediction.score:12.4f}"
+
+    def __str__(self) -> str:
+        rows = (f"{self.score_text(prediction)}  {prediction.label}" for prediction in self)
+        return "\n".join((self.image, *rows))
+
+    def _repr_html_(self) -> str:
+        """Return the predictions as HTML for notebooks."""
+        rows = "".join(
+            f"<tr><td>{self.score_text(prediction)}</td><td>{escape(prediction.label)}</td>"
+            f"<td>{prediction.index}</td></tr>"
+            for prediction in self
+        )
+        return f"<table><caption>{escape(self.image)}</caption>{rows}</table>"
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A picture that could not be read, and why."""
+class RejectedImage:
+    """Image that could not be decoded, with the error."""
 
-    path: Path
+    image: str
     error: InputError
 
 
-class _Ready(NamedTuple):
-    path: Path
-    feed: bytes | Array
+class _PreparedImage(NamedTuple):
+    image: str
+    values: Prepared
     decode_seconds: float
     preprocess_seconds: float
 
 
 class Classifier:
-    """Names what pictures show.
+    """Classifier of images in an open session.
 
     Args:
-        session: of one input and at least one output, the first of which gives a number per class.
-        preprocessing: what the network wants to be fed.
-        labels: what its numbers mean; empty ones give class numbers.
-        order: how its classes are numbered, where a card says so.
-        top: how many classes to give for each picture.
-        batch_size: pictures that run together, where the graph leaves that open.
+        session: session with one input, whose first output has a score for each class.
+        preprocessing: size and normalization of the images.
+        labels: class labels; empty labels give class indices.
+        order: order of the classes; None if no card states it.
+        top: number of classes for each image.
+        batch_size: images per run for models with a dynamic batch.
 
     Raises:
-        UsageError: the session's input takes no pictures.
-        InputError: the labels are not those of this graph.
+        UsageError: the input takes no images.
+        InputError: the labels belong to another model.
     """
 
     def __init__(
@@ -107,86 +137,91 @@ class Classifier:
     ) -> None:
         if top < 1 or batch_size < 1:
             raise UsageError(
-                f"--top is {top} and the batch {batch_size}, and both are at least 1", hint="--top 5 shows five classes"
+                f"top is {top} and batch_size {batch_size}, but both must be at least 1",
+                hint="top=5 gives five classes",
             )
         if len(session.inputs) != 1:
             names = ", ".join(info.name for info in session.inputs)
             raise UsageError(
-                f"this graph takes {len(session.inputs)} inputs ({names}); classifying feeds one",
-                hint="name it with --input-layer",
+                f"the graph has {len(session.inputs)} inputs ({names}), but a classifier has one",
+                hint="select it with --input-layer",
             )
         self.session = session
         self.preprocessing = preprocessing
         self.labels = labels
         self.top = top
         self._order = order
-        self._input = session.inputs[0]
+        self._feeding = Feeding.of(session.inputs[0])
+        self._preparation = Preparation(tuple(session.inputs), preprocessing)
         self._output = session.outputs[0]
-        self._feeding = Feeding.of(self._input)
-        self._batch_size = self._feeding.batch or batch_size
+        self._batch_size = self._preparation.batch or batch_size
         self._num_outputs: int | None = None
         dims = self._output.shape.dims
         if dims and dims[-1] is not None:
-            self._check(dims[-1])
+            self._check_labels(dims[-1])
 
     @property
     def normalizes(self) -> bool:
-        """Whether mean and deviation are applied here, and not by the graph."""
+        """True if mean and standard deviation are applied before the graph, not inside it."""
         return self._feeding.kind == "resized" and self._feeding.dtype is not DType.UINT8
 
-    def classify(self, paths: Iterable[Path]) -> Iterator[Prediction | Refused]:
-        """An answer for each picture, in order; a broken picture does not stop the others.
+    def classify(self, images: Iterable[Path | Array]) -> Iterator[ImagePredictions | RejectedImage]:
+        """Yield the predictions of each image, in order.
+
+        Args:
+            images: image files; or arrays of one image: uint8 pixels (h, w, c), or float values like the input.
 
         Raises:
-            GraphError: the network gives numbers that are none.
-            InputError: the labels are not those of this graph.
+            GraphError: the model's output is NaN.
+            InputError: the labels belong to another model.
         """
-        pending = iter(paths)
+        pending = enumerate(images)
         while chunk := list(islice(pending, self._batch_size)):
-            prepared = [self._prepare(path) for path in chunk]
-            predictions = iter(self._run([item for item in prepared if isinstance(item, _Ready)]))
+            prepared = [self._prepare(index, image) for index, image in chunk]
+            predictions = iter(self._run([item for item in prepared if isinstance(item, _PreparedImage)]))
             for item in prepared:
-                yield item if isinstance(item, Refused) else next(predictions)
+                yield item if isinstance(item, RejectedImage) else next(predictions)
 
-    def _prepare(self, path: Path) -> _Ready | Refused:
+    def _prepare(self, index: int, image: Path | Array) -> _PreparedImage | RejectedImage:
         start = perf_counter()
+        if not isinstance(image, Path):
+            values = self._preparation.of_rows({"": image})
+            return _PreparedImage(f"array {index}", values, 0.0, perf_counter() - start)
         try:
-            decoded = self._feeding.decode(read_bytes(path), str(path), self.preprocessing.channels)
+            decoded = self._preparation.decode(read_bytes(image), str(image))
         except InputError as error:
-            return Refused(path, error)
+            return RejectedImage(str(image), error)
         middle = perf_counter()
-        feed = self._feeding.prepare(decoded, self.preprocessing)
-        return _Ready(path, feed, middle - start, perf_counter() - middle)
+        values = self._preparation.of_picture(decoded)
+        return _PreparedImage(str(image), values, middle - start, perf_counter() - middle)
 
-    def _run(self, ready: Sequence[_Ready]) -> list[Prediction]:
-        if not ready:
+    def _run(self, images: Sequence[_PreparedImage]) -> list[ImagePredictions]:
+        if not images:
             return []
-        feed = self._feeding.join([item.feed for item in ready])
+        feeds = self._preparation.feeds([image.values for image in images])
         start = perf_counter()
-        outputs = self.session.run({self._input.name: feed})[self._output.name]
-        seconds = (perf_counter() - start) / len(ready)
-        rows = outputs.reshape(self._feeding.batch or len(ready), -1).astype(np.float64)
-        self._check(rows.shape[1])
-        return [self._prediction(item, row, seconds) for item, row in zip(ready, rows, strict=False)]
+        outputs = self.session.run(feeds)[self._output.name]
+        seconds = (perf_counter() - start) / len(images)
+        rows = outputs.reshape(self._preparation.batch or len(images), -1).astype(np.float64)
+        self._check_labels(rows.shape[1])
+        return [self._predictions(image, row, seconds) for image, row in zip(images, rows, strict=False)]
 
-    def _check(self, num_outputs: int) -> None:
-        """Compare the labels with how many numbers the graph gives, once that is known."""
+    def _check_labels(self, num_outputs: int) -> None:
+        """Compare the labels with the number of classes, as soon as it is known."""
         if num_outputs != self._num_outputs:
             self.labels.check(num_outputs, self._order)
             self._num_outputs = num_outputs
 
-    def _prediction(self, item: _Ready, row: Array, run_seconds: float) -> Prediction:
+    def _predictions(self, image: _PreparedImage, row: Array, run_seconds: float) -> ImagePredictions:
         if np.isnan(row).any():
             raise GraphError(
-                f"output {self._output.name!r} gives NaN for {str(item.path)!r}",
-                hint="quantkit compare finds the first layer that goes wrong",
+                f"output {self._output.name!r} is NaN for {image.image!r}",
+                hint="quantkit compare finds the first bad layer",
             )
-        best = np.argsort(-row, kind="stable")[: self.top]
-        scores = tuple(
-            Score(int(index), self.labels.name(int(index)), float(row[index]), self.labels.wordnet.get(int(index), ""))
+        best = np.argsort(-row, kind="stable")[: self.top].tolist()
+        predictions = (
+            Prediction(self.labels.name(index), float(row[index]), index, self.labels.wordnet.get(index, ""))
             for index in best
         )
-        total = float(row.sum())
-        probabilities = bool(abs(total - 1) <= SUM_TOLERANCE and row.min() >= 0)
-        seconds = Seconds(item.decode_seconds, item.preprocess_seconds, run_seconds)
-        return Prediction(item.path, scores, seconds, total, probabilities)
+        seconds = StageSeconds(image.decode_seconds, image.preprocess_seconds, run_seconds)
+        return ImagePredictions(predictions, image.image, seconds, bool(are_probabilities(row[None])[0]))

@@ -1,39 +1,44 @@
-"""What a comparison of two versions of one model came to, for people and for programs."""
+"""Result of a layer-by-layer comparison of two versions of a model."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from math import inf, isfinite
 from typing import Any
 
+from quantkit.drawing.bar_chart import BarChart
+from quantkit.errors import CheckError
 from quantkit.runtimes.session import RuntimeVersion
 
-# Less than a bit and a half is right.
+# Below 10 dB less than two bits are correct.
 FLOOR = 10.0
-# Where noise has half the power of the signal, a channel says little any more.
-LOST = 3.0
-SHOWN, NOTED = 20, 10
-UNPROVEN = "random inputs prove little either way: --data PICTURES compares on real ones, and names the first bad layer"
+# At 3 dB the noise of a channel has half the power of its signal.
+NOISY_CHANNEL = 3.0
+MAX_ROWS, MAX_NOTES = 20, 10
+# Bars of equal tensors end here; 16 correct bits.
+MAX_PLOTTED = 96.0
+RANDOM_INPUTS_NOTE = "random inputs prove little: --data IMAGES compares on real ones and finds the first bad layer"
+COLUMNS = ("tensor", "op", "SQNR", "channel", "drop", "cosine", "notes")
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRow:
     """One tensor in both versions.
 
     Attributes:
-        name: in the first version.
-        op: that makes it there.
-        other: the tensor it was compared with.
-        sqnr: signal to noise in decibels; infinite where both are equal.
-        channel_sqnr: that of the middle channel; the same as ``sqnr`` where channels hold few numbers.
-        channels: how many there are.
-        lost_channels: of these, how many hold more noise than half their signal.
-        cosine: 1 where both point the same way.
-        lost: decibels less than what the layer reads.
-        problems: what is wrong with its numbers: NaN, infinite, dead (all zero), constant, and in which version; or
-            one channel dwarfs the others in the first.
-        is_broken: whether one of these is no property of the first version, or makes its numbers useless.
-        is_finite: whether neither version holds NaN or infinity.
-        is_uneven: whether one channel dwarfs the others, so that few codes are left for them.
+        name: plain name in the first version.
+        op: op type of its producer there.
+        other: edge of the second version that it was compared with.
+        sqnr: in decibels; infinite for equal tensors.
+        channel_sqnr: SQNR of the median channel; equal to ``sqnr`` if channels have few values.
+        channels: number of channels.
+        noisy_channels: number of channels with an SQNR of 3 dB or less.
+        cosine: cosine similarity; 1 for tensors of the same direction.
+        sqnr_drop: decibels below the worst input of the layer.
+        problems: NaN, infinity, dead (all zero) or constant values with the version that has them; outlier channels.
+        is_broken: True if a problem makes the tensor useless and does not exist in the first version.
+        has_outlier_channel: True if one channel leaves few quantized values to the others.
+        is_finite: True if neither version has NaN or infinity.
     """
 
     name: str
@@ -42,167 +47,214 @@ class Row:
     sqnr: float
     channel_sqnr: float
     channels: int
-    lost_channels: int
+    noisy_channels: int
     cosine: float
-    lost: float
+    sqnr_drop: float
     problems: tuple[str, ...] = ()
     is_broken: bool = False
-    is_uneven: bool = False
+    has_outlier_channel: bool = False
     is_finite: bool = True
 
     @property
     def worst(self) -> float:
-        """By what rows are sorted."""
+        """Sort key: decibels, minus infinity for a broken tensor."""
         return -inf if self.is_broken else min(self.sqnr, self.channel_sqnr)
 
+    @property
+    def notes(self) -> str:
+        """Problems, noisy channels and the other name, in one line."""
+        noisy = [f"{self.noisy_channels} of {self.channels} channels noisy"] if self.noisy_channels else []
+        renamed = [f"as {self.other}"] if self.other != self.name else []
+        return ", ".join((*self.problems, *noisy, *renamed))
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Text of each of `COLUMNS`."""
+        decibels = (_decibels(self.sqnr), _decibels(self.channel_sqnr), _decibels(self.sqnr_drop))
+        return self.name, self.op, *decibels, f"{self.cosine:.5f}", self.notes
+
+    def reason(self, floor: float) -> str:
+        """Return why the row is bad."""
+        if self.is_broken:
+            return ", ".join(self.problems)
+        if self.sqnr < floor:
+            return f"{_decibels(self.sqnr)} dB, {_decibels(self.sqnr_drop)} dB below its inputs"
+        noisy = f"{self.noisy_channels} of {self.channels} channels noisy"
+        return f"{_decibels(self.channel_sqnr)} dB in the median channel, {noisy}"
+
     def to_json(self) -> dict[str, Any]:
-        """Plain values; null where signal to noise is infinite."""
+        """Return the row as plain values; null for an infinite SQNR."""
         return {name: _finite(value) for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """All tensors that two versions have in common.
+class LayerComparison:
+    """All tensors that two versions of a model have in common.
 
     Attributes:
-        names: of both versions.
-        runtimes: the engines they ran in.
-        rows: in the execution order of the first.
-        samples: how many were fed.
-        only_mine: tensors of the first that the second does not have.
-        floor: signal to noise in decibels below which a layer is bad.
-        is_random: whether random numbers were fed.
+        models: names of both versions.
+        runtimes: runtimes of both versions.
+        rows: in the topological order of the first version.
+        samples: number of samples.
+        only_first: tensors of the first version without a partner.
+        floor: SQNR in decibels below which a layer is bad.
+        is_random: True if the inputs were random.
+        rejected: message by name of each image that could not be decoded.
     """
 
-    names: tuple[str, str]
+    models: tuple[str, str]
     runtimes: tuple[RuntimeVersion, RuntimeVersion]
-    rows: tuple[Row, ...]
+    rows: tuple[LayerRow, ...]
     samples: int
-    only_mine: tuple[str, ...] = ()
+    only_first: tuple[str, ...] = ()
     floor: float = FLOOR
     is_random: bool = False
+    rejected: tuple[tuple[str, str], ...] = ()
 
     @property
-    def worst_first(self) -> tuple[Row, ...]:
+    def worst_first(self) -> tuple[LayerRow, ...]:
+        """Rows by ascending SQNR, broken ones first."""
         return tuple(sorted(self.rows, key=lambda row: row.worst))
 
     @property
-    def bad(self) -> tuple[Row, ...]:
-        """Rows that are broken, below the floor, or have lost most of their channels, in execution order.
+    def bad(self) -> tuple[LayerRow, ...]:
+        """Bad rows in topological order.
 
-        Of random inputs only what is no number: networks answer to noise with tensors of hardly any size, which part
-        in healthy versions, too.
+        On random inputs only rows that are not finite: noise gives activations near zero, where healthy versions
+        differ too.
         """
         if self.is_random:
             return tuple(row for row in self.rows if not row.is_finite)
-        return self.below
+        return self.below_floor
 
     @property
-    def below(self) -> tuple[Row, ...]:
-        """What `bad` is where real samples were fed."""
-        return tuple(row for row in self.rows if row.is_broken or row.sqnr < self.floor or row.channel_sqnr <= LOST)
+    def below_floor(self) -> tuple[LayerRow, ...]:
+        """Rows that are broken, below the floor, or noisy in most channels, in topological order."""
+        return tuple(
+            row for row in self.rows if row.is_broken or row.sqnr < self.floor or row.channel_sqnr <= NOISY_CHANNEL
+        )
 
     @property
-    def first_bad(self) -> Row | None:
-        """The first layer, in execution order, whose numbers are not those of the first version."""
+    def first_bad(self) -> LayerRow | None:
+        """First bad row in topological order."""
         return next(iter(self.bad), None)
 
     @property
-    def first_uneven(self) -> Row | None:
-        """The first layer, in execution order, of which one channel dwarfs the others."""
-        return next((row for row in self.rows if row.is_uneven), None)
+    def first_outlier(self) -> LayerRow | None:
+        """First row with an outlier channel in topological order."""
+        return next((row for row in self.rows if row.has_outlier_channel), None)
+
+    def check(self, *, min_sqnr: float | None = None) -> None:
+        """Check that no tensor is broken or below a limit.
+
+        Args:
+            min_sqnr: lowest allowed SQNR in decibels (default: no limit).
+
+        Raises:
+            CheckError: a tensor is broken or below the limit.
+        """
+        if min_sqnr is None:
+            return
+        failing = [row for row in self.rows if row.is_broken or row.sqnr < min_sqnr]
+        if failing:
+            first = failing[0]
+            problem = ", ".join(first.problems) if first.is_broken else f"{first.sqnr:.1f} dB"
+            fallback = "keep these layers in float: keep_float in the --scheme of quantkit quantize, or --max-drop"
+            raise CheckError(
+                f"{len(failing)} of {len(self.rows)} tensors are broken or below {min_sqnr:g} dB, "
+                f"the first is {first.name} ({first.op}): {problem}",
+                hint=RANDOM_INPUTS_NOTE if self.is_random else fallback,
+            )
+
+    def plot(self) -> BarChart:
+        """Return a bar chart of the SQNR by layer, in topological order."""
+        bars = [(row.name, 0.0 if row.is_broken else max(min(row.sqnr, MAX_PLOTTED), 0.0)) for row in self.rows]
+        return BarChart(
+            title=f"SQNR of {self.models[1]} against {self.models[0]}",
+            measure="dB",
+            bars=tuple(bars),
+            highlighted=frozenset(row.name for row in self.bad),
+            threshold=self.floor,
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, worst first."""
-        first = self.first_bad
+        """Return the document of ``quantkit compare --json``, worst layers first."""
+        first_bad, first_outlier = self.first_bad, self.first_outlier
         return {
-            "models": list(self.names),
-            "runtimes": [{"name": one.name, "version": one.version} for one in self.runtimes],
+            "schema": "quantkit.compare/2",
+            "models": list(self.models),
+            "runtimes": [{"name": runtime.name, "version": runtime.version} for runtime in self.runtimes],
             "samples": self.samples,
             "random": self.is_random,
             "floor": self.floor,
-            "first_bad": first.name if first else None,
-            "first_uneven": self.first_uneven.name if self.first_uneven else None,
+            "first_bad": first_bad.name if first_bad else None,
+            "first_outlier": first_outlier.name if first_outlier else None,
             "bad": [row.name for row in self.bad],
-            "below": [row.name for row in self.below],
+            "below_floor": [row.name for row in self.below_floor],
             "layers": [row.to_json() for row in self.worst_first],
-            "only_first": list(self.only_mine),
+            "only_first": list(self.only_first),
+            "rejected": [{"name": name, "message": message} for name, message in self.rejected],
         }
 
-    def text(self, shown: int | None = SHOWN) -> str:
-        """For people.
-
-        Args:
-            shown: how many rows; None: all.
-        """
-        mine, theirs = (f"{name} in {engine}" for name, engine in zip(self.names, self.runtimes, strict=True))
-        what = "random inputs" if self.is_random else "samples"
-        lines = [f"{mine} against {theirs}: {len(self.rows)} tensors, {self.samples} {what}"]
-        first = self.first_bad
-        if first:
-            lines.append(f"first bad layer: {first.name} ({first.op}): {_reason(first, self.floor)}")
-        elif self.below:
-            few = f"{len(self.below)} of {len(self.rows)} tensors are" if self.below[1:] else "one tensor is"
-            lines.append(f"{few} below {self.floor:g} dB, for which random inputs may be to blame")
+    @property
+    def headlines(self) -> tuple[str, ...]:
+        """Sentences before the table."""
+        first, second = (f"{name} in {runtime}" for name, runtime in zip(self.models, self.runtimes, strict=True))
+        inputs = "random inputs" if self.is_random else "samples"
+        lines = [f"{first} against {second}: {len(self.rows)} tensors, {self.samples} {inputs}"]
+        bad, outlier = self.first_bad, self.first_outlier
+        if bad:
+            lines.append(f"first bad layer: {bad.name} ({bad.op}): {bad.reason(self.floor)}")
+        elif self.below_floor:
+            fraction = f"{len(self.below_floor)} of {len(self.rows)} tensors"
+            lines.append(f"below {self.floor:g} dB: {fraction}, possibly because of the random inputs")
         else:
             lines.append(f"no layer is below {self.floor:g} dB")
         if self.is_random:
-            lines.append(UNPROVEN)
-        uneven = self.first_uneven
-        if uneven:
-            lines.append(f"first uneven layer: {uneven.name} ({uneven.op}): {', '.join(uneven.problems)}")
-        rows = self.worst_first if shown is None else self.worst_first[:shown]
-        width, wide = (max((len(word) for word in words), default=0) for words in zip(*_headed(rows), strict=True))
-        lines.append(f"{'tensor':<{width}}  {'op':<{wide}} {'dB':>6} {'channel':>8} {'lost':>6} {'cosine':>8}  remarks")
-        for row in rows:
-            numbers = f"{_decibels(row.sqnr):>6} {_decibels(row.channel_sqnr):>8} {_decibels(row.lost):>6}"
-            lines.append(
-                f"{row.name:<{width}}  {row.op:<{wide}} {numbers} {row.cosine:>8.5f}  {_remarks(row)}".rstrip()
-            )
+            lines.append(RANDOM_INPUTS_NOTE)
+        if outlier:
+            lines.append(f"first layer with an outlier channel: {outlier.name} ({outlier.op}): {outlier.notes}")
+        return tuple(lines)
+
+    def text(self, max_rows: int | None = MAX_ROWS) -> str:
+        """Return the report as text.
+
+        Args:
+            max_rows: number of rows, worst first; None for all.
+        """
+        rows = self.worst_first if max_rows is None else self.worst_first[:max_rows]
+        lines = [*self.headlines, *_table(rows)]
         if len(rows) < len(self.rows):
-            lines.append(f"... and {len(self.rows) - len(rows)} better ones")
+            lines.append(f"... and {len(self.rows) - len(rows)} better rows")
         noted = [row for row in self.rows if row.problems and row not in rows]
-        lines += [f"{row.name} ({row.op}): {', '.join(row.problems)}" for row in noted[:NOTED]]
-        if noted[NOTED:]:
-            lines.append(f"... and {len(noted) - NOTED} more with remarks")
+        lines += [f"{row.name} ({row.op}): {', '.join(row.problems)}" for row in noted[:MAX_NOTES]]
+        if noted[MAX_NOTES:]:
+            lines.append(f"... and {len(noted) - MAX_NOTES} more rows with notes")
         return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.text()
 
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C; what was summed until then is kept.
-
-    Args:
-        comparison: of the samples that were done.
-    """
-
-    def __init__(self, comparison: Comparison) -> None:
-        super().__init__("interrupted")
-        self.comparison = comparison
+    def _repr_html_(self) -> str:
+        """Return the report as HTML for notebooks."""
+        head = "".join(f"<th>{column}</th>" for column in COLUMNS)
+        rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row.cells) for row in self.worst_first[:MAX_ROWS])
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        paragraphs = "".join(f"<p>{escape(line)}</p>" for line in self.headlines)
+        return f"{paragraphs}<table><tr>{head}</tr>{body}</table>"
 
 
-def _reason(row: Row, floor: float) -> str:
-    if row.is_broken:
-        return ", ".join(row.problems)
-    if row.sqnr < floor:
-        return f"{_decibels(row.sqnr)} dB, {_decibels(row.lost)} dB less than what it reads"
-    return (
-        f"{_decibels(row.channel_sqnr)} dB in the middle channel, {row.lost_channels} of {row.channels} channels lost"
-    )
-
-
-def _headed(rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
-    """Names and ops of rows, below what is written over them."""
-    yield "tensor", "op"
-    yield from ((row.name, row.op) for row in rows)
-
-
-def _remarks(row: Row) -> str:
-    lost = [f"{row.lost_channels} of {row.channels} channels lost"] if row.lost_channels else []
-    named = [f"as {row.other}"] if row.other != row.name else []
-    return ", ".join((*row.problems, *lost, *named))
+def _table(rows: Sequence[LayerRow]) -> list[str]:
+    """Return the header and the rows as lines of aligned columns; columns of values are aligned to the right."""
+    table = [COLUMNS, *(row.cells for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if 2 <= index <= 5 else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ).rstrip()
+        for cells in table
+    ]
 
 
 def _decibels(value: float) -> str:

@@ -1,7 +1,7 @@
-"""What is summed of one tensor in both versions of a model, sample by sample, and the row it comes to.
+"""Sums over one tensor in both versions of a model, sample by sample, and the row of the comparison they give.
 
-signal to noise   10 log10( sum a^2 / sum (a - b)^2 )          in decibels: 6 for each bit that is right
-cosine            sum a b / sqrt( sum a^2  sum b^2 )
+SQNR      10 log10( sum a^2 / sum (a - b)^2 )          in decibels: 6 dB for each correct bit
+cosine    sum a b / sqrt( sum a^2  sum b^2 )
 """
 
 from dataclasses import dataclass, field
@@ -10,178 +10,183 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quantkit.evaluation.layer_comparison import LOST, Row
-from quantkit.evaluation.matching import Pair
+from quantkit.evaluation.layer_comparison import NOISY_CHANNEL, LayerRow
+from quantkit.evaluation.output_sqnr import sqnr
+from quantkit.evaluation.tensor_matching import TensorPair
 from quantkit.ir.tensor import Array
 
-# A channel so many times as large as the middle one leaves the others few codes.
-DWARFING = 100.0
-# Fewer numbers in a channel say little of it.
-MANY = 16
+# A channel whose norm exceeds the median norm by this factor leaves few quantized values to the other channels.
+OUTLIER_RATIO = 100.0
+# Smallest number of values for statistics of a channel.
+MIN_CHANNEL_VALUES = 16
 
 
-class Sums(NamedTuple):
-    """What is kept of a tensor, by channel: (c,) float64 each."""
+class ChannelSums(NamedTuple):
+    """Sums over one tensor by channel, (c,) float64 each."""
 
     signal: Array
     noise: Array
-    other: Array
+    other_signal: Array
     product: Array
 
 
 @dataclass
 class TensorSums:
-    """What is known so far of one pair; lists hold what is said of the first version and of the second.
+    """Running sums and extremes of one tensor pair; lists hold the first version, then the second.
 
     Attributes:
-        pair: the tensor in both.
-        has_channels_first: whether both are (n, c, h, w).
-        sums: by channel; None before the first sample.
-        turn: how the second's axes are exchanged to be the first's; None: not at all.
-        shift: of what the second's codes stand for.
-        lows, highs: extremes of the finite numbers.
-        not_a_number, infinite: how many were met.
-        count: numbers in each channel.
-        has_other_shape: whether the two can not be compared.
+        pair: the tensor in both graphs.
+        has_channels_first: True if both tensors are (n, c, h, w).
+        sums: sums by channel; None before the first sample.
+        axes: permutation from the axes of the second tensor to those of the first; None if they are equal.
+        shift: constant offset of the second tensor, see `_range_shift`.
+        lows, highs: extremes of the finite values.
+        nan_counts, infinity_counts: number of values that are not finite.
+        count: number of values in each channel.
+        has_different_shapes: True if the two tensors cannot be compared.
     """
 
-    pair: Pair
+    pair: TensorPair
     has_channels_first: bool
-    sums: Sums | None = None
-    turn: tuple[int, ...] | None = None
+    sums: ChannelSums | None = None
+    axes: tuple[int, ...] | None = None
     shift: float = 0.0
     lows: list[float] = field(default_factory=lambda: [inf, inf])
     highs: list[float] = field(default_factory=lambda: [-inf, -inf])
-    not_a_number: list[int] = field(default_factory=lambda: [0, 0])
-    infinite: list[int] = field(default_factory=lambda: [0, 0])
+    nan_counts: list[int] = field(default_factory=lambda: [0, 0])
+    infinity_counts: list[int] = field(default_factory=lambda: [0, 0])
     count: int = 0
-    has_other_shape: bool = False
+    has_different_shapes: bool = False
 
-    def add(self, mine: Array, theirs: Array, step: float | None) -> None:
-        """Add the tensors of a sample.
+    def add(self, first: Array, second: Array, scale: float | None) -> None:
+        """Add the two tensors of one sample.
 
         Args:
-            mine: (..., c) of the first version.
-            theirs: the same numbers, perhaps with channels first.
-            step: of codes that begin at 0; they may stand for shifted numbers.
+            first: (..., c) tensor of the first version.
+            second: the same tensor of the second version, with channels last or first.
+            scale: scale of quantized values whose range begins at 0; None for all other tensors.
         """
         if self.sums is None:
-            self.turn = _turn(mine, theirs)
-        if self.turn is not None:
-            theirs = theirs.transpose(self.turn)
-        if mine.shape != theirs.shape and mine.size == theirs.size:
-            theirs = theirs.reshape(mine.shape)
-        self.has_other_shape |= mine.shape != theirs.shape
-        if self.has_other_shape:
+            self.axes = _matching_axes(first, second)
+        if self.axes is not None:
+            second = second.transpose(self.axes)
+        if first.shape != second.shape and first.size == second.size:
+            second = second.reshape(first.shape)
+        self.has_different_shapes |= first.shape != second.shape
+        if self.has_different_shapes:
             return
         if self.sums is None:
-            self.shift = _shift(mine, theirs, step)
-        theirs = theirs - np.float32(self.shift) if self.shift else theirs
-        self._note(0, mine)
-        self._note(1, theirs)
-        self._sum(mine, theirs)
+            self.shift = _range_shift(first, second, scale)
+        second = second - np.float32(self.shift) if self.shift else second
+        self._update_extremes(0, first)
+        self._update_extremes(1, second)
+        self._update_sums(first, second)
 
-    def _note(self, which: int, values: Array) -> None:
+    def _update_extremes(self, version: int, values: Array) -> None:
         finite = np.isfinite(values)
         if not finite.all():
-            self.not_a_number[which] += int(np.isnan(values).sum())
-            self.infinite[which] += int(np.isinf(values).sum())
+            self.nan_counts[version] += int(np.isnan(values).sum())
+            self.infinity_counts[version] += int(np.isinf(values).sum())
             values = values[finite]
         if values.size:
-            self.lows[which] = min(self.lows[which], float(values.min()))
-            self.highs[which] = max(self.highs[which], float(values.max()))
+            self.lows[version] = min(self.lows[version], float(values.min()))
+            self.highs[version] = max(self.highs[version], float(values.max()))
 
-    def _sum(self, mine: Array, theirs: Array) -> None:
-        if self.has_channels_first and mine.ndim == 4:
-            mine, theirs = mine.transpose(0, 2, 3, 1), theirs.transpose(0, 2, 3, 1)
-        channels = mine.shape[-1] if mine.ndim > 1 else 1
-        self.count += mine.size // max(channels, 1)
-        a, b = (values.reshape(-1, channels).astype(np.float64) for values in (mine, theirs))
+    def _update_sums(self, first: Array, second: Array) -> None:
+        if self.has_channels_first and first.ndim == 4:
+            first, second = first.transpose(0, 2, 3, 1), second.transpose(0, 2, 3, 1)
+        channels = first.shape[-1] if first.ndim > 1 else 1
+        self.count += first.size // max(channels, 1)
+        a, b = (values.reshape(-1, channels).astype(np.float64) for values in (first, second))
         usable = np.isfinite(a) & np.isfinite(b)
         if not usable.all():
             a, b = np.where(usable, a, 0), np.where(usable, b, 0)
-        new = Sums((a * a).sum(0), ((a - b) ** 2).sum(0), (b * b).sum(0), (a * b).sum(0))
-        self.sums = new if self.sums is None else Sums(*(old + more for old, more in zip(self.sums, new, strict=True)))
+        new = ChannelSums((a * a).sum(0), ((a - b) ** 2).sum(0), (b * b).sum(0), (a * b).sum(0))
+        if self.sums is not None:
+            new = ChannelSums(*(old + more for old, more in zip(self.sums, new, strict=True)))
+        self.sums = new
 
-    def row(self) -> Row:
-        """What it came to."""
-        problems, is_broken = self.problems()
-        dwarfing = self._dwarfing()
-        none = np.zeros(1)
-        sums = self.sums or Sums(none, none, none, none)
-        signal, noise, other, product = (float(one.sum()) for one in sums)
+    def row(self) -> LayerRow:
+        """Return the row of the comparison, without `LayerRow.sqnr_drop`, which depends on other rows."""
+        problems, is_broken = self._problems()
+        outlier = self._outlier_channel()
+        zero = np.zeros(1)
+        sums = self.sums or ChannelSums(zero, zero, zero, zero)
+        signal, noise, other_signal, product = (float(values.sum()) for values in sums)
         has_signal = sums.signal > 0
-        of_channels = _decibels_of(sums.signal[has_signal], sums.noise[has_signal])[: None if self.count >= MANY else 0]
-        sqnr = float(_decibels_of(np.array(signal), np.array(noise)))
-        return Row(
+        by_channel = sqnr(sums.signal[has_signal], sums.noise[has_signal])
+        by_channel = by_channel if self.count >= MIN_CHANNEL_VALUES else by_channel[:0]
+        total = float(sqnr(signal, noise))
+        both = signal * other_signal
+        return LayerRow(
             name=self.pair.name,
             op=self.pair.op,
-            other=str(self.pair.theirs.edge),
-            sqnr=sqnr,
-            channel_sqnr=float(np.median(of_channels)) if len(of_channels) else sqnr,
+            other=str(self.pair.second.edge),
+            sqnr=total,
+            channel_sqnr=float(np.median(by_channel)) if len(by_channel) else total,
             channels=len(sums.signal),
-            lost_channels=int((of_channels <= LOST).sum()),
-            cosine=product / sqrt(signal * other) if signal * other > 0 else float(signal == other),
-            lost=0.0,  # what it reads tells, when all rows are there
-            problems=(*problems, dwarfing) if dwarfing else problems,
+            noisy_channels=int((by_channel <= NOISY_CHANNEL).sum()),
+            cosine=product / sqrt(both) if both > 0 else float(signal == other_signal),
+            sqnr_drop=0.0,
+            problems=(*problems, outlier) if outlier else problems,
             is_broken=is_broken,
-            is_uneven=bool(dwarfing),
-            is_finite=not any((*self.not_a_number, *self.infinite)),
+            has_outlier_channel=bool(outlier),
+            is_finite=not any((*self.nan_counts, *self.infinity_counts)),
         )
 
-    def problems(self) -> tuple[tuple[str, ...], bool]:
-        """What is wrong with the numbers, and whether that breaks the second version."""
-        found: list[str] = []
+    def _problems(self) -> tuple[tuple[str, ...], bool]:
+        """Return the problems of the values, and whether they make the second version useless."""
+        problems: list[str] = []
         is_broken = False
-        where = ("in the first", "in the second")
-        for what, counts in (("NaN", self.not_a_number), ("infinite numbers", self.infinite)):
+        versions = ("in the first", "in the second")
+        for problem, counts in (("NaN", self.nan_counts), ("infinity", self.infinity_counts)):
             if any(counts):
                 is_broken = True
-                found.append(f"{what} {'in both' if all(counts) else where[bool(counts[1])]}")
-        dead = [low == high == 0 for low, high in zip(self.lows, self.highs, strict=True)]
-        constant = [low == high != 0 for low, high in zip(self.lows, self.highs, strict=True)]
-        for what, flags in (("dead (all zero)", dead), ("constant", constant)):
+                problems.append(f"{problem} {'in both' if all(counts) else versions[bool(counts[1])]}")
+        ranges = list(zip(self.lows, self.highs, strict=True))
+        dead = [low == high == 0 for low, high in ranges]
+        constant = [low == high != 0 for low, high in ranges]
+        for problem, flags in (("dead (all zero)", dead), ("constant", constant)):
             if any(flags):
-                found.append(f"{what} {'in both' if all(flags) else where[flags[1]]}")
+                problems.append(f"{problem} {'in both' if all(flags) else versions[flags[1]]}")
                 is_broken |= flags[1] and not (dead[0] or constant[0])
-        return tuple(found), is_broken
+        return tuple(problems), is_broken
 
-    def _dwarfing(self) -> str:
-        """A channel of the first version beside which the others get few codes."""
-        if self.sums is None or self.count < MANY or not self.sums.signal.any() or any(self.not_a_number):
+    def _outlier_channel(self) -> str:
+        """Return a note on a channel of the first version that is much larger than the others; else empty."""
+        if self.sums is None or self.count < MIN_CHANNEL_VALUES or not self.sums.signal.any() or any(self.nan_counts):
             return ""
-        if self.pair.op.endswith("Softmax"):  # probabilities are that uneven where the network is sure
+        if self.pair.op.endswith("Softmax"):  # probabilities of a confident model differ that much
             return ""
-        sizes = np.sqrt(self.sums.signal)
-        ratio = sizes.max() / np.median(sizes[sizes > 0])
-        return f"channel {int(sizes.argmax())} is {ratio:.0f} times the middle one" if ratio > DWARFING else ""
+        norms = np.sqrt(self.sums.signal)
+        ratio = norms.max() / np.median(norms[norms > 0])
+        if ratio <= OUTLIER_RATIO:
+            return ""
+        return f"channel {int(norms.argmax())} is {ratio:.0f} times the median channel"
 
 
-def _decibels_of(signal: Array, noise: Array) -> Array:
-    """Signal to noise of each element; infinite where there is no noise."""
-    with np.errstate(all="ignore"):
-        return np.where(noise == 0, inf, 10 * np.log10(signal / np.where(noise == 0, 1, noise)))
+def _matching_axes(first: Array, second: Array) -> tuple[int, ...] | None:
+    """Return the permutation that gives the second tensor the axes of the first; None if they are equal.
 
-
-def _turn(mine: Array, theirs: Array) -> tuple[int, ...] | None:
-    """How the axes of the second are exchanged to be those of the first; None: not at all.
-
-    Where sizes alone do not tell, the order counts in which the two are nearer.
+    If the sizes allow several permutations, the one with the smallest difference is returned.
     """
-    if theirs.ndim != 4 or mine.ndim != 4:
+    if second.ndim != 4 or first.ndim != 4:
         return None
     orders = ((0, 1, 2, 3), (0, 2, 3, 1), (0, 3, 1, 2))
-    fitting = [order for order in orders if tuple(theirs.shape[axis] for axis in order) == mine.shape]
+    fitting = [order for order in orders if tuple(second.shape[axis] for axis in order) == first.shape]
     if not fitting:
         return None
-    distances = [float(np.nansum((mine - theirs.transpose(order)) ** 2)) for order in fitting]
+    distances = [float(np.nansum((first - second.transpose(order)) ** 2)) for order in fitting]
     best = fitting[int(np.argmin(distances))]
     return None if best == orders[0] else best
 
 
-def _shift(mine: Array, theirs: Array, step: float | None) -> float:
-    """What codes that begin at 0 are shifted by, where negative numbers occur: a whole number of steps."""
-    if step is None or not np.nanmin(mine, initial=0) < -step / 2:
+def _range_shift(first: Array, second: Array, scale: float | None) -> float:
+    """Return the offset of a quantized range that begins at 0 although values are negative.
+
+    Such a range stands for real values shifted by a whole number of quantization steps.
+    """
+    if scale is None or not np.nanmin(first, initial=0) < -scale / 2:
         return 0.0
-    difference = float(np.nanmedian(theirs - mine))
-    return round(difference / step) * step if np.isfinite(difference) else 0.0
+    difference = float(np.nanmedian(second - first))
+    return round(difference / scale) * scale if np.isfinite(difference) else 0.0

@@ -43,7 +43,7 @@ def test_predictions_are_counted() -> None:
     assert metrics.kl_divergence == pytest.approx(np.log(1e9) / 4, rel=1e-6)
 
 
-def test_unknown_metrics_are_none() -> None:
+def test_unknown_metrics_have_no_value() -> None:
     counter = ClassificationCounter()
     counter.add(np.eye(4, dtype=np.float32))
     metrics = counter.metrics

@@ -10,7 +10,7 @@ from quantkit.data import Data
 from quantkit.data.choices import choose_labels, matching_card
 from quantkit.data.labels import Labels, read_labels
 from quantkit.data.preparation import Preparation, prepared_samples
-from quantkit.evaluation.accuracy import class_of
+from quantkit.evaluation.accuracy import find_class
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
 from quantkit.quantization.workflow.options import Options
@@ -83,4 +83,4 @@ class LabeledFeeds:
         return replace(self, data=replace(self.data, samples=self.data.samples[count:]))
 
     def _class_index(self, label: str) -> int | None:
-        return class_of(label, self.labels, self.num_classes) if label else None
+        return find_class(label, self.labels, self.num_classes) if label else None

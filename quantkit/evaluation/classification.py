@@ -1,0 +1,307 @@
+"""Classification of images: files, folders or arrays."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, overload
+
+import numpy as np
+
+from quantkit.data.choices import Flags, choose_preprocessing
+from quantkit.data.images import find_pictures
+from quantkit.data.labels import Labels
+from quantkit.data.preprocessing import Preprocessing
+from quantkit.errors import InputError, UsageError
+from quantkit.evaluation.classifier import Classifier, ImagePredictions, RejectedImage, StageSeconds
+from quantkit.evaluation.interrupted import EvaluationInterrupted
+from quantkit.evaluation.opened_model import OpenedModel, describe_assumption, open_model
+from quantkit.ir.tensor import Array
+from quantkit.model import RANDOM_WEIGHTS_NOTE, Model, as_model
+from quantkit.progress import OnMessage, ignore_message
+from quantkit.runtimes import AUTO
+from quantkit.runtimes.session import RuntimeVersion, SessionOptions, SkippedRuntime
+
+DEFAULT_MODEL = "inception_v3"
+# Paths in the message about rejected images.
+MAX_NAMES = 5
+
+ImageFile = str | os.PathLike[str]
+OnImage = Callable[[ImagePredictions | RejectedImage], None]
+
+
+@dataclass(frozen=True)
+class Classification(Sequence[ImagePredictions]):
+    """Predictions of several images; a sequence of `ImagePredictions`.
+
+    Attributes:
+        model: name of the model.
+        runtime: runtime of the model.
+        images: predictions in the order of the images.
+        rejected: images that could not be decoded.
+        input, output: names of the image input and of the class scores.
+        preprocessing: size and normalization of the images.
+        labels: class labels.
+        opened_seconds: time to open the session.
+        has_random_weights: True if the predictions are meaningless.
+        skipped_files: number of files in the folders that are not images.
+        skipped_runtimes: faster runtimes that cannot run the model, with reasons.
+    """
+
+    model: str
+    runtime: RuntimeVersion
+    images: tuple[ImagePredictions, ...]
+    rejected: tuple[RejectedImage, ...]
+    input: str
+    output: str
+    preprocessing: Preprocessing
+    labels: Labels
+    opened_seconds: float
+    has_random_weights: bool = False
+    skipped_files: int = 0
+    skipped_runtimes: tuple[SkippedRuntime, ...] = ()
+
+    @overload
+    def __getitem__(self, index: int) -> ImagePredictions: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ImagePredictions]: ...
+
+    def __getitem__(self, index: int | slice) -> ImagePredictions | Sequence[ImagePredictions]:
+        return self.images[index]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def check(self) -> None:
+        """Check that all images could be decoded.
+
+        Raises:
+            InputError: an image was rejected.
+        """
+        if len(self.rejected) == 1:
+            raise self.rejected[0].error
+        if self.rejected:
+            names = ", ".join(rejected.image for rejected in self.rejected[:MAX_NAMES])
+            more = ", ..." if len(self.rejected) > MAX_NAMES else ""
+            raise InputError(
+                f"{len(self.rejected)} of {len(self.images) + len(self.rejected)} images cannot be decoded: "
+                f"{names}{more}",
+                hint=self.rejected[0].error.message,
+            )
+
+    @property
+    def summary(self) -> str:
+        """One line with the runtime and the median times; empty if all images were rejected."""
+        if not self.images:
+            return ""
+        stages = zip(StageSeconds._fields, zip(*(image.seconds for image in self.images), strict=True), strict=True)
+        times = ", ".join(f"{stage} {median(seconds) * 1e3:.1f} ms" for stage, seconds in stages)
+        count = f"{len(self.images)} images, medians" if len(self.images) > 1 else "1 image, first run of the session"
+        return f"{self.model} in {self.runtime}, opened in {self.opened_seconds:.2f} s; {count}: {times}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings about the meaning of the scores."""
+        are_probabilities = all(image.are_probabilities for image in self.images)
+        notes = [] if are_probabilities else [f"output {self.output!r} does not sum to one: scores, not probabilities"]
+        notes += [RANDOM_WEIGHTS_NOTE] if self.has_random_weights else []
+        return tuple(notes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``quantkit classify --json``."""
+        preprocessing, labels = self.preprocessing, self.labels
+        return {
+            "schema": "quantkit.classify/2",
+            "model": self.model,
+            "random_weights": self.has_random_weights,
+            "runtime": {"name": self.runtime.name, "version": self.runtime.version},
+            "opened_seconds": self.opened_seconds,
+            "input": self.input,
+            "output": self.output,
+            "preprocessing": {
+                "height": preprocessing.height,
+                "width": preprocessing.width,
+                "channels": preprocessing.channels,
+                "mean": preprocessing.mean,
+                "std": preprocessing.std,
+                "resize": preprocessing.resize,
+                "crop": preprocessing.crop,
+            },
+            "labels": {"source": labels.source, "order": labels.order.value, "are_known": labels.are_known},
+            "skipped_files": self.skipped_files,
+            "images": [image.to_json() for image in self.images],
+            "rejected": [{"image": rejected.image, "message": rejected.error.message} for rejected in self.rejected],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join((*map(str, self.images), self.summary, *self.notes))
+
+    def _repr_html_(self) -> str:
+        """Return the predictions as HTML for notebooks."""
+        lines = "".join(f"<p>{escape(line)}</p>" for line in (self.summary, *self.notes))
+        return "".join(image._repr_html_() for image in self.images) + lines
+
+
+@overload
+def classify(images: ImageFile | Array, model: Any = ..., **options: Any) -> ImagePredictions: ...
+
+
+@overload
+def classify(images: Iterable[ImageFile | Array], model: Any = ..., **options: Any) -> Classification: ...
+
+
+def classify(
+    images: ImageFile | Array | Iterable[ImageFile | Array], model: Any = DEFAULT_MODEL, **options: Any
+) -> ImagePredictions | Classification:
+    """Classify images.
+
+    Args:
+        images: one image, or an iterable of images and folders. An image is a JPEG, PNG, BMP, GIF or WebP file, or an
+            array: uint8 pixels (h, w, c), which are resized and normalized, or float values like the model's input.
+        model: a `Model`, a `Graph`, a file, or the name of a model card.
+        options: keyword arguments of `classify_images`: ``top=5``, ``runtime="auto"``, ``labels=None``, ...
+
+    Returns:
+        The list of `Prediction` of one image, the best first; or a `Classification` of several images.
+
+    Raises:
+        UsageError: the model's input takes no images, or a single image is a folder.
+        InputError: the image, the model or the label file is missing or broken.
+    """
+    if not isinstance(images, str | os.PathLike | np.ndarray):
+        return classify_images(images, model, **options)
+    if not isinstance(images, np.ndarray) and Path(images).is_dir():
+        raise UsageError(f"{os.fspath(images)!r} is a folder", hint="pass a list: classify([folder])")
+    classification = classify_images([images], model, **options)
+    classification.check()
+    return classification[0]
+
+
+def classify_images(
+    images: Iterable[ImageFile | Array],
+    model: Any = DEFAULT_MODEL,
+    *,
+    top: int = 5,
+    runtime: str = AUTO,
+    labels: ImageFile | None = None,
+    options: SessionOptions = SessionOptions(),
+    input_height: int | None = None,
+    input_width: int | None = None,
+    input_mean: float | None = None,
+    input_std: float | None = None,
+    input_layer: str = "",
+    output_layer: str = "",
+    random_weights: bool = False,
+    offline: bool = False,
+    on_image: OnImage = lambda result: None,
+    on_message: OnMessage = ignore_message,
+) -> Classification:
+    """Classify images, and collect the images that cannot be decoded instead of stopping there.
+
+    Args:
+        images: images and folders, see `classify`.
+        model: a `Model`, a `Graph`, a file, or the name of a model card.
+        top: number of classes for each image.
+        runtime: runtime of the model.
+        labels: label file; None for the model's own labels.
+        options: threads, device and precision.
+        input_height, input_width: size of the resized images in pixels (default: from the model).
+        input_mean, input_std: normalization (x - mean) / std (default: from the model card, else 128).
+        input_layer: input name (default: from the model card, else the image input).
+        output_layer: name of the class scores (default: from the model card, else the edge without consumers).
+        random_weights: build the architecture of a model card with random weights.
+        offline: never download a model.
+        on_image: receives the predictions of each image as soon as they are computed.
+        on_message: receives warnings.
+
+    Raises:
+        UsageError: the model's input takes no images, or no image is given.
+        InputError: a folder, the model or the label file is missing or broken.
+        EvaluationInterrupted: Ctrl-C, with the predictions so far.
+    """
+    sources, skipped_files = _find_images(images)
+    loaded = as_model(model, random_weights=random_weights, offline=offline)
+    start = perf_counter()
+    opened = open_model(loaded, runtime, options, input_layer=input_layer, output_layer=output_layer)
+    opened_seconds = perf_counter() - start
+    with opened.session as session:
+        flags = Flags(input_height, input_width, input_mean, input_std)
+        classifier = Classifier(
+            session,
+            choose_preprocessing(session.inputs[0], opened.card, flags),
+            opened.read_labels(None if labels is None else Path(labels).expanduser()),
+            order=opened.label_order,
+            top=top,
+        )
+        for warning in _warnings(loaded, opened, classifier, flags, skipped_files):
+            on_message(warning)
+        results: list[ImagePredictions | RejectedImage] = []
+
+        def classification() -> Classification:
+            return Classification(
+                loaded.name,
+                session.runtime,
+                tuple(result for result in results if isinstance(result, ImagePredictions)),
+                tuple(result for result in results if isinstance(result, RejectedImage)),
+                session.inputs[0].name,
+                session.outputs[0].name,
+                classifier.preprocessing,
+                classifier.labels,
+                opened_seconds,
+                loaded.has_random_weights,
+                skipped_files,
+                session.skipped,
+            )
+
+        try:
+            for result in classifier.classify(sources):
+                results.append(result)
+                on_image(result)
+        except KeyboardInterrupt:
+            raise EvaluationInterrupted(classification()) from None
+        return classification()
+
+
+def _find_images(images: Iterable[ImageFile | Array]) -> tuple[list[Path | Array], int]:
+    """Return the image files and arrays, and the number of other files in the folders.
+
+    Raises:
+        UsageError: there is no image, or a source is a web address.
+        InputError: a source does not exist, or a folder has no image.
+    """
+    sources: list[Path | Array] = []
+    skipped = 0
+    for source in images:
+        if isinstance(source, np.ndarray):
+            sources.append(source)
+            continue
+        files = find_pictures([os.fspath(source)])
+        sources += files.paths
+        skipped += files.skipped
+    if not sources:
+        raise UsageError("no image is given", hint="quantkit classify IMAGE...")
+    return sources, skipped
+
+
+def _warnings(
+    model: Model, opened: OpenedModel, classifier: Classifier, flags: Flags, skipped_files: int
+) -> Iterator[str]:
+    """Yield the messages that the user needs before the predictions."""
+    if skipped_files:
+        yield (
+            f"skipped {skipped_files} files that are not images"
+            if skipped_files > 1
+            else ("skipped 1 file that is not an image")
+        )
+    if model.has_random_weights:
+        yield f"{model.name}: {RANDOM_WEIGHTS_NOTE}"
+    if not classifier.labels.are_known:
+        owner = opened.card.labels.card or opened.card.name if opened.card else ""
+        remedy = f"quantkit models fetch {owner} downloads them" if owner else "pass --labels FILE"
+        yield f"no labels found for this model, class indices are shown; {remedy}"
+    if classifier.normalizes and opened.card is None and (flags.mean is None or flags.std is None):
+        yield describe_assumption(classifier.preprocessing)
