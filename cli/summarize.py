@@ -46,20 +46,20 @@ def run(args: Namespace) -> int:
     graph = model.graph
     if args.classic or args.print_structure == "true":
         return _classic(args, word, graph)
-    from quantkit.quantization.outlook import look_ahead
+    from quantkit.quantization.estimate import estimate_quantization
 
     summary = summarize(graph, name=word)
-    outlook = look_ahead(graph)
+    estimate = estimate_quantization(graph)
     num_bytes = model.path.stat().st_size if model.path is not None and model.path.is_file() else None
     document = {
         "model": word,
         "random_weights": model.has_random_weights,
         "file_bytes": num_bytes,
         **summary.to_json(),
-        "eight_bits": outlook.to_json(),
+        "int8": estimate.to_json(),
     }
     rows = [("file", f"{num_bytes / 1e6:,.2f} MB")] if num_bytes else []
-    rows += [*summary.rows, ("8 bits", str(outlook)), ("next", summary.next_step)]
+    rows += [*summary.rows, ("int8", str(estimate)), ("next", summary.next_step)]
     rows += [("note", RANDOM_WEIGHTS_NOTE)] if model.has_random_weights else []
     text = "\n".join(f"{label:<14} {said}" for label, said in rows)
     emit(args, "quantkit.summarize/1", document, lambda console: console.print(text, markup=False))

@@ -93,7 +93,7 @@ class QuantizationParameters:
         Returns:
             Quantized values, uint8 or int8, same shape.
         """
-        flat, scale, zero = self._aligned(values)
+        flat, scale, zero = self._align(values)
         levels = np.rint(flat / scale)
         levels += zero
         np.clip(levels, *self.spec.limits, out=levels)
@@ -101,14 +101,14 @@ class QuantizationParameters:
 
     def dequantize(self, quantized: Array) -> Floats:
         """Return the real values of quantized values, float32, same shape."""
-        flat, scale, zero = self._aligned(quantized)
+        flat, scale, zero = self._align(quantized)
         return ((flat.astype(np.float32) - zero.astype(np.float32)) * scale).reshape(quantized.shape)
 
     def fake_quantize(self, values: Array) -> Floats:
         """Quantize and dequantize real values."""
         return self.dequantize(self.quantize(values))
 
-    def _aligned(self, values: Array) -> tuple[Array, Floats, npt.NDArray[np.int32]]:
+    def _align(self, values: Array) -> tuple[Array, Floats, npt.NDArray[np.int32]]:
         """Return the values, scale and zero point in shapes that broadcast.
 
         The last dimensions of the values are joined where several of them index the channels.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import floor
 
-from quantkit.quantization.census import EIGHT_BITS, FLOAT
+from quantkit.quantization.census import FLOAT, INT8
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.report import QuantizationReport
 from quantkit.quantization.targets import find_target
@@ -40,23 +40,23 @@ def _precision_lines(report: QuantizationReport) -> Iterator[str]:
     """Yield the table of nodes by op and precision, and the fraction of int8 MACs."""
     census = report.census
     width = max(map(len, (*census.table, "op")))
-    yield f"{'op':<{width}}  {EIGHT_BITS:>6}  {FLOAT:>6}"
+    yield f"{'op':<{width}}  {INT8:>6}  {FLOAT:>6}"
     for op, (num_quantized, num_float) in census.table.items():
         yield f"{op:<{width}}  {num_quantized or '':>6}  {num_float or '':>6}"
     yield ""
-    count = census.conversions
+    count = census.boundaries
     boundaries = "boundary remains" if count == 1 else "boundaries remain"
     # Rounded down, so that 100 % means all.
-    percent = floor(1000 * census.share) / 10
-    unknown = ", ".join(f"{number} {op}" for op, number in census.unknown.items())
+    percent = floor(1000 * census.int8_fraction) / 10
+    unknown = ", ".join(f"{number} {op}" for op, number in census.unknown_macs.items())
     excluded = f" (unknown for {unknown})" if unknown else ""
     yield f"{percent:.1f} % of the MACs{excluded} are int8; {count} quantize/dequantize {boundaries}"
 
 
 def _fallback_lines(report: QuantizationReport) -> Iterator[str]:
-    fallbacks = report.census.left_overs
+    fallbacks = report.census.float_fallbacks
     for node in fallbacks[:LIST_LENGTH]:
-        cost = f", {_format_count(node.multiply_adds)} MACs" if node.multiply_adds else ""
+        cost = f", {_format_count(node.macs)} MACs" if node.macs else ""
         yield f"  float fallback: {node.name} ({node.op}{cost}): {node.reason}"
     if len(fallbacks) > LIST_LENGTH:
         yield f"  float fallback: {len(fallbacks) - LIST_LENGTH} more (--save-plan lists all)"
@@ -74,7 +74,7 @@ def _search_lines(report: QuantizationReport, fallback: Fallback) -> Iterator[st
     yield f"drop {fallback.baseline.drop:.4f} with all layers in int8, {fallback.loss.drop:.4f} with the fallbacks"
     rows = [row for row in fallback.rows if row.is_float]
     if rows:
-        costs = {node.name: node.multiply_adds for node in report.census.left_overs}
+        costs = {node.name: node.macs for node in report.census.float_fallbacks}
         head = f"in {report.fallback_precision}"
         width = max(len(head), *(len(row.unit) for row in rows))
         yield f"  {head:<{width}}  {'drop gained':>11}  {'KL gained':>9}  {'MACs':>13}"

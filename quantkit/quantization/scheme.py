@@ -1,6 +1,6 @@
-"""What is to be 8 bits, and how: decisions that need neither a graph nor data.
+"""Scheme of a quantization: decisions that need neither a graph nor data.
 
-A `Scheme` is written as TOML:
+The text form is TOML:
 
     target = "onnx"
     weights = "qint8 symmetric per_channel"
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scheme:
-    """What is quantized, and how.
+    """Number formats, observer and options of a quantization.
 
     Attributes:
         target: name of the target whose kernels the specs suit.
-        weights: form of the layers' constants.
-        activations: form of what flows between layers.
-        signed_activations: form where negative numbers occur and ``activations`` has no codes for them; None: the
-            same form everywhere.
-        observer: how a range is chosen: a name of `quantkit.quantization.observers.observers`, with its number
-            where it takes one: ``percentile(99.9)``.
-        keep_float: node names, or op names, that stay float.
-        share_concat_ranges: whether all that a concatenation joins has one range, so that joining only copies.
-        share_pool_ranges: whether an average pool's result has the range of what it reads.
-        float_global_pools: whether averages over all positions are computed in float: they are little work, and
-            kernels that average codes cut off what averaging gains; what they average is codes until then.
-        split_patterns: whether a layer, its bias and its activation are ops of their own, with codes between them.
-        quantize_outputs: whether what leaves a layer is codes even where only float ops read it.
-        bias_correction: whether the mean error of each layer's output is taken out through its bias.
-        equalize: whether scales are moved between neighbouring layers before quantizing, where that is exact.
-        weights_only: whether weights alone are stored in 8 bits, and everything is computed in float.
+        weights: number format of the layers' weights.
+        activations: number format of the tensors between layers.
+        signed_activations: number format of tensors with negative values, where ``activations`` is
+            unsigned; None if ``activations`` serves all tensors.
+        observer: name of the observer that chooses ranges, with its number where it takes one:
+            ``percentile(99.9)``.
+        keep_float: node names or op types that stay float.
+        share_concat_ranges: give all inputs of a concatenation one range, so that it only copies.
+        share_pool_ranges: give the output of an average pool the range of its input.
+        float_global_pools: compute global averages in float: they cost little, and int8 kernels
+            round off the precision that averaging gains. Their inputs are still quantized.
+        split_patterns: compute a layer, its bias and its activation as separate int8 ops.
+        quantize_outputs: quantize the output of a layer even if all its consumers are float.
+        bias_correction: correct the mean error of each layer's output through its bias.
+        equalize: move scales between neighbouring layers before quantizing, where that is exact.
+        weights_only: quantize the weights alone; all arithmetic is in float.
     """
 
     target: str = "onnx"
@@ -69,49 +69,49 @@ class Scheme:
         _find_target(self.target).check_scheme(self)
         if not self.activations.is_signed and self.signed_activations is None:
             raise UsageError(
-                f"activations = {str(self.activations)!r} has no codes for negative numbers",
-                hint='give signed_activations as well, for example "qint8 symmetric"',
+                f"activations = {str(self.activations)!r} cannot represent negative values",
+                hint='set signed_activations, too, for example "qint8 symmetric"',
             )
 
     @classmethod
     def for_target(cls, target: str, **changes: Any) -> Self:
-        """The scheme that suits a target's kernels, with other fields changed.
+        """Return the default scheme of a target, with other fields changed.
 
         Raises:
-            UsageError: no target or field has that name.
+            UsageError: the target or a field does not exist.
         """
-        known = [one.name for one in fields(cls)]
+        names = [field.name for field in fields(cls)]
         for name in changes:
-            if name not in known:
-                raise UsageError(f"a scheme has no field {name!r}", hint=did_you_mean(name, known))
+            if name not in names:
+                raise UsageError(f"a scheme has no field {name!r}", hint=did_you_mean(name, names))
         return cls(**{"target": target, **_find_target(target).defaults, **changes})
 
     def with_(self, **changes: Any) -> Self:
-        """A copy with other fields."""
+        """Return a copy with other fields."""
         return replace(self, **changes)
 
     @property
     def digest(self) -> str:
-        """Equal for equal schemes."""
+        """Hash of all fields."""
         return blake2b(self.to_toml().encode(), digest_size=8).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values by field; `from_json` reads them."""
-        written = {one.name: _written(getattr(self, one.name)) for one in fields(self)}
-        return {name: value for name, value in written.items() if value is not None}
+        """Return plain values by field; `from_json` reads them."""
+        values = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """The scheme of plain values; what they leave out is as the target wants it.
+        """Read a scheme from plain values; missing fields get the target's defaults.
 
         Raises:
-            UsageError: a field is unknown or of the wrong type.
+            UsageError: a field is unknown or has the wrong type.
         """
-        values = {name: _read(name, value) for name, value in document.items()}
-        return cls.for_target(values.pop("target", "onnx"), **values)
+        values = {name: _parse(name, value) for name, value in document.items()}
+        return cls.for_target(values.pop("target", cls.target), **values)
 
     def to_toml(self) -> str:
-        """The scheme as a TOML document."""
+        """Return the scheme as a TOML document."""
         return "".join(f"{name} = {_toml(value)}\n" for name, value in self.to_json().items())
 
     def save(self, path: str | Path) -> None:
@@ -120,47 +120,41 @@ class Scheme:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The scheme of a TOML file.
+        """Read a scheme from a TOML file.
 
         Raises:
-            InputError: the file can not be read or is no TOML.
-            UsageError: a field is unknown or of the wrong type.
+            InputError: the file cannot be read or is not a TOML document.
+            UsageError: a field is unknown or has the wrong type.
         """
         return cls.from_json(read_toml(Path(path), 'write lines such as weights = "qint8 symmetric per_channel"'))
 
 
-_SWITCHES = (
-    "share_concat_ranges",
-    "share_pool_ranges",
-    "float_global_pools",
-    "split_patterns",
-    "quantize_outputs",
-    "bias_correction",
-    "equalize",
-    "weights_only",
-)
-_KINDS: Mapping[str, type] = {"target": str, "observer": str, **dict.fromkeys(_SWITCHES, bool)}
 _SPECS = ("weights", "activations", "signed_activations")
+_TYPES: Mapping[str, type] = {
+    field.name: type(field.default) for field in fields(Scheme) if isinstance(field.default, str | bool)
+}
 
 
 def _find_target(name: str) -> "Target":
-    # Imported late: targets convert plans, and a plan holds a scheme.
+    # Imported late: a target converts plans, and a plan holds a scheme.
     from quantkit.quantization.targets import find_target
 
     return find_target(name)
 
 
-def _written(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Spec) else list(value) if isinstance(value, tuple) else value
 
 
-def _read(name: str, value: Any) -> Any:
+def _parse(name: str, value: Any) -> Any:
     if name in _SPECS and isinstance(value, str):
         return Spec.parse(value)
     if name == "keep_float" and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
-    if name in _SPECS or name == "keep_float" or not isinstance(value, _KINDS.get(name, object)):
-        raise UsageError(f"the scheme's {name} can not be {value!r}", hint="quantkit quantize --help shows a scheme")
+    if name in _SPECS or name == "keep_float" or not isinstance(value, _TYPES.get(name, object)):
+        raise UsageError(
+            f"{value!r} is not a value of the scheme field {name!r}", hint="quantkit quantize --help shows a scheme"
+        )
     return value
 
 

@@ -42,7 +42,7 @@ class Spec:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Lowest and highest quantized value; symmetric signed formats leave out -128."""
+        """Lowest and highest quantized value; symmetric signed formats do not use -128."""
         low, high = LIMITS[self.dtype]
         low = -high if low and self.symmetric else low
         return (int(low / 2), high // 2) if self.reduce_range else (low, high)
@@ -53,35 +53,35 @@ class Spec:
         return self.dtype is DType.QINT8 or not self.symmetric
 
     def __str__(self) -> str:
-        words = [self.dtype.value, "symmetric" if self.symmetric else "affine"]
-        words += [flag for flag in _FLAGS if getattr(self, flag)]
-        words += [f"axes={','.join(map(str, self.axes))}"] if self.axes else []
-        return " ".join(words)
+        parts = [self.dtype.value, "symmetric" if self.symmetric else "affine"]
+        parts += [flag for flag in _FLAGS if getattr(self, flag)]
+        parts += [f"axes={','.join(map(str, self.axes))}"] if self.axes else []
+        return " ".join(parts)
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read a spec from its text.
 
         Raises:
-            UsageError: a word is unknown, or the type or the symmetry is missing.
+            UsageError: a term is unknown, or the type or the symmetry is missing.
         """
-        known = {dtype.value: dtype for dtype in LIMITS}
+        dtype_of = {dtype.value: dtype for dtype in LIMITS}
         dtypes: list[DType] = []
         symmetries: list[bool] = []
         options: dict[str, Any] = {}
-        for word in text.split():
-            if word in known:
-                dtypes.append(known[word])
-            elif word in ("symmetric", "affine"):
-                symmetries.append(word == "symmetric")
-            elif word in _FLAGS:
-                options[word] = True
-            elif re.fullmatch(r"axes=\d+(,\d+)*", word):
-                options["axes"] = tuple(map(int, word[5:].split(",")))
+        for token in text.split():
+            if token in dtype_of:
+                dtypes.append(dtype_of[token])
+            elif token in ("symmetric", "affine"):
+                symmetries.append(token == "symmetric")
+            elif token in _FLAGS:
+                options[token] = True
+            elif re.fullmatch(r"axes=\d+(,\d+)*", token):
+                options["axes"] = tuple(map(int, token[5:].split(",")))
             else:
                 raise UsageError(
-                    f"unknown word {word!r} in the spec {text!r}",
-                    hint=did_you_mean(word, (*known, "symmetric", "affine", *_FLAGS))
+                    f"unknown term {token!r} in the spec {text!r}",
+                    hint=did_you_mean(token, (*dtype_of, "symmetric", "affine", *_FLAGS))
                     or "write for example: qint8 symmetric per_channel",
                 )
         if len(dtypes) != 1 or len(symmetries) != 1:

@@ -3,7 +3,7 @@
     weights ~= quantized * scale[c]        one scale per output channel, quantized values -127 .. 127
     Const[int8] -> Cast -> Mul(scale)
 
-Engines compute Cast and Mul of constants once, when they load a graph. They do not fold ONNX's
+Runtimes compute Cast and Mul of constants once, when they load a graph. They do not fold ONNX's
 DequantizeLinear: ONNX Runtime runs it in every call, which costs a fifth of the speed.
 """
 
@@ -31,13 +31,12 @@ def store_weights(graph: Graph, plan: Plan) -> Graph:
         values = graph[name].value
         parameters = QuantizationParameters.of_weights(spec, values.array)
         shape = [size if axis in spec.axes else 1 for axis, size in enumerate(values.shape)]
-        replacements[name] = dequantized_constant(
-            graph, graph[name], quantized(values, parameters), parameters.scale.reshape(shape if spec.axes else ())
-        )
+        scale = parameters.scale.reshape(shape if spec.axes else ())
+        replacements[name] = dequantized_constant(graph, graph[name], quantize_constant(values, parameters), scale)
     return replace_constants(graph, replacements)
 
 
-def quantized(values: Tensor, parameters: QuantizationParameters) -> Tensor:
+def quantize_constant(values: Tensor, parameters: QuantizationParameters) -> Tensor:
     """Return the int8 tensor of a constant; it is computed when it is needed."""
     return Tensor(DType.INT8, values.shape, partial(_quantize, values, parameters))
 
@@ -55,7 +54,7 @@ def dequantized_constant(graph: Graph, node: Node, values: Tensor, scale: Array)
         values: its quantized values, int8.
         scale: broadcasts against ``values``, float32.
     """
-    stored, step, wide = (free_name(graph, f"{node.name}/{word}") for word in ("codes", "scale", "wide"))
+    stored, step, wide = (free_name(graph, f"{node.name}/{suffix}") for suffix in ("codes", "scale", "wide"))
     is_onnx = graph.dialect == DIALECT
     cast: dict[str, Attr] = {"to": NUMBERS[DType.FLOAT]} if is_onnx else {"SrcT": DType.INT8, "DstT": DType.FLOAT}
     return (

@@ -155,8 +155,8 @@ def test_layers_are_quantized_and_the_rest_has_a_reason(case: Case, target: Targ
     assert all({**plan.float_fallbacks, **reasons}.values())
     assert graph.dialect == target.dialect
     counts = census(case.graph, plan, ranges, graph)
-    assert counts.share > 0.8
-    assert counts.conversions >= 0
+    assert counts.int8_fraction > 0.8
+    assert counts.boundaries >= 0
 
 
 def test_the_file_opens_in_every_available_runtime_and_agrees_with_float(

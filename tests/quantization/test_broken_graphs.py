@@ -143,8 +143,8 @@ def test_a_weight_that_is_none(target: str, digits: Graph, tmp_path: Path, capsy
     remarks = "; ".join(verdict.get("calibration", {}).get("warnings", ()))
     if code == 0:
         # The engine's Relu makes 0 of NaN: its answers are numbers, and the layer stays float.
-        assert "conv/Conv2D: its weights conv/conv2d_params hold NaN or infinity; float fallback" in remarks
-        assert {"conv/Conv2D"} <= {one["name"] for one in verdict["left_overs"]}
+        assert "conv/Conv2D: the weights conv/conv2d_params hold NaN or infinity; float fallback" in remarks
+        assert {"conv/Conv2D"} <= {one["name"] for one in verdict["float_fallbacks"]}
         assert verdict["fallback"]["is_reached"]
     else:
         assert code == 1

@@ -14,18 +14,19 @@ y = MatMul(r, v, T=float)
 """
 
 
-def test_work_is_counted_for_one_example_where_their_number_is_open() -> None:
+def test_macs_of_a_dynamic_batch_are_those_of_one_example() -> None:
     graph = from_text(TEXT)
     plan = annotate(graph, Scheme(keep_float=("y",)))
-    counted = census(graph, plan, Ranges({}), graph.with_(dialect="onnx"))
-    assert (counted.eight_bit_adds, counted.float_adds) == (24, 18)
-    assert counted.table == {"MatMul": (1, 1), "Relu": (1, 0)}
-    assert [(one.name, one.reason) for one in counted.left_overs] == [("y", "the scheme keeps it in float")]
-    assert counted.conversions == 2
+    counts = census(graph, plan, Ranges({}), graph.with_(dialect="onnx"))
+    assert (counts.int8_macs, counts.float_macs) == (24, 18)
+    assert counts.table == {"MatMul": (1, 1), "Relu": (1, 0)}
+    (fallback,) = counts.float_fallbacks
+    assert (fallback.name, fallback.reason) == ("y", "the scheme keeps it in float")
+    assert counts.boundaries == 2
 
 
-def test_work_that_is_not_known_is_named() -> None:
-    """A product of two computed matrices, one of a size that nothing tells."""
+def test_ops_with_unknown_macs_are_counts() -> None:
+    """A product of two computed matrices, one of unknown size."""
     graph = from_text("""
     inputs: x
     outputs: y
@@ -33,19 +34,19 @@ def test_work_that_is_not_known_is_named() -> None:
     w = Const[4x6]()
     m = MatMul(x, w, T=float)
     axis = Const[int32]([0])
-    places = Where(m, T=float)
-    kept = GatherNd(m, places, Tindices=int64, Tparams=float)
-    column = ExpandDims(kept, axis, T=float, Tdim=int32)
+    positions = Where(m, T=float)
+    rows = GatherNd(m, positions, Tindices=int64, Tparams=float)
+    column = ExpandDims(rows, axis, T=float, Tdim=int32)
     y = BatchMatMulV2(column, column, T=float, adj_x=true)
     """)
     plan = annotate(graph, Scheme())
-    counted = census(graph, plan, Ranges({}), graph.with_(dialect="onnx"))
-    assert dict(counted.unknown) == {"BatchMatMulV2": 1}
-    assert counted.to_json()["unknown_multiply_adds"] == {"BatchMatMulV2": 1}
-    assert counted.share == 1
+    counts = census(graph, plan, Ranges({}), graph.with_(dialect="onnx"))
+    assert dict(counts.unknown_macs) == {"BatchMatMulV2": 1}
+    assert counts.to_json()["unknown_macs"] == {"BatchMatMulV2": 1}
+    assert counts.int8_fraction == 1
 
 
-def test_borders_to_float_count_where_a_converter_makes_the_conversions() -> None:
+def test_boundaries_of_litert_are_counts_in_the_plan() -> None:
     graph = from_text(TEXT)
     plan = annotate(graph, Scheme.for_target("litert", keep_float=("y",)))
-    assert census(graph, plan, Ranges({}), graph).conversions == 2
+    assert census(graph, plan, Ranges({}), graph).boundaries == 2

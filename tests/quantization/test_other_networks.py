@@ -78,7 +78,7 @@ def test_dense_layers_alone(target: str, tmp_path: Path, vectors: Path, capsys: 
     network.dense("y", network.dense("h", "x", 12, 16), 16, 4, "Softmax")
     source = network.save(tmp_path / "dense.pb", "y")
     verdict, output = quantized(source, target, vectors, capsys)
-    assert verdict["ops"]["MatMul"] == {"8 bits": 2, "float": 0}
+    assert verdict["ops"]["MatMul"] == {"int8": 2, "float": 0}
     assert verdict["quality"]["agreement"]["value"] >= 0.9
     words = ["evaluate", str(output), "--data", str(vectors), "--reference", str(source)]
     found, _ = run(words, capsys)
@@ -100,7 +100,7 @@ def test_two_inputs_are_fed_by_name(target: str, tmp_path: Path, capsys: pytest.
     network.dense("y", "joined", 15, 4, "Softmax")
     source = network.save(tmp_path / "two.pb", "y")
     verdict, output = quantized(source, target, data, capsys)
-    assert verdict["ops"]["MatMul"] == {"8 bits": 3, "float": 0}
+    assert verdict["ops"]["MatMul"] == {"int8": 3, "float": 0}
     assert verdict["quality"]["agreement"]["value"] >= 0.9
     found, _ = run(["evaluate", str(output), "--data", str(data), "--reference", str(source)], capsys)
     assert found["agreement"] == verdict["quality"]["agreement"]
@@ -172,12 +172,12 @@ def test_dilated_and_grouped_convolutions(target: str, tmp_path: Path, capsys: p
     source = network.save(tmp_path / "net.pb", "y")
     verdict, output = quantized(source, target, data, capsys)
     assert verdict["quality"]["agreement"]["value"] >= 0.9
-    reasons = {one["name"]: one["reason"] for one in verdict["left_overs"]}
+    reasons = {one["name"]: one["reason"] for one in verdict["float_fallbacks"]}
     assert ("grouped" in reasons) == (target != "onnx")
     assert "2 of 8 channels" in reasons.get("grouped", "2 of 8 channels")
     ops = qk.load(output).graph.op_counts
     assert ("SpaceToBatchND" in ops) == (target == "eightbit")
-    assert verdict["ops"]["Conv2D"] == {"8 bits": 2 - (target != "onnx"), "float": int(target != "onnx")}
+    assert verdict["ops"]["Conv2D"] == {"int8": 2 - (target != "onnx"), "float": int(target != "onnx")}
 
 
 @pytest.mark.parametrize("target", OUTPUTS)
@@ -196,8 +196,8 @@ def test_sizes_that_are_open_are_those_of_the_data(
     source, data = network.save(tmp_path / "open.pb", "y"), tmp_path / "pictures.npy"
     np.save(data, RANDOM.normal(size=(8, 21, 14, 3)).astype(np.float32))
     verdict, output = quantized(source, target, data, capsys)
-    assert verdict["ops"]["Conv2D"] == {"8 bits": 2, "float": 0}
-    assert verdict["eight_bit_multiply_adds"] == 11 * 7 * 27 * 8 + 6 * 4 * 72 * 8 + 8 * 4
+    assert verdict["ops"]["Conv2D"] == {"int8": 2, "float": 0}
+    assert verdict["int8_macs"] == 11 * 7 * 27 * 8 + 6 * 4 * 72 * 8 + 8 * 4
     assert qk.load(output).graph["x"].attrs["shape"] == Shape((None, 21, 14, 3))
     np.save(data, RANDOM.integers(0, 256, (2, 9, 9, 3)).astype(np.uint8))
     words = ["quantize", str(source), "-o", str(output), "--target", target, "--calibration", str(data), "--runs", "0"]

@@ -22,28 +22,28 @@ def graph_of(body: str, out: str = "y") -> Graph:
 def digits() -> Graph:
     graph = load("digits", ["Mul"], ["softmax"]).graph
     fold = "remove_nodes(op=Identity, op=CheckNumerics) fold_old_batch_norms"
-    made = run(parse(f'strip_unused_nodes(type=float, shape="1,16,16,1") {fold}'), graph)
-    return made[0]
+    folded, _ = run(parse(f'strip_unused_nodes(type=float, shape="1,16,16,1") {fold}'), graph)
+    return folded
 
 
-def test_a_chain_is_one_unit() -> None:
+def test_chain_of_layer_bias_and_activation_is_one_pattern() -> None:
     plan = annotate(graph_of("a = conv(x)\ns = BiasAdd(a, b)\ny = Relu(s)"))
     (pattern,) = plan.patterns
     assert pattern.nodes == ("a", "s", "y")
     assert (pattern.input, pattern.output) == (Edge("x"), Edge("y"))
-    assert list(plan.activations) == [Edge("x")], "nobody wants y as codes"
+    assert list(plan.activations) == [Edge("x")], "y has no quantized consumer"
     assert str(plan.weights["w"]) == "qint8 symmetric per_channel axes=3"
     assert plan.float_fallbacks == {}
 
 
-def test_what_two_read_stays_outside() -> None:
+def test_nodes_after_a_shared_output_are_not_fused() -> None:
     plan = annotate(graph_of("a = conv(x)\nr = Relu(a)\ny = Neg(a)\nz = Neg(r)", out="y, z"))
     assert plan.patterns[0].nodes == ("a",)
-    assert plan.float_fallbacks["r"] == "nothing that reads it computes in 8 bits"
-    assert "no 8-bit form of Neg" in plan.float_fallbacks["y"]
+    assert plan.float_fallbacks["r"] == "no quantized consumer"
+    assert "Neg has no int8 form" in plan.float_fallbacks["y"]
 
 
-def test_the_later_layer_adds_the_residual() -> None:
+def test_residual_is_fused_with_the_later_layer() -> None:
     plan = annotate(graph_of("a = conv(x)\nr = Relu(a)\np = conv(r)\ns = AddV2(p, r)\nc = Relu6(s)\ny = conv(c)"))
     assert [pattern.nodes for pattern in plan.patterns] == [("a", "r"), ("p", "s", "c"), ("y",)]
     residual = plan.patterns[1]
@@ -51,7 +51,7 @@ def test_the_later_layer_adds_the_residual() -> None:
     assert set(plan.activations) == {Edge("x"), Edge("r"), Edge("p"), Edge("c")}
 
 
-def test_what_is_averaged_in_float_leaves_its_layer_as_codes_of_its_own_range() -> None:
+def test_inputs_of_a_float_global_average_are_quantized_with_separate_ranges() -> None:
     body = "a = conv(x)\nr = Relu(a)\np = conv(x)\ns = Relu(p)\naxis = Const[int32](3)\nc = ConcatV2(r, s, axis)\n"
     pool = "AvgPool(c, ksize=[1, {0}, {0}, 1], strides=[1, 1, 1, 1], padding=VALID)"
     scheme = Scheme.for_target("tensorflow")
@@ -63,31 +63,31 @@ def test_what_is_averaged_in_float_leaves_its_layer_as_codes_of_its_own_range() 
         assert Edge("r") not in annotate(graph_of(f"{body}y = {tail}", out), scheme).activations
 
 
-def test_everything_a_concat_joins_shares_a_range() -> None:
+def test_inputs_of_a_concat_share_a_range() -> None:
     body = "a = conv(x)\nr = Relu(a)\np = MaxPool(r, ksize=[1, 3, 3, 1], strides=[1, 1, 1, 1], padding=SAME)\n"
     body += "axis = Const[int32](3)\nc = ConcatV2(r, p, x, axis)\nw2 = Const[1x1x12x4]()\n"
     body += "y = Conv2D(c, w2, strides=[1, 1, 1, 1], padding=SAME)"
     plan = annotate(graph_of(body))
     assert plan.groups == (frozenset({Edge("x"), Edge("r"), Edge("p"), Edge("c")}),)
-    assert plan.edges == (Edge("x"), Edge("r")), "the pool and the concat add nothing"
+    assert plan.edges == (Edge("x"), Edge("r")), "pool and concat copy observed edges"
     assert plan.pass_through == ("p", "c")
-    assert annotate(graph_of(body)).averaged == (Edge("x"), Edge("c")), "bias correction asks for their means"
-    apart = annotate(graph_of(body), Scheme(share_concat_ranges=False))
-    assert apart.groups == (frozenset({Edge("r"), Edge("p")}),)
+    assert annotate(graph_of(body)).averaged == (Edge("x"), Edge("c")), "bias correction needs their means"
+    separate = annotate(graph_of(body), Scheme(share_concat_ranges=False))
+    assert separate.groups == (frozenset({Edge("r"), Edge("p")}),)
 
 
-def test_what_only_an_activation_reads_ends_where_it_does() -> None:
+def test_edge_before_an_activation_takes_its_range() -> None:
     body = (
         "a = conv(x)\np = AvgPool(a, ksize=[1, 3, 3, 1], strides=[1, 1, 1, 1], padding=SAME)\nr = Relu(p)\ny = conv(r)"
     )
     for target in ("onnx", "tensorflow"):
         plan = annotate(graph_of(body), Scheme.for_target(target))
-        assert plan.groups == (frozenset({Edge("p"), Edge("r")}),), "the pool's input keeps its negative numbers"
+        assert plan.groups == (frozenset({Edge("p"), Edge("r")}),), "the pool's input keeps its negative values"
         assert plan.edges == (Edge("x"), Edge("a"), Edge("r"))
     assert str(plan.activations[Edge("p")]) == "quint8 symmetric"
 
 
-def test_signs_decide_the_form_of_scale_only_codes() -> None:
+def test_tensors_with_negative_values_are_signed() -> None:
     graph = graph_of("a = conv(x)\nr = Relu(a)\np = conv(r)\ny = conv(p)")
     plan = annotate(graph, Scheme.for_target("tensorflow"))
     assert {str(edge): str(spec) for edge, spec in plan.activations.items()} == {
@@ -102,13 +102,13 @@ def test_signs_decide_the_form_of_scale_only_codes() -> None:
     [
         ("y = Conv2D(x, x, strides=[1, 1, 1, 1], padding=SAME)", "y", "computed, not constant"),
         ("y = Conv2D(x, w, strides=[1, 1, 1, 1], padding=SAME, data_format=NCHW)", "y", "NCHW is not NHWC"),
-        ("bad = Const[4x4](nan)\ny = MatMul(x, bad)", "y", "its weights bad hold NaN"),
+        ("bad = Const[4x4](nan)\ny = MatMul(x, bad)", "y", "the weights bad hold NaN"),
         ("a = conv(x)\ny = Softmax(a)", "y", "small probabilities"),
         ("a = conv(x)\ny = FusedBatchNormV3(a, b, b, b, b)", "y", "run fold_batch_norms first"),
-        ("y = AddV2(x, x)", "y", "neither of what it adds"),
+        ("y = AddV2(x, x)", "y", "neither operand is a single-consumer layer output"),
     ],
 )
-def test_what_stays_float_says_why(body: str, node: str, reason: str) -> None:
+def test_float_fallback_has_a_reason(body: str, node: str, reason: str) -> None:
     body = body.replace("Const[4x4](nan)", "Const([[nan, 1.0], [1.0, 1.0]])")
     assert reason in annotate(graph_of(body)).float_fallbacks[node]
 
@@ -118,14 +118,14 @@ def test_the_scheme_keeps_nodes_and_ops_in_float() -> None:
     plan = annotate(graph, Scheme(keep_float=("a",)))
     assert [pattern.layer for pattern in plan.patterns] == ["y"]
     assert plan.float_fallbacks["a"] == "the scheme keeps it in float"
-    assert plan.float_fallbacks["r"] == "what it reads is float"
-    assert list(plan.activations) == [Edge("r")], "codes are made behind the activation"
+    assert plan.float_fallbacks["r"] == "the input is float"
+    assert list(plan.activations) == [Edge("r")], "the activation's output is quantized"
     assert not annotate(graph, Scheme(keep_float=("Conv2D",))).patterns
     with pytest.raises(UsageError, match="keep_float names 'q'"):
         annotate(graph, Scheme(keep_float=("q",)))
 
 
-def test_what_can_not_be_planned_is_said() -> None:
+def test_unsupported_graph_is_an_error() -> None:
     graph = graph_of("y = conv(x)")
     with pytest.raises(GraphError, match="no outputs"):
         annotate(graph.with_(outputs=()))
@@ -134,30 +134,30 @@ def test_what_can_not_be_planned_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "kept"),
+    ("target", "fallbacks"),
     [("onnx", ["softmax"]), ("tensorflow", ["mixed_2/join", "pool_3", "softmax"]), ("eightbit", ["softmax"])],
 )
-def test_the_bundled_network_is_8_bits_but_for_its_end(target: str, kept: list[str]) -> None:
+def test_layers_of_the_bundled_network_are_quantized(target: str, fallbacks: list[str]) -> None:
     plan = annotate(digits(), Scheme.for_target(target))
     assert len(plan.patterns) == 21
-    assert list(plan.float_fallbacks) == kept
+    assert list(plan.float_fallbacks) == fallbacks
 
 
-def test_every_computing_node_has_an_answer() -> None:
+def test_every_computing_node_has_a_decision() -> None:
     graph = digits()
     plan = annotate(graph)
-    answered = {*plan.pattern_of, *plan.pass_through, *plan.float_fallbacks}
-    assert answered == {name for name, node in graph.nodes.items() if node.op not in ("Const", "Placeholder")}
+    decided = {*plan.pattern_of, *plan.pass_through, *plan.float_fallbacks}
+    assert decided == {name for name, node in graph.nodes.items() if node.op not in ("Const", "Placeholder")}
 
 
-def test_plans_round_trip_and_ask_for_ranges(tmp_path: Path) -> None:
+def test_plans_round_trip_and_require_ranges(tmp_path: Path) -> None:
     plan = annotate(digits())
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     ranges = Ranges(dict.fromkeys(plan.activations, Range(0.0, 1.0)))
     plan.require(ranges)
     with pytest.raises(InputError, match="the ranges lack 'Mul'"):
-        plan.require(Ranges({edge: one for edge, one in ranges.items() if edge != Edge("Mul")}))
+        plan.require(Ranges({edge: limits for edge, limits in ranges.items() if edge != Edge("Mul")}))
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(InputError, match="no plan"):
         Plan.load(tmp_path / "other.json")

@@ -43,9 +43,9 @@ def test_every_target_agrees_with_the_float_model(
     flags = ["-o", str(output), "--calibration", str(images), "--target", target, "--runs", "0"]
     document = quantize_digits(flags, capsys)
     assert document["schema"] == "quantkit.quantize/2"
-    assert document["ops"]["Conv2D"] == {"8 bits": 20, "float": 0}
-    assert [one["op"] for one in document["left_overs"]][-1] == "Softmax" or target == "tensorflow"
-    assert document["float_multiply_adds"] == 0
+    assert document["ops"]["Conv2D"] == {"int8": 20, "float": 0}
+    assert [one["op"] for one in document["float_fallbacks"]][-1] == "Softmax" or target == "tensorflow"
+    assert document["float_macs"] == 0
     assert document["calibration"]["samples"] == 12
     assert document["quality"]["agreement"]["value"] >= 0.75
     assert document["num_bytes"] == output.stat().st_size < document["float_num_bytes"]
@@ -240,11 +240,11 @@ def test_the_accuracy_search_keeps_layers_in_float(
     plan = tmp_path / "plan.json"
     document = quantize_digits([*flags, "--save-plan", str(plan)], capsys)
     assert document["fallback"]["keep_float"] == [layer]
-    (left,) = [one for one in document["left_overs"] if one["name"] == layer]
+    (left,) = [one for one in document["float_fallbacks"] if one["name"] == layer]
     assert "--max-drop" in left["reason"]
     assert Plan.load(plan).float_fallbacks[layer] == left["reason"]
     plan.unlink()
-    assert document["ops"]["Conv2D"] == {"8 bits": 19, "float": 1}
+    assert document["ops"]["Conv2D"] == {"int8": 19, "float": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["d.onnx"]
 
 
@@ -261,7 +261,7 @@ def test_weights_only_needs_no_calibration_data(
     document = quantize_digits(flags, capsys)
     assert document["scheme"]["weights_only"]
     assert document["weights"] == 21
-    assert document["left_overs"] == []
+    assert document["float_fallbacks"] == []
     assert document["quality"]["agreement"]["value"] >= 0.99
     assert output.stat().st_size < document["float_num_bytes"] / 2
     assert main(["quantize", "digits", *flags, "-q"]) == 0

@@ -117,7 +117,7 @@ def test_what_stays_float_is_named() -> None:
     graph = graph.with_nodes(constant("d", broken) if node.name == "d" else node for node in graph.nodes.values())
     plan, made = stored("tensorflow", graph, keep_float=("dense",))
     assert plan.float_fallbacks == {
-        "depth": "its weights d hold NaN or infinity",
+        "depth": "the weights d hold NaN or infinity",
         "dense": "the scheme keeps it in float",
     }
     assert (made["d"], made["m"]) == (graph["d"], graph["m"])

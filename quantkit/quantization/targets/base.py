@@ -28,7 +28,7 @@ class Target(ABC):
     object of the subclass is registered, see `quantkit.quantization.targets`.
 
     Attributes:
-        name: word of ``--target``.
+        name: value of ``--target``.
         title: noun phrase for help texts and reports.
         dialect: dialect of the quantized graph: ``tensorflow`` or ``onnx``.
         suffixes: suffixes of the files, the usual one first.
@@ -46,7 +46,7 @@ class Target(ABC):
         runs_bfloat16: True if a runtime computes float ops in bfloat16 where the processor can.
         thread_advice: thread settings to use; ``{cores}`` stands for the number of cores.
         weights_only_arithmetic: arithmetic of a model whose weights alone are quantized.
-        slow_reason: why the quantized model cannot be faster than float; empty if it can.
+        slow_reason: cause of a latency above that of float; empty if the model can be faster.
         faster_target: name of a target that is faster on the same runtime, or empty.
     """
 
@@ -118,12 +118,12 @@ class Target(ABC):
         """
 
     def missing_kernel(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
-        """Return why no int8 kernel computes a node, as far as the float graph shows it.
+        """Return the reason why no int8 kernel computes a node.
 
         Args:
             graph: float graph.
             node: node of ``graph``.
-            shapes: shapes of its edges, as far as they are known.
+            shapes: shapes of its edges; some may be unknown.
 
         Returns:
             The reason, or an empty string.
@@ -145,7 +145,7 @@ class Target(ABC):
         """
 
     def session_options(self, cores: int) -> SessionOptions:
-        """Return the session options that make the quantized graph fast on this many cores."""
+        """Return the session options that make the quantized graph fast on a number of cores."""
         return SessionOptions()
 
     def count_boundaries(self, graph: Graph, plan: Plan, fallbacks: Collection[str], quantized: Graph) -> int:

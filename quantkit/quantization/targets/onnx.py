@@ -24,7 +24,7 @@ from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.base import Target
-from quantkit.quantization.weights import dequantized_constant, quantized, replace_constants
+from quantkit.quantization.weights import dequantized_constant, quantize_constant, replace_constants
 
 # A picture's bytes are codes already.
 BYTES = Spec(DType.QUINT8, symmetric=False)
@@ -266,7 +266,7 @@ def _stored_constant(
     translated: Graph, node: Node, values: Tensor, spec: Spec, order: tuple[int, ...]
 ) -> tuple[Node, ...]:
     parameters = QuantizationParameters.of_weights(spec, values.array)
-    stored = quantized(values, parameters)
+    stored = quantize_constant(values, parameters)
     scale = parameters.scale
     if order:
         stored = transposed(stored, order, node.value.shape)

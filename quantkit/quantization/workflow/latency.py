@@ -10,7 +10,7 @@ from quantkit.benchmark.candidate import Candidate, Settings
 from quantkit.benchmark.comparison import Comparison
 from quantkit.benchmark.report import Benchmark
 from quantkit.benchmark.rounds import Schedule, opening
-from quantkit.quantization.census import EIGHT_BITS, FLOAT
+from quantkit.quantization.census import FLOAT, INT8
 from quantkit.quantization.report import Latency
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.runtimes.session import RuntimeVersion
@@ -48,7 +48,7 @@ def _candidates(conversion: Conversion, source: Path, file: Path) -> tuple[Candi
     after = Settings(runtime, conversion.session_options)
     if not conversion.target.keeps_endpoints:
         after = replace(after, inputs=inputs, outputs=outputs)
-    return Candidate(FLOAT, source, before), Candidate(EIGHT_BITS, file, after)
+    return Candidate(FLOAT, source, before), Candidate(INT8, file, after)
 
 
 def measure_latency(measure: Callable[[], Benchmark] | None) -> Latency:

@@ -94,14 +94,14 @@ def recommend_for_speed(report: QuantizationReport, commands: Commands) -> NextS
         command = commands.quantize_again(target.faster_target) if target.faster_target else commands.summarize()
         return _not_faster(target.slow_reason, command)
     bfloat16 = _bfloat16_note(target)
-    if census.share < MOST and not bfloat16:
-        first = census.left_overs[0]
+    if census.int8_fraction < MOST and not bfloat16:
+        first = census.float_fallbacks[0]
         reason = f"most of the work runs in float, above all {first.name} ({first.op}): {first.reason}"
         return _not_faster(reason, commands.summarize())
     reason = (
         "most of the work runs in float"
-        if census.share < MOST
-        else f"{census.conversions} quantize/dequantize boundaries and the runtime's overhead outweigh int8 arithmetic"
+        if census.int8_fraction < MOST
+        else f"{census.boundaries} quantize/dequantize boundaries and the runtime's overhead outweigh int8 arithmetic"
     )
     runtime = _runtime_name(report)
     if bfloat16:

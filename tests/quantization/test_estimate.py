@@ -1,0 +1,60 @@
+from quantkit.ir.text import from_text
+from quantkit.quantization.estimate import estimate_quantization
+
+NETWORK = """
+    inputs: prepared
+    outputs: y
+    raw = Placeholder[2x8x8x3]()
+    two = Const(2.0)
+    prepared = Mul(raw, two, T=float)
+    w = Const[3x3x3x4]()
+    conv = Conv2D(prepared, w, T=float, padding=SAME, strides=[1, 1, 1, 1])
+    up = Conv2DBackpropInput(sizes, w, conv, T=float, padding=SAME, strides=[1, 1, 1, 1])
+    sizes = Const[int32]([2, 8, 8, 3])
+    y = Softmax(up, T=float)
+"""
+
+
+def test_layers_are_counted_and_the_rest_has_reasons() -> None:
+    estimate = estimate_quantization(from_text(NETWORK))
+    assert (estimate.num_int8, estimate.num_layers) == (1, 2)
+    text = str(estimate)
+    assert text.startswith("1 of 2 layers, 50.0% of the MACs; float: ")
+    assert "1 Softmax (small probabilities would quantize to zero)" in text
+    document = estimate.to_json()
+    assert {row["op"] for row in document["float_fallbacks"]} >= {"Softmax", "Conv2DBackpropInput"}
+
+
+def test_unknown_shapes_give_no_fraction() -> None:
+    conv = "y = Conv2D(x, w, T=float, padding=SAME, strides=[1, 1, 1, 1])"
+    text = f"inputs: x\noutputs: y\nx = Placeholder[<*>]()\nw = Const[3x3x3x4]()\n{conv}"
+    estimate = estimate_quantization(from_text(text))
+    assert (estimate.num_layers, estimate.int8_fraction) == (1, None)
+    sized = estimate_quantization(from_text(text.replace("<*>", "?x8x8x3")))
+    assert str(sized) == "1 of 1 layers, 100.0% of the MACs"
+
+
+def test_scalar_input_has_no_shape_option() -> None:
+    text = NETWORK.replace("inputs: prepared", "inputs: prepared, rate").replace(
+        "w = Const", "rate = Placeholder[]()\n    w = Const", 1
+    )
+    assert str(estimate_quantization(from_text(text))).startswith("1 of 2 layers")
+
+
+def test_graph_without_a_plan_has_a_problem() -> None:
+    estimate = estimate_quantization(from_text("dialect: onnx\ninputs: x\noutputs: y\nx = Input()\ny = Relu(x)"))
+    assert "no plan: " in str(estimate)
+    graph = from_text("inputs: x\noutputs: y\nx = Placeholder[2]()\ny = Neg(x, T=float)")
+    assert str(estimate_quantization(graph)) == "no layer to quantize"
+
+
+def test_quantized_graph_has_no_plan() -> None:
+    graph = from_text("inputs: x\noutputs: y\nx = Placeholder[2x4]()\ny = QuantizedRelu(x, x, x)")
+    assert str(estimate_quantization(graph)) == "no plan: the model is already quantized"
+
+
+def test_ensure_shape_is_not_counted() -> None:
+    sized = "sized = EnsureShape(prepared, T=float, shape=<2x8x8x3>)"
+    text = NETWORK.replace("conv = Conv2D(prepared", f"{sized}\n    conv = Conv2D(sized")
+    fallbacks = estimate_quantization(from_text(text)).to_json()["float_fallbacks"]
+    assert "EnsureShape" not in {row["op"] for row in fallbacks}
