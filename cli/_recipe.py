@@ -7,7 +7,7 @@ from quantkit.errors import RecipeError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.model import Model
 from quantkit.recipes import Recipe, parse
-from quantkit.recipes.named import NAMED, find_recipe
+from quantkit.recipes.named import find_recipe, named_recipes
 from quantkit.transforms.registry import REGISTRY, find_transform, names_for
 
 from ._render import log
@@ -40,7 +40,7 @@ def chosen_recipe(args: Namespace, *, converts: bool) -> Recipe:
     if args.recipe:
         return find_recipe(args.recipe)
     try:
-        if not args.classic and args.transforms.strip() in NAMED:
+        if not args.classic and args.transforms.strip() in named_recipes():
             name = args.transforms.strip()
             raise RecipeError(f"{name} is a recipe, not a transform", hint=f"give it as --recipe {name}")
         recipe = _parsed(args.transforms, classic=args.classic)
@@ -76,7 +76,7 @@ def _known(args: Namespace, recipe: Recipe, graph: Graph) -> Recipe:
     """A named recipe without the steps that do not know such graphs; one that was written out stays as it is."""
     known = names_for(graph.dialect)
     left_out = [step.name for step in recipe.steps if step.name not in known]
-    if args.recipe not in NAMED or not left_out:
+    if not recipe.name or not left_out:
         return recipe
     log(args, f"left out of {args.recipe}: {', '.join(left_out)}: they do not rewrite graphs of {graph.dialect}")
     return replace(recipe, steps=tuple(step for step in recipe.steps if step.name in known))

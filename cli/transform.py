@@ -13,7 +13,7 @@ from quantkit.ir.graph import Graph
 from quantkit.model.exporters.files import KINDS, OutputFile
 from quantkit.recipes import Recipe, Trace
 from quantkit.recipes import run as run_recipe
-from quantkit.recipes.named import NAMED
+from quantkit.recipes.named import RECIPES
 from quantkit.recipes.trace import STOP
 
 from ._account import Account, trace_path
@@ -44,7 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--format", choices=KINDS, help="what to write, whatever the ending is (what the ending says)")
     parser.add_argument("--transforms", help="transforms with their options, in order")
     parser.add_argument(
-        "--recipe", help=f"a named recipe ({', '.join(NAMED)}) or a .toml file, instead of --transforms"
+        "--recipe", help=f"a named recipe ({', '.join(RECIPES)}) or a .toml file, instead of --transforms"
     )
     parser.add_argument(
         "--output-as-text", nargs="?", const="true", default="false", help="write protobuf's text form (false)"

@@ -1,13 +1,11 @@
-"""``quantkit transforms``: the reference of every transform, from the same docstrings that the code has."""
+"""``quantkit transforms``: reference of the transforms, from their docstrings."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import quantkit.transforms  # noqa: F401  (fills the registry)
-from quantkit.errors import CheckError, RecipeError, UsageError
-from quantkit.recipes.example import Example, run_example
-from quantkit.recipes.named import NAMED, PURPOSES
+from quantkit.errors import CheckError, UsageError
 from quantkit.transforms.plugins import load_installed
 from quantkit.transforms.registry import REGISTRY, Option, Transform, find_transform
 
@@ -15,8 +13,10 @@ from ._arguments import add_plugin
 from ._render import emit, log
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from quantkit.recipes.contract import PromiseCheck
+    from quantkit.recipes.example import Example
 
+SCHEMA = "quantkit.transforms/2"
 EXAMPLES = (
     "quantkit transforms list",
     "quantkit transforms show fold_batch_norms",
@@ -25,121 +25,76 @@ EXAMPLES = (
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The three subcommands."""
+    """Add the three subcommands."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|show|check")
-    listing = actions.add_parser("list", help="one line for each transform, and the recipes")
-    show = actions.add_parser("show", help="all about one transform, with its example, run")
-    show.add_argument("name", help="of the transform")
-    check = actions.add_parser("check", help="whether transforms keep what every transform promises")
-    check.add_argument("names", nargs="*", help="of the transforms (those of the plugins)")
-    for one in (listing, show, check):
-        add_plugin(one)
+    listing = actions.add_parser("list", help="list the transforms and the recipes, one line each")
+    show = actions.add_parser("show", help="print the documentation of a transform and run its examples")
+    show.add_argument("name", help="name of the transform")
+    check = actions.add_parser("check", help="run the transform contract checks")
+    check.add_argument("names", nargs="*", help="names of transforms (default: those of --plugin)")
+    for action in (listing, show, check):
+        add_plugin(action)
 
 
 def run(args: Namespace) -> int:
-    """List all, show one, or check some."""
+    """List, show or check transforms."""
     if args.action == "list":
-        for problem in load_installed():
-            log(args, problem)
-        known = [REGISTRY[name] for name in sorted(REGISTRY)]
-        recipes = [{"name": name, "purpose": PURPOSES[name], "steps": text} for name, text in NAMED.items()]
-        document: dict[str, Any] = {"transforms": [_document(one) for one in known], "recipes": recipes}
-        emit(args, "quantkit.transforms/1", document, lambda c: _list(c, known))
-        return 0
+        return _list(args)
     if args.action == "show":
-        one = find_transform(args.name)
-        example = _example(one)
-        shown = example.to_json() if isinstance(example, Example) else None
-        document = {**_document(one), "example": shown}
-        emit(args, "quantkit.transforms/1", document, lambda console: _show(console, one, example))
-        return 0
+        return _show(args, find_transform(args.name))
     return _check(args, [find_transform(name) for name in args.names] or args.plugin_transforms)
 
 
-def _example(transform: Transform) -> Example | str:
-    """The example, run; or why there is none."""
-    try:
-        return run_example(transform)
-    except RecipeError as error:
-        return error.message
+def _list(args: Namespace) -> int:
+    from quantkit.recipes.named import named_recipes
 
-
-def _check(args: Namespace, transforms: list[Transform]) -> int:
-    from quantkit.recipes.contract import check_transform
-
-    if not transforms:
-        raise UsageError("no transform is named", hint="quantkit transforms check NAME, or --plugin FILE.py")
-    found = {one.name: check_transform(one) for one in transforms}
+    for problem in load_installed():
+        log(args, problem)
+    transforms = [REGISTRY[name] for name in sorted(REGISTRY)]
+    recipes = named_recipes().values()
+    width = max(len(transform.name) for transform in transforms)
+    lines = []
+    for transform in transforms:
+        summary = next(iter(transform.doc.splitlines()), "")
+        lines.append(f"{transform.name:<{width}}  {summary}{'' if transform.is_built_in else ' (plugin)'}")
+    lines += ["", "Recipes, by --recipe NAME:"]
+    for recipe in recipes:
+        lines += [f"{recipe.name:<{width}}  {recipe.purpose}", f"{'':<{width}}    {recipe}"]
     document = {
-        "transforms": [
-            {"name": name, "promises": [{"promise": key, "broken": reason} for key, reason in kept.items()]}
-            for name, kept in found.items()
-        ]
+        "transforms": [transform.to_json() for transform in transforms],
+        "recipes": [{"name": recipe.name, "purpose": recipe.purpose, "steps": str(recipe)} for recipe in recipes],
     }
-    emit(args, "quantkit.transforms/1", document, lambda console: _print_promises(console, found))
-    broken = [name for name, kept in found.items() if any(kept.values())]
-    if broken:
-        raise CheckError(
-            f"{', '.join(broken)} {'breaks' if len(broken) == 1 else 'break'} a promise",
-            hint=f"quantkit transforms show {broken[0]} shows its documentation and runs its example",
-        )
+    emit(args, SCHEMA, document, lambda console: console.print("\n".join(lines), markup=False))
     return 0
 
 
-def _print_promises(console: "Console", found: Mapping[str, Mapping[str, str]]) -> None:
-    for name, kept in found.items():
-        console.print(name, markup=False)
-        for promise, reason in kept.items():
-            console.print(f"  {'BROKEN' if reason else 'ok':<7}{promise}", markup=False)
-            if reason:
-                console.print(f"         {reason}", markup=False)
+def _show(args: Namespace, transform: Transform) -> int:
+    from quantkit.recipes.example import run_examples
+
+    examples = run_examples(transform) if transform.examples else ()
+    document = {**transform.to_json(), "examples": [example.to_json() for example in examples]}
+    text = "\n".join(_describe(transform, examples))
+    emit(args, SCHEMA, document, lambda console: console.print(text, markup=False))
+    return 0
 
 
-def _document(transform: Transform) -> dict[str, Any]:
-    return {
-        "name": transform.name,
-        "doc": transform.doc,
-        "is_exact": transform.is_exact,
-        "is_plugin": not transform.is_built_in,
-        "options": [
-            {
-                "name": option.name,
-                "type": option.kind.__name__,
-                "choices": list(option.choices),
-                "is_list": option.is_list,
-                "is_required": option.is_required,
-                "default": None if option.is_required else option.default,
-            }
-            for option in transform.options.values()
-        ],
-    }
-
-
-def _list(console: "Console", known: list[Transform]) -> None:
-    width = max(len(one.name) for one in known)
-    for one in known:
-        what = next(iter(one.doc.splitlines()), "")
-        console.print(f"{one.name:<{width}}  {what}{'' if one.is_built_in else ' (plugin)'}", markup=False)
-    console.print("\nRecipes, by --recipe NAME:", markup=False)
-    for name, text in NAMED.items():
-        console.print(f"{name:<{width}}  {PURPOSES[name]}\n{'':<{width}}    {text}", markup=False)
-
-
-def _show(console: "Console", transform: Transform, example: Example | str) -> None:
-    console.print(f"{transform.name}\n", markup=False)
-    console.print(transform.doc, markup=False)
-    console.print(f"\nExample, run now:\n\n{_indented(str(example))}", markup=False)
-    console.print("\nSignature:", markup=False)
-    for option in transform.options.values():
-        console.print(f"    {option.name}={_signature(option)}", markup=False)
+def _describe(transform: Transform, examples: "Sequence[Example]") -> Iterator[str]:
+    yield f"{transform.name}\n"
+    yield transform.doc
+    for example in examples:
+        yield "\nExample, run now:\n"
+        yield from (f"    {line}".rstrip() for line in str(example).splitlines())
+    if not examples:
+        yield f"\n{transform.name} has no example."
+    yield "\nSignature:"
+    yield from (f"    {option.name}={_signature(option)}" for option in transform.options.values())
     if not transform.options:
-        console.print("    no options", markup=False)
-    exact = "keep the answers up to rounding of float32" if transform.is_exact else "change the answers by design"
-    console.print(f"    ignore_errors=bool, for every transform\n\nIts rewrites {exact}.", markup=False)
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
+        yield "    no options"
+    yield "    ignore_errors=bool, for every transform\n"
+    if transform.is_exact:
+        yield "The model outputs stay equal up to float32 rounding."
+    else:
+        yield "The model outputs change by design."
 
 
 def _signature(option: Option) -> str:
@@ -147,3 +102,33 @@ def _signature(option: Option) -> str:
     if option.is_required:
         return f"{kind}; required"
     return f"{kind}; default {option.default_text}" if option.default_text else kind
+
+
+def _check(args: Namespace, transforms: list[Transform]) -> int:
+    from quantkit.recipes.contract import Status, check_transform
+
+    if not transforms:
+        raise UsageError("no transform is named", hint="quantkit transforms check NAME, or --plugin FILE.py")
+    checks = {transform.name: check_transform(transform) for transform in transforms}
+    document = {
+        "transforms": [
+            {"name": name, "promises": [check.to_json() for check in promises]} for name, promises in checks.items()
+        ]
+    }
+    text = "\n".join(_describe_checks(checks))
+    emit(args, SCHEMA, document, lambda console: console.print(text, markup=False))
+    for status, verb in ((Status.BROKEN, "breaks"), (Status.NOT_EXERCISED, "does not exercise")):
+        failures = [(name, check) for name, promises in checks.items() for check in promises if check.status is status]
+        for name, check in failures:
+            others = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
+            raise CheckError(f"{name} {verb} the promise {check.promise!r}{others}: {check.reason}", hint=check.hint)
+    return 0
+
+
+def _describe_checks(checks: "Mapping[str, Sequence[PromiseCheck]]") -> Iterator[str]:
+    for name, promises in checks.items():
+        yield name
+        for check in promises:
+            yield f"  {check.status.value:<15}{check.promise}"
+            if check.reason:
+                yield f"  {'':<15}  {check.reason}"

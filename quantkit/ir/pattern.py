@@ -34,6 +34,11 @@ class Pattern:
     def __call__(self, *inputs: "Pattern") -> "Pattern":
         return Pattern(self.ops, self.name, inputs, self.is_constant, self.either_order)
 
+    def __str__(self) -> str:
+        """The pattern as an expression of op types: ``Mul(Conv2D|MatMul(any, const), const)``."""
+        text = "|".join(sorted(self.ops)) or ("const" if self.is_constant else "any")
+        return text if self.inputs is None else f"{text}({', '.join(map(str, self.inputs))})"
+
     @property
     def matches_all(self) -> bool:
         return not self.ops and self.inputs is None and not self.is_constant

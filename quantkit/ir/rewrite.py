@@ -7,7 +7,10 @@ stays unchanged.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count, islice
 from typing import NamedTuple, overload
 
@@ -20,6 +23,8 @@ from quantkit.ir.pattern import Match, Pattern, match
 MAX_ITERATIONS = 1000
 # Number of upstream tensors of a root that are checked for belonging to one branch only.
 MAX_UPSTREAM_TENSORS = 256
+# Matches of each rule while `count_matches` is active.
+_MATCHES: ContextVar[dict[str, int] | None] = ContextVar("_MATCHES", default=None)
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,18 @@ class Rule:
             root). Nodes that it returns replace the nodes of the same names in place; other nodes are inserted
             before the root. It returns None if the match does not qualify and needs no skip.
         parameters: names of the bound nodes that ``rewrite`` takes.
+        name: name in reports; empty for that of ``rewrite``.
     """
 
     pattern: Pattern
     rewrite: Rewrite
     parameters: tuple[str, ...] = field(default=())
+    name: str = ""
+
+    def __str__(self) -> str:
+        """The name and the pattern."""
+        function = self.rewrite.func if isinstance(self.rewrite, partial) else self.rewrite
+        return f"{self.name or function.__name__}: {self.pattern}"
 
     def __call__(self, graph: Graph, match: Match) -> Sequence[Node] | Skip | None:
         return self.rewrite(graph, **{name: match.names[name] for name in self.parameters})
@@ -83,6 +95,17 @@ def rule(pattern: Pattern) -> Callable[[Rewrite], Rule]:
         return Rule(pattern, rewrite, parameters)
 
     return decorate
+
+
+@contextmanager
+def count_matches() -> Iterator[Mapping[str, int]]:
+    """Count the matches that each rule rewrites or skips, by the text of the rule, within the context."""
+    matches: dict[str, int] = {}
+    token = _MATCHES.set(matches)
+    try:
+        yield matches
+    finally:
+        _MATCHES.reset(token)
 
 
 def apply_rules(graph: Graph, *rules: Rule) -> Outcome:
@@ -108,6 +131,8 @@ def apply_rules(graph: Graph, *rules: Rule) -> Outcome:
     for rule_ in rules:
         for name in rule_.pattern.ops:
             rules_of_op.setdefault(name, []).append(rule_)
+    if (matches := _MATCHES.get()) is not None:
+        matches.update({str(rule_): matches.get(str(rule_), 0) for rule_ in rules})
     verify(graph)
     skips = _skips_if_unchanged(graph, rules_of_op)
     if skips is not None:
@@ -170,6 +195,8 @@ def _apply_first(graph: Graph, root: Node, rules: Sequence[Rule]) -> Sequence[No
         root_match = match(rule_.pattern, graph, root)
         result = rule_(graph, root_match) if root_match else None
         if result:
+            if (matches := _MATCHES.get()) is not None:
+                matches[str(rule_)] += 1
             return result if isinstance(result, Skip) else _keep_branch(graph, root, result)
     return None
 

@@ -1,4 +1,4 @@
-"""What every transform promises, as checks that anybody can run on theirs.
+"""Checks of the promises that every transform makes, for quantkit's own transforms and for those of plugins.
 
 In a test of a plugin:
 
@@ -8,12 +8,15 @@ In a test of a plugin:
     def test_my_transform_keeps_its_promises():
         assert not broken_promises(my_transform)
 
-Each promise is checked on the transform's own example and, with the example's options, on small graphs that hold what
-transforms trip over: shared values, control inputs, ports, channels first, unknown sizes, ends in the middle.
+Each promise is checked on the examples of the transform and, with the options of its first example, on small graphs
+with shared constants, control dependencies, several outputs per node, unknown sizes and outputs in the middle. A
+promise counts as exercised only if a graph was rewritten for it: a transform that rewrites no graph is not checked.
 """
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from quantkit.errors import CheckError, QuantkitError, RecipeError
@@ -21,11 +24,13 @@ from quantkit.formats import graphdef
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Graph
 from quantkit.ir.text import from_text, to_text
-from quantkit.recipes.example import read_example, run_example, runnable
+from quantkit.recipes.example import read_examples, run_examples, runnable
+from quantkit.recipes.recipe import IGNORE_ERRORS
 from quantkit.recipes.verify import Verifier
 from quantkit.runtimes import open_session
 from quantkit.transforms.registry import Transform
 
+# Small graphs with features that rewrites often get wrong.
 GRAPHS: Mapping[str, str] = {
     "shared values and a norm": """
         inputs: x
@@ -50,7 +55,7 @@ GRAPHS: Mapping[str, str] = {
         sum = BiasAdd(conv, bias, data_format=NCHW)
         y = Relu6(sum)
     """,
-    "control inputs and ports": """
+    "control dependencies and several outputs": """
         inputs: x
         outputs: parts:1, y
         x = Placeholder[4]()
@@ -69,7 +74,7 @@ GRAPHS: Mapping[str, str] = {
         one = Const(1.0)
         y = Add(product, one)
     """,
-    "an end in the middle": """
+    "an output in the middle": """
         inputs: x
         outputs: middle, y
         x = Placeholder[2x3]()
@@ -83,162 +88,272 @@ GRAPHS: Mapping[str, str] = {
 }
 
 
+ADD_EXAMPLE = "add a section 'Example:' to the docstring with a graph that the transform rewrites"
+
+
+class Status(Enum):
+    """Result of checking one promise."""
+
+    EXERCISED = "exercised"
+    NOT_EXERCISED = "not exercised"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True)
+class PromiseCheck:
+    """Result of checking one promise of one transform.
+
+    Attributes:
+        promise: the promise in one clause.
+        status: exercised, not exercised or broken.
+        reason: reason why the promise is broken or was not exercised; empty if it is kept.
+        hint: next step for the author; empty if the promise is kept.
+    """
+
+    promise: str
+    status: Status
+    reason: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.promise}: {self.status.value}" + (f": {self.reason}" if self.reason else "")
+
+    def to_json(self) -> dict[str, str]:
+        return {
+            "promise": self.promise,
+            "status": self.status.value,
+            "reason": self.reason,
+            "hint": self.hint,
+        }
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A transform applied twice to one graph.
+
+    Attributes:
+        name: name of the graph.
+        text: the graph as text, before the calls.
+        graph: the graph that the transform got.
+        results: new graphs of both calls; None if the transform rejected the graph with a message.
+        error: message of an exception that is not a QuantkitError; otherwise empty.
+        matches: number of matches by rule.
+    """
+
+    name: str
+    text: str
+    graph: Graph
+    results: tuple[Graph | None, Graph | None]
+    error: str
+    matches: Mapping[str, int]
+
+    @property
+    def rewritten(self) -> Graph | None:
+        """The new graph; None if the transform did not change the graph."""
+        after = self.results[0]
+        return after if after is not None and _is_rewritten(from_text(self.text), after) else None
+
+
+@dataclass(frozen=True)
+class NotExercised:
+    """Reason why a graph does not exercise a promise."""
+
+    reason: str
+    hint: str = ADD_EXAMPLE
+
+
+# None if the promise is exercised and kept; the reason if it is broken.
+Finding = str | NotExercised | None
+
+
 def broken_promises(transform: Transform) -> tuple[str, ...]:
-    """A sentence for each promise that a transform does not keep."""
-    found = check_transform(transform)
-    return tuple(f"{promise}: {reason}" for promise, reason in found.items() if reason)
+    """Return a sentence for each promise that is broken or was not exercised."""
+    return tuple(str(check) for check in check_transform(transform) if check.status is not Status.EXERCISED)
 
 
-def check_transform(transform: Transform) -> Mapping[str, str]:
-    """For each promise what breaks it, or nothing."""
-    return {promise: _reason(check, transform) for promise, check in PROMISES.items()}
+def check_transform(transform: Transform) -> tuple[PromiseCheck, ...]:
+    """Check all promises of a transform."""
+    trials = _run_trials(transform)
+    findings: dict[str, Finding] = {
+        "documents its effect, its options and its skips": _check_documentation(transform),
+        "has examples that it rewrites": _check_examples(transform),
+        "reports errors as messages": _check_each(trials, _check_errors),
+        "does not change its input": _check_each(trials, _check_input),
+        "is deterministic": _check_each(trials, _check_determinism),
+        "returns well-formed graphs": _check_each(trials, _check_graph),
+        "returns graphs that can be saved": _check_each(trials, _check_saving),
+        _outputs_promise(transform): _check_each(trials, lambda trial: _check_outputs(transform, trial)),
+        "matches with every rule": _check_rules(trials),
+    }
+    return tuple(_describe(promise, finding) for promise, finding in findings.items())
 
 
-def _reason(check: Callable[[Transform], str], transform: Transform) -> str:
-    try:
-        return check(transform)
-    except Exception as error:  # a graph may hold anything that Python lets in
-        return f"what it makes can not be looked at: {type(error).__name__}: {error}"
+def _describe(promise: str, finding: Finding) -> PromiseCheck:
+    if finding is None:
+        return PromiseCheck(promise, Status.EXERCISED)
+    if isinstance(finding, NotExercised):
+        return PromiseCheck(promise, Status.NOT_EXERCISED, finding.reason, finding.hint)
+    return PromiseCheck(promise, Status.BROKEN, finding, "correct the transform, or its documentation")
 
 
-def _documents_itself(transform: Transform) -> str:
-    words = ("Before:", "After:", "Skips ")
-    missing = [word for word in words if not re.search(f"^{word}", transform.doc, re.MULTILINE)]
+def _outputs_promise(transform: Transform) -> str:
+    if transform.is_exact:
+        return "keeps the model outputs up to rounding"
+    return "keeps most of the signal of the model outputs"
+
+
+def _check_documentation(transform: Transform) -> Finding:
+    required = ("Before:", "After:", "Skips ")
+    missing = [start for start in required if not re.search(f"^{start}", transform.doc, re.MULTILINE)]
     if missing:
-        return f"its docstring has no line that begins with {' or '.join(map(repr, missing))}"
+        return f"the docstring has no line that begins with {' or '.join(map(repr, missing))}"
     section = transform.doc.partition("Options:")[2].partition("\n\n")[0]
     documented = set(re.findall(r"^    (\w+): ", section, re.MULTILINE))
     wrong = sorted(documented ^ set(transform.options))
-    return f"its section 'Options:' and its signature differ in {', '.join(wrong)}" if wrong else ""
+    return f"the section 'Options:' and the signature differ in {', '.join(wrong)}" if wrong else None
 
 
-def _has_an_example(transform: Transform) -> str:
+def _check_examples(transform: Transform) -> Finding:
     try:
-        example = run_example(transform)
+        examples = run_examples(transform)
     except RecipeError as error:
         return error.message
-    is_same = to_text(example.before) == to_text(example.after)
-    return "its example changes nothing" if is_same else ""
+    unchanged = [example for example in examples if not _is_rewritten(example.before, example.after)]
+    return f"the example {unchanged[0].recipe} does not change the graph" if unchanged else None
 
 
-def _on_each_graph(check: Callable[[Transform, dict[str, Any], str], str]) -> Callable[[Transform], str]:
-    """A promise about graphs: kept where each of them gives no reason."""
-
-    def checked(transform: Transform) -> str:
-        values, texts = _trials(transform)
-        if not texts:
-            return "it can not be tried without an example: it has options that must be given"
-        for name, text in texts.items():
-            if reason := check(transform, values, text):
-                return f"{reason} (graph: {name})"
-        return ""
-
-    return checked
+def _is_rewritten(before: Graph, after: Graph) -> bool:
+    """Return True if the graphs differ, the order of the nodes included."""
+    return after != before or list(after.nodes) != list(before.nodes)
 
 
-def _trials(transform: Transform) -> tuple[dict[str, Any], dict[str, str]]:
-    """Options, and texts of graphs, to try a transform with; no graphs where only an example could give the options."""
-    known = {name: to_text(runnable(from_text(text))) for name, text in GRAPHS.items()}
+def _run_trials(transform: Transform) -> tuple[Trial, ...]:
+    """Apply the transform to its examples and to `GRAPHS`; no trials if only an example could give its options."""
+    texts = {name: to_text(runnable(from_text(text))) for name, text in GRAPHS.items()}
     try:
-        recipe, graph = read_example(transform)
+        examples = read_examples(transform)
     except RecipeError:
-        return {}, {} if any(option.is_required for option in transform.options.values()) else known
-    words = next(step.options for step in recipe.steps if step.name == transform.name)
-    values = transform.parse_options({key: given for key, given in words.items() if key != "ignore_errors"})
-    texts = {"its example": to_text(graph)}
-    return values, texts | (known if graph.dialect == "tensorflow" else {})
+        if any(option.is_required for option in transform.options.values()):
+            return ()
+        return tuple(_run_trial(transform, name, text, {}) for name, text in texts.items())
+    trials = []
+    for number, (recipe, graph) in enumerate(examples, 1):
+        step = next(step for step in recipe.steps if step.name == transform.name)
+        values = transform.parse_options({key: texts for key, texts in step.options.items() if key != IGNORE_ERRORS})
+        if number == 1:
+            trials = [_run_trial(transform, name, text, values) for name, text in texts.items()]
+        trials.insert(number - 1, _run_trial(transform, f"example {number}", to_text(graph), values))
+    return tuple(trials)
 
 
-def _applied(transform: Transform, values: dict[str, Any], graph: Graph) -> Graph | None:
-    """The new graph; None where the transform refuses this one with a sentence."""
-    try:
-        return transform.outcome(graph, **values).graph
-    except RecipeError:
-        if transform.is_built_in:
-            return None
-        raise
-    except QuantkitError:
-        return None
-
-
-@_on_each_graph
-def _fails_in_sentences(transform: Transform, values: dict[str, Any], text: str) -> str:
-    try:
-        _applied(transform, values, from_text(text))
-    except RecipeError as error:
-        return error.message
-    except Exception as error:
-        return f"it raises {type(error).__name__}: {error}"
-    return ""
-
-
-@_on_each_graph
-def _leaves_its_input(transform: Transform, values: dict[str, Any], text: str) -> str:
+def _run_trial(transform: Transform, name: str, text: str, values: Mapping[str, Any]) -> Trial:
     graph = from_text(text)
-    _quietly(transform, values, graph)
-    return "" if graph == from_text(text) else "it changes the graph that it is given"
+    results: list[Graph | None] = []
+    matches: Mapping[str, int] = {}
+    message = ""
+    for argument in (graph, from_text(text)):
+        result = None
+        try:
+            outcome, matches = transform.count_outcome(argument, **values)
+            result = outcome.graph
+        except RecipeError as error:
+            # A plugin's exception is a RecipeError; those of quantkit's own transforms are about options.
+            message = "" if transform.is_built_in else error.message
+        except QuantkitError:
+            message = ""
+        except Exception as error:
+            message = f"the transform raises {type(error).__name__}: {error}"
+        results.append(result)
+    return Trial(name, text, graph, (results[0], results[1]), message, matches)
 
 
-@_on_each_graph
-def _is_deterministic(transform: Transform, values: dict[str, Any], text: str) -> str:
-    one, other = (_quietly(transform, values, from_text(text)) for _ in range(2))
-    return "" if one == other else "it makes another graph each time"
+def _check_each(trials: tuple[Trial, ...], check: Callable[[Trial], Finding]) -> Finding:
+    """Combine the findings of all trials: broken if one breaks the promise, exercised if one exercises it."""
+    if not trials:
+        return NotExercised("a transform with required options cannot be tried without an example")
+    findings = []
+    for trial in trials:
+        try:
+            finding = check(trial)
+        except Exception as error:  # a graph may hold any Python object
+            finding = f"the result cannot be inspected: {type(error).__name__}: {error}"
+        if isinstance(finding, str):
+            return f"{finding} (graph: {trial.name})"
+        findings.append(finding)
+    return None if None in findings else findings[0]
 
 
-@_on_each_graph
-def _makes_graphs(transform: Transform, values: dict[str, Any], text: str) -> str:
-    made = _quietly(transform, values, from_text(text))
+def _check_errors(trial: Trial) -> Finding:
+    return trial.error or None
+
+
+def _check_input(trial: Trial) -> Finding:
+    if trial.graph != from_text(trial.text):
+        return "the transform changes its input graph"
+    return _exercised_if_rewritten(trial)
+
+
+def _check_determinism(trial: Trial) -> Finding:
+    first, second = trial.results
+    return _exercised_if_rewritten(trial) if first == second else "the results differ from call to call"
+
+
+def _check_graph(trial: Trial) -> Finding:
     try:
-        if made is not None:
-            verify(made)
+        if trial.results[0] is not None:
+            verify(trial.results[0])
     except QuantkitError as error:
-        return f"it breaks the graph: {error.message}"
-    return ""
+        return f"the transform breaks the graph: {error.message}"
+    return _exercised_if_rewritten(trial)
 
 
-@_on_each_graph
-def _can_be_saved(transform: Transform, values: dict[str, Any], text: str) -> str:
-    made = _quietly(transform, values, from_text(text))
-    if made is None or made.dialect != "tensorflow":
-        return ""
+def _check_saving(trial: Trial) -> Finding:
+    after = trial.rewritten
+    if after is None or after.dialect != "tensorflow":
+        return _exercised_if_rewritten(trial)
     try:
-        read = graphdef.decode(graphdef.encode(made))
+        saved = graphdef.decode(graphdef.encode(after))
     except QuantkitError as error:
-        return f"what it makes can not be saved: {error.message}"
-    return "" if read.nodes == made.nodes else "what it makes is another graph once it is saved and read"
+        return f"the result cannot be saved: {error.message}"
+    return None if saved.nodes == after.nodes else "the result differs after saving and loading"
 
 
-@_on_each_graph
-def _keeps_the_answers(transform: Transform, values: dict[str, Any], text: str) -> str:
-    before = runnable(from_text(text))
-    after = _quietly(transform, values, before)
-    if after is None or after.outputs != before.outputs or before.dialect != "tensorflow":
-        return ""
+def _check_outputs(transform: Transform, trial: Trial) -> Finding:
+    before, after = runnable(from_text(trial.text)), trial.rewritten
+    if after is None:
+        return _exercised_if_rewritten(trial)
+    if after.dialect != "tensorflow":
+        return NotExercised("ONNX graphs are not run", "add an example with a TensorFlow graph")
+    if after.outputs != before.outputs:
+        return NotExercised(
+            "the transform renames the outputs", "add an example in which it keeps the names of the outputs"
+        )
     check = Verifier(lambda graph: open_session(graph, "reference"))
     try:
         check(before, runnable(after), transform)
     except CheckError as error:
-        return "" if "no kernel for" in error.message else error.message
-    except QuantkitError:
-        return ""  # the graph can not be run before either
-    return ""
+        if "no kernel for" in error.message:
+            return NotExercised(error.message, "add an example whose ops the reference runtime computes")
+        return error.message
+    except QuantkitError as error:
+        return NotExercised(
+            f"the graph cannot be run: {error.message}", "add an example that the reference runtime runs"
+        )
+    return None
 
 
-def _quietly(transform: Transform, values: dict[str, Any], graph: Graph) -> Graph | None:
-    """The new graph; None where the transform fails, which breaks another promise."""
-    try:
-        return _applied(transform, values, graph)
-    except Exception:
-        return None
+def _exercised_if_rewritten(trial: Trial) -> Finding:
+    return NotExercised("the transform rewrites none of the graphs") if trial.rewritten is None else None
 
 
-PROMISES: Mapping[str, Callable[[Transform], str]] = {
-    "documents what it does, its options, and when it declines": _documents_itself,
-    "has an example that it changes": _has_an_example,
-    "refuses graphs in sentences": _fails_in_sentences,
-    "leaves its input as it is": _leaves_its_input,
-    "makes the same graph each time": _is_deterministic,
-    "makes well-formed graphs": _makes_graphs,
-    "makes graphs that can be saved": _can_be_saved,
-    "keeps the answers, as far as it says so": _keeps_the_answers,
-}
+def _check_rules(trials: tuple[Trial, ...]) -> Finding:
+    matches: dict[str, int] = {}
+    for trial in trials:
+        for rule, number in trial.matches.items():
+            matches[rule] = matches.get(rule, 0) + number
+    unmatched = [rule for rule, number in matches.items() if not number]
+    if unmatched:
+        return NotExercised(
+            f"no graph matches {' or '.join(unmatched)}", "add a section 'Example:' with a graph that the rule matches"
+        )
+    return None

@@ -11,7 +11,7 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
 from quantkit.model import as_model
 from quantkit.recipes.grammar import Step
-from quantkit.recipes.named import NAMED, find_recipe
+from quantkit.recipes.named import find_recipe, named_recipes
 from quantkit.recipes.recipe import IGNORE_ERRORS, Recipe, parse, read_options
 from quantkit.recipes.trace import STOP, Check, Record, Trace, judged, node_changes, op_changes
 from quantkit.transforms.registry import OptionError, Transform
@@ -110,7 +110,7 @@ def transform(model: Any, recipe: Recipe | str, **services: Any) -> Graph:
         GraphError: a transform failed.
     """
     if isinstance(recipe, str):
-        is_named = recipe in NAMED or recipe.endswith(".toml")
+        is_named = recipe in named_recipes() or recipe.endswith(".toml")
         recipe = find_recipe(recipe) if is_named else _parsed(recipe)
     graph = as_model(model).graph.with_endpoints(recipe.inputs or None, recipe.outputs or None)
     return run(recipe, graph, services=services)[0]
@@ -121,7 +121,7 @@ def _parsed(text: str) -> Recipe:
         return parse(text)
     except RecipeError as error:
         # One word may have been meant as the name of a recipe.
-        if near := did_you_mean(text, NAMED):
+        if near := did_you_mean(text, named_recipes()):
             raise RecipeError(f"no transform and no recipe is named {text!r}", hint=near) from error
         raise
 

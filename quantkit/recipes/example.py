@@ -1,4 +1,4 @@
-"""The example of a transform, run: its docstring gives a recipe and a graph, and what comes of them is computed."""
+"""Examples of transforms: a docstring holds a recipe and a graph, and the new graph is computed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _USUAL_ATTRS: dict[str, Attr] = {"strides": (1, 1, 1, 1), "padding": b"SAME"}
 
 @dataclass(frozen=True)
 class Example:
-    """A recipe, and a graph before and after it."""
+    """A recipe, with a graph before and after it."""
 
     recipe: Recipe
     before: Graph
@@ -29,25 +29,25 @@ class Example:
     trace: Trace
 
     def __str__(self) -> str:
-        """Both graphs as text; what goes is marked with ``-`` and what is new, or stands elsewhere, with ``+``."""
+        """Return both graphs as text; ``-`` marks removed lines, and ``+`` marks new and moved lines."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
         before, after = (to_text(graph).splitlines() for graph in (self.before, self.after))
         yield str(self.recipe)
         same = SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
-        stay = ({block[side] + at for block in same for at in range(block.size)} for side in (0, 1))
-        for title, lines, kept, mark in zip(("before", "after"), (before, after), stay, "-+", strict=True):
+        numbers = ({block[side] + at for block in same for at in range(block.size)} for side in (0, 1))
+        for title, lines, unchanged, mark in zip(("before", "after"), (before, after), numbers, "-+", strict=True):
             yield f"  {title}:"
-            for place, line in enumerate(lines):
-                yield f"    {' ' if place in kept else mark} {line}"
+            for number, line in enumerate(lines):
+                yield f"    {' ' if number in unchanged else mark} {line}"
         skips = [skip for record in self.trace.records for skip in record.skips]
         if skips:
-            yield "  declined:"
+            yield "  skipped:"
             yield from (f"      {skip}" for skip in skips)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the example as JSON values."""
         return {
             "recipe": str(self.recipe),
             "before": to_text(self.before),
@@ -56,51 +56,57 @@ class Example:
         }
 
 
-def run_example(transform: Transform) -> Example:
-    """The example of a transform's docstring, run.
+def run_examples(transform: Transform) -> tuple[Example, ...]:
+    """Run the examples of a transform's docstring.
 
     Raises:
-        RecipeError: there is none, or it can not be read or run.
+        RecipeError: the docstring has no example, or one cannot be read or run.
     """
-    recipe, graph = read_example(transform)
-    try:
-        after, trace = run(recipe, graph)
-    except QuantkitError as error:
-        raise RecipeError(f"the example of {transform.name} fails: {error.message}", error.hint) from error
-    return Example(recipe, graph, after, trace)
+    examples = []
+    for recipe, graph in read_examples(transform):
+        try:
+            after, trace = run(recipe, graph)
+        except QuantkitError as error:
+            raise RecipeError(f"the example of {transform.name} fails: {error.message}", error.hint) from error
+        examples.append(Example(recipe, graph, after, trace))
+    return tuple(examples)
 
 
-def read_example(transform: Transform) -> tuple[Recipe, Graph]:
-    """The recipe and the graph of a transform's docstring.
+def read_examples(transform: Transform) -> tuple[tuple[Recipe, Graph], ...]:
+    """Return the recipes and the graphs of the examples in a transform's docstring.
 
     Raises:
-        RecipeError: there are none, they can not be read, or the recipe does not name the transform.
+        RecipeError: the docstring has no example, or one cannot be read or does not name the transform.
     """
-    line, _, text = next(iter(transform.examples), "").partition("\n")
-    if not text:
+    if not transform.examples:
         raise RecipeError(
             f"{transform.name} has no example",
             hint="end its docstring with 'Example:', a recipe of one line, and a graph as text below it",
         )
+    return tuple(_read_example(transform, text) for text in transform.examples)
+
+
+def _read_example(transform: Transform, text: str) -> tuple[Recipe, Graph]:
+    line, _, graph_text = text.partition("\n")
     try:
-        recipe, graph = parse(line), from_text(text)
+        recipe, graph = parse(line), from_text(graph_text)
         verify(graph)
     except QuantkitError as error:
-        raise RecipeError(f"the example of {transform.name} can not be read: {error.message}", error.hint) from error
+        raise RecipeError(f"the example of {transform.name} cannot be read: {error.message}", error.hint) from error
     if transform.name not in [step.name for step in recipe.steps]:
         raise RecipeError(
-            f"the example of {transform.name} is one of {recipe.steps[0].name}",
-            hint=f"write a recipe with {transform.name} in it",
+            f"the example of {transform.name} applies only {recipe.steps[0].name}",
+            hint=f"write a recipe that contains {transform.name}",
         )
     return recipe, graph
 
 
 def runnable(graph: Graph) -> Graph:
-    """The graph with the attributes that TensorFlow demands and a text leaves out: float, stride 1, SAME."""
-    return graph.with_nodes(_completed(node) for node in graph.nodes.values())
+    """Return the graph with the attributes that TensorFlow requires and a text omits: float, stride 1, SAME."""
+    return graph.with_nodes(_complete(node) for node in graph.nodes.values())
 
 
-def _completed(node: Node) -> Node:
+def _complete(node: Node) -> Node:
     op = find_op(node.op)
     missing: dict[str, Attr] = {}
     for name, attr in op.attrs.items() if op else ():

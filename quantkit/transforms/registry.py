@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type
 
 from quantkit.errors import GraphError, QuantkitError, RecipeError, did_you_mean
 from quantkit.ir.graph import Graph
-from quantkit.ir.rewrite import Outcome, Rule, apply_rules
+from quantkit.ir.rewrite import Outcome, Rule, apply_rules, count_matches
 from quantkit.ops.faults import find_fault
 from quantkit.transforms._placement import restore_placement
 
@@ -99,6 +99,16 @@ class Option:
             )
         return self._parse_text(texts[0], transform)
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "type": self.kind.__name__,
+            "choices": list(self.choices),
+            "is_list": self.is_list,
+            "is_required": self.is_required,
+            "default": None if self.is_required else self._to_plain(self.default),
+        }
+
     def check(self, value: Any, transform: str) -> None:
         """Check a Python value against the choices.
 
@@ -144,6 +154,11 @@ class Option:
             hint=near or "write " + " or ".join(f"{self.name}={choice}" for choice in self.choices),
             option=self.name,
         )
+
+    def _to_plain(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [self._to_plain(each) for each in value]
+        return value.value if isinstance(value, Enum) else value
 
     def _text(self, value: Any) -> str:
         return next((text for text, choice in self.choices.items() if choice == value), str(value))
@@ -204,11 +219,28 @@ class Transform:
         docstring = inspect.getdoc(self.function) or ""
         return tuple(textwrap.dedent(example).strip() for example in EXAMPLE.findall(docstring))
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "doc": self.doc,
+            "is_exact": self.is_exact,
+            "is_plugin": not self.is_built_in,
+            "dialects": list(self.dialects),
+            "options": [option.to_json() for option in self.options.values()],
+        }
+
     def __call__(self, graph: Graph, **options: Any) -> Graph:
         return self.outcome(graph, **options).graph
 
     def outcome(self, graph: Graph, **options: Any) -> Outcome:
-        """Apply the transform with options as Python values.
+        """Apply the transform with options as Python values; see `count_outcome`."""
+        return self.count_outcome(graph, **options)[0]
+
+    def count_outcome(self, graph: Graph, **options: Any) -> tuple[Outcome, Mapping[str, int]]:
+        """Apply the transform with options as Python values, and count the matches of its own rules.
+
+        Returns:
+            The outcome, and the number of matches by rule; rules of transforms that this one calls do not count.
 
         Raises:
             GraphError: the transform does not support the dialect of the graph.
@@ -223,16 +255,17 @@ class Transform:
         for name, value in options.items():
             if name in self.options:
                 self.options[name].check(value, self.name)
-        result = self._call(graph, options)
+        with count_matches() as matches:
+            result = self._call(graph, options)
         if isinstance(result, Outcome):
-            return result._replace(graph=restore_placement(graph, result.graph))
+            return result._replace(graph=restore_placement(graph, result.graph)), matches
         if not isinstance(result, Graph):
             file, line = self.location
             raise RecipeError(
                 f"{self.name} returns {type(result).__name__}: {file}, line {line}",
                 hint="return the new graph, or an Outcome",
             )
-        return Outcome(restore_placement(graph, result))
+        return Outcome(restore_placement(graph, result)), matches
 
     def _call(self, graph: Graph, options: Mapping[str, Any]) -> Any:
         """Call the function; a fault of the graph or of a plugin becomes a message with its location."""

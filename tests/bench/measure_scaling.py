@@ -34,13 +34,13 @@ def measure_here(source: Path, target: Path, recipe: str) -> dict[str, Any]:
     """Load, transform and save in this process."""
     from quantkit import formats
     from quantkit.recipes import run
-    from quantkit.recipes.named import NAMED, find_recipe
+    from quantkit.recipes.named import RECIPES, find_recipe
     from quantkit.recipes.recipe import parse
 
     start = perf_counter()
     graph = formats.load(source, ["x"], ["y"])
     loaded = perf_counter()
-    after, trace = run(find_recipe(recipe) if recipe in NAMED else parse(recipe), graph)
+    after, trace = run(find_recipe(recipe) if recipe in RECIPES else parse(recipe), graph)
     transformed = perf_counter()
     formats.save(after, target)
     steps: dict[str, float] = {}

@@ -10,7 +10,7 @@ from quantkit.errors import CheckError, GraphError, InputError, RecipeError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.recipes import Recipe, parse, run, transform
-from quantkit.recipes.named import NAMED, find_recipe
+from quantkit.recipes.named import RECIPES, find_recipe
 from quantkit.recipes.verify import Verifier
 from quantkit.runtimes import open_session
 from quantkit.transforms.registry import REGISTRY
@@ -61,7 +61,7 @@ def test_the_function_for_python_takes_names_and_files(tmp_path: Path) -> None:
     assert [str(edge) for edge in transform(GRAPH, str(path)).outputs] == ["same"]
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", RECIPES)
 def test_named_recipes_round_trip_and_run(name: str) -> None:
     recipe = find_recipe(name)
     assert parse(str(recipe)) == recipe
@@ -91,12 +91,12 @@ def test_sizes_may_be_written_as_numbers(tmp_path: Path) -> None:
     ("content", "error", "message"),
     [
         ("[[step", InputError, "is no TOML"),
-        ("a = 1", RecipeError, "lists no steps"),
+        ("a = 1", RecipeError, "contains no steps"),
         ("[[step]]\nop = 'x'", RecipeError, "step 1 names no transform"),
         ("[[step]]\ntransform = 'nope'", RecipeError, "step 1: Transform 'nope' not recognized"),
         ("[[step]]\ntransform = 'fold_pads'\n[[step]]\ntransform = 'fold_pads'\nk = 1", RecipeError, "step 2: .*'k'"),
-        ("[[step]]\ntransform = 'remove_nodes'\nop = {a = 1}", RecipeError, "step 1: op is no value"),
-        ("[[step]]\ntransform = 'remove_nodes'\nop = [['a']]", RecipeError, "step 1: op is no value"),
+        ("[[step]]\ntransform = 'remove_nodes'\nop = {a = 1}", RecipeError, "step 1: op is neither a value"),
+        ("[[step]]\ntransform = 'remove_nodes'\nop = [['a']]", RecipeError, "step 1: op is neither a value"),
     ],
 )
 def test_broken_recipe_files(tmp_path: Path, content: str, error: type[Exception], message: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from quantkit.formats import load, save
 from quantkit.ir.text import from_text
-from quantkit.recipes.named import NAMED, PURPOSES
+from quantkit.recipes.named import RECIPES
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()
@@ -120,8 +120,8 @@ def test_a_recipe_file_may_name_the_ends(words: list[str], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('input = ["s"]\n', "says 'input', which no recipe does"),
-        ('inputs = "s"\n', "inputs is no list of names"),
+        ('input = ["s"]\n', "has the unknown key 'input'"),
+        ('inputs = "s"\n', "inputs is not a list of names"),
     ],
 )
 def test_what_a_recipe_file_can_not_say(
@@ -136,10 +136,10 @@ def test_what_a_recipe_file_can_not_say(
 def test_the_reference_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["transforms", "list", "--json"]) == 0
     recipes = {recipe["name"]: recipe for recipe in json.loads(capsys.readouterr().out)["recipes"]}
-    assert set(recipes) == set(NAMED) == set(PURPOSES)
+    assert set(recipes) == set(RECIPES)
     assert "quantize_weights obfuscate_names" in recipes["mobile"]["steps"]
     assert main(["transforms", "list"]) == 0
-    assert "for an app's bundle" in capsys.readouterr().out
+    assert "for an app bundle" in capsys.readouterr().out
 
 
 def test_summarize_looks_ahead(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

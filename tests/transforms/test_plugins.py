@@ -190,7 +190,7 @@ def test_plugins_get_the_same_commands(plugin: Path, tmp_path: Path, capsys: pyt
     assert "keep=str" in shown
     assert main(["transforms", "check", "--plugin", str(plugin), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert [one["broken"] for one in document["transforms"][0]["promises"]] == [""] * 8
+    assert [one["status"] for one in document["transforms"][0]["promises"]] == ["exercised"] * 9
     words = ["--transforms", "drop_devices", "--plugin", str(plugin), "--explain", "--verify", "--runtime", "reference"]
     assert main(["transform", "digits", "-o", str(tmp_path / "out.pb"), *words]) == 0
     assert "drop_devices: 235 -> 235 nodes" in capsys.readouterr().out
@@ -203,7 +203,7 @@ def test_a_plugin_that_breaks_promises_is_told_which(tmp_path: Path, capsys: pyt
     )
     assert main(["transforms", "check", "mine", "--plugin", str(path)]) == 1
     out, err = capsys.readouterr()
-    assert "BROKEN has an example that it changes" in out
-    assert "ok     makes well-formed graphs" in out
-    assert "mine breaks a promise" in err
+    assert "  broken         has examples that it rewrites" in out
+    assert "  not exercised  returns well-formed graphs" in out
+    assert "mine breaks the promise 'documents its effect, its options and its skips' and 1 more" in err
     assert main(["transforms", "check"]) == 2

@@ -110,7 +110,7 @@ def as_rule(ops: str, simplify: Simplify, known: Inference, has_signed_zeros: bo
         except (ValueError, IndexError, TypeError, ZeroDivisionError):
             return None  # the node does not fit its op: whoever runs it will say so better
 
-    return Rule(op(ops), rewrite, ("root",))
+    return Rule(op(ops), rewrite, ("root",), simplify.__name__)
 
 
 def passing(node: Node, *sources: Edge) -> list[Node]:

@@ -58,6 +58,14 @@ def remove_dropout(graph: Graph) -> Outcome:
         stays = GreaterEqual(random, rate)
         dropped = SelectV2(stays, scaled, zero)
         y = Neg(dropped)
+
+    Example:
+        remove_dropout
+        inputs: x
+        outputs: y
+        x = Placeholder[2]()
+        stop = StopGradient(x)
+        y = Neg(stop)
     """
     outcome = _without_dropout(graph)
     bodies = in_functions(outcome.graph, _without_dropout)

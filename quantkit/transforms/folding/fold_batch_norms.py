@@ -54,6 +54,25 @@ def fold_batch_norms(graph: Graph) -> Outcome:
         conv = Conv2D(x, w, padding=SAME, strides=[1, 1, 1, 1])
         scaled = Mul(conv, scale)
         y = Add(scaled, offset)
+
+    Example:
+        fold_batch_norms
+        inputs: x
+        outputs: c, e
+        x = Placeholder[1x5x5x3]()
+        w = Const[3x3x3x4]()
+        mean = Const([1.0, 2.0, 3.0, 4.0])
+        deviation = Const([1.0, 2.0, 4.0, 8.0])
+        beta = Const([1.0, -1.0, 0.5, 0.0])
+        conv = Conv2D(x, w)
+        a = BiasAdd(conv, mean)
+        b = RealDiv(a, deviation)
+        c = AddV2(b, beta)
+        scale = Rsqrt(deviation)
+        v = Const[3x3x3x4]()
+        conv2 = Conv2D(x, v)
+        d = Mul(conv2, scale)
+        e = AddV2(d, beta)
     """
     return apply_rules(graph, _fold_factor, _fold_divisor, _join_sums, _explain_factor)
 

@@ -50,6 +50,18 @@ def fold_biases(graph: Graph) -> Outcome:
         conv = Conv2D(x, w, padding=SAME, strides=[1, 1, 1, 1])
         sum = AddV2(conv, b)
         y = Relu(sum)
+
+    Example:
+        fold_biases
+        inputs: x
+        outputs: y
+        x = Placeholder[8x8]()
+        w = Const[8x6]()
+        bias = Const([0.5, -1.0, 2.0, 1.0, 0.0, -0.5])
+        sizes = Const[int32]([-1, 4, 6])
+        product = MatMul(x, w)
+        sequences = Reshape(product, sizes, Tshape=int32)
+        y = BiasAdd(sequences, bias)
     """
     if graph.op_counts.keys().isdisjoint({*ADDITIONS, "BiasAdd"}):
         return Outcome(graph)

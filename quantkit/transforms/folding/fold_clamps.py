@@ -34,6 +34,17 @@ def fold_clamps(graph: Graph) -> Outcome:
         six = Const(6.0)
         low = Maximum(x, zero)
         y = Minimum(low, six)
+
+    Example:
+        fold_clamps
+        inputs: x
+        outputs: y, z
+        x = Placeholder[2x3]()
+        zero = Const(0.0)
+        six = Const(6.0)
+        high = Minimum(x, six)
+        y = Relu(high)
+        z = ClipByValue(x, zero, six)
     """
     return apply_rules(graph, _floor, _ceiling, _floor_of_ceiling, _clip)
 

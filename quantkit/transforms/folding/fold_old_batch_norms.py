@@ -51,6 +51,23 @@ def fold_old_batch_norms(graph: Graph) -> Outcome:
         gamma = Const([1.0, 2.0, 0.5, -1.0])
         conv = Conv2D(x, w, padding=SAME, strides=[1, 1, 1, 1])
         y = FusedBatchNorm(conv, gamma, beta, mean, variance, epsilon=0.001, is_training=false)
+
+    Example:
+        fold_old_batch_norms
+        inputs: x
+        outputs: y, z
+        x = Placeholder[1x5x5x3]()
+        w = Const[3x3x3x4]()
+        m = Const([0.1, 0.2, -0.3, 0.4])
+        v = Const([1.0, 0.5, 2.0, 0.25])
+        beta = Const([1.0, -1.0, 0.0, 0.5])
+        gamma = Const([1.0, 2.0, 0.5, -1.0])
+        a = Conv2D(x, w)
+        y = BatchNormWithGlobalNormalization(a, m, v, beta, gamma, scale_after_normalization=true, variance_epsilon=0.1)
+        w2 = Const[3x3x3x4]()
+        b = Conv2D(x, w2)
+        deviation = Sqrt(v)
+        z = FusedBatchNorm(b, gamma, beta, m, deviation, epsilon=0.001, is_training=false)
     """
     return apply_rules(graph, _fold_global, _fold_fused, _explain_norm)
 

@@ -50,6 +50,15 @@ def fold_pads(graph: Graph) -> Outcome:
         w = Const[3x3x2x2]()
         pad = Pad(x, widths)
         y = Conv2D(pad, w, padding=VALID, strides=[1, 1, 1, 1])
+
+    Example:
+        fold_pads
+        inputs: x
+        outputs: y
+        x = Placeholder[2x3]()
+        widths = Const[int32]([[0, 0], [0, 0]])
+        pad = Pad(x, widths)
+        y = Relu(pad)
     """
     if graph.op_counts.keys().isdisjoint(PADS):
         return Outcome(graph)

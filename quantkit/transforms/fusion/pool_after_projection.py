@@ -50,6 +50,18 @@ def pool_after_projection(graph: Graph) -> Outcome:
         pool = AvgPool(x, ksize=[1, 3, 3, 1], padding=SAME, strides=[1, 1, 1, 1])
         conv = Conv2D(pool, w, padding=SAME, strides=[1, 1, 1, 1])
         y = BiasAdd(conv, b)
+
+    Example:
+        pool_after_projection
+        inputs: x
+        outputs: y
+        x = Placeholder[1x4x4x8]()
+        w = Const[1x1x8x2]()
+        bias = Const([[[[0.5, -1.0]]]])
+        pool = AvgPool(x, ksize=[1, 3, 3, 1], padding=SAME, strides=[1, 1, 1, 1])
+        conv = Conv2D(pool, w, padding=SAME, strides=[1, 1, 1, 1])
+        sum = AddV2(conv, bias)
+        y = Relu(sum)
     """
     if "AvgPool" not in graph.op_counts:
         return Outcome(graph)

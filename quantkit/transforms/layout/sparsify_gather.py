@@ -58,7 +58,7 @@ def sparsify_gather(
         inputs: ids
         outputs: y
         ids = Placeholder[int64 3]()
-        w = Const([[0.0], [1.5], [0.0], [0.0], [-2.0]])
+        w = Const([[0.0], [1.5], [0.0], [0.0], [-2.0], [0.0], [0.0], [0.0]])
         read = Identity(w, T=float)
         y = Gather(read, ids, Tparams=float, Tindices=int64)
     """

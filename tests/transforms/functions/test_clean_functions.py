@@ -23,7 +23,7 @@ from quantkit.ir.text import from_text, to_text
 from quantkit.model import load
 from quantkit.model.exporters.files import save
 from quantkit.recipes import transform
-from quantkit.recipes.named import NAMED
+from quantkit.recipes.named import RECIPES
 from quantkit.runtimes import open_session
 from quantkit.transforms.functions.clean_functions import clean_functions
 from quantkit.transforms.functions.inline_functions import inline_functions
@@ -442,7 +442,7 @@ def test_tensorflow_computes_the_same_with_fewer_nodes(name: str, tmp_path: Path
     if not isinstance(model, tf.keras.Model):
         model = tf.function(model, input_signature=[tf.TensorSpec(shape, tf.float32, "x")])
     graph = load(model).graph
-    before = transform(graph, re.sub(r"clean_functions\([^)]*\)", "", NAMED["inference"]))
+    before = transform(graph, re.sub(r"clean_functions\([^)]*\)", "", str(RECIPES["inference"])))
     after = transform(graph, "inference")
     assert num_nodes(after) <= num_nodes(before) - fewer
     assert clean_functions.outcome(after).changes == ()
