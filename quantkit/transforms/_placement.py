@@ -114,12 +114,12 @@ def _copy_into_loops(
     changed: dict[str, Node] = {}
     for name, frames in consumers.items():
         loops = [frame for frame in frames if frame in merges]
-        keeps_original = name in graph.endpoint_names or len(loops) < len(frames)
+        is_used = name in graph.endpoint_names or len(loops) < len(frames)
         for frame in loops:
             in_loop = graph[name].with_(controls=(merges[frame],))
-            if not keeps_original:
+            if not is_used:
                 draft.replace(name, in_loop)
-                keeps_original = True
+                is_used = True
                 continue
             copy = names.free(f"{name}/in_loop")
             draft.before(name, in_loop.with_(name=copy))

@@ -1,4 +1,4 @@
-"""Random graphs with everything that small editors touch: devices, waits, ports, attributes, colocations."""
+"""Random graphs with devices, control dependencies, ports, attributes and colocations."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ DEVICES = ("", "", "/cpu:0", "/device:GPU:1")
 
 @st.composite
 def edited_graphs(draw: st.DrawFn) -> Graph:
-    """Nodes that read and wait for earlier ones."""
+    """Generate nodes with inputs and control dependencies from earlier nodes."""
     nodes = [Node("x", "Placeholder")]
     for number in range(draw(st.integers(1, 10))):
         before = st.sampled_from([node.name for node in nodes])
@@ -28,16 +28,16 @@ def edited_graphs(draw: st.DrawFn) -> Graph:
         controls = tuple(draw(st.sets(before, max_size=2)))
         name = draw(st.sampled_from([f"deep/n{number}", f"n{number}"]))
         nodes.append(Node(name, op, inputs, controls, attrs, draw(st.sampled_from(DEVICES))))
-    ends = draw(st.sets(st.sampled_from([node.name for node in nodes]), min_size=1, max_size=3))
-    return Graph.of(nodes, ["x"], [Edge(name, draw(st.integers(0, 1))) for name in sorted(ends)])
+    outputs = draw(st.sets(st.sampled_from([node.name for node in nodes]), min_size=1, max_size=3))
+    return Graph.of(nodes, ["x"], [Edge(name, draw(st.integers(0, 1))) for name in sorted(outputs)])
 
 
-def edit(transform: Transform, graph: Graph, **options: Any) -> Graph:
-    """Apply an editor, and check that it leaves its argument alone, says what it did, and has no more to do."""
-    kept = Graph.of(graph.nodes.values(), graph.inputs, graph.outputs)
+def check_edit(transform: Transform, graph: Graph, **options: Any) -> Graph:
+    """Apply a transform; check that it keeps its argument, reports its changes, and is idempotent."""
+    copy = Graph.of(graph.nodes.values(), graph.inputs, graph.outputs)
     outcome: Outcome = transform.outcome(graph, **options)
     verify(outcome.graph, blame=transform.name)
-    assert graph == kept
+    assert graph == copy
     assert bool(outcome.changes) == (outcome.graph != graph)
     again = transform.outcome(outcome.graph, **options)
     assert (again.graph, again.changes) == (outcome.graph, ())

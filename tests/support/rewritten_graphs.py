@@ -1,4 +1,4 @@
-"""What every exact rewrite promises, and pieces of the graphs that tests rewrite."""
+"""Checks of exact transforms, and parts of the graphs that tests rewrite."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,34 +20,34 @@ def placeholder(shape: tuple[int, ...], name: str = "x") -> Node:
     return Node(name, "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(shape)})
 
 
-def answers(graph: Graph, seed: int = 0) -> dict[str, Array]:
-    """The outputs for seeded inputs."""
+def compute_outputs(graph: Graph, seed: int = 0) -> dict[str, Array]:
+    """Return the outputs of the reference runtime for seeded inputs."""
     random = np.random.default_rng(seed)
     with find_runtime("reference").open(graph) as session:
         return session.run(
-            {one.name: random.uniform(-1, 1, one.shape.sizes).astype(np.float32) for one in session.inputs}
+            {info.name: random.uniform(-1, 1, info.shape.sizes).astype(np.float32) for info in session.inputs}
         )
 
 
-def check_promises(transform: Transform, graph: Graph, **options: Any) -> None:
-    """A rewrite keeps ends and answers, leaves its argument alone, and is done after one call."""
-    kept = Graph.of(graph.nodes.values(), graph.inputs, graph.outputs, library=graph.library)
+def check_exact_transform(transform: Transform, graph: Graph, **options: Any) -> None:
+    """Check that a transform keeps inputs, outputs, their values and its argument, and is idempotent."""
+    copy = Graph.of(graph.nodes.values(), graph.inputs, graph.outputs, library=graph.library)
     outcome = transform.outcome(graph, **options)
     verify(outcome.graph, blame=transform.name)
-    assert graph == kept
+    assert graph == copy
     assert (outcome.graph.inputs, outcome.graph.outputs) == (graph.inputs, graph.outputs)
-    want, found = answers(graph), answers(outcome.graph)
-    for name, values in want.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-5 * max(1, np.abs(values).max()))
+    expected, actual = compute_outputs(graph), compute_outputs(outcome.graph)
+    for name, values in expected.items():
+        np.testing.assert_allclose(actual[name], values, rtol=1e-5, atol=1e-5 * max(1, np.abs(values).max()))
     again = transform.outcome(outcome.graph, **options)
     assert (again.graph, again.changes) == (outcome.graph, ())
 
 
-def work_grows_linearly(transform: Transform, graph: Callable[[int], Graph], small: int = 50, **options: Any) -> None:
-    """Eight times the nodes take little more than eight times the work."""
+def check_linear_work(transform: Transform, graph: Callable[[int], Graph], small: int = 50, **options: Any) -> None:
+    """Check that the work of a transform grows linearly with the number of nodes."""
 
     def work(count: int) -> Callable[[], object]:
-        made = graph(count)
-        return lambda: transform(made, **options)
+        sized = graph(count)
+        return lambda: transform(sized, **options)
 
     check_work_is_linear(work, small)

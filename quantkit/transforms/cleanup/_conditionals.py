@@ -1,96 +1,97 @@
-"""Branches that are functions: If and Case, the control flow of TensorFlow 2."""
+"""Inline the branch of a constant If or Case, the control flow of TensorFlow 2."""
 
 from quantkit.errors import QuantkitError
 from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Tensor
-from quantkit.transforms.cleanup._switches import PASSING
-from quantkit.transforms.functions._inlining import inlined
+from quantkit.transforms.cleanup._switches import PASS_THROUGH
+from quantkit.transforms.functions._inlining import inline_calls
 
 IFS = frozenset({"If", "StatelessIf"})
 CASES = frozenset({"Case", "StatelessCase"})
 LOOPS = frozenset({"While", "StatelessWhile"})
 
 
-def take_constant_functions(graph: Graph) -> Outcome:
-    """Write out the branch that each If or Case with a constant condition takes."""
+def inline_constant_branches(graph: Graph) -> Outcome:
+    """Replace each If or Case with a constant condition by the nodes of the selected branch."""
     calls: dict[str, Node] = {}
     skips: list[Skip] = []
     for node in graph.nodes.values():
         if node.op in LOOPS:
-            skips.append(Skip(f"it is a loop, {node.op}", node.name))
+            skips.append(Skip(f"{node.op} is a loop", node.name))
         elif node.op in IFS or node.op in CASES:
-            made = _call(graph, node)
-            if isinstance(made, Skip):
-                skips.append(made)
+            call = _call_branch(graph, node)
+            if isinstance(call, Skip):
+                skips.append(call)
             else:
-                calls[node.name] = made
+                calls[node.name] = call
     if not calls:
         return Outcome(graph, (), tuple(skips))
     with_calls = graph.with_nodes(calls.get(name, node) for name, node in graph.nodes.items())
-    outcome = inlined(with_calls, lambda _, node: _function(node) if calls.get(node.name) is node else None)
-    changes = tuple(f"{name} ({graph[name].op}) always runs {_function(call)}" for name, call in calls.items())
+    outcome = inline_calls(with_calls, lambda _, node: _callee(node) if calls.get(node.name) is node else None)
+    changes = tuple(f"{name} ({graph[name].op}) always calls {_callee(call)}" for name, call in calls.items())
     return Outcome(outcome.graph, changes, (*skips, *outcome.skips))
 
 
-def _call(graph: Graph, node: Node) -> Node | Skip:
-    """A plain call of the branch that is taken."""
+def _call_branch(graph: Graph, node: Node) -> Node | Skip:
+    """Return a PartitionedCall of the selected branch."""
     if node.name in graph.input_names:
-        return Skip("it is an input of the graph", node.name)
+        return Skip("the node is a graph input", node.name)
     condition = node.inputs[0]
-    value, waits = _constant_behind(graph, condition)
+    value, has_controls = _find_constant(graph, condition)
     if value is None:
-        return Skip(f"its condition {condition} is not constant", node.name)
-    branch = _branch(node, value)
+        return Skip(f"condition {condition} is not constant", node.name)
+    branch = _select_branch(node, value)
     if branch is None:
-        return Skip("which functions it may call is not known", node.name)
+        return Skip("the attributes do not name the branch functions", node.name)
     try:
         function = graph.library[branch.name]
     except KeyError:
         return Skip(f"function {branch.name!r} is not in the library", node.name)
     except QuantkitError as error:
         return Skip(error.message, node.name)
-    if len(function.graph.inputs) != len(node.inputs) - 1:
-        return Skip(f"{branch.name!r} takes another number of tensors than it gets", node.name)
+    num_arguments = len(node.inputs) - 1
+    if len(function.graph.inputs) != num_arguments:
+        return Skip(f"{branch.name!r} has {len(function.graph.inputs)} arguments, not {num_arguments}", node.name)
     op = "PartitionedCall" if node.op.startswith("Stateless") else "StatefulPartitionedCall"
-    kept = {key: value for key, value in node.attrs.items() if key in ("Tin", "Tout") or key.startswith("_")}
-    controls = (*node.controls, condition.node) if waits else node.controls
-    return node.with_(op=op, inputs=node.inputs[1:], controls=controls, attrs={**kept, "f": branch})
+    attrs = {key: value for key, value in node.attrs.items() if key in ("Tin", "Tout") or key.startswith("_")}
+    controls = (*node.controls, condition.node) if has_controls else node.controls
+    return node.with_(op=op, inputs=node.inputs[1:], controls=controls, attrs={**attrs, "f": branch})
 
 
-def _branch(node: Node, condition: Tensor) -> FunctionName | None:
-    """The function that is run; a condition counts as true as TensorFlow counts it."""
+def _select_branch(node: Node, condition: Tensor) -> FunctionName | None:
+    """Return the function that runs, by TensorFlow's rules for conditions of any type and shape."""
     if node.op in IFS:
         if condition.shape:
             is_true = condition.num_elements > 0
         else:
             value = condition.array.item()
             is_true = len(value) > 0 if condition.dtype is DType.STRING else bool(value)
-        found = node.attrs.get("then_branch" if is_true else "else_branch")
-        return found if isinstance(found, FunctionName) else None
+        branch = node.attrs.get("then_branch" if is_true else "else_branch")
+        return branch if isinstance(branch, FunctionName) else None
     branches = node.attrs.get("branches")
     if not isinstance(branches, tuple) or not branches or condition.shape:
         return None
-    place = int(condition.array)
-    found = branches[place if 0 <= place < len(branches) else -1]
-    return found if isinstance(found, FunctionName) else None
+    index = int(condition.array)
+    branch = branches[index if 0 <= index < len(branches) else -1]
+    return branch if isinstance(branch, FunctionName) else None
 
 
-def _constant_behind(graph: Graph, edge: Edge) -> tuple[Tensor | None, bool]:
-    """The constant that reaches an edge, and whether anything on the way waits for a node."""
-    seen: set[Edge] = set()
-    waits = False
-    while edge not in seen and edge.node not in graph.input_names:
-        seen.add(edge)
+def _find_constant(graph: Graph, edge: Edge) -> tuple[Tensor | None, bool]:
+    """Return the constant that an edge forwards, and True if a node on the way has control dependencies."""
+    visited: set[Edge] = set()
+    has_controls = False
+    while edge not in visited and edge.node not in graph.input_names:
+        visited.add(edge)
         node = graph[edge.node]
-        waits = waits or bool(node.controls)
-        if node.op not in PASSING or not node.inputs:
-            return graph.constant_of(edge), waits
+        has_controls = has_controls or bool(node.controls)
+        if node.op not in PASS_THROUGH or not node.inputs:
+            return graph.constant_of(edge), has_controls
         edge = node.inputs[0]
-    return None, waits
+    return None, has_controls
 
 
-def _function(call: Node) -> str:
-    name = call.attrs["f"]
-    return name.name if isinstance(name, FunctionName) else ""
+def _callee(call: Node) -> str:
+    function = call.attrs["f"]
+    return function.name if isinstance(function, FunctionName) else ""

@@ -1,10 +1,10 @@
-"""Dropout as TensorFlow writes it.
+"""Match dropout as TensorFlow and Keras write it.
 
 dropout(x) = mask * x / keep        mask = 1 with probability keep, else 0
 
-mask   floor(u + keep), u >= rate, u > rate, u < keep, u <= keep; as a number or as the condition of a choice
+mask   floor(u + keep), u >= rate, u > rate, u < keep, u <= keep; a number, or the condition of a Select
 x/keep x * (1 / keep), x / keep, x / (1 - rate)
-u      uniform random numbers from 0 to 1; keep = 1 - rate
+u      uniform random numbers in [0, 1); keep = 1 - rate
 """
 
 from typing import NamedTuple
@@ -19,46 +19,55 @@ from quantkit.ops import kernels
 UNIFORM = frozenset({"RandomUniform", "StatelessRandomUniform", "StatelessRandomUniformV2"})
 ADDITIONS = frozenset({"Add", "AddV2"})
 QUOTIENTS = frozenset({"Div", "RealDiv"})
-PASSING = frozenset({"Identity", "PlaceholderWithDefault"})
-SCALARS = frozenset({"Add", "AddV2", "Sub", "Mul", "Div", "RealDiv", "Reciprocal", "Inv", "Cast"}) | PASSING
-# How many steps of scalars are computed to learn a rate.
-MOST_STEPS = 16
-# A factor that was rounded to 16 bits is this far from the inverse of its probability.
+PASS_THROUGH = frozenset({"Identity", "PlaceholderWithDefault"})
+SCALARS = frozenset({"Add", "AddV2", "Sub", "Mul", "Div", "RealDiv", "Reciprocal", "Inv", "Cast"}) | PASS_THROUGH
+# Limit of the work that evaluates a rate: nodes of a chain; halved at each level of an expression.
+MAX_STEPS = 16
+# Relative error of a factor 1 / keep that was rounded to 16 bits.
 TOLERANCE = 2e-3
 
 
 class Mask(NamedTuple):
-    """What decides which elements stay: the edge that holds the probability to stay, or (is_rate) to go."""
+    """Probability of a dropout mask.
+
+    Attributes:
+        edge: probability that an element is kept, or the dropout rate.
+        is_rate: the edge is the dropout rate.
+    """
 
     edge: Edge
     is_rate: bool
 
 
-class Dropout:
-    """Finds dropout in a graph.
+class DropoutMatcher:
+    """Matcher of dropout patterns in a graph.
 
     Args:
-        graph: as it is now.
+        graph: current graph.
     """
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
 
-    def source(self, root: Node) -> Edge | Skip | None:
-        """What a dropout drops from, where the node is the last of one; a skip where it is only like one."""
-        for scaled, mask in self._parts(root):
-            found = self._unscaled(scaled, mask)
-            if found is not None:
-                return found
+    def find_input(self, root: Node) -> Edge | Skip | None:
+        """Return the input of the dropout that ends with a node.
+
+        Returns:
+            A skip if the pattern is incomplete, None if the node is not the end of a dropout.
+        """
+        for scaled, mask in self._match_parts(root):
+            source = self._match_scale(scaled, mask)
+            if source is not None:
+                return source
             if root.op in QUOTIENTS:
                 return None
-            if self.scalar(mask.edge) == (0.0 if mask.is_rate else 1.0):
+            if self.evaluate(mask.edge) == (0.0 if mask.is_rate else 1.0):
                 return scaled
-            return Skip("it drops elements at random, but does not scale the others by the inverse of how many stay")
+            return Skip("random elements are dropped, but the others are not scaled by 1 / keep probability")
         return None
 
-    def scalar(self, edge: Edge, steps: int = MOST_STEPS) -> float | None:
-        """The value of a scalar that is computed from constants."""
+    def evaluate(self, edge: Edge, steps: int = MAX_STEPS) -> float | None:
+        """Return the value of a scalar that is computed from constants."""
         node = self._graph[edge.node]
         if node.name in self._graph.input_names or edge.port:
             return None
@@ -68,11 +77,11 @@ class Dropout:
             return float(value.array.reshape(-1)[0]) if value is not None and is_number else None
         if node.op not in SCALARS or not steps:
             return None
-        inputs = [self.scalar(one, steps // 2) for one in node.inputs]
+        inputs = [self.evaluate(source, steps // 2) for source in node.inputs]
         values = [value for value in inputs if value is not None]
         if len(values) < len(inputs) or not values:
             return None
-        if node.op in PASSING or node.op == "Cast":
+        if node.op in PASS_THROUGH or node.op == "Cast":
             return values[0]
         try:
             arrays = [np.asarray(value, np.float64) for value in values]
@@ -80,40 +89,40 @@ class Dropout:
         except QuantkitError:
             return None
 
-    def _parts(self, root: Node) -> list[tuple[Edge, Mask]]:
-        """What is scaled and what decides, if the node puts the two together."""
+    def _match_parts(self, root: Node) -> list[tuple[Edge, Mask]]:
+        """Return the possible pairs of scaled input and mask that a node combines."""
         if root.op in ("Select", "SelectV2") and len(root.inputs) == 3:
-            mask = self._condition(root.inputs[0])
+            mask = self._match_condition(root.inputs[0])
             return [(root.inputs[1], mask)] if mask and self._is_zero(root.inputs[2]) else []
         if root.op == "Mul" and len(root.inputs) == 2:
             pairs = (root.inputs, root.inputs[::-1])
-            return [(scaled, mask) for scaled, number in pairs if (mask := self._number(number))]
+            return [(scaled, mask) for scaled, number in pairs if (mask := self._match_number(number))]
         if root.op in QUOTIENTS and len(root.inputs) == 2:
-            product = self._maker(root.inputs[0])
-            parts = self._parts(product) if product is not None and product.op == "Mul" else []
+            product = self._producer(root.inputs[0])
+            parts = self._match_parts(product) if product is not None and product.op == "Mul" else []
             return [(Edge(root.name), mask) for _, mask in parts]
         return []
 
-    def _maker(self, edge: Edge) -> Node | None:
-        """The node behind an edge, past nodes that pass it on."""
+    def _producer(self, edge: Edge) -> Node | None:
+        """Return the producer of an edge, not counting pass-through nodes."""
         node = self._graph[edge.node]
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             if node.name in self._graph.input_names or edge.port:
                 return None
-            if node.op not in PASSING or not node.inputs:
+            if node.op not in PASS_THROUGH or not node.inputs:
                 return node
             edge = node.inputs[0]
             node = self._graph[edge.node]
         return None
 
-    def _number(self, edge: Edge) -> Mask | None:
-        """A mask of 0 and 1."""
-        node = self._maker(edge)
+    def _match_number(self, edge: Edge) -> Mask | None:
+        """Match a mask of 0 and 1."""
+        node = self._producer(edge)
         if node is None or not node.inputs:
             return None
         if node.op == "Cast":
-            return self._condition(node.inputs[0])
-        total = self._maker(node.inputs[0]) if node.op == "Floor" else None
+            return self._match_condition(node.inputs[0])
+        total = self._producer(node.inputs[0]) if node.op == "Floor" else None
         if total is None or total.op not in ADDITIONS:
             return None
         for keep, uniform in (total.inputs, total.inputs[::-1]):
@@ -121,9 +130,9 @@ class Dropout:
                 return Mask(keep, False)
         return None
 
-    def _condition(self, edge: Edge) -> Mask | None:
-        """A mask of false and true."""
-        node = self._maker(edge)
+    def _match_condition(self, edge: Edge) -> Mask | None:
+        """Match a mask of false and true."""
+        node = self._producer(edge)
         if node is None or node.op not in ("GreaterEqual", "Greater", "Less", "LessEqual"):
             return None
         first, second = node.inputs
@@ -133,33 +142,33 @@ class Dropout:
         return Mask(first, not is_above) if self._is_uniform(second) else None
 
     def _is_uniform(self, edge: Edge) -> bool:
-        """Whether it is random numbers from 0 to 1, perhaps times 1 plus 0."""
-        node = self._maker(edge)
+        """Return True for uniform random numbers in [0, 1), optionally ``u * 1 + 0``."""
+        node = self._producer(edge)
         if node is None or node.op in UNIFORM:
             return node is not None
         neutral = 0.0 if node.op in ADDITIONS else 1.0 if node.op == "Mul" else None
         if neutral is None:
             return False
-        for one, other in (node.inputs, node.inputs[::-1]):
-            inner = self._maker(one)
-            if inner is not None and inner.op in UNIFORM | {"Mul"} and self.scalar(other) == neutral:
-                return inner.op in UNIFORM or (node.op != "Mul" and self._is_uniform(one))
+        for operand, other in (node.inputs, node.inputs[::-1]):
+            inner = self._producer(operand)
+            if inner is not None and inner.op in UNIFORM | {"Mul"} and self.evaluate(other) == neutral:
+                return inner.op in UNIFORM or (node.op != "Mul" and self._is_uniform(operand))
         return False
 
     def _is_zero(self, edge: Edge) -> bool:
-        node = self._maker(edge)
+        node = self._producer(edge)
         value = None if node is None else self._graph.constant_of(Edge(node.name))
         is_zero = value is not None and value.num_elements > 0 and not value.array.any()
         return is_zero or (node is not None and node.op == "ZerosLike")
 
-    def _unscaled(self, scaled: Edge, mask: Mask) -> Edge | None:
-        """What was scaled by the inverse of the probability to stay."""
-        node = self._maker(scaled)
+    def _match_scale(self, scaled: Edge, mask: Mask) -> Edge | None:
+        """Return the tensor that was divided by the keep probability of a mask."""
+        node = self._producer(scaled)
         if node is None or len(node.inputs) != 2:
             return None
         if node.op in QUOTIENTS and self._is_keep(node.inputs[1], mask):
-            masked = self._maker(node.inputs[0])
-            inner = self._parts(masked) if masked is not None and masked.op == "Mul" else []
+            masked = self._producer(node.inputs[0])
+            inner = self._match_parts(masked) if masked is not None and masked.op == "Mul" else []
             return inner[0][0] if inner and inner[0][1] == mask else node.inputs[0]
         if node.op == "Mul":
             for source, factor in (node.inputs, node.inputs[::-1]):
@@ -168,25 +177,25 @@ class Dropout:
         return None
 
     def _is_keep(self, edge: Edge, mask: Mask) -> bool:
-        """Whether an edge holds the probability to stay."""
-        keep, chance = self.scalar(edge), self.scalar(mask.edge)
-        if keep is not None and chance is not None:
-            return abs(keep - (1 - chance if mask.is_rate else chance)) < TOLERANCE * abs(keep)
-        node, decides = self._maker(edge), self._maker(mask.edge)
+        """Return True if an edge is the keep probability of a mask."""
+        keep, probability = self.evaluate(edge), self.evaluate(mask.edge)
+        if keep is not None and probability is not None:
+            return abs(keep - (1 - probability if mask.is_rate else probability)) < TOLERANCE * abs(keep)
+        node, mask_node = self._producer(edge), self._producer(mask.edge)
         if not mask.is_rate:
-            return edge == mask.edge or (node is not None and node is decides)
-        if node is None or node.op != "Sub" or self.scalar(node.inputs[0]) != 1:
+            return edge == mask.edge or (node is not None and node is mask_node)
+        if node is None or node.op != "Sub" or self.evaluate(node.inputs[0]) != 1:
             return False
-        return node.inputs[1] == mask.edge or (decides is not None and self._maker(node.inputs[1]) is decides)
+        return node.inputs[1] == mask.edge or (mask_node is not None and self._producer(node.inputs[1]) is mask_node)
 
     def _is_inverse(self, edge: Edge, mask: Mask) -> bool:
-        """Whether an edge holds one divided by the probability to stay."""
-        factor, chance = self.scalar(edge), self.scalar(mask.edge)
-        if factor is not None and chance is not None:
-            return abs(factor * (1 - chance if mask.is_rate else chance) - 1) < TOLERANCE
-        node = self._maker(edge)
+        """Return True if an edge is 1 divided by the keep probability of a mask."""
+        factor, probability = self.evaluate(edge), self.evaluate(mask.edge)
+        if factor is not None and probability is not None:
+            return abs(factor * (1 - probability if mask.is_rate else probability) - 1) < TOLERANCE
+        node = self._producer(edge)
         if node is None:
             return False
         if node.op in ("Reciprocal", "Inv"):
             return self._is_keep(node.inputs[0], mask)
-        return node.op in QUOTIENTS and self.scalar(node.inputs[0]) == 1 and self._is_keep(node.inputs[1], mask)
+        return node.op in QUOTIENTS and self.evaluate(node.inputs[0]) == 1 and self._is_keep(node.inputs[1], mask)

@@ -1,226 +1,239 @@
-"""Moves of elements that undo each other, join into one, or move nothing."""
+"""Identities of shape ops: inverse pairs, compositions, and no-ops."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from quantkit.ir.graph import Edge, Node
-from quantkit.ir.rewrite import Skip
 from quantkit.ir.tensor import DType
-from quantkit.transforms.cleanup._identities import Facts, Simplify, axes_of, passing, setting
+from quantkit.transforms.cleanup._identities import (
+    Facts,
+    Rewritten,
+    Simplify,
+    attribute_or_default,
+    normalize_axes,
+    pass_through,
+)
 
-# They keep the order of the elements.
+# Ops that keep the order of the elements.
 RESHAPES = frozenset({"Reshape", "Squeeze", "ExpandDims"})
 
-Made = Sequence[Node] | Skip | None
 
-
-def reshape(facts: Facts, node: Node) -> Made:
-    """One of several reshapes, or none at all."""
+def simplify_reshape(facts: Facts, node: Node) -> Rewritten:
+    """Merge consecutive reshapes, and remove a reshape to the same shape."""
     source = node.inputs[0]
-    inner = facts.maker(source, RESHAPES)
+    inner = facts.producer(source, RESHAPES)
     base = source if inner is None else inner.inputs[0]
     for edge in dict.fromkeys((base, source)):
-        if facts.are_equal(edge, Edge(node.name)):
-            return passing(node, edge)
+        if facts.have_equal_shapes(edge, Edge(node.name)):
+            return pass_through(node, edge)
     if inner is None:
-        return _without_shape_of_input(facts, node) if node.op == "Reshape" else None
+        return _fix_target_shape(facts, node) if node.op == "Reshape" else None
     if node.op == "Squeeze" and inner.op == "ExpandDims":
-        return _undone(facts, node, inner)
+        return _cancel_expand_dims(facts, node, inner)
     return [node.with_(inputs=(base, node.inputs[1]))] if node.op == "Reshape" else None
 
 
-def _undone(facts: Facts, node: Node, inner: Node) -> Made:
-    """The axis that was added is removed."""
+def _cancel_expand_dims(facts: Facts, node: Node, inner: Node) -> Rewritten:
+    """Remove a Squeeze of the axis that an ExpandDims has added."""
     added = facts.value(inner.inputs[1])
-    removed = setting(node, "squeeze_dims")
+    removed = attribute_or_default(node, "squeeze_dims")
     if added is None or added.size != 1 or not isinstance(removed, tuple) or len(removed) != 1:
         return None
-    return passing(node, inner.inputs[0]) if int(added.reshape(-1)[0]) == removed[0] else None
+    return pass_through(node, inner.inputs[0]) if int(added.reshape(-1)[0]) == removed[0] else None
 
 
-def _without_shape_of_input(facts: Facts, node: Node) -> Made:
-    """A shape that is computed, but known except for one size: that one is what is left."""
+def _fix_target_shape(facts: Facts, node: Node) -> Rewritten:
+    """Replace a computed target shape with at most one unknown size by a constant; -1 is the unknown size."""
     sizes = None if facts.value(node.inputs[1]) is not None else facts.sizes(node.inputs[1])
     if not sizes or sizes.count(None) > 1 or min((size for size in sizes if size is not None), default=1) <= 0:
         return None
-    dtype = np.int64 if setting(node, "Tshape") is DType.INT64 else np.int32
-    wanted = facts.constant(node, "shape", np.array([-1 if size is None else size for size in sizes], dtype))
-    return [wanted, node.with_(inputs=(node.inputs[0], Edge(wanted.name)))]
+    dtype = np.int64 if attribute_or_default(node, "Tshape") is DType.INT64 else np.int32
+    shape = facts.constant(node, "shape", np.array([-1 if size is None else size for size in sizes], dtype))
+    return [shape, node.with_(inputs=(node.inputs[0], Edge(shape.name)))]
 
 
-def transpose(facts: Facts, node: Node) -> Made:
-    """Axes that stay where they are, and transposes one after another."""
+def simplify_transpose(facts: Facts, node: Node) -> Rewritten:
+    """Remove a transpose that keeps all axes, and merge consecutive transposes."""
     order = facts.value(node.inputs[1])
     if order is None:
         return None
-    axes = axes_of(order, len(order))
+    axes = normalize_axes(order, len(order))
     if axes == sorted(axes):
-        return passing(node, node.inputs[0])
-    inner = facts.maker(node.inputs[0], frozenset({"Transpose"}))
+        return pass_through(node, node.inputs[0])
+    inner = facts.producer(node.inputs[0], frozenset({"Transpose"}))
     first = None if inner is None else facts.value(inner.inputs[1])
     if inner is None or first is None or len(first) != len(order):
         return None
-    both = [axes_of(first, len(first))[axis] for axis in axes]
-    if both == sorted(both):
-        return passing(node, inner.inputs[0])
-    made = facts.constant(node, "perm", np.array(both, order.dtype))
-    return [made, node.with_(inputs=(inner.inputs[0], Edge(made.name)))]
+    composition = [normalize_axes(first, len(first))[axis] for axis in axes]
+    if composition == sorted(composition):
+        return pass_through(node, inner.inputs[0])
+    perm = facts.constant(node, "perm", np.array(composition, order.dtype))
+    return [perm, node.with_(inputs=(inner.inputs[0], Edge(perm.name)))]
 
 
-def single(facts: Facts, node: Node) -> Made:
-    """A sum, a join or a part of one tensor."""
-    data = list(node.inputs)
+def simplify_single_operand(facts: Facts, node: Node) -> Rewritten:
+    """Simplify a sum, concatenation or split of one tensor."""
+    operands = list(node.inputs)
     if node.op == "ConcatV2":
-        data = data[:-1]
+        operands = operands[:-1]
     elif node.op in ("Concat", "Split"):
-        data = data[1:]
+        operands = operands[1:]
     if node.op == "Split":
-        return passing(node, data[0]) if setting(node, "num_split") == 1 else None
-    return passing(node, data[0]) if len(data) == 1 else None
+        return pass_through(node, operands[0]) if attribute_or_default(node, "num_split") == 1 else None
+    return pass_through(node, operands[0]) if len(operands) == 1 else None
 
 
-def pack(facts: Facts, node: Node) -> Made:
-    """The parts of a tensor, put together again."""
-    first = facts.maker(Edge(facts.behind(node.inputs[0]).node), frozenset({"Unpack"}))
-    if first is None or setting(first, "num") != len(node.inputs) or not _on_one_axis(facts, node, first):
+def simplify_pack(facts: Facts, node: Node) -> Rewritten:
+    """Simplify ``pack(unpack(x))``."""
+    first = facts.producer(Edge(facts.skip_identities(node.inputs[0]).node), frozenset({"Unpack"}))
+    if first is None or attribute_or_default(first, "num") != len(node.inputs) or not _have_same_axis(node, first):
         return None
-    parts = [facts.behind(edge) for edge in node.inputs]
-    is_whole = parts == [Edge(first.name, port) for port in range(len(parts))]
-    return passing(node, first.inputs[0]) if is_whole else None
+    operands = [facts.skip_identities(edge) for edge in node.inputs]
+    is_complete = operands == [Edge(first.name, port) for port in range(len(operands))]
+    return pass_through(node, first.inputs[0]) if is_complete else None
 
 
-def unpack(facts: Facts, node: Node) -> Made:
-    """The parts of what was put together."""
-    inner = facts.maker(node.inputs[0], frozenset({"Pack"}))
-    if inner is None or setting(node, "num") != len(inner.inputs) or not _on_one_axis(facts, inner, node):
+def simplify_unpack(facts: Facts, node: Node) -> Rewritten:
+    """Simplify ``unpack(pack(x, y))``."""
+    inner = facts.producer(node.inputs[0], frozenset({"Pack"}))
+    if inner is None or attribute_or_default(node, "num") != len(inner.inputs) or not _have_same_axis(inner, node):
         return None
-    return passing(node, *inner.inputs)
+    return pass_through(node, *inner.inputs)
 
 
-def _on_one_axis(facts: Facts, packed: Node, unpacked: Node) -> bool:
-    return setting(packed, "axis") == setting(unpacked, "axis")
+def _have_same_axis(pack: Node, unpack: Node) -> bool:
+    return attribute_or_default(pack, "axis") == attribute_or_default(unpack, "axis")
 
 
-def concat(facts: Facts, node: Node) -> Made:
-    """The pieces of a tensor, joined again."""
-    *pieces, axis = node.inputs
-    split = facts.maker(Edge(facts.behind(pieces[0]).node), frozenset({"Split", "SplitV"}))
-    if split is None or [facts.behind(edge) for edge in pieces] != [
-        Edge(split.name, port) for port in range(len(pieces))
+def simplify_concat(facts: Facts, node: Node) -> Rewritten:
+    """Simplify ``concat(split(x))``."""
+    *operands, axis = node.inputs
+    split = facts.producer(Edge(facts.skip_identities(operands[0]).node), frozenset({"Split", "SplitV"}))
+    if split is None or [facts.skip_identities(edge) for edge in operands] != [
+        Edge(split.name, port) for port in range(len(operands))
     ]:
-        return single(facts, node)
-    along, cut = facts.value(axis), facts.value(split.inputs[0 if split.op == "Split" else 2])
-    if along is None or cut is None or int(along) != int(cut) or setting(split, "num_split") != len(pieces):
+        return simplify_single_operand(facts, node)
+    concat_axis, split_axis = facts.value(axis), facts.value(split.inputs[0 if split.op == "Split" else 2])
+    if concat_axis is None or split_axis is None or int(concat_axis) != int(split_axis):
         return None
-    return passing(node, split.inputs[1 if split.op == "Split" else 0])
+    if attribute_or_default(split, "num_split") != len(operands):
+        return None
+    return pass_through(node, split.inputs[1 if split.op == "Split" else 0])
 
 
-def reduction(facts: Facts, node: Node) -> Made:
-    """A reduction over nothing; the largest of one element."""
+def simplify_reduction(facts: Facts, node: Node) -> Rewritten:
+    """Remove a reduction over no axes, or over axes of size 1 that are kept."""
     axes = facts.value(node.inputs[1])
     if axes is None:
         return None
     if not axes.size:
-        return passing(node, node.inputs[0])
+        return pass_through(node, node.inputs[0])
     dims = facts.shape(node.inputs[0]).dims
-    # The sum of -0 alone is 0.
-    if dims is None or not setting(node, "keep_dims") or (node.op in ("Sum", "Mean") and facts.has_signed_zeros):
+    # The sum of a single -0 is 0.
+    may_change_zeros = node.op in ("Sum", "Mean") and facts.has_signed_zeros
+    if dims is None or not attribute_or_default(node, "keep_dims") or may_change_zeros:
         return None
-    return passing(node, node.inputs[0]) if all(dims[axis] == 1 for axis in axes_of(axes, len(dims))) else None
+    return (
+        pass_through(node, node.inputs[0]) if all(dims[axis] == 1 for axis in normalize_axes(axes, len(dims))) else None
+    )
 
 
-def widened(facts: Facts, node: Node) -> Made:
-    """A border of no width."""
+def simplify_pad(facts: Facts, node: Node) -> Rewritten:
+    """Remove a pad of width 0."""
     widths = facts.value(node.inputs[1])
-    return passing(node, node.inputs[0]) if widths is not None and not widths.any() else None
+    return pass_through(node, node.inputs[0]) if widths is not None and not widths.any() else None
 
 
-def repeated(facts: Facts, node: Node) -> Made:
-    """One copy."""
+def simplify_tile(facts: Facts, node: Node) -> Rewritten:
+    """Remove a tile with one copy along every axis."""
     counts = facts.value(node.inputs[1])
-    return passing(node, node.inputs[0]) if counts is not None and (counts == 1).all() else None
+    return pass_through(node, node.inputs[0]) if counts is not None and (counts == 1).all() else None
 
 
-def spread(facts: Facts, node: Node) -> Made:
-    """A tensor that has the shape already."""
-    shape = facts.value(node.inputs[1])
-    given = facts.shape(node.inputs[0])
-    is_same = shape is not None and given.is_known and given.sizes == tuple(int(size) for size in shape)
-    return passing(node, node.inputs[0]) if is_same else None
+def simplify_broadcast(facts: Facts, node: Node) -> Rewritten:
+    """Remove a broadcast to the same shape."""
+    target = facts.value(node.inputs[1])
+    shape = facts.shape(node.inputs[0])
+    is_same = target is not None and shape.is_known and shape.sizes == tuple(int(size) for size in target)
+    return pass_through(node, node.inputs[0]) if is_same else None
 
 
-def sliced(facts: Facts, node: Node) -> Made:
-    """All of a tensor."""
+def simplify_slice(facts: Facts, node: Node) -> Rewritten:
+    """Remove a slice of the complete tensor."""
     begin, size = facts.value(node.inputs[1]), facts.value(node.inputs[2])
     dims = facts.shape(node.inputs[0]).dims
     if begin is None or size is None or begin.any():
         return None
-    if (size == -1).all() or (dims is not None and len(dims) == len(size) and _reaches(size, dims)):
-        return passing(node, node.inputs[0])
+    if (size == -1).all() or (dims is not None and len(dims) == len(size) and _covers(size, dims)):
+        return pass_through(node, node.inputs[0])
     return None
 
 
-def _reaches(size: Any, dims: tuple[int | None, ...]) -> bool:
-    return all(one in (-1, whole) for one, whole in zip(size.tolist(), dims, strict=True))
+def _covers(sizes: Any, dims: tuple[int | None, ...]) -> bool:
+    return all(size in (-1, dim) for size, dim in zip(sizes.tolist(), dims, strict=True))
 
 
-def pool(facts: Facts, node: Node) -> Made:
-    """Means of windows of one element; that of -0 alone is 0. The maximum of NaN alone is the lowest number."""
+def simplify_pool(facts: Facts, node: Node) -> Rewritten:
+    """Remove an average pool with a 1x1 window.
+
+    Signed zeros: the mean of a single -0 is 0. Max pools stay: the maximum of a single NaN is the
+    lowest float.
+    """
     if facts.has_signed_zeros:
         return None
-    is_one = all(setting(node, name) == (1, 1, 1, 1) for name in ("ksize", "strides"))
-    is_plain = setting(node, "padding") in (b"SAME", b"VALID")
-    return passing(node, node.inputs[0]) if is_one and is_plain else None
+    is_one = all(attribute_or_default(node, name) == (1, 1, 1, 1) for name in ("ksize", "strides"))
+    has_no_pad = attribute_or_default(node, "padding") in (b"SAME", b"VALID")
+    return pass_through(node, node.inputs[0]) if is_one and has_no_pad else None
 
 
-def shape(facts: Facts, node: Node) -> Made:
-    """What is known before anything runs."""
-    found = facts.shape(node.inputs[0])
-    dtype = np.int64 if setting(node, "out_type") is DType.INT64 else np.int32
+def fold_shape(facts: Facts, node: Node) -> Rewritten:
+    """Replace Shape, Size or Rank of a known shape by a constant."""
+    shape = facts.shape(node.inputs[0])
+    dtype = np.int64 if attribute_or_default(node, "out_type") is DType.INT64 else np.int32
     if node.op == "Rank":
-        return None if found.rank is None else _constant(facts, node, np.array(found.rank, np.int32))
-    if not found.is_known:
+        return None if shape.rank is None else _replace_by_constant(facts, node, np.array(shape.rank, np.int32))
+    if not shape.is_known:
         return None
-    sizes = found.sizes
-    return _constant(facts, node, np.array(sizes if node.op == "Shape" else np.prod(sizes, dtype=np.int64), dtype))
+    sizes = shape.sizes if node.op == "Shape" else np.prod(shape.sizes, dtype=np.int64)
+    return _replace_by_constant(facts, node, np.array(sizes, dtype))
 
 
-def _constant(facts: Facts, node: Node, values: Any) -> list[Node]:
-    made = facts.constant(node, "value", values)
-    return [made, *passing(node, Edge(made.name))]
+def _replace_by_constant(facts: Facts, node: Node, values: Any) -> list[Node]:
+    value = facts.constant(node, "value", values)
+    return [value, *pass_through(node, Edge(value.name))]
 
 
-def size_of_axis(facts: Facts, node: Node) -> Made:
-    """One size of a shape whose other sizes may be unknown."""
-    inner = facts.maker(node.inputs[0], frozenset({"Shape"}))
+def fold_size_of_axis(facts: Facts, node: Node) -> Rewritten:
+    """Replace one known element of a shape by a constant; other sizes may be unknown."""
+    inner = facts.producer(node.inputs[0], frozenset({"Shape"}))
     begin, end, strides = (facts.value(edge) for edge in node.inputs[1:])
-    masks = [setting(node, f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis")]
+    masks = [attribute_or_default(node, f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis")]
     if inner is None or begin is None or end is None or strides is None or masks != [0, 0, 0, 0]:
         return None
     dims = facts.shape(inner.inputs[0]).dims
-    if dims is None or begin.size != 1 or strides.tolist() != [1] or setting(node, "shrink_axis_mask") != 1:
+    is_element = begin.size == 1 and strides.tolist() == [1] and attribute_or_default(node, "shrink_axis_mask") == 1
+    if dims is None or not is_element:
         return None
-    place = int(begin[0])
-    size = dims[place] if -len(dims) <= place < len(dims) else None
-    dtype = np.int64 if setting(node, "T") is DType.INT64 else np.int32
-    return None if size is None else _constant(facts, node, np.array(size, dtype))
+    axis = int(begin[0])
+    size = dims[axis] if -len(dims) <= axis < len(dims) else None
+    dtype = np.int64 if attribute_or_default(node, "T") is DType.INT64 else np.int32
+    return None if size is None else _replace_by_constant(facts, node, np.array(size, dtype))
 
 
 RULES: tuple[tuple[str, Simplify], ...] = (
-    ("Reshape|Squeeze|ExpandDims", reshape),
-    ("Transpose", transpose),
-    ("AddN|Concat|Split", single),
-    ("ConcatV2", concat),
-    ("Pack", pack),
-    ("Unpack", unpack),
-    ("Sum|Mean|Max|Min|Prod|All|Any", reduction),
-    ("Pad|PadV2|MirrorPad", widened),
-    ("Tile", repeated),
-    ("BroadcastTo", spread),
-    ("Slice", sliced),
-    ("AvgPool", pool),
-    ("Shape|Size|Rank", shape),
-    ("StridedSlice", size_of_axis),
+    ("Reshape|Squeeze|ExpandDims", simplify_reshape),
+    ("Transpose", simplify_transpose),
+    ("AddN|Concat|Split", simplify_single_operand),
+    ("ConcatV2", simplify_concat),
+    ("Pack", simplify_pack),
+    ("Unpack", simplify_unpack),
+    ("Sum|Mean|Max|Min|Prod|All|Any", simplify_reduction),
+    ("Pad|PadV2|MirrorPad", simplify_pad),
+    ("Tile", simplify_tile),
+    ("BroadcastTo", simplify_broadcast),
+    ("Slice", simplify_slice),
+    ("AvgPool", simplify_pool),
+    ("Shape|Size|Rank", fold_shape),
+    ("StridedSlice", fold_size_of_axis),
 )

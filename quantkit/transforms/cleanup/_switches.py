@@ -1,8 +1,8 @@
-"""Branches of Switch and Merge, the control flow of TensorFlow 1.
+"""Remove constant Switch and Merge nodes, the control flow of TensorFlow 1.
 
-``Switch(data, predicate)`` hands the data to its output 1 where the predicate is true, else to output 0; the other
-output is dead. What reads or waits for something dead is dead, too, and never runs; a ``Merge`` is dead only where all
-that it reads is, and hands on what is alive.
+``Switch(data, predicate)`` forwards the data to output 1 if the predicate is true, else to output 0;
+the other output is dead. A node with a dead input or control dependency is dead, too, and does not
+run. A ``Merge`` forwards its live input, and is dead only if all its inputs are.
 """
 
 from collections import Counter
@@ -12,42 +12,41 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quantkit.ir.draft import Draft
-from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.graph import SWITCHES, Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Outcome, Skip, free_name
 from quantkit.ir.tensor import DType
 
-# They hand their first input on, so a constant in front of them is one behind them.
-PASSING = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot", "PlaceholderWithDefault", "Enter"})
-SWITCHES = frozenset({"Switch", "RefSwitch", "_SwitchN"})
-NEXT = frozenset({"NextIteration", "RefNextIteration"})
+# Ops that forward their first input: a constant input makes their output constant.
+PASS_THROUGH = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot", "PlaceholderWithDefault", "Enter"})
+NEXT_ITERATIONS = frozenset({"NextIteration", "RefNextIteration"})
 
 
-def take_constant_branches(graph: Graph) -> Outcome:
-    """Splice out the switches whose predicate is constant, and remove what never runs."""
+def remove_constant_switches(graph: Graph) -> Outcome:
+    """Remove switches with a constant predicate, and the nodes that are always dead."""
     switches = [node for node in graph.nodes.values() if node.op in SWITCHES]
-    chains = _Chains(graph)
-    taken = chains.taken(switches)
-    skips = _skips(graph, [node for node in switches if node.name not in taken])
-    if not taken:
+    predicates = _Predicates(graph)
+    removable = predicates.find_removable(switches)
+    skips = _skips(graph, [node for node in switches if node.name not in removable])
+    if not removable:
         return Outcome(graph, (), skips)
-    dead = _Dead(graph)
-    dead.spread(Edge(name, int(not truth)) for name, truth in taken.items())
-    reason = dead.reason_to_stop()
-    if reason is not None:
-        return Outcome(graph, (), (*skips, reason))
-    live = {name: truth for name, truth in taken.items() if name not in dead.nodes}
-    made, changes = _spliced(graph, live, dead, chains)
-    return Outcome(made, changes, tuple(skip for skip in skips if skip.node in made))
+    dead = _DeadNodes(graph)
+    dead.propagate(Edge(name, int(not truth)) for name, truth in removable.items())
+    obstacle = dead.find_obstacle()
+    if obstacle is not None:
+        return Outcome(graph, (), (*skips, obstacle))
+    live = {name: truth for name, truth in removable.items() if name not in dead.nodes}
+    after, changes = _remove(graph, live, dead, predicates)
+    return Outcome(after, changes, tuple(skip for skip in skips if skip.node in after))
 
 
 def _skips(graph: Graph, switches: Iterable[Node]) -> tuple[Skip, ...]:
-    """One for each predicate that nothing is known of."""
+    """Return one skip per predicate that is not constant."""
     counts = Counter(node.inputs[1].node for node in switches)
     return tuple(
         Skip(
-            f"it ends a loop: the {number} switches that it decides stay"
+            f"the predicate is a loop condition (Switch nodes: {number})"
             if graph[name].op == "LoopCond"
-            else f"it decides {number} switches and is not constant",
+            else f"the predicate is not constant (Switch nodes: {number})",
             name,
         )
         for name, number in counts.items()
@@ -55,70 +54,81 @@ def _skips(graph: Graph, switches: Iterable[Node]) -> tuple[Skip, ...]:
 
 
 @dataclass
-class _Chains:
-    """Where predicates come from, through nodes that hand them on.
+class _Predicates:
+    """Values of predicates, evaluated through pass-through nodes.
 
     Attributes:
-        truths: of each edge that was looked at; None: not constant.
-        with_switches: edges whose chain holds a switch.
-        with_waits: edges whose chain holds a node that waits for another.
-        are_all_taken: whether no switch stays.
+        graph: graph of the switches.
+        truths: value of each visited edge; None if it is not constant.
+        with_switches: edges that depend on a switch.
+        with_controls: edges that depend on a node with control dependencies.
+        removes_all: all switches are removed.
     """
 
     graph: Graph
     truths: dict[Edge, bool | None] = field(default_factory=dict)
     with_switches: set[Edge] = field(default_factory=set)
-    with_waits: set[Edge] = field(default_factory=set)
-    are_all_taken: bool = True
+    with_controls: set[Edge] = field(default_factory=set)
+    removes_all: bool = True
 
-    def taken(self, switches: Sequence[Node]) -> dict[str, bool]:
-        """The switches that always hand on the same output, and which."""
-        found = {
+    def find_removable(self, switches: Sequence[Node]) -> dict[str, bool]:
+        """Return the switches with a constant predicate, and the predicate's value."""
+        constant_switches = {
             node.name: truth
             for node in switches
             if node.op == "Switch" and node.name not in self.graph.input_names
-            if (truth := self._truth(node.inputs[1])) is not None
+            if (truth := self._evaluate(node.inputs[1])) is not None
         }
-        for self.are_all_taken in (len(found) == len(switches), False):
-            # Nobody can wait for one output of a switch, where that would be needed.
-            certain = {
-                name: truth
-                for name, truth in found.items()
-                if not (self.graph[self.graph[name].inputs[1].node].op == "Switch" and self.must_be_waited_for(name))
-            }
-            if len(certain) == len(found):
-                break
-        return certain
+        self.removes_all = len(constant_switches) == len(switches)
+        removable = self._without_unordered(constant_switches)
+        if len(removable) < len(constant_switches):
+            self.removes_all = False
+            removable = self._without_unordered(constant_switches)
+        return removable
 
-    def must_be_waited_for(self, switch: str) -> bool:
-        """Whether a switch may be dead because its predicate is, or something must run before its predicate."""
+    def _without_unordered(self, switches: Mapping[str, bool]) -> dict[str, bool]:
+        """Drop switches that need a control dependency on one output of another switch.
+
+        A control dependency names a node, not an output.
+        """
+        return {
+            name: truth
+            for name, truth in switches.items()
+            if not (self.graph[self.graph[name].inputs[1].node].op == "Switch" and self.needs_control(name))
+        }
+
+    def needs_control(self, switch: str) -> bool:
+        """Return True if a switch must keep a control dependency on its predicate.
+
+        The predicate may be dead, or have control dependencies.
+        """
         edge = self.graph[switch].inputs[1]
-        return edge in self.with_waits or (edge in self.with_switches and not self.are_all_taken)
+        return edge in self.with_controls or (edge in self.with_switches and not self.removes_all)
 
-    def _truth(self, edge: Edge) -> bool | None:
+    def _evaluate(self, edge: Edge) -> bool | None:
         path: dict[Edge, Node] = {}
         while edge not in self.truths and edge not in path:
             node = self.graph[edge.node]
-            if node.name in self.graph.input_names or not _is_passing(node):
+            if node.name in self.graph.input_names or not _is_pass_through(node):
                 self.truths[edge] = _constant_truth(self.graph, edge)
                 if node.controls:
-                    self.with_waits.add(edge)
+                    self.with_controls.add(edge)
                 break
             path[edge] = node
             edge = node.inputs[0]
-        found = self.truths.get(edge)
-        for one, node in reversed(path.items()):
-            found = not found if node.op == "LogicalNot" and found is not None else found
-            self.truths[one] = found
-            if node.controls or node.inputs[0] in self.with_waits:
-                self.with_waits.add(one)
+        truth = self.truths.get(edge)
+        for visited, node in reversed(path.items()):
+            truth = not truth if node.op == "LogicalNot" and truth is not None else truth
+            self.truths[visited] = truth
+            if node.controls or node.inputs[0] in self.with_controls:
+                self.with_controls.add(visited)
             if node.op == "Switch" or node.inputs[0] in self.with_switches:
-                self.with_switches.add(one)
-        return found
+                self.with_switches.add(visited)
+        return truth
 
 
-def _is_passing(node: Node) -> bool:
-    return bool(node.inputs) and (node.op in PASSING or node.op in ("Switch", "LogicalNot"))
+def _is_pass_through(node: Node) -> bool:
+    return bool(node.inputs) and (node.op in PASS_THROUGH or node.op in ("Switch", "LogicalNot"))
 
 
 def _constant_truth(graph: Graph, edge: Edge) -> bool | None:
@@ -127,133 +137,144 @@ def _constant_truth(graph: Graph, edge: Edge) -> bool | None:
 
 
 @dataclass
-class _Dead:
-    """What never runs.
+class _DeadNodes:
+    """Nodes and edges that are always dead.
 
     Attributes:
-        nodes: names.
-        edges: outputs of switches that run.
-        slots: of each merge, which inputs are dead.
+        graph: graph of the nodes.
+        nodes: names of dead nodes.
+        edges: dead outputs of live switches.
+        merge_inputs: indexes of the dead inputs of each Merge.
     """
 
     graph: Graph
     nodes: set[str] = field(default_factory=set)
     edges: set[Edge] = field(default_factory=set)
-    slots: dict[str, set[int]] = field(default_factory=dict)
+    merge_inputs: dict[str, set[int]] = field(default_factory=dict)
 
-    def spread(self, edges: Iterable[Edge]) -> None:
-        """Mark these edges, and all that depends on them."""
+    def propagate(self, edges: Iterable[Edge]) -> None:
+        """Mark these edges as dead, and all nodes that depend on them."""
         self.edges.update(edges)
         stack = [(use.node, use.slot) for edge in self.edges for use in self.graph.uses.get(edge, ())]
         while stack:
-            node, slot = stack.pop()
-            if node.name in self.nodes or node.name in self.graph.input_names or not self._dies(node, slot):
+            node, index = stack.pop()
+            if node.name in self.nodes or node.name in self.graph.input_names or not self._dies(node, index):
                 continue
             self.nodes.add(node.name)
             stack.extend((use.node, use.slot) for use in self.graph.node_uses.get(node.name, ()))
 
-    def _dies(self, node: Node, slot: int) -> bool:
+    def _dies(self, node: Node, index: int) -> bool:
         if node.op not in ("Merge", "RefMerge"):
             return True
-        slots = self.slots.setdefault(node.name, set())
-        if slot >= 0:
-            slots.add(slot)
-        # What comes back in a loop is alive only if the loop is entered.
+        dead = self.merge_inputs.setdefault(node.name, set())
+        if index >= 0:
+            dead.add(index)
+        # The NextIteration input of a loop is live only if the Enter input is.
         return all(
-            place in slots or self.graph[edge.node].op in NEXT for place, edge in enumerate(node.inputs)
-        ) and bool(slots)
+            number in dead or self.graph[edge.node].op in NEXT_ITERATIONS for number, edge in enumerate(node.inputs)
+        ) and bool(dead)
 
-    def reason_to_stop(self) -> Skip | None:
-        """What the graph asks for and never gets, or a merge that can not be written with fewer inputs."""
+    def find_obstacle(self) -> Skip | None:
+        """Return a skip for a dead graph output, or for a Merge whose value index is used."""
         for edge in self.graph.outputs:
             if edge.node in self.nodes or edge in self.edges:
-                return Skip("it is an output of the graph that a constant predicate turns off", str(edge))
-        for name, slots in self.slots.items():
-            index = Edge(name, 1)
-            is_read = index in self.graph.uses or index in self.graph.outputs
-            if name not in self.nodes and is_read and len(self.graph[name].inputs) - len(slots) > 1:
-                return Skip("which of its inputs is alive is asked for, and several may be", name)
+                return Skip("graph output is dead because of a constant predicate", str(edge))
+        for name, dead in self.merge_inputs.items():
+            value_index = Edge(name, 1)
+            is_used = value_index in self.graph.uses or value_index in self.graph.outputs
+            if name not in self.nodes and is_used and len(self.graph[name].inputs) - len(dead) > 1:
+                return Skip("value index of the Merge is used, and several inputs may be live", name)
         return None
 
 
-def _spliced(graph: Graph, taken: Mapping[str, bool], dead: _Dead, chains: _Chains) -> tuple[Graph, tuple[str, ...]]:
+def _remove(
+    graph: Graph, removable: Mapping[str, bool], dead: _DeadNodes, predicates: _Predicates
+) -> tuple[Graph, tuple[str, ...]]:
     draft = Draft(graph)
     draft.remove(*dead.nodes)
     for name in dead.nodes:
-        draft.redirect_controls(name)  # a merge runs even where it waits for something dead
-    changes = [f"{name} (Switch) hands on output {int(truth)} only" for name, truth in taken.items()]
-    for name, truth in taken.items():
+        draft.redirect_controls(name)  # a Merge runs even if a control dependency is dead
+    changes = [f"{name} (Switch) forwards to output {int(truth)} only" for name, truth in removable.items()]
+    for name, truth in removable.items():
         switch = graph[name]
-        waits = (switch.inputs[1].node,) if chains.must_be_waited_for(name) else ()
-        _hand_on(draft, graph, switch.with_(controls=(*switch.controls, *waits)), switch.inputs[0], int(truth))
-    for name, slots in dead.slots.items():
+        controls = (switch.inputs[1].node,) if predicates.needs_control(name) else ()
+        _forward(draft, graph, switch.with_(controls=(*switch.controls, *controls)), switch.inputs[0], int(truth))
+    for name, dead_inputs in dead.merge_inputs.items():
         if name in dead.nodes:
             continue
         merge = graph[name]
-        kept = [place for place in range(len(merge.inputs)) if place not in slots]
-        changes.append(f"{name} ({merge.op}) hands on input {', '.join(map(str, kept))} only")
-        if len(kept) == 1:
-            _hand_on_one(draft, graph, merge, kept[0])
+        live = [index for index in range(len(merge.inputs)) if index not in dead_inputs]
+        changes.append(f"{name} ({merge.op}) forwards input {', '.join(map(str, live))} only")
+        if len(live) == 1:
+            _replace_merge(draft, graph, merge, live[0])
         else:
-            inputs = tuple(merge.inputs[place] for place in kept)
+            inputs = tuple(merge.inputs[index] for index in live)
             draft.replace(name, merge.with_(inputs=inputs).with_attrs(N=len(inputs)))
-    changes.extend([f"{len(dead.nodes)} nodes that never run"] if dead.nodes else [])
-    made = draft.graph()
-    return made if _has_loops(graph) else _without_pivots(graph, made, taken), tuple(changes)
+    changes.extend([f"{len(dead.nodes)} dead nodes"] if dead.nodes else [])
+    after = draft.graph()
+    return after if _has_loops(graph) else _drop_pivots(graph, after, removable), tuple(changes)
 
 
-def _hand_on(draft: Draft, graph: Graph, node: Node, source: Edge, port: int) -> None:
-    """Let readers of an output read the source; a node that orders others, or is asked for, passes it on instead."""
-    is_waited_for = any(use.slot < 0 for use in graph.node_uses.get(node.name, ()))
-    if not node.controls and not is_waited_for and node.name not in graph.endpoint_names:
+def _forward(draft: Draft, graph: Graph, node: Node, source: Edge, port: int) -> None:
+    """Connect the consumers of an output to the source.
+
+    A node with control dependencies or control consumers, or a graph endpoint, becomes an Identity
+    instead.
+    """
+    has_control_consumers = any(use.slot < 0 for use in graph.node_uses.get(node.name, ()))
+    if not node.controls and not has_control_consumers and node.name not in graph.endpoint_names:
         draft.remove(node.name)
         draft.redirect(Edge(node.name, port), source)
     else:
-        draft.replace(node.name, _passing(node, [source] * (port + 1), (_dtype(node),) * (port + 1)))
+        draft.replace(node.name, _identity(node, [source] * (port + 1), (_dtype(node),) * (port + 1)))
 
 
-def _hand_on_one(draft: Draft, graph: Graph, merge: Node, place: int) -> None:
-    """A merge with one live input is that input, and the number of its place is known."""
-    index = Edge(merge.name, 1)
-    if index not in graph.uses and index not in graph.outputs:
-        _hand_on(draft, graph, merge, merge.inputs[place], 0)
+def _replace_merge(draft: Draft, graph: Graph, merge: Node, live: int) -> None:
+    """Replace a Merge by its only live input, and its value index by a constant."""
+    value_index = Edge(merge.name, 1)
+    if value_index not in graph.uses and value_index not in graph.outputs:
+        _forward(draft, graph, merge, merge.inputs[live], 0)
         return
-    # In a loop, a constant belongs to where what it waits for does.
-    waits = (merge.inputs[place].node,) if _has_loops(graph) else ()
-    number = constant(free_name(graph, f"{merge.name}/value_index"), np.int32(place)).with_(controls=waits)
+    # In a loop, the control dependency assigns the constant to the right frame.
+    controls = (merge.inputs[live].node,) if _has_loops(graph) else ()
+    index = constant(free_name(graph, f"{merge.name}/value_index"), np.int32(live)).with_(controls=controls)
     dtypes = (_dtype(merge), DType.INT32)
-    draft.replace(merge.name, number, _passing(merge, [merge.inputs[place], Edge(number.name)], dtypes))
+    draft.replace(merge.name, index, _identity(merge, [merge.inputs[live], Edge(index.name)], dtypes))
 
 
-def _passing(node: Node, sources: list[Edge], dtypes: tuple[DType, ...]) -> Node:
-    """An Identity of a tensor for each source."""
-    kept = {key: value for key, value in node.attrs.items() if key.startswith("_") and key != "_output_shapes"}
-    is_one = len(sources) == 1
-    attrs = {**kept, "T": dtypes[0] if is_one else dtypes}
-    return node.with_(op="Identity" if is_one else "IdentityN", inputs=tuple(sources), attrs=attrs)
+def _identity(node: Node, sources: list[Edge], dtypes: tuple[DType, ...]) -> Node:
+    """Return an Identity or IdentityN of the sources with the name of a node."""
+    private = {key: value for key, value in node.attrs.items() if key.startswith("_") and key != "_output_shapes"}
+    is_single = len(sources) == 1
+    attrs = {**private, "T": dtypes[0] if is_single else dtypes}
+    return node.with_(op="Identity" if is_single else "IdentityN", inputs=tuple(sources), attrs=attrs)
 
 
 def _dtype(node: Node) -> DType:
-    found = node.attrs.get("T")
-    return found if isinstance(found, DType) else DType.FLOAT
+    dtype = node.attrs.get("T")
+    return dtype if isinstance(dtype, DType) else DType.FLOAT
 
 
 def _has_loops(graph: Graph) -> bool:
     return any(op in graph.op_counts for op in ("Enter", "RefEnter"))
 
 
-def _without_pivots(before: Graph, graph: Graph, taken: Mapping[str, bool]) -> Graph:
-    """Let nobody wait for the nodes that only held the nodes of a branch back: they pass a constant on."""
+def _drop_pivots(before: Graph, graph: Graph, removed: Mapping[str, bool]) -> Graph:
+    """Drop control dependencies on the pivots of removed switches.
+
+    A pivot is an Identity of a switch that only keeps the nodes of a branch from running; without
+    the switch it forwards a constant.
+    """
     free: set[str] = set()
     pivots: set[str] = set()
     for name in graph.order:
         node = graph[name]
         if node.controls or name in graph.input_names:
             continue
-        if node.is_constant or (node.op in PASSING and node.inputs[0].node in free):
+        if node.is_constant or (node.op in PASS_THROUGH and node.inputs[0].node in free):
             free.add(name)
             old = before.nodes.get(name)
-            if old is not None and old.op == "Identity" and old.inputs[0].node in taken:
+            if old is not None and old.op == "Identity" and old.inputs[0].node in removed:
                 pivots.add(name)
     return graph.with_nodes(
         node.with_(controls=tuple(name for name in node.controls if name not in pivots))

@@ -1,4 +1,4 @@
-"""The part of a graph between edges, as a graph of its own."""
+"""Extract the part of a graph between some edges."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,27 +13,26 @@ from quantkit.transforms.registry import transform
 
 @transform(exact=False)
 def extract_subgraph(graph: Graph, *, inputs: tuple[str, ...] = (), outputs: tuple[str, ...] = ()) -> Outcome:
-    """Keep what is computed from some edges on the way to others.
+    """Keep the nodes between some edges, as a graph with these inputs and outputs.
 
-    Each edge that the part begins with becomes a Placeholder, with the element type that its op gives and the shape
-    that inference finds; these are the inputs of the new graph, and the edges that it ends with are its outputs.
+    Each input edge becomes a Placeholder with the element type of its op and the inferred shape.
 
     Before:  x -> Conv2D -> Relu -> MatMul -> Softmax
     After:   Relu (Placeholder) -> MatMul      with inputs=Relu, outputs=MatMul
 
     Options:
-        inputs: edges to begin with, ``extract_subgraph(inputs=Relu, inputs="split:1", outputs=MatMul)``; inputs of the
-            graph that the part needs besides stay.
-        outputs: edges to end with (those of the graph).
+        inputs: new inputs, ``extract_subgraph(inputs=Relu, inputs="split:1", outputs=MatMul)``;
+            inputs of the graph that the outputs also need stay.
+        outputs: new outputs (default: the outputs of the graph).
 
-    A Placeholder has the name of the node whose edge it stands for, unless more of that node is needed: then
-    ``node/port``. It tells other answers than the graph before, because it is asked for others.
+    A Placeholder has the name of its edge's node, or ``node/port`` if the node itself stays. The
+    outputs differ from those of the original graph, because other edges are outputs.
 
-    Skips when the outputs do not need an input that is named: it becomes one all the same, and changes nothing.
+    Skips an input that the outputs do not need: it becomes a Placeholder, but changes no output.
 
     Raises:
         RecipeError: an edge is not in the graph.
-        GraphError: the element type of an input is not known.
+        GraphError: the element type of an input is unknown.
 
     Example:
         extract_subgraph(inputs=b, outputs=c)
@@ -45,21 +44,24 @@ def extract_subgraph(graph: Graph, *, inputs: tuple[str, ...] = (), outputs: tup
         c = Abs(b, T=float)
         y = Softmax(c, T=float)
     """
-    begin = tuple(_edge(graph, text) for text in inputs)
-    end = tuple(_edge(graph, text) for text in outputs) or graph.outputs
-    cut = dict.fromkeys((*begin, *graph.inputs))
-    kept, read = _needed(graph, cut, end)
-    made = _placeholders(graph, [edge for edge in cut if edge in read or edge in begin], kept)
-    edges = {edge: Edge(node.name) for edge, node in made.items()}
-    nodes = [*_in_order(graph, made), *(_cut(node, edges, kept) for node in graph.nodes.values() if node.name in kept)]
-    part = graph.with_nodes(nodes).with_(
-        inputs=tuple(edges.values()), outputs=tuple(edges.get(edge, edge) for edge in end)
+    new_inputs = tuple(_parse_edge(graph, text) for text in inputs)
+    new_outputs = tuple(_parse_edge(graph, text) for text in outputs) or graph.outputs
+    candidates = dict.fromkeys((*new_inputs, *graph.inputs))
+    names, used = _find_needed(graph, candidates, new_outputs)
+    placeholders = _make_placeholders(graph, [edge for edge in candidates if edge in used or edge in new_inputs], names)
+    edges = {edge: Edge(node.name) for edge, node in placeholders.items()}
+    nodes = [
+        *_in_node_order(graph, placeholders),
+        *(_reconnect(node, edges, names) for node in graph.nodes.values() if node.name in names),
+    ]
+    subgraph = graph.with_nodes(nodes).with_(
+        inputs=tuple(edges.values()), outputs=tuple(edges.get(edge, edge) for edge in new_outputs)
     )
-    skips = tuple(Skip("the outputs do not need it", str(edge)) for edge in begin if edge not in read)
-    return Outcome(part, _changes(graph, made, part), skips)
+    skips = tuple(Skip("no output needs this input", str(edge)) for edge in new_inputs if edge not in used)
+    return Outcome(subgraph, _describe_changes(graph, placeholders, subgraph), skips)
 
 
-def _edge(graph: Graph, text: str) -> Edge:
+def _parse_edge(graph: Graph, text: str) -> Edge:
     edge = Edge(text) if text in graph else Edge.parse(text)
     if edge.node not in graph:
         raise RecipeError(
@@ -69,55 +71,55 @@ def _edge(graph: Graph, text: str) -> Edge:
     return edge
 
 
-def _needed(graph: Graph, cut: Mapping[Edge, None], end: Sequence[Edge]) -> tuple[set[str], set[Edge]]:
-    """Nodes that run, and the edges among the cut ones that they or the caller read."""
-    fed = {edge.node for edge in cut}
-    kept: set[str] = set()
-    read: set[Edge] = set()
-    stack = list(end)
+def _find_needed(graph: Graph, inputs: Mapping[Edge, None], outputs: Sequence[Edge]) -> tuple[set[str], set[Edge]]:
+    """Return the nodes between inputs and outputs, and the inputs that the nodes or outputs use."""
+    input_nodes = {edge.node for edge in inputs}
+    names: set[str] = set()
+    used: set[Edge] = set()
+    stack = list(outputs)
     while stack:
         edge = stack.pop()
-        if edge in cut:
-            read.add(edge)
-        elif edge.node not in kept:
-            kept.add(edge.node)
+        if edge in inputs:
+            used.add(edge)
+        elif edge.node not in names:
+            names.add(edge.node)
             node = graph[edge.node]
-            # Nobody waits for a tensor that is fed.
-            stack.extend((*node.inputs, *(Edge(name) for name in node.controls if name not in fed)))
-    return kept, read
+            # Control dependencies on inputs are dropped: the caller provides the values.
+            stack.extend((*node.inputs, *(Edge(name) for name in node.controls if name not in input_nodes)))
+    return names, used
 
 
-def _placeholders(graph: Graph, edges: Sequence[Edge], kept: set[str]) -> dict[Edge, Node]:
+def _make_placeholders(graph: Graph, edges: Sequence[Edge], names: set[str]) -> dict[Edge, Node]:
     shapes = infer_shapes(graph)
-    taken = set(kept)
-    made: dict[Edge, Node] = {}
+    used_names = set(names)
+    placeholders: dict[Edge, Node] = {}
     for edge in edges:
         node = graph[edge.node]
-        is_free = edge.node not in taken
-        name = edge.node if is_free else _free(graph, f"{edge.node}/{edge.port}", taken)
-        taken.add(name)
+        is_free = edge.node not in used_names
+        name = edge.node if is_free else _find_free_name(graph, f"{edge.node}/{edge.port}", used_names)
+        used_names.add(name)
         if node.op == "Placeholder" and is_free:
-            made[edge] = node
+            placeholders[edge] = node
         else:
-            made[edge] = _placeholder(node, edge, name, shapes.get(edge, UNKNOWN))
-    return made
+            placeholders[edge] = _make_placeholder(node, edge, name, shapes.get(edge, UNKNOWN))
+    return placeholders
 
 
-def _free(graph: Graph, wanted: str, taken: set[str]) -> str:
-    name, number = wanted, 0
-    while name in graph or name in taken:
+def _find_free_name(graph: Graph, base: str, used_names: set[str]) -> str:
+    name, number = base, 0
+    while name in graph or name in used_names:
         number += 1
-        name = f"{wanted}_{number}"
+        name = f"{base}_{number}"
     return name
 
 
-def _placeholder(node: Node, edge: Edge, name: str, shape: Shape) -> Node:
+def _make_placeholder(node: Node, edge: Edge, name: str, shape: Shape) -> Node:
     dtypes = output_dtypes(node)
     dtype = dtypes[edge.port] if edge.port < len(dtypes) else None
     if dtype is None:
         raise GraphError(
-            f"the element type of {str(edge)!r} is not known: {node.op} does not say it",
-            hint="begin at another edge, or run add_default_attributes first",
+            f"cannot determine the element type of {str(edge)!r} ({node.op})",
+            hint="choose another input edge, or run add_default_attributes first",
         )
     declared = node.attrs.get("shape")
     if node.op == "PlaceholderWithDefault" and isinstance(declared, Shape):
@@ -125,25 +127,25 @@ def _placeholder(node: Node, edge: Edge, name: str, shape: Shape) -> Node:
     return Node(name, "Placeholder", attrs={"dtype": dtype, "shape": shape})
 
 
-def _in_order(graph: Graph, made: Mapping[Edge, Node]) -> list[Node]:
-    """Placeholders in the order of the nodes that they stand for."""
-    place = {name: number for number, name in enumerate(graph.nodes)}
-    return [made[edge] for edge in sorted(made, key=lambda edge: (place[edge.node], edge.port))]
+def _in_node_order(graph: Graph, placeholders: Mapping[Edge, Node]) -> list[Node]:
+    """Return the placeholders in the file order of their original nodes."""
+    positions = {name: position for position, name in enumerate(graph.nodes)}
+    return [placeholders[edge] for edge in sorted(placeholders, key=lambda edge: (positions[edge.node], edge.port))]
 
 
-def _cut(node: Node, edges: Mapping[Edge, Edge], kept: set[str]) -> Node:
+def _reconnect(node: Node, edges: Mapping[Edge, Edge], names: set[str]) -> Node:
     inputs = tuple(edges.get(edge, edge) for edge in node.inputs)
-    controls = tuple(name for name in node.controls if name in kept)
+    controls = tuple(name for name in node.controls if name in names)
     return node if (inputs, controls) == (node.inputs, node.controls) else node.with_(inputs=inputs, controls=controls)
 
 
-def _changes(graph: Graph, made: Mapping[Edge, Node], part: Graph) -> tuple[str, ...]:
+def _describe_changes(graph: Graph, placeholders: Mapping[Edge, Node], subgraph: Graph) -> tuple[str, ...]:
     lines = []
-    for edge, node in made.items():
+    for edge, node in placeholders.items():
         dtype, shape = node.attrs.get("dtype"), node.attrs.get("shape")
         if node is not graph[edge.node] and isinstance(dtype, DType) and isinstance(shape, Shape):
             lines.append(
-                f"{edge} ({graph[edge.node].op}) becomes the Placeholder {node.name}, {dtype.value} of {shape}"
+                f"{edge} ({graph[edge.node].op}) becomes Placeholder {node.name}, {dtype.value} of shape {shape}"
             )
-    removed = len(graph) - len(part)
-    return (*lines, *([f"{removed} nodes that are not on the way"] if removed else []))
+    removed = len(graph) - len(subgraph)
+    return (*lines, *([f"{removed} nodes outside the subgraph"] if removed else []))

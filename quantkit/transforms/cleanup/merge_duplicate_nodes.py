@@ -1,8 +1,8 @@
-"""Compute once what several nodes compute equally.
+"""Eliminate common subexpressions.
 
-Two nodes are equal when op, inputs, device, attributes and what they wait for are, where inputs that are equal
-themselves count as the same. One walk in execution order finds all of them: whatever a node reads was numbered
-before it.
+Two nodes are equal if op type, inputs, device, attributes and control dependencies are equal, where
+inputs from equal nodes count as the same. One pass in topological order finds all duplicates: the
+producers of a node's inputs are grouped before the node.
 """
 
 from collections import Counter
@@ -18,17 +18,17 @@ from quantkit.ops.tensorflow.signatures import find_op
 from quantkit.transforms._names import names_in_subgraphs
 from quantkit.transforms.registry import transform
 
-# Equal or not, each of these stands for a tensor of its own.
-FED_OPS = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "_Arg"})
-# Tensors whose values nobody can compare.
-UNREADABLE = (DType.RESOURCE, DType.VARIANT)
-# Most constants differ in their first bytes; only those that do not are read to the end.
-BEGINNING_BYTES = 64
+# Ops of inputs and arguments: each node is a tensor of its own, even if the attributes are equal.
+INPUT_OPS = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "_Arg"})
+# Element types whose values cannot be compared.
+OPAQUE_TYPES = (DType.RESOURCE, DType.VARIANT)
+# Length of the prefix that is compared first. Most constants differ there; only the others are hashed completely.
+PREFIX_BYTES = 64
 
 
 @transform(dialects=("tensorflow", "onnx"))
 def merge_duplicate_nodes(graph: Graph, *, commutative: bool = False) -> Outcome:
-    """Merge nodes that compute the same, the first in file order stays.
+    """Merge nodes that compute the same value into the first in file order.
 
     Before:  a = Relu(x)
              b = Relu(x)
@@ -36,18 +36,19 @@ def merge_duplicate_nodes(graph: Graph, *, commutative: bool = False) -> Outcome
     After:   a = Relu(x)
              c = Add(a, a)
 
-    Constants are equal when type, shape and bits are, however the file stores them. Inputs and outputs of the graph
-    and placeholders are never merged. Safe before any other transform and after it; what is shared afterwards, folding
-    may decline to change for one reader alone.
+    Constants are equal if type, shape and bits are equal, in any storage format. Graph inputs, graph
+    outputs and placeholders are never merged. The transform may run before or after any other, but
+    folding skips layers whose constants have become shared.
 
     Options:
-        commutative: take Add(a, b) and Add(b, a) for equal, and the like for other ops of two inputs (false).
+        commutative: treat Add(a, b) and Add(b, a) as equal, and other commutative ops of two inputs
+            (default: false).
 
-    Skips when an op keeps state (random numbers, variables, queues), or is not known, or a loop or branch of an
-    ONNX graph refers to the node.
+    Skips stateful ops (random numbers, variables, queues), unknown ops, and nodes to which a
+    subgraph of an ONNX graph refers.
 
     Raises:
-        GraphError: the nodes form a cycle, or one reads what is not there.
+        GraphError: the graph has a cycle, or an input that is not in the graph.
 
     Example:
         merge_duplicate_nodes
@@ -60,59 +61,60 @@ def merge_duplicate_nodes(graph: Graph, *, commutative: bool = False) -> Outcome
         d = Neg(b)
         y = Add(c, d)
     """
-    keep: dict[str, str] = {}
+    replacements: dict[str, str] = {}
     changes: list[str] = []
     skips: list[Skip] = []
-    for first, *twins in _equal_nodes(graph, commutative):
-        reason = _reason_to_stay(first.op, graph.dialect)
-        for twin in twins:
+    for first, *duplicates in _group_equal_nodes(graph, commutative):
+        reason = _skip_reason(first.op, graph.dialect)
+        for duplicate in duplicates:
             if reason:
-                skips.append(Skip(f"it equals {first.name}, but {reason}", twin.name))
+                skips.append(Skip(f"duplicate of {first.name}, but {reason}", duplicate.name))
             else:
-                keep[twin.name] = first.name
-                changes.append(f"{twin.name} ({twin.op}) -> {first.name}")
-    nodes = (_rewired(node, keep) for node in graph.nodes.values() if node.name not in keep)
+                replacements[duplicate.name] = first.name
+                changes.append(f"{duplicate.name} ({duplicate.op}) -> {first.name}")
+    nodes = (_reconnect(node, replacements) for node in graph.nodes.values() if node.name not in replacements)
     return Outcome(graph.with_nodes(nodes), tuple(changes), tuple(skips))
 
 
-def _equal_nodes(graph: Graph, commutative: bool) -> list[list[Node]]:
-    """Groups of two or more equal nodes, in file order."""
+def _group_equal_nodes(graph: Graph, commutative: bool) -> list[list[Node]]:
+    """Return groups of two or more equal nodes, in file order."""
     tensor_keys = _tensor_keys(graph)
-    kept = graph.endpoint_names | names_in_subgraphs(graph)
+    unmergeable = graph.endpoint_names | names_in_subgraphs(graph)
     groups: dict[Hashable, list[str]] = {}
     leaders: dict[str, str] = {}
     for name in graph.order:
         node = graph[name]
         key = (
             node.op,
-            name if name in kept or node.op in FED_OPS else "",
-            _reads(node, leaders, commutative and graph.dialect == "tensorflow"),
+            name if name in unmergeable or node.op in INPUT_OPS else "",
+            _input_key(node, leaders, commutative and graph.dialect == "tensorflow"),
             frozenset(leaders.get(control, control) for control in node.controls),
             node.device,
-            frozenset((attr, _attr_key(value, tensor_keys)) for attr, value in _compared(node).items()),
+            frozenset((attr, _attr_key(value, tensor_keys)) for attr, value in _compared_attrs(node).items()),
         )
         members = groups.setdefault(key, [])
         members.append(name)
-        if not _reason_to_stay(node.op, graph.dialect):
+        if not _skip_reason(node.op, graph.dialect):
             leaders[name] = members[0]
-    place = {name: number for number, name in enumerate(graph.nodes)}
-    found = [sorted(members, key=place.__getitem__) for members in groups.values() if len(members) > 1]
-    return [[graph[name] for name in members] for members in sorted(found, key=lambda members: place[members[0]])]
+    position = {name: number for number, name in enumerate(graph.nodes)}
+    duplicates = [sorted(members, key=position.__getitem__) for members in groups.values() if len(members) > 1]
+    duplicates.sort(key=lambda members: position[members[0]])
+    return [[graph[name] for name in members] for members in duplicates]
 
 
-def _reads(node: Node, leaders: Mapping[str, str], commutative: bool) -> tuple[tuple[str, int], ...]:
-    """What the node reads; sorted where the order does not matter."""
-    read = tuple((leaders.get(edge.node, edge.node), edge.port) for edge in node.inputs)
-    if not commutative or len(read) != 2:
-        return read
-    known = find_op(node.op)
-    # Add joins strings, too; of numbers it gives the same in either order.
+def _input_key(node: Node, leaders: Mapping[str, str], commutative: bool) -> tuple[tuple[str, int], ...]:
+    """Return the inputs with duplicates replaced, sorted if the op is commutative."""
+    inputs = tuple((leaders.get(edge.node, edge.node), edge.port) for edge in node.inputs)
+    if not commutative or len(inputs) != 2:
+        return inputs
+    definition = find_op(node.op)
+    # Add concatenates strings; otherwise Add is commutative.
     is_sum = node.op == "Add" and node.attrs.get("T") is not DType.STRING
-    return tuple(sorted(read)) if is_sum or (known is not None and known.is_commutative) else read
+    return tuple(sorted(inputs)) if is_sum or (definition is not None and definition.is_commutative) else inputs
 
 
-def _compared(node: Node) -> Mapping[str, Attr]:
-    """The attributes, with which values an ONNX node makes in place of what they are called."""
+def _compared_attrs(node: Node) -> Mapping[str, Attr]:
+    """Return the attributes; the value names of an ONNX node become flags for omitted values."""
     names = node.attrs.get(onnx.OUTPUTS)
     if not isinstance(names, tuple):
         return node.attrs
@@ -120,35 +122,40 @@ def _compared(node: Node) -> Mapping[str, Attr]:
 
 
 @cache
-def _reason_to_stay(op: str, dialect: str) -> str:
+def _skip_reason(op: str, dialect: str) -> str:
     if dialect == onnx.DIALECT:
-        known_state = is_stateful_in_onnx(op)
-        if known_state is None:
-            return f"what {op} does is not known"
-        return f"{op} gives another result each time" if known_state else ""
-    known = find_op(op)
-    if known is None:
-        return f"what {op} does is not known"
-    # TensorFlow's table calls an op that only changes what another holds (AssignAdd, QueueDequeue) stateless.
-    return f"{op} keeps state" if known.is_stateful or any(arg.is_ref for arg in known.inputs) else ""
+        is_stateful = is_stateful_in_onnx(op)
+        if is_stateful is None:
+            return f"{op} is an unknown op"
+        return f"{op} returns different values in each run" if is_stateful else ""
+    definition = find_op(op)
+    if definition is None:
+        return f"{op} is an unknown op"
+    # TensorFlow's op table lists ops that change the state of another op (AssignAdd, QueueDequeue) as stateless.
+    return f"{op} is stateful" if definition.is_stateful or any(arg.is_ref for arg in definition.inputs) else ""
 
 
-def _rewired(node: Node, keep: Mapping[str, str]) -> Node:
-    if not any(edge.node in keep for edge in node.inputs) and not any(name in keep for name in node.controls):
+def _reconnect(node: Node, replacements: Mapping[str, str]) -> Node:
+    if not any(name in replacements for name in node.sources):
         return node
-    inputs = tuple(Edge(keep.get(edge.node, edge.node), edge.port) for edge in node.inputs)
-    return node.with_(inputs=inputs, controls=tuple(dict.fromkeys(keep.get(name, name) for name in node.controls)))
+    inputs = tuple(Edge(replacements.get(edge.node, edge.node), edge.port) for edge in node.inputs)
+    controls = tuple(dict.fromkeys(replacements.get(name, name) for name in node.controls))
+    return node.with_(inputs=inputs, controls=controls)
 
 
 def _tensor_keys(graph: Graph) -> dict[int, tuple[Hashable, ...]]:
-    """For the id of each tensor, a key that only equal tensors share; each is read no further than that takes."""
+    """Return a key for the id of each tensor; equal tensors, and only they, have equal keys.
+
+    A key contains as much of a tensor's data as distinguishes it from the others.
+    """
     tensors = {
         id(value): value for node in graph.nodes.values() for value in node.attrs.values() if isinstance(value, Tensor)
     }
     keys: dict[int, tuple[Hashable, ...]] = {
-        number: (one.dtype, one.shape, number if one.dtype in UNREADABLE else 0) for number, one in tensors.items()
+        number: (tensor.dtype, tensor.shape, number if tensor.dtype in OPAQUE_TYPES else 0)
+        for number, tensor in tensors.items()
     }
-    refinements: tuple[Callable[[Tensor], bytes], ...] = (_beginning, _whole)
+    refinements: tuple[Callable[[Tensor], bytes], ...] = (_prefix, _digest)
     for refine in refinements:
         counts = Counter(keys.values())
         for number, key in keys.items():
@@ -157,18 +164,18 @@ def _tensor_keys(graph: Graph) -> dict[int, tuple[Hashable, ...]]:
     return keys
 
 
-def _beginning(tensor: Tensor) -> bytes:
+def _prefix(tensor: Tensor) -> bytes:
     if not tensor.dtype.num_bytes:
         return b""
-    return tensor.array.reshape(-1)[: BEGINNING_BYTES // tensor.dtype.num_bytes].tobytes()
+    return tensor.array.reshape(-1)[: PREFIX_BYTES // tensor.dtype.num_bytes].tobytes()
 
 
-def _whole(tensor: Tensor) -> bytes:
-    return b"" if 0 < tensor.num_bytes <= BEGINNING_BYTES else tensor.digest
+def _digest(tensor: Tensor) -> bytes:
+    return b"" if 0 < tensor.num_bytes <= PREFIX_BYTES else tensor.digest
 
 
 def _attr_key(value: Attr, tensor_keys: Mapping[int, tuple[Hashable, ...]]) -> Hashable:
-    """Equal for equal attributes; unlike ``==``, it tells 1 from True and 0.0 from -0.0."""
+    """Return a key that is equal for equal attributes; 1 and True differ, 0.0 and -0.0 differ."""
     if isinstance(value, Tensor):
         return tensor_keys.get(id(value)) or value.digest
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Remove branches that are never taken."""
+"""Remove branches that never run."""
 
 from collections.abc import Mapping
 
@@ -10,31 +10,31 @@ from quantkit.ir.rewrite import Outcome
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
-from quantkit.transforms.cleanup._conditionals import take_constant_functions
-from quantkit.transforms.cleanup._switches import take_constant_branches
+from quantkit.transforms.cleanup._conditionals import inline_constant_branches
+from quantkit.transforms.cleanup._switches import remove_constant_switches
 from quantkit.transforms.registry import BOOLEANS, transform
 
 
 @transform
 def remove_dead_branches(graph: Graph, *, pred: tuple[str, ...] = ()) -> Outcome:
-    """Keep only the branch that is taken where a predicate is constant.
+    """Remove the branches that a constant predicate disables.
 
-    Networks of TensorFlow 1 ask ``is_training`` in each batch norm and dropout, by Switch and Merge; later ones hold
-    the branches as functions. Run fold_constants first where the predicate is computed, and strip_unused_nodes and
-    remove_unused_functions afterwards.
+    TensorFlow 1 models select training or inference by ``is_training`` with Switch and Merge in each
+    BatchNorm and dropout; TensorFlow 2 models with If and Case. If the predicate is computed, run
+    fold_constants first. Run strip_unused_nodes and remove_unused_functions afterwards.
 
     Before:  s = Switch(x, false)    y = Merge(Relu(s:0), Dropout(s:1))
     After:   y = Relu(x)
 
     Options:
-        pred: what a node always is, ``remove_dead_branches(pred="is_training:false")``; a placeholder of that name
-            becomes a constant, and is no input of the graph any more.
+        pred: constant value of a node, ``remove_dead_branches(pred="is_training:false")``; the node
+            becomes a constant, and is removed from the inputs of the graph.
 
-    A PlaceholderWithDefault that is no input of the graph is its default. The branch that If, StatelessIf, Case or
-    StatelessCase take is written out in its place.
+    A PlaceholderWithDefault that is not an input of the graph has its default value. If, StatelessIf,
+    Case and StatelessCase are replaced by the nodes of the selected branch.
 
-    Skips when a predicate is not constant, for loops (their conditions change), when an output of the graph would
-    never be computed, or when a branch is not in the library.
+    Skips predicates that are not constant, loops, switches that disable an output of the graph, and
+    branches that are not in the library.
 
     Example:
         remove_dead_branches(pred="is_training:false")
@@ -49,31 +49,31 @@ def remove_dead_branches(graph: Graph, *, pred: tuple[str, ...] = ()) -> Outcome
         y = Neg(merged)
     """
     changes = [f"{text.rpartition(':')[0]} is always {text.rpartition(':')[2]}" for text in pred]
-    given = _with_constants(graph, pred)
+    current = _with_constants(graph, pred)
     while True:
-        functions = take_constant_functions(given)
-        outcome = take_constant_branches(functions.graph)
-        changes.extend((*functions.changes, *outcome.changes))
-        if not functions.changes and not outcome.changes:
-            return Outcome(given, tuple(changes), (*functions.skips, *outcome.skips))
-        given = outcome.graph
+        conditionals = inline_constant_branches(current)
+        switches = remove_constant_switches(conditionals.graph)
+        changes.extend((*conditionals.changes, *switches.changes))
+        if not conditionals.changes and not switches.changes:
+            return Outcome(current, tuple(changes), (*conditionals.skips, *switches.skips))
+        current = switches.graph
 
 
 def _with_constants(graph: Graph, pred: tuple[str, ...]) -> Graph:
-    """The graph with constants in the place of named nodes."""
+    """Replace the nodes that ``pred`` names by constants."""
     if not pred:
         return graph
     shapes = infer_shapes(graph)
-    made = dict(_constant_of(graph, text, shapes) for text in pred)
-    inputs = [edge for edge in graph.inputs if edge.node not in made]
-    return graph.with_nodes(made.get(name, node) for name, node in graph.nodes.items()).with_(inputs=tuple(inputs))
+    constants = dict(_parse_constant(graph, text, shapes) for text in pred)
+    inputs = tuple(edge for edge in graph.inputs if edge.node not in constants)
+    return graph.with_nodes(constants.get(name, node) for name, node in graph.nodes.items()).with_(inputs=inputs)
 
 
-def _constant_of(graph: Graph, text: str, shapes: Mapping[Edge, Shape]) -> tuple[str, Node]:
-    name, _, word = text.rpartition(":")
-    if not name or word not in BOOLEANS:
+def _parse_constant(graph: Graph, text: str, shapes: Mapping[Edge, Shape]) -> tuple[str, Node]:
+    name, _, truth = text.rpartition(":")
+    if not name or truth not in BOOLEANS:
         raise RecipeError(
-            f"remove_dead_branches: '{text}' does not say what a node is", hint='write pred="is_training:false"'
+            f"remove_dead_branches: '{text}' gives no value for a node", hint='write pred="is_training:false"'
         )
     if name not in graph:
         raise RecipeError(
@@ -84,16 +84,17 @@ def _constant_of(graph: Graph, text: str, shapes: Mapping[Edge, Shape]) -> tuple
     if len(dtypes) > 1:
         raise RecipeError(
             f"remove_dead_branches: pred names {name!r} ({graph[name].op}), which has {len(dtypes)} outputs",
-            hint="name the node that makes the predicate",
+            hint="name the producer of the predicate",
         )
     dtype = dtypes[0] if dtypes and dtypes[0] is not None else DType.BOOL
     shape = shapes.get(Edge(name), Shape(None))
-    # Old graphs ask whole numbers, too: 1 while they train.
-    may_decide = dtype is not DType.STRING and dtype.numpy.kind in "biu"
-    if not may_decide or None in (shape.dims or ()):
-        what = f"of shape {shape}" if may_decide else f"of type {dtype.value}"
+    # Old graphs also use integers as predicates: 1 for training.
+    is_predicate = dtype is not DType.STRING and dtype.numpy.kind in "biu"
+    if not is_predicate or None in (shape.dims or ()):
+        problem = f"of shape {shape}" if is_predicate else f"of type {dtype.value}"
         raise RecipeError(
-            f"remove_dead_branches: pred names {name!r}, whose values are {what}",
-            hint="name the node that makes one truth value",
+            f"remove_dead_branches: pred names {name!r}, whose values are {problem}",
+            hint="name the producer of one boolean or integer",
         )
-    return name, constant(name, np.full(shape.sizes if shape.dims else (), BOOLEANS[word]).astype(dtype.numpy), dtype)
+    values = np.full(shape.sizes if shape.dims else (), BOOLEANS[truth])
+    return name, constant(name, values.astype(dtype.numpy), dtype)

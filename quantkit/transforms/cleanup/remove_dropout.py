@@ -1,4 +1,4 @@
-"""Remove dropout and what else only training needs."""
+"""Remove dropout and other ops that only training needs."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,15 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import op
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules
 from quantkit.ops.tensorflow.signatures import output_dtypes
-from quantkit.transforms.cleanup._dropout import Dropout
-from quantkit.transforms.cleanup._identities import spliced
-from quantkit.transforms.functions._bodies import in_functions
+from quantkit.transforms.cleanup._dropout import DropoutMatcher
+from quantkit.transforms.cleanup._identities import remove_new_identities
+from quantkit.transforms.functions._bodies import rewrite_functions
 from quantkit.transforms.registry import transform
 
-# They hand their first input on, and do something that only training or its author needs.
-PASSING = "StopGradient|PreventGradient|Print|PlaceholderWithDefault"
-# They compute nothing for others, who at most wait for them.
-WATCHING = frozenset(
+# Ops that forward their first input, with an effect that inference does not need.
+PASS_THROUGH = "StopGradient|PreventGradient|Print|PlaceholderWithDefault"
+# Ops without data consumers: assertions, prints and summaries.
+MONITORING = frozenset(
     {"Assert", "PrintV2", "ScalarSummary", "HistogramSummary", "ImageSummary", "AudioSummary", "TensorSummary"}
     | {"AudioSummaryV2", "TensorSummaryV2", "MergeSummary", "WriteScalarSummary", "WriteHistogramSummary"}
     | {"WriteImageSummary", "WriteAudioSummary", "WriteSummary", "WriteGraphSummary", "WriteRawProtoSummary"}
@@ -26,23 +26,24 @@ SEEDS = frozenset({"StatelessRandomGetKeyCounter", "StatelessRandomGetAlg", "Sta
 
 @transform(exact=False)
 def remove_dropout(graph: Graph) -> Outcome:
-    """Let tensors pass where training would drop elements of them at random.
+    """Remove dropout, pass-through training ops, assertions and summaries.
 
-    On purpose, a training graph answers otherwise afterwards: as it would for inference. Where the rate of dropout is
-    0, and for all that is removed besides, answers stay as they are.
+    The outputs of a training graph change: they become those of inference. They stay equal if the
+    dropout rate is 0.
 
     Before:  y = Mul(RealDiv(x, keep), Floor(Add(RandomUniform(shape), keep)))
     After:   y = x
 
     Options: none.
 
-    Knows dropout as tf.nn.dropout and Keras have written it: by Floor, Select or a mask of numbers, with the rate a
-    constant or computed from an input that is fed. Besides, it reads past StopGradient, PreventGradient and Print, puts
-    the default in the place of a PlaceholderWithDefault that is no input of the graph, and removes assertions and
-    summaries, with the waiting for them. In functions, too: in the bodies of loops and branches.
+    Matches the dropout of all versions of tf.nn.dropout and Keras: with Floor, Select or a numeric
+    mask, and a rate that is constant or computed from a graph input. Also removes StopGradient,
+    PreventGradient and Print, replaces a PlaceholderWithDefault that is not a graph input by its
+    default, and removes assertions and summaries with the control dependencies on them. Functions are
+    rewritten too: bodies of loops and branches.
 
-    Skips when elements are dropped but the others not scaled up for it. It names the random numbers that are left,
-    and batch norms that are still in training mode.
+    Skips dropout without scaling of the kept elements, other random ops, and BatchNorm in training
+    mode.
 
     Example:
         remove_dropout
@@ -67,60 +68,57 @@ def remove_dropout(graph: Graph) -> Outcome:
         stop = StopGradient(x)
         y = Neg(stop)
     """
-    outcome = _without_dropout(graph)
-    bodies = in_functions(outcome.graph, _without_dropout)
-    return Outcome(bodies.graph, (*outcome.changes, *bodies.changes), (*outcome.skips, *bodies.skips))
+    main = _remove_from_graph(graph)
+    functions = rewrite_functions(main.graph, _remove_from_graph)
+    return Outcome(functions.graph, (*main.changes, *functions.changes), (*main.skips, *functions.skips))
 
 
-def _without_dropout(graph: Graph) -> Outcome:
-    outcome = apply_rules(graph, Rule(op("Mul|Select|SelectV2|Div|RealDiv"), _let_pass, ("root",)), _passed_on)
-    made = spliced(graph, outcome.graph) if outcome.changes else outcome.graph
-    gone = _watchers(made)
-    changes = (*outcome.changes, *(f"{name} ({made[name].op}) goes" for name in gone))
-    after = _without(made, gone) if gone else made
-    return Outcome(after, changes, (*outcome.skips, *_left(after)))
+def _remove_from_graph(graph: Graph) -> Outcome:
+    outcome = apply_rules(graph, _dropout_rule, _pass_through_rule)
+    without_dropout = remove_new_identities(graph, outcome.graph) if outcome.changes else outcome.graph
+    names = _find_monitoring(without_dropout)
+    changes = (*outcome.changes, *(f"{name} ({without_dropout[name].op}) removed" for name in names))
+    after = _remove_with_controls(without_dropout, names) if names else without_dropout
+    return Outcome(after, changes, (*outcome.skips, *_remaining_training_ops(after)))
 
 
-def _let_pass(graph: Graph, root: Node) -> Sequence[Node] | Skip | None:
+def _replace_dropout(graph: Graph, root: Node) -> Sequence[Node] | Skip | None:
     if root.name in graph.input_names:
         return None
-    found = Dropout(graph).source(root)
-    return _identity(root, found) if isinstance(found, Edge) else found
+    source = DropoutMatcher(graph).find_input(root)
+    return _identity(root, source) if isinstance(source, Edge) else source
 
 
-def _pass_on(graph: Graph, root: Node) -> Sequence[Node] | None:
+def _replace_pass_through(graph: Graph, root: Node) -> Sequence[Node] | None:
     return None if root.name in graph.input_names or not root.inputs else _identity(root, root.inputs[0])
 
 
-_passed_on = Rule(op(PASSING), _pass_on, ("root",))
+_dropout_rule = Rule(op("Mul|Select|SelectV2|Div|RealDiv"), _replace_dropout, ("root",))
+_pass_through_rule = Rule(op(PASS_THROUGH), _replace_pass_through, ("root",))
 
 
 def _identity(root: Node, source: Edge) -> list[Node]:
     return [Node(root.name, "Identity", (source,), root.controls, {}, root.device).with_attrs(T=output_dtypes(root)[0])]
 
 
-def _watchers(graph: Graph) -> list[str]:
-    """Nodes that only watch, in file order, and those that only wait for such nodes."""
-    gone: set[str] = set()
+def _find_monitoring(graph: Graph) -> list[str]:
+    """Return monitoring ops without other consumers, and NoOps that depend on such ops alone, in file order."""
+    names: set[str] = set()
     for name in reversed(graph.order):
-        readers = [use.node.name for use in graph.node_uses.get(name, ()) if use.slot >= 0]
-        if graph[name].op in WATCHING and name not in graph.endpoint_names and gone.issuperset(readers):
-            gone.add(name)
-    if gone:
+        consumers = [use.node.name for use in graph.node_uses.get(name, ()) if use.slot >= 0]
+        if graph[name].op in MONITORING and name not in graph.endpoint_names and names.issuperset(consumers):
+            names.add(name)
+    if names:
         for name in graph.order:
-            node = graph[name]
-            if (
-                node.op == "NoOp"
-                and node.controls
-                and name not in graph.endpoint_names
-                and gone.issuperset(node.controls)
-            ):
-                gone.add(name)
-    return [name for name in graph.nodes if name in gone]
+            controls = graph[name].controls
+            is_barrier = graph[name].op == "NoOp" and controls and name not in graph.endpoint_names
+            if is_barrier and names.issuperset(controls):
+                names.add(name)
+    return [name for name in graph.nodes if name in names]
 
 
-def _without(graph: Graph, names: Sequence[str]) -> Graph:
-    """The graph without nodes; who waited for them waits for what they waited for."""
+def _remove_with_controls(graph: Graph, names: Sequence[str]) -> Graph:
+    """Remove nodes; control dependencies on a node become those of the node."""
     draft = Draft(graph)
     for name in names:
         draft.remove(name)
@@ -128,17 +126,15 @@ def _without(graph: Graph, names: Sequence[str]) -> Graph:
     return draft.graph()
 
 
-def _left(graph: Graph) -> tuple[Skip, ...]:
-    """What still belongs to training, where an output needs it."""
+def _remaining_training_ops(graph: Graph) -> tuple[Skip, ...]:
+    """Return a skip per random op and training BatchNorm that an output needs."""
     needed = graph.reachable() if graph.outputs else set(graph.nodes)
-    found: list[Skip] = []
+    skips: list[Skip] = []
     for name, node in graph.nodes.items():
         if name not in needed:
             continue
         if node.op.startswith(RANDOM) and node.op not in SEEDS:
-            found.append(
-                Skip(f"{node.op} gives other numbers each time, and belongs to no dropout that is known", name)
-            )
+            skips.append(Skip(f"{node.op} returns random values and is not part of a known dropout pattern", name))
         elif node.op.startswith("FusedBatchNorm") and node.attrs.get("is_training", True) and "Grad" not in node.op:
-            found.append(Skip("it still normalizes by the statistics of each batch", name))
-    return tuple(found)
+            skips.append(Skip("BatchNorm is in training mode: it normalizes with batch statistics", name))
+    return tuple(skips)

@@ -1,32 +1,34 @@
-"""Leave out arithmetic that changes nothing, and join what comes in two steps."""
+"""Remove arithmetic no-ops and merge consecutive operations."""
 
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome, apply_rules
 from quantkit.ops.shape_inference import infer
 from quantkit.transforms.cleanup import _number_identities, _shape_identities
-from quantkit.transforms.cleanup._identities import as_rule, spliced
+from quantkit.transforms.cleanup._identities import as_rule, remove_new_identities
 from quantkit.transforms.registry import transform
 
 
 @transform
 def simplify_arithmetic(graph: Graph, *, signed_zeros: bool = True) -> Outcome:
-    """Apply the identities of algebra, logic and shapes until none applies.
+    """Apply identities of algebra, logic and shapes until none applies.
 
     Before:  y = Reshape(Transpose(Transpose(Mul(x, 1.0), [1, 0]), [1, 0]), shape of x)
     After:   y = x
 
     Options:
-        signed_zeros: take 0 and -0 for different, so that x + 0 stays where x may be -0 (true).
+        signed_zeros: treat 0 and -0 as different; x + 0 stays if x may be -0 (default: true).
 
-    Bits stay as they are where something is left out: factors and divisors of 1, summands of 0, casts, reshapes,
-    transposes, pads, slices, tiles and reductions that move or change nothing, pairs that undo each other, choices
-    that are always the same, sizes that are known. Where two factors or two summands become one, and where a factor
-    meets a sign, a product is rounded once instead of twice: the results differ by rounding of float32.
+    Removal is bit-exact: factors and divisors of 1, summands of 0, no-op casts, reshapes,
+    transposes, pads, slices, tiles and reductions, inverse pairs, constant selections, and known
+    sizes. Merged factors or summands, and a factor merged with a negation, round once instead of
+    twice: results differ by float32 rounding.
 
-    A Reshape whose target shape is computed, but known except for one size, infers that size.
+    A Reshape with a computed target shape that has one unknown size gets a constant target shape
+    with -1 for that size.
 
-    Skips when factors would leave the range of float32, when summands of different signs would cancel out, when
-    x + 0 could turn -0 into 0, when a shape that decides is not known, or when engines know a GELU by its sign.
+    Skips factors whose product would leave the range of float32, summands of different signs, x + 0
+    that could change -0 to 0, rules that depend on an unknown shape, and negations by which
+    runtimes recognize GELU.
 
     Example:
         simplify_arithmetic
@@ -96,9 +98,9 @@ def simplify_arithmetic(graph: Graph, *, signed_zeros: bool = True) -> Outcome:
         x = Placeholder[1x2x2x1]()
         y = AvgPool(x, ksize=[1, 1, 1, 1], padding=SAME, strides=[1, 1, 1, 1])
     """
-    known = infer(graph)
+    inference = infer(graph)
     table = (*_number_identities.RULES, *_shape_identities.RULES)
-    outcome = apply_rules(graph, *(as_rule(ops, simplify, known, signed_zeros) for ops, simplify in table))
+    outcome = apply_rules(graph, *(as_rule(ops, simplify, inference, signed_zeros) for ops, simplify in table))
     if not outcome.changes:
         return outcome
-    return Outcome(spliced(graph, outcome.graph), outcome.changes, outcome.skips)
+    return Outcome(remove_new_identities(graph, outcome.graph), outcome.changes, outcome.skips)

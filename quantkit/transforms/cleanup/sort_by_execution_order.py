@@ -1,4 +1,4 @@
-"""Write nodes in an order in which they can run."""
+"""Sort nodes topologically."""
 
 from quantkit.ir.graph import Graph
 from quantkit.transforms.registry import transform
@@ -6,14 +6,14 @@ from quantkit.transforms.registry import transform
 
 @transform(dialects=("tensorflow", "onnx"))
 def sort_by_execution_order(graph: Graph) -> Graph:
-    """Put every node behind all that it reads.
+    """Sort nodes topologically: each node follows the producers of its inputs.
 
     Before:  c = Relu(b)   a = Placeholder   b = Conv2D(a, w)   w = Const
     After:   w = Const   a = Placeholder   b = Conv2D(a, w)   c = Relu(b)
 
     Options: none.
 
-    Skips when nodes wait for each other in a cycle that has no Merge.
+    Skips no node; a cycle without a Merge is an error.
 
     Example:
         sort_by_execution_order

@@ -120,7 +120,7 @@ def cleaned(
     return made, Outcome(made.graph, tuple(f"{function.name}: {change}" for change in outcome.changes), declined)
 
 
-def in_functions(graph: Graph, clean: Clean) -> Outcome:
+def rewrite_functions(graph: Graph, clean: Clean) -> Outcome:
     """The graph whose functions are rewritten, each as a graph of its own; those that can not be opened stay."""
     if not graph.library:
         return Outcome(graph)

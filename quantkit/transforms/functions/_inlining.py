@@ -26,7 +26,7 @@ FRAME_OPS = ("Enter", "RefEnter")
 Callee = Callable[[Graph, Node], str | None]
 
 
-def inlined(graph: Graph, callee: Callee) -> Outcome:
+def inline_calls(graph: Graph, callee: Callee) -> Outcome:
     """The graph with the nodes of functions in the place of calls, and of those they call in turn.
 
     Args:
@@ -49,7 +49,7 @@ def inlined(graph: Graph, callee: Callee) -> Outcome:
 
 
 class _Inliner:
-    """One call of `inlined`: the names that are taken, and what was done.
+    """One call of `inline_calls`: the names that are taken, and what was done.
 
     Attributes:
         draft: what readers of the calls read instead.

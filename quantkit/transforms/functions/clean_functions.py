@@ -47,7 +47,7 @@ def clean_functions(
     op: tuple[str, ...] = PASSING,
     evaluate: Evaluate = evaluate_with_kernels,
 ) -> Outcome:
-    """Clean the functions that stay: bodies and conditions of loops, branches, and what could not be inlined.
+    """Clean the functions that stay: bodies and conditions of loops, branches, and what could not be inline_calls.
 
     The transforms named below rewrite each body as a graph of its own, until nothing changes. Where one node alone
     calls a function, constants that it always gives move inside if that changes anything there, those that a loop hands

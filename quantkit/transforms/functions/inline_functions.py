@@ -8,7 +8,7 @@ from quantkit.formats.graphdef.function_library import names_in
 from quantkit.ir.functions import Function, FunctionName, Library, function_names
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
-from quantkit.transforms.functions._inlining import Callee, inlined
+from quantkit.transforms.functions._inlining import Callee, inline_calls
 from quantkit.transforms.registry import transform
 
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
@@ -53,7 +53,7 @@ def inline_functions(graph: Graph, *, keep: tuple[str, ...] = ()) -> Outcome:
         name = _name(node, library)
         return name if name in library and name not in closed else None
 
-    outcome = inlined(graph, callee)
+    outcome = inline_calls(graph, callee)
     bodies = _written_out(outcome.graph, closed, callee)
     after = outcome.graph.with_(library=library.with_(*bodies)) if bodies else outcome.graph
     changes = (*outcome.changes, *(f"function {body.name} without its calls" for body in bodies))
@@ -115,7 +115,7 @@ def _named(graph: Graph) -> list[str]:
 def _without_calls(library: Library[Graph], function: Function[Graph], callee: Callee) -> Function[Graph]:
     waited_for = (Edge(node) for node in function.controls.values())
     body = function.graph.with_(outputs=(*function.graph.outputs, *waited_for), library=library)
-    outcome = inlined(body, callee)
+    outcome = inline_calls(body, callee)
     if not outcome.changes:
         return function
     made = outcome.graph.with_(outputs=outcome.graph.outputs[: len(function.results)], library=Library())

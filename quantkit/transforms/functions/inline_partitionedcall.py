@@ -4,7 +4,7 @@ from quantkit.errors import GraphError
 from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Graph, Node
 from quantkit.ir.rewrite import Outcome
-from quantkit.transforms.functions._inlining import inlined
+from quantkit.transforms.functions._inlining import inline_calls
 from quantkit.transforms.registry import transform
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -44,7 +44,7 @@ def inline_partitionedcall(graph: Graph) -> Outcome:
         add = AddV2(a, a, T=float)
         end
     """
-    return inlined(graph, _callee)
+    return inline_calls(graph, _callee)
 
 
 def _callee(graph: Graph, node: Node) -> str | None:

@@ -1,11 +1,11 @@
 """Print what flows through a graph, while it runs."""
 
 from quantkit.errors import GraphError, did_you_mean
-from quantkit.ir.graph import Attr, Edge, Graph, Node
+from quantkit.ir.graph import SWITCHES, Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType
 from quantkit.ops.tensorflow.signatures import find_op, op_names, output_dtypes
-from quantkit.transforms.cleanup._switches import NEXT, SWITCHES
+from quantkit.transforms.cleanup._switches import NEXT_ITERATIONS
 from quantkit.transforms.registry import transform
 
 SUFFIX = "__print__"
@@ -89,7 +89,7 @@ def _reason_to_stay(graph: Graph, node: Node, read: list[Edge]) -> str:
         return "it is printed already"
     if node.op in SWITCHES:
         return "only one of its outputs is ever there, and a Print waits for all"
-    if node.op in NEXT:
+    if node.op in NEXT_ITERATIONS:
         return "a loop goes on from it, with nothing between"
     if node.op in graph.library:
         return f"{node.op} is a function: write it out with inline_functions first"

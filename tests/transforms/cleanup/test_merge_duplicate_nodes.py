@@ -28,7 +28,7 @@ X = placeholder("x")
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """Layers of small ops, full of duplicates, in any file order."""
+    """Generate graphs of small ops with many duplicates, in any file order."""
     nodes = [X]
     for number in range(draw(st.integers(1, 25))):
         before = st.sampled_from([node.name for node in nodes])
@@ -44,39 +44,39 @@ def graphs(draw: st.DrawFn) -> Graph:
     return Graph.of(draw(st.permutations(nodes)), ["x"], outputs)
 
 
-def formula(graph: Graph, name: str, known: dict[str, str]) -> str:
-    """What a node computes, as one text in which equal things look equal."""
-    if name not in known:
+def formula(graph: Graph, name: str, expressions: dict[str, str]) -> str:
+    """Return the expression that a node computes; equal expressions have equal texts."""
+    if name not in expressions:
         node = graph[name]
-        inputs = [f"{formula(graph, edge.node, known)}:{edge.port}" for edge in node.inputs]
-        controls = sorted({formula(graph, control, known) for control in node.controls})
+        inputs = [f"{formula(graph, edge.node, expressions)}:{edge.port}" for edge in node.inputs]
+        controls = sorted({formula(graph, control, expressions) for control in node.controls})
         value = str(node.value.array) if node.is_constant else ""
-        known[name] = f"{node.op}({', '.join(inputs)} after {', '.join(controls)}){value}"
-    return known[name]
+        expressions[name] = f"{node.op}({', '.join(inputs)} after {', '.join(controls)}){value}"
+    return expressions[name]
 
 
 @given(graphs())
-def test_outputs_compute_the_same_from_fewer_nodes(graph: Graph) -> None:
+def test_outputs_stay_equal_and_no_duplicate_remains(graph: Graph) -> None:
     after = merge_duplicate_nodes(graph)
     verify(after)
-    before_known: dict[str, str] = {}
-    after_known: dict[str, str] = {}
+    expressions_before: dict[str, str] = {}
+    expressions_after: dict[str, str] = {}
     for edge in graph.outputs:
-        assert formula(graph, edge.node, before_known) == formula(after, edge.node, after_known)
-    named = {name: name for name in after.endpoint_names}
-    inner = [formula(after, name, named) for name in after.nodes]
+        assert formula(graph, edge.node, expressions_before) == formula(after, edge.node, expressions_after)
+    endpoints = {name: name for name in after.endpoint_names}
+    inner = [formula(after, name, endpoints) for name in after.nodes]
     assert len(set(inner)) == len(inner)
     assert list(after.nodes) == [name for name in graph.nodes if name in after]
 
 
 @given(graphs())
-def test_it_is_idempotent_and_deterministic(graph: Graph) -> None:
+def test_merge_is_idempotent_and_deterministic(graph: Graph) -> None:
     once = merge_duplicate_nodes(graph)
     assert merge_duplicate_nodes(once) == once
     assert merge_duplicate_nodes(graph) == once
 
 
-def test_chains_of_duplicates_merge_whatever_the_file_order() -> None:
+def test_duplicate_chains_merge_in_any_file_order() -> None:
     nodes = [op("b2", "Neg", "b1"), op("b1", "Relu", "x"), op("a1", "Relu", "x"), op("a2", "Neg", "a1"), X]
     graph = Graph.of([*nodes, op("y", "Add", "a2", "b2")], ["x"], ["y"])
     outcome = merge_duplicate_nodes.outcome(graph)
@@ -85,10 +85,10 @@ def test_chains_of_duplicates_merge_whatever_the_file_order() -> None:
     assert outcome.changes == ("a2 (Neg) -> b2", "a1 (Relu) -> b1")
 
 
-def test_ports_and_controls_follow() -> None:
+def test_ports_and_control_dependencies_move_to_first_duplicate() -> None:
     splits = [op(name, "Split", "axis", "x", num_split=2) for name in ("s", "t")]
-    readers = [op("u", "Neg", "t:1", controls=("t", "s")), op("y", "Relu", "u")]
-    after = merge_duplicate_nodes(Graph.of([X, constant("axis", 0), *splits, *readers], ["x"], ["y"]))
+    consumers = [op("u", "Neg", "t:1", controls=("t", "s")), op("y", "Relu", "u")]
+    after = merge_duplicate_nodes(Graph.of([X, constant("axis", 0), *splits, *consumers], ["x"], ["y"]))
     assert after["u"].inputs == (Edge("s", 1),)
     assert after["u"].controls == ("s",)
 
@@ -104,30 +104,30 @@ def test_ports_and_controls_follow() -> None:
         op("b", "Relu6", "x"),
     ],
 )
-def test_what_differs_anywhere_stays(other: Node) -> None:
+def test_nodes_with_any_difference_stay(other: Node) -> None:
     graph = Graph.of([X, op("a", "Relu", "x", extra=True), op("c", "Relu", "x"), other], ["x"], ["x"])
     assert set(merge_duplicate_nodes(graph).nodes) >= {"a", "b", "c"}
 
 
 def test_inputs_outputs_and_placeholders_stay() -> None:
-    twins = [op("a", "Relu", "x"), op("b", "Relu", "x"), op("c", "Relu", "x")]
-    graph = Graph.of([X, placeholder("z"), *twins], [], ["a:0", "b"])
+    duplicates = [op("a", "Relu", "x"), op("b", "Relu", "x"), op("c", "Relu", "x")]
+    graph = Graph.of([X, placeholder("z"), *duplicates], [], ["a:0", "b"])
     assert merge_duplicate_nodes(graph) == graph
 
 
-def test_state_and_unknown_ops_stay_with_a_reason() -> None:
-    twins = [op(f"{kind}{number}", kind, "x") for kind in ("RandomUniform", "MyOp") for number in (1, 2)]
-    readers = [op(f"r{node.name}", "Relu", node.name) for node in twins]
-    graph = Graph.of([X, *twins, *readers], ["x"], ["rMyOp1"])
+def test_stateful_and_unknown_ops_are_skipped() -> None:
+    duplicates = [op(f"{kind}{number}", kind, "x") for kind in ("RandomUniform", "MyOp") for number in (1, 2)]
+    consumers = [op(f"r{node.name}", "Relu", node.name) for node in duplicates]
+    graph = Graph.of([X, *duplicates, *consumers], ["x"], ["rMyOp1"])
     outcome = merge_duplicate_nodes.outcome(graph)
     assert outcome.graph == graph
     assert [str(skip) for skip in outcome.skips] == [
-        "RandomUniform2: it equals RandomUniform1, but RandomUniform keeps state",
-        "MyOp2: it equals MyOp1, but what MyOp does is not known",
+        "RandomUniform2: duplicate of RandomUniform1, but RandomUniform is stateful",
+        "MyOp2: duplicate of MyOp1, but MyOp is an unknown op",
     ]
 
 
-def test_constants_are_equal_by_their_bits() -> None:
+def test_constants_are_compared_by_bits() -> None:
     long = np.zeros(1000, np.float32)
     other = long.copy()
     other[-1] = 1
@@ -138,27 +138,27 @@ def test_constants_are_equal_by_their_bits() -> None:
     assert list(after.nodes) == ["a", "c", "d", "e", "f", "g"]
 
 
-def test_a_constant_is_read_only_when_another_has_its_type_and_shape() -> None:
+def test_constant_of_unique_type_and_shape_is_not_loaded() -> None:
     def load() -> Array:
-        raise AssertionError("nobody should ask")
+        raise AssertionError("the constant was loaded")
 
-    lonely = constant("a", Tensor(DType.FLOAT, (5, 5), load))
+    unique = constant("a", Tensor(DType.FLOAT, (5, 5), load))
     variants = [constant(name, Tensor(DType.VARIANT, (), load)) for name in ("v", "w")]
-    graph = Graph.of([lonely, *variants, constant("b", np.zeros((5, 6), np.float32))])
+    graph = Graph.of([unique, *variants, constant("b", np.zeros((5, 6), np.float32))])
     assert merge_duplicate_nodes(graph) == graph
 
 
-def test_loops_are_let_through_and_cycles_are_named() -> None:
+def test_duplicates_in_loop_merge_and_cycle_is_rejected() -> None:
     loop = [op("enter", "Enter", "x"), op("merge", "Merge", "enter", "next"), op("next", "NextIteration", "merge")]
-    twins = [op("a", "Relu", "merge"), op("b", "Relu", "merge"), op("y", "Add", "a", "b")]
-    after = merge_duplicate_nodes(Graph.of([X, *loop, *twins], ["x"], ["y"]))
+    duplicates = [op("a", "Relu", "merge"), op("b", "Relu", "merge"), op("y", "Add", "a", "b")]
+    after = merge_duplicate_nodes(Graph.of([X, *loop, *duplicates], ["x"], ["y"]))
     assert after["y"].inputs == (Edge("a"), Edge("a"))
     with pytest.raises(GraphError, match="cycle"):
         merge_duplicate_nodes(Graph.of([op("a", "Relu", "b"), op("b", "Relu", "a")]))
 
 
 def copies(count: int) -> Graph:
-    """Seven different branches behind one Relu, each written many times."""
+    """Return a graph of seven different branches after one Relu, each repeated many times."""
     nodes = [X]
     for number in range(count):
         nodes += [
@@ -170,7 +170,7 @@ def copies(count: int) -> Graph:
     return Graph.of(nodes, ["x"], ["b0"])
 
 
-def test_work_grows_with_the_graph_only() -> None:
+def test_merge_runs_in_linear_time() -> None:
     def work(count: int) -> Callable[[], object]:
         graph = copies(count)
         return lambda: merge_duplicate_nodes(graph)
@@ -180,19 +180,19 @@ def test_work_grows_with_the_graph_only() -> None:
 
 
 @pytest.mark.parametrize("kind", ["AssignAdd", "QueueDequeue", "ScatterUpdate", "CountUpTo"])
-def test_two_changes_of_what_another_node_holds_are_two(kind: str) -> None:
-    twins = [op(name, kind, "v", "x") for name in ("a", "b")]
-    graph = Graph.of([X, Node("v", "VariableV2"), *twins, op("y", "Add", "a", "b")], ["x"], ["y"])
+def test_ops_that_change_state_of_another_op_stay(kind: str) -> None:
+    duplicates = [op(name, kind, "v", "x") for name in ("a", "b")]
+    graph = Graph.of([X, Node("v", "VariableV2"), *duplicates, op("y", "Add", "a", "b")], ["x"], ["y"])
     outcome = merge_duplicate_nodes.outcome(graph)
     assert outcome.graph == graph
-    assert [str(skip) for skip in outcome.skips] == [f"b: it equals a, but {kind} keeps state"]
+    assert [str(skip) for skip in outcome.skips] == [f"b: duplicate of a, but {kind} is stateful"]
 
 
 @pytest.mark.parametrize(
     ("kind", "dtype", "are_equal"),
     [("Add", DType.FLOAT, True), ("Mul", DType.FLOAT, True), ("Sub", DType.FLOAT, False), ("Add", DType.STRING, False)],
 )
-def test_the_order_of_two_inputs_may_not_matter(kind: str, dtype: DType, are_equal: bool) -> None:
+def test_commutative_option_ignores_order_of_two_inputs(kind: str, dtype: DType, are_equal: bool) -> None:
     nodes = [X, placeholder("z"), op("a", kind, "x", "z", T=dtype), op("b", kind, "z", "x", T=dtype)]
     graph = Graph.of([*nodes, op("y", "Div", "a", "b")], ["x", "z"], ["y"])
     assert merge_duplicate_nodes(graph) == graph
@@ -207,8 +207,8 @@ FOLDING = (
 @pytest.mark.parametrize("later", FOLDING.split())
 @settings(max_examples=15)
 @given(graph=network_graphs())
-def test_it_is_safe_before_any_other(later: str, graph: Graph) -> None:
+def test_merge_is_safe_before_other_transforms(later: str, graph: Graph) -> None:
     merged = merge_duplicate_nodes(graph, commutative=True)
-    want, found = answers(find_transform(later)(graph)), answers(find_transform(later)(merged))
-    for name, values in want.items():
-        np.testing.assert_allclose(found[name], values, rtol=2e-5, atol=2e-5 * max(1, np.abs(values).max()))
+    expected, actual = answers(find_transform(later)(graph)), answers(find_transform(later)(merged))
+    for name, values in expected.items():
+        np.testing.assert_allclose(actual[name], values, rtol=2e-5, atol=2e-5 * max(1, np.abs(values).max()))

@@ -1,4 +1,4 @@
-"""Branches that are never taken: what runs stays, and in its order."""
+"""Tests of remove_dead_branches: live nodes, their values and their order stay."""
 
 import re
 from collections.abc import Callable
@@ -27,23 +27,23 @@ P = Node("p", "Placeholder", attrs={"dtype": DType.BOOL, "shape": Shape(())})
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """Switches and merges of every kind, most of them decided by constants."""
+    """Generate graphs of Switch and Merge nodes, most of them with constant predicates."""
     nodes = [X, P, constant("yes", np.True_), constant("no", np.False_)]
     numbers, truths = [Edge("x")], [Edge("p"), Edge("yes"), Edge("no"), Edge("yes"), Edge("no")]
     for number in range(draw(st.integers(3, 25))):
-        kind = draw(st.sampled_from(["Neg", "Add", "Effect", "Switch", "Switch", "Merge", "Merge", "Not", "Carry"]))
+        kind = draw(st.sampled_from(["Neg", "Add", "Effect", "Switch", "Switch", "Merge", "Merge", "Not", "Pivot"]))
         name = f"n{number}"
-        sources = truths if kind in ("Not", "Carry") else numbers
-        reads = [draw(st.sampled_from(sources)) for _ in range(2 if kind in ("Add", "Merge") else 1)]
-        if kind in ("Switch", "Carry"):
-            reads.append(draw(st.sampled_from(truths)))
+        sources = truths if kind in ("Not", "Pivot") else numbers
+        inputs = [draw(st.sampled_from(sources)) for _ in range(2 if kind in ("Add", "Merge") else 1)]
+        if kind in ("Switch", "Pivot"):
+            inputs.append(draw(st.sampled_from(truths)))
         controls = (draw(st.sampled_from(nodes)).name,) if draw(st.integers(0, 3)) == 0 else ()
-        op = {"Not": "LogicalNot", "Carry": "Switch"}.get(kind, kind)
-        attrs: dict[str, Attr] = {"T": DType.BOOL if kind == "Carry" else DType.FLOAT}
-        nodes.append(Node(name, op, tuple(reads), controls, {} if kind == "Not" else attrs))
+        op = {"Not": "LogicalNot", "Pivot": "Switch"}.get(kind, kind)
+        attrs: dict[str, Attr] = {"T": DType.BOOL if kind == "Pivot" else DType.FLOAT}
+        nodes.append(Node(name, op, tuple(inputs), controls, {} if kind == "Not" else attrs))
         ports = (0, 1) if op == "Switch" else (0,)
         sources.extend(Edge(name, port) for port in ports)
-        if kind == "Carry":
+        if kind == "Pivot":
             nodes.extend(Node(f"{name}/{port}", "Identity", (Edge(name, port),), attrs=attrs) for port in ports)
             truths.extend(Edge(f"{name}/{port}") for port in ports)
     outputs = draw(st.lists(st.sampled_from(numbers), min_size=1, max_size=3, unique=True))
@@ -51,11 +51,11 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 
 @given(graphs())
-def test_what_was_alive_is_alive_equal_and_as_late(graph: Graph) -> None:
-    kept = Graph.of(graph.nodes.values(), graph.inputs, graph.outputs)
+def test_live_outputs_and_their_side_effects_stay(graph: Graph) -> None:
+    copy = Graph.of(graph.nodes.values(), graph.inputs, graph.outputs)
     after = remove_dead_branches(graph)
     verify(after)
-    assert graph == kept
+    assert graph == copy
     assert after.outputs == graph.outputs
     for truth in (True, False):
         feeds = {"x": np.float32(3), "p": np.bool_(truth)}
@@ -63,11 +63,11 @@ def test_what_was_alive_is_alive_equal_and_as_late(graph: Graph) -> None:
         for edge in graph.outputs:
             assert before_run.output(edge) == after_run.output(edge)
             if before_run.output(edge) is not None:
-                assert before_run.effects_behind(edge) == after_run.effects_behind(edge)
+                assert before_run.effects_before(edge) == after_run.effects_before(edge)
 
 
 @given(graphs())
-def test_a_second_time_there_is_nothing_to_do(graph: Graph) -> None:
+def test_transform_is_idempotent_and_deterministic(graph: Graph) -> None:
     once = remove_dead_branches(graph)
     outcome = remove_dead_branches.outcome(once)
     assert (outcome.graph, outcome.changes) == (once, ())
@@ -89,17 +89,17 @@ y = Merge(same, drop, N=2)
 """
 
 
-def test_a_predicate_can_be_given_and_is_no_input_any_more() -> None:
-    made = remove_dead_branches(from_text(TRAINED), pred=("train:false",))
-    assert made.inputs == (Edge("x"),)
-    assert made["train"].value.array == np.False_
-    assert (made["y"].op, made["y"].inputs) == ("Identity", (Edge("same"),))
-    taken = remove_dead_branches(from_text(TRAINED), pred=("train:true",))
-    assert taken["half"].controls == (), "nothing holds it back any more, and it can be folded"
+def test_pred_replaces_input_by_constant() -> None:
+    inference = remove_dead_branches(from_text(TRAINED), pred=("train:false",))
+    assert inference.inputs == (Edge("x"),)
+    assert inference["train"].value.array == np.False_
+    assert (inference["y"].op, inference["y"].inputs) == ("Identity", (Edge("same"),))
+    training = remove_dead_branches(from_text(TRAINED), pred=("train:true",))
+    assert training["half"].controls == (), "without the control dependency the constant can be folded"
 
 
 @pytest.mark.parametrize("text", ["train", ":true", "train:maybe", "trian:true"])
-def test_predicates_that_say_nothing_are_refused(text: str) -> None:
+def test_invalid_pred_is_rejected(text: str) -> None:
     with pytest.raises(RecipeError, match="remove_dead_branches: "):
         remove_dead_branches(from_text(TRAINED), pred=(text,))
 
@@ -113,42 +113,40 @@ def test_predicates_that_say_nothing_are_refused(text: str) -> None:
         ("Unique(x)", "which has 2 outputs"),
     ],
 )
-def test_a_predicate_is_one_truth_value(predicate: str, reason: str) -> None:
+def test_pred_of_unsuitable_node_is_rejected(predicate: str, reason: str) -> None:
     graph = from_text(TRAINED.replace("train = Placeholder[bool]()", f"train = {predicate}"))
     with pytest.raises(RecipeError, match=f"pred names 'train'.*{re.escape(reason)}"):
         remove_dead_branches(graph, pred=("train:true",))
 
 
-def test_a_predicate_keeps_its_shape() -> None:
+def test_predicate_keeps_its_shape() -> None:
     graph = from_text(TRAINED.replace("Placeholder[bool]()", "Placeholder[bool 1]()"))
     assert remove_dead_branches(graph, pred=("train:true",))["train"].value.shape == (1,)
 
 
-def test_a_default_that_nobody_feeds_decides() -> None:
+def test_default_of_placeholder_that_is_not_an_input_is_constant() -> None:
     text = TRAINED.replace("train = Placeholder[bool]()", "no = Const[bool](false)\ntrain = PlaceholderWithDefault(no)")
-    fed = from_text(text)
-    assert remove_dead_branches(fed) == fed
-    assert "xs" not in remove_dead_branches(fed.with_endpoints(["x"], None))
+    graph = from_text(text)
+    assert remove_dead_branches(graph) == graph
+    assert "xs" not in remove_dead_branches(graph.with_endpoints(["x"], None))
 
 
-def test_which_input_was_merged_is_known() -> None:
+def test_value_index_of_merge_becomes_constant() -> None:
     graph = from_text(TRAINED).with_endpoints(None, ["y", "y:1"])
-    made = remove_dead_branches(graph, pred=("train:true",))
-    assert made["y"].op == "IdentityN"
-    assert made[made["y"].inputs[1].node].value.array == 1
-    verify(made)
+    after = remove_dead_branches(graph, pred=("train:true",))
+    assert after["y"].op == "IdentityN"
+    assert after[after["y"].inputs[1].node].value.array == 1
+    verify(after)
 
 
-def test_an_output_that_is_turned_off_stops_it() -> None:
+def test_dead_graph_output_is_skipped() -> None:
     graph = from_text(TRAINED).with_endpoints(None, ["drop"])
     outcome = remove_dead_branches.outcome(graph, pred=("train:false",))
-    assert [str(skip) for skip in outcome.skips] == [
-        "drop: it is an output of the graph that a constant predicate turns off"
-    ]
+    assert [str(skip) for skip in outcome.skips] == ["drop: graph output is dead because of a constant predicate"]
     assert "drop" in outcome.graph
 
 
-def test_loops_stay_and_loops_in_dead_branches_go() -> None:
+def test_live_loop_stays_and_dead_loop_is_removed() -> None:
     loop = """inputs: x
 outputs: y
 x = Placeholder[]()
@@ -158,10 +156,10 @@ enter = Enter(s:{port}, frame_name=loop)
 merge = Merge(enter, next, N=2)
 small = Less(merge, merge)
 cond = LoopCond(small)
-turn = Switch(merge, cond)
-body = Neg(turn:1)
+step = Switch(merge, cond)
+body = Neg(step:1)
 next = NextIteration(body)
-exit = Exit(turn)
+exit = Exit(step)
 other = Identity(s:{other})
 y = Merge(exit, other, N=2)
 """
@@ -169,10 +167,10 @@ y = Merge(exit, other, N=2)
     assert (set(dead.graph.nodes), dead.skips) == ({"x", "no", "other", "y"}, ())
     live = remove_dead_branches.outcome(from_text(loop.format(port=0, other=1)))
     assert live.graph["enter"].inputs == (Edge("x"),)
-    assert [str(skip) for skip in live.skips] == ["cond: it ends a loop: the 1 switches that it decides stay"]
+    assert [str(skip) for skip in live.skips] == ["cond: the predicate is a loop condition (Switch nodes: 1)"]
 
 
-def test_its_work_is_linear() -> None:
+def test_transform_runs_in_linear_time() -> None:
     def nest(count: int) -> Callable[[], object]:
         nodes = [X, constant("no", np.False_)]
         last = Edge("x")
@@ -190,19 +188,19 @@ def test_its_work_is_linear() -> None:
     check_work_is_linear(nest, 40)
 
 
-def answers(graph: Graph, **feeds: Any) -> dict[str, Any]:
+def run_tensorflow(graph: Graph, **feeds: Any) -> dict[str, Any]:
     with open_session(graph, "tensorflow") as session:
         return session.run(feeds)
 
 
 @pytest.mark.engine
-def test_tensorflow_computes_the_same_by_conditions_of_its_first_version() -> None:
+def test_tensorflow_1_conditionals_compute_same_outputs() -> None:
     tf = pytest.importorskip("tensorflow", reason="pip install tensorflow")
     v1 = tf.compat.v1
     was_v2 = tf.compat.v1.control_flow_v2_enabled()
     v1.disable_control_flow_v2()
     try:
-        with tf.Graph().as_default() as made:
+        with tf.Graph().as_default() as tf_graph:
             x = v1.placeholder(tf.float32, [2, 3], "x")
             train = v1.placeholder_with_default(False, [], "train")
 
@@ -214,12 +212,12 @@ def test_tensorflow_computes_the_same_by_conditions_of_its_first_version() -> No
     finally:
         if was_v2:
             v1.enable_control_flow_v2()
-    graph = graphdef.decode(made.as_graph_def().SerializeToString()).with_endpoints(["x"], ["y"])
+    graph = graphdef.decode(tf_graph.as_graph_def().SerializeToString()).with_endpoints(["x"], ["y"])
     after = transform(graph, "remove_dead_branches strip_unused_nodes fold_constants")
     assert "Merge" not in after.op_counts
     assert len(after) < 6
     values = np.float32([[1, -2, 3], [0, 5, -6]])
-    np.testing.assert_array_equal(answers(after, x=values)["y"], answers(graph, x=values)["y"])
+    np.testing.assert_array_equal(run_tensorflow(after, x=values)["y"], run_tensorflow(graph, x=values)["y"])
 
 
 FUNCTIONAL = """inputs: x
@@ -244,7 +242,7 @@ CASE = "branches=[&plus, &times]"
 
 
 @pytest.mark.parametrize(
-    ("op", "kind", "value", "branches", "taken"),
+    ("op", "kind", "value", "branches", "selected"),
     [
         ("If", "bool", "true", IF, "AddV2"),
         ("StatelessIf", "bool", "false", IF, "Mul"),
@@ -258,29 +256,29 @@ CASE = "branches=[&plus, &times]"
         ("Case", "int32", "7", CASE, "Mul"),
     ],
 )
-def test_the_branch_that_a_function_call_takes(op: str, kind: str, value: str, branches: str, taken: str) -> None:
+def test_selected_branch_function_is_inlined(op: str, kind: str, value: str, branches: str, selected: str) -> None:
     graph = from_text(FUNCTIONAL.format(op=op, kind=kind, value=value, branches=branches))
-    made = remove_dead_branches(graph)
-    assert made[made["y"].inputs[0].node].op == taken
-    assert "r" not in made
-    assert remove_dead_branches(made) == made
+    after = remove_dead_branches(graph)
+    assert after[after["y"].inputs[0].node].op == selected
+    assert "r" not in after
+    assert remove_dead_branches(after) == after
 
 
-def test_functions_that_can_not_be_opened_stay() -> None:
+def test_missing_functions_and_loops_are_skipped() -> None:
     text = FUNCTIONAL.format(op="If", kind="bool", value="true", branches=IF.replace("plus", "gone"))
     outcome = remove_dead_branches.outcome(from_text(text))
     assert [str(skip) for skip in outcome.skips] == ["r: function 'gone' is not in the library"]
     loop = FUNCTIONAL.format(op="While", kind="bool", value="true", branches="cond=&plus, body=&times")
     outcome = remove_dead_branches.outcome(from_text(loop))
-    assert [str(skip) for skip in outcome.skips] == ["r: it is a loop, While"]
+    assert [str(skip) for skip in outcome.skips] == ["r: While is a loop"]
     assert to_text(outcome.graph) == to_text(from_text(loop))
     unknown = FUNCTIONAL.format(op="If", kind="bool", value="true", branches=IF).replace("If(c", "If(x")
     outcome = remove_dead_branches.outcome(from_text(unknown))
-    assert [str(skip) for skip in outcome.skips] == ["r: its condition x is not constant"]
+    assert [str(skip) for skip in outcome.skips] == ["r: condition x is not constant"]
 
 
 @pytest.mark.engine
-def test_tensorflow_computes_the_same_by_conditions_in_functions() -> None:
+def test_tensorflow_2_conditionals_compute_same_outputs() -> None:
     tf = pytest.importorskip("tensorflow", reason="pip install tensorflow")
 
     @tf.function(input_signature=[tf.TensorSpec([2, 3], tf.float32, "x")])
@@ -289,10 +287,10 @@ def test_tensorflow_computes_the_same_by_conditions_in_functions() -> None:
         inner = tf.cond(train, lambda: x + 1.0, lambda: tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2.0, lambda: -x))
         return tf.identity(inner, "y")
 
-    made = network.get_concrete_function().graph.as_graph_def()
-    graph = graphdef.decode(made.SerializeToString()).with_endpoints(["x"], ["y"])
+    graph_def = network.get_concrete_function().graph.as_graph_def()
+    graph = graphdef.decode(graph_def.SerializeToString()).with_endpoints(["x"], ["y"])
     after = transform(graph, "remove_dead_branches strip_unused_nodes remove_unused_functions")
     assert sum(count for op, count in after.op_counts.items() if "If" in op) == 1
     assert len(after.library) == 2
     for values in (np.ones((2, 3), np.float32), -np.ones((2, 3), np.float32)):
-        np.testing.assert_array_equal(answers(after, x=values)["y"], answers(graph, x=values)["y"])
+        np.testing.assert_array_equal(run_tensorflow(after, x=values)["y"], run_tensorflow(graph, x=values)["y"])

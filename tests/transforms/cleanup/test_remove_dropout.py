@@ -1,4 +1,4 @@
-"""Dropout in all the ways it has been written."""
+"""Tests of remove_dropout with all versions of the dropout pattern."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,10 +26,10 @@ factor = Const(1.3333334)
 """
 
 
-def reads(lines: str) -> str:
-    """What the output reads in the end."""
-    made = remove_dropout(from_text(f"{HEAD}{lines}\ny = Neg(d)"))
-    return str(made["y"].inputs[0])
+def input_of_output(lines: str) -> str:
+    """Return the input of the graph output after the transform."""
+    after = remove_dropout(from_text(f"{HEAD}{lines}\ny = Neg(d)"))
+    return str(after["y"].inputs[0])
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def reads(lines: str) -> str:
         "k = Placeholder()\ni = Reciprocal(k)\ns = Mul(x, i)\ng = Less(u, k)\nd = SelectV2(g, s, zero)",
     ],
 )
-def test_each_form(lines: str) -> None:
-    assert reads(lines) == "x"
+def test_dropout_pattern_is_removed(lines: str) -> None:
+    assert input_of_output(lines) == "x"
 
 
 @pytest.mark.parametrize(
@@ -69,30 +69,28 @@ def test_each_form(lines: str) -> None:
         "k = Placeholder()\nl = Placeholder()\ns = RealDiv(x, k)\na = Add(u, l)\nm = Floor(a)\nd = Mul(s, m)",
     ],
 )
-def test_what_only_looks_like_it_stays(lines: str) -> None:
+def test_similar_pattern_stays(lines: str) -> None:
     graph = from_text(f"{HEAD}{lines}\ny = Neg(d)")
     assert remove_dropout(graph) == graph
 
 
-def test_random_numbers_that_are_left_are_named() -> None:
+def test_remaining_random_op_is_skipped() -> None:
     outcome = remove_dropout.outcome(from_text(f"{HEAD}d = Add(x, u)\ny = Neg(d)"))
     assert [str(skip) for skip in outcome.skips] == [
-        "u: RandomUniform gives other numbers each time, and belongs to no dropout that is known"
+        "u: RandomUniform returns random values and is not part of a known dropout pattern"
     ]
 
 
-def test_what_others_ask_for_stays() -> None:
+def test_graph_inputs_and_outputs_stay() -> None:
     graph = from_text(
         "inputs: x, k\noutputs: y, all\nx = Placeholder[2]()\nk = Placeholder[]()\nstop = StopGradient(x)\n"
         'tag = Const[string]("t")\nloss = ScalarSummary(tag, k)\nall = MergeSummary(loss)\ny = Neg(stop)'
     )
-    made = remove_dropout(graph)
-    assert set(made.nodes) == {"x", "k", "tag", "loss", "all", "y"}
-    fed = Graph.of([*graph.nodes.values()], ["stop"], ["y"])
-    assert "stop" in remove_dropout(fed)
+    assert set(remove_dropout(graph).nodes) == {"x", "k", "tag", "loss", "all", "y"}
+    assert "stop" in remove_dropout(Graph.of([*graph.nodes.values()], ["stop"], ["y"]))
 
 
-def test_a_second_time_there_is_nothing_to_do() -> None:
+def test_remove_dropout_is_idempotent() -> None:
     lines = "s = RealDiv(x, most)\na = Add(most, u)\nm = Floor(a)\nd = Mul(s, m)\ny = Neg(d)"
     once = remove_dropout(from_text(HEAD + lines))
     assert set(once.nodes) == {"x", "zero", "one", "quarter", "factor", "y"}
@@ -100,15 +98,15 @@ def test_a_second_time_there_is_nothing_to_do() -> None:
     assert (outcome.graph, outcome.changes) == (once, ())
 
 
-def test_its_work_is_linear() -> None:
+def test_remove_dropout_runs_in_linear_time() -> None:
     def chain(count: int) -> Callable[[], object]:
         nodes = [Node("x", "Placeholder"), constant("size", np.int32([2])), constant("keep", np.float32(0.5))]
         last = "x"
         for number in range(count):
-            parts = (("u", "RandomUniform", "size"), ("a", "Add", f"u{number} keep"), ("m", "Floor", f"a{number}"))
-            ends = (("s", "RealDiv", f"{last} keep"), ("d", "Mul", f"s{number} m{number}"))
+            mask = (("u", "RandomUniform", "size"), ("a", "Add", f"u{number} keep"), ("m", "Floor", f"a{number}"))
+            product = (("s", "RealDiv", f"{last} keep"), ("d", "Mul", f"s{number} m{number}"))
             nodes.extend(
-                Node(f"{name}{number}", op, tuple(map(Edge, reads.split()))) for name, op, reads in (*parts, *ends)
+                Node(f"{name}{number}", op, tuple(map(Edge, inputs.split()))) for name, op, inputs in (*mask, *product)
             )
             last = f"d{number}"
         graph = Graph.of(nodes, ["x"], [last])
@@ -118,10 +116,10 @@ def test_its_work_is_linear() -> None:
 
 
 @pytest.mark.engine
-def test_what_tensorflow_writes_is_recognised() -> None:
+def test_dropout_of_tensorflow_is_recognized() -> None:
     tf = pytest.importorskip("tensorflow", reason="pip install tensorflow")
     v1 = tf.compat.v1
-    with tf.Graph().as_default() as made:
+    with tf.Graph().as_default() as tf_graph:
         x = v1.placeholder(tf.float32, [None, 3], "x")
         keep = v1.placeholder(tf.float32, [], "keep")
         y = v1.nn.dropout(x, keep_prob=keep)
@@ -130,7 +128,7 @@ def test_what_tensorflow_writes_is_recognised() -> None:
         y = tf.nn.dropout(y, rate=0.3, noise_shape=[1, 3])
         y = tf.nn.experimental.stateless_dropout(y, 0.4, [1, 2])
         v1.identity(y, "y")
-    graph = graphdef.decode(made.as_graph_def().SerializeToString()).with_endpoints(["x"], ["y"])
+    graph = graphdef.decode(tf_graph.as_graph_def().SerializeToString()).with_endpoints(["x"], ["y"])
     outcome = remove_dropout.outcome(graph)
     assert outcome.graph["y"].inputs == (Edge("x"),)
     assert outcome.skips == ()
@@ -140,11 +138,10 @@ def test_what_tensorflow_writes_is_recognised() -> None:
 
 
 @pytest.mark.engine
-def test_keras_layers_are_recognised() -> None:
+def test_dropout_of_keras_is_recognized() -> None:
     tf = pytest.importorskip("tensorflow", reason="pip install tensorflow")
     layers: list[Any] = [tf.keras.Input((4, 4, 3)), tf.keras.layers.Dropout(0.3), tf.keras.layers.SpatialDropout2D(0.1)]
     model = tf.keras.Sequential(layers)
     function = tf.function(lambda x: model(x, training=True)).get_concrete_function(tf.TensorSpec([2, 4, 4, 3]))
     graph = graphdef.decode(function.graph.as_graph_def().SerializeToString()).with_endpoints(["x"], ["Identity"])
-    made = remove_dropout(graph)
-    assert made["Identity"].inputs == (Edge("x"),)
+    assert remove_dropout(graph)["Identity"].inputs == (Edge("x"),)

@@ -1,4 +1,4 @@
-"""Splicing out: readers, waiters, ports and ends."""
+"""Tests of remove_nodes: consumers, control dependencies, ports and endpoints."""
 
 import pytest
 from hypothesis import given
@@ -28,32 +28,32 @@ def chain(*, outputs: tuple[str, ...] = ("end",)) -> Graph:
     )
 
 
-def test_readers_read_through_a_chain_with_its_port() -> None:
+def test_consumer_of_chain_is_connected_to_port_of_first_input() -> None:
     graph = remove_nodes(chain(), op=("Identity", "CheckNumerics"))
     assert graph["end"].inputs == (Edge("split", 1),)
     assert set(graph.nodes) == {"x", "split", "end", "waiter"}
 
 
-def test_whoever_waited_waits_for_what_came_before() -> None:
+def test_control_dependency_moves_to_input_of_removed_node() -> None:
     graph = remove_nodes(chain(), op=("Identity", "CheckNumerics"))
     assert graph["waiter"].controls == ("split",)
-    assert graph["end"].controls == (), "it reads split already"
+    assert graph["end"].controls == (), "split is a data input"
 
 
-def test_control_dependencies_of_the_removed_are_kept() -> None:
-    """The original loses them: a CheckNumerics that was waited for would no longer run."""
+def test_control_dependencies_of_removed_node_move_to_consumers() -> None:
+    """Check the fix of the classic tool, which drops them: the CheckNumerics would not run."""
     graph = remove_nodes(chain(), op=("Identity",))
     assert graph["end"].controls == ("check",)
     assert graph["waiter"].controls == ("split", "check")
 
 
-def test_ends_stay() -> None:
+def test_graph_outputs_stay() -> None:
     outcome = remove_nodes.outcome(chain(outputs=("two",)), op=("Identity",))
     assert "two" in outcome.graph
-    assert [str(skip) for skip in outcome.skips] == ["two: it is an input or output of the graph"]
+    assert [str(skip) for skip in outcome.skips] == ["two: the node is a graph input or output"]
 
 
-def test_several_inputs_need_permission() -> None:
+def test_max_inputs_allows_nodes_with_several_inputs() -> None:
     graph = Graph.of(
         [
             Node("a", "Placeholder"),
@@ -66,16 +66,16 @@ def test_several_inputs_need_permission() -> None:
     assert remove_nodes(graph, op=("Pick",), max_inputs=2)["y"].inputs == (Edge("b"),)
 
 
-def test_an_op_whose_other_outputs_are_read_stays() -> None:
+def test_node_with_used_second_output_stays() -> None:
     graph = Graph.of(
         [Node("x", "Placeholder"), Node("t", "TopKV2", (Edge("x"),)), Node("y", "Relu", (Edge("t", 1),))], ["x"], ["y"]
     )
     outcome = remove_nodes.outcome(graph, op=("TopKV2",))
     assert outcome.graph == graph
-    assert "its output 1 is read" in outcome.skips[0].reason
+    assert outcome.skips[0].reason == "output 1 has consumers"
 
 
-def test_it_needs_an_op() -> None:
+def test_missing_op_and_invalid_max_inputs_are_rejected() -> None:
     with pytest.raises(RecipeError, match="at least one 'op'"):
         remove_nodes.apply(chain(), {})
     with pytest.raises(RecipeError, match="max_inputs must be at least 1"):
@@ -84,7 +84,7 @@ def test_it_needs_an_op() -> None:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """Random graphs of passing and other nodes, with ports and controls."""
+    """Generate graphs of no-op and other nodes with control dependencies."""
     nodes = [Node("n0", "Placeholder")]
     for number in range(1, draw(st.integers(2, 15))):
         before = st.integers(0, number - 1)
@@ -95,24 +95,23 @@ def graphs(draw: st.DrawFn) -> Graph:
     return Graph.of(nodes, ["n0"], [nodes[-1].name])
 
 
-def needed_before(graph: Graph, name: str) -> set[str]:
-    """Every node that must run before this one."""
-    found: set[str] = set()
+def upstream(graph: Graph, name: str) -> set[str]:
+    """Return the nodes that must run before a node."""
+    visited: set[str] = set()
     stack = [name]
     while stack:
-        node = graph[stack.pop()]
-        for source in (*(edge.node for edge in node.inputs), *node.controls):
-            if source not in found:
-                found.add(source)
+        for source in graph[stack.pop()].sources:
+            if source not in visited:
+                visited.add(source)
                 stack.append(source)
-    return found
+    return visited
 
 
 @given(graphs())
-def test_what_ran_before_still_runs_before(graph: Graph) -> None:
-    made = remove_nodes(graph, op=("Identity", "CheckNumerics"))
-    verify(made)
-    assert made.order
-    for name in made.nodes:
-        assert needed_before(made, name) == needed_before(graph, name) & set(made.nodes)
-    assert remove_nodes(made, op=("Identity", "CheckNumerics")) == made
+def test_execution_order_of_remaining_nodes_is_preserved(graph: Graph) -> None:
+    after = remove_nodes(graph, op=("Identity", "CheckNumerics"))
+    verify(after)
+    assert after.order
+    for name in after.nodes:
+        assert upstream(after, name) == upstream(graph, name) & set(after.nodes)
+    assert remove_nodes(after, op=("Identity", "CheckNumerics")) == after

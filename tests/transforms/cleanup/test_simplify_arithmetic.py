@@ -1,13 +1,12 @@
-"""Identities: each alone, then many at once; bits where bits stay, and one rounding where not."""
+"""Tests of simplify_arithmetic: single identities, then random expressions."""
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rewritten_graphs import answers, check_promises, placeholder, work_grows_linearly
+from rewritten_graphs import check_exact_transform, check_linear_work, compute_outputs, placeholder
 
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType
@@ -20,22 +19,20 @@ HEAD = "inputs: x, s, b\noutputs: y\nx = Placeholder[2x3]()\ns = Placeholder[?x3
 
 
 def graph_of(lines: str) -> Graph:
-    """The lines after three placeholders, the last one asked for through an Identity."""
+    """Return a graph of three Placeholders and the lines, with an Identity of the last line as output."""
     last = lines.strip().splitlines()[-1].split(" = ")[0]
     return runnable(from_text(f"{HEAD}{lines}\ny = Identity({last})"))
 
 
 def ops_after(lines: str, **options: bool) -> list[str]:
-    """Op types that are left between the ends, constants aside."""
-    made = simplify_arithmetic(graph_of(lines), **options)
-    needed = made.reachable()
-    return [
-        node.op for node in made.nodes.values() if node.name in needed - {"x", "s", "b", "y"} and not node.is_constant
-    ]
+    """Return the op types between inputs and output after the transform, except constants."""
+    after = simplify_arithmetic(graph_of(lines), **options)
+    inner = after.reachable() - {"x", "s", "b", "y"}
+    return [node.op for node in after.nodes.values() if node.name in inner and not node.is_constant]
 
 
 @pytest.mark.parametrize(
-    ("lines", "left"),
+    ("lines", "ops"),
     [
         ("one = Const(1.0)\na = Mul(x, one)", []),
         ("one = Const(1.0)\na = Mul(one, s)", []),
@@ -118,9 +115,9 @@ def ops_after(lines: str, **options: bool) -> list[str]:
         ),
     ],
 )
-def test_each_identity(lines: str, left: list[str]) -> None:
+def test_identity_is_applied(lines: str, ops: list[str]) -> None:
     before, after = graph_of(lines), simplify_arithmetic(graph_of(lines))
-    assert ops_after(lines) == left
+    assert ops_after(lines) == ops
     assert simplify_arithmetic.outcome(after).changes == ()
     random = np.random.default_rng(0)
     feeds = {
@@ -128,9 +125,9 @@ def test_each_identity(lines: str, left: list[str]) -> None:
         "s": random.normal(size=(4, 3)).astype(np.float32),
         "b": random.random((2, 3)) < 0.5,
     }
-    want, found = (run(graph, feeds) for graph in (before, after))
-    assert found.shape == want.shape
-    np.testing.assert_allclose(found, want, rtol=3e-7)
+    expected, actual = (run(graph, feeds) for graph in (before, after))
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=3e-7)
 
 
 def run(graph: Graph, feeds: dict[str, Array]) -> Array:
@@ -138,29 +135,29 @@ def run(graph: Graph, feeds: dict[str, Array]) -> Array:
         return session.run(feeds)["y"]
 
 
-def test_zeros_need_not_have_signs() -> None:
+def test_signed_zeros_option_allows_removal_of_zero_summand() -> None:
     lines = "zero = Const(0.0)\na = AddV2(x, zero)"
     outcome = simplify_arithmetic.outcome(graph_of(lines))
     assert [str(skip) for skip in outcome.skips] == [
-        "a: x may be -0, which becomes 0 here; signed_zeros=false takes them for equal"
+        "a: x may be -0, which becomes 0 here; use signed_zeros=false if -0 and 0 are equivalent"
     ]
     assert ops_after(lines, signed_zeros=False) == []
 
 
-def test_what_is_fed_waited_for_or_asked_for_stays() -> None:
+def test_endpoints_and_control_dependencies_stay() -> None:
     graph = graph_of("one = Const(1.0)\na = Mul(x, one)\nc = Neg(a)\nd = Neg(x, ^a)\ne = AddV2(c, d)")
-    made = simplify_arithmetic(graph)
-    assert (made["a"].op, made["d"].controls) == ("Identity", ("a",))
-    assert made["c"].inputs == (Edge("a"),)
-    fed = graph.with_endpoints(["x", "a", "one"], ["y"])
-    assert simplify_arithmetic(fed) == fed
-    asked = simplify_arithmetic(graph.with_endpoints(["x"], ["a"]))
-    assert (asked["a"].op, asked.outputs) == ("Identity", (Edge("a"),))
+    after = simplify_arithmetic(graph)
+    assert (after["a"].op, after["d"].controls) == ("Identity", ("a",))
+    assert after["c"].inputs == (Edge("a"),)
+    with_inputs = graph.with_endpoints(["x", "a", "one"], ["y"])
+    assert simplify_arithmetic(with_inputs) == with_inputs
+    with_output = simplify_arithmetic(graph.with_endpoints(["x"], ["a"]))
+    assert (with_output["a"].op, with_output.outputs) == ("Identity", (Edge("a"),))
 
 
-def test_nodes_that_do_not_fit_their_op_are_left_alone() -> None:
+def test_invalid_nodes_stay() -> None:
     nodes = [placeholder((2, 3)), constant("c", np.float32(1))]
-    odd = [
+    invalid = [
         Node(f"n{number}", op, tuple(Edge("c") for _ in range(count)))
         for number, (op, count) in enumerate(
             (op, count)
@@ -179,7 +176,7 @@ def test_nodes_that_do_not_fit_their_op_are_left_alone() -> None:
             for count in range(3)
         )
     ]
-    graph = Graph.of([*nodes, *odd], ["x"], ["x"])
+    graph = Graph.of([*nodes, *invalid], ["x"], ["x"])
     assert len(simplify_arithmetic(graph)) > 0
 
 
@@ -188,7 +185,7 @@ UNARY = ("Neg", "Relu", "Abs", "Transpose", "Mul", "AddV2", "Reshape", "Cast", "
 
 @st.composite
 def expressions(draw: st.DrawFn) -> Graph:
-    """Long expressions of steps that often undo each other."""
+    """Generate long expressions with many inverse pairs of ops."""
     nodes = [
         placeholder((2, 2)),
         constant("swap", np.int32([1, 0])),
@@ -216,20 +213,20 @@ def expressions(draw: st.DrawFn) -> Graph:
 
 
 @given(expressions(), st.booleans())
-def test_answers_stay(graph: Graph, signed_zeros: bool) -> None:
-    check_promises(simplify_arithmetic, graph, signed_zeros=signed_zeros)
+def test_outputs_of_random_expressions_stay(graph: Graph, signed_zeros: bool) -> None:
+    check_exact_transform(simplify_arithmetic, graph, signed_zeros=signed_zeros)
 
 
 @given(expressions())
-def test_only_joined_constants_round_otherwise(graph: Graph) -> None:
+def test_outputs_are_bit_exact_without_merged_constants(graph: Graph) -> None:
     outcome = simplify_arithmetic.outcome(graph)
     if not any(re.search("factor|summand", change) for change in outcome.changes):
-        want, found = answers(graph), answers(outcome.graph)
-        assert all(values.tobytes() == found[name].tobytes() for name, values in want.items())
+        expected, actual = compute_outputs(graph), compute_outputs(outcome.graph)
+        assert all(values.tobytes() == actual[name].tobytes() for name, values in expected.items())
 
 
 @pytest.mark.parametrize("op", ["Mul", "AddV2", "Neg", "Transpose", "Reshape"])
-def test_its_work_is_linear(op: str) -> None:
+def test_simplify_arithmetic_runs_in_linear_time(op: str) -> None:
     def chain(count: int) -> Graph:
         other = {"Transpose": "swap", "Reshape": "shape", "Mul": "c", "AddV2": "c"}.get(op)
         nodes = [
@@ -243,5 +240,4 @@ def test_its_work_is_linear(op: str) -> None:
             nodes.append(Node(f"n{number}", op, (Edge(source), *([Edge(other)] if other else []))))
         return Graph.of(nodes, ["x"], [f"n{count - 1}"])
 
-    made: Callable[[int], Graph] = chain
-    work_grows_linearly(simplify_arithmetic, made)
+    check_linear_work(simplify_arithmetic, chain)

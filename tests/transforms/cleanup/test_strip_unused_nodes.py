@@ -1,4 +1,4 @@
-"""Cutting a graph down to what its outputs need."""
+"""Tests of strip_unused_nodes."""
 
 import pytest
 
@@ -20,24 +20,24 @@ def graph(inputs: tuple[str, ...] = ("mul",), outputs: tuple[str, ...] = ("end",
             Node("guard", "Assert", (Edge("mul"),)),
             Node("end", "Relu", (Edge("mul"),), controls=("guard",)),
             Node("after", "Softmax", (Edge("end"),)),
-            Node("fed", "Placeholder", attrs={"dtype": DType.INT32}),
+            Node("unused", "Placeholder", attrs={"dtype": DType.INT32}),
         ],
         inputs,
         outputs,
     )
 
 
-def test_the_input_becomes_a_placeholder() -> None:
-    made = strip_unused_nodes(graph(), type="float", shape="1,299,299,3")
-    assert list(made.nodes) == ["mul", "guard", "end"]
-    assert made["mul"] == Node("mul", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 299, 299, 3))})
+def test_input_becomes_placeholder() -> None:
+    after = strip_unused_nodes(graph(), type="float", shape="1,299,299,3")
+    assert list(after.nodes) == ["mul", "guard", "end"]
+    assert after["mul"] == Node("mul", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 299, 299, 3))})
 
 
 def test_negative_sizes_are_unknown() -> None:
     assert strip_unused_nodes(graph(), shape="-1, 3")["mul"].attrs["shape"] == Shape((None, 3))
 
 
-def test_without_options_it_is_what_the_graph_computed() -> None:
+def test_default_type_and_shape_are_inferred() -> None:
     before = from_text("""
         inputs: half
         outputs: y
@@ -48,24 +48,24 @@ def test_without_options_it_is_what_the_graph_computed() -> None:
     assert strip_unused_nodes(before)["half"].attrs == {"dtype": DType.HALF, "shape": Shape((None, 3))}
 
 
-def test_where_the_graph_tells_nothing_it_is_a_float_of_any_shape() -> None:
+def test_unknown_type_and_shape_become_float_of_unknown_rank() -> None:
     assert strip_unused_nodes(graph())["mul"].attrs == {"dtype": DType.FLOAT, "shape": Shape(None)}
 
 
-def test_inputs_stay_although_nothing_needs_them_and_placeholders_stay_as_they_are() -> None:
-    made = strip_unused_nodes(graph(("mul", "fed")), type="half", shape="2")
-    assert made["fed"].attrs == {"dtype": DType.INT32}
+def test_unused_placeholder_input_stays_unchanged() -> None:
+    after = strip_unused_nodes(graph(("mul", "unused")), type="half", shape="2")
+    assert after["unused"].attrs == {"dtype": DType.INT32}
 
 
-def test_own_types_and_shapes() -> None:
-    made = strip_unused_nodes(
+def test_type_and_shape_for_one_name() -> None:
+    after = strip_unused_nodes(
         graph(("mul", "decode")), name=("decode",), type_for_name=("uint8",), shape_for_name=("-1,-1,3",), shape="1"
     )
-    assert made["decode"].attrs == {"dtype": DType.UINT8, "shape": Shape((None, None, 3))}
-    assert made["mul"].attrs["shape"] == Shape((1,))
+    assert after["decode"].attrs == {"dtype": DType.UINT8, "shape": Shape((None, None, 3))}
+    assert after["mul"].attrs["shape"] == Shape((1,))
 
 
-def test_ports_in_names_are_understood() -> None:
+def test_names_with_port_are_accepted() -> None:
     assert list(strip_unused_nodes(graph(("mul:0",), ("end:0",))).nodes) == ["mul", "guard", "end"]
 
 
@@ -79,19 +79,19 @@ def test_ports_in_names_are_understood() -> None:
         ({"name": ("mul",), "type_for_name": ("int32",)}, "You must pass a 'shape_for_name' arg for every 'name'"),
     ],
 )
-def test_bad_options(options: dict[str, object], message: str) -> None:
-    for one in (graph(), graph(("fed",))):
+def test_invalid_options_are_rejected(options: dict[str, object], message: str) -> None:
+    for case in (graph(), graph(("unused",))):
         with pytest.raises(RecipeError, match=message.replace("'", ".")):
-            strip_unused_nodes(one, **options)
+            strip_unused_nodes(case, **options)
 
 
-def test_a_type_for_what_is_no_input_is_told() -> None:
+def test_type_for_other_node_is_skipped() -> None:
     options = {"name": ("mull",), "type_for_name": ("int32",), "shape_for_name": ("1",)}
     (skip,) = strip_unused_nodes.outcome(graph(), **options).skips
-    assert str(skip) == "mull: it is no input, so that it gets no type and no shape"
+    assert str(skip) == "mull: the node is not a graph input: type and shape have no effect"
 
 
-def test_an_output_that_is_missing() -> None:
+def test_missing_output_is_rejected() -> None:
     with pytest.raises(GraphError, match="Input node ent not found in graph") as caught:
         strip_unused_nodes(graph(outputs=("ent",)))
     assert "end" in caught.value.hint

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rewritten_graphs import placeholder, work_grows_linearly
+from rewritten_graphs import check_linear_work, placeholder
 
 from quantkit.errors import RecipeError
 from quantkit.ir.check import verify
@@ -115,4 +115,4 @@ def test_a_long_chain_takes_linear_time() -> None:
         return Graph.of(nodes, ["x"], ["y"])
 
     assert len(absorb_preprocessing(chain(50))) == 6
-    work_grows_linearly(absorb_preprocessing, chain)
+    check_linear_work(absorb_preprocessing, chain)

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from rewritten_graphs import CONVOLUTION, check_promises, placeholder, work_grows_linearly
+from rewritten_graphs import CONVOLUTION, check_exact_transform, check_linear_work, placeholder
 
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
@@ -69,7 +69,7 @@ def padded(draw: st.DrawFn) -> Graph:
 
 @given(padded())
 def test_promises(graph: Graph) -> None:
-    check_promises(fold_pads, graph)
+    check_exact_transform(fold_pads, graph)
 
 
 @given(padded())
@@ -98,4 +98,4 @@ def test_work_grows_linearly() -> None:
         return Graph.of(nodes, ["x"], [source])
 
     assert fold_pads(chain(3))["conv1"].attrs["padding"] == b"SAME"
-    work_grows_linearly(fold_pads, chain)
+    check_linear_work(fold_pads, chain)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from function_graphs import effects, graphs
 from hypothesis import given
-from rewritten_graphs import answers
+from rewritten_graphs import compute_outputs
 from work import check_work_is_linear
 
 from quantkit.errors import RecipeError
@@ -59,7 +59,7 @@ def test_calls_do_what_they_did(graph: Graph) -> None:
     assert to_text(graph) == text
     assert clean_functions.outcome(made).changes == ()
     assert graphdef.decode(graphdef.encode(made)).nodes == made.nodes
-    want, found = answers(inline_functions(graph)), answers(inline_functions(made))
+    want, found = compute_outputs(inline_functions(graph)), compute_outputs(inline_functions(made))
     for name, values in want.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-5 * max(1, np.abs(values).max()))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from function_graphs import FLOAT, argument, call, effects, graphs
 from hypothesis import given
-from rewritten_graphs import answers, check_promises, placeholder, work_grows_linearly
+from rewritten_graphs import check_exact_transform, check_linear_work, compute_outputs, placeholder
 
 from quantkit.errors import GraphError
 from quantkit.formats import graphdef
@@ -18,7 +18,7 @@ from quantkit.transforms.functions.inline_partitionedcall import inline_partitio
 
 @given(graphs())
 def test_promises(graph: Graph) -> None:
-    check_promises(inline_partitionedcall, graph)
+    check_exact_transform(inline_partitionedcall, graph)
     assert "PartitionedCall" not in inline_partitionedcall(graph).op_counts
 
 
@@ -154,7 +154,7 @@ def test_numbers_of_one_call() -> None:
     body = Graph.of([argument("a", 0), Node("n", "Neg", (Edge("a"),), attrs=FLOAT)], ["a"], ["n"])
     library = Library({"neg": Function("neg", body, {"r": DType.FLOAT})})
     graph = Graph.of([placeholder((2,)), call("y", "neg", "x")], ["x"], ["y"], library=library)
-    np.testing.assert_array_equal(answers(inline_partitionedcall(graph))["y"], answers(graph)["y"])
+    np.testing.assert_array_equal(compute_outputs(inline_partitionedcall(graph))["y"], compute_outputs(graph)["y"])
 
 
 def test_work_grows_linearly() -> None:
@@ -167,4 +167,4 @@ def test_work_grows_linearly() -> None:
         return Graph.of(nodes, ["x"], [nodes[-1].name], library=library)
 
     assert len(inline_partitionedcall(chain(3))) == 5
-    work_grows_linearly(inline_partitionedcall, chain)
+    check_linear_work(inline_partitionedcall, chain)

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from rewritten_graphs import check_promises, placeholder, work_grows_linearly
+from rewritten_graphs import check_exact_transform, check_linear_work, placeholder
 
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
@@ -35,7 +35,7 @@ def products(draw: st.DrawFn) -> Graph:
 
 @given(products())
 def test_promises(graph: Graph) -> None:
-    check_promises(flatten_products, graph)
+    check_exact_transform(flatten_products, graph)
 
 
 def test_an_open_batch_is_what_is_left() -> None:
@@ -84,4 +84,4 @@ def test_work_grows_linearly() -> None:
         return Graph.of(nodes, ["x"], [source])
 
     assert flatten_products(chain(3)).op_counts["MatMul"] == 3
-    work_grows_linearly(flatten_products, chain)
+    check_linear_work(flatten_products, chain)

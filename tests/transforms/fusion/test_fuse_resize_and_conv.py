@@ -3,7 +3,7 @@
 import numpy as np
 from fused_graphs import fusible
 from hypothesis import given
-from rewritten_graphs import check_promises, placeholder, work_grows_linearly
+from rewritten_graphs import check_exact_transform, check_linear_work, placeholder
 
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
@@ -12,7 +12,7 @@ from quantkit.transforms.fusion.fuse_resize_and_conv import fuse_resize_and_conv
 
 @given(fusible())
 def test_promises(graph: Graph) -> None:
-    check_promises(fuse_resize_and_conv, graph)
+    check_exact_transform(fuse_resize_and_conv, graph)
 
 
 @given(fusible())
@@ -38,4 +38,4 @@ def test_work_grows_linearly() -> None:
         return Graph.of(nodes, ["x"], [nodes[-1].name])
 
     assert fuse_resize_and_conv(chain(3)).op_counts["FusedResizeAndPadConv2D"] == 3
-    work_grows_linearly(fuse_resize_and_conv, chain)
+    check_linear_work(fuse_resize_and_conv, chain)

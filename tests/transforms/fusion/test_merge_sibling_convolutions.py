@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rewritten_graphs import CONVOLUTION, check_promises, placeholder, work_grows_linearly
+from rewritten_graphs import CONVOLUTION, check_exact_transform, check_linear_work, placeholder
 
 from quantkit.errors import RecipeError
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
@@ -71,7 +71,7 @@ def _add_branch(
 
 @given(blocks(), st.sampled_from([0.0, 1.0, 3.0]), st.booleans())
 def test_promises(graph: Graph, gain: float, across: bool) -> None:
-    check_promises(merge_sibling_convolutions, graph, gain=gain, across_activations=across)
+    check_exact_transform(merge_sibling_convolutions, graph, gain=gain, across_activations=across)
 
 
 @given(blocks())
@@ -114,7 +114,7 @@ def test_weights_are_read_only_when_the_merged_ones_are() -> None:
 
 def test_work_grows_linearly() -> None:
     weights = Tensor.of(np.ones((1, 1, 8, 8), np.float32))
-    work_grows_linearly(merge_sibling_convolutions, lambda count: siblings(count, weights), gain=0)
+    check_linear_work(merge_sibling_convolutions, lambda count: siblings(count, weights), gain=0)
 
 
 def test_a_negative_gain_is_refused() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rewritten_graphs import work_grows_linearly
+from rewritten_graphs import check_linear_work
 
 from quantkit.compat import parse_classic, run_classic
 from quantkit.errors import RecipeError
@@ -177,4 +177,4 @@ def test_work_grows_linearly() -> None:
         return Graph.of(nodes, ["ids"], [f"y{number}" for number in range(length)])
 
     assert sparsify_gather(model(3)).op_counts["HashTable"] == 3
-    work_grows_linearly(sparsify_gather, model)
+    check_linear_work(sparsify_gather, model)

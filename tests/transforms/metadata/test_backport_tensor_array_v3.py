@@ -1,6 +1,6 @@
 """Arrays of 2016."""
 
-from rewritten_graphs import work_grows_linearly
+from rewritten_graphs import check_linear_work
 
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
@@ -61,4 +61,4 @@ def test_handles_are_strings_through_a_loop() -> None:
 
 
 def test_work_grows_linearly() -> None:
-    work_grows_linearly(backport_tensor_array_v3, arrays)
+    check_linear_work(backport_tensor_array_v3, arrays)

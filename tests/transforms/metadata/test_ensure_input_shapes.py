@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rewritten_graphs import check_promises, placeholder, work_grows_linearly
+from rewritten_graphs import check_exact_transform, check_linear_work, placeholder
 
 from quantkit.formats import graphdef
 from quantkit.ir.graph import Edge, Graph, Node, Versions, constant
@@ -42,11 +42,11 @@ def blocks(strides: list[int], version: int = 0, projects: bool = True) -> Graph
 
 @given(st.lists(st.sampled_from([1, 2]), max_size=3))
 def test_promises(strides: list[int]) -> None:
-    check_promises(ensure_input_shapes, blocks(strides))
+    check_exact_transform(ensure_input_shapes, blocks(strides))
 
 
 def test_work_grows_linearly() -> None:
-    work_grows_linearly(ensure_input_shapes, lambda length: blocks([1] * length))
+    check_linear_work(ensure_input_shapes, lambda length: blocks([1] * length))
 
 
 @pytest.mark.parametrize(("version", "expected"), [(21, 0), (27, 1), (2000, 1)])

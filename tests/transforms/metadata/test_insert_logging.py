@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rewritten_graphs import check_promises, placeholder, work_grows_linearly
+from rewritten_graphs import check_exact_transform, check_linear_work, placeholder
 
 from quantkit.formats import graphdef
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
@@ -40,7 +40,7 @@ def known(graph: Graph) -> bool:
 
 @given(graphs().filter(known))
 def test_promises(graph: Graph) -> None:
-    check_promises(insert_logging, graph)
+    check_exact_transform(insert_logging, graph)
 
 
 @given(graphs().filter(known))
@@ -75,4 +75,4 @@ def test_work_grows_linearly() -> None:
         return Graph.of(nodes, ["x"], [nodes[-1].name])
 
     assert insert_logging(chain(3), op=("Neg",)).op_counts["Print"] == 2
-    work_grows_linearly(insert_logging, chain)
+    check_linear_work(insert_logging, chain)

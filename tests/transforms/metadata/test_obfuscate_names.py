@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from edited_graphs import edit, edited_graphs
+from edited_graphs import check_edit, edited_graphs
 from hypothesis import given
-from rewritten_graphs import work_grows_linearly
+from rewritten_graphs import check_linear_work
 
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Edge, Graph, Node
@@ -14,7 +14,7 @@ from quantkit.transforms.metadata.obfuscate_names import in_base_62, obfuscate_n
 
 @given(edited_graphs())
 def test_ends_keep_their_names_and_all_others_are_short(graph: Graph) -> None:
-    after = edit(obfuscate_names, graph)
+    after = check_edit(obfuscate_names, graph)
     assert (after.inputs, after.outputs) == (graph.inputs, graph.outputs)
     names = [new for old, new in zip(graph.nodes, after.nodes, strict=True) if old not in graph.endpoint_names]
     assert names == [in_base_62(number) for number in range(len(names))]
@@ -49,4 +49,4 @@ def test_work_grows_linearly() -> None:
         nodes += [Node(f"n{number}", "Relu", (Edge(f"n{number - 1}" if number else "x"),)) for number in range(length)]
         return Graph.of(nodes, ["x"], [nodes[-1].name])
 
-    work_grows_linearly(obfuscate_names, chain)
+    check_linear_work(obfuscate_names, chain)

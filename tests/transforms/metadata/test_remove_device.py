@@ -1,6 +1,6 @@
 """Devices that go."""
 
-from edited_graphs import edit, edited_graphs
+from edited_graphs import check_edit, edited_graphs
 from hypothesis import given
 
 from quantkit.ir.graph import Graph
@@ -9,5 +9,5 @@ from quantkit.transforms.metadata.remove_device import remove_device
 
 @given(edited_graphs())
 def test_only_devices_go(graph: Graph) -> None:
-    after = edit(remove_device, graph)
+    after = check_edit(remove_device, graph)
     assert list(after.nodes.values()) == [node.with_(device="") for node in graph.nodes.values()]

@@ -1,6 +1,6 @@
 """Attributes that get another name."""
 
-from edited_graphs import edit, edited_graphs
+from edited_graphs import check_edit, edited_graphs
 from hypothesis import given
 
 from quantkit.ir.graph import Graph
@@ -9,7 +9,7 @@ from quantkit.transforms.metadata.rename_attribute import rename_attribute
 
 @given(edited_graphs())
 def test_values_move_and_can_move_back(graph: Graph) -> None:
-    after = edit(rename_attribute, graph, old_attribute_name=("note",), new_attribute_name=("remark",))
+    after = check_edit(rename_attribute, graph, old_attribute_name=("note",), new_attribute_name=("remark",))
     assert [node.attrs.get("remark") for node in after.nodes.values()] == [
         node.attrs.get("note") for node in graph.nodes.values()
     ]

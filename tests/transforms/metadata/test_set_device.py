@@ -1,7 +1,7 @@
 """Devices that are set."""
 
 import pytest
-from edited_graphs import edit, edited_graphs
+from edited_graphs import check_edit, edited_graphs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ from quantkit.transforms.metadata.set_device import set_device
 
 @given(edited_graphs(), st.booleans())
 def test_devices_are_set_where_asked(graph: Graph, if_default: bool) -> None:
-    after = edit(set_device, graph, device="/cpu:0", if_default=if_default)
+    after = check_edit(set_device, graph, device="/cpu:0", if_default=if_default)
     for name, node in graph.nodes.items():
         keeps = if_default and node.device
         assert after[name] == (node if keeps else node.with_(device="/cpu:0"))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from rewritten_graphs import placeholder, work_grows_linearly
+from rewritten_graphs import check_linear_work, placeholder
 
 from quantkit.errors import GraphError, RecipeError
 from quantkit.formats import graphdef
@@ -226,7 +226,7 @@ def chain(count: int) -> Graph:
 
 @pytest.mark.parametrize("weights_only", [True, False])
 def test_work_is_linear(weights_only: bool) -> None:
-    work_grows_linearly(convert_precision, chain, weights_only=weights_only, minimum_size=1)
+    check_linear_work(convert_precision, chain, weights_only=weights_only, minimum_size=1)
 
 
 def test_the_argument_stays_as_it_is(digits: Graph) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rewritten_graphs import work_grows_linearly
+from rewritten_graphs import check_linear_work
 
 from quantkit.errors import InputError, RecipeError
 from quantkit.formats import graphdef
@@ -101,4 +101,4 @@ def test_the_whole_way_through_tensorflow(tmp_path: Path) -> None:
 def test_work_grows_linearly(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("".join(LINE.format(f"range{number}", -1, 1) for number in range(20)))
-    work_grows_linearly(freeze_requantization_ranges, lambda count: quantized(count + 20), min_max_log_file=str(log))
+    check_linear_work(freeze_requantization_ranges, lambda count: quantized(count + 20), min_max_log_file=str(log))
