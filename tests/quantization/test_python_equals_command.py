@@ -1,0 +1,140 @@
+"""`quantize_model` and ``quantkit quantize`` write identical files and return equal JSON."""
+
+import json
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quantkit as qk
+from quantkit.progress import Progress
+from quantkit.quantization import Plan, Ranges
+from quantkit.quantization.fallback import Fallback, Loss
+
+(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
+main = ENTRY.load()
+IMAGES = Path(__file__).parents[2] / "assets" / "digits_heldout.npz"
+HELD_OUT = "HELD_OUT"  # stands for a file of a few images, which each test writes
+FILES = {"onnx": "digits.onnx", "tensorflow": "digits.pb", "eightbit": "digits.pb", "litert": "digits.tflite"}
+# Options of each case; the same names are flags of the command.
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"calibration": IMAGES, "limit": 12},
+    "max_drop": {"calibration": IMAGES, "limit": 12, "max_drop": 0.01},
+    "uint8_input": {"calibration": IMAGES, "limit": 12, "uint8_input": True},
+    "held_out": {"calibration": IMAGES, "limit": 12, "held_out": HELD_OUT, "observer": "percentile(99.9)"},
+    "weights_only": {"weights_only": True, "held_out": HELD_OUT},
+    "reduce_range": {"calibration": IMAGES, "limit": 12, "reduce_range": True, "input_mean": 128.0, "input_std": 128.0},
+}
+# The litert target defines its own weight range.
+SKIPPED = {("litert", "reduce_range"), ("eightbit", "reduce_range")}
+PAIRS = [(target, case) for target in FILES for case in CASES if (target, case) not in SKIPPED]
+
+pytestmark = pytest.mark.engine
+
+
+def flags_of(options: dict[str, Any]) -> list[str]:
+    """Return the flags of the command for keyword arguments of `quantize_model`."""
+    flags = []
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        flags += [flag] if value is True else [flag, str(value)]
+    return flags
+
+
+def save_held_out(path: Path) -> Path:
+    """Write some images with labels that calibration does not use, and return the path."""
+    with np.load(IMAGES) as file:
+        np.savez(path, **{name: file[name][-20:] for name in file.files})
+    return path
+
+
+def run_command(output: Path, capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
+    code = main(["quantize", "digits", "-o", str(output), "--json", *flags_of(options)])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    document: dict[str, Any] = json.loads(captured.out)
+    assert document.pop("schema") == "quantkit.quantize/2"
+    return document
+
+
+def as_json(result: qk.QuantizationResult) -> dict[str, Any]:
+    """Return the report after a round trip through text, as the command prints it."""
+    document: dict[str, Any] = json.loads(json.dumps(result.to_json()))
+    return document
+
+
+@pytest.mark.parametrize(("target", "case"), PAIRS)
+def test_python_equals_the_command(target: str, case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {**CASES[case], "target": target, "runs": 0}
+    if "held_out" in options:
+        options["held_out"] = save_held_out(tmp_path / "held_out.npz")
+    command, python, saved = (tmp_path / folder / FILES[target] for folder in ("command", "python", "saved"))
+    for file in (command, python, saved):
+        file.parent.mkdir()
+    document = run_command(command, capsys, **options)
+    result = qk.quantize("digits", output=python, **options)
+    result.save(saved)
+    assert python.read_bytes() == saved.read_bytes() == command.read_bytes()
+    expected = json.loads(json.dumps(document).replace(str(command), str(python)))
+    assert as_json(result) == expected
+    if not options.get("weights_only"):
+        assert document["quality"]["agreement"]["total"] > 0
+
+
+@pytest.mark.parametrize("target", ["onnx", "tensorflow"])
+def test_plan_and_ranges_equal_those_of_the_command(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"target": target, "runs": 0}
+    command, plan, ranges = tmp_path / FILES[target], tmp_path / "plan.json", tmp_path / "ranges.json"
+    run_command(command, capsys, calibration=IMAGES, limit=12, save_plan=plan, save_ranges=ranges, **options)
+    result = qk.quantize("digits", IMAGES, limit=12, **options)
+    assert (result.plan.text, result.ranges.text) == (plan.read_text(), ranges.read_text())
+    again = qk.quantize("digits", plan=Plan.load(plan), ranges=Ranges.load(ranges), **options)
+    from_files = qk.quantize("digits", plan=plan, ranges=str(ranges), **options)
+    for index, repeated in enumerate((result, again, from_files)):
+        file = repeated.save(tmp_path / f"{index}_{FILES[target]}")
+        assert file.read_bytes() == command.read_bytes()
+    second = tmp_path / f"again_{FILES[target]}"
+    document = run_command(second, capsys, plan=plan, ranges=ranges, **options)
+    assert second.read_bytes() == command.read_bytes()
+    assert {**as_json(from_files), "output": str(second)} == document
+
+
+def test_a_result_without_an_output_file_is_in_memory(tmp_path: Path) -> None:
+    with np.load(IMAGES) as file:
+        images = file["images"][:12]
+    result = qk.quantize("digits", images, runs=0)
+    assert result.report.output is None
+    assert result.report.next_step is None or "--calibration DATA" in result.report.next_step.command
+    assert "agreement with the float model" in str(result)
+    assert result._repr_html_().startswith("<pre>")
+    with qk.open_session(result.model, "onnxruntime") as session:
+        scores = session.run({session.inputs[0].name: np.zeros((1, 16, 16, 1), np.float32)})
+    assert next(iter(scores.values())).shape == (1, 10)
+    with pytest.raises(qk.UsageError, match="cannot write target 'onnx' to digits.pb"):
+        result.save(tmp_path / "digits.pb")
+
+
+def test_callbacks_receive_progress_and_messages() -> None:
+    reports: list[Progress] = []
+    messages: list[str] = []
+    qk.quantize(
+        "digits", IMAGES, limit=12, runs=0, max_drop=0.5, on_progress=reports.append, on_message=messages.append
+    )
+    assert {report.stage for report in reports} == {"calibrating", "running the float model", "searching"}
+    assert Progress("calibrating", 12, 12) in reports
+    assert any(message.startswith("calibrating on 12 images from") for message in messages)
+
+
+def test_a_drop_above_the_limit_is_a_check_error() -> None:
+    result = qk.quantize("digits", IMAGES, limit=12, runs=0)
+    loss = Loss(drop=0.2, divergence=0.1)
+    fallback = Fallback(frozenset(), loss, loss, (), is_reached=False, is_complete=True)
+    report = replace(result.report, fallback=fallback, max_drop=0.01)
+    with pytest.raises(qk.CheckError, match="the drop is 0.2000, more than --max-drop 0.01"):
+        report.require_max_drop()
+    replace(report, fallback=replace(fallback, is_reached=True)).require_max_drop()
