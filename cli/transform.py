@@ -127,7 +127,7 @@ def _ends(args: Namespace) -> tuple[str, str]:
 def _target(args: Namespace, path: str) -> OutputFile:
     """Where the graph goes; as the classic tool had it, ``--out-graph`` takes any name for a GraphDef."""
     ending = Path(path).suffix.lower()
-    any_name = args.out_graph and ending not in formats.ENDINGS and not path.endswith("/") and not Path(path).is_dir()
+    any_name = args.out_graph and ending not in formats.SUFFIXES and not path.endswith("/") and not Path(path).is_dir()
     kind = args.format or ("graphdef" if any_name else None)
     target = OutputFile.of(path, kind, as_text=_is_true(args.output_as_text))
     if target.is_guess:

@@ -37,7 +37,6 @@ PENDING: tuple[str, ...] = (
     "quantkit/convert/",
     "quantkit/data/",
     "quantkit/drawing/",
-    "quantkit/formats/",
     "quantkit/model/",
     "quantkit/ops/",
     "quantkit/quantization/",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import InputError
-from quantkit.formats.kinds import HEAD_BYTES, is_text, opened
+from quantkit.formats.kinds import HEAD_BYTES, is_text, open_file
 from quantkit.runtimes.availability import require
 from quantkit.runtimes.tensorflow_library import available, explained, module, quiet, reading
 
@@ -54,5 +54,5 @@ def freeze_graph(flags: Mapping[str, Any]) -> bytes:
 
 
 def _is_text(path: Path) -> bool:
-    with opened(path) as file:
+    with open_file(path) as file:
         return is_text(file.read(HEAD_BYTES))

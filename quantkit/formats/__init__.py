@@ -1,34 +1,34 @@
-"""Bytes to graphs and back: the only layer that knows protobuf."""
+"""Readers and writers of model files: the only package that uses protobuf."""
 
 from quantkit.formats.files import (
     check_folder,
     check_target,
     decode,
+    infer_endpoints,
     load,
     meta_graphs,
     save,
     save_graphdef,
     save_onnx,
     save_saved_model,
-    with_guessed_ends,
     write_whole,
 )
-from quantkit.formats.kinds import ENDINGS, KINDS, kind_of, whole_of
+from quantkit.formats.kinds import KINDS, SUFFIXES, kind_of, model_path
 
 __all__ = [
-    "ENDINGS",
     "KINDS",
+    "SUFFIXES",
     "check_folder",
     "check_target",
     "decode",
+    "infer_endpoints",
     "kind_of",
     "load",
     "meta_graphs",
+    "model_path",
     "save",
     "save_graphdef",
     "save_onnx",
     "save_saved_model",
-    "whole_of",
-    "with_guessed_ends",
     "write_whole",
 ]

@@ -1,7 +1,7 @@
-"""Protobuf classes from a table of fields: field numbers are facts, and a table holds them.
+"""Protobuf message classes from a table of field names, numbers and types.
 
-Each schema has a descriptor pool of its own, so that reading a file needs nobody's generated code and can
-not clash with any that is loaded. Fields that are not listed survive as unknown fields of the binary form.
+Each schema has its own descriptor pool. Reading a file therefore needs no generated code and cannot conflict with
+generated code of other packages. Fields outside the table survive as unknown fields of the binary form.
 """
 
 from collections.abc import Mapping
@@ -13,21 +13,21 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
-    word: getattr(_Field, f"TYPE_{word.upper()}")
-    for word in ("bool", "bytes", "double", "float", "int32", "int64", "string", "uint32", "uint64")
+    name: getattr(_Field, f"TYPE_{name.upper()}")
+    for name in ("bool", "bytes", "double", "float", "int32", "int64", "string", "uint32", "uint64")
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Schema:
-    """The messages of one format.
+    """Protobuf messages of one format.
 
     Attributes:
         package: protobuf package of the messages.
-        messages: one per line, ``Name: field number kind, ...``, where a line that begins with two spaces goes
-            on; ``*`` marks a repeated field, ``map<key,value>`` a map, ``?`` a member of the message's oneof
-            (called ``value``).
-        enums: number of each word, by name of the enum.
+        messages: one message per line, ``Name: field number type, ...``; a line that begins with two spaces continues
+            the previous one. ``*`` marks a repeated field, ``map<key,value>`` a map, ``?`` a member of the oneof
+            ``value``.
+        enums: value names and their numbers by enum name.
     """
 
     package: str
@@ -36,10 +36,10 @@ class Schema:
     _classes: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def message_class(self, name: str) -> Any:
-        """The protobuf class of a message of the table."""
+        """Return the protobuf class of a message of the table."""
         if name not in self._classes:
-            found = self._pool.FindMessageTypeByName(f"{self.package}.{name}")
-            self._classes[name] = message_factory.GetMessageClass(found)
+            descriptor = self._pool.FindMessageTypeByName(f"{self.package}.{name}")
+            self._classes[name] = message_factory.GetMessageClass(descriptor)
         return self._classes[name]
 
     @cached_property
@@ -49,36 +49,37 @@ class Schema:
         )
         for name, numbers in self.enums.items():
             enum = file.enum_type.add(name=name)
-            for word, number in numbers.items():
-                enum.value.add(name=word, number=number)
+            for value, number in numbers.items():
+                enum.value.add(name=value, number=number)
         for line in self.messages.replace(",\n  ", ", ").strip().splitlines():
             name, _, fields = line.partition(": ")
             message = file.message_type.add(name=name)
-            for one in fields.split(", "):
-                self._add_field(message, *one.split())
+            for field_text in fields.split(", "):
+                self._add_field(message, *field_text.split())
         pool = descriptor_pool.DescriptorPool()
         pool.Add(file)
         return pool
 
     def _add_field(self, message: Any, name: str, number: str, kind: str) -> None:
-        made = message.field.add(name=name, number=int(number), label=_Field.LABEL_OPTIONAL)
+        descriptor = message.field.add(name=name, number=int(number), label=_Field.LABEL_OPTIONAL)
         if kind.startswith("map<"):
-            entry = message.nested_type.add(name="".join(word.capitalize() for word in name.split("_")) + "Entry")
+            entry = message.nested_type.add(name="".join(part.capitalize() for part in name.split("_")) + "Entry")
             entry.options.map_entry = True
-            for place, (part, what) in enumerate(zip(("key", "value"), kind[4:-1].split(","), strict=True), start=1):
-                self._add_field(entry, part, str(place), what)
-            made.label = _Field.LABEL_REPEATED
-            made.type, made.type_name = _Field.TYPE_MESSAGE, f".{self.package}.{message.name}.{entry.name}"
+            key_kind, value_kind = kind[4:-1].split(",")
+            self._add_field(entry, "key", "1", key_kind)
+            self._add_field(entry, "value", "2", value_kind)
+            descriptor.label = _Field.LABEL_REPEATED
+            descriptor.type, descriptor.type_name = _Field.TYPE_MESSAGE, f".{self.package}.{message.name}.{entry.name}"
             return
         if kind.startswith("?"):
             if not message.oneof_decl:
                 message.oneof_decl.add(name="value")
-            made.oneof_index = 0
+            descriptor.oneof_index = 0
         elif kind.startswith("*"):
-            made.label = _Field.LABEL_REPEATED
+            descriptor.label = _Field.LABEL_REPEATED
         kind = kind.lstrip("?*")
         if kind in _SCALARS:
-            made.type = _SCALARS[kind]
+            descriptor.type = _SCALARS[kind]
         else:
-            made.type = _Field.TYPE_ENUM if kind in self.enums else _Field.TYPE_MESSAGE
-            made.type_name = f".{self.package}.{kind}"
+            descriptor.type = _Field.TYPE_ENUM if kind in self.enums else _Field.TYPE_MESSAGE
+            descriptor.type_name = f".{self.package}.{kind}"

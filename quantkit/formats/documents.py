@@ -1,4 +1,4 @@
-"""Files that people write and read: TOML and JSON."""
+"""Reading of TOML and JSON files."""
 
 import json
 import tomllib
@@ -10,32 +10,32 @@ from quantkit.errors import InputError
 
 
 def read_toml(path: Path, hint: str) -> dict[str, Any]:
-    """The table of a TOML file.
+    """Read a TOML file.
 
     Args:
-        path: of the file.
-        hint: what such a file looks like, or what writes it.
+        path: TOML file.
+        hint: hint of error messages: an example of the content, or the command that writes such a file.
 
     Raises:
-        InputError: the file can not be read or is no TOML.
+        InputError: the file cannot be read or is not TOML.
     """
     document: dict[str, Any] = _read(path, tomllib.loads, "TOML", hint)
     return document
 
 
 def read_json(path: Path, hint: str) -> dict[str, Any]:
-    """The object of a JSON file.
+    """Read a JSON file that contains an object.
 
     Args:
-        path: of the file.
-        hint: what such a file looks like, or what writes it.
+        path: JSON file.
+        hint: hint of error messages: an example of the content, or the command that writes such a file.
 
     Raises:
-        InputError: the file can not be read, or holds no JSON object.
+        InputError: the file cannot be read, or does not contain a JSON object.
     """
     document = _read(path, json.loads, "JSON", hint)
     if not isinstance(document, dict):
-        raise InputError(f"{path} holds no JSON object", hint)
+        raise InputError(f"{path} does not contain a JSON object", hint)
     return document
 
 
@@ -44,8 +44,8 @@ def _read(path: Path, parse: Callable[[str], Any], kind: str, hint: str) -> Any:
         return parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         reason = (error.strerror or "unknown error").lower()
-        raise InputError(f"{path} can not be read: {reason}", hint="name a file that is there") from None
+        raise InputError(f"cannot read {path}: {reason}", hint="name an existing file") from None
     except ValueError as error:
-        raise InputError(f"{path} is no {kind} file: {error}", hint) from None
+        raise InputError(f"{path} is not a {kind} file: {error}", hint) from None
     except RecursionError:
-        raise InputError(f"{path} nests deeper than any {kind} file of quantkit", hint) from None
+        raise InputError(f"{path} is nested too deeply for a {kind} file of quantkit", hint) from None

@@ -1,4 +1,4 @@
-"""Model files: reading them, and writing ones that appear complete or not at all."""
+"""Reading of model files, and atomic writing: an output file appears complete or not at all."""
 
 import contextlib
 import errno
@@ -11,82 +11,82 @@ from typing import BinaryIO
 
 from quantkit.errors import GraphError, InputError, QuantkitError, UsageError
 from quantkit.formats import graphdef, onnx, saved_model, wire
-from quantkit.formats.kinds import ENDINGS, HEAD_BYTES, KINDS, is_text, kind_of, opened
+from quantkit.formats.kinds import HEAD_BYTES, KINDS, SUFFIXES, is_text, kind_of, open_file
 from quantkit.ir.garbage_collection import garbage_collection_paused
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ops.tensorflow.signatures import num_outputs
 
-Ends = Iterable[Edge | str] | None
+Endpoints = Iterable[Edge | str] | None
 
-# What a graph's unread nodes may be without being an output of it.
+# Op types of nodes without consumers that are not outputs of the graph.
 NOT_OUTPUTS = frozenset({"Const", "Assign", "NoOp", "Placeholder", "SaveV2", "RestoreV2", "Assert"})
 
 
 class TooLargeError(InputError):
-    """A file is whole, but larger than its format allows."""
+    """Complete file that is larger than its format allows."""
 
 
 def meta_graphs(path: Path) -> tuple[saved_model.MetaGraph, ...]:
-    """The graphs of a SavedModel folder, or of the ``.meta`` file of a checkpoint.
+    """Read the graphs of a SavedModel folder, or of the ``.meta`` file of a checkpoint.
 
     Raises:
-        InputError: there is none, or it is broken.
+        InputError: the file is missing or broken.
     """
     names = (saved_model.FILE, saved_model.TEXT_FILE) if path.is_dir() else ("",)
     file = next((path / name for name in names if (path / name).exists()), path / names[0])
     try:
-        data = _message(file, "SavedModel" if path.is_dir() else "MetaGraphDef")
+        data = _read_message(file, "SavedModel" if path.is_dir() else "MetaGraphDef")
         return saved_model.decode(data) if path.is_dir() else (saved_model.decode_meta_graph(data),)
     except TooLargeError as error:
         raise TooLargeError(f"{file}: {error.message}", error.hint) from None
     except (QuantkitError, ValueError) as error:
-        reason = error.message if isinstance(error, QuantkitError) else "it is empty"
-        raise InputError(f"{file} is truncated or broken: {reason}", hint="copy or download it again") from None
+        reason = error.message if isinstance(error, QuantkitError) else "the file is empty"
+        raise InputError(f"{file} is truncated or broken: {reason}", hint="copy or download the file again") from None
 
 
-def _message(file: Path, name: str) -> mmap.mmap | bytes:
-    """The message of a file, binary or text, in binary form."""
-    mapped = _mapped(file)
-    return saved_model.from_text(_text(mapped), name) if is_text(mapped[:HEAD_BYTES]) else mapped
+def _read_message(file: Path, name: str) -> mmap.mmap | bytes:
+    """Return the message of a binary or text file in binary form."""
+    data = _map_file(file)
+    return saved_model.from_text(_decode_utf8(data), name) if is_text(data[:HEAD_BYTES]) else data
 
 
 def decode(data: bytes) -> Graph:
-    """A graph of a serialized GraphDef or ONNX model: their first fields tell which it is.
+    """Decode a serialized GraphDef or ONNX model, distinguished by the field numbers.
 
     Raises:
-        InputError: it is neither.
-        GraphError: two nodes or values have one name.
+        InputError: the bytes are neither.
+        GraphError: two nodes or values have the same name.
     """
     kinds = {number: kind for number, kind, *_ in wire.fields(data, 0, len(data))}
     is_onnx = kinds.get(onnx.MODEL_GRAPH) == wire.LENGTH
-    return onnx.decode(data) if is_onnx else with_guessed_ends(graphdef.decode(data))
+    return onnx.decode(data) if is_onnx else infer_endpoints(graphdef.decode(data))
 
 
 @garbage_collection_paused()
-def load(path: str | os.PathLike[str], inputs: Ends = None, outputs: Ends = None) -> Graph:
-    """Read a GraphDef, binary or text, or an ONNX model; large tensors stay in the file until they are used.
+def load(path: str | os.PathLike[str], inputs: Endpoints = None, outputs: Endpoints = None) -> Graph:
+    """Read a GraphDef, binary or text, or an ONNX model; large tensors stay in the file until first access.
 
     Args:
-        path: the file.
-        inputs: what is fed; None: the placeholders.
-        outputs: what is asked for; None: what the model says, or what nobody reads.
+        path: model file.
+        inputs: graph inputs (default: the placeholders).
+        outputs: graph outputs (default: those of the model file, else nodes without consumers).
 
     Raises:
-        InputError: the file is missing, truncated, or no graph.
+        InputError: the file is missing, truncated, or not a graph.
         UsageError: an input or output is not in the graph.
     """
     path = Path(path)
     kind = kind_of(path)
-    reader = _READERS.get(kind)
-    if reader is None:
-        raise InputError(f"{path} is {KINDS[kind]}, and a frozen graph or an ONNX model is needed here")
+    loader = _LOADERS.get(kind)
+    if loader is None:
+        raise InputError(f"{path} is {KINDS[kind]}; expected a frozen graph or an ONNX model")
     try:
-        graph = reader(path)
+        graph = loader(path)
         if not graph.nodes:
-            raise InputError("it holds no nodes")
+            raise InputError("the graph has no nodes")
     except QuantkitError as error:
-        raise _explained(error, path, kind) from None
-    graph = with_guessed_ends(graph).with_endpoints(_found(graph, inputs), _found(graph, outputs))
+        raise _add_path(error, path, kind) from None
+    graph = infer_endpoints(graph).with_endpoints(_resolve(graph, inputs), _resolve(graph, outputs))
     _check_ports(graph)
     return graph
 
@@ -97,12 +97,12 @@ def _check_ports(graph: Graph) -> None:
         if count is not None and edge.port >= count:
             raise UsageError(
                 f"{str(edge)!r} is not in the graph: {edge.node} ({graph[edge.node].op}) has {count} outputs",
-                hint=f"its first one is {edge.node}:0, and its name alone means that one",
+                hint=f"the first output is {edge.node}:0, or {edge.node} for short",
             )
 
 
-def _explained(error: QuantkitError, path: Path, kind: str) -> QuantkitError:
-    """What is wrong with a file, in a sentence that names it."""
+def _add_path(error: QuantkitError, path: Path, kind: str) -> QuantkitError:
+    """Return the error with the name of the file in the message."""
     if isinstance(error, GraphError | TooLargeError):
         return type(error)(f"{path}: {error.message}", error.hint)
     if kind == "graphdef_text":
@@ -110,23 +110,22 @@ def _explained(error: QuantkitError, path: Path, kind: str) -> QuantkitError:
             f"{path} is text, but not a GraphDef: {error.message}",
             hint=error.hint or "a frozen graph is binary, or text that begins with 'node {'",
         )
-    whole = f"{path.stat().st_size:,} bytes"
-    wanted = "an ONNX model" if kind == "onnx" else "a GraphDef"
+    expected = "an ONNX model" if kind == "onnx" else "a GraphDef"
     return InputError(
-        f"{path} ({whole}) is truncated, or not {wanted}: {error.message}",
-        hint=error.hint or "compare its size and checksum with the source's, and fetch it again",
+        f"{path} ({path.stat().st_size:,} bytes) is truncated, or not {expected}: {error.message}",
+        hint=error.hint or "compare size and checksum with those of the source, and download the file again",
     )
 
 
-def _found(graph: Graph, ends: Ends) -> Ends:
-    """Ends by name: values of an ONNX model may be called ``softmax:0``."""
-    if ends is None or graph.dialect != onnx.DIALECT:
-        return ends
-    return [onnx.edge_of(graph, end) if isinstance(end, str) else end for end in ends]
+def _resolve(graph: Graph, endpoints: Endpoints) -> Endpoints:
+    """Return the edges of names; a value of an ONNX model may have a name such as ``softmax:0``."""
+    if endpoints is None or graph.dialect != onnx.DIALECT:
+        return endpoints
+    return [onnx.edge_of(graph, endpoint) if isinstance(endpoint, str) else endpoint for endpoint in endpoints]
 
 
-def with_guessed_ends(graph: Graph) -> Graph:
-    """The graph with inputs and outputs where it has none: placeholders, and what nobody reads."""
+def infer_endpoints(graph: Graph) -> Graph:
+    """Return the graph with missing inputs and outputs inferred: placeholders, and nodes without consumers."""
     inputs = graph.inputs or [name for name, node in graph.nodes.items() if node.op == "Placeholder"]
     outputs = graph.outputs or [
         name for name, node in graph.nodes.items() if name not in graph.node_uses and node.op not in NOT_OUTPUTS
@@ -135,16 +134,16 @@ def with_guessed_ends(graph: Graph) -> Graph:
 
 
 def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = None) -> None:
-    """Write a GraphDef, or the ONNX model that the graph is; the file appears complete or not at all.
+    """Write a graph as a GraphDef or ONNX file, by its dialect; the file appears complete or not at all.
 
     Args:
-        graph: what to write; the weights of an ONNX model over 2 GiB go to ``PATH.data`` beside it.
-        path: where; ``.pbtxt`` chooses the text form.
-        as_text: choose the form whatever the ending is.
+        graph: graph to write; the weights of an ONNX model over 2 GiB go to the external data file ``PATH.data``.
+        path: output file; ``.pbtxt`` selects the text form.
+        as_text: write the text form or not, independent of the suffix.
 
     Raises:
-        UsageError: the folder does not exist, or the ending is that of another format.
-        InputError: the disk is full or the file can not be written.
+        UsageError: the folder does not exist, or the suffix is that of another format.
+        InputError: the disk is full or the file cannot be written.
         GraphError: the graph is larger than the format allows.
     """
     path = Path(path)
@@ -156,7 +155,7 @@ def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = N
 
 
 def save_graphdef(graph: Graph, path: Path, *, as_text: bool = False) -> None:
-    """Write a GraphDef, whatever the path's ending is; see `save`."""
+    """Write a GraphDef to a file of any suffix; see `save`."""
     if as_text:
         text = graphdef.encode_text(graph).encode()
         write_whole(path, lambda file: file.write(text))
@@ -168,20 +167,20 @@ def save_saved_model(graph: Graph, folder: Path, signature: saved_model.Signatur
     """Write a SavedModel folder; it appears complete or not at all.
 
     Args:
-        graph: a frozen TensorFlow graph with inputs and outputs.
-        folder: where; it does not exist, or is empty.
-        signature: what callers call the inputs and outputs; the others are called as the graph calls them.
+        graph: frozen TensorFlow graph with inputs and outputs.
+        folder: output folder; it does not exist or is empty.
+        signature: signature with the names of inputs and outputs for callers (default: the names of the graph).
 
     Raises:
-        UsageError: the folder is not empty, or can not be made there.
-        InputError: the disk is full or the folder can not be written.
-        GraphError: the graph is larger than a SavedModel may be, or the type of an input or output is not known.
+        UsageError: the folder is not empty, or cannot be created.
+        InputError: the disk is full or the folder cannot be written.
+        GraphError: the graph exceeds the size limit of a SavedModel, or an input or output has an unknown type.
     """
     check_folder(folder)
     target = folder.resolve()
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        with _explained_writing(folder):
+        with _report_write_errors(folder):
             temporary.mkdir()
             with open(temporary / saved_model.FILE, "wb") as file:
                 saved_model.write(graph, file, signature)
@@ -191,32 +190,32 @@ def save_saved_model(graph: Graph, folder: Path, signature: saved_model.Signatur
 
 
 def check_folder(path: Path) -> None:
-    """Refuse early a folder that can not become a SavedModel.
+    """Check before any work that a SavedModel can be written to a folder.
 
     Raises:
-        UsageError: it is not empty, or a file, or the folder it would be in does not exist.
-        InputError: it may not be written to.
+        UsageError: the folder is not empty or is a file, or its parent does not exist.
+        InputError: no write permission.
     """
     if path.is_dir():
         entries = sorted(entry.name for entry in path.iterdir())
         if entries:
             raise UsageError(
-                f"{path} is not empty: it holds {', '.join(entries[:3])}", hint="name a new folder, or an empty one"
+                f"{path} is not empty: it contains {', '.join(entries[:3])}", hint="name a new or empty folder"
             )
     elif path.exists():
-        raise UsageError(f"{path} is a file, and a SavedModel is a folder", hint="name a new folder")
+        raise UsageError(f"{path} is a file; a SavedModel is a folder", hint="name a new folder")
     parent = path.resolve().parent
     if not parent.is_dir():
-        raise UsageError(f"{parent} is not a folder, so {path.name} can not be made there", hint="create it first")
+        raise UsageError(f"cannot create {path.name}: {parent} is not a folder", hint="create the folder first")
     if not os.access(parent, os.W_OK):
-        raise InputError(f"{path} can not be written: permission denied", hint="choose another folder")
+        raise InputError(f"cannot write {path}: permission denied", hint="choose another folder")
 
 
 def save_onnx(graph: Graph, path: Path) -> tuple[Path, ...]:
-    """Write an ONNX model, whatever the path's ending is; see `save`.
+    """Write an ONNX model to a file of any suffix; see `save`.
 
     Returns:
-        The files: the model, and the one with its weights where they are more than it can hold.
+        The model file, and the file with the weights if they exceed the size limit of the model file.
     """
     location = f"{path.name}.data" if onnx.needs_data_file(graph) else ""
     data = path.with_name(location) if location else None
@@ -227,40 +226,38 @@ def save_onnx(graph: Graph, path: Path) -> tuple[Path, ...]:
 
 
 def check_target(path: Path, graph: Graph | None = None) -> None:
-    """Refuse early what no file can be written to, and a graph that is not of the file's format.
+    """Check before any work that a graph can be written to a file.
 
     Raises:
-        UsageError: the folder does not exist, the path is a folder, or the ending is that of another format.
-        InputError: the folder may not be written to.
+        UsageError: the folder does not exist, the path is a folder, or the suffix is that of another format.
+        InputError: no write permission.
     """
     if not path.absolute().parent.is_dir():
-        raise UsageError(
-            f"{path.parent} is not a folder, so {path.name} can not be written there", hint="create it first"
-        )
+        raise UsageError(f"cannot write {path.name}: {path.parent} is not a folder", hint="create the folder first")
     if path.is_dir():
-        raise UsageError(f"{path} is a folder", hint="name a file in it")
+        raise UsageError(f"{path} is a folder", hint="name a file in the folder")
     if (path.is_file() or not path.exists()) and not os.access(path.resolve().parent, os.W_OK):
-        raise InputError(f"{path} can not be written: permission denied", hint="choose another folder")
-    # An ending that names no format is free for TensorFlow graphs, as it was in the classic tool.
-    kind = ENDINGS.get(path.suffix.lower(), "graphdef").removesuffix("_text")
+        raise InputError(f"cannot write {path}: permission denied", hint="choose another folder")
+    # A suffix that names no format is allowed for TensorFlow graphs, as in transform_graph.
+    kind = SUFFIXES.get(path.suffix.lower(), "graphdef").removesuffix("_text")
     if graph is not None and kind != ("onnx" if graph.dialect == onnx.DIALECT else "graphdef"):
         raise UsageError(
-            f"{path.name} can not hold a graph of dialect {graph.dialect}",
-            hint="an ONNX graph is written to a file that ends in .onnx, a TensorFlow graph to .pb or .pbtxt",
+            f"cannot write a graph of dialect {graph.dialect} to {path.name}",
+            hint="write an ONNX graph to a .onnx file, a TensorFlow graph to .pb or .pbtxt",
         )
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then put it in its place in one step.
+    """Call ``write`` with a temporary file in the folder of ``path``, then move it to ``path`` in one step.
 
-    A link stays, and what it names is replaced; a device or pipe (``/dev/stdout``) is written to as it is.
+    The target of a symbolic link is replaced; a device or pipe (``/dev/stdout``) is written directly.
 
     Raises:
         UsageError: the folder does not exist.
-        InputError: the file can not be written; what was there before is untouched.
+        InputError: the file cannot be written; an existing file does not change.
     """
     check_target(path)
-    with _explained_writing(path):
+    with _report_write_errors(path):
         if path.exists() and not path.is_file():
             with open(path, "wb") as file:
                 write(file)
@@ -269,13 +266,13 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 @contextlib.contextmanager
-def _explained_writing(path: Path) -> Iterator[None]:
+def _report_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else os.strerror(error.errno or errno.EIO).lower()
         raise InputError(
-            f"{path} can not be written: {reason}", hint="nothing was changed; make room or choose another place"
+            f"cannot write {path}: {reason}", hint="nothing was changed; free disk space or choose another folder"
         ) from None
 
 
@@ -290,31 +287,30 @@ def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _mapped(path: Path) -> mmap.mmap:
+def _map_file(path: Path) -> mmap.mmap:
     size = path.stat().st_size
     if size > graphdef.MAX_BYTES:
         raise TooLargeError(
-            f"it has {size / 1e9:.2f} GB, and a graph in one file can have at most 2.15 GB",
-            hint="make an ONNX model whose weights lie in a file beside it: "
-            "onnx.save(model, path, save_as_external_data=True)",
+            f"the file has {size / 1e9:.2f} GB; the limit of a graph in one file is 2.15 GB",
+            hint="save an ONNX model with external data: onnx.save(model, path, save_as_external_data=True)",
         )
-    with opened(path) as file:
+    with open_file(path) as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _read_text(path: Path) -> Graph:
-    return graphdef.decode_text(_text(_mapped(path)))
+    return graphdef.decode_text(_decode_utf8(_map_file(path)))
 
 
-def _text(mapped: mmap.mmap) -> str:
+def _decode_utf8(data: mmap.mmap) -> str:
     try:
-        return mapped[:].decode()
+        return data[:].decode()
     except UnicodeDecodeError as error:
-        raise InputError(f"its text is not UTF-8 at byte {error.start}") from None
+        raise InputError(f"the text is not UTF-8 at byte {error.start}") from None
 
 
-_READERS: dict[str, Callable[[Path], Graph]] = {
-    "graphdef": lambda path: graphdef.decode(_mapped(path)),
+_LOADERS: dict[str, Callable[[Path], Graph]] = {
+    "graphdef": lambda path: graphdef.decode(_map_file(path)),
     "graphdef_text": _read_text,
-    "onnx": lambda path: onnx.decode(_mapped(path), onnx.files_beside(path.parent)),
+    "onnx": lambda path: onnx.decode(_map_file(path), onnx.external_data_reader(path.parent)),
 }

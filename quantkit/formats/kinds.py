@@ -1,4 +1,4 @@
-"""What kind a file is, by its content first and its ending second."""
+"""Detection of the kind of a file, by its content first and its suffix second."""
 
 import contextlib
 import errno
@@ -21,11 +21,11 @@ KINDS = {
     "tflite": "a LiteRT model",
     "openvino": "an OpenVINO model",
 }
-# What the tables of LevelDB end in, which checkpoints are.
-TABLE_END = bytes.fromhex("57fb808b247547db")
-# What tells the kind of a file.
+# Magic number at the end of a LevelDB table, the file format of checkpoints.
+TABLE_MAGIC = bytes.fromhex("57fb808b247547db")
+# Number of bytes that are read to detect the kind of a file.
 HEAD_BYTES = 512
-ENDINGS = {
+SUFFIXES = {
     ".pb": "graphdef",
     ".pbtxt": "graphdef_text",
     ".onnx": "onnx",
@@ -38,39 +38,39 @@ ENDINGS = {
 
 
 def kind_of(path: Path) -> str:
-    """What a file is (a key of `KINDS`), by its content first and its ending second.
+    """Return the kind of a file (a key of `KINDS`), by its content first and its suffix second.
 
     Raises:
-        InputError: it does not exist, is empty, or is nothing quantkit reads; the sentence says what it is.
+        InputError: the file does not exist, is empty, or has an unsupported kind, which the message names.
     """
     if path.is_dir():
         if (path / "saved_model.pb").exists() or (path / "saved_model.pbtxt").exists():
             return "saved_model"
         checkpoints = sorted(path.glob("*.index"))
-        hint = f"name the checkpoint in it: {checkpoints[-1].with_suffix('')}" if checkpoints else ""
-        raise InputError(f"{path} is a folder without saved_model.pb", hint=hint or "name the model file in it")
+        hint = f"name the checkpoint in the folder: {checkpoints[-1].with_suffix('')}" if checkpoints else ""
+        raise InputError(f"{path} is a folder without saved_model.pb", hint=hint or "name the model file in the folder")
     if checkpoint_prefix(path) is not None:
         return "checkpoint"
     if not path.exists():
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise InputError(
             f"{path} does not exist",
-            hint=did_you_mean(path.name, siblings) or "quantkit models list names the models that can be fetched",
+            hint=did_you_mean(path.name, siblings) or "list the models that can be fetched: quantkit models list",
         )
-    with opened(path) as file:
+    with open_file(path) as file:
         head = file.read(HEAD_BYTES)
     if not head:
-        raise InputError(f"{path} is empty", hint="the download or the program that wrote it was interrupted")
+        raise InputError(f"{path} is empty", hint="the download, or the program that wrote the file, was interrupted")
     start = head.lstrip().lower()
     if path.suffix == ".xml" and start.startswith((b"<?xml", b"<net")):
         return "openvino"
     if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
-        raise InputError(f"{path} is a web page, not a model", hint="download it again: the server sent an error page")
+        raise InputError(f"{path} is a web page, not a model", hint="download again: the server sent an error page")
     if start.startswith(b"version https://git-lfs"):
-        raise InputError(f"{path} is a Git LFS pointer, not the model itself", hint="run git lfs pull")
+        raise InputError(f"{path} is a Git LFS pointer, not a model", hint="run git lfs pull")
     if head.startswith(b"\x93NUMPY") or path.suffix == ".npz":
         raise InputError(
-            f"{path} holds arrays, not a model", hint="arrays are data: --calibration, --data or --held-out"
+            f"{path} contains arrays, not a model", hint="pass arrays as data: --calibration, --data or --held-out"
         )
     if head[4:8] == b"TFL3":
         return "tflite"
@@ -78,25 +78,25 @@ def kind_of(path: Path) -> str:
         if path.suffix in (".keras", ".h5", ".hdf5"):
             return "keras"
         raise InputError(f"{path} is an archive, not a model", hint="unpack it, or use quantkit models fetch --url")
-    kind = ENDINGS.get(path.suffix.lower(), "graphdef")
+    kind = SUFFIXES.get(path.suffix.lower(), "graphdef")
     if kind in ("graphdef", "graphdef_text"):
         return "graphdef_text" if is_text(head) else "graphdef"
     return kind
 
 
-def whole_of(path: Path) -> Path:
-    """What a path means: the file in which a SavedModel folder keeps its graphs means the folder."""
+def model_path(path: Path) -> Path:
+    """Return the path of the model: the folder, for the ``saved_model.pb`` of a SavedModel."""
     if path.name not in ("saved_model.pb", "saved_model.pbtxt") or not path.is_file():
         return path
-    with opened(path) as file:
+    with open_file(path) as file:
         head = file.read(HEAD_BYTES).lstrip()
     return path.parent if head.startswith((b"\x08", b"saved_model_schema_version", b"meta_graphs")) else path
 
 
 def checkpoint_prefix(path: Path) -> Path | None:
-    """What a checkpoint's files begin with, of that or of one of them; None where the path names no checkpoint.
+    """Return the common prefix of a checkpoint's files, given the prefix or a file; None for other files.
 
-    Those of TensorFlow's first years are one file for each part, ``model.ckpt`` or ``model.ckpt-00000-of-00002``.
+    A checkpoint of version 1 is one file per shard, ``model.ckpt`` or ``model.ckpt-00000-of-00002``.
     """
     name = re.sub(r"(\.(meta|index|data-\d+-of-\d+)|-\d{5}-of-\d{5})$", "", path.name)
     if not name:
@@ -110,34 +110,34 @@ def checkpoint_prefix(path: Path) -> Path | None:
 
 
 def shards(prefix: Path) -> list[Path]:
-    """The files of a checkpoint of TensorFlow's first years, if it has several."""
+    """Return the shard files of a checkpoint of version 1; empty if it is a single file."""
     return sorted(prefix.parent.glob(f"{glob.escape(prefix.name)}-?????-of-?????"))
 
 
 def _is_sorted_table(path: Path) -> bool:
-    if not path.is_file() or path.stat().st_size < len(TABLE_END):
+    if not path.is_file() or path.stat().st_size < len(TABLE_MAGIC):
         return False
-    with opened(path) as file:
-        file.seek(-len(TABLE_END), os.SEEK_END)
-        return file.read() == TABLE_END
+    with open_file(path) as file:
+        file.seek(-len(TABLE_MAGIC), os.SEEK_END)
+        return file.read() == TABLE_MAGIC
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """The file, open.
+def open_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for reading.
 
     Raises:
-        InputError: it can not be read.
+        InputError: the file cannot be read.
     """
     try:
         with open(path, "rb") as file:
             yield file
     except OSError as error:
-        raise InputError(f"{path} can not be read: {os.strerror(error.errno or errno.EIO).lower()}") from None
+        raise InputError(f"cannot read {path}: {os.strerror(error.errno or errno.EIO).lower()}") from None
 
 
 def is_text(head: bytes) -> bool:
-    """Whether the beginning of a file reads like a text proto."""
+    """Return True if the first bytes of a file are printable text, as in a text proto."""
     try:
         text = head.decode("utf-8", "strict" if len(head) < HEAD_BYTES else "ignore")
     except UnicodeDecodeError:

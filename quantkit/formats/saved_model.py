@@ -1,7 +1,7 @@
-"""SavedModel folders, and the graphs that lie beside checkpoints: GraphDefs that say what is fed and asked for.
+"""SavedModel folders and the MetaGraphDefs of checkpoints: GraphDefs with signatures.
 
-A SavedModel holds one MetaGraphDef for each set of tags, and that one signature for each use. Graphs stay in the
-file until they are asked for. What has variables, `quantkit.model.importers.freeze` reads.
+A SavedModel has one MetaGraphDef per set of tags, and a MetaGraphDef has one signature per use. A graph is decoded on
+first access. `quantkit.model.importers.freeze` reads models with variables.
 """
 
 import math
@@ -23,10 +23,10 @@ FILE, TEXT_FILE = "saved_model.pb", "saved_model.pbtxt"
 SERVE = "serve"
 DEFAULT_SIGNATURE = "serving_default"
 PREDICT = "tensorflow/serving/predict"
-# Made by the loader of TensorFlow 2 itself, to fill the variables.
+# Signature of the TensorFlow 2 loader itself, which initializes the variables.
 INITIALIZER = "__saved_model_init_op"
 
-# A length up to 2 GiB as a variable-length integer, all its bytes used.
+# Number of bytes of a length up to 2 GiB as a variable-length integer.
 PADDED_BYTES = 5
 META_GRAPH, META_GRAPH_GRAPH, META_GRAPH_OBJECTS = 2, 2, 7
 VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp", "AutoReloadVariable"})
@@ -34,35 +34,35 @@ VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp", "AutoReloadVaria
 
 @dataclass(frozen=True)
 class Signature:
-    """What is fed and asked for in one use of a model: its name, and edges by the names that callers give them."""
+    """Signature of a SavedModel: its name, and the edges of inputs and outputs by the names that callers use."""
 
     name: str = DEFAULT_SIGNATURE
     inputs: Mapping[str, Edge] = field(default_factory=dict)
     outputs: Mapping[str, Edge] = field(default_factory=dict)
 
     def following(self, before: Graph, after: Graph) -> "Signature":
-        """The same names for the ends of a graph that was rewritten: their order stays, whatever they are called."""
-        moved = [
+        """Return the signature for a rewritten graph, whose inputs and outputs have the same order."""
+        new_edges = [
             dict(zip(old, new, strict=True)) if len(old) == len(new) else {}
             for old, new in ((before.inputs, after.inputs), (before.outputs, after.outputs))
         ]
-        named = [
-            {name: places.get(edge, edge) for name, edge in edges.items()}
-            for edges, places in zip((self.inputs, self.outputs), moved, strict=True)
+        endpoints = [
+            {name: replaced.get(edge, edge) for name, edge in edges.items()}
+            for edges, replaced in zip((self.inputs, self.outputs), new_edges, strict=True)
         ]
-        return Signature(self.name, *named)
+        return Signature(self.name, *endpoints)
 
 
 @dataclass(frozen=True)
 class MetaGraph:
-    """A graph with its signatures.
+    """Graph of a SavedModel with its signatures.
 
     Attributes:
-        tags: what it is for.
-        signatures: by name.
-        has_objects: whether it is of TensorFlow 2, which fills variables by the objects that own them.
-        restore: the node that waits until its saver has restored all variables; nothing where it names none.
-        read: decodes the graph; large tensors stay views of the file.
+        tags: tags of the graph.
+        signatures: signatures by name.
+        has_objects: True for a model of TensorFlow 2, whose variables are restored through an object graph.
+        restore: node that runs after the saver has restored all variables; empty without a saver.
+        read: function that decodes the graph; large tensors stay views of the file.
     """
 
     tags: frozenset[str]
@@ -72,81 +72,81 @@ class MetaGraph:
     read: Callable[[], Graph]
 
     def signature(self, name: str | None) -> Signature | None:
-        """The signature of a name; without one ``serving_default``, or the only one, or None where there is none.
+        """Return a signature by name (default: ``serving_default``, else the only one, else None).
 
         Raises:
-            UsageError: there is none of that name, or there are several and none is the default.
+            UsageError: no signature has the name, or several signatures exist without a default.
         """
-        wanted = name or DEFAULT_SIGNATURE
-        if wanted in self.signatures:
-            return self.signatures[wanted]
+        key = name or DEFAULT_SIGNATURE
+        if key in self.signatures:
+            return self.signatures[key]
         if not name and len(self.signatures) <= 1:
             return next(iter(self.signatures.values()), None)
-        known = ", ".join(sorted(self.signatures))
+        available = ", ".join(sorted(self.signatures))
         raise UsageError(
-            f"there is no signature {wanted!r}, but {known or 'none at all'}",
-            hint=did_you_mean(name or "", self.signatures) or "choose one with --signature NAME",
+            f"signature {key!r} does not exist; available: {available or 'none'}",
+            hint=did_you_mean(name or "", self.signatures) or "select a signature with --signature NAME",
         )
 
 
 def decode(data: wire.Buffer | Any) -> tuple[MetaGraph, ...]:
-    """The graphs of a serialized SavedModel.
+    """Decode the graphs of a serialized SavedModel.
 
     Raises:
-        InputError: the bytes are no SavedModel.
+        InputError: the bytes are not a SavedModel.
     """
     view = memoryview(data)
-    found = tuple(
+    graphs = tuple(
         _meta_graph(view, start, end)
         for number, kind, _, start, end in wire.fields(view, 0, len(view))
         if number == META_GRAPH and kind == wire.LENGTH
     )
-    if not found:
-        raise InputError("it holds no graph")
-    return found
+    if not graphs:
+        raise InputError("the file has no graph")
+    return graphs
 
 
 def decode_meta_graph(data: wire.Buffer | Any) -> MetaGraph:
-    """The graph of a serialized MetaGraphDef: the ``.meta`` file of a checkpoint.
+    """Decode a serialized MetaGraphDef: the ``.meta`` file of a checkpoint.
 
     Raises:
-        InputError: the bytes are no MetaGraphDef.
+        InputError: the bytes are not a MetaGraphDef.
     """
     view = memoryview(data)
     return _meta_graph(view, 0, len(view))
 
 
 def from_text(text: str, message: str) -> bytes:
-    """What a SavedModel or MetaGraphDef in protobuf's text form is in bytes.
+    """Serialize a SavedModel or MetaGraphDef given in protobuf's text form.
 
     Args:
-        text: of the file.
+        text: content of the file.
         message: ``SavedModel`` or ``MetaGraphDef``.
 
     Raises:
-        InputError: it is no such text; the message gives line and column.
+        InputError: the text cannot be parsed; the message has line and column.
     """
-    # Collections and objects of TensorFlow's own are passed over: that is much, and nothing of it is needed.
+    # Collections and TensorFlow's object graph are large and not needed: unknown fields are ignored.
     return bytes(parse_text(message, text, allow_unknown=True).SerializeToString())
 
 
 def choose(graphs: Iterable[MetaGraph], tags: Iterable[str] | None = None) -> MetaGraph:
-    """The graph of a set of tags; without tags the one for serving, or the only one.
+    """Return the graph with a set of tags (default: ``serve``, else the only graph).
 
     Raises:
-        UsageError: there is none of these tags, or there are several and none is for serving.
+        UsageError: no graph has these tags, or several graphs exist without a graph for ``serve``.
     """
     graphs = tuple(graphs)
-    wanted = frozenset(tags or (SERVE,))
+    tag_set = frozenset(tags or (SERVE,))
     for graph in graphs:
-        if graph.tags == wanted:
+        if graph.tags == tag_set:
             return graph
     if not tags and len(graphs) == 1:
         return graphs[0]
-    known = "; ".join(",".join(sorted(graph.tags)) or "(none)" for graph in graphs)
+    available = "; ".join(",".join(sorted(graph.tags)) or "(none)" for graph in graphs)
     raise UsageError(
-        f"it holds no graph with the tags {','.join(sorted(wanted))}, but {known}",
-        hint="choose one with --tags, e.g. --tags serve,gpu",
+        f"the SavedModel has no graph with the tags {','.join(sorted(tag_set))}; available: {available}",
+        hint="select a graph with --tags, for example --tags serve,gpu",
     )
 
 
@@ -154,27 +154,27 @@ def write(graph: Graph, file: BinaryIO, signature: Signature = Signature()) -> N
     """Write a SavedModel with one graph for serving and one signature, node by node.
 
     Args:
-        graph: a frozen TensorFlow graph with inputs and outputs.
-        file: where; it can seek, since how long the graph is, writing it tells.
-        signature: what callers call the inputs and outputs; the others are called as the graph calls them.
+        graph: frozen TensorFlow graph with inputs and outputs.
+        file: seekable output file; the length of the graph is known only after writing it.
+        signature: signature with the names of inputs and outputs for callers (default: the names of the graph).
 
     Raises:
-        GraphError: it would be larger than 2 GiB, or the element type of an input or output is not known.
+        GraphError: the model exceeds 2 GiB, or the element type of an input or output is not known.
     """
     graphdef.check_size(graph)
-    rest = _described(graph, signature)
+    rest = _encode_metadata(graph, signature)
     file.write(message_class("SavedModel")(saved_model_schema_version=1).SerializeToString())
-    meta = _begun(file, META_GRAPH)
+    meta_start = _begin_field(file, META_GRAPH)
     file.write(rest)
-    body = _begun(file, META_GRAPH_GRAPH)
+    graph_start = _begin_field(file, META_GRAPH_GRAPH)
     for chunk in graphdef.chunks(graph):
         file.write(chunk)
-    for place in (body, meta):
-        _ended(file, place)
+    for start in (graph_start, meta_start):
+        _end_field(file, start)
 
 
 def num_variable_bytes(graph: Graph) -> int:
-    """Bytes of the variables that the outputs of a graph need, as far as their sizes are known."""
+    """Return the size in bytes of all variables of known shape that the outputs of a graph need."""
     total = 0
     for name in graph.reachable():
         node = graph[name]
@@ -186,85 +186,85 @@ def num_variable_bytes(graph: Graph) -> int:
 
 def _meta_graph(view: memoryview, start: int, end: int) -> MetaGraph:
     rest: list[wire.Buffer] = []
-    place, has_objects = (start, start), False
+    position, has_objects = (start, start), False
     for number, kind, begin, first, stop in wire.fields(view, start, end):
         if number == META_GRAPH_GRAPH and kind == wire.LENGTH:
-            place = (first, stop)
+            position = (first, stop)
         elif number == META_GRAPH_OBJECTS:
             has_objects = True
         else:
             rest.append(view[begin:stop])
     message = parse("MetaGraphDef", b"".join(rest))
     signatures = {
-        name: Signature(name, _edges(one.inputs), _edges(one.outputs))
-        for name, one in message.signature_def.items()
+        name: Signature(name, _edges(entry.inputs), _edges(entry.outputs))
+        for name, entry in message.signature_def.items()
         if name != INITIALIZER
     }
-    content = view[place[0] : place[1]]
+    content = view[position[0] : position[1]]
     restore = message.saver_def.restore_op_name
     tags = frozenset(message.meta_info_def.tags)
     return MetaGraph(tags, signatures, has_objects, restore, lambda: graphdef.decode(content))
 
 
 def _edges(infos: Mapping[str, Any]) -> Mapping[str, Edge]:
-    """Edges by name; a sparse or composite tensor is none, and stays unnamed."""
+    """Return edges by name, without sparse and composite tensors."""
     return {name: Edge.parse(infos[name].name) for name in sorted(infos) if infos[name].name}
 
 
-def _described(graph: Graph, signature: Signature) -> bytes:
-    """All of a MetaGraphDef but the graph."""
+def _encode_metadata(graph: Graph, signature: Signature) -> bytes:
+    """Serialize a MetaGraphDef without the graph."""
     meta = message_class("MetaGraphDef")()
     meta.meta_info_def.tags.append(SERVE)
     meta.meta_info_def.stripped_op_list.op.extend(map(_op_def, _ops(graph)))
-    one = meta.signature_def[signature.name]
-    one.method_name = PREDICT
+    signature_def = meta.signature_def[signature.name]
+    signature_def.method_name = PREDICT
     shapes = infer_shapes(graph)
     for edges, names, infos in (
-        (graph.inputs, signature.inputs, one.inputs),
-        (graph.outputs, signature.outputs, one.outputs),
+        (graph.inputs, signature.inputs, signature_def.inputs),
+        (graph.outputs, signature.outputs, signature_def.outputs),
     ):
-        for name, edge in _named(edges, names).items():
+        for name, edge in _edges_by_name(edges, names).items():
             _fill_info(infos[name], graph[edge.node], edge, shapes.get(edge, Shape(None)))
     return bytes(meta.SerializeToString(deterministic=True))
 
 
-def _named(edges: Iterable[Edge], names: Mapping[str, Edge]) -> dict[str, Edge]:
-    """Edges by what callers call them; without such a name, by their own."""
+def _edges_by_name(edges: Iterable[Edge], names: Mapping[str, Edge]) -> dict[str, Edge]:
+    """Return edges by the names of the signature; an edge without one has its own name."""
     edges = dict.fromkeys(edges)
-    found = {name: edge for name, edge in names.items() if edge in edges}
-    called = set(found.values())
-    for edge in (edge for edge in edges if edge not in called):
-        found[str(edge) if str(edge) not in found else f"{edge.node}:{edge.port}"] = edge
-    return found
+    by_name = {name: edge for name, edge in names.items() if edge in edges}
+    unnamed = [edge for edge in edges if edge not in set(by_name.values())]
+    for edge in unnamed:
+        by_name[str(edge) if str(edge) not in by_name else f"{edge.node}:{edge.port}"] = edge
+    return by_name
 
 
-def _begun(file: BinaryIO, number: int) -> int:
-    """Write the head of a field whose length is not known yet; where it ends."""
-    file.write(wire.header(number, 0)[:-1] + _padded(0))
+def _begin_field(file: BinaryIO, number: int) -> int:
+    """Write the header of a field of unknown length; return the position after the header."""
+    file.write(wire.header(number, 0)[:-1] + _padded_varint(0))
     return file.tell()
 
 
-def _ended(file: BinaryIO, place: int) -> None:
-    """Fill in the length of a field that began at ``place`` and ends here."""
+def _end_field(file: BinaryIO, start: int) -> None:
+    """Write the length of a field that starts at ``start`` and ends at the present position."""
     end = file.tell()
-    if end - place > graphdef.MAX_BYTES:
-        raise GraphError(f"the graph has {(end - place) / 1e9:.2f} GB, a SavedModel can hold 2.15 GB")
-    file.seek(place - PADDED_BYTES)
-    file.write(_padded(end - place))
+    if end - start > graphdef.MAX_BYTES:
+        raise GraphError(f"the graph has {(end - start) / 1e9:.2f} GB; the limit of a SavedModel is 2.15 GB")
+    file.seek(start - PADDED_BYTES)
+    file.write(_padded_varint(end - start))
     file.seek(end)
 
 
-def _padded(value: int) -> bytes:
-    """A variable-length integer in five bytes, however small it is."""
+def _padded_varint(value: int) -> bytes:
+    """Encode a variable-length integer in exactly five bytes."""
     return bytes(value >> shift & 0x7F | (0x80 if shift < 28 else 0) for shift in range(0, 35, 7))
 
 
 def _fill_info(info: Any, node: Node, edge: Edge, shape: Shape) -> None:
-    known = output_dtypes(node)
-    dtype = known[edge.port] if edge.port < len(known) else None
+    dtypes = output_dtypes(node)
+    dtype = dtypes[edge.port] if edge.port < len(dtypes) else None
     if dtype is None:
         raise GraphError(
-            f"the element type of {str(edge)!r} ({node.op}) is not known, and a signature must name it",
+            f"the element type of {str(edge)!r} ({node.op}) is not known, but a signature requires it",
             hint="choose other --outputs",
         )
     info.name = f"{edge.node}:{edge.port}"
@@ -278,11 +278,11 @@ def _fill_info(info: Any, node: Node, edge: Edge, shape: Shape) -> None:
 
 
 def _ops(graph: Graph) -> list[OpDef]:
-    """What is known of the ops of a graph and of its functions, by name."""
-    used = set(graph.op_counts)
+    """Return the signatures of the op types in a graph and its functions, sorted by name."""
+    op_types = set(graph.op_counts)
     for function in graph.library.values():
-        used.update(function.graph.op_counts)
-    return [op for name in sorted(used) if (op := find_op(name)) is not None]
+        op_types.update(function.graph.op_counts)
+    return [op for name in sorted(op_types) if (op := find_op(name)) is not None]
 
 
 def _op_def(op: OpDef) -> Any:
@@ -291,9 +291,9 @@ def _op_def(op: OpDef) -> Any:
         for arg in args:
             _fill_arg(fields.add(), arg)
     for attr in op.attrs.values():
-        made = message.attr.add(name=attr.name, type=attr.kind)
+        attr_def = message.attr.add(name=attr.name, type=attr.kind)
         if attr.default is not None:
-            encode_attr(made.default_value, attr.default, Node(op.name, op.name))
+            encode_attr(attr_def.default_value, attr.default, Node(op.name, op.name))
     return message
 
 

@@ -1,9 +1,11 @@
-"""TFRecord files: records of bytes, and the examples of TensorFlow in them.
+"""TFRecord files and the ``tf.train.Example`` messages in them.
 
-    uint64 length, uint32 checksum of the length, the bytes, uint32 checksum of the bytes       all little-endian
+A record has the following little-endian fields:
 
-A checksum is a CRC-32C, turned by 15 bits and with a constant added, so that checksums of records that hold checksums
-stay good ones.
+    uint64 length, uint32 checksum of the length, bytes, uint32 checksum of the bytes
+
+A checksum is a CRC-32C rotated by 15 bits plus a constant, so that checksums of records that contain checksums stay
+effective.
 """
 
 import struct
@@ -22,7 +24,7 @@ _HEADER = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
 _MASK = 0xA282EAD8
 _POLYNOMIAL = 0x82F63B78
-# These bytes bring a register that begins at 0 to all ones, which is what a CRC-32C begins at.
+# These bytes change a register of 0 to all ones, the initial value of a CRC-32C.
 _ALL_ONES = bytes.fromhex("54641f64")
 _GZIP = b"\x1f\x8b"
 
@@ -38,12 +40,12 @@ Int64List: value 1 *int64
 """,
 )
 
-# Bytes as they are; numbers as float32 or int64, (n,).
+# A list of bytes, or an array of float32 or int64 with shape (n,).
 Features = Mapping[str, list[bytes] | Array]
 
 
 def is_tfrecord(path: Path) -> bool:
-    """Whether a file says by its name or its first bytes that it holds records."""
+    """Return True if the name or the first bytes of a file are those of a TFRecord file."""
     if ".tfrecord" in path.name.lower():
         return True
     try:
@@ -55,35 +57,35 @@ def is_tfrecord(path: Path) -> bool:
 
 
 def record_offsets(path: Path) -> list[int]:
-    """Where the records of a file begin; what is in them is not read.
+    """Return the byte offsets of the records of a file, without reading their content.
 
     Raises:
-        InputError: the file can not be read, is compressed, damaged or cut short.
+        InputError: the file cannot be read, is compressed, damaged or truncated.
     """
-    found: list[int] = []
+    offsets: list[int] = []
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             if file.read(2) == _GZIP:
-                raise InputError(f"{path} is compressed", hint="unpack it first: gunzip")
+                raise InputError(f"{path} is compressed", hint="decompress the file with gunzip")
             end = 0
             while end < size:
-                found.append(end)
+                offsets.append(end)
                 file.seek(end)
                 end += _HEADER.size + _length(file.read(_HEADER.size), path, end) + _CHECKSUM.size
     except OSError as error:
-        raise _unreadable(path, error) from None
-    if not found or end > size:
-        what = f"is cut short in record {len(found) - 1}" if found else "is empty"
-        raise InputError(f"{path} {what}", hint="copy or download it again")
-    return found
+        raise _read_error(path, error) from None
+    if not offsets or end > size:
+        problem = f"is truncated in record {len(offsets) - 1}" if offsets else "is empty"
+        raise InputError(f"{path} {problem}", hint="copy or download the file again")
+    return offsets
 
 
 def read_record(path: Path, offset: int) -> bytes:
-    """The bytes of the record that begins at a place of a file.
+    """Read the record at a byte offset of a file.
 
     Raises:
-        InputError: the file can not be read, or the record is damaged.
+        InputError: the file cannot be read, or the record is damaged.
     """
     try:
         with path.open("rb") as file:
@@ -91,21 +93,21 @@ def read_record(path: Path, offset: int) -> bytes:
             length = _length(file.read(_HEADER.size), path, offset)
             data, checksum = file.read(length), file.read(_CHECKSUM.size)
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise _read_error(path, error) from None
     if len(checksum) < _CHECKSUM.size or _CHECKSUM.unpack(checksum)[0] != masked_checksum(data):
-        raise _damaged(path, offset)
+        raise _checksum_error(path, offset)
     return data
 
 
 def parse_example(data: bytes, name: str) -> Features:
-    """The features of a ``tf.train.Example``.
+    """Return the features of a ``tf.train.Example`` by name.
 
     Args:
-        data: a record.
-        name: of the record, for messages.
+        data: record.
+        name: name of the record for messages.
 
     Raises:
-        InputError: it is none.
+        InputError: the record is not a ``tf.train.Example``.
     """
     from google.protobuf.message import DecodeError
 
@@ -113,7 +115,7 @@ def parse_example(data: bytes, name: str) -> Features:
     try:
         example.ParseFromString(data)
     except DecodeError:
-        raise InputError(f"{name} is no tf.train.Example", hint="write records with tf.train.Example") from None
+        raise InputError(f"{name} is not a tf.train.Example", hint="write records with tf.train.Example") from None
     return {key: _values(feature) for key, feature in example.features.feature.items()}
 
 
@@ -126,16 +128,16 @@ def _values(feature: Any) -> list[bytes] | Array:
 
 
 def masked_checksum(data: bytes) -> int:
-    """The checksum that the file holds for these bytes."""
+    """Return the masked CRC-32C of bytes, as TFRecord files store it."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
 
 
 def crc32c(data: bytes) -> int:
-    """The CRC-32C (Castagnoli) of some bytes.
+    """Compute the CRC-32C (Castagnoli) of bytes.
 
-    The register is linear in what it has seen: parts of equal length are taken through it side by side, and then
-    joined, the earlier one moved on by as many zeros as the later one is long.
+    The register is linear in its input: parts of equal length are processed in parallel lanes and then combined, the
+    earlier part advanced by as many zero bytes as the later part is long.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
@@ -144,23 +146,23 @@ def crc32c(data: bytes) -> int:
     lanes = 1 << max((len(values).bit_length() - 3) // 2, 0)
     steps = -(-len(values) // lanes)
     padded = np.zeros(lanes * steps, np.uint8)
-    padded[len(padded) - len(values) :] = values  # zeros before everything leave a register at 0
-    # 32 more lanes begin with one bit each and see zeros: where they end says how any register moves on.
-    fed = np.zeros((steps, lanes + 32), np.uint8)
-    fed[:, :lanes] = padded.reshape(lanes, steps).T
+    padded[len(padded) - len(values) :] = values  # leading zeros leave a register of 0 unchanged
+    # 32 additional lanes start with one bit each and process zeros: together they advance any register.
+    rows = np.zeros((steps, lanes + 32), np.uint8)
+    rows[:, :lanes] = padded.reshape(lanes, steps).T
     registers = np.concatenate([np.zeros(lanes, np.uint32), _BITS])
-    for row in fed:
+    for row in rows:
         registers = _TABLE[(registers ^ row) & 0xFF] ^ (registers >> 8)
-    parts, moved = registers[:lanes], registers[lanes:]
+    parts, bit_images = registers[:lanes], registers[lanes:]
     while len(parts) > 1:
-        parts, moved = _moved(parts[::2], moved) ^ parts[1::2], _moved(moved, moved)
+        parts, bit_images = _advance(parts[::2], bit_images) ^ parts[1::2], _advance(bit_images, bit_images)
     return int(parts[0]) ^ 0xFFFFFFFF
 
 
-def _moved(registers: npt.NDArray[np.uint32], moved: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Registers (n,) behind a row of zeros, given where each single bit (32,) ends there."""
+def _advance(registers: npt.NDArray[np.uint32], bit_images: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Advance registers (n,) by a row of zeros, given the register (32,) that each single bit becomes."""
     has_bit = (registers[:, None] & _BITS) != 0
-    return np.asarray(np.bitwise_xor.reduce(np.where(has_bit, moved, np.uint32(0)), axis=1))
+    return np.asarray(np.bitwise_xor.reduce(np.where(has_bit, bit_images, np.uint32(0)), axis=1))
 
 
 def _table() -> npt.NDArray[np.uint32]:
@@ -176,19 +178,19 @@ _TABLE = _table()
 
 def _length(header: bytes, path: Path, offset: int) -> int:
     if len(header) < _HEADER.size:
-        raise InputError(f"{path} is cut short at byte {offset}", hint="copy or download it again")
+        raise InputError(f"{path} is truncated at byte {offset}", hint="copy or download the file again")
     length, checksum = _HEADER.unpack(header)
     if checksum != masked_checksum(header[:8]):
-        raise _damaged(path, offset)
+        raise _checksum_error(path, offset)
     return int(length)
 
 
-def _damaged(path: Path, offset: int) -> InputError:
+def _checksum_error(path: Path, offset: int) -> InputError:
     return InputError(
-        f"the record at byte {offset} of {path} is damaged: its checksum is another",
-        hint="copy or download it again",
+        f"the record at byte {offset} of {path} is damaged: wrong checksum",
+        hint="copy or download the file again",
     )
 
 
-def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path} can not be read: {(error.strerror or 'unknown error').lower()}")
+def _read_error(path: Path, error: OSError) -> InputError:
+    return InputError(f"cannot read {path}: {(error.strerror or 'unknown error').lower()}")

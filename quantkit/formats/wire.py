@@ -1,7 +1,6 @@
-"""Protobuf's wire format, as far as finding large tensors in a file needs it.
+"""Protobuf wire format: iteration over the fields of a message without copying.
 
-A file is cut into its fields without copying, so that the bytes of a weight can stay where they are
-while everything around them is parsed.
+The bytes of large tensors stay in the file while all other fields are parsed.
 """
 
 from collections.abc import Iterator
@@ -14,17 +13,17 @@ Buffer = memoryview | bytes
 
 
 def fields(data: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """The fields of a message.
+    """Yield the fields of a message.
 
     Args:
-        data: the file.
-        start, end: where the message lies.
+        data: bytes of the file.
+        start, end: position of the message in bytes.
 
     Yields:
         (number, wire type, start of the field, start of its value, end of its value), in bytes.
 
     Raises:
-        InputError: the message ends in the middle of a field, or is none.
+        InputError: a field is incomplete, or the bytes are not a message.
     """
     position = start
     while position < end:
@@ -32,7 +31,7 @@ def fields(data: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int, 
         tag, position = varint(data, position, end)
         kind = tag & 7
         if tag < 8:
-            raise InputError(f"byte {begin} starts no protobuf field")
+            raise InputError(f"no protobuf field starts at byte {begin}")
         if kind == LENGTH:
             length, position = varint(data, position, end)
             value, position = position, position + length
@@ -42,17 +41,17 @@ def fields(data: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int, 
         elif kind in (FIXED32, FIXED64):
             value, position = position, position + (4 if kind == FIXED32 else 8)
         else:
-            raise InputError(f"byte {begin} starts no protobuf field")
+            raise InputError(f"no protobuf field starts at byte {begin}")
         if position > end:
-            raise InputError(f"the field at byte {begin} ends {position - end} bytes behind the end of its message")
+            raise InputError(f"the field at byte {begin} ends {position - end} bytes after the end of its message")
         yield tag >> 3, kind, begin, value, position
 
 
 def varint(data: Buffer, position: int, end: int) -> tuple[int, int]:
-    """(value, position behind it) of a variable-length integer.
+    """Decode a variable-length integer; return (value, position after it).
 
     Raises:
-        InputError: it does not end before ``end``, or is longer than 64 bits.
+        InputError: the integer does not end before ``end``, or has more than 64 bits.
     """
     value = shift = 0
     while position < end and shift < 70:
@@ -62,11 +61,11 @@ def varint(data: Buffer, position: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
         shift += 7
-    raise InputError(f"the file ends, or is broken, at byte {position}")
+    raise InputError(f"the file is truncated or broken at byte {position}")
 
 
 def encode_varint(value: int) -> bytes:
-    r"""A non-negative integer as a variable-length integer.
+    r"""Encode a non-negative integer as a variable-length integer.
 
     >>> encode_varint(300)
     b'\xac\x02'
@@ -80,5 +79,5 @@ def encode_varint(value: int) -> bytes:
 
 
 def header(number: int, length: int) -> bytes:
-    """Tag and length of a length-delimited field."""
+    """Return tag and length of a length-delimited field."""
     return encode_varint(number << 3 | LENGTH) + encode_varint(length)

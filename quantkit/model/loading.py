@@ -87,7 +87,7 @@ def load(
         card = _card(text)
         if random_weights:
             return _random(text, card, options, seed)
-        path = fetch(card, offline=offline, on_progress=on_progress) if card else formats.whole_of(Path(text))
+        path = fetch(card, offline=offline, on_progress=on_progress) if card else formats.model_path(Path(text))
         return _from_file(text, path, card, options)
     if signature or tags or checkpoint or random_weights:
         raise UsageError(

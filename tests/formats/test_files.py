@@ -22,14 +22,14 @@ GRAPH = Graph.of([Node("x", "Placeholder"), constant("w", np.arange(3000, dtype=
         ("pointer.pb", b"version https://git-lfs.github.com/spec/v1\noid", "is a Git LFS pointer"),
         ("packed.pb", b"\x1f\x8b\x08\x00 and so on", "is an archive"),
         ("packed.onnx", b"PK\x03\x04 and so on", "is an archive"),
-        ("array.npy", b"\x93NUMPY\x01\x00", "array.npy holds arrays, not a model"),
-        ("arrays.npz", b"PK\x03\x04 and so on", "arrays.npz holds arrays, not a model"),
+        ("array.npy", b"\x93NUMPY\x01\x00", "array.npy contains arrays, not a model"),
+        ("arrays.npz", b"PK\x03\x04 and so on", "arrays.npz contains arrays, not a model"),
         ("prose.pb", b"this is a letter, not a graph", "is text, but not a GraphDef: line 1, column 1: "),
         ("twins.pbtxt", b'node { name: "x" } node { name: "x" }', "twins.pbtxt: two nodes are named 'x'"),
         ("noise.pb", bytes(range(3, 200)), "not a GraphDef"),
-        ("zeros.pb", bytes(1000), "byte 0 starts no protobuf field"),
+        ("zeros.pb", bytes(1000), "no protobuf field starts at byte 0"),
         ("key.pb", b"\x0a\x8b\x10\x2a\x88\x10\x0a\x01\xc4\x12\x82\x10" + bytes(2050), "not UTF-8"),
-        ("nothing.pb", b"\x22\x00", "holds no nodes"),
+        ("nothing.pb", b"\x22\x00", "the graph has no nodes"),
     ],
 )
 def test_what_is_no_graph_is_refused_with_a_sentence(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -139,7 +139,7 @@ def test_the_end_of_a_pipeline_is_written_to() -> None:
 
 def test_a_folder_that_may_not_be_written_to_is_told_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files.os, "access", lambda folder, mode: False)
-    with pytest.raises(InputError, match=r"g\.pb can not be written: permission denied"):
+    with pytest.raises(InputError, match=r"cannot write .*g\.pb: permission denied"):
         files.check_target(tmp_path / "g.pb")
     files.check_target(Path("/dev/null"))
 
@@ -151,7 +151,7 @@ def test_a_missing_folder_is_the_command_lines_fault(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["g.tflite", "g.keras", "g.h5", "g.onnx", "g.XML"])
 def test_a_frozen_graph_takes_no_name_of_another_format(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="can not hold a graph of dialect tensorflow"):
+    with pytest.raises(UsageError, match="cannot write a graph of dialect tensorflow"):
         save(GRAPH, tmp_path / name)
     save(GRAPH, tmp_path / "any.name")
     assert [path.name for path in tmp_path.iterdir()] == ["any.name"]
@@ -162,5 +162,5 @@ def test_a_file_over_two_gigabytes_is_refused_unread(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.write(b"\x0a\x0b\x0a\x01x\x12\x06Custom")
         file.truncate(3 << 30)
-    with pytest.raises(InputError, match=r"huge.pb: it has 3.22 GB"):
+    with pytest.raises(InputError, match=r"huge.pb: the file has 3.22 GB"):
         load(path)

@@ -186,7 +186,7 @@ def test_types_that_quantkit_has_not_are_carried() -> None:
     assert node.attribute[0].t.raw_data == b"\x12\x03"
 
 
-def test_tensors_in_files_beside_the_model(tmp_path: Path) -> None:
+def test_external_data_in_the_model_folder(tmp_path: Path) -> None:
     values = np.arange(6, dtype=np.float32)
     (tmp_path / "weights.bin").write_bytes(b"junk" + values.tobytes())
     message = message_class("ModelProto")()
@@ -195,10 +195,10 @@ def test_tensors_in_files_beside_the_model(tmp_path: Path) -> None:
         tensor.external_data.add(key=key, value=value)
     (tmp_path / "m.onnx").write_bytes(message.SerializeToString())
     np.testing.assert_array_equal(load(tmp_path / "m.onnx")["w"].value.array, values)
-    with pytest.raises(InputError, match="another file"):
+    with pytest.raises(InputError, match="in an external file"):
         onnx.decode(message.SerializeToString())
     for key, value, match in (
-        ("length", "25", "behind the end"),
+        ("length", "25", "exceeds the end"),
         ("location", "../x", "outside"),
         ("offset", "a", "n"),
     ):
@@ -244,13 +244,13 @@ def test_files_are_saved_and_loaded_by_their_ending(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda graph: graph.node[0].output.__setitem__(0, "x"), "two values are named 'x'"),
-        (lambda graph: graph.node[0].input.__setitem__(0, "nothing"), "'relu' .* names 'nothing'"),
-        (lambda graph: graph.output.add(name="nothing"), "the list of outputs names 'nothing'"),
+        (lambda graph: graph.node[0].input.__setitem__(0, "nothing"), "'relu' .* has 'nothing'"),
+        (lambda graph: graph.output.add(name="nothing"), "the list of outputs has 'nothing'"),
         (lambda graph: graph.node[0].ClearField("output"), "'Relu_0' .* no output"),
-        (lambda graph: setattr(graph.node[0], "op_type", ""), "which is no name"),
-        (lambda graph: graph.initializer[0].dims.append(3), "sizes.* lists 2 values"),
-        (lambda graph: graph.initializer.add(name="r", dims=[2], data_type=1, raw_data=b"123"), "8 bytes and has 3"),
-        (lambda graph: graph.initializer.add(name="r", dims=[-1], data_type=1), "the shape"),
+        (lambda graph: setattr(graph.node[0], "op_type", ""), "has the invalid op type"),
+        (lambda graph: graph.initializer[0].dims.append(3), "sizes.* has 2 values"),
+        (lambda graph: graph.initializer.add(name="r", dims=[2], data_type=1, raw_data=b"123"), "8 bytes but has 3"),
+        (lambda graph: graph.initializer.add(name="r", dims=[-1], data_type=1), "the invalid shape"),
     ],
 )
 def test_wrong_models_are_refused_with_a_sentence(change: Any, message: str) -> None:
@@ -261,7 +261,7 @@ def test_wrong_models_are_refused_with_a_sentence(change: Any, message: str) -> 
 
 
 def test_a_model_without_a_graph_is_refused() -> None:
-    with pytest.raises(InputError, match="holds no graph"):
+    with pytest.raises(InputError, match="has no graph"):
         onnx.decode(b"\x08\x07")
 
 

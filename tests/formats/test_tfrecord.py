@@ -48,8 +48,8 @@ def test_what_is_no_record_file_is_not_taken_for_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data[:-3], "cut short in record 1"),
-        (lambda data: data[:-30], "cut short"),
+        (lambda data: data[:-3], "truncated in record 1"),
+        (lambda data: data[:-30], "truncated"),
         (lambda data: b"\x01" + data[1:], "damaged"),
         (lambda data: b"\x1f\x8b" + data, "compressed"),
         (lambda data: b"", "empty"),
@@ -78,7 +78,7 @@ def test_an_example_is_read(tmp_path: Path) -> None:
     assert features["name"] == [b"x", b"y"]
     assert np.asarray(features["sizes"]).tolist() == [3, -1]
     assert np.asarray(features["values"]).tolist() == [0.5, 2]
-    with pytest.raises(InputError, match=r"one is no tf\.train\.Example"):
+    with pytest.raises(InputError, match=r"one is not a tf\.train\.Example"):
         parse_example(b"\xff\xff\xff", "one")
 
 

@@ -184,8 +184,8 @@ class TestTensorFlow:
         save_second_kind(tmp_path / "in")
         assert main(["transform", f"{tmp_path}/in", "-o", f"{tmp_path}/out/"]) == 2
         error, hint = capsys.readouterr().err.strip().splitlines()[-2:]
-        assert "there is no signature 'serving_default', but predict, single, words" in error
-        assert hint == "hint: choose one with --signature NAME"
+        assert "signature 'serving_default' does not exist; available: predict, single, words" in error
+        assert hint == "hint: select a signature with --signature NAME"
         assert main(["transform", f"{tmp_path}/in", "-o", f"{tmp_path}/out/", "--signature", "word"]) == 2
         assert "did you mean 'words'?" in capsys.readouterr().err
 

@@ -6,7 +6,7 @@ import numpy as np
 from classic_cases import ClassicCase
 from classic_nodes import SMALL, Cases, const, fed, node, ramp, untyped
 
-from quantkit.formats.graphdef.tensors import listed
+from quantkit.formats.graphdef.tensors import with_typed_field
 from quantkit.ir.graph import Graph, Node, Versions, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
 
@@ -364,7 +364,7 @@ def _merge() -> Cases:
     halves = Tensor.of(np.full((4,), 0.5, np.float32))
     packed = constant("k", halves)
 
-    unpacked = Node("l", "Const", attrs={"dtype": DType.FLOAT, "value": listed(halves)})
+    unpacked = Node("l", "Const", attrs={"dtype": DType.FLOAT, "value": with_typed_field(halves)})
     cases.add(
         "stored_otherwise",
         (packed, unpacked, packed.with_(name="m"), node("y", "AddN", "k", "l", "m", N=3)),

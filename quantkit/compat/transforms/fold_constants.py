@@ -22,7 +22,7 @@ from quantkit.compat.transforms.known_shapes import consumed_shapes, values_of_s
 from quantkit.compat.transforms.nodes import NodeDef, node_of
 from quantkit.compat.transforms.table import Context, classic_transform
 from quantkit.errors import GraphError, QuantkitError
-from quantkit.formats.graphdef.tensors import listed
+from quantkit.formats.graphdef.tensors import with_typed_field
 from quantkit.ir.graph import Edge
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops.tensorflow.signatures import OpDef, find_op, output_dtypes
@@ -245,7 +245,7 @@ def _tensors(node: NodeDef, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
 
 def _stored(value: Tensor) -> Tensor:
     """As TensorFlow writes it: packed if it has several values."""
-    return value if value.num_elements > 1 else listed(value)
+    return value if value.num_elements > 1 else with_typed_field(value)
 
 
 def _as_placeholders(nodes: Sequence[NodeDef], inputs: Sequence[str]) -> list[NodeDef]:

@@ -1,8 +1,7 @@
-"""GraphDef <-> Graph.
+"""Conversion between GraphDef messages and graphs.
 
-Reading cuts the file into nodes and parses each with our own descriptors; the contents of large tensors
-stay views of the file. Writing streams node by node, so that a weight which a transform computes exists
-only while it is written.
+The reader parses node by node; the contents of large tensors stay views of the file. The writer streams node by node,
+so that a weight that a transform computes is in memory only while it is written.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,18 +16,18 @@ from quantkit.formats.graphdef.schema import message_class, parse, parse_text
 from quantkit.ir.graph import Graph, Node, Versions
 from quantkit.ir.tensor import Tensor
 
-# A protobuf message can not be larger: TensorFlow could not read the graph.
+# Size limit of a protobuf message: TensorFlow could not read a larger graph.
 MAX_BYTES = (1 << 31) - 1
 
 NODE, LIBRARY, VERSIONS = 1, 2, 4
 
 
 def decode(data: wire.Buffer | mmap) -> Graph:
-    """A graph of a serialized GraphDef; large tensors stay views of ``data``.
+    """Decode a serialized GraphDef; large tensors stay views of ``data``.
 
     Raises:
-        InputError: the bytes are no GraphDef.
-        GraphError: two nodes have one name.
+        InputError: the bytes are not a GraphDef.
+        GraphError: two nodes have the same name.
     """
     view = memoryview(data)
     nodes: list[Node] = []
@@ -47,10 +46,10 @@ def decode(data: wire.Buffer | mmap) -> Graph:
 
 
 def decode_text(text: str) -> Graph:
-    """A graph of a GraphDef in protobuf's text form.
+    """Decode a GraphDef in protobuf's text form.
 
     Raises:
-        InputError: the text is no GraphDef; the message gives line and column.
+        InputError: the text is not a GraphDef; the message has line and column.
     """
     message = parse_text("GraphDef", text)
     nodes = [decode_node_message(node) for node in message.node]
@@ -62,10 +61,10 @@ def decode_text(text: str) -> Graph:
 
 
 def encode(graph: Graph) -> bytes:
-    """The serialized GraphDef.
+    """Serialize a graph as a GraphDef.
 
     Raises:
-        GraphError: it would be larger than a protobuf message may be (2 GiB).
+        GraphError: the message exceeds the limit of protobuf (2 GiB).
     """
     check_size(graph)
     return b"".join(chunks(graph))
@@ -75,7 +74,7 @@ def write(graph: Graph, file: BinaryIO) -> None:
     """Write the serialized GraphDef, node by node.
 
     Raises:
-        GraphError: it would be larger than a protobuf message may be (2 GiB).
+        GraphError: the message exceeds the limit of protobuf (2 GiB).
     """
     check_size(graph)
     for chunk in chunks(graph):
@@ -83,14 +82,14 @@ def write(graph: Graph, file: BinaryIO) -> None:
 
 
 def check_size(graph: Graph, names: Iterable[str] | None = None) -> None:
-    """Refuse early what no reader could open.
+    """Check before writing that a graph fits into a protobuf message.
 
     Args:
-        graph: what is to be written.
-        names: which of its nodes count; None: all.
+        graph: graph to write.
+        names: nodes to count (default: all nodes).
 
     Raises:
-        GraphError: the tensors alone exceed 2 GiB; the largest are named.
+        GraphError: the tensors alone exceed 2 GiB; the message names the largest.
     """
     sizes = {
         name: value.num_bytes
@@ -102,30 +101,30 @@ def check_size(graph: Graph, names: Iterable[str] | None = None) -> None:
     if total > MAX_BYTES:
         largest = ", ".join(sorted(sizes, key=lambda name: (-sizes[name], name))[:3])
         raise GraphError(
-            f"the graph holds {total / 1e9:.2f} GB of tensors, a GraphDef can hold 2.15 GB (largest: {largest})",
-            hint="write a .onnx file, whose weights may lie beside it, or run quantize_weights, which leaves a quarter",
+            f"the graph has {total / 1e9:.2f} GB of tensors; the limit of a GraphDef is 2.15 GB (largest: {largest})",
+            hint="write a .onnx file with external data, or reduce the size to a quarter with quantize_weights",
         )
 
 
-def check_num_bytes(what: str, size: int) -> None:
-    """Refuse early what would be too large as a graph.
+def check_num_bytes(title: str, size: int) -> None:
+    """Check that values fit into a frozen graph as constants.
 
     Args:
-        what: values that would become constants: ``the variables of model.ckpt``.
-        size: of them, in bytes.
+        title: name of the values for the message: ``the variables of model.ckpt``.
+        size: size of the values in bytes.
 
     Raises:
-        InputError: no graph can hold them.
+        InputError: the values exceed the limit of 2 GiB.
     """
     if size > MAX_BYTES:
         raise InputError(
-            f"{what} take {size / 1e9:.2f} GB, and a frozen graph can hold 2.15 GB",
-            hint="convert it to ONNX with its weights in a file beside it: tf2onnx has --large_model",
+            f"{title} take {size / 1e9:.2f} GB; the limit of a frozen graph is 2.15 GB",
+            hint="convert the model to ONNX with external data: tf2onnx --large_model",
         )
 
 
 def chunks(graph: Graph) -> Iterator[wire.Buffer]:
-    """The serialized GraphDef in pieces; content of large tensors is one piece each."""
+    """Yield the serialized GraphDef in pieces; the content of each large tensor is one piece."""
     for node in graph.nodes.values():
         yield from encode_node(node, NODE)
     library = encode_library(graph.library)
@@ -139,10 +138,10 @@ def chunks(graph: Graph) -> Iterator[wire.Buffer]:
 
 
 def encode_text(graph: Graph) -> str:
-    """The GraphDef in protobuf's text form.
+    """Return the GraphDef in protobuf's text form.
 
     Raises:
-        GraphError: it would be larger than a protobuf message may be.
+        GraphError: the message exceeds the limit of protobuf (2 GiB).
     """
     from google.protobuf import text_format
 

@@ -1,7 +1,7 @@
-"""The function library of a GraphDef <-> `Library`.
+"""Conversion between the function library of a GraphDef and `Library`.
 
-Inside a function, a tensor is named ``node:output:index``: the output as its op calls it, and a place among the
-tensors of that output. A `Graph` numbers all tensors of a node, as the nodes outside do.
+In a FunctionDef, a tensor has the name ``node:output:index``: the output name of the op, and the index of the tensor
+in that output. In a `Graph` all output tensors of a node have consecutive ports.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 from quantkit.errors import GraphError, InputError
 from quantkit.formats import wire
-from quantkit.formats.graphdef.generic_functions import MOST, Binding
+from quantkit.formats.graphdef.generic_functions import MAX_TENSORS, Binding
 from quantkit.formats.graphdef.nodes import decode_attr, decode_name, decode_node, encode_attr, encode_node
 from quantkit.formats.graphdef.schema import message_class, parse
 from quantkit.formats.graphdef.tensors import type_number
@@ -24,10 +24,10 @@ SIGNATURE, BODY_NODE, SIGNATURE_NAME, SIGNATURE_ATTR = 1, 3, 1, 4
 
 
 def decode_library(data: wire.Buffer) -> Library[Graph]:
-    """The library of a serialized FunctionDefLibrary; the functions are decoded when they are asked for.
+    """Decode a serialized FunctionDefLibrary; each function is decoded on first access.
 
     Raises:
-        InputError: the bytes are no library, or two functions have one name.
+        InputError: the bytes are not a library, or two functions have the same name.
     """
     view = memoryview(data)
     entries: dict[str, Function[Graph] | Stored[Graph]] = {}
@@ -35,7 +35,7 @@ def decode_library(data: wire.Buffer) -> Library[Graph]:
     rest: list[bytes] = []
     for number, kind, begin, start, end in wire.fields(view, 0, len(view)):
         if number == FUNCTION and kind == wire.LENGTH:
-            name, is_open = _head(view, start, end)
+            name, is_open = _read_signature(view, start, end)
             if name in entries:
                 raise InputError(f"two functions are named {name!r}")
             entries[name] = Stored(bytes(view[start:end]), _decode_function, is_open)
@@ -48,10 +48,10 @@ def decode_library(data: wire.Buffer) -> Library[Graph]:
 
 
 def encode_library(library: Library[Graph]) -> bytes:
-    """The serialized FunctionDefLibrary; functions that nobody changed are written as they were read.
+    """Serialize a function library; unchanged functions keep their bytes.
 
     Raises:
-        GraphError: a function reads an output that its op does not have.
+        GraphError: an input in a function names an output that the op does not have.
     """
     pieces: list[wire.Buffer] = []
     for name in library.entries:
@@ -63,8 +63,8 @@ def encode_library(library: Library[Graph]) -> bytes:
     return b"".join((*pieces, library.extra))
 
 
-def _head(view: memoryview, start: int, end: int) -> tuple[str, bool]:
-    """The name in the signature of a serialized FunctionDef, and whether it leaves anything to calls."""
+def _read_signature(view: memoryview, start: int, end: int) -> tuple[str, bool]:
+    """Return the name of a serialized FunctionDef, and True if its types depend on the call."""
     name, is_open = "", False
     for number, kind, _, first, last in wire.fields(view, start, end):
         if number != SIGNATURE or kind != wire.LENGTH:
@@ -76,12 +76,12 @@ def _head(view: memoryview, start: int, end: int) -> tuple[str, bool]:
     return name, is_open
 
 
-def _decode_function(name: str, library: Library[Graph], given: Mapping[str, Attr]) -> Function[Graph]:
-    """A function of the library that is stored there, as a call makes it that gives it these attributes.
+def _decode_function(name: str, library: Library[Graph], call_attrs: Mapping[str, Attr]) -> Function[Graph]:
+    """Decode a stored function for a call with the given attributes.
 
     Raises:
-        InputError: it is broken.
-        GraphError: the call leaves open what the function does, too, or a name in it is unknown.
+        InputError: the function is broken.
+        GraphError: the attributes do not determine all types, or a name in the function is unknown.
     """
     entry = library.entries[name]
     if isinstance(entry, Function):
@@ -89,10 +89,10 @@ def _decode_function(name: str, library: Library[Graph], given: Mapping[str, Att
     stored, rest = _split(memoryview(entry.data))
     message = parse("FunctionDef", rest)
     signature = message.signature
-    binding = Binding(name, signature, given)
+    binding = Binding(name, signature, call_attrs)
     nodes = [binding.node(node) for node in stored]
-    arguments = {arg.name: _arguments(message, place, binding) for place, arg in enumerate(signature.input_arg)}
-    every = [node for made in arguments.values() for node in made]
+    arguments = {arg.name: _argument_nodes(message, index, binding) for index, arg in enumerate(signature.input_arg)}
+    argument_nodes = [node for nodes_of_argument in arguments.values() for node in nodes_of_argument]
     resolve = _Resolver(name, library, arguments, nodes)
     results: dict[str, DType | None] = {}
     outputs: list[Edge] = []
@@ -102,26 +102,26 @@ def _decode_function(name: str, library: Library[Graph], given: Mapping[str, Att
         outputs.extend(resolve.edges(message.ret[arg.name], len(tensors)))
     body = Graph.of(
         [
-            *(node.with_(attrs={**node.attrs, "index": place}) for place, node in enumerate(every)),
+            *(node.with_(attrs={**node.attrs, "index": index}) for index, node in enumerate(argument_nodes)),
             *map(resolve.node, nodes),
         ],
-        [Edge(node.name) for node in every],
+        [Edge(node.name) for node in argument_nodes],
         outputs,
     )
     attrs = {key: decode_attr(value) for key, value in message.attr.items()}
     controls = dict(message.control_ret)
     if missing := set(controls.values()) - body.nodes.keys():
-        raise GraphError(f"function {name!r} promises to run {min(missing)!r}, which is not in it")
+        raise GraphError(f"control output {min(missing)!r} of function {name!r} is not a node of the function")
     for field in ("ret", "control_ret", "attr", "arg_attr", "resource_arg_unique_id"):
         message.ClearField(field)
     return Function(name, body, results, controls, attrs, message.SerializeToString(deterministic=True))
 
 
 def nodes_in(library: Library[Graph], name: str) -> list[Node]:
-    """The nodes of a function, also of one that can not be opened, which may read by names that only functions have.
+    """Return the nodes of a function; inputs of a function that cannot be decoded keep the notation of FunctionDefs.
 
     Raises:
-        InputError: it is broken.
+        InputError: the function is broken.
     """
     try:
         return list(library[name].graph.nodes.values())
@@ -131,17 +131,17 @@ def nodes_in(library: Library[Graph], name: str) -> list[Node]:
 
 
 def names_in(library: Library[Graph], name: str) -> Iterator[str]:
-    """What may be names of functions in one, also in one that can not be opened: ops, and what attributes name.
+    """Yield all possible function names in a function: op types, and function names in attributes.
 
     Raises:
-        InputError: it is broken.
+        InputError: the function is broken.
     """
     for node in nodes_in(library, name):
         yield from (node.op, *function_names(node.attrs))
 
 
 def _split(view: memoryview) -> tuple[list[Node], bytes]:
-    """The nodes of a serialized FunctionDef, and the rest of it."""
+    """Split a serialized FunctionDef into its nodes and all other fields."""
     nodes: list[Node] = []
     rest: list[wire.Buffer] = []
     for number, kind, begin, start, end in wire.fields(view, 0, len(view)):
@@ -152,35 +152,35 @@ def _split(view: memoryview) -> tuple[list[Node], bytes]:
     return nodes, b"".join(rest)
 
 
-def _arguments(message: Any, place: int, binding: Binding) -> list[Node]:
-    """The nodes of an argument, with all that the FunctionDef says of it by its place."""
+def _argument_nodes(message: Any, index: int, binding: Binding) -> list[Node]:
+    """Return the nodes of the argument with an index, with the attributes that the FunctionDef stores by index."""
     attrs: dict[str, Attr] = {}
-    if place in message.arg_attr:
-        attrs |= {key: decode_attr(value) for key, value in message.arg_attr[place].attr.items()}
-    if place in message.resource_arg_unique_id:
-        attrs[UNIQUE_ID] = message.resource_arg_unique_id[place]
-    tensors = binding.tensors(message.signature.input_arg[place])
+    if index in message.arg_attr:
+        attrs |= {key: decode_attr(value) for key, value in message.arg_attr[index].attr.items()}
+    if index in message.resource_arg_unique_id:
+        attrs[UNIQUE_ID] = message.resource_arg_unique_id[index]
+    tensors = binding.tensors(message.signature.input_arg[index])
     return [Node(name, ARGUMENT, attrs={**({"T": dtype} if dtype else {}), **attrs}) for name, dtype in tensors]
 
 
-def _describe_arguments(message: Any, arguments: Iterable[Node]) -> None:
-    """Write what `_arguments` read."""
-    for place, node in enumerate(arguments):
+def _write_argument_attrs(message: Any, arguments: Iterable[Node]) -> None:
+    """Write the attributes that `_argument_nodes` reads."""
+    for index, node in enumerate(arguments):
         for key, value in node.attrs.items():
             if key == UNIQUE_ID:
-                message.resource_arg_unique_id[place] = value
+                message.resource_arg_unique_id[index] = value
             elif key not in ("T", "index"):
-                encode_attr(message.arg_attr[place].attr[key], value, node)
+                encode_attr(message.arg_attr[index].attr[key], value, node)
 
 
 class _Resolver:
-    """Edges of a function, numbered as those of graphs are.
+    """Conversion of tensor names in a FunctionDef to edges.
 
     Args:
-        function: its name, for messages.
-        library: the functions that its nodes may have as op.
-        arguments: the nodes of each argument.
-        nodes: the others.
+        function: name of the function for messages.
+        library: functions that may be op types in the function.
+        arguments: nodes of each argument.
+        nodes: all other nodes.
     """
 
     def __init__(
@@ -189,86 +189,88 @@ class _Resolver:
         self._function = function
         self._library = library
         self._nodes = {node.name: node for node in nodes}
-        # Of each argument, and of each output that was read, by how the function calls it.
-        self._lists = {name: [Edge(node.name) for node in made] for name, made in arguments.items()}
+        # Edges of each argument and of each resolved output, by name in the FunctionDef.
+        self._edges = {name: [Edge(node.name) for node in group] for name, group in arguments.items()}
 
     def node(self, node: Node) -> Node:
-        """A node that reads edges of a graph."""
-        read = (text for text in node.written_inputs if not text.startswith("^"))
-        return node.with_(inputs=tuple(edge for text in read for edge in self.edges(text)), spelling=())
+        """Return the node with inputs converted to edges."""
+        names = (text for text in node.written_inputs if not text.startswith("^"))
+        return node.with_(inputs=tuple(edge for name in names for edge in self.edges(name)), spelling=())
 
     def edges(self, text: str, count: int | None = None) -> list[Edge]:
-        """The edges of ``argument``, ``node:output`` or one of these with an index.
+        """Return the edges of ``argument``, ``node:output`` or one of these with an index.
 
         Raises:
-            GraphError: there are none, or not the number that is wanted.
+            GraphError: no such tensor exists, or the number of tensors is not ``count``.
         """
         head, _, last = text.rpartition(":")
-        whole, place = (head, int(last)) if head and last.isdecimal() else (text, None)
-        if whole in self._nodes:  # by its port, as in a graph
-            return [Edge(whole, place or 0)]
-        found = self._lists[whole] if whole in self._lists else self._outputs(whole)
-        chosen = found if place is None else found[place : place + 1]
-        if (place is not None or count is not None) and len(chosen) != (count or 1):
-            raise self._unknown(text.removesuffix(":0"))
-        return chosen
+        name, index = (head, int(last)) if head and last.isdecimal() else (text, None)
+        if name in self._nodes:  # ``node:port``, as in a graph
+            return [Edge(name, index or 0)]
+        all_edges = self._edges[name] if name in self._edges else self._output_edges(name)
+        edges = all_edges if index is None else all_edges[index : index + 1]
+        if (index is not None or count is not None) and len(edges) != (count or 1):
+            raise self._missing_output_error(text.removesuffix(":0"))
+        return edges
 
-    def _outputs(self, text: str) -> list[Edge]:
-        """The edges of ``node:output``."""
+    def _output_edges(self, text: str) -> list[Edge]:
+        """Return the edges of ``node:output``."""
         name, _, output = text.rpartition(":")
         if name not in self._nodes:
-            raise GraphError(f"function {self._function!r} reads {text!r}, which is not in it")
-        runs = output_runs(self._nodes[name], self._library)
-        if output not in runs or runs[output][1] > MOST:
-            raise self._unknown(text)
-        first, count = runs[output]
-        self._lists[text] = [Edge(name, first + number) for number in range(count)]
-        return self._lists[text]
+            raise GraphError(f"input {text!r} in function {self._function!r} names no node of the function")
+        port_ranges = output_ports(self._nodes[name], self._library)
+        if output not in port_ranges or port_ranges[output][1] > MAX_TENSORS:
+            raise self._missing_output_error(text)
+        first, count = port_ranges[output]
+        self._edges[text] = [Edge(name, first + number) for number in range(count)]
+        return self._edges[text]
 
-    def _unknown(self, text: str) -> GraphError:
+    def _missing_output_error(self, text: str) -> GraphError:
         node = next((self._nodes[name] for name in (text.split(":")[0],) if name in self._nodes), None)
-        what = node.op if node else "the argument"
-        return GraphError(f"function {self._function!r} reads {text!r}, which {what} does not have")
+        producer = node.op if node else "the argument"
+        return GraphError(
+            f"input {text!r} in function {self._function!r} names an output that {producer} does not have"
+        )
 
 
-def output_runs(node: Node, library: Library[Graph]) -> Mapping[str, tuple[int, int]]:
-    """(first port, how many there are) of each output of a node, by the name its op gives it.
+def output_ports(node: Node, library: Library[Graph]) -> Mapping[str, tuple[int, int]]:
+    """Return (first port, number of ports) of each output of a node by output name.
 
     Raises:
-        GraphError: the op is neither known nor a function of the library.
+        GraphError: the op type is unknown and not a function of the library.
     """
     definition = find_op(node.op)
     if definition is None:
         if node.op not in library:
             raise GraphError(
                 f"the outputs of {node.name!r} are not known: Op type not registered '{node.op}'",
-                hint="functions with custom ops can not be opened",
+                hint="functions with custom ops cannot be decoded",
             )
-        return _numbered(_results(library, node))
-    return _numbered((arg.name, _length(node, arg)) for arg in definition.outputs)
+        return _consecutive_ports(_results(library, node))
+    return _consecutive_ports((arg.name, _num_tensors(node, arg)) for arg in definition.outputs)
 
 
-def _numbered(outputs: Iterable[tuple[str, int]]) -> Mapping[str, tuple[int, int]]:
-    runs: dict[str, tuple[int, int]] = {}
+def _consecutive_ports(outputs: Iterable[tuple[str, int]]) -> Mapping[str, tuple[int, int]]:
+    port_ranges: dict[str, tuple[int, int]] = {}
     port = 0
     for name, count in outputs:
-        runs[name] = (port, count)
+        port_ranges[name] = (port, count)
         port += count
-    return runs
+    return port_ranges
 
 
-def _length(node: Node, arg: ArgDef) -> int:
-    """How many tensors an output is."""
+def _num_tensors(node: Node, arg: ArgDef) -> int:
+    """Return the number of tensors of an output."""
     name = arg.type_list_attr or arg.number_attr
     value = attribute(node, name) if name else 1
     count = len(value) if isinstance(value, tuple) and arg.type_list_attr else value
     if not isinstance(count, int):
-        raise GraphError(f"node {node.name!r} ({node.op}) is damaged: its attribute {name!r} is {count!r}")
+        raise GraphError(f"node {node.name!r} ({node.op}) is damaged: attribute {name!r} is {count!r}")
     return count
 
 
 def _results(library: Library[Graph], call: Node) -> list[tuple[str, int]]:
-    """Names of the results of a function that a node calls as its op, and how many tensors each is."""
+    """Return name and number of tensors of each result of the function that is the op type of ``call``."""
     entry = library.entries[call.op]
     if isinstance(entry, Function):
         return [(name, 1) for name in entry.results]
@@ -278,10 +280,10 @@ def _results(library: Library[Graph], call: Node) -> list[tuple[str, int]]:
 
 
 def encode_function(library: Library[Graph], name: str) -> bytes:
-    """The serialized FunctionDef of a function of the library; one that nobody changed is as it was read.
+    """Serialize a function of the library; an unchanged function keeps its bytes.
 
     Raises:
-        GraphError: it reads an output that its op does not have.
+        GraphError: an input in the function names an output that the op does not have.
     """
     entry = library.entries[name]
     return entry.data if isinstance(entry, Stored) else _encode_function(entry, library)
@@ -295,10 +297,10 @@ def _encode_function(function: Function[Graph], library: Library[Graph]) -> byte
     arguments = [nodes[edge.node] for edge in function.graph.inputs]
     _declare(signature.input_arg, {node.name: output_dtypes(node)[0] for node in arguments})
     _declare(signature.output_arg, function.results)
-    _describe_arguments(message, arguments)
+    _write_argument_attrs(message, arguments)
     names = {node.name for node in arguments}
     for name, edge in zip(function.results, function.graph.outputs, strict=True):
-        message.ret[name] = _written(edge, nodes, names, library)
+        message.ret[name] = _tensor_name(edge, nodes, names, library)
     message.control_ret.update(function.controls)
     signature.control_output[:] = list(function.controls)
     for key, value in function.attrs.items():
@@ -306,28 +308,29 @@ def _encode_function(function: Function[Graph], library: Library[Graph]) -> byte
     pieces: list[wire.Buffer] = [message.SerializeToString(deterministic=True)]
     for node in nodes.values():
         if node.name not in names:
-            written = [_written(edge, nodes, names, library) for edge in node.inputs]
-            written.extend(f"^{control}" for control in node.controls)
-            pieces.extend(encode_node(node, BODY_NODE, written))
+            inputs = [_tensor_name(edge, nodes, names, library) for edge in node.inputs]
+            inputs.extend(f"^{control}" for control in node.controls)
+            pieces.extend(encode_node(node, BODY_NODE, inputs))
     return b"".join(pieces)
 
 
-def _declare(declared: Any, wanted: Mapping[str, DType | None]) -> None:
-    """Write arguments or results of a signature; what the file says of those that stay is kept."""
-    before = {arg.name: arg.SerializeToString(deterministic=True) for arg in declared}
-    del declared[:]
-    for name, dtype in wanted.items():
-        arg = declared.add()
+def _declare(args: Any, dtypes: Mapping[str, DType | None]) -> None:
+    """Write arguments or results of a signature; existing ones keep their other fields."""
+    before = {arg.name: arg.SerializeToString(deterministic=True) for arg in args}
+    del args[:]
+    for name, dtype in dtypes.items():
+        arg = args.add()
         arg.MergeFromString(before.get(name, b""))
         arg.name = name
         if dtype is not None:
             arg.type = type_number(dtype)
 
 
-def _written(edge: Edge, nodes: Mapping[str, Node], arguments: set[str], library: Library[Graph]) -> str:
+def _tensor_name(edge: Edge, nodes: Mapping[str, Node], arguments: set[str], library: Library[Graph]) -> str:
+    """Return the name of an edge in the notation of FunctionDefs."""
     if edge.node in arguments:
         return edge.node
-    for output, (first, count) in output_runs(nodes[edge.node], library).items():
+    for output, (first, count) in output_ports(nodes[edge.node], library).items():
         if first <= edge.port < first + count:
             return f"{edge.node}:{output}:{edge.port - first}"
     raise GraphError(f"node {edge.node!r} ({nodes[edge.node].op}) has no output {edge.port}")

@@ -1,4 +1,4 @@
-"""Nodes and attributes of GraphDefs, and of the functions in them."""
+"""Conversion of NodeDef and AttrValue messages, in graphs and in functions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -19,7 +19,7 @@ from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Attr, Node, Opaque
 from quantkit.ir.tensor import DType, Shape, Tensor
 
-# Nodes up to this size are parsed whole; in larger ones the tensor's content is left in the file.
+# Nodes up to this size in bytes are parsed as one message; the content of larger tensors stays in the file.
 SMALL_NODE = 2048
 
 NODE_ATTR, ENTRY_KEY, ENTRY_VALUE, ATTR_TENSOR, TENSOR_CONTENT = 5, 1, 2, 8, 4
@@ -37,10 +37,10 @@ _LIST_FIELDS: dict[type, str] = {
 
 
 def decode_node(view: memoryview, start: int, end: int) -> Node:
-    """The node of a serialized NodeDef; large tensors stay views of the bytes.
+    """Decode a serialized NodeDef; large tensors stay views of the bytes.
 
     Raises:
-        InputError: the bytes are no NodeDef.
+        InputError: the bytes are not a NodeDef.
     """
     if end - start <= SMALL_NODE:
         return decode_node_message(parse("NodeDef", view[start:end]))
@@ -57,7 +57,7 @@ def decode_node(view: memoryview, start: int, end: int) -> Node:
 
 
 def _large_tensor(view: memoryview, start: int, end: int) -> tuple[str, Tensor | None]:
-    """Key and tensor of an attribute entry, its content left in the file; no tensor where it is something else."""
+    """Return key and tensor of an attribute entry without copying the content; None for other attribute kinds."""
     key, value = "", (0, 0)
     for number, _, _, begin, stop in wire.fields(view, start, end):
         if number == ENTRY_KEY:
@@ -80,42 +80,42 @@ def _large_tensor(view: memoryview, start: int, end: int) -> tuple[str, Tensor |
 
 
 def decode_name(data: memoryview) -> str:
-    """A name, from its bytes.
+    """Decode a name.
 
     Raises:
-        InputError: they are no text.
+        InputError: the bytes are not UTF-8.
     """
     try:
         return bytes(data).decode()
     except UnicodeDecodeError:
-        raise InputError("a name in it is not UTF-8") from None
+        raise InputError("a name is not UTF-8") from None
 
 
-_KNOWN_NODE_FIELDS = ("name", "op", "input", "device", "attr")
+_NODE_FIELDS = ("name", "op", "input", "device", "attr")
 
 
 def decode_node_message(message: Any, tensors: Mapping[str, Tensor] | None = None) -> Node:
-    """The node of a NodeDef.
+    """Convert a NodeDef message.
 
     Args:
-        message: it loses what is understood.
-        tensors: attributes that were cut out of it.
+        message: NodeDef; all known fields are cleared.
+        tensors: attributes with large tensors, which are not in the message.
     """
-    written = tuple(message.input)
+    inputs = tuple(message.input)
     attrs: dict[str, Attr] = {}
     for key, value in message.attr.items():
         attrs[key] = decode_attr(value)
     if tensors:
         attrs.update(tensors)
     name, op, device = message.name, message.op, message.device
-    for field in _KNOWN_NODE_FIELDS:
+    for field in _NODE_FIELDS:
         message.ClearField(field)
     extra = message.SerializeToString(deterministic=True)
-    return Node.of_written(name, op, written, attrs, device, extra)
+    return Node.of_written(name, op, inputs, attrs, device, extra)
 
 
 def decode_attr(value: Any) -> Attr:
-    """The value of an AttrValue; what has no form of its own stays bytes."""
+    """Convert an AttrValue message; an unsupported kind becomes `Opaque`."""
     kind = value.WhichOneof("value")
     if kind in ("i", "f", "b", "s"):
         plain: Attr = getattr(value, kind)
@@ -163,16 +163,16 @@ def _decode_list(value: Any) -> Attr:
     return _opaque(value)
 
 
-def encode_node(node: Node, field: int, written: Iterable[str] | None = None) -> Iterator[wire.Buffer]:
-    """The serialized NodeDef in pieces, as a field of the message around it.
+def encode_node(node: Node, field: int, inputs: Iterable[str] | None = None) -> Iterator[wire.Buffer]:
+    """Yield the serialized NodeDef in pieces, as a field of the enclosing message.
 
     Args:
-        node: what to write.
+        node: node to write.
         field: number of the field.
-        written: its inputs, where they are not written as in a graph.
+        inputs: inputs in the notation of functions (default: in the notation of graphs).
     """
     message = message_class("NodeDef")(name=node.name, op=node.op, device=node.device)
-    message.input.extend(node.written_inputs if written is None else written)
+    message.input.extend(node.written_inputs if inputs is None else inputs)
     large: list[tuple[str, Tensor]] = []
     for key in sorted(node.attrs):
         value = node.attrs[key]
@@ -190,12 +190,12 @@ def encode_node(node: Node, field: int, written: Iterable[str] | None = None) ->
 
 
 def _tensor_entry(key: str, tensor: Tensor) -> bytes:
-    """Everything of an attribute entry up to the content of its tensor, which ends it."""
+    """Return the bytes of an attribute entry before the content of its tensor, which is its last field."""
     proto = message_class("TensorProto")(dtype=type_number(tensor.dtype))
     for size in tensor.shape:
         proto.tensor_shape.dim.add(size=size)
-    known: bytes = proto.SerializeToString(deterministic=True)
-    inner = known + wire.header(TENSOR_CONTENT, tensor.num_bytes)
+    head: bytes = proto.SerializeToString(deterministic=True)
+    inner = head + wire.header(TENSOR_CONTENT, tensor.num_bytes)
     attr = wire.header(ATTR_TENSOR, len(inner) + tensor.num_bytes) + inner
     name = key.encode()
     entry = wire.header(ENTRY_KEY, len(name)) + name
@@ -207,7 +207,7 @@ def encode_attr(message: Any, value: Attr, node: Node) -> None:
     """Write a value into an AttrValue.
 
     Raises:
-        GraphError: it is of a kind that GraphDefs do not know; ``node`` has it.
+        GraphError: a GraphDef cannot store this kind of value; the message names ``node``.
     """
     write = _WRITERS.get(type(value))
     if write is None:

@@ -1,4 +1,4 @@
-"""The messages of GraphDef, as a table; see `quantkit.formats.descriptors`."""
+"""Table of the GraphDef messages; see `quantkit.formats.descriptors`."""
 
 import re
 from typing import Any
@@ -73,43 +73,46 @@ _FULL_TYPES = (
 )
 
 DATA_TYPES = {name: number for number, name in enumerate(_DATA_TYPES.split())}
-_TYPE_WORDS = {f"DT_{name}": number for name, number in DATA_TYPES.items()}
+_TYPE_NUMBERS = {f"DT_{name}": number for name, number in DATA_TYPES.items()}
 _REFERENCES = {f"DT_{name}_REF": number + 100 for name, number in DATA_TYPES.items() if number}
-_FULL_WORDS = _FULL_TYPES.split()
+_FULL_TYPE_PARTS = _FULL_TYPES.split()
 
 SCHEMA = Schema(
     "tensorflow",
     _MESSAGES,
     {
-        "DataType": {**_TYPE_WORDS, **_REFERENCES},
-        "FullTypeId": {f"TFT_{_FULL_WORDS[i]}": int(_FULL_WORDS[i + 1]) for i in range(0, len(_FULL_WORDS), 2)},
+        "DataType": {**_TYPE_NUMBERS, **_REFERENCES},
+        "FullTypeId": {
+            f"TFT_{name}": int(number)
+            for name, number in zip(_FULL_TYPE_PARTS[::2], _FULL_TYPE_PARTS[1::2], strict=True)
+        },
     },
 )
 message_class = SCHEMA.message_class
 
 
 def parse(name: str, data: Buffer) -> Any:
-    """A message of the schema.
+    """Parse a message of the schema.
 
     Raises:
-        InputError: the bytes are no such message.
+        InputError: the bytes are not such a message.
     """
     try:
         return message_class(name).FromString(bytes(data))
     except DecodeError:
-        raise InputError(f"a {name} in it is broken") from None
+        raise InputError(f"a {name} message is broken") from None
 
 
 def parse_text(name: str, text: str, *, allow_unknown: bool = False) -> Any:
-    """A message of the schema, from protobuf's text form.
+    """Parse a message of the schema from protobuf's text form.
 
     Args:
-        name: of the message.
-        text: all of it.
-        allow_unknown: pass over fields that are not in the schema.
+        name: name of the message.
+        text: text form of the message.
+        allow_unknown: ignore fields that are not in the schema.
 
     Raises:
-        InputError: the text is no such message; the sentence gives line and column.
+        InputError: the text is not such a message; the error has line and column.
     """
     from google.protobuf import text_format
 
@@ -119,4 +122,4 @@ def parse_text(name: str, text: str, *, allow_unknown: bool = False) -> Any:
         where = f"line {error.GetLine()}, column {error.GetColumn()}: " if error.GetLine() else ""
         raise InputError(where + one_line(re.sub(r"^\d+:\d+ : ", "", str(error)))) from None
     except RecursionError:
-        raise InputError("its messages nest deeper than those of any graph") from None
+        raise InputError("the messages are nested too deeply") from None

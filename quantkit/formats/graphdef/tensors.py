@@ -1,6 +1,6 @@
 """Tensors, shapes and element types of GraphDefs.
 
-The contents of a large tensor stay a view of the file, or a function that computes them when they are written.
+The content of a large tensor is a view of the file, or a function that computes it when it is written.
 """
 
 from functools import partial
@@ -33,17 +33,17 @@ _FIELD_OF = {
 
 
 def element_type(number: int) -> DType | None:
-    """The element type of a DataType; None: one that has no `DType`."""
+    """Return the element type of a DataType number, or None if there is no such `DType`."""
     return _DTYPES.get(number)
 
 
 def type_number(dtype: DType) -> int:
-    """The DataType of an element type."""
+    """Return the DataType number of an element type."""
     return _NUMBERS[dtype]
 
 
 def decode_shape(message: Any) -> Shape:
-    """The shape of a TensorShapeProto."""
+    """Decode a TensorShapeProto."""
     if message.unknown_rank:
         return Shape(None)
     return Shape(tuple(None if dim.size < 0 else dim.size for dim in message.dim))
@@ -60,15 +60,19 @@ def fill_shape(message: Any, shape: Shape) -> None:
 
 
 def decode_tensor(message: Any, content: memoryview | None) -> Tensor:
-    """A tensor of a TensorProto whose content, if it was cut out, is given.
+    """Decode a TensorProto.
+
+    Args:
+        message: TensorProto, without ``tensor_content`` if ``content`` is given.
+        content: bytes of the values; None if the message has the values.
 
     Raises:
-        InputError: it is of a type or shape that no constant can have, or its content is of another length.
+        InputError: a constant cannot have the type or shape, or the content has a wrong length.
     """
     dtype = _DTYPES.get(message.dtype)
     sizes = tuple(dim.size for dim in message.tensor_shape.dim)
     if dtype is None or message.tensor_shape.unknown_rank or any(size < 0 for size in sizes):
-        raise InputError(f"a tensor has type {message.dtype} and shape {sizes}, which no constant can have")
+        raise InputError(f"a tensor has the invalid type {message.dtype} or shape {sizes}")
     shape = tuple(int(size) for size in sizes)
     tensor = Tensor(dtype, shape, partial(_no_values, dtype))
     if content is None and message.tensor_content:
@@ -83,8 +87,8 @@ def decode_tensor(message: Any, content: memoryview | None) -> Tensor:
     return Tensor(dtype, shape, partial(_from_stored, stored, dtype, shape), stored=stored)
 
 
-def listed(tensor: Tensor) -> Tensor:
-    """The tensor as a file may also hold it: its numbers in a field of their type, rather than packed."""
+def with_typed_field(tensor: Tensor) -> Tensor:
+    """Return the tensor encoded with a field of its type (``float_val``, ...) instead of ``tensor_content``."""
     message = message_class("TensorProto")(dtype=_NUMBERS[tensor.dtype])
     message.tensor_shape.SetInParent()
     for size in tensor.shape:
@@ -112,7 +116,7 @@ def _from_content(content: memoryview, dtype: DType, shape: tuple[int, ...]) -> 
 
 
 def _from_stored(stored: bytes, dtype: DType, shape: tuple[int, ...]) -> Array:
-    """Values of a TensorProto's typed fields; the last one stands for all that are missing."""
+    """Return the values of a TensorProto's typed field; the last value is repeated for missing ones."""
     message = message_class("TensorProto").FromString(stored)
     field = _FIELD_OF.get(dtype, "string_val" if dtype is DType.STRING else "int_val")
     if dtype in (DType.RESOURCE, DType.VARIANT):
@@ -155,14 +159,14 @@ def fill_tensor(message: Any, tensor: Tensor) -> None:
 
 
 def content_of(tensor: Tensor) -> wire.Buffer:
-    """The bytes of a tensor's values.
+    """Return the bytes of a tensor's values.
 
     Raises:
-        GraphError: it computes values of another type or shape than it said.
+        GraphError: the computed values have another type or shape than the tensor.
     """
     if isinstance(tensor.stored, memoryview):
         return tensor.stored
     array = np.asarray(tensor.array, order="C")
     if array.shape != tensor.shape or array.dtype != tensor.dtype.numpy:
-        raise GraphError(f"a tensor said {tensor} and its values are {array.dtype}{array.shape}")
+        raise GraphError(f"the values of {tensor} have type and shape {array.dtype}{array.shape}")
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]

@@ -1,10 +1,10 @@
-"""The messages of an ONNX model, as a table; see `quantkit.formats.descriptors`."""
+"""Table of the ONNX messages; see `quantkit.formats.descriptors`."""
 
 from quantkit.formats.descriptors import Schema
 from quantkit.ir.tensor import DType
 
-# Enums are plain numbers here, so that values of later versions survive. The original is proto2; what proto3 does
-# not tell apart (a field that is zero and one that is missing) means the same in ONNX.
+# Enums are plain integers here, so that values of later versions survive. The original schema is proto2; proto3 does
+# not distinguish a missing field from a zero, which have the same meaning in ONNX.
 _MESSAGES = """
 ModelProto: ir_version 1 int64, producer_name 2 string, producer_version 3 string, domain 4 string,
   model_version 5 int64, doc_string 6 string, graph 7 GraphProto, opset_import 8 *OperatorSetIdProto,
@@ -55,3 +55,9 @@ NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
 SCHEMA = Schema("onnx", _MESSAGES)
 message_class = SCHEMA.message_class
+
+# Field numbers.
+NODE, INITIALIZER, INPUT, OUTPUT, SPARSE = 1, 5, 11, 12, 15
+NODE_ATTRIBUTE, ATTRIBUTE_TENSOR, RAW_DATA = 5, 5, 9
+MODEL_GRAPH = 7
+FLOAT, INT, STRING, TENSOR, FLOATS, INTS, STRINGS, TENSORS, SPARSE_TENSOR = 1, 2, 3, 4, 6, 7, 8, 9, 11

@@ -14,7 +14,7 @@ from quantkit.model.exporters import EXPORTERS
 from quantkit.model.loading import as_model
 
 KINDS = tuple(EXPORTERS)
-SUFFIXES = {suffix: kind for suffix, kind in formats.ENDINGS.items() if kind in EXPORTERS}
+SUFFIXES = {suffix: kind for suffix, kind in formats.SUFFIXES.items() if kind in EXPORTERS}
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class OutputFile:
         if kind is None:
             is_folder = text.endswith(("/", os.sep)) or expanded.is_dir()
             suffix = expanded.suffix.lower()
-            is_guess = not is_folder and bool(suffix) and suffix not in formats.ENDINGS and not as_text
-            kind = "saved_model" if is_folder else formats.ENDINGS.get(suffix, "graphdef")
+            is_guess = not is_folder and bool(suffix) and suffix not in formats.SUFFIXES and not as_text
+            kind = "saved_model" if is_folder else formats.SUFFIXES.get(suffix, "graphdef")
             if is_guess and (hint := did_you_mean(suffix, SUFFIXES)):
                 raise UsageError(
                     f"{expanded.name} has the suffix {expanded.suffix!r}, which names no format",

@@ -9,7 +9,7 @@ from pathlib import Path
 from quantkit import formats
 from quantkit.errors import InputError, QuantkitError, UsageError
 from quantkit.formats import graphdef, saved_model
-from quantkit.formats.files import NOT_OUTPUTS, with_guessed_ends
+from quantkit.formats.files import NOT_OUTPUTS, infer_endpoints
 from quantkit.formats.kinds import checkpoint_prefix
 from quantkit.formats.saved_model import Signature
 from quantkit.ir.graph import Edge, Graph, Node
@@ -55,7 +55,7 @@ def read_saved_model(
     if chosen is None:
         if meta.has_objects:
             raise InputError(f"{folder} has no signatures", hint="export it with one: model.export(FOLDER)")
-        graph, chosen = with_guessed_ends(graph), Signature()
+        graph, chosen = infer_endpoints(graph), Signature()
     else:
         graph = graph.with_endpoints(*(_in_file_order(graph, edges) for edges in (chosen.inputs, chosen.outputs)))
     if meta.has_objects:
@@ -121,7 +121,7 @@ def read_checkpoint(path: Path, inputs: Ends = None, outputs: Ends = None) -> Gr
             hint="name the graph as well: quantkit transform --in-graph GRAPH.pb --checkpoint PREFIX",
         )
     (found,) = formats.meta_graphs(meta)
-    graph = with_guessed_ends(_decoded(found, meta)).with_endpoints(inputs, outputs)
+    graph = infer_endpoints(_decoded(found, meta)).with_endpoints(inputs, outputs)
     return filled(graph, prefix, outputs, found.restore)
 
 

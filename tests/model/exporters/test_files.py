@@ -15,6 +15,7 @@ import quantkit as qk
 from quantkit.errors import GraphError, InputError, UsageError
 from quantkit.formats import graphdef, kind_of, onnx, saved_model
 from quantkit.formats.graphdef.schema import parse
+from quantkit.formats.onnx import writer as onnx_writer
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.model.exporters.files import OutputFile, save
@@ -183,7 +184,7 @@ class TestSavedModel:
 
     def test_a_folder_with_something_in_it_stays(self, tmp_path: Path) -> None:
         (tmp_path / "precious").write_text("work of years")
-        with pytest.raises(UsageError, match="is not empty: it holds precious"):
+        with pytest.raises(UsageError, match="is not empty: it contains precious"):
             save(small_graph(), tmp_path)
         with pytest.raises(UsageError, match="is a file"):
             save(small_graph(), f"{tmp_path}/precious/")
@@ -215,7 +216,7 @@ class TestOnnx:
     @needs_onnxruntime
     @pytest.mark.engine
     def test_weights_over_the_limit_lie_beside_the_model(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(onnx, "MAX_BYTES", 8000)
+        monkeypatch.setattr(onnx_writer, "MAX_BYTES", 8000)
         save(small_graph(), tmp_path / "out.onnx")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["out.onnx", "out.onnx.data"]
         assert (tmp_path / "out.onnx").stat().st_size < 2000
@@ -226,7 +227,7 @@ class TestOnnx:
         np.testing.assert_array_equal(qk.load(tmp_path / "out.onnx").graph["w"].value.array, W)
 
     def test_places_of_several_weights(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(onnx, "MAX_BYTES", 5000)
+        monkeypatch.setattr(onnx_writer, "MAX_BYTES", 5000)
         values = {name: np.full((rows, 601), rows, np.float32) for rows, name in enumerate("abc", 1)}
         nodes = [Node(name, "Constant", attrs={"value": Tensor.of(array)}) for name, array in values.items()]
         save(Graph.of(nodes, [], ["c"], dialect="onnx"), tmp_path / "out.onnx")
@@ -235,7 +236,7 @@ class TestOnnx:
             np.testing.assert_array_equal(read[name].value.array, array)
 
     def test_a_missing_weights_file_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(onnx, "MAX_BYTES", 8000)
+        monkeypatch.setattr(onnx_writer, "MAX_BYTES", 8000)
         save(small_graph(), tmp_path / "out.onnx")
         (tmp_path / "out.onnx.data").rename(tmp_path / "elsewhere")
         with pytest.raises(InputError, match="out.onnx.data") as caught:
@@ -249,7 +250,7 @@ class TestOnnx:
     def test_weights_stay_in_the_models_folder(
         self, location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(onnx, "MAX_BYTES", 8000)
+        monkeypatch.setattr(onnx_writer, "MAX_BYTES", 8000)
         (tmp_path / "secret").write_bytes(bytes(20000))
         folder = tmp_path / "model"
         folder.mkdir()
@@ -271,7 +272,7 @@ def huge(num_bytes: int) -> Graph:
 
 @pytest.mark.parametrize("name", ["out.pb", "out.pbtxt", "out/"])
 def test_more_than_2_gb_is_refused_before_any_work(name: str, tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"holds 3.00 GB of tensors, .* \(largest: w, ") as caught:
+    with pytest.raises(GraphError, match=r"has 3.00 GB of tensors, .* \(largest: w, ") as caught:
         save(huge(3_000_000_000), f"{tmp_path}/{name}")
     assert ".onnx file" in caught.value.hint
     assert not list(tmp_path.iterdir())
@@ -291,7 +292,7 @@ def test_the_command_refuses_more_than_2_gb_before_any_work(
     words = ["transform", str(tmp_path / "in.pb"), "-o", str(tmp_path / "out.pb"), "--recipe"]
     assert main([*words, "inference"]) == 3
     assert "Applying" not in (said := capsys.readouterr().err)
-    assert "a GraphDef can hold 2.15 GB" in said
+    assert "the limit of a GraphDef is 2.15 GB" in said
     assert main([*words, "shrink"]) == 0
 
 

@@ -297,7 +297,7 @@ def test_saved_models_in_text_form_are_the_same(save: Callable[..., None], tmp_p
     with pytest.raises(InputError, match=r"saved_model.pbtxt is truncated or broken: line 3, column 8"):
         qk.load(tmp_path)
     (tmp_path / "saved_model.pbtxt").write_text("")
-    with pytest.raises(InputError, match=r"saved_model.pbtxt is truncated or broken: it is empty"):
+    with pytest.raises(InputError, match=r"saved_model.pbtxt is truncated or broken: the file is empty"):
         qk.load(tmp_path)
 
 

@@ -1,0 +1,132 @@
+"""Values of an ONNX model: their names, element types and shapes, and the header of a new model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from quantkit.errors import InputError
+from quantkit.formats import wire
+from quantkit.formats.onnx.schema import DTYPES, NUMBERS, message_class
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import DType, Shape
+
+DIALECT = "onnx"
+# Opset of new models: every supported runtime reads it, and it is the oldest with all ops that quantkit writes.
+OPSET, IR_VERSION = 17, 8
+# Producer of omitted inputs, which ONNX writes as an empty name.
+ABSENT = Node("", "Absent")
+OUTPUTS = "_outputs"
+STANDARD_DOMAINS = ("", "ai.onnx")
+
+
+def header(
+    outputs: Mapping[str, tuple[DType, Shape]], *, opset: int = OPSET, domains: Mapping[str, int] | None = None
+) -> bytes:
+    """Return `Graph.extra` of a new model: versions, and the types of the outputs.
+
+    Args:
+        outputs: element type and shape by value name.
+        opset: version of the standard operator set.
+        domains: versions of other operator sets by domain.
+    """
+    model = message_class("ModelProto")(ir_version=IR_VERSION, producer_name="quantkit")
+    for domain, version in {"": opset, **(domains or {})}.items():
+        model.opset_import.add(domain=domain, version=version)
+    model.graph.name = "quantkit"
+    for name, (dtype, shape) in outputs.items():
+        fill_info(model.graph.output.add(name=name), dtype, shape)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def opsets(graph: Graph) -> Mapping[str, int]:
+    """Return the versions of the operator sets by domain; the standard operator set has the domain ``""``.
+
+    Raises:
+        InputError: `Graph.extra` is broken.
+    """
+    imports = parse_message("ModelProto", graph.extra).opset_import
+    versions = {"" if opset.domain in STANDARD_DOMAINS else opset.domain: opset.version for opset in imports}
+    return versions or {"": OPSET}
+
+
+def value_infos(graph: Graph) -> Mapping[Edge, tuple[DType | None, Shape]]:
+    """Return element types and shapes of inner values and outputs as stated by the file.
+
+    Raises:
+        InputError: `Graph.extra` is broken.
+    """
+    model = parse_message("ModelProto", graph.extra)
+    infos = {info.name: read_info(info) for info in (*model.graph.value_info, *model.graph.output)}
+    infos_by_edge: dict[Edge, tuple[DType | None, Shape]] = {}
+    for node in graph.nodes.values():
+        names = node.attrs.get(OUTPUTS)
+        for port in range(len(names) if isinstance(names, tuple) else 1):
+            if (name := value_name(node, port)) in infos:
+                infos_by_edge[Edge(node.name, port)] = infos[name]
+    return infos_by_edge
+
+
+def renamed_infos(extra: bytes, names: Mapping[str, str]) -> bytes:
+    """Return `Graph.extra` with values renamed.
+
+    Raises:
+        InputError: ``extra`` is broken.
+    """
+    model = parse_message("ModelProto", extra)
+    for info in (*model.graph.value_info, *model.graph.output):
+        info.name = names.get(info.name, info.name)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def value_name(node: Node, port: int) -> str:
+    """Return the value name of an output of a node; empty for an omitted output."""
+    attr = node.attrs.get(OUTPUTS)
+    names = attr if isinstance(attr, tuple) else ()
+    if port < len(names) and (port or not names[0]):
+        return str(names[port].decode())
+    return f"{node.name}:{port}" if port else node.name
+
+
+def edge_of(graph: Graph, name: str) -> Edge:
+    """Return the edge of a value name; if no value has the name, parse it as ``node`` or ``node:port``."""
+    if name in graph.nodes:
+        return Edge(name)
+    for node in graph.nodes.values():
+        names = node.attrs.get(OUTPUTS)
+        if isinstance(names, tuple) and name.encode() in names:
+            return Edge(node.name, names.index(name.encode()))
+    return Edge.parse(name)
+
+
+def parse_message(name: str, data: wire.Buffer) -> Any:
+    """Parse a message of the schema.
+
+    Raises:
+        InputError: the bytes are not such a message.
+    """
+    try:
+        return message_class(name).FromString(bytes(data))
+    except DecodeError:
+        raise InputError(f"a {name} message is broken") from None
+
+
+def read_info(info: Any) -> tuple[DType | None, Shape]:
+    """Return element type and shape of a ValueInfoProto."""
+    kind = info.type.tensor_type
+    if not kind.HasField("shape"):
+        return DTYPES.get(kind.elem_type), Shape(None)
+    dims = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in kind.shape.dim]
+    return DTYPES.get(kind.elem_type), Shape(dims)
+
+
+def fill_info(info: Any, dtype: DType | None, shape: Shape) -> None:
+    """Write element type and shape into a ValueInfoProto."""
+    if dtype is not None:
+        info.type.tensor_type.elem_type = NUMBERS[dtype]
+    if shape.dims is not None:
+        info.type.tensor_type.shape.SetInParent()
+        for size in shape.dims:
+            dim = info.type.tensor_type.shape.dim.add()
+            if size is not None:
+                dim.dim_value = size
