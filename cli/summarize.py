@@ -1,13 +1,11 @@
-"""``quantkit summarize``: what a graph is, before anything is done to it."""
+"""``quantkit summarize``: inputs, outputs, op counts, size and the next step."""
 
 from argparse import ArgumentParser, Namespace
 
 from quantkit.errors import GraphError, UsageError
-from quantkit.ir.graph import Graph
-from quantkit.model import RANDOM_WEIGHTS_NOTE
-from quantkit.summary import summarize
+from quantkit.model import Model
 
-from ._arguments import add_endpoints, add_offline, add_random_weights, add_saved_model
+from ._arguments import add_model_flags
 from ._loading import named_model
 from ._render import emit
 
@@ -19,61 +17,51 @@ EXAMPLES = (
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What to look at."""
-    parser.add_argument("model", nargs="?", help="model file, SavedModel folder, or name of a card")
-    parser.add_argument("--in-graph", help="the same, as the classic tool calls it")
-    parser.add_argument("--classic", action="store_true", help="print what the original summarize_graph printed")
+    """Add the flags of the command and those of summarize_graph."""
+    parser.add_argument("model", nargs="?", help="model file, SavedModel folder, or model card")
+    parser.add_argument("--in-graph", help="same as MODEL; the spelling of summarize_graph")
+    parser.add_argument("--classic", action="store_true", help="print the output of summarize_graph")
     parser.add_argument(
         "--print-structure",
         nargs="?",
         const="true",
         default="false",
         choices=("true", "false"),
-        help="with --classic: list every node, in execution order (false)",
+        help="with --classic: list all nodes in topological order (default: false)",
     )
-    add_endpoints(parser)
-    add_saved_model(parser)
-    add_random_weights(parser)
-    add_offline(parser)
+    add_model_flags(parser)
 
 
 def run(args: Namespace) -> int:
-    """Load and summarize."""
-    word = args.model or args.in_graph
-    if not word:
-        raise UsageError("no model is named", hint="quantkit summarize FILE.pb, or the name of a card")
-    model = named_model(args, word, inputs=args.inputs, outputs=args.outputs, random_weights=args.random_weights)
-    graph = model.graph
+    """Load the model and print its summary."""
+    name = args.model or args.in_graph
+    if not name:
+        raise UsageError("no model is given", hint="quantkit summarize FILE.pb, or the name of a model card")
+    model = named_model(args, name, inputs=args.inputs, outputs=args.outputs, random_weights=args.random_weights)
     if args.classic or args.print_structure == "true":
-        return _classic(args, word, graph)
-    from quantkit.quantization.estimate import estimate_quantization
+        return _print_classic(args, model)
+    from quantkit.summary import summarize
 
-    summary = summarize(graph, name=word)
-    estimate = estimate_quantization(graph)
-    num_bytes = model.path.stat().st_size if model.path is not None and model.path.is_file() else None
-    document = {
-        "model": word,
-        "random_weights": model.has_random_weights,
-        "file_bytes": num_bytes,
-        **summary.to_json(),
-        "int8": estimate.to_json(),
-    }
-    rows = [("file", f"{num_bytes / 1e6:,.2f} MB")] if num_bytes else []
-    rows += [*summary.rows, ("int8", str(estimate)), ("next", summary.next_step)]
-    rows += [("note", RANDOM_WEIGHTS_NOTE)] if model.has_random_weights else []
-    text = "\n".join(f"{label:<14} {said}" for label, said in rows)
-    emit(args, "quantkit.summarize/1", document, lambda console: console.print(text, markup=False))
+    summary = summarize(model)
+    document, text = summary.to_json(), str(summary)
+    emit(args, document["schema"], document, lambda page: page.print(text, markup=False))
     return 0
 
 
-def _classic(args: Namespace, word: str, graph: Graph) -> int:
+def _print_classic(args: Namespace, model: Model) -> int:
+    """Print the output of summarize_graph.
+
+    Raises:
+        GraphError: an input of a node does not exist.
+    """
     from quantkit.compat.summarize_graph import classic_summary
 
-    text, is_valid = classic_summary(graph, word, print_structure=args.print_structure == "true")
-    emit(args, "quantkit.summarize/1", {"model": word, "classic": text}, lambda c: c.print(text, end="", markup=False))
+    text, is_valid = classic_summary(model.graph, model.name, print_structure=args.print_structure == "true")
+    document = {"model": model.name, "classic": text}
+    emit(args, "quantkit.summarize/2", document, lambda page: page.print(text, end="", markup=False))
     if not is_valid:
         raise GraphError(
             "Invalid graph with inputs referring to nonexistent nodes",
-            hint="restore the nodes that the lines above name, or name outputs that do not need them",
+            hint="restore the nodes that are named above, or name outputs that do not need them",
         )
     return 0

@@ -22,10 +22,11 @@ LAYERS = [
     {"quantkit.transforms", "quantkit.runtimes"},
     {"quantkit.data", "quantkit.rewriting"},
     {"quantkit.model"},
-    {"quantkit.drawing", "quantkit.summary"},
+    {"quantkit.drawing"},
     {"quantkit.recipes"},
     {"quantkit.benchmark", "quantkit.evaluation"},
     {"quantkit.quantization"},
+    {"quantkit.summary"},
     {"quantkit.compat"},
     {"quantkit.cli"},
 ]

@@ -7,13 +7,14 @@ from typing import Any
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Graph
+from quantkit.ops.batch import with_batch_one
 from quantkit.ops.layers import LAYER_OPS
 from quantkit.ops.macs import multiply_adds
+from quantkit.ops.quantized_ops import is_quantized
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.annotation import annotate
 from quantkit.recipes import Recipe, Step, run
 from quantkit.recipes.named import find_recipe
-from quantkit.summary import is_eight_bit, with_batch_one
 
 # Number of reasons in the text form; the JSON form has all of them.
 MAX_SHOWN = 3
@@ -60,7 +61,7 @@ class QuantizationEstimate:
 
 def estimate_quantization(graph: Graph) -> QuantizationEstimate:
     """Estimate the int8 part of a float graph after folding."""
-    if is_eight_bit(graph):
+    if is_quantized(graph):
         return QuantizationEstimate(problem="the model is already quantized")
     try:
         graph = as_tensorflow(graph)

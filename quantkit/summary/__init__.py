@@ -1,5 +1,5 @@
-"""What a graph is, in numbers and words."""
+"""Summary of a model before it is transformed or quantized."""
 
-from quantkit.summary.summary import Summary, is_eight_bit, summarize, with_batch_one
+from quantkit.summary.summary import Endpoint, Summary, summarize
 
-__all__ = ["Summary", "is_eight_bit", "summarize", "with_batch_one"]
+__all__ = ["Endpoint", "Summary", "summarize"]

@@ -1,33 +1,39 @@
-"""What a graph is, before anything is done to it."""
+"""Summary of a model: inputs and outputs, op counts, size, MACs, memory, and the next step."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 from shlex import quote
 from typing import Any
 
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape, Tensor
-from quantkit.model import as_model
+from quantkit.model import RANDOM_WEIGHTS_NOTE, as_model
+from quantkit.ops.batch import with_batch_one
 from quantkit.ops.macs import multiply_adds
 from quantkit.ops.memory import Peak, peak_memory
 from quantkit.ops.onnx import shapes as onnx_ops
+from quantkit.ops.quantized_ops import is_quantized
 from quantkit.ops.shape_inference import infer_shapes
+from quantkit.quantization.estimate import QuantizationEstimate, estimate_quantization
 
 BATCH_NORMS = frozenset({"BatchNormWithGlobalNormalization", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
-PASSING = frozenset({"Identity", "CheckNumerics", "StopGradient"})
-CLASSIC_EIGHT_BIT = frozenset({"QuantizedConv2D", "QuantizedMatMul"})
-ALREADY = "it is in 8 bits already"
-ONNX_EIGHT_BIT = frozenset({"QuantizeLinear", "QLinearConv", "ConvInteger", "MatMulInteger"})
-
-# What an ONNX file says of a value.
-_Stated = tuple[DType | None, Shape]
+NO_OPS = frozenset({"Identity", "CheckNumerics", "StopGradient"})
+ONNX_NO_OPS = frozenset({"Identity", "Dropout"})
+CLASSIC_QUANTIZED_OPS = frozenset({"QuantizedConv2D", "QuantizedMatMul"})
 
 
 @dataclass(frozen=True)
-class End:
-    """An input or output: its edge, element type where known, and shape as far as known."""
+class Endpoint:
+    """Input or output of a graph.
+
+    Attributes:
+        name: name of the edge.
+        op: op type of its producer.
+        dtype: element type; None if it is not known.
+        shape: shape; unknown dimensions are None.
+    """
 
     name: str
     op: str
@@ -35,6 +41,7 @@ class End:
     shape: Shape
 
     def to_json(self) -> dict[str, Any]:
+        """Return the endpoint as plain values."""
         dims = self.shape.dims
         return {
             "name": self.name,
@@ -43,179 +50,185 @@ class End:
             "shape": None if dims is None else list(dims),
         }
 
+    def __str__(self) -> str:
+        return f"{self.name} ({self.op}, {self.dtype.value if self.dtype else '?'}, {self.shape})"
+
 
 @dataclass(frozen=True)
 class Summary:
-    """Facts about a graph.
+    """Facts about a model.
 
     Attributes:
-        num_nodes: nodes of the main graph.
-        inputs, outputs: its ends.
-        op_counts: nodes of each op, most first.
-        num_parameters: elements of all constants that are numbers, as the classic tool counts them.
-        num_bytes: bytes of all constants.
-        num_controls: control edges.
-        multiply_adds: of one run with the inputs' shapes (unknown batch: 1); None where a shape is unknown.
-        peak: the most that tensors take in such a run beside the constants, about; None where it is not known.
-        producer: GraphDef version of the program that wrote it.
-        next_step: what to do with it, and why.
+        model: name of the model.
+        num_nodes: number of nodes in the main graph.
+        inputs, outputs: inputs and outputs of the graph.
+        op_counts: number of nodes by op type, most frequent first.
+        num_parameters: number of elements in all constants that are not strings, like the classic tool.
+        constant_bytes: size of all constants in bytes.
+        num_control_dependencies: number of control dependencies.
+        macs: multiply-accumulate operations of one example; None if a shape is unknown.
+        peak: peak activation memory of one example; None if no shape is known.
+        producer: GraphDef version of the program that wrote the file.
+        next_step: suggested command, and the reason.
+        estimate: int8 part of the model after quantization.
+        file_bytes: size of the model file; None for folders and objects.
+        has_random_weights: True if the predictions are meaningless.
     """
 
+    model: str
     num_nodes: int
-    inputs: tuple[End, ...]
-    outputs: tuple[End, ...]
+    inputs: tuple[Endpoint, ...]
+    outputs: tuple[Endpoint, ...]
     op_counts: Mapping[str, int]
     num_parameters: int
-    num_bytes: int
-    num_controls: int
-    multiply_adds: int | None
+    constant_bytes: int
+    num_control_dependencies: int
+    macs: int | None
+    peak: Peak | None
     producer: int
     next_step: str
-    peak: Peak | None = None
+    estimate: QuantizationEstimate
+    file_bytes: int | None = None
+    has_random_weights: bool = False
 
     def to_json(self) -> dict[str, Any]:
+        """Return the document of ``quantkit summarize --json``."""
         return {
+            "schema": "quantkit.summarize/2",
+            "model": self.model,
+            "random_weights": self.has_random_weights,
+            "file_bytes": self.file_bytes,
             "nodes": self.num_nodes,
-            "inputs": [end.to_json() for end in self.inputs],
-            "outputs": [end.to_json() for end in self.outputs],
+            "inputs": [endpoint.to_json() for endpoint in self.inputs],
+            "outputs": [endpoint.to_json() for endpoint in self.outputs],
             "op_counts": dict(self.op_counts),
             "parameters": self.num_parameters,
-            "constant_bytes": self.num_bytes,
-            "control_edges": self.num_controls,
-            "multiply_adds": self.multiply_adds,
-            "activation_peak_bytes": self.peak.num_bytes if self.peak else None,
-            "activation_peak_node": self.peak.node if self.peak else None,
+            "constant_bytes": self.constant_bytes,
+            "control_dependencies": self.num_control_dependencies,
+            "macs": self.macs,
+            "peak_activation_bytes": self.peak.num_bytes if self.peak else None,
+            "peak_activation_node": self.peak.node if self.peak else None,
             "tensors_of_unknown_size": self.peak.num_unknown if self.peak else None,
             "producer": self.producer,
             "next_step": self.next_step,
+            "int8_outlook": self.estimate.to_json(),
         }
-
-    def __str__(self) -> str:
-        return "\n".join(f"{label:<14} {text}" for label, text in (*self.rows, ("next", self.next_step)))
 
     @property
     def rows(self) -> tuple[tuple[str, str], ...]:
-        """What there is to say, each with its label; the next step is not among them."""
-        adds = (
-            "unknown (a shape is not static, or there are loops or calls)"
-            if self.multiply_adds is None
-            else f"{self.multiply_adds / 1e6:,.1f} million"
-        )
-        return (
-            ("inputs", ", ".join(map(_end_text, self.inputs)) or "none found"),
-            ("outputs", ", ".join(map(_end_text, self.outputs)) or "none found"),
-            ("nodes", f"{self.num_nodes:,}, {self.num_controls} control edges"),
+        """Label and text of each fact."""
+        unknown = "unknown: a shape is not static, or there are loops or calls"
+        rows = [("file", f"{self.file_bytes / 1e6:,.2f} MB")] if self.file_bytes else []
+        rows += [
+            ("inputs", ", ".join(map(str, self.inputs)) or "not found"),
+            ("outputs", ", ".join(map(str, self.outputs)) or "not found"),
+            ("nodes", f"{self.num_nodes:,}, {self.num_control_dependencies} control dependencies"),
             ("ops", ", ".join(f"{count} {op}" for op, count in self.op_counts.items())),
-            ("parameters", f"{self.num_parameters:,}, {self.num_bytes / 1e6:,.2f} MB of constants"),
-            ("multiply-adds", adds),
+            ("parameters", f"{self.num_parameters:,}, {self.constant_bytes / 1e6:,.2f} MB of constants"),
+            ("MACs", unknown if self.macs is None else f"{self.macs / 1e6:,.1f} million"),
             ("memory", self._memory),
-        )
+            ("8-bit outlook", str(self.estimate)),
+            ("next", self.next_step),
+        ]
+        rows += [("note", RANDOM_WEIGHTS_NOTE)] if self.has_random_weights else []
+        return tuple(rows)
 
     @property
     def _memory(self) -> str:
         if self.peak is None:
             return "unknown: no shape is static"
         activations = self.peak.num_bytes / 1e6
-        total = self.num_bytes / 1e6 + activations
+        total = self.constant_bytes / 1e6 + activations
         unknown = self.peak.num_unknown
-        how = "at least" if unknown else "about"
-        text = f"{how} {total:,.2f} MB: the constants, and {activations:,.2f} MB of tensors at {self.peak.node}"
-        return text + (f"; {unknown} of unknown size are not counted" if unknown else "")
+        bound = "at least" if unknown else "about"
+        text = f"{bound} {total:,.2f} MB: constants, and {activations:,.2f} MB of activations at {self.peak.node}"
+        return text + (f"; {unknown} tensors of unknown size not counted" if unknown else "")
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:<14} {text}" for label, text in self.rows)
+
+    def _repr_html_(self) -> str:
+        """Return the facts as HTML for notebooks."""
+        rows = "".join(f"<tr><th>{label}</th><td>{escape(text)}</td></tr>" for label, text in self.rows)
+        return f"<table>{rows}</table>"
 
 
-def summarize(model: Any, *, name: str = "") -> Summary:
-    """The facts about a graph.
+def summarize(model: Any) -> Summary:
+    """Summarize a model.
 
     Args:
-        model: the graph to look at, or what `quantkit.load` makes one of.
-        name: how the next command calls it; empty: as it is named here, or MODEL.
+        model: a `Model`, a `Graph`, a file, or the name of a model card.
 
     Raises:
         GraphError: the graph is not well formed.
         InputError: the file is missing or broken.
+        UsageError: quantkit does not read the format.
     """
-    graph = as_model(model).graph
-    name = name or (os.fspath(model) if isinstance(model, str | os.PathLike) else "MODEL")
+    loaded = as_model(model)
+    graph, path = loaded.graph, loaded.path
     is_onnx = graph.dialect == onnx.DIALECT
     stated = onnx.value_infos(graph) if is_onnx else {}
-    known_shapes = {edge: shape for edge, (_, shape) in stated.items()}
-    shapes, of_one = infer_shapes(graph, known_shapes), infer_shapes(with_batch_one(graph), known_shapes)
-    count = onnx_ops.multiply_adds if is_onnx else multiply_adds
-    counted = [count(node, of_one) for node in graph.nodes.values()]
-    known = [count for count in counted if count is not None]
+    stated_shapes = {edge: shape for edge, (_, shape) in stated.items()}
+    shapes = infer_shapes(graph, stated_shapes)
+    example_shapes = infer_shapes(with_batch_one(graph), stated_shapes)
+    count_macs = onnx_ops.multiply_adds if is_onnx else multiply_adds
+    macs = [count_macs(node, example_shapes) for node in graph.nodes.values()]
+    known_macs = [count for count in macs if count is not None]
     constants = [value for node in graph.nodes.values() if isinstance(value := node.attrs.get("value"), Tensor)]
     return Summary(
+        model=loaded.name,
         num_nodes=len(graph),
-        inputs=tuple(_end(graph, edge, shapes, stated) for edge in graph.inputs),
-        outputs=tuple(_end(graph, edge, shapes, stated) for edge in graph.outputs),
+        inputs=tuple(_endpoint(graph, edge, shapes, stated) for edge in graph.inputs),
+        outputs=tuple(_endpoint(graph, edge, shapes, stated) for edge in graph.outputs),
         op_counts=graph.op_counts,
-        num_parameters=sum(one.num_elements for one in constants if one.dtype is not DType.STRING),
-        num_bytes=sum(one.num_bytes for one in constants),
-        num_controls=sum(len(node.controls) for node in graph.nodes.values()),
-        multiply_adds=sum(known) if len(known) == len(counted) else None,
+        num_parameters=sum(value.num_elements for value in constants if value.dtype is not DType.STRING),
+        constant_bytes=sum(value.num_bytes for value in constants),
+        num_control_dependencies=sum(len(node.controls) for node in graph.nodes.values()),
+        macs=sum(known_macs) if len(known_macs) == len(macs) else None,
+        peak=peak_memory(graph, example_shapes, {edge: dtype for edge, (dtype, _) in stated.items()}),
         producer=graph.versions.producer,
-        next_step=_next_step(graph, name),
-        peak=peak_memory(graph, of_one, {edge: dtype for edge, (dtype, _) in stated.items()}),
+        next_step=_next_step(graph, loaded.name if loaded.path or loaded.card else "MODEL"),
+        estimate=estimate_quantization(graph),
+        file_bytes=path.stat().st_size if path is not None and path.is_file() else None,
+        has_random_weights=loaded.has_random_weights,
     )
 
 
-def with_batch_one(graph: Graph) -> Graph:
-    """The graph with 1 for an unknown batch: multiply-adds are those of one example."""
-    nodes = []
-    for node in graph.nodes.values():
-        shape = node.attrs.get("shape")
-        if node.op == "Placeholder" and isinstance(shape, Shape) and shape.dims and shape.dims[0] is None:
-            node = node.with_attrs(shape=Shape((1, *shape.dims[1:])))
-        nodes.append(node)
-    return graph.with_nodes(nodes)
-
-
-def _end(graph: Graph, edge: Edge, shapes: Mapping[Edge, Shape], stated: Mapping[Edge, _Stated]) -> End:
+def _endpoint(
+    graph: Graph,
+    edge: Edge,
+    shapes: Mapping[Edge, Shape],
+    stated: Mapping[Edge, tuple[DType | None, Shape]],
+) -> Endpoint:
+    """Return the facts about an input or output; those stated in an ONNX file come first."""
     node, shape = graph[edge.node], shapes.get(edge, Shape(None))
     if edge in stated:
-        return End(onnx.value_name(node, edge.port), node.op, stated[edge][0], shape)
+        return Endpoint(onnx.value_name(node, edge.port), node.op, stated[edge][0], shape)
     dtype = next((node.attrs[key] for key in ("dtype", "T", "DstT", "out_type") if key in node.attrs), None)
-    return End(str(edge), node.op, dtype if isinstance(dtype, DType) else None, shape)
-
-
-def _end_text(end: End) -> str:
-    dtype = end.dtype.value if end.dtype else "?"
-    return f"{end.name} ({end.op}, {dtype}, {end.shape})"
-
-
-def is_eight_bit(graph: Graph) -> bool:
-    """Whether layers of the graph compute on 8-bit codes."""
-    return any(op in ONNX_EIGHT_BIT or op.lstrip("_").startswith("Quantized") for op in graph.op_counts)
+    return Endpoint(str(edge), node.op, dtype if isinstance(dtype, DType) else None, shape)
 
 
 def _next_step(graph: Graph, name: str) -> str:
+    """Return the command to run next, and the reason."""
     counts, name = graph.op_counts, quote(name)
-    if graph.dialect == onnx.DIALECT:
-        return _next_step_of_onnx(graph, name)
-    if CLASSIC_EIGHT_BIT & counts.keys():
-        return f"quantkit benchmark {name}: classic 8-bit ops run on slow kernels on x86; compare with the float graph"
-    if is_eight_bit(graph):
-        return f"quantkit benchmark {name}: {ALREADY}"
-    norms = sum(counts.get(op, 0) for op in BATCH_NORMS)
-    passing = sum(node.op in PASSING for node in graph.nodes.values() if node.name not in graph.endpoint_names)
-    if norms or passing:
-        what = " and ".join(
-            f"{count} {kind}{'s' * (count > 1)}"
-            for count, kind in ((norms, "batch norm"), (passing, "passing node"))
-            if count
-        )
-        return f"quantkit transform {name} -o OUT.pb --recipe inference: {what} can go"
-    return f"quantkit benchmark {name}: nothing is left to fold"
-
-
-def _next_step_of_onnx(graph: Graph, name: str) -> str:
-    passing = sum(
-        node.op in ("Identity", "Dropout") for node in graph.nodes.values() if node.name not in graph.endpoint_names
+    is_onnx = graph.dialect == onnx.DIALECT
+    if not is_onnx and CLASSIC_QUANTIZED_OPS & counts.keys():
+        return f"quantkit benchmark {name}: classic 8-bit ops have slow kernels on x86; compare with the float graph"
+    if is_quantized(graph):
+        return f"quantkit benchmark {name}: the model is already quantized"
+    no_op_types = ONNX_NO_OPS if is_onnx else NO_OPS
+    no_ops = sum(node.op in no_op_types for node in graph.nodes.values() if node.name not in graph.endpoint_names)
+    batch_norms = 0 if is_onnx else sum(counts.get(op, 0) for op in BATCH_NORMS)
+    removable = " and ".join(
+        f"{count} {noun}{'s' * (count > 1)}"
+        for count, noun in ((batch_norms, "batch norm"), (no_ops, "no-op node"))
+        if count
     )
-    if is_eight_bit(graph):
-        return f"quantkit benchmark {name}: {ALREADY}"
-    if passing:
+    if removable and is_onnx:
         recipe = "remove_nodes(op=Identity, op=Dropout, max_inputs=3) merge_duplicate_nodes strip_unused_nodes"
-        what = f"{passing} passing node{'s' * (passing > 1)}"
-        return f"quantkit transform {name} -o OUT.onnx --transforms '{recipe}': {what} can go"
-    return f"quantkit quantize {name} -o OUT.onnx --calibration PICTURES: 8 bits make it smaller and faster"
+        return f"quantkit transform {name} -o OUT.onnx --transforms '{recipe}': {removable} can be removed"
+    if removable:
+        return f"quantkit transform {name} -o OUT.pb --recipe inference: {removable} can be removed"
+    if is_onnx:
+        return f"quantkit quantize {name} -o OUT.onnx --calibration IMAGES: int8 is smaller and faster"
+    return f"quantkit benchmark {name}: no node can be folded or removed"

@@ -121,7 +121,7 @@ def test_examples_parse(name: str) -> None:
         (["transform", "G", "-o", "O", "--transforms", "fold_constants", "--outputs", "why"], 2, "output 'why'", ""),
         (["transform", "G", "-o", "O", "--transforms", "fold_constants", "--inputs", "xx"], 2, "input 'xx'", ""),
         (["transform", "G", "-o", "no/O.pb", "--transforms", "fold_constants"], 2, "no is not a folder", "create it"),
-        (["summarize"], 2, "no model is named", ""),
+        (["summarize"], 2, "no model is given", ""),
         (["models", "lst"], 2, "invalid choice: 'lst'", "did you mean 'list'"),
         (["quantize", "G", "-o", "O", "--target", "onx"], 2, "invalid choice: 'onx'", "did you mean 'onnx'"),
         (["transforms", "show", "fold_batchnorms"], 2, "not recognized", "fold_batch_norms"),
@@ -207,14 +207,14 @@ def test_summarize(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["summarize", str(graph_file), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["inputs"] == [{"name": "x", "op": "Placeholder", "dtype": "float", "shape": [1, 3]}]
-    assert document["multiply_adds"] == 9
+    assert document["macs"] == 9
     assert document["parameters"] == 9
     assert main(["summarize", f"--in_graph={graph_file}"]) == 0
-    assert "1 passing node can go" in capsys.readouterr().out
+    assert "1 no-op node can be removed" in capsys.readouterr().out
     assert main(["transform", str(graph_file), "-o", str(graph_file), "--recipe=inference", "--outputs=y"]) == 0
     capsys.readouterr()
     assert main(["summarize", str(graph_file)]) == 0
-    assert "nothing is left to fold" in capsys.readouterr().out
+    assert "no node can be folded or removed" in capsys.readouterr().out
 
 
 def test_transforms_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,7 @@ CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: compare_structure("digits", "digits"),
         ["compare", "digits", "digits", "--structure"],
     ),
+    "summarize": (lambda: qk.summarize("digits"), ["summarize", "digits"]),
 }
 
 

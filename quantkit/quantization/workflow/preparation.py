@@ -15,6 +15,7 @@ from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model import Model, as_model
+from quantkit.ops.quantized_ops import is_quantized
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.quantization import Scheme, prepare
 from quantkit.quantization.targets import find_target
@@ -23,7 +24,6 @@ from quantkit.recipes import Recipe, parse
 from quantkit.recipes import run as run_recipe
 from quantkit.recipes.named import find_recipe
 from quantkit.runtimes.session import TensorInfo
-from quantkit.summary import is_eight_bit
 from quantkit.transforms.registry import REGISTRY, find_transform
 from quantkit.zoo import list_cards
 
@@ -44,7 +44,7 @@ def load_float_model(model: Any, options: Options) -> Model:
         offline=options.offline,
         on_progress=options.on_progress,
     )
-    if is_eight_bit(float_model.graph):
+    if is_quantized(float_model.graph):
         raise UsageError(f"{float_model.name} is already quantized", hint="name the float model that it was made from")
     return float_model
 
