@@ -1,6 +1,4 @@
-"""Graphs made to break, from the digits: the verdict and ``compare`` name the layer, and ``--max-drop`` mends what
-8 bits broke.
-"""
+"""Damaged graphs: report and ``compare`` name the layer, and ``--max-drop`` restores the accuracy."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +19,7 @@ HELDOUT = Path(__file__).parent.parent.parent / "assets" / "digits_heldout.npz"
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()
 TARGETS = {"onnx": "q.onnx", "tensorflow": "q.pb"}
-# The first layer and its only reader; one branch of the first concat.
+# The first layer and its only consumer; one branch of the first concat.
 FIRST, SECOND, BRANCH = "conv", "conv_1", "mixed/conv"
 
 pytestmark = pytest.mark.engine
@@ -33,45 +31,45 @@ def digits() -> Graph:
     return qk.transform(qk.load("digits", inputs=["Mul"], outputs=["softmax"]).graph, recipe)
 
 
-def changed(graph: Graph, edits: dict[str, Callable[[Array], Array]]) -> Graph:
-    """Constants changed, of layers named by what leaves them: ``conv`` its weights, ``conv+`` its bias."""
+def edit_layers(graph: Graph, edits: dict[str, Callable[[Array], Array]]) -> Graph:
+    """Edit constants of layers: ``conv`` names the weights of the layer with that output, ``conv+`` its bias."""
     patterns = {pattern.output.node: pattern for pattern in annotate(graph).patterns}
     values: dict[str, Array] = {}
     for name, edit in edits.items():
         pattern = patterns[name.removesuffix("+")]
         biases = [edge.node for edge in graph[pattern.bias].inputs if graph.constant_of(edge) is not None]
-        place = biases[0] if name.endswith("+") else pattern.weights
-        values[place] = edit(graph[place].value.array.copy()).astype(np.float32)
+        source = biases[0] if name.endswith("+") else pattern.weights
+        values[source] = edit(graph[source].value.array.copy()).astype(np.float32)
     return graph.with_nodes(
         constant(node.name, values[node.name]) if node.name in values else node for node in graph.nodes.values()
     )
 
 
-def larger(values: Array) -> Array:
+def enlarge_channel(values: Array) -> Array:
     values[..., 2] *= 1000
     return values
 
 
-def smaller(values: Array) -> Array:
+def reduce_channel(values: Array) -> Array:
     values[:, :, 2] /= 1000
     return values
 
 
-def damaged(values: Array) -> Array:
+def insert_nan(values: Array) -> Array:
     values.reshape(-1)[5] = np.nan
     return values
 
 
-def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], str]:
-    code = main([*words, "--json"])
+def run(command: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], str]:
+    code = main([*command, "--json"])
     captured = capsys.readouterr()
     return code, json.loads(captured.out) if captured.out else {}, captured.err
 
 
-def quantize(source: Path, output: Path, *words: str) -> list[str]:
+def quantize(source: Path, output: Path, *flags: str) -> list[str]:
     target = next(target for target, name in TARGETS.items() if name == output.name)
-    flags = ["--calibration", str(HELDOUT), "--limit", "40", "--runs", "0", "--input-mean", "128", "--input-std", "128"]
-    return ["quantize", str(source), "-o", str(output), "--target", target, *flags, *words]
+    data = ["--calibration", str(HELDOUT), "--limit", "40", "--runs", "0", "--input-mean", "128", "--input-std", "128"]
+    return ["quantize", str(source), "-o", str(output), "--target", target, *data, *flags]
 
 
 def compare(source: Path, output: Path) -> list[str]:
@@ -79,92 +77,96 @@ def compare(source: Path, output: Path) -> list[str]:
     return ["compare", str(source), str(output), *flags]
 
 
-def test_a_channel_that_dwarfs_the_others(digits: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The float graph computes what it did: what one layer multiplies by 1000, the next divides by 1000."""
+def test_outlier_channel_is_found_and_accuracy_restored(
+    digits: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One layer multiplies a channel by 1000, the next one divides it: the float outputs stay the same."""
     source, output = tmp_path / "float.pb", tmp_path / "q.onnx"
-    save(changed(digits, {FIRST: larger, f"{FIRST}+": larger, SECOND: smaller}), source)
-    code, verdict, _ = run(quantize(source, output), capsys)
+    save(edit_layers(digits, {FIRST: enlarge_channel, f"{FIRST}+": enlarge_channel, SECOND: reduce_channel}), source)
+    code, report, _ = run(quantize(source, output), capsys)
     assert code == 0
-    assert verdict["quality"]["agreement"]["value"] < 0.5
-    (remark,) = verdict["calibration"]["warnings"]
-    assert remark.startswith(f"{FIRST}: channel 2 reaches")
-    _, found, _ = run(compare(source, output), capsys)
-    assert found["first_bad"].startswith(FIRST)
-    assert found["first_uneven"].startswith(FIRST)
-    layers = {row["name"]: row for row in found["layers"]}
-    assert layers[FIRST]["lost_channels"] >= 12
-    # Labels say what is right: of 40 other pictures, as many as in float.
-    code, verdict, said = run(quantize(source, output, "--max-drop", "0.01"), capsys)
-    assert code == 0, said
-    assert "--max-drop limits top-1 accuracy" in said
-    fallback = verdict["fallback"]
+    assert report["quality"]["agreement"]["value"] < 0.5
+    (warning,) = report["calibration"]["warnings"]
+    assert warning.startswith(f"{FIRST}: channel 2 reaches")
+    _, comparison, _ = run(compare(source, output), capsys)
+    assert comparison["first_bad"].startswith(FIRST)
+    assert comparison["first_outlier"].startswith(FIRST)
+    layers = {row["name"]: row for row in comparison["layers"]}
+    assert layers[FIRST]["noisy_channels"] >= 12
+    # Held-out labels: top-1 must be that of the float model.
+    code, report, log = run(quantize(source, output, "--max-drop", "0.01"), capsys)
+    assert code == 0, log
+    assert "--max-drop limits top-1 accuracy" in log
+    fallback = report["fallback"]
     assert fallback["is_reached"]
     assert fallback["baseline_drop"] > 0.5
     assert set(fallback["keep_float"]) <= {"conv/Conv2D", "conv_1/Conv2D"}
     assert [row["unit"] for row in fallback["units"] if row["bought"]] == fallback["keep_float"]
-    assert verdict["quality"]["top1"]["value"] >= verdict["float_top1"]["value"] - 0.01
-    assert not list(tmp_path.glob("*.fallback")), "the search is over, and its state gone"
+    assert report["quality"]["top1"]["value"] >= report["float_top1"]["value"] - 0.01
+    assert not list(tmp_path.glob("*.fallback")), "a complete search removes its state"
 
 
-def test_the_host_check_says_what_the_guard_saw(
+def test_host_check_reports_calibration_warnings(
     digits: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """TensorFlow's target runs the graph before it is written: what a range ruins is not written, unless mended."""
+    """The target tensorflow is checked before the file is written: a broken graph is not written."""
     source, output = tmp_path / "float.pb", tmp_path / "q.pb"
-    save(changed(digits, {FIRST: larger, f"{FIRST}+": larger, SECOND: smaller}), source)
-    code, _, said = run(quantize(source, output), capsys)
+    save(edit_layers(digits, {FIRST: enlarge_channel, f"{FIRST}+": enlarge_channel, SECOND: reduce_channel}), source)
+    code, _, log = run(quantize(source, output), capsys)
     if code:
-        assert f"{FIRST}: channel 2 reaches" in said
-        assert "--max-drop" in said
+        assert f"{FIRST}: channel 2 reaches" in log
+        assert "--max-drop" in log
         assert not output.exists()
-    code, verdict, said = run(quantize(source, output, "--max-drop", "0.01"), capsys)
-    assert code == 0, said
-    assert verdict["fallback"]["is_reached"]
-    assert verdict["quality"]["top1"]["value"] >= 0.97
+    code, report, log = run(quantize(source, output, "--max-drop", "0.01"), capsys)
+    assert code == 0, log
+    assert report["fallback"]["is_reached"]
+    assert report["quality"]["top1"]["value"] >= 0.97
 
 
-def test_layers_may_stay_in_bfloat16(digits: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_float_fallbacks_in_bfloat16(digits: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, output = tmp_path / "float.pb", tmp_path / "q.pb"
-    save(changed(digits, {FIRST: larger, f"{FIRST}+": larger, SECOND: smaller}), source)
-    code, verdict, said = run(quantize(source, output, "--max-drop", "0.01", "--fallback", "bfloat16"), capsys)
-    assert code == 0, said
-    assert verdict["fallback"]["precision"] == "bfloat16"
-    kept = load(output)[verdict["fallback"]["keep_float"][0]]
-    assert kept.attrs["T"] is DType.BFLOAT16
-    assert verdict["quality"]["top1"]["value"] >= 0.97
+    save(edit_layers(digits, {FIRST: enlarge_channel, f"{FIRST}+": enlarge_channel, SECOND: reduce_channel}), source)
+    code, report, log = run(quantize(source, output, "--max-drop", "0.01", "--fallback", "bfloat16"), capsys)
+    assert code == 0, log
+    assert report["fallback"]["precision"] == "bfloat16"
+    fallback = load(output)[report["fallback"]["keep_float"][0]]
+    assert fallback.attrs["T"] is DType.BFLOAT16
+    assert report["quality"]["top1"]["value"] >= 0.97
     assert main(quantize(source, tmp_path / "q.onnx", "--max-drop", "0.01", "--fallback", "bfloat16")) == 2
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_weight_that_is_none(target: str, digits: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nan_in_weights_is_a_float_fallback(
+    target: str, digits: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, output = tmp_path / "float.pb", tmp_path / TARGETS[target]
-    save(changed(digits, {FIRST: damaged}), source)
-    code, verdict, _ = run(quantize(source, output, "--max-drop", "0.02"), capsys)
-    remarks = "; ".join(verdict.get("calibration", {}).get("warnings", ()))
+    save(edit_layers(digits, {FIRST: insert_nan}), source)
+    code, report, _ = run(quantize(source, output, "--max-drop", "0.02"), capsys)
+    warnings = "; ".join(report.get("calibration", {}).get("warnings", ()))
     if code == 0:
-        # The engine's Relu makes 0 of NaN: its answers are numbers, and the layer stays float.
-        assert "conv/Conv2D: the weights conv/conv2d_params hold NaN or infinity; float fallback" in remarks
-        assert {"conv/Conv2D"} <= {one["name"] for one in verdict["float_fallbacks"]}
-        assert verdict["fallback"]["is_reached"]
+        # Relu of the runtime turns NaN into 0: the outputs are finite, and the layer is a float fallback.
+        assert "conv/Conv2D: the weights conv/conv2d_params hold NaN or infinity; float fallback" in warnings
+        assert {"conv/Conv2D"} <= {fallback["name"] for fallback in report["float_fallbacks"]}
+        assert report["fallback"]["is_reached"]
     else:
         assert code == 1
-    _, found, _ = run(compare(source, source), capsys)
-    assert found["first_bad"].startswith(FIRST)
-    problems = [row["problems"] for row in found["layers"] if row["name"] == found["first_bad"]]
+    _, comparison, _ = run(compare(source, source), capsys)
+    assert comparison["first_bad"].startswith(FIRST)
+    problems = [row["problems"] for row in comparison["layers"] if row["name"] == comparison["first_bad"]]
     assert problems == [["NaN in both"]]
 
 
-def test_answers_that_are_no_numbers_end_the_search_at_once(
+def test_float_outputs_with_nan_end_the_search_at_once(
     digits: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The last layer's NaN is in every answer, in float as well: no choice of layers can mend that."""
+    """NaN in the last layer is in every output, of the float model, too: no float fallback fixes that."""
     source = tmp_path / "float.pb"
-    save(changed(digits, {"softmax/logits+": damaged}), source)
-    code, verdict, said = run(quantize(source, tmp_path / "q.onnx", "--max-drop", "0.01"), capsys)
+    save(edit_layers(digits, {"softmax/logits+": insert_nan}), source)
+    code, report, log = run(quantize(source, tmp_path / "q.onnx", "--max-drop", "0.01"), capsys)
     assert code == 1
-    assert not verdict
-    assert "the output of the float model contains NaN or infinity for every sample" in said
-    assert "hold NaN or infinity; float fallback" in said
+    assert not report
+    assert "the output of the float model contains NaN or infinity for every sample" in log
+    assert "hold NaN or infinity; float fallback" in log
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -176,7 +178,7 @@ def test_answers_that_are_no_numbers_end_the_search_at_once(
     ],
     ids=["constant", "dead"],
 )
-def test_an_activation_that_never_changes(
+def test_constant_activation_is_reported(
     edits: dict[str, Callable[[Array], Array]],
     value: str,
     problem: str,
@@ -185,29 +187,29 @@ def test_an_activation_that_never_changes(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It shares its range with the other branches of a concat, so no range is dead; it is named all the same."""
+    """The branches of a concat share a range, which has a width; the constant branch is reported nevertheless."""
     source, output = tmp_path / "float.pb", tmp_path / TARGETS[target]
-    save(changed(digits, edits), source)
-    code, verdict, said = run(quantize(source, output, "--max-drop", "0.02"), capsys)
-    assert code == 0, said
-    assert verdict["calibration"]["warnings"] == [f"{BRANCH}: constant {value}; its range has no width"]
-    assert verdict["fallback"]["is_reached"]
-    _, found, _ = run(compare(source, output), capsys)
-    noted = {row["name"]: row["problems"] for row in found["layers"] if row["problems"]}
-    assert noted[BRANCH] == [problem]
-    assert found["first_bad"] is None, "8 bits say it exactly"
+    save(edit_layers(digits, edits), source)
+    code, report, log = run(quantize(source, output, "--max-drop", "0.02"), capsys)
+    assert code == 0, log
+    assert report["calibration"]["warnings"] == [f"{BRANCH}: constant {value}; its range has no width"]
+    assert report["fallback"]["is_reached"]
+    _, comparison, _ = run(compare(source, output), capsys)
+    problems = {row["name"]: row["problems"] for row in comparison["layers"] if row["problems"]}
+    assert problems[BRANCH] == [problem]
+    assert comparison["first_bad"] is None, "int8 represents the constant exactly"
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_network_of_one_constant(
+def test_constant_network_is_quantized(
     target: str, digits: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All that follows a dead layer is constant: ranges of no width must not divide by zero."""
+    """All tensors after a dead layer are constant: ranges without width must not divide by zero."""
     source, output = tmp_path / "float.pb", tmp_path / TARGETS[target]
-    save(changed(digits, {FIRST: np.zeros_like, f"{FIRST}+": lambda bias: np.full_like(bias, -1)}), source)
-    code, verdict, said = run(quantize(source, output), capsys)
-    assert code == 0, said
-    assert verdict["calibration"]["warnings"][0] == f"{FIRST}: constant 0; its range has no width"
-    assert verdict["quality"]["not_finite"] == 0
-    assert verdict["quality"]["agreement"]["value"] == 1
+    save(edit_layers(digits, {FIRST: np.zeros_like, f"{FIRST}+": lambda bias: np.full_like(bias, -1)}), source)
+    code, report, log = run(quantize(source, output), capsys)
+    assert code == 0, log
+    assert report["calibration"]["warnings"][0] == f"{FIRST}: constant 0; its range has no width"
+    assert report["quality"]["not_finite"] == 0
+    assert report["quality"]["agreement"]["value"] == 1
     assert len(load(output)) > 0
