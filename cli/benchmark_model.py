@@ -76,7 +76,7 @@ def run(args: Namespace) -> int:
         phases = [_timed(lambda: session.run(feeds), args.warmup_runs, args.max_time)]
         phases += [
             _timed(work, args.num_runs, args.max_time, args.run_delay)
-            for work in (lambda: session.run(feeds), lambda: table.add(session.traced(feeds)))
+            for work in (lambda: session.run(feeds), lambda: table.add(session.trace(feeds)))
         ]
     if args.output_prefix:
         entry = benchmark_entry(args.benchmark_name, len(phases[1]), sum(phases[1]))

@@ -7,7 +7,13 @@ from typing import Any
 from quantkit.errors import InputError
 from quantkit.formats.kinds import HEAD_BYTES, is_text, open_file
 from quantkit.runtimes.availability import require
-from quantkit.runtimes.tensorflow_library import available, explained, module, quiet, reading
+from quantkit.runtimes.tensorflow_library import (
+    available,
+    import_tensorflow,
+    suppress_log,
+    translate_error,
+    translate_read_errors,
+)
 
 HINT = "quantkit transform GRAPH --checkpoint PREFIX -o OUT.pb reads more kinds of variables, and says what it lacks"
 
@@ -24,13 +30,13 @@ def freeze_graph(flags: Mapping[str, Any]) -> bytes:
         UnavailableError: TensorFlow is not installed.
     """
     require(available())
-    tf = module()
+    tf = import_tensorflow()
     files = {name: Path(flags[name]) for name in ("input_graph", "input_meta_graph", "input_saver") if flags.get(name)}
     for path in files.values():
         if not path.is_file():
             raise InputError(f"{path} does not exist", hint="name the file that the training program wrote")
     source = flags.get("input_saved_model_dir") or flags.get("input_checkpoint") or "the graph"
-    with reading(str(source), HINT), quiet(), tf.Graph().as_default():
+    with translate_read_errors(str(source), HINT), suppress_log(), tf.Graph().as_default():
         from tensorflow.python.tools import freeze_graph as tool
 
         readers = {
@@ -49,7 +55,7 @@ def freeze_graph(flags: Mapping[str, Any]) -> bytes:
                 input_meta_graph_def=read.get("input_meta_graph"),
             )
         except tf.errors.OpError as error:
-            raise explained(error, {}) from error
+            raise translate_error(error, {}) from error
         return bytes(made.SerializeToString(deterministic=True))
 
 

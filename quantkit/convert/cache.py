@@ -1,7 +1,7 @@
-"""Graphs in an engine's own format, kept on disk, because making one takes seconds.
+"""Cache of converted models on disk, because a conversion takes seconds.
 
-A conversion is stored under a digest of all that decides it: the nodes, the inputs and outputs, and the converter. A
-refusal is stored as well.
+The key is a digest of everything that determines the result: nodes, inputs, outputs, and the converter with its
+options. The message of a failed conversion is stored as well.
 """
 
 import contextlib
@@ -16,57 +16,56 @@ from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Graph
 from quantkit.zoo import cache_folder
 
-# What all stored conversions may take; the ones unused for longest go first.
-KEPT_BYTES = 2 << 30
+# Maximum size of all stored conversions; the least recently used ones are removed first.
+MAX_BYTES = 2 << 30
 
 
-def kept(
-    graph: Graph, ending: str, converter: tuple[object, ...], convert: Callable[[Graph], tuple[bytes, str]], hint: str
+def convert_cached(
+    graph: Graph, suffix: str, converter: tuple[object, ...], convert: Callable[[Graph], tuple[bytes, str]], hint: str
 ) -> bytes:
-    """A conversion from the disk, or made now and stored.
+    """Return a stored conversion, or convert the graph and store the result.
 
     Args:
-        graph: what to convert.
-        ending: of the file: ``.onnx``.
-        converter: all but the graph that decides the result: versions, options.
-        convert: makes the file's content, or says why it can not.
-        hint: what helps where it can not.
+        graph: graph to convert.
+        suffix: suffix of the file: ``.onnx``.
+        converter: name, version and options of the converter.
+        convert: function that returns the content of the file, and the reason if the conversion fails.
+        hint: hint of the error if the conversion fails.
 
     Raises:
-        UnavailableError: the converter refuses, now or at an earlier time.
+        UnavailableError: the conversion fails, now or in an earlier call.
     """
-    place = cache_folder() / "converted" / f"{digest(graph, converter)}{ending}"
-    refusal = place.with_suffix(".txt")
-    known = _read(place)
-    if known is not None:
-        return known
-    refused = (_read(refusal) or b"").decode()
-    if not refused:
-        data, refused = convert(graph)
-        _store(refusal if refused else place, refused.encode() or data)
-        if not refused:
+    path = cache_folder() / "converted" / f"{digest(graph, converter)}{suffix}"
+    reason_path = path.with_suffix(".txt")
+    stored = _read(path)
+    if stored is not None:
+        return stored
+    reason = (_read(reason_path) or b"").decode()
+    if not reason:
+        data, reason = convert(graph)
+        _store(reason_path if reason else path, reason.encode() or data)
+        if not reason:
             return data
-    raise UnavailableError(refused, hint=hint)
+    raise UnavailableError(reason, hint=hint)
 
 
 def digest(graph: Graph, converter: tuple[object, ...]) -> str:
-    """Equal for conversions that give the same."""
-    ends = (list(map(str, graph.inputs)), list(map(str, graph.outputs)))
-    found = blake2b(repr((ends, *converter)).encode(), digest_size=20)
+    """Return the key of a conversion."""
+    endpoints = (list(map(str, graph.inputs)), list(map(str, graph.outputs)))
+    state = blake2b(repr((endpoints, *converter)).encode(), digest_size=20)
     for chunk in graphdef.chunks(graph):
-        found.update(chunk)
-    return found.hexdigest()
+        state.update(chunk)
+    return state.hexdigest()
 
 
-def needed(graph: Graph) -> Graph:
-    """Without the nodes that neither inputs nor outputs need; what is behind a fed tensor tells its shape."""
-    ends = graph.with_(outputs=(*graph.outputs, *graph.inputs))
-    names = ends.reachable(stop_at_inputs=False)
+def prune(graph: Graph) -> Graph:
+    """Remove the nodes that no input or output depends on; the nodes before an input define its shape."""
+    names = graph.with_(outputs=(*graph.outputs, *graph.inputs)).reachable(stop_at_inputs=False)
     return graph.with_nodes(node for node in graph.nodes.values() if node.name in names)
 
 
 def _read(path: Path) -> bytes | None:
-    """A stored result, marked as used now; None where there is none."""
+    """Return the content of a file and mark it as used now; None if there is no such file."""
     try:
         os.utime(path)
         return path.read_bytes()
@@ -75,18 +74,18 @@ def _read(path: Path) -> bytes | None:
 
 
 def _store(path: Path, data: bytes) -> None:
-    """Keep a result for the next time; a full or read-only disk is no reason to fail."""
+    """Write a file; a full or read-only disk is ignored."""
     with contextlib.suppress(OSError, QuantkitError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda file: file.write(data))
-        _drop_oldest(path.parent, KEPT_BYTES)
+        _remove_oldest(path.parent, MAX_BYTES)
 
 
-def _drop_oldest(folder: Path, limit: int) -> None:
-    """Remove what was not used for longest until the rest takes at most ``limit`` bytes."""
-    facts = sorted(((file.stat().st_mtime_ns, file.stat().st_size, file) for file in folder.iterdir()), reverse=True)
+def _remove_oldest(folder: Path, limit: int) -> None:
+    """Remove the least recently used files until the others have at most ``limit`` bytes."""
+    files = sorted(((file.stat().st_mtime_ns, file.stat().st_size, file) for file in folder.iterdir()), reverse=True)
     total = 0
-    for _, size, file in facts:
+    for _, size, file in files:
         total += size
         if total > limit:
             file.unlink(missing_ok=True)

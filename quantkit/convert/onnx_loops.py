@@ -1,4 +1,4 @@
-"""Loops as tf2onnx takes them, and as it leaves them."""
+"""Workarounds for defects of tf2onnx in loops."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,44 +8,48 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import free_name
 
 LOOPS = frozenset({"While", "StatelessWhile"})
-RESERVED = "TensorListReserve"
+LIST_OP = "TensorListReserve"
 
 
-def with_own_lists(graph: Graph) -> Graph:
-    """The graph where no two loops begin with one empty list: tf2onnx takes the list out with the first of them."""
-    made = []
+def copy_shared_lists(graph: Graph) -> Graph:
+    """Copy each empty list that several loops start with: tf2onnx removes the list together with the first loop."""
+    changed = []
     for name in graph.library:
         try:
             function = graph.library[name]
         except QuantkitError:
             continue
-        body = _with_own_lists(function.graph)
+        body = _copy_shared_lists(function.graph)
         if body is not function.graph:
-            made.append(replace(function, graph=body))
-    graph = graph.with_(library=graph.library.with_(*made)) if made else graph
-    return _with_own_lists(graph)
+            changed.append(replace(function, graph=body))
+    graph = graph.with_(library=graph.library.with_(*changed)) if changed else graph
+    return _copy_shared_lists(graph)
 
 
-def _with_own_lists(graph: Graph) -> Graph:
+def _copy_shared_lists(graph: Graph) -> Graph:
     nodes: list[Node] = []
-    taken: set[str] = set()
+    used: set[str] = set()
     for node in graph.nodes.values():
         if node.op in LOOPS:
-            for slot, edge in enumerate(node.inputs):
-                if graph[edge.node].op == RESERVED and edge.node in taken:
-                    copy = graph[edge.node].with_(name=free_name(graph, f"{edge.node}/of/{node.name}/{slot}"))
+            for index, edge in enumerate(node.inputs):
+                if graph[edge.node].op == LIST_OP and edge.node in used:
+                    copy = graph[edge.node].with_(name=free_name(graph, f"{edge.node}/of/{node.name}/{index}"))
                     nodes.append(copy)
-                    node = node.with_input(slot, Edge(copy.name))
-                taken.add(edge.node)
+                    node = node.with_input(index, Edge(copy.name))
+                used.add(edge.node)
         nodes.append(node)
     return graph.with_nodes(nodes) if len(nodes) > len(graph) else graph
 
 
-def tell_shapes_of_turns(graph: Any) -> None:
-    """Say of all loops in an ONNX GraphProto that the number of the turn, and whether it comes, are scalars."""
+def set_scalar_loop_inputs(graph: Any) -> None:
+    """Set the shape of iteration number and condition, the first two inputs of each loop body, to a scalar.
+
+    Args:
+        graph: ONNX GraphProto, which is changed in place.
+    """
     graphs = [graph]
-    for one in graphs:
-        for node in one.node:
+    for subgraph in graphs:
+        for node in subgraph.node:
             bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
             graphs.extend(bodies)
             if node.op_type == "Loop":

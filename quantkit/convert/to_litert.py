@@ -1,7 +1,7 @@
-"""TensorFlow graphs as LiteRT models, made by TensorFlow's converter once and kept on disk.
+"""Conversion of TensorFlow graphs to LiteRT by TensorFlow's converter; the result is cached on disk.
 
-A graph whose tensors pass through ``FakeQuantWithMinMaxVars`` becomes one of whole numbers: codes between those
-tensors, with the ranges that these ops give, and weights with a scale for each output channel.
+A graph with ``FakeQuantWithMinMaxVars`` ops becomes an int8 model: these ops define the ranges of the activations, and
+the weights have a scale per output channel.
 """
 
 import re
@@ -12,36 +12,36 @@ from pathlib import Path
 from typing import Any
 
 import quantkit.runtimes.tensorflow_library as tensorflow
-from quantkit.convert.cache import digest, kept, needed
+from quantkit.convert.cache import convert_cached, digest, prune
 from quantkit.errors import UnavailableError, UsageError
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Graph
 
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
-_HINT = "TensorFlow runs them: --runtime tensorflow; transforms such as fold_old_batch_norms remove some of them"
+_HINT = "use --runtime tensorflow, or remove the ops with transforms such as fold_old_batch_norms"
 
 
 def to_litert(graph: Graph, *, small_weights: bool = False) -> bytes:
-    """The content of a ``.tflite`` file that computes what the graph does.
+    """Convert a graph to the content of a ``.tflite`` file.
 
     Args:
-        graph: a frozen TensorFlow graph with inputs and outputs; fed tensors may be in its middle.
-        small_weights: whether the layers' weights are stored in 8 bits, without ranges for what flows between them:
-            kernels that have 8-bit products round what they read by its own range in each run.
+        graph: a frozen TensorFlow graph with inputs and outputs, which may be any of its tensors.
+        small_weights: store the weights of layers as int8, without ranges of activations. Int8 kernels quantize
+            their inputs by the range of each run (dynamic range quantization).
 
     Returns:
-        A flatbuffer; its tensors are named like the graph's: ``softmax``, ``split:1``. Sizes that the graph leaves
-        open stay open.
+        Flatbuffer bytes; the tensors have the names of the edges: ``softmax``, ``split:1``. Dynamic dimensions stay
+        dynamic.
 
     Raises:
-        UnavailableError: TensorFlow is not installed, or its converter knows no form of some ops, which are named.
-        GraphError: TensorFlow refuses the graph.
+        UnavailableError: TensorFlow is not installed, or its converter does not support an op.
+        GraphError: TensorFlow rejects the graph.
     """
     if graph.dialect != "tensorflow":
-        raise UnavailableError(f"LiteRT models are made of TensorFlow graphs, not of one of {graph.dialect}")
+        raise UnavailableError(f"cannot convert {graph.dialect} graphs to LiteRT, only tensorflow graphs")
     require_converter()
-    words = ("litert", tensorflow.available().detail, *(["small_weights"] if small_weights else []))
-    return kept(needed(graph), ".tflite", words, partial(_convert, small_weights=small_weights), _HINT)
+    converter = ("litert", tensorflow.available().detail, *(["small_weights"] if small_weights else []))
+    return convert_cached(prune(graph), ".tflite", converter, partial(_convert, small_weights=small_weights), _HINT)
 
 
 def require_converter() -> None:
@@ -58,72 +58,72 @@ def require_converter() -> None:
 
 
 def save_litert(graph: Graph, path: str | Path, *, small_weights: bool = False) -> None:
-    """Write the ``.tflite`` file of a graph as `to_litert` makes it; it appears complete or not at all.
+    """Write a graph to a ``.tflite`` file; the file appears complete or not at all.
 
     Raises:
-        UsageError: the folder does not exist, or the ending is that of another format.
-        InputError: the file can not be written.
-        UnavailableError, GraphError: as `to_litert`.
+        UsageError: the folder does not exist, or the suffix is not ``.tflite``.
+        InputError: the file cannot be written.
+        UnavailableError, GraphError: see `to_litert`.
     """
     path = Path(path)
     if path.suffix.lower() != ".tflite":
-        raise UsageError(f"{path.name} can not hold a LiteRT model", hint="name a file that ends in .tflite")
+        raise UsageError(f"cannot write a LiteRT model to {path.name}", hint="use the suffix .tflite")
     data = to_litert(graph, small_weights=small_weights)
     write_whole(path, lambda file: file.write(data))
 
 
 def _convert(graph: Graph, small_weights: bool) -> tuple[bytes, str]:
-    """The model, and why it is none (nothing: it is one)."""
-    tf = tensorflow.module()
+    """Return the model, and the reason if the conversion fails."""
+    tf = tensorflow.import_tensorflow()
     message = tensorflow.graph_def(graph)
     _rename_functions(message, f"_{digest(graph, ())[:8]}")
     ops = {node.name: node.op for node in graph.nodes.values()}
-    with tensorflow.quiet():
+    with tensorflow.suppress_log():
         try:
-            whole = tf.compat.v1.wrap_function(lambda: tf.compat.v1.import_graph_def(message, name=""), [])
+            function = tf.compat.v1.wrap_function(lambda: tf.compat.v1.import_graph_def(message, name=""), [])
         except (tf.errors.OpError, ValueError, TypeError, KeyError) as error:
-            raise tensorflow.explained(error, ops) from error
+            raise tensorflow.translate_error(error, ops) from error
         inputs, outputs = (
-            [tensorflow.tensor(whole.graph, edge) for edge in dict.fromkeys(edges)]
+            [tensorflow.find_tensor(function.graph, edge) for edge in dict.fromkeys(edges)]
             for edges in (graph.inputs, graph.outputs)
         )
-        converter = tf.lite.TFLiteConverter.from_concrete_functions([whole.prune(inputs, outputs)])
+        converter = tf.lite.TFLiteConverter.from_concrete_functions([function.prune(inputs, outputs)])
         if small_weights or FAKE_QUANT in graph.op_counts:
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return converter.convert(), ""
-        except Exception as error:  # its own classes are not public
-            return b"", _refusal(str(error))
+        except Exception as error:  # the classes of its errors are not public
+            return b"", _describe_failure(str(error))
 
 
-def _rename_functions(message: Any, ending: str) -> None:
-    """Give the functions of a GraphDef names that end so: TensorFlow knows one of a name in what a process loads."""
+def _rename_functions(message: Any, suffix: str) -> None:
+    """Append a suffix to the function names of a GraphDef: a process can load one function of each name only."""
     names = {function.signature.name for function in message.library.function}
     if not names:
         return
     for gradient in message.library.gradient:
-        gradient.function_name += ending
-        gradient.gradient_func += ending
+        gradient.function_name += suffix
+        gradient.gradient_func += suffix
     nodes = [*message.node]
     for function in message.library.function:
-        function.signature.name += ending
+        function.signature.name += suffix
         nodes.extend(function.node_def)
     for node in nodes:
         if node.op in names:
-            node.op += ending
+            node.op += suffix
         for value in node.attr.values():
-            for named in (value.func, *value.list.func):
-                if named.name in names:  # to write into what an attribute is not would make it that
-                    named.name += ending
+            for reference in (value.func, *value.list.func):
+                if reference.name in names:  # writing to value.func would change the type of another attribute
+                    reference.name += suffix
 
 
-def _refusal(text: str) -> str:
-    """What the converter's error says, in a sentence."""
+def _describe_failure(text: str) -> str:
+    """Convert the error of the converter to one line."""
     missing = Counter(re.findall(r"'tf\.(\w+)' op is neither a custom op nor a flex op", text))
     if missing:
-        listed = ", ".join(f"{op} ({count})" for op, count in sorted(missing.items()))
-        return f"TensorFlow's converter knows no LiteRT form of {listed}"
+        ops = ", ".join(f"{op} ({count})" for op, count in sorted(missing.items()))
+        return f"TensorFlow's converter has no LiteRT form of {ops}"
     errors = re.findall(r"error: (.+)", text) or [line for line in text.splitlines() if line.strip()] or ["no reason"]
-    return f"TensorFlow's converter can not make a LiteRT model of the graph: {errors[0].strip()}"
+    return f"TensorFlow's converter cannot convert the graph to LiteRT: {errors[0].strip()}"

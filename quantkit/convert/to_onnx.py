@@ -1,8 +1,6 @@
-"""TensorFlow graphs as ONNX models: by our own conversion where it knows every op, else by tf2onnx.
+"""Conversion of TensorFlow graphs to ONNX: by `tensorflow_to_onnx` if it supports all ops, else by tf2onnx.
 
-Ours takes milliseconds. A conversion by tf2onnx takes seconds and gigabytes, so its result is kept on disk under
-a digest of all that decides it: the nodes, the inputs and outputs, tf2onnx's version and the opset. A refusal is
-stored as well.
+A conversion by tf2onnx takes seconds and gigabytes of memory, so that its result is cached on disk; see `cache`.
 """
 
 import contextlib
@@ -17,23 +15,23 @@ from typing import NamedTuple
 
 import quantkit.runtimes.tensorflow_library as tensorflow
 from quantkit.convert import tensorflow_to_onnx
-from quantkit.convert.cache import kept, needed
-from quantkit.convert.onnx_loops import tell_shapes_of_turns, with_own_lists
+from quantkit.convert.cache import convert_cached, prune
+from quantkit.convert.onnx_loops import copy_shared_lists, set_scalar_loop_inputs
 from quantkit.errors import UnavailableError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, constant
 from quantkit.ops.kernels import evaluate
-from quantkit.runtimes.availability import installed
+from quantkit.runtimes.availability import find_package
 
 OPSET = 17
-# Counts how what is done before and after tf2onnx changed: what is kept of earlier conversions would be without it.
+# Version of the code around tf2onnx; it is part of the cache key and grows with each change of that code.
 EDITION = 2
-# Ops without any equivalent in ONNX, which no rewriting of tf2onnx removes either: refused without trying.
-NEVER_CONVERTED = re.compile(
+# Ops that neither converter supports: a graph with one of them is rejected before any work.
+UNSUPPORTED = re.compile(
     r"BatchNormWithGlobalNormalization|_?Quantized\w+|Requantiz\w+|QuantizeV2|QuantizeDownAndShrinkRange"
     r"|Decode(?:Jpeg|Png|Gif|Bmp|Image|WebP|AndCropJpeg)|_Fused\w+"
 )
-_HINT = "TensorFlow runs them: --runtime tensorflow; transforms such as fold_old_batch_norms remove some of them"
+_HINT = "use --runtime tensorflow, or remove the ops with transforms such as fold_old_batch_norms"
 
 
 def to_onnx(graph: Graph) -> bytes:
@@ -43,49 +41,50 @@ def to_onnx(graph: Graph) -> bytes:
         graph: a graph with inputs and outputs, which may be any of its tensors.
 
     Returns:
-        ModelProto bytes; inputs and outputs are named like the graph's: ``softmax``, ``split:1``.
+        ModelProto bytes; inputs and outputs have the names of the edges: ``softmax``, ``split:1``.
 
     Raises:
-        UnavailableError: neither conversion knows some ops, which are named.
-        GraphError: TensorFlow refuses the graph.
+        UnavailableError: an op is not supported.
+        GraphError: TensorFlow rejects the graph.
     """
     return onnx.encode(graph if graph.dialect == onnx.DIALECT else to_onnx_graph(graph))
 
 
 def to_onnx_graph(graph: Graph) -> Graph:
-    """As `to_onnx`, a graph of ONNX's ops; it may be larger than one file can hold.
+    """Convert a TensorFlow graph to a graph of ONNX ops, which may exceed the size of one file.
 
     Raises:
-        UnavailableError, GraphError: as `to_onnx`.
+        UnavailableError: an op is not supported.
+        GraphError: TensorFlow rejects the graph.
     """
-    computed = graph.reachable() - graph.input_names
-    hopeless = _unconverted(graph[name].op for name in computed if NEVER_CONVERTED.fullmatch(graph[name].op))
-    if hopeless:
-        raise UnavailableError(hopeless, hint=_HINT)
-    graph = _decoded(graph)
+    live = graph.reachable() - graph.input_names
+    reason = _unsupported_ops(graph[name].op for name in live if UNSUPPORTED.fullmatch(graph[name].op))
+    if reason:
+        raise UnavailableError(reason, hint=_HINT)
+    graph = _dequantize_constants(graph)
     try:
         return tensorflow_to_onnx.convert(graph)
-    except UnavailableError as refusal:
-        tf2onnx = installed("tf2onnx", "tf2onnx", "tf2onnx", extra="onnx")
+    except UnavailableError as error:
+        tf2onnx = find_package("tf2onnx", "tf2onnx", "tf2onnx", extra="onnx")
         if not (tf2onnx.ok and tensorflow.available().ok):
             raise UnavailableError(
-                refusal.message, hint="tf2onnx may convert them: pip install 'quantkit[onnx,tensorflow]'"
+                error.message, hint="tf2onnx may convert them: pip install 'quantkit[onnx,tensorflow]'"
             ) from None
-    return onnx.decode(by_tf2onnx(graph))
+    return onnx.decode(convert_by_tf2onnx(graph))
 
 
-def by_tf2onnx(graph: Graph) -> bytes:
-    """As `to_onnx`, by tf2onnx, or from the disk where it did that before.
+def convert_by_tf2onnx(graph: Graph) -> bytes:
+    """Convert a TensorFlow graph to a serialized ONNX model by tf2onnx, or return the cached result.
 
     Raises:
-        UnavailableError: tf2onnx can not convert some ops, which are named.
-        GraphError: TensorFlow refuses the graph.
+        UnavailableError: tf2onnx does not support an op.
+        GraphError: TensorFlow rejects the graph.
     """
-    return kept(needed(graph), ".onnx", (version("tf2onnx"), OPSET, EDITION), _convert, _HINT)
+    return convert_cached(prune(graph), ".onnx", (version("tf2onnx"), OPSET, EDITION), _convert, _HINT)
 
 
-def _decoded(graph: Graph) -> Graph:
-    """With weights that are stored as codes, as the floats they stand for: ONNX has no such codes."""
+def _dequantize_constants(graph: Graph) -> Graph:
+    """Replace Dequantize nodes of constants by float constants: ONNX has no such quantized types."""
     values = {
         node.name: tensors
         for node in graph.nodes.values()
@@ -99,46 +98,47 @@ def _decoded(graph: Graph) -> Graph:
     )
 
 
-def _unconverted(ops: Iterable[str]) -> str:
+def _unsupported_ops(ops: Iterable[str]) -> str:
+    """Return the message for unsupported ops; empty if all are supported."""
     counts = Counter(ops)
-    listed = ", ".join(f"{op} ({count})" for op, count in sorted(counts.items()))
-    return f"no ONNX form is known of {listed}" if counts else ""
+    names = ", ".join(f"{op} ({count})" for op, count in sorted(counts.items()))
+    return f"no conversion to ONNX for {names}" if counts else ""
 
 
 def _convert(graph: Graph) -> tuple[bytes, str]:
-    """The model, and why it is none (nothing: it is one): tf2onnx's log, not its result, tells."""
-    imported = tensorflow.import_graph(graph)  # its errors name nodes; tf2onnx's do not
+    """Return the model, and the reason if the conversion fails: tf2onnx reports failed nodes in its log only."""
+    imported = tensorflow.import_graph(graph)  # its errors name nodes; those of tf2onnx do not
     for edge in (*graph.inputs, *graph.outputs):
-        tensorflow.tensor(imported, edge)
+        tensorflow.find_tensor(imported, edge)
     del imported
-    message = tensorflow.graph_def(with_own_lists(graph))
+    message = tensorflow.graph_def(copy_shared_lists(graph))
     inputs, outputs = (list(map(_port, dict.fromkeys(edges))) for edges in (graph.inputs, graph.outputs))
     names = {_port(edge): str(edge) for edge in (*graph.inputs, *graph.outputs)}
-    with tensorflow.quiet(), _complaints() as complaints, _uncopied():
+    with tensorflow.suppress_log(), _record_errors() as records, _disable_copies():
         from tf2onnx.convert import from_graph_def
 
         try:
             model, _ = from_graph_def(
                 message, input_names=inputs, output_names=outputs, opset=OPSET, tensors_to_rename=names
             )
-            tell_shapes_of_turns(model.graph)
+            set_scalar_loop_inputs(model.graph)
             data: bytes = model.SerializeToString()
         except Exception as error:
             raise UnavailableError(
-                f"tf2onnx {version('tf2onnx')} can not convert the graph: {_first_line(error)}",
-                hint="TensorFlow may run it as it is: --runtime tensorflow",
+                f"tf2onnx {version('tf2onnx')} cannot convert the graph: {_first_line(error)}",
+                hint="use --runtime tensorflow, which needs no conversion",
             ) from error
     del model
-    gc.collect()  # tf2onnx's graphs refer to themselves: without this, gigabytes would stay
-    return data, _refusal(graph, [_problem(record) for record in complaints])
+    gc.collect()  # tf2onnx's graphs contain reference cycles of gigabytes
+    return data, _failure(graph, [_parse_record(record) for record in records])
 
 
-def _refusal(graph: Graph, problems: list["_Problem"]) -> str:
+def _failure(graph: Graph, problems: list["_Problem"]) -> str:
     for kind, name, reason in problems:
         if kind == "failed":
             op = f" ({graph[name].op})" if name in graph else ""
-            return f"tf2onnx can not convert node {name!r}{op}: {reason}"
-    return _unconverted(reason for kind, _, reason in problems if kind == "unsupported")
+            return f"tf2onnx cannot convert node {name!r}{op}: {reason}"
+    return _unsupported_ops(reason for kind, _, reason in problems if kind == "unsupported")
 
 
 def _port(edge: Edge) -> str:
@@ -150,14 +150,14 @@ def _first_line(error: object) -> str:
 
 
 class _Problem(NamedTuple):
-    """What tf2onnx logged about a node: that it knows no such op (`reason` is the op), or why it failed."""
+    """Log record of tf2onnx about a node: ``unsupported`` (`reason` is the op) or ``failed``."""
 
     kind: str
     name: str
     reason: str
 
 
-def _problem(record: logging.LogRecord) -> _Problem:
+def _parse_record(record: logging.LogRecord) -> _Problem:
     args = record.args if isinstance(record.args, tuple) else ()
     message = str(record.msg)
     if message == "Tensorflow op [%s: %s] is not supported" and len(args) == 2:
@@ -168,20 +168,20 @@ def _problem(record: logging.LogRecord) -> _Problem:
 
 
 @contextlib.contextmanager
-def _uncopied() -> Iterator[None]:
-    """Keep tf2onnx from copying the whole model before each of its passes: 2 s and 2 GB less on Inception v3."""
+def _disable_copies() -> Iterator[None]:
+    """Keep tf2onnx from copying the model before each of its passes: saves 2 s and 2 GB for Inception v3."""
     name = "TF2ONNX_CATCH_ERRORS"
-    given = os.environ.get(name)
+    value = os.environ.get(name)
     os.environ.setdefault(name, "FALSE")
     try:
         yield
     finally:
-        if given is None:
+        if value is None:
             del os.environ[name]
 
 
-class _Listener(logging.Handler):
-    """Keeps records instead of writing them."""
+class _RecordingHandler(logging.Handler):
+    """Handler that keeps records instead of writing them."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -192,14 +192,14 @@ class _Listener(logging.Handler):
 
 
 @contextlib.contextmanager
-def _complaints() -> Iterator[list[logging.LogRecord]]:
-    """What tf2onnx logs as errors meanwhile; nothing of its log reaches the terminal."""
+def _record_errors() -> Iterator[list[logging.LogRecord]]:
+    """Collect the errors that tf2onnx logs; its log does not reach the terminal."""
     logger = logging.getLogger("tf2onnx")
-    listener = _Listener()
-    propagated, logger.propagate = logger.propagate, False
-    logger.addHandler(listener)
+    handler = _RecordingHandler()
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
     try:
-        yield listener.records
+        yield handler.records
     finally:
-        logger.removeHandler(listener)
-        logger.propagate = propagated
+        logger.removeHandler(handler)
+        logger.propagate = propagate

@@ -1,4 +1,4 @@
-"""Inference engines behind one contract; an engine is imported when a session is opened in it.
+"""Runtimes with one contract; the package of a runtime is imported when a session is opened in it.
 
 An installed distribution adds a runtime through an entry point of the group ``quantkit.runtimes``.
 """
@@ -31,7 +31,7 @@ __all__ = [
 # Name that stands for the runtime of the highest priority that can run the model here.
 AUTO = "auto"
 REGISTRY: Registry[Runtime] = Registry(
-    "runtime", Runtime, (one.RUNTIME for one in (openvino, onnxruntime, tensorflow, litert, reference))
+    "runtime", Runtime, (module.RUNTIME for module in (openvino, onnxruntime, tensorflow, litert, reference))
 )
 
 
@@ -76,7 +76,7 @@ def open_session(
     """Open a graph or a file in a runtime.
 
     Args:
-        model: a graph, a file with a frozen graph, or a file of a kind that the engine opens itself.
+        model: a graph, a file with a frozen graph, or a file of a kind that the runtime opens itself.
         runtime: name of a runtime, or ``auto``: the one of the highest priority that can run the model here.
         options: threads, device and precision.
         threads: threads inside one op; replaces `SessionOptions.intra_op` if given.
@@ -87,7 +87,7 @@ def open_session(
     Raises:
         UsageError: there is no such runtime.
         InputError: the file is missing or broken.
-        GraphError: the engine rejects the graph.
+        GraphError: the runtime rejects the graph.
         UnavailableError: the runtime, or with ``auto`` every runtime, cannot run the model here.
     """
     if threads is not None:
@@ -118,7 +118,7 @@ def _installation(model: Graph | Path) -> str:
 
 
 def _load_graph(model: Graph | str | os.PathLike[str]) -> Graph | Path:
-    """Return the graph of a frozen graph's file; other files are opened by the engine.
+    """Return the graph of a frozen graph's file; other files are opened by the runtime.
 
     Raises:
         InputError: the file is missing, or not a model.

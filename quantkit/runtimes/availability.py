@@ -1,4 +1,4 @@
-"""Installed engines, found without importing them."""
+"""Installed runtimes, found without importing them."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -9,11 +9,11 @@ from quantkit.errors import UnavailableError
 
 @dataclass(frozen=True)
 class Availability:
-    """Version of an installed engine, or the reason why the engine is missing and the command that installs it.
+    """Version of an installed runtime, or the reason why the runtime is missing and the command that installs it.
 
     Attributes:
-        ok: True if the engine is installed.
-        detail: version; if the engine is missing, ``reason: command``.
+        ok: True if the runtime is installed.
+        detail: version; if the runtime is missing, ``reason: command``.
     """
 
     ok: bool
@@ -33,12 +33,12 @@ class Availability:
         return cls(False, reason)
 
 
-def installed(title: str, module: str, *packages: str, extra: str) -> Availability:
-    """Find the Python package of an engine without importing it.
+def find_package(title: str, module: str, *packages: str, extra: str) -> Availability:
+    """Find the Python package of a runtime without importing it.
 
     Args:
-        title: name of the engine in messages.
-        module: Python module of the engine.
+        title: name of the runtime in messages.
+        module: Python module of the runtime.
         packages: distributions that provide the module, the usual one first.
         extra: extra of quantkit that installs the first of them.
     """
@@ -55,10 +55,10 @@ def installed(title: str, module: str, *packages: str, extra: str) -> Availabili
 
 
 def require(availability: Availability) -> None:
-    """Check that an engine is installed.
+    """Check that a runtime is installed.
 
     Raises:
-        UnavailableError: the engine is missing; the hint is the command that installs it.
+        UnavailableError: the runtime is missing; the hint is the command that installs it.
     """
     if not availability.ok:
         raise UnavailableError(availability.detail.partition(": ")[0], hint=availability.command)

@@ -1,4 +1,4 @@
-"""The part of a session that all engines have in common: checks of the arrays, names, closing."""
+"""The part of a session that all runtimes have in common: checks of the arrays, names, closing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -12,7 +12,7 @@ from quantkit.runtimes.session import RuntimeVersion, SkippedRuntime, TensorInfo
 
 
 class FunctionSession:
-    """Session around one function of an engine.
+    """Session around one function of a runtime.
 
     Args:
         runtime: runtime and version.
@@ -95,14 +95,14 @@ def check_feeds(inputs: tuple[TensorInfo, ...], feeds: Mapping[str, Array]) -> N
     Raises:
         UsageError: names the input, its type or shape, and that of the array.
     """
-    known = {info.name: info for info in inputs}
+    infos = {info.name: info for info in inputs}
     for name in feeds:
-        if name not in known:
+        if name not in infos:
             raise UsageError(
                 f"{name!r} is not an input of this session",
-                hint=did_you_mean(name, known) or f"its inputs are {', '.join(known)}",
+                hint=did_you_mean(name, infos) or f"the inputs are {', '.join(infos)}",
             )
-    for name, info in known.items():
+    for name, info in infos.items():
         if name not in feeds:
             raise UsageError(
                 f"no array for input {name!r}", hint=f"pass a {info.dtype.value} array of shape {info.shape}"

@@ -11,17 +11,17 @@ import numpy as np
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.runtimes.availability import Availability, installed
+from quantkit.runtimes.availability import Availability, find_package
 from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.runtime import Runtime
 from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions, TensorInfo
-from quantkit.runtimes.tensorflow_library import quiet
+from quantkit.runtimes.tensorflow_library import suppress_log
 
 _DTYPE_NAMES = {"float32": "float", "float64": "double", "float16": "half"}
 
 
 def _available() -> Availability:
-    return installed("LiteRT", "ai_edge_litert", "ai-edge-litert", extra="litert")
+    return find_package("LiteRT", "ai_edge_litert", "ai-edge-litert", extra="litert")
 
 
 def _open(model: Graph | Path, options: SessionOptions) -> Session:
@@ -38,7 +38,7 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
     """
     name = model.name if isinstance(model, Path) else "the graph"
     source = _source(model)
-    with quiet():
+    with suppress_log():
         from ai_edge_litert.interpreter import Interpreter
 
         try:

@@ -11,7 +11,7 @@ import numpy as np
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.runtimes.availability import Availability, installed
+from quantkit.runtimes.availability import Availability, find_package
 from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.runtime import Runtime
 from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions, TensorInfo
@@ -24,7 +24,7 @@ _DTYPE_NAMES = {"float16": "half", "float8e4m3fn": "float8_e4m3fn", "float8e5m2"
 
 
 def _available() -> Availability:
-    return installed("ONNX Runtime", "onnxruntime", *_PACKAGES, extra="onnx")
+    return find_package("ONNX Runtime", "onnxruntime", *_PACKAGES, extra="onnx")
 
 
 def _open(model: Graph | Path, options: SessionOptions) -> Session:
@@ -91,10 +91,10 @@ def _providers(onnxruntime: Any, gpu: int | None) -> list[Any]:
     """
     if gpu is None:
         return [CPU]
-    known = onnxruntime.get_available_providers()
-    if CUDA not in known:
+    providers = onnxruntime.get_available_providers()
+    if CUDA not in providers:
         raise UnavailableError(
-            f"this ONNX Runtime ({onnxruntime.__version__}) cannot use a GPU, only {', '.join(known)}",
+            f"this ONNX Runtime ({onnxruntime.__version__}) cannot use a GPU, only {', '.join(providers)}",
             hint="on a machine with an NVIDIA GPU: pip uninstall onnxruntime, pip install onnxruntime-gpu",
         )
     if hasattr(onnxruntime, "preload_dlls"):

@@ -14,12 +14,12 @@ READS_KMP = frozenset({"libiomp5", "libomp"})
 
 
 def openmp_libraries(package: str, maps: Path = Path("/proc/self/maps")) -> tuple[str, ...]:
-    """Return the loaded OpenMP libraries that an engine can use: ``libiomp5``, ``libgomp``, ``libomp``.
+    """Return the loaded OpenMP libraries that a runtime can use: ``libiomp5``, ``libgomp``, ``libomp``.
 
-    Call it after the engine is loaded.
+    Call it after the runtime is loaded.
 
     Args:
-        package: Python package of the engine: ``tensorflow``.
+        package: Python package of the runtime: ``tensorflow``.
         maps: memory map of the process in Linux' format.
 
     Returns:

@@ -11,7 +11,7 @@ from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableEr
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.tensorflow.signatures import output_dtypes
-from quantkit.runtimes.availability import Availability, installed
+from quantkit.runtimes.availability import Availability, find_package
 from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.runtime import Runtime
 from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions, TensorInfo
@@ -38,7 +38,7 @@ _DTYPES = {
 
 
 def _available() -> Availability:
-    return installed("OpenVINO", "openvino", "openvino", extra="openvino")
+    return find_package("OpenVINO", "openvino", "openvino", extra="openvino")
 
 
 def _open(model: Graph | Path, options: SessionOptions) -> Session:
@@ -97,11 +97,11 @@ def _device(core: Any, version: str, gpu: int | None) -> str:
     """
     if gpu is None:
         return "CPU"
-    known = core.available_devices
-    gpus = [name for name in known if name.startswith("GPU")]
+    devices = core.available_devices
+    gpus = [name for name in devices if name.startswith("GPU")]
     if gpu >= len(gpus):
         raise UnavailableError(
-            f"OpenVINO {version.split('-')[0]} has no device gpu:{gpu}, only {', '.join(known)}",
+            f"OpenVINO {version.split('-')[0]} has no device gpu:{gpu}, only {', '.join(devices)}",
             hint="OpenVINO supports Intel GPUs; install their compute driver (intel-opencl-icd)",
         )
     return str(gpus[gpu])
@@ -155,9 +155,9 @@ def _info(port: Any, names: Collection[str] = ()) -> TensorInfo:
     return TensorInfo(name if name in names or not names else min(names), _DTYPES[dtype], shape)
 
 
-def _unused_inputs(graph: Graph, known: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
+def _unused_inputs(graph: Graph, inputs: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
     """Return the inputs that no output depends on: OpenVINO removes them, a session accepts them."""
-    names = {info.name for info in known}
+    names = {info.name for info in inputs}
     infos = []
     for edge in graph.inputs:
         node = graph[edge.node]

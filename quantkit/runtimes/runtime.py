@@ -13,25 +13,25 @@ from quantkit.runtimes.session import Session, SessionOptions
 
 @dataclass(frozen=True)
 class Runtime:
-    """Inference engine that opens models in sessions.
+    """Inference runtime that opens models in sessions.
 
     Attributes:
         name: name on the command line: ``onnxruntime``.
         title: name in messages: ``ONNX Runtime``.
-        available: function that returns the installed version, or the reason why the engine is missing; it imports
+        available: function that returns the installed version, or the reason why the runtime is missing; it imports
             nothing heavy.
-        open_model: function that opens a checked model with checked options. It imports the engine, and may raise
+        open_model: function that opens a checked model with checked options. It imports the runtime, and may raise
             `UnavailableError`, `InputError` or `GraphError`.
-        kinds: kinds of files (keys of `quantkit.formats.KINDS`) that the engine opens itself.
+        kinds: kinds of files (keys of `quantkit.formats.KINDS`) that the runtime opens itself.
         dialects: dialects of the graphs that `open_model` takes.
-        native_dialect: the one of them that runs without a conversion; empty: all graphs are converted.
+        native_dialect: the one of them that runs without a conversion; empty if all graphs are converted.
         keeps_tensors: True if each tensor of a graph can be an output and has the value that the graph defines; False
             if compilation changes or removes intermediate tensors.
-        devices: ``cpu``, and ``gpu`` if the engine has GPU kernels.
-        precisions: arithmetic that the engine can use, as in `SessionOptions.precision`.
-        has_threads: True if the engine has thread options (``intra_op``, ``inter_op``).
-        package: Python package with the libraries of the engine.
-        variables: environment variables that the engine reads besides those of its OpenMP runtime, with their effect.
+        devices: ``cpu``, and ``gpu`` if the runtime has GPU kernels.
+        precisions: arithmetic that the runtime can use, as in `SessionOptions.precision`.
+        has_threads: True if the runtime has thread options (``intra_op``, ``inter_op``).
+        package: Python package with the libraries of the runtime.
+        variables: environment variables with an effect on the runtime, next to those of OpenMP.
         priority: rank for ``auto``; the runtime with the highest one is tried first.
     """
 
@@ -58,10 +58,10 @@ class Runtime:
             options: threads, device and precision.
 
         Raises:
-            UnavailableError: the engine is not installed, or does not support the model, the device or the precision.
+            UnavailableError: the runtime is not installed, or does not support the model, the device or the precision.
             UsageError: the device is not a device name.
             InputError: the file is missing or broken.
-            GraphError: the engine rejects the graph.
+            GraphError: the runtime rejects the graph.
         """
         self._check_model(model)
         require(self.available())

@@ -34,7 +34,7 @@ class RuntimeVersion:
     Attributes:
         name: name on the command line.
         version: version of the installed package.
-        device: name of the device in the engine: ``CPU``, ``/device:GPU:0``, ``CUDAExecutionProvider``.
+        device: name of the device in the runtime: ``CPU``, ``/device:GPU:0``, ``CUDAExecutionProvider``.
 
     >>> str(RuntimeVersion("onnxruntime", "1.20.0"))
     'onnxruntime 1.20.0'
@@ -64,10 +64,10 @@ class SessionOptions:
     """Threads, device and precision of a session.
 
     Attributes:
-        intra_op: threads inside one op; None: the default of the engine.
-        inter_op: ops that run in parallel; None: the default of the engine.
+        intra_op: threads inside one op (default: the default of the runtime).
+        inter_op: ops that run in parallel (default: the default of the runtime).
         device: ``cpu``, ``gpu`` or ``gpu:N``.
-        precision: arithmetic that the engine may use (one of `PRECISIONS`); ``float32`` keeps the types of the graph.
+        precision: arithmetic that the runtime may use (one of `PRECISIONS`); ``float32`` keeps the types of the graph.
         log_placement: record the device of each op in `Session.placement`.
     """
 
@@ -129,13 +129,13 @@ class Session(Protocol):
 
         Raises:
             UsageError: an array is missing, unknown, or of the wrong type or shape, or the session is closed.
-            UnavailableError: the engine has no kernel for an op.
+            UnavailableError: the runtime has no kernel for an op.
             GraphError: an op rejects its inputs.
         """
         ...
 
     def close(self) -> None:
-        """Release the memory of the engine; a second call has no effect."""
+        """Release the memory of the runtime; a second call has no effect."""
         ...
 
     def __enter__(self) -> Self: ...

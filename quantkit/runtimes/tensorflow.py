@@ -18,7 +18,14 @@ from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.runtimes.function_session import FunctionSession, as_array
 from quantkit.runtimes.runtime import Runtime
 from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions, TensorInfo
-from quantkit.runtimes.tensorflow_library import available, explained, import_graph, module, quiet, tensor
+from quantkit.runtimes.tensorflow_library import (
+    available,
+    find_tensor,
+    import_graph,
+    import_tensorflow,
+    suppress_log,
+    translate_error,
+)
 
 _DTYPE_NAMES = {"float32": "float", "float64": "double", "float16": "half"}
 # Names of the bfloat16 instructions in /proc/cpuinfo (x86, Arm).
@@ -33,8 +40,8 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         GraphError: TensorFlow rejects the graph.
     """
     assert isinstance(model, Graph)
-    with quiet():
-        tf = module()
+    with suppress_log():
+        tf = import_tensorflow()
         gpu = options.gpu_index
         device = "/device:CPU:0" if gpu is None else _gpu(tf, gpu)
         config = _config(tf, options, on_gpu=gpu is not None)
@@ -42,8 +49,8 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
             tf.config.experimental.enable_tensor_float_32_execution(False)
         graph = import_graph(model, device)
         session = tf.compat.v1.Session(graph=graph, config=config)
-    feeds = [tensor(graph, edge) for edge in model.inputs]
-    fetches = _protect_fetches(tf, graph, feeds, [tensor(graph, edge) for edge in dict.fromkeys(model.outputs)])
+    feeds = [find_tensor(graph, edge) for edge in model.inputs]
+    fetches = _protect_fetches(tf, graph, feeds, [find_tensor(graph, edge) for edge in dict.fromkeys(model.outputs)])
     ops = {node.name: node.op for node in model.nodes.values()}
     call = _Call(tf, session, feeds, fetches, options.log_placement)
     return FunctionSession(
@@ -62,10 +69,10 @@ def _protect_fetches(tf: Any, graph: Any, feeds: list[Any], fetches: list[Any]) 
     TensorFlow's optimizer fuses a Sigmoid into a swish and a Rsqrt into a layer norm even if they are fetched, and then
     fails because the tensor is missing. It does not fuse tensors with several consumers.
     """
-    fed = {feed.name for feed in feeds}
+    inputs = {feed.name for feed in feeds}
     with graph.as_default():
         return [
-            tf.identity(fetch, "kept") if fetch.consumers() and fetch.name not in fed else fetch for fetch in fetches
+            tf.identity(fetch, "kept") if fetch.consumers() and fetch.name not in inputs else fetch for fetch in fetches
         ]
 
 
@@ -77,15 +84,15 @@ class _Call:
         self._v1 = tf.compat.v1
         self._call = session.make_callable(fetches, feed_list=feeds)
         # TensorFlow returns the caller's own array for a tensor that is both fed and fetched.
-        fed = {feed.name for feed in feeds}
-        self._is_fed = [fetch.name in fed for fetch in fetches]
+        inputs = {feed.name for feed in feeds}
+        self._is_input = [fetch.name in inputs for fetch in fetches]
         self._must_log = log_placement
 
     def compute(self, arrays: list[Array]) -> Sequence[Array]:
         results = self._call_with_log(arrays) if self._must_log else self._call(*arrays)
         return [
-            np.array(result) if is_fed else as_array(result)
-            for result, is_fed in zip(results, self._is_fed, strict=True)
+            np.array(result) if is_input else as_array(result)
+            for result, is_input in zip(results, self._is_input, strict=True)
         ]
 
     def _call_with_log(self, arrays: list[Array]) -> Any:
@@ -110,7 +117,7 @@ def _translating(
         try:
             return compute(arrays)
         except tf.errors.OpError as error:
-            raise explained(error, ops) from error
+            raise translate_error(error, ops) from error
 
     return compute_and_translate
 
@@ -121,21 +128,21 @@ def _gpu(tf: Any, index: int) -> str:
     Raises:
         UnavailableError: TensorFlow does not list this GPU; the hint names the missing part.
     """
-    known = tf.config.list_physical_devices("GPU")
-    if index < len(known):
+    devices = tf.config.list_physical_devices("GPU")
+    if index < len(devices):
         return f"/device:GPU:{index}"
-    if known:
+    if devices:
         raise UnavailableError(
-            f"TensorFlow {tf.__version__} lists {len(known)} GPUs, and gpu:{index} is not one of them",
-            hint=f"use --device gpu:{len(known) - 1} or lower; CUDA_VISIBLE_DEVICES hides the others",
+            f"TensorFlow {tf.__version__} lists {len(devices)} GPUs, and gpu:{index} is not one of them",
+            hint=f"use --device gpu:{len(devices) - 1} or lower; CUDA_VISIBLE_DEVICES hides the others",
         )
     hint = (
         "check that nvidia-smi lists the GPU, and install the CUDA libraries: pip install 'tensorflow[and-cuda]'"
         if tf.test.is_built_with_cuda()
         else "this build has no CUDA: pip install 'tensorflow[and-cuda]' on Linux with an NVIDIA GPU"
     )
-    devices = ", ".join(device.name for device in tf.config.list_physical_devices())
-    raise UnavailableError(f"TensorFlow {tf.__version__} has no GPU, only {devices}", hint=hint)
+    names = ", ".join(device.name for device in tf.config.list_physical_devices())
+    raise UnavailableError(f"TensorFlow {tf.__version__} has no GPU, only {names}", hint=hint)
 
 
 def _config(tf: Any, options: SessionOptions, *, on_gpu: bool) -> Any:

@@ -10,7 +10,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, Tensor
 from quantkit.ops.tensorflow.signatures import input_dtypes, num_outputs
 from quantkit.runtimes.availability import require
-from quantkit.runtimes.tensorflow_library import available, module, quiet
+from quantkit.runtimes.tensorflow_library import available, import_tensorflow, suppress_log
 
 # Function from a node and the values of its inputs to the values of its outputs; None if it cannot be computed.
 Evaluate = Callable[[Node, Sequence[Array]], tuple[Array, ...] | None]
@@ -28,7 +28,7 @@ def evaluate_with_tensorflow() -> Evaluate:
 
 def _evaluate(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...] | None:
     """Run a graph of this node and its inputs on the CPU."""
-    tf = module()
+    tf = import_tensorflow()
     count = num_outputs(node)
     if count is None:
         return None
@@ -37,7 +37,7 @@ def _evaluate(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...] | None:
     single = node.with_(name="node", inputs=tuple(Edge(value.name) for value in constants), controls=(), device="")
     definition = tf.compat.v1.GraphDef.FromString(graphdef.encode(Graph.of([*constants, single])))
     try:
-        with quiet(), tf.Graph().as_default() as graph, tf.device("/CPU:0"):
+        with suppress_log(), tf.Graph().as_default() as graph, tf.device("/CPU:0"):
             tf.import_graph_def(definition, name="")
             with tf.compat.v1.Session(graph=graph) as session:
                 values = session.run([f"node:{port}" for port in range(count)])

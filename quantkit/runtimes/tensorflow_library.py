@@ -1,6 +1,6 @@
-"""TensorFlow as a library: importing it quietly, its messages and graphs, and its errors as sentences.
+"""TensorFlow as a library: import without log output, messages, graphs, and one-line errors.
 
-Importers, converters and the runtime share this module; TensorFlow is imported when a function first needs it.
+Importers, converters and the runtime share this module. TensorFlow is imported on the first use of a function.
 """
 
 import os
@@ -13,17 +13,17 @@ from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableEr
 from quantkit.formats import graphdef
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ops.tensorflow.signatures import op_names
-from quantkit.runtimes.availability import Availability, installed
+from quantkit.runtimes.availability import Availability, find_package
 
 
 def available() -> Availability:
     """Return the installed version of TensorFlow, or the reason why it is missing."""
-    return installed("TensorFlow", "tensorflow", "tensorflow", "tensorflow-cpu", "tf-nightly", extra="tensorflow")
+    return find_package("TensorFlow", "tensorflow", "tensorflow", "tensorflow-cpu", "tf-nightly", extra="tensorflow")
 
 
-def module() -> Any:
-    """The imported package; its chatter is kept off the terminal unless ``TF_CPP_MIN_LOG_LEVEL`` is set."""
-    with quiet():
+def import_tensorflow() -> Any:
+    """Import the package; its log is suppressed unless ``TF_CPP_MIN_LOG_LEVEL`` is set."""
+    with suppress_log():
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         import tensorflow
 
@@ -31,115 +31,114 @@ def module() -> Any:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Send what C++ code writes to stderr nowhere: TensorFlow talks before its log level is read."""
+def suppress_log() -> Iterator[None]:
+    """Discard the stderr output of C++ code: TensorFlow logs before it reads its log level."""
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3") != "3":
         yield
         return
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    stderr = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 2)
+        os.dup2(null, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)
 
 
 def graph_def(graph: Graph) -> Any:
-    """TensorFlow's own GraphDef message of a graph; the encoded bytes are not kept."""
-    return module().compat.v1.GraphDef.FromString(graphdef.encode(graph))
+    """Return the GraphDef message of a graph; the encoded bytes are freed."""
+    return import_tensorflow().compat.v1.GraphDef.FromString(graphdef.encode(graph))
 
 
 def import_graph(graph: Graph, device: str = "/device:CPU:0") -> Any:
-    """A ``tf.Graph`` of a graph, under the same names.
+    """Return the ``tf.Graph`` of a graph, with the same node names.
 
     Args:
         graph: a frozen TensorFlow graph.
-        device: where operations go that name no device of their own.
+        device: device of the nodes that specify none.
 
     Raises:
-        UnavailableError: this TensorFlow has no such op.
-        GraphError: TensorFlow refuses the graph.
+        UnavailableError: an op is not in this TensorFlow.
+        GraphError: TensorFlow rejects the graph.
     """
-    tf = module()
-    made = tf.Graph()
+    tf = import_tensorflow()
+    imported = tf.Graph()
     try:
-        with made.as_default(), tf.device(device):
+        with imported.as_default(), tf.device(device):
             tf.compat.v1.import_graph_def(graph_def(graph), name="")
     except (tf.errors.OpError, ValueError, TypeError, KeyError) as error:
-        raise explained(error, {node.name: node.op for node in graph.nodes.values()}) from error
-    return made
+        raise translate_error(error, {node.name: node.op for node in graph.nodes.values()}) from error
+    return imported
 
 
-def tensor(imported: Any, edge: Edge) -> Any:
-    """The tensor of an imported graph that an edge means.
+def find_tensor(imported: Any, edge: Edge) -> Any:
+    """Return the tensor of an imported graph for an edge.
 
     Raises:
-        GraphError: it has no such node, or the node not so many outputs.
+        GraphError: the graph has no such node, or the node has no such output.
     """
     try:
         return imported.get_tensor_by_name(f"{edge.node}:{edge.port}")
     except (KeyError, ValueError):
         raise GraphError(
-            f"{str(edge)!r}, an input or output, is no tensor of the graph",
+            f"{str(edge)!r}, an input or output, is not a tensor of the graph",
             hint=did_you_mean(edge.node, [operation.name for operation in imported.get_operations()]),
         ) from None
 
 
-def explained(error: Exception, ops: Mapping[str, str]) -> QuantkitError:
-    """What a TensorFlow error says of the graph, in a sentence that names node and op.
+def translate_error(error: Exception, ops: Mapping[str, str]) -> QuantkitError:
+    """Convert a TensorFlow error to a one-line error that names node and op.
 
     Args:
-        error: raised by an import or a run.
-        ops: each node's op, by name.
+        error: error of an import or a run.
+        ops: op type of each node by name.
     """
     text = str(getattr(error, "message", "") or error)
-    version = module().__version__
+    version = import_tensorflow().__version__
     missing = re.search(r"Op type not registered '(\w+)'", text)
     if missing:
         op = missing[1]
-        name = next((name for name, its in ops.items() if its == op), "")
+        node = next((name for name, op_type in ops.items() if op_type == op), "")
         return UnavailableError(
-            f"TensorFlow {version} has no op {op}" + (f", which node {name!r} is" if name else ""),
-            hint=did_you_mean(op, op_names()) or "it may live in another package, or in another version of TensorFlow",
+            f"TensorFlow {version} has no op {op}" + (f", the op of node {node!r}" if node else ""),
+            hint=did_you_mean(op, op_names()) or "the op may be in another package or in another version of TensorFlow",
         )
-    named = re.findall(r"\{\{node ([^}]+)\}\}|\b[Nn]ode '?([\w./>-]+)", text)
-    name = next((one or other for one, other in named if one or other in ops), "")
-    op = ops.get(name, "")
-    where = f"node {name!r}" + (f" ({op})" if op else "") + ": " if name else ""
+    matches = re.findall(r"\{\{node ([^}]+)\}\}|\b[Nn]ode '?([\w./>-]+)", text)
+    node = next((name for pair in matches for name in pair if name in ops), "")
+    prefix = f"node {node!r} ({ops[node]}): " if node else ""
     reason = _first_line(text)
     if re.search(r"No OpKernel was registered|not supported on|only supports? NHWC|out of memory|OOM", text):
         return UnavailableError(
-            f"{where}TensorFlow {version} can not run it here: {reason}",
-            hint="another --runtime may have a kernel: quantkit doctor lists what is installed",
+            f"{prefix}TensorFlow {version} cannot run it here: {reason}",
+            hint="another --runtime may have a kernel: quantkit doctor lists the installed ones",
         )
     return GraphError(
-        f"{where}TensorFlow refuses it: {reason}" if where else f"TensorFlow refuses the graph: {reason}",
-        hint="quantkit summarize shows the graph; a transform before this step may have broken it",
+        f"{prefix}TensorFlow rejects it: {reason}" if prefix else f"TensorFlow rejects the graph: {reason}",
+        hint="quantkit summarize shows the graph; an earlier transform may have broken it",
     )
 
 
 def _first_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and lines[0].startswith("Graph execution error"):
-        # The node and where it was made come first; the reason is between them and the node once more.
-        named = [number for number, line in enumerate(lines) if line.startswith("Node:")]
-        lines = lines[named[-1] + 1 :] if named else lines[1:]
-    line = lines[0] if lines else "nothing"
-    # What follows is the whole signature and the whole node.
+        # The reason stands between the stack trace of the node and the last mention of the node.
+        nodes = [number for number, line in enumerate(lines) if line.startswith("Node:")]
+        lines = lines[nodes[-1] + 1 :] if nodes else lines[1:]
+    line = lines[0] if lines else "no reason"
+    # The rest of the line repeats the signature and the whole node.
     return re.split(r"; (?:Op<|NodeDef|while )|\s*\[\[\{\{|\. Registered:| for '\{\{node | from Op<", line)[0].rstrip(
         ". ;"
     )
 
 
-def reason(error: Exception) -> str:
-    r"""What an error of TensorFlow's or Keras' says first, on one line that every terminal can print.
+def describe_error(error: Exception) -> str:
+    r"""Return the first line of a TensorFlow or Keras error, with printable characters only.
 
-    >>> reason(ValueError("Unknown layer: 'Mine'. Please register it.\nSee the guide."))
-    "Unknown layer: 'Mine'. Please register it"
-    >>> reason(KeyError("dense"))
+    >>> describe_error(ValueError("Unknown layer: 'Swish2'. Please register it.\nSee the guide."))
+    "Unknown layer: 'Swish2'. Please register it"
+    >>> describe_error(KeyError("dense"))
     "KeyError: 'dense'"
     """
     text = one_line(str(getattr(error, "message", "") or error))
@@ -149,15 +148,21 @@ def reason(error: Exception) -> str:
 
 
 @contextmanager
-def reading(what: str, hint: str = "copy it again, or save it again with the installed TensorFlow") -> Iterator[None]:
-    """Say in one sentence what TensorFlow or Keras say of what they read: of a broken file that may be anything.
+def translate_read_errors(
+    file: str, hint: str = "copy the file again, or save the model again with the installed TensorFlow"
+) -> Iterator[None]:
+    """Convert every error of TensorFlow or Keras to a one-line error: reading a broken file may raise any class.
+
+    Args:
+        file: name of the file in the message.
+        hint: hint of the error.
 
     Raises:
-        InputError: naming ``what``.
+        InputError: the body of the ``with`` statement raised an error that is not a `QuantkitError`.
     """
     try:
         yield
     except QuantkitError:
         raise
     except Exception as error:
-        raise InputError(f"{what} can not be read by TensorFlow: {reason(error)}", hint) from error
+        raise InputError(f"{file} cannot be read by TensorFlow: {describe_error(error)}", hint) from error

@@ -163,7 +163,7 @@ def test_freeze_graph(said: Said, trained: Path) -> None:
                 *("--input_checkpoint=model", "--initializer_nodes=gone"),
             ],
             3,
-            "model can not be read by TensorFlow: .*gone",
+            "model cannot be read by TensorFlow: .*gone",
         ),
         (
             [

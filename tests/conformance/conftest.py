@@ -19,7 +19,7 @@ def conversions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def toy_distribution(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Installed distribution that registers a runtime through an entry point."""
     folder = tmp_path_factory.mktemp("site-packages")
@@ -34,7 +34,7 @@ def toy_distribution(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
 
 @pytest.fixture(params=[*runtimes(), "toy"])
 def runtime(request: pytest.FixtureRequest) -> Runtime:
-    """Every runtime; one whose engine is missing is skipped with the command that installs it."""
+    """Every runtime; one whose runtime is missing is skipped with the command that installs it."""
     runtime = find_runtime(request.param)
     if not runtime.available().ok:
         pytest.skip(runtime.available().detail)

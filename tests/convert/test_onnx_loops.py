@@ -1,20 +1,20 @@
-"""Loops on their way to ONNX."""
+"""Loops in the conversion to ONNX."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from quantkit.convert.onnx_loops import tell_shapes_of_turns, with_own_lists
+from quantkit.convert.onnx_loops import copy_shared_lists, set_scalar_loop_inputs
 from quantkit.convert.to_onnx import to_onnx_graph
 from quantkit.ir.check import verify
 from quantkit.ir.text import from_text
 from quantkit.runtimes import open_session, tensorflow
-from quantkit.runtimes.availability import installed
+from quantkit.runtimes.availability import find_package
 
-TOOLS = (installed("tf2onnx", "tf2onnx", "tf2onnx", extra="onnx"), tensorflow.RUNTIME.available())
+TOOLS = (find_package("tf2onnx", "tf2onnx", "tf2onnx", extra="onnx"), tensorflow.RUNTIME.available())
 
-# Each turn writes x, and doubles it.
+# Each iteration appends x to the list and doubles it.
 STEP = """function small{0}(out[bool] = s)
 n = _Arg(T=int32, index=0)
 most = _Arg(T=int32, index=1)
@@ -49,47 +49,47 @@ y = AddV2(one, other, T=float)
 {STEP.format(1)}{STEP.format(2)}"""
 
 
-def test_each_loop_gets_a_list_of_its_own() -> None:
+def test_each_loop_has_a_separate_list() -> None:
     graph = from_text(TWO_LOOPS)
-    made = with_own_lists(graph)
-    verify(made)
-    assert made["first"] is graph["first"]
-    copy = made["second"].inputs[2].node
+    copied = copy_shared_lists(graph)
+    verify(copied)
+    assert copied["first"] is graph["first"]
+    copy = copied["second"].inputs[2].node
     assert copy != "list"
-    assert made[copy].with_(name="list") == graph["list"]
-    assert with_own_lists(made) is made
+    assert copied[copy].with_(name="list") == graph["list"]
+    assert copy_shared_lists(copied) is copied
 
 
-def test_loops_in_functions_do_too() -> None:
+def test_loops_in_functions_have_separate_lists() -> None:
     lines = TWO_LOOPS.partition("function")[0].splitlines()[3:]
     body = "\n".join(["function outer(out = y)", "x = _Arg(T=float, index=0)", *lines, "end"])
     graph = from_text(
         f"inputs: x\noutputs: y\nx = Placeholder[2]()\ny = outer(x)\n{body}\n{STEP.format(1)}{STEP.format(2)}"
     )
-    function = with_own_lists(graph).library["outer"]
+    function = copy_shared_lists(graph).library["outer"]
     assert function.graph.op_counts["TensorListReserve"] == 2
 
 
 @pytest.mark.engine
-@pytest.mark.skipif(not all(one.ok for one in TOOLS), reason=" ".join(one.detail for one in TOOLS))
-def test_tf2onnx_converts_two_loops_that_begin_with_one_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not all(tool.ok for tool in TOOLS), reason=" ".join(tool.detail for tool in TOOLS))
+def test_tf2onnx_converts_two_loops_that_share_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUANTKIT_CACHE", str(tmp_path))
     graph = from_text(TWO_LOOPS)
     x = np.float32([1, -3])
-    made = to_onnx_graph(graph)
-    with open_session(graph, "tensorflow") as theirs, open_session(made, "onnxruntime") as ours:
-        np.testing.assert_array_equal(ours.run({"x": x})["y"], theirs.run({"x": x})["y"])
+    converted = to_onnx_graph(graph)
+    with open_session(graph, "tensorflow") as expected, open_session(converted, "onnxruntime") as session:
+        np.testing.assert_array_equal(session.run({"x": x})["y"], expected.run({"x": x})["y"])
 
 
-def test_the_number_of_a_turn_is_a_scalar() -> None:
+def test_iteration_number_is_a_scalar() -> None:
     onnx = pytest.importorskip("onnx", reason="pip install onnx")
     number = onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, None)
-    comes = onnx.helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, None)
+    condition = onnx.helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, None)
     value = onnx.helper.make_tensor_value_info("v", onnx.TensorProto.FLOAT, None)
-    inner = onnx.helper.make_graph([], "inner", [number, comes, value], [comes, value])
+    inner = onnx.helper.make_graph([], "inner", [number, condition, value], [condition, value])
     loop = onnx.helper.make_node("Loop", ["", "c", "v"], ["w"], body=inner)
     branch = onnx.helper.make_graph([loop], "branch", [], [])
     graph = onnx.helper.make_graph([onnx.helper.make_node("If", ["c"], ["w"], then_branch=branch)], "g", [], [])
-    tell_shapes_of_turns(graph)
-    found = graph.node[0].attribute[0].g.node[0].attribute[0].g.input
-    assert [one.type.tensor_type.HasField("shape") for one in found] == [True, True, False]
+    set_scalar_loop_inputs(graph)
+    inputs = graph.node[0].attribute[0].g.node[0].attribute[0].g.input
+    assert [value.type.tensor_type.HasField("shape") for value in inputs] == [True, True, False]

@@ -86,7 +86,7 @@ def test_variables_are_refused_by_their_shapes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", [".keras", ".h5"])
 def test_keras_files_are_refused_by_their_weights(ending: str, tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
-    keras = tensorflow.module().keras
+    keras = tensorflow.import_tensorflow().keras
     path = tmp_path / f"model{ending}"
     keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)]).save(path)
     weights, group = (path, "model_weights") if ending == ".h5" else (tmp_path / "model.weights.h5", "layers")
@@ -108,7 +108,7 @@ def test_keras_files_are_refused_by_their_weights(ending: str, tmp_path: Path) -
 @pytest.mark.engine
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_in_memory_is_refused_by_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    keras = tensorflow.module().keras
+    keras = tensorflow.import_tensorflow().keras
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
     monkeypatch.setattr(graphdef, "MAX_BYTES", 4 * 15 - 1)
     with pytest.raises(InputError, match="the weights of the model take .* GB"):

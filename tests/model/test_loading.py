@@ -162,9 +162,9 @@ def test_a_model_proto_of_onnx() -> None:
 
 
 def _tensorflow() -> Any:
-    from quantkit.runtimes.tensorflow_library import module
+    from quantkit.runtimes.tensorflow_library import import_tensorflow
 
-    return module()
+    return import_tensorflow()
 
 
 def _keras_model() -> Any:

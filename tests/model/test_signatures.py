@@ -90,7 +90,7 @@ def test_names_follow_the_ends_of_a_rewritten_graph() -> None:
 
 def save_second_kind(folder: Path) -> None:
     """Three uses, none of them the default: dicts, words, one tensor; one with variables in no branch of it."""
-    tf = tensorflow.module()
+    tf = tensorflow.import_tensorflow()
     module = tf.Module()
     module.w = tf.Variable(W)
     module.predict = tf.function(
@@ -110,7 +110,7 @@ def save_second_kind(folder: Path) -> None:
 
 
 def save_first_kind(folder: Path) -> None:
-    tf = tensorflow.module()
+    tf = tensorflow.import_tensorflow()
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
         image = v1.placeholder(tf.float32, [None, 4], name="in/image")
@@ -138,7 +138,7 @@ class TestTensorFlow:
     @pytest.mark.parametrize("save", [save_first_kind, save_second_kind])
     @pytest.mark.parametrize("recipe", [None, "inference", "obfuscate_names"])
     def test_each_use_is_called_as_before(self, save: Any, recipe: str | None, tmp_path: Path) -> None:
-        tf = tensorflow.module()
+        tf = tensorflow.import_tensorflow()
         save(tmp_path / "in")
         for name, feeds in FEEDS.items():
             out = tmp_path / name

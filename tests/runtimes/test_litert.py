@@ -14,10 +14,10 @@ from quantkit.runtimes import open_session, tensorflow
 from quantkit.runtimes.litert import RUNTIME, _info, _num_threads, _translate_error
 from quantkit.runtimes.session import SessionOptions
 
-ANSWERS = (RUNTIME.available(), tensorflow.RUNTIME.available())
+TOOLS = (RUNTIME.available(), tensorflow.RUNTIME.available())
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif(not all(one.ok for one in ANSWERS), reason=" ".join(one.detail for one in ANSWERS)),
+    pytest.mark.skipif(not all(tool.ok for tool in TOOLS), reason=" ".join(tool.detail for tool in TOOLS)),
 ]
 FLOAT = DType.FLOAT
 
@@ -29,8 +29,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def small(op: str = "Neg", *dims: int | None) -> Graph:
-    place = Node("a/x", "Placeholder", attrs={"dtype": FLOAT, "shape": Shape(dims or (None, 2))})
-    return Graph.of([place, Node("b/y", op, (Edge("a/x"),), attrs={"T": FLOAT})], ["a/x"], ["b/y"])
+    x = Node("a/x", "Placeholder", attrs={"dtype": FLOAT, "shape": Shape(dims or (None, 2))})
+    return Graph.of([x, Node("b/y", op, (Edge("a/x"),), attrs={"T": FLOAT})], ["a/x"], ["b/y"])
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "small.tflite"
 
 
-def test_a_file_has_the_graphs_names(file: Path) -> None:
+def test_file_keeps_the_names_of_the_graph(file: Path) -> None:
     with RUNTIME.open(file) as session:
         assert [(info.name, info.dtype, info.shape) for info in session.inputs] == [("a/x", FLOAT, Shape((None, 2)))]
         for n in (1, 4, 0, 2):
@@ -47,7 +47,7 @@ def test_a_file_has_the_graphs_names(file: Path) -> None:
             np.testing.assert_array_equal(session.run({"a/x": x})["b/y"], -x)
 
 
-def test_two_graphs_may_name_two_functions_alike(tmp_path: Path) -> None:
+def test_functions_of_different_graphs_may_have_one_name(tmp_path: Path) -> None:
     text = """
         inputs: x
         outputs: y
@@ -69,8 +69,8 @@ def test_two_graphs_may_name_two_functions_alike(tmp_path: Path) -> None:
             np.testing.assert_array_equal(session.run({"x": x})["y"], want)
 
 
-def test_a_signatures_names_come_first(tmp_path: Path) -> None:
-    tf = tensorflow.module()
+def test_names_are_those_of_the_signature(tmp_path: Path) -> None:
+    tf = tensorflow.import_tensorflow()
 
     class Model(tf.Module):  # type: ignore[misc, name-defined]
         @tf.function(input_signature=[tf.TensorSpec([1, 2], name="left"), tf.TensorSpec([1, 2], name="right")])
@@ -90,35 +90,35 @@ def test_a_signatures_names_come_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Statistics for quantized inputs")
-def test_codes_go_in_and_out_as_the_file_says(tmp_path: Path) -> None:
-    tf = tensorflow.module()
+def test_quantized_inputs_and_outputs_keep_their_types(tmp_path: Path) -> None:
+    tf = tensorflow.import_tensorflow()
     function = tf.function(tf.nn.relu, input_signature=[tf.TensorSpec([1, 4], name="x")]).get_concrete_function()
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function])
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     converter.representative_dataset = lambda: ([np.float32([[-1, 0, 1, 2]])] for _ in range(2))
     converter.inference_input_type, converter.inference_output_type = tf.int8, tf.uint8
-    (tmp_path / "codes.tflite").write_bytes(converter.convert())
-    with RUNTIME.open(tmp_path / "codes.tflite") as session:
+    (tmp_path / "quantized.tflite").write_bytes(converter.convert())
+    with RUNTIME.open(tmp_path / "quantized.tflite") as session:
         assert [info.dtype for info in (*session.inputs, *session.outputs)] == [DType.INT8, DType.UINT8]
         (result,) = session.run({session.inputs[0].name: np.int8([[-128, -43, 42, 127]])}).values()
     assert result.dtype == np.uint8
     assert result.max() > result.min()
 
 
-def test_auto_opens_a_file(file: Path) -> None:
+def test_auto_opens_a_tflite_file(file: Path) -> None:
     with open_session(file) as session:
         (result,) = session.run({session.inputs[0].name: np.float32([[1, 2]])}).values()
     np.testing.assert_array_equal(result, [[-1, -2]])
 
 
-def test_a_conversion_is_made_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = to_litert(small())
+def test_conversion_is_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = to_litert(small())
     assert [path.suffix for path in cache.iterdir()] == [".tflite"]
     monkeypatch.setattr(module, "_convert", lambda graph: pytest.fail("converted again"))
-    assert to_litert(small()) == made
+    assert to_litert(small()) == data
 
 
-def test_ops_that_can_not_be_converted_are_named_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_ops_are_named_and_the_message_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnavailableError, match=r"no LiteRT form of BesselI0e \(1\)"):
         to_litert(small("BesselI0e"))
     monkeypatch.setattr(module, "_convert", lambda graph: pytest.fail("tried again"))
@@ -127,17 +127,17 @@ def test_ops_that_can_not_be_converted_are_named_and_remembered(monkeypatch: pyt
     assert "--runtime tensorflow" in caught.value.hint
 
 
-def test_graphs_of_other_dialects_are_refused() -> None:
+def test_graphs_of_other_dialects_are_rejected() -> None:
     with pytest.raises(UnavailableError, match="not onnx graphs"):
         RUNTIME.open(Graph.of([], dialect="onnx"))
 
 
-def test_an_output_that_does_not_exist_is_the_graphs_fault() -> None:
+def test_missing_output_is_a_graph_error() -> None:
     with pytest.raises(GraphError, match="'b/y:3'"):
         to_litert(small().with_endpoints(None, ["b/y:3"]))
 
 
-def test_ranges_make_whole_numbers() -> None:
+def test_ranges_make_an_int8_model() -> None:
     from ai_edge_litert.interpreter import Interpreter
 
     nodes = [
@@ -145,8 +145,8 @@ def test_ranges_make_whole_numbers() -> None:
         constant("low", np.float32(-1)),
         constant("high", np.float32(1)),
         constant("w", np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)),
-        Node("codes", module.FAKE_QUANT, tuple(map(Edge, ("x", "low", "high"))), attrs={"num_bits": 8}),
-        Node("product", "MatMul", (Edge("codes"), Edge("w")), attrs={"T": FLOAT}),
+        Node("quantized", module.FAKE_QUANT, tuple(map(Edge, ("x", "low", "high"))), attrs={"num_bits": 8}),
+        Node("product", "MatMul", (Edge("quantized"), Edge("w")), attrs={"T": FLOAT}),
         constant("bottom", np.float32(-16)),
         constant("top", np.float32(16)),
         Node("y", module.FAKE_QUANT, tuple(map(Edge, ("product", "bottom", "top"))), attrs={"num_bits": 8}),
@@ -157,39 +157,39 @@ def test_ranges_make_whole_numbers() -> None:
         for details in interpreter.get_tensor_details()
         if details["dtype"] is np.int8
     }
-    assert scales == {1, 4}  # of activations, and of each channel of the weights
+    assert scales == {1, 4}  # per tensor for activations, per channel for weights
 
 
-def test_only_tflite_files_are_written(tmp_path: Path) -> None:
+def test_other_suffix_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"small\.pb"):
         save_litert(small(), tmp_path / "small.pb")
 
 
-def test_a_file_of_another_engine_is_refused(tmp_path: Path) -> None:
+def test_file_of_another_runtime_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "small.onnx").write_bytes(b"\x08\x08" + bytes(100))
     with pytest.raises(UnavailableError, match=r"small\.onnx"):
         RUNTIME.open(tmp_path / "small.onnx")
 
 
-def test_a_broken_file_is_named(tmp_path: Path) -> None:
+def test_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(100))
     with pytest.raises(InputError, match=r"broken\.tflite"):
         RUNTIME.open(tmp_path / "broken.tflite")
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_other_precisions_are_refused(precision: str) -> None:
+def test_other_precisions_are_rejected(precision: str) -> None:
     with pytest.raises(UnavailableError, match=precision):
         RUNTIME.open(Graph.of([]), SessionOptions(precision=precision))
 
 
 @pytest.mark.parametrize(("intra_op", "inter_op", "threads"), [(3, None, 3), (None, 2, 2), (2, 3, 6)])
-def test_threads_are_one_pool(intra_op: int | None, inter_op: int | None, threads: int) -> None:
+def test_threads_form_one_pool(intra_op: int | None, inter_op: int | None, threads: int) -> None:
     assert _num_threads(SessionOptions(intra_op=intra_op, inter_op=inter_op)) == threads
     assert _num_threads(SessionOptions()) >= 1
 
 
-def test_elements_that_no_session_takes_are_named() -> None:
+def test_unsupported_element_type_is_named() -> None:
     details = {"index": 0, "name": "x:0", "dtype": np.void, "shape_signature": np.int32([1])}
     with pytest.raises(UnavailableError, match="'x' has the unsupported element type void"):
         _info(details, {})
@@ -215,7 +215,7 @@ def test_elements_that_no_session_takes_are_named() -> None:
         ("", True, InputError, "LiteRT cannot open m: RuntimeError"),
     ],
 )
-def test_explanations_are_one_line(text: str, is_file: bool, kind: type[Exception], message: str) -> None:
+def test_error_is_one_line(text: str, is_file: bool, kind: type[Exception], message: str) -> None:
     error = _translate_error(RuntimeError(text), "m", is_file=is_file)
     assert type(error) is kind
     assert error.message == message

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.avail
 
 
 class Build:
-    """What `onnxruntime` says of itself."""
+    """Module `onnxruntime` with other execution providers."""
 
     __version__ = "1.0"
 
@@ -26,13 +26,13 @@ class Argument:
         self.name, self.type, self.shape = "x", kind, shape
 
 
-def test_a_build_without_cuda_says_what_to_install() -> None:
+def test_error_of_a_build_without_cuda_names_the_package() -> None:
     with pytest.raises(UnavailableError, match="cannot use a GPU, only CPUExecutionProvider") as caught:
         _providers(Build(CPU), 0)
     assert "onnxruntime-gpu" in caught.value.hint
 
 
-def test_the_processor_backs_a_gpu_up() -> None:
+def test_cpu_is_the_fallback_of_a_gpu() -> None:
     providers = _providers(Build(CUDA, CPU), 1)
     assert providers[0][0] == CUDA
     assert providers[0][1]["device_id"] == 1
@@ -41,24 +41,24 @@ def test_the_processor_backs_a_gpu_up() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_other_precisions_are_refused(precision: str) -> None:
+def test_other_precisions_are_rejected(precision: str) -> None:
     with pytest.raises(UnavailableError, match=precision):
         RUNTIME.open(Graph.of([]), SessionOptions(precision=precision))
 
 
-def test_graphs_of_other_dialects_are_refused() -> None:
+def test_graphs_of_other_dialects_are_rejected() -> None:
     with pytest.raises(UnavailableError, match="not circle graphs"):
         RUNTIME.open(Graph.of([], dialect="circle"))
 
 
-def test_onnx_graphs_are_opened_as_they_are() -> None:
+def test_onnx_graphs_need_no_conversion() -> None:
     x = Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 2))})
     graph = Graph.of([x, Node("y", "HardSwish", (Edge("x"),))], ["x"], ["y"], dialect="onnx")
     with RUNTIME.open(graph) as session:
         assert session.run({"x": np.full((1, 2), 3, np.float32)})["y"].tolist() == [[3, 3]]
 
 
-def test_a_file_of_another_engine_is_refused(tmp_path: Path) -> None:
+def test_file_of_another_runtime_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "small.tflite"
     path.write_bytes(b"\x1c\0\0\0TFL3" + bytes(100))
     with pytest.raises(UnavailableError, match=r"small\.tflite"):
@@ -73,12 +73,12 @@ def test_a_file_of_another_engine_is_refused(tmp_path: Path) -> None:
         ("tensor(uint8)", None, (DType.UINT8, Shape(None))),
     ],
 )
-def test_types_and_shapes(kind: str, shape: list[object] | None, expected: tuple[DType, Shape]) -> None:
+def test_type_and_shape_of_an_argument(kind: str, shape: list[object] | None, expected: tuple[DType, Shape]) -> None:
     info = _info(Argument(kind, shape))
     assert (info.dtype, info.shape) == expected
 
 
-def test_sequences_are_refused() -> None:
+def test_sequences_are_rejected() -> None:
     with pytest.raises(UnavailableError, match=r"seq\(tensor\(float\)\)"):
         _info(Argument("seq(tensor(float))", []))
 
@@ -99,7 +99,7 @@ def test_sequences_are_refused() -> None:
         ("", GraphError, "RuntimeError"),
     ],
 )
-def test_explanations_are_one_line(text: str, kind: type[Exception], message: str) -> None:
+def test_error_is_one_line(text: str, kind: type[Exception], message: str) -> None:
     error = _translate_error(RuntimeError(text), "a.onnx")
     assert type(error) is kind
     assert message in error.message

@@ -21,13 +21,13 @@ def maps(tmp_path: Path) -> Path:
     return file
 
 
-def test_libraries_of_the_system_count(maps: Path) -> None:
+def test_libraries_of_the_system_are_listed(maps: Path) -> None:
     assert openmp_libraries("tensorflow", maps) == ("libgomp", "libiomp5")
 
 
-def test_a_librarys_own_package_may_use_it(maps: Path) -> None:
+def test_libraries_of_the_package_are_listed(maps: Path) -> None:
     assert openmp_libraries("scikit_learn", maps) == ("libgomp", "libiomp5", "libomp")
 
 
-def test_no_memory_map_is_no_library(tmp_path: Path) -> None:
+def test_list_is_empty_without_a_memory_map(tmp_path: Path) -> None:
     assert openmp_libraries("tensorflow", tmp_path / "missing") == ()

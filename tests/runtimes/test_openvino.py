@@ -18,7 +18,7 @@ CONVERSION = "Exception from a.cpp:1:\nCheck 'false' failed at b.cpp:2:\nFrontEn
 
 @pytest.fixture
 def product(tmp_path: Path) -> Path:
-    """x times WEIGHTS, as OpenVINO's own file."""
+    """OpenVINO file that multiplies x and WEIGHTS."""
     import openvino
 
     x = openvino.opset8.parameter([-1, 64], np.float32, name="x")
@@ -28,26 +28,26 @@ def product(tmp_path: Path) -> Path:
 
 
 def error_of(path: Path, precision: str) -> float:
-    """The largest difference from NumPy, among results up to about 20."""
+    """Return the largest difference from NumPy; the results are below 20."""
     with RUNTIME.open(path, SessionOptions(precision=precision)) as session:
         (result,) = session.run({session.inputs[0].name: WEIGHTS}).values()
     return float(np.abs(result - WEIGHTS @ WEIGHTS).max())
 
 
-def test_float32_is_float32(product: Path) -> None:
+def test_float32_agrees_with_numpy(product: Path) -> None:
     assert error_of(product, "float32") < 1e-5
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_a_smaller_precision_is_used_or_refused(product: Path, precision: str) -> None:
+def test_smaller_precision_is_used_or_rejected(product: Path, precision: str) -> None:
     try:
         error = error_of(product, precision)
-    except UnavailableError as refusal:
-        pytest.skip(refusal.message)
-    assert 1e-4 < error < 0.2  # eight or eleven bits of mantissa, not twenty-four
+    except UnavailableError as unavailable:
+        pytest.skip(unavailable.message)
+    assert 1e-4 < error < 0.2  # 8 or 11 bits of mantissa, not 24
 
 
-def test_an_unknown_precision_is_refused(product: Path) -> None:
+def test_unknown_precision_is_rejected(product: Path) -> None:
     with pytest.raises(UnavailableError, match="'float8'"):
         RUNTIME.open(product, SessionOptions(precision="float8"))
 
@@ -71,14 +71,14 @@ def test_an_unknown_precision_is_refused(product: Path) -> None:
         ("", False, GraphError, "OpenVINO rejects m.xml: no reason"),
     ],
 )
-def test_explanations_are_one_line(text: str, is_file: bool, kind: type[Exception], message: str) -> None:
+def test_error_is_one_line(text: str, is_file: bool, kind: type[Exception], message: str) -> None:
     error = _translate_error(RuntimeError(text), "m.xml", is_file=is_file)
     assert type(error) is kind
     assert error.message == message
     assert error.hint
 
 
-def test_opening_sends_no_usage_reports(product: Path, tmp_path: Path) -> None:
+def test_opening_a_session_loads_no_telemetry(product: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     script = (
@@ -87,7 +87,7 @@ def test_opening_sends_no_usage_reports(product: Path, tmp_path: Path) -> None:
         "print([name for name in sys.modules if name.startswith('openvino_telemetry')])"
     )
     environment = {name: value for name, value in os.environ.items() if name != "CI"} | {"HOME": str(home)}
-    words = [sys.executable, "-c", script, str(product)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", script, str(product)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     assert not list(home.iterdir())

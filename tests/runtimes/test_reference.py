@@ -36,19 +36,19 @@ CHAIN = Graph.of(
     ["x"],
     ["y"],
 )
-ONES = np.ones((1, 2), np.float32)
+X = np.ones((1, 2), np.float32)
 
 
 def test_graph_runs() -> None:
     with RUNTIME.open(CHAIN) as session:
         assert session.inputs[0].shape == Shape((None, 2))
-        np.testing.assert_array_equal(session.run({"x": ONES})["y"], [[4, 4]])
+        np.testing.assert_array_equal(session.run({"x": X})["y"], [[4, 4]])
 
 
 def test_any_edge_can_be_an_input_or_output() -> None:
     graph = CHAIN.with_endpoints(["double"], ["y", "double", "two"])
     with RUNTIME.open(graph) as session:
-        outputs = session.run({"double": -3 * ONES})
+        outputs = session.run({"double": -3 * X})
     assert {name: array.tolist() for name, array in outputs.items()} == {"y": [[0, 0]], "double": [[-3, -3]], "two": 2}
 
 
@@ -99,8 +99,8 @@ def test_defaults_checks_and_control_dependencies_run() -> None:
     )
     with pytest.raises(GraphError, match=r"'check' \(CheckNumerics\).*x is bad : Tensor had NaN"):
         RUNTIME.open(graph).run({})
-    fed = graph.with_endpoints(["x"], None)
-    np.testing.assert_array_equal(RUNTIME.open(fed).run({"x": np.float32([3, 4])})["y"], [3, 4])
+    with_input = graph.with_endpoints(["x"], None)
+    np.testing.assert_array_equal(RUNTIME.open(with_input).run({"x": np.float32([3, 4])})["y"], [3, 4])
 
 
 def test_missing_kernels_are_named_when_opening() -> None:

@@ -8,7 +8,7 @@ from quantkit.ir.text import from_text
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import SessionOptions
 from quantkit.runtimes.tensorflow import RUNTIME
-from quantkit.runtimes.tensorflow_library import explained
+from quantkit.runtimes.tensorflow_library import translate_error
 
 pytestmark = pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail)
 
@@ -34,19 +34,19 @@ def jpeg() -> bytes:
     return file.getvalue()
 
 
-def test_jpeg_bytes_go_through_the_graphs_own_decoder() -> None:
+def test_jpeg_bytes_are_decoded_by_the_graph() -> None:
     with RUNTIME.open(decoder()) as session:
-        picture = session.run({"contents": jpeg()})["decode"]  # type: ignore[dict-item]
-    assert picture.shape == (2, 4, 3)
-    assert picture.dtype == np.uint8
+        image = session.run({"contents": jpeg()})["decode"]  # type: ignore[dict-item]
+    assert image.shape == (2, 4, 3)
+    assert image.dtype == np.uint8
 
 
-def test_a_failing_op_is_named_with_its_reason() -> None:
+def test_failed_op_is_named_with_its_reason() -> None:
     with (
         RUNTIME.open(decoder()) as session,
         pytest.raises(GraphError, match=r"^node 'decode' \(DecodeJpeg\): .*nknown image file format"),
     ):
-        session.run({"contents": b"no picture"})  # type: ignore[dict-item]
+        session.run({"contents": b"not an image"})  # type: ignore[dict-item]
 
 
 def old_graph() -> Graph:
@@ -57,18 +57,18 @@ def old_graph() -> Graph:
     return Graph.of(nodes, ["x"], ["norm"], versions=Versions(producer=8))
 
 
-def test_an_old_op_runs_in_a_graph_of_its_time() -> None:
+def test_removed_op_runs_in_a_graph_of_an_old_version() -> None:
     with RUNTIME.open(old_graph()) as session:
         result = session.run({"x": np.float32([3, 4]).reshape(1, 1, 1, 2)})["norm"]
     np.testing.assert_allclose(result.reshape(-1), [3, 2 / np.sqrt(2) * 2 + 2], rtol=1e-5)
 
 
-def test_an_old_op_in_a_newer_graph_is_refused_by_name() -> None:
+def test_removed_op_in_a_newer_graph_is_rejected_by_name() -> None:
     with pytest.raises((GraphError, UnavailableError), match="BatchNormWithGlobalNormalization"):
         RUNTIME.open(old_graph().with_(versions=Versions(producer=27)))
 
 
-def test_codes_go_in_and_out_as_the_integers_they_are() -> None:
+def test_quantized_inputs_and_outputs_are_integers() -> None:
     identity = Node("y", "Identity", (Edge("x"),), attrs={"T": DType.QUINT8})
     graph = Graph.of([placeholder("x", DType.QUINT8, 3), identity], ["x"], ["y"])
     with RUNTIME.open(graph) as session:
@@ -78,9 +78,9 @@ def test_codes_go_in_and_out_as_the_integers_they_are() -> None:
     assert result.tolist() == [1, 2, 255]
 
 
-def test_an_op_that_is_not_registered_is_named_with_its_node() -> None:
+def test_unregistered_op_is_named_with_its_node() -> None:
     graph = Graph.of([placeholder("x", FLOAT, 1), Node("y", "Reluu", (Edge("x"),), attrs={"T": FLOAT})], ["x"], ["y"])
-    with pytest.raises(UnavailableError, match=r"no op Reluu, which node 'y' is") as caught:
+    with pytest.raises(UnavailableError, match=r"no op Reluu, the op of node 'y'") as caught:
         RUNTIME.open(graph)
     assert "Relu" in caught.value.hint
 
@@ -88,30 +88,30 @@ def test_an_op_that_is_not_registered_is_named_with_its_node() -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
-        ("Node 'y': Unknown input node 'x'", GraphError, "node 'y' (Relu): TensorFlow refuses it: Node 'y'"),
-        ("Bad sizes\n\t [[{{node y}}]]\nmore", GraphError, "node 'y' (Relu): TensorFlow refuses it: Bad sizes"),
-        ("Depth 3 for '{{node y}} = Relu[T=...](x)'", GraphError, "TensorFlow refuses it: Depth 3"),
+        ("Node 'y': Unknown input node 'x'", GraphError, "node 'y' (Relu): TensorFlow rejects it: Node 'y'"),
+        ("Bad sizes\n\t [[{{node y}}]]\nmore", GraphError, "node 'y' (Relu): TensorFlow rejects it: Bad sizes"),
+        ("Depth 3 for '{{node y}} = Relu[T=...](x)'", GraphError, "TensorFlow rejects it: Depth 3"),
         (
             "No OpKernel was registered to support Op 'Relu' used by {{node y}} with these attrs. Registered: ...",
             UnavailableError,
             "node 'y' (Relu): TensorFlow",
         ),
-        ("OOM when allocating tensor [[{{node y}}]]", UnavailableError, "can not run it here: OOM"),
-        ("", GraphError, "TensorFlow refuses the graph: nothing"),
+        ("OOM when allocating tensor [[{{node y}}]]", UnavailableError, "cannot run it here: OOM"),
+        ("", GraphError, "TensorFlow rejects the graph: no reason"),
     ],
 )
-def test_explanations_are_one_line_with_node_and_op(text: str, kind: type[Exception], message: str) -> None:
-    error = explained(ValueError(text), {"x": "Placeholder", "y": "Relu"})
+def test_error_is_one_line_with_node_and_op(text: str, kind: type[Exception], message: str) -> None:
+    error = translate_error(ValueError(text), {"x": "Placeholder", "y": "Relu"})
     assert type(error) is kind
     assert message in error.message
     assert "\n" not in error.message
     assert error.hint
 
 
-def test_bfloat16_is_used_where_the_processor_has_it() -> None:
+def test_bfloat16_is_used_if_the_cpu_supports_it() -> None:
     weights = np.random.default_rng(0).uniform(-1, 1, (64, 64)).astype(np.float32)
     product = Node("product", "MatMul", (Edge("x"), Edge("w")), attrs={"T": FLOAT})
-    # TensorFlow leaves the node that is asked for as it is.
+    # TensorFlow does not convert an output node.
     output = Node("y", "Identity", (Edge("product"),), attrs={"T": FLOAT})
     graph = Graph.of([placeholder("x", FLOAT, None, 64), constant("w", weights), product, output], ["x"], ["y"])
     try:
@@ -121,16 +121,16 @@ def test_bfloat16_is_used_where_the_processor_has_it() -> None:
     with session:
         result = session.run({"x": weights})["y"]
     error = np.abs(result - weights @ weights).max()
-    assert 1e-4 < error < 0.1  # eight bits of mantissa, not twenty-four
+    assert 1e-4 < error < 0.1  # 8 bits of mantissa, not 24
 
 
-def test_float16_on_a_processor_is_refused() -> None:
+def test_float16_on_a_cpu_is_rejected() -> None:
     with pytest.raises(UnavailableError, match="float16"):
         RUNTIME.open(decoder(), SessionOptions(precision="float16"))
 
 
-def test_what_the_optimizer_would_fuse_can_be_fetched() -> None:
-    """A swish and a layer norm, each with the tensors in the middle."""
+def test_tensors_that_the_optimizer_fuses_can_be_outputs() -> None:
+    """Swish and layer norm, with all intermediate tensors as outputs."""
     graph = from_text("""
     inputs: x
     outputs: y
@@ -155,9 +155,9 @@ def test_what_the_optimizer_would_fuse_can_be_fetched() -> None:
     """)
     names = [name for name in graph.order if not graph[name].is_constant]
     inputs = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
-    found = []
-    for engine in ("tensorflow", "reference"):
-        with open_session(graph.with_endpoints(None, names), engine) as session:
-            found.append(session.run({"x": inputs}))
+    outputs = []
+    for runtime in ("tensorflow", "reference"):
+        with open_session(graph.with_endpoints(None, names), runtime) as session:
+            outputs.append(session.run({"x": inputs}))
     for name in names:
-        np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(outputs[0][name], outputs[1][name], rtol=1e-3, atol=1e-5)

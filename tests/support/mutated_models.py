@@ -27,7 +27,7 @@ from quantkit.errors import QuantkitError
 from quantkit.formats import graphdef
 from quantkit.model.importers import keras as keras_reader
 from quantkit.model.importers.keras_contents import Contents, contents
-from quantkit.runtimes.tensorflow_library import module, quiet
+from quantkit.runtimes.tensorflow_library import import_tensorflow, suppress_log
 
 # CPU time; none takes a tenth of it, and one that takes longer ends the process.
 MOST_SECONDS = 20.0
@@ -35,7 +35,7 @@ W = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
 def second_kind(folder: Path) -> Path:
-    tf = module()
+    tf = import_tensorflow()
     made = tf.Module()
     made.w = tf.Variable(W)
     run = tf.function(lambda x: {"y": x @ made.w}, input_signature=[tf.TensorSpec([None, 4], name="x")])
@@ -52,7 +52,7 @@ def checkpoint(folder: Path, form: str = "V2") -> Path:
 
 
 def _session(folder: Path, name: str, write: Callable[[Any, Any, Path, Any, Any], Path]) -> Path:
-    tf = module()
+    tf = import_tensorflow()
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
         x = v1.placeholder(tf.float32, [None, 4], name="x")
@@ -88,8 +88,8 @@ def text_form(folder: Path) -> Path:
 
 
 def keras(folder: Path, ending: str = ".keras") -> Path:
-    layers = module().keras.layers
-    model = module().keras.Sequential(
+    layers = import_tensorflow().keras.layers
+    model = import_tensorflow().keras.Sequential(
         [layers.Input((8, 8, 3)), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.Flatten(), layers.Dense(3)]
     )
     model.save(folder / f"m{ending}")
@@ -183,7 +183,7 @@ def main(folder: Path, seed: int, asked: list[tuple[str, int, int]]) -> None:
     for number, (name, first, count) in enumerate(asked):
         kind, place = KINDS[name], folder / str(number)
         place.mkdir(parents=True)
-        with quiet():
+        with suppress_log():
             model = kind.make(place)
         for which, _ in enumerate(broken(kind, (model / kind.file).resolve(), count, seed)):
             if which < first:

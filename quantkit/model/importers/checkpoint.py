@@ -23,7 +23,7 @@ from quantkit.formats.kinds import shards
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.runtimes.availability import require
-from quantkit.runtimes.tensorflow_library import available, module, quiet, reading
+from quantkit.runtimes.tensorflow_library import available, import_tensorflow, suppress_log, translate_read_errors
 
 # What savers call the node that restores all they saved.
 RESTORE = "save/restore_all"
@@ -67,9 +67,9 @@ class Checkpoint:
             UnavailableError: TensorFlow is not installed.
         """
         require(available())
-        tf, path = module(), Path(prefix).expanduser()
+        tf, path = import_tensorflow(), Path(prefix).expanduser()
         files = f"{path}-?????-of-?????" if shards(path) else str(path)
-        with _reading(prefix), quiet():
+        with _reading(prefix), suppress_log():
             return cls(prefix, files, tf.train.load_checkpoint(files))
 
     @cached_property
@@ -97,12 +97,12 @@ class Checkpoint:
         return did_you_mean(name, self.shapes) or f"it holds {', '.join(sorted(self.shapes)[:5])}"
 
     def _values(self, place: Place) -> Array:
-        with _reading(self.prefix), quiet():
+        with _reading(self.prefix), suppress_log():
             return np.asarray(self._part(place) if place.part else self._reader.get_tensor(place.name))
 
     def _part(self, place: Place) -> Any:
         """A part alone: the whole, of which there may be hundreds of parts, is never read."""
-        v1 = module().compat.v1
+        v1 = import_tensorflow().compat.v1
         dtype = self._reader.get_variable_to_dtype_map()[place.name]
         with v1.Graph().as_default(), v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
             return session.run(
@@ -168,7 +168,7 @@ def _text(graph: Graph, edge: Edge, number: int) -> str | None:
 
 
 def _reading(prefix: str) -> AbstractContextManager[None]:
-    return reading(
+    return translate_read_errors(
         f"the checkpoint {prefix}",
         "name what its files begin with, without .index or .data-00000-of-00001; if they are there, copy them again",
     )

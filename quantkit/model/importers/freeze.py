@@ -15,7 +15,7 @@ from quantkit.ir.tensor import DType
 from quantkit.model.importers.checkpoint import Checkpoint, Place
 from quantkit.model.importers.objects import not_a_model
 from quantkit.model.importers.state_changes import changes_variables, without_changes
-from quantkit.runtimes.tensorflow_library import available, module, quiet, reading
+from quantkit.runtimes.tensorflow_library import available, import_tensorflow, suppress_log, translate_read_errors
 
 
 def freeze_saved_model(path: Path, tags: Iterable[str], signature: str) -> Graph:
@@ -31,7 +31,7 @@ def freeze_saved_model(path: Path, tags: Iterable[str], signature: str) -> Graph
         UnavailableError: TensorFlow is not installed.
     """
     tf = tensorflow_for_models()
-    with reading(str(path)), quiet():
+    with translate_read_errors(str(path)), suppress_log():
         loaded = tf.saved_model.load(str(path), tags=list(tags))  # owns the variables: a signature alone loses them
         return _freeze(loaded.signatures[signature])
 
@@ -172,4 +172,4 @@ def tensorflow_for_models() -> Any:
             "SavedModels and Keras models are read by TensorFlow, which is not installed",
             hint="pip install 'quantkit[tensorflow]', or freeze the model to a .pb elsewhere",
         )
-    return module()
+    return import_tensorflow()

@@ -19,7 +19,7 @@ from quantkit.ir.graph import Graph
 from quantkit.model.importers import keras_contents
 from quantkit.model.importers.freeze import freeze_object, tensorflow_for_models
 from quantkit.model.importers.keras_contents import Contents
-from quantkit.runtimes.tensorflow_library import quiet, reading
+from quantkit.runtimes.tensorflow_library import suppress_log, translate_read_errors
 
 # Layers that run code which is in the file, or a model which another file holds.
 _CARRIERS = frozenset({"FlaxLayer", "JaxLayer", "Lambda", "TFSMLayer", "TorchModuleWrapper", "__lambda__"})
@@ -42,7 +42,7 @@ def freeze_keras(path: Path) -> Graph:
     tf = tensorflow_for_models()
     found = look_through(path)
     _check(path, found)
-    with reading(str(path)), _naming_what_is_missing(path), quiet():
+    with translate_read_errors(str(path)), _naming_what_is_missing(path), suppress_log():
         _check_config(path, json.loads(found.config or ""), tf.keras)
         return freeze_object(tf.keras.models.load_model(path, compile=False, safe_mode=True))
 

@@ -155,9 +155,9 @@ class TestSavedModel:
     @pytest.mark.engine
     @pytest.mark.filterwarnings("ignore")
     def test_both_loaders_of_tensorflow_run_it(self, tmp_path: Path) -> None:
-        from quantkit.runtimes.tensorflow_library import module
+        from quantkit.runtimes.tensorflow_library import import_tensorflow
 
-        tf = module()
+        tf = import_tensorflow()
         save(small_graph(), f"{tmp_path}/out/")
         loaded = tf.saved_model.load(str(tmp_path / "out"))
         function = loaded.signatures["serving_default"]

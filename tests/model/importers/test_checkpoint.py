@@ -40,7 +40,7 @@ def test_what_is_not_there_is_told(saved: tuple[str, Array], tmp_path: Path) -> 
     prefix, _ = saved
     with pytest.raises(InputError, match="model holds no variable 'v'"):
         read_variable(prefix, "v")
-    with pytest.raises(InputError, match="the checkpoint .*nowhere can not be read"):
+    with pytest.raises(InputError, match="the checkpoint .*nowhere cannot be read"):
         read_variable(str(tmp_path / "nowhere"), "w")
     for part in ("6 2 a", "6 2 -", "6 2 5,2:-"):
         with pytest.raises(InputError, match=rf"'{part}' is no part of 'w', which has sizes \[6, 2\]"):

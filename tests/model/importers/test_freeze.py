@@ -24,8 +24,8 @@ X = np.linspace(-1, 1, 2 * 8 * 8 * 3, dtype=np.float32).reshape(2, 8, 8, 3)
 @pytest.fixture(scope="module")
 def model() -> Any:
     """A network with variables that are trained, that only move, and a layer that only training has."""
-    layers = tensorflow.module().keras.layers
-    made = tensorflow.module().keras.Sequential(
+    layers = tensorflow.import_tensorflow().keras.layers
+    made = tensorflow.import_tensorflow().keras.Sequential(
         [
             layers.Input((8, 8, 3)),
             layers.Conv2D(4, 3, use_bias=False),
@@ -67,7 +67,7 @@ def test_a_frozen_model_gives_the_models_answers(
 
 @pytest.mark.parametrize("name", ["model.keras", "saved"])
 def test_recurrent_layers_with_dropout_are_frozen_without_it(name: str, tmp_path: Path) -> None:
-    tf = tensorflow.module()
+    tf = tensorflow.import_tensorflow()
     layers = tf.keras.layers
     lstm = layers.LSTM(3, dropout=0.2, recurrent_dropout=0.3, return_sequences=True)
     model = tf.keras.Sequential([layers.Input((4, 2)), layers.Bidirectional(lstm), layers.GRU(3, dropout=0.1)])
@@ -84,7 +84,7 @@ def test_recurrent_layers_with_dropout_are_frozen_without_it(name: str, tmp_path
 
 
 def test_a_model_that_needs_what_it_changes_is_refused() -> None:
-    tf = tensorflow.module()
+    tf = tensorflow.import_tensorflow()
     layers = tf.keras.layers
     model = tf.keras.Sequential([layers.Input((4, 2), batch_size=1), layers.LSTM(3, stateful=True, name="memory")])
     with pytest.raises(GraphError, match="need the variable '.*memory/rnn_state', which the model changes"):

@@ -28,7 +28,7 @@ X = np.float32([[1, 2, 3, 4]])
 
 
 def save(path: Path, *layers: Any) -> Path:
-    keras = tensorflow.module().keras
+    keras = tensorflow.import_tensorflow().keras
     keras.Sequential([keras.layers.Input((4,)), *layers, keras.layers.Dense(3)]).save(path)
     return path
 
@@ -61,7 +61,7 @@ def with_layer(layer: dict[str, Any]) -> Callable[[Any], Any]:
 
 @ENDINGS
 def test_a_lambda_is_refused_and_not_run(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keras = tensorflow.module().keras
+    keras = tensorflow.import_tensorflow().keras
     marker = str(tmp_path / "was here")
     evil = keras.layers.Lambda(lambda x: (Path(marker).write_text("!"), x)[1], name="evil")
     path = save(tmp_path / f"model{ending}", evil)
@@ -116,7 +116,7 @@ def test_nothing_is_taken_that_is_no_layer_of_keras(
 
 
 def test_layers_that_the_caller_registered_are_taken(tmp_path: Path) -> None:
-    keras = tensorflow.module().keras
+    keras = tensorflow.import_tensorflow().keras
 
     @keras.utils.register_keras_serializable("quantkit_tests")
     class Twice(keras.layers.Layer):  # type: ignore[name-defined]
@@ -221,7 +221,7 @@ def test_a_lying_length_is_a_sentence(tmp_path: Path) -> None:
     place = data.rindex(b"model.weights.h5") - 46
     struct.pack_into("<II", data, place + 20, 1 << 30, 1 << 30)
     path.write_bytes(data)
-    with pytest.raises(InputError, match="can not be read"):
+    with pytest.raises(InputError, match="cannot be read"):
         qk.load(path)
 
 

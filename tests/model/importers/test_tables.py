@@ -65,7 +65,7 @@ def test_a_graph_that_fills_its_table_passes() -> None:
 
 
 def save_second_kind(folder: Path, *, file: Path | None = None) -> None:
-    tf = tensorflow.module()
+    tf = tensorflow.import_tensorflow()
     lookup = tf.lookup
     module = tf.Module()
     module.w = tf.Variable(W)
@@ -99,7 +99,7 @@ def save_second_kind(folder: Path, *, file: Path | None = None) -> None:
 
 
 def save_first_kind(folder: Path) -> None:
-    tf = tensorflow.module()
+    tf = tensorflow.import_tensorflow()
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
         word = v1.placeholder(tf.string, [None], name="word")
@@ -157,7 +157,7 @@ class TestSavedModels:
         np.testing.assert_allclose(run(graph, {name: np.int64([2])})["rows"], W[2:3])
 
     def test_who_asks_for_the_initializer_fills_the_table(self, tmp_path: Path) -> None:
-        tf = tensorflow.module()
+        tf = tensorflow.import_tensorflow()
         save_first_kind(tmp_path / "m")
         graph = qk.load(tmp_path / "m", outputs=["rows", "init_all_tables"]).graph
         with tf.compat.v1.Session(graph=tensorflow.import_graph(graph)) as session:

@@ -47,7 +47,7 @@ def trained(tf: Any, *, resource: bool = True) -> tuple[Any, Any]:
 
 @pytest.fixture(params=[True, False], ids=["resources", "references"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    tf = tensorflow.module()
+    tf = tensorflow.import_tensorflow()
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
         trained(tf, resource=request.param)
@@ -103,7 +103,7 @@ def save_session(tf: Any, prefix: Path, saver: Any) -> None:
 @pytest.mark.parametrize("form", ["V1", "V2"])
 @pytest.mark.parametrize("resource", [True, False], ids=["resources", "references"])
 def test_partitioned_variables_are_frozen_part_by_part(resource: bool, form: str, tmp_path: Path) -> None:
-    tf = tensorflow.module()
+    tf = tensorflow.import_tensorflow()
     v1 = tf.compat.v1
 
     def values(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
@@ -127,7 +127,7 @@ def test_partitioned_variables_are_frozen_part_by_part(resource: bool, form: str
 
 
 def test_which_part_is_which_only_the_saver_tells(tmp_path: Path) -> None:
-    tf = tensorflow.module()
+    tf = tensorflow.import_tensorflow()
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
         parts = v1.get_variable("w", [4, 3], partitioner=v1.fixed_size_partitioner(2))
@@ -141,7 +141,7 @@ def test_which_part_is_which_only_the_saver_tells(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["one file", "a file for each device"])
 def test_checkpoints_of_the_first_years_are_frozen(sharded: bool, tmp_path: Path) -> None:
-    tf = tensorflow.module()
+    tf = tensorflow.import_tensorflow()
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session(config=v1.ConfigProto(device_count={"CPU": 2})) as session:
         x = v1.placeholder(tf.float32, [None, 4], name="x")
@@ -159,7 +159,7 @@ def test_checkpoints_of_the_first_years_are_frozen(sharded: bool, tmp_path: Path
 
 
 def test_variables_are_read_under_the_names_that_the_saver_gave_them(tmp_path: Path) -> None:
-    tf = tensorflow.module()
+    tf = tensorflow.import_tensorflow()
     v1 = tf.compat.v1
     with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [None, 4], name="x")
@@ -174,12 +174,12 @@ def test_broken_checkpoints_are_sentences(checkpoint: Path) -> None:
     whole = data.read_bytes()
     data.write_bytes(whole[:8])
     graph = qk.load(checkpoint, outputs=["y"]).graph  # values are read when they are needed
-    with pytest.raises(InputError, match=r"the checkpoint .*model.ckpt can not be read by TensorFlow: .*\w") as caught:
+    with pytest.raises(InputError, match=r"the checkpoint .*model.ckpt cannot be read by TensorFlow: .*\w") as caught:
         qk.save(graph, checkpoint.with_name("out.pb"))
     assert caught.value.hint
     assert not checkpoint.with_name("out.pb").exists()
     index.write_bytes(index.read_bytes()[:50])
-    with pytest.raises(InputError, match="can not be read by TensorFlow"):
+    with pytest.raises(InputError, match="cannot be read by TensorFlow"):
         qk.load(checkpoint, outputs=["y"])
 
 
@@ -193,7 +193,7 @@ def save_first_kind(
     folder: Path, signatures: tuple[str, ...] = ("serving_default",), *, tags: Any = ("serve",)
 ) -> None:
     """A SavedModel of TensorFlow 1."""
-    tf = tensorflow.module()
+    tf = tensorflow.import_tensorflow()
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
         x, y = trained(tf)
@@ -210,7 +210,7 @@ def save_first_kind(
 
 def save_second_kind(folder: Path, signatures: tuple[str, ...] = ("serving_default",)) -> None:
     """A SavedModel of TensorFlow 2."""
-    tf = tensorflow.module()
+    tf = tensorflow.import_tensorflow()
     module = tf.Module()
     module.weights, module.bias = tf.Variable(W), tf.Variable(np.float32([1, 2, 3]))
     spec = [tf.TensorSpec([None, 4], name="data")]
@@ -341,7 +341,7 @@ def test_a_folder_of_checkpoints_is_told_apart(checkpoint: Path) -> None:
 
 
 def test_what_has_no_variables_is_read_without_tensorflow(tmp_path: Path) -> None:
-    tf = tensorflow.module()
+    tf = tensorflow.import_tensorflow()
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [None, 4], name="x")
         tf.matmul(x, W, name="y")
@@ -354,7 +354,7 @@ def test_what_has_no_variables_is_read_without_tensorflow(tmp_path: Path) -> Non
 
 
 def test_functions_without_variables_are_written_out_without_tensorflow(tmp_path: Path) -> None:
-    tf = tensorflow.module()
+    tf = tensorflow.import_tensorflow()
     module = tf.Module()
     scores = tf.function(lambda data: {"scores": tf.nn.relu(data @ W)})
     module.run = tf.function(lambda data: scores(data), input_signature=[tf.TensorSpec([None, 4], name="data")])

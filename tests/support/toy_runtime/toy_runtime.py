@@ -10,13 +10,13 @@ from quantkit.errors import GraphError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.runtimes import Runtime, Session, SessionOptions
-from quantkit.runtimes.availability import Availability, installed
+from quantkit.runtimes.availability import Availability, find_package
 from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.session import RuntimeVersion, TensorInfo
 
 
 def available() -> Availability:
-    return installed("the ONNX reference", "onnx", "onnx", extra="onnx")
+    return find_package("the ONNX reference", "onnx", "onnx", extra="onnx")
 
 
 def open_model(model: Graph | Path, options: SessionOptions) -> Session:
