@@ -21,7 +21,7 @@ class Availability:
 
     @property
     def command(self) -> str:
-        """Command that installs a missing engine, or an empty string."""
+        """Command that installs a missing runtime, or an empty string."""
         return "" if self.ok else self.detail.partition(": ")[2]
 
     @classmethod

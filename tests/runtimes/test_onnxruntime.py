@@ -1,3 +1,7 @@
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -105,3 +109,28 @@ def test_error_is_one_line(text: str, kind: type[Exception], message: str) -> No
     assert message in error.message
     assert "\n" not in error.message
     assert error.hint
+
+
+def test_opening_a_session_reports_no_usage(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="pip install onnx")
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n"]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "small", [x], [y])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "small.onnx")
+    home = tmp_path / "home"
+    home.mkdir()
+    script = (
+        "import sys, numpy; from pathlib import Path; from quantkit.runtimes import find_runtime\n"
+        "with find_runtime('onnxruntime').open(Path(sys.argv[1])) as session:\n"
+        "    print(session.run(numpy.float32([-1, 2]))['y'].tolist())"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "small.onnx")]
+    calls = tmp_path / "calls"
+    if shutil.which("strace"):
+        command = ["strace", "-f", "-e", "trace=socket,connect", "-o", str(calls), *command]
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    environment |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "XDG_DATA_HOME": str(home / "data")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[0.0, 2.0]\n"
+    assert not list(home.iterdir())
+    assert not calls.exists() or "socket(" not in calls.read_text()
