@@ -9,10 +9,8 @@ from quantkit.quantization.workflow import quantize_model
 from quantkit.quantization.workflow.options import CALIBRATION_LIMIT, FALLBACK_PRECISIONS, TIME_BUDGET, TIMED_RUNS
 
 from ._arguments import (
-    add_endpoints,
+    add_model_flags,
     add_normalization,
-    add_offline,
-    add_plugin,
     add_size,
     parse_fraction,
     parse_natural,
@@ -31,8 +29,9 @@ EXAMPLES = (
 # Flags that are keyword arguments of `quantize_model` with the same name and value.
 SAME_NAMES = (
     *("calibration", "target", "scheme", "ranges", "plan", "weights_only", "uint8_input", "observer", "reduce_range"),
-    *("limit", "held_out", "labels", "recipe", "inputs", "outputs", "runtime", "runs", "max_drop", "fallback"),
-    *("time_budget", "offline", "output", "save_plan", "save_ranges"),
+    *("limit", "held_out", "labels", "recipe", "runtime", "runs", "max_drop", "fallback", "time_budget"),
+    *("inputs", "outputs", "signature", "tags", "checkpoint", "random_weights", "offline"),
+    *("output", "save_plan", "save_ranges"),
 )
 
 
@@ -47,11 +46,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_scheme(parser)
     _add_data(parser)
     _add_search(parser)
-    add_endpoints(parser)
     add_size(parser)
     add_normalization(parser)
-    add_offline(parser)
-    add_plugin(parser)
+    add_model_flags(parser)
 
 
 def _add_scheme(parser: ArgumentParser) -> None:

@@ -9,12 +9,13 @@ from quantkit import formats
 from quantkit.data.choices import Flags
 from quantkit.errors import UsageError
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
+from quantkit.quantization.observers import create_observer
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import Target, find_target, targets
 from quantkit.quantization.targets.base import BFLOAT16, FLOAT
-from quantkit.runtimes import AUTO
+from quantkit.runtimes import AUTO, find_runtime
 
 PathLike = str | os.PathLike[str]
 
@@ -44,6 +45,10 @@ class Options:
     recipe: str | None = None
     inputs: tuple[str, ...] | None = None
     outputs: tuple[str, ...] | None = None
+    signature: str | None = None
+    tags: tuple[str, ...] | None = None
+    checkpoint: PathLike | None = None
+    random_weights: bool = False
     preprocessing: Flags = field(default_factory=Flags)
     runtime: str = AUTO
     runs: int = TIMED_RUNS
@@ -62,12 +67,15 @@ def check_options(options: Options, scheme: Scheme) -> None:
     """Check that the options fit each other and the scheme.
 
     Raises:
-        UsageError: naming the options that contradict each other, or the missing one.
+        UsageError: options contradict each other, one is missing, or a value is not allowed.
         InputError: the output cannot be written.
     """
     target = find_target(scheme.target)
     if options.output is not None:
         check_output(target, options.output)
+    create_observer(scheme.observer, scheme.activations)  # its number may be out of bounds
+    if options.runtime != AUTO:
+        find_runtime(options.runtime)
     _check_data(options, scheme)
     _check_fallback(options, target)
 

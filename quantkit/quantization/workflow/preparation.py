@@ -41,6 +41,10 @@ def load_float_model(model: Any, options: Options) -> Model:
         model,
         inputs=options.inputs,
         outputs=options.outputs,
+        signature=options.signature,
+        tags=options.tags,
+        checkpoint=options.checkpoint,
+        random_weights=options.random_weights,
         offline=options.offline,
         on_progress=options.on_progress,
     )

@@ -57,6 +57,10 @@ def quantize_model(
     recipe: str | None = None,
     inputs: Iterable[str] | None = None,
     outputs: Iterable[str] | None = None,
+    signature: str | None = None,
+    tags: Iterable[str] | None = None,
+    checkpoint: PathLike | None = None,
+    random_weights: bool = False,
     input_width: int | None = None,
     input_height: int | None = None,
     input_mean: float | None = None,
@@ -91,6 +95,7 @@ def quantize_model(
         labels: label file (default: the model's own labels).
         recipe: recipe that prepares the float graph (default: the card's, else ``inference``, with rewrites for int8).
         inputs, outputs: names in the graph (default: from the model card, else inferred).
+        signature, tags, checkpoint, random_weights, offline: as for `quantkit.load`.
         input_width, input_height: image size in pixels (default: the graph's).
         input_mean, input_std: normalization (x - mean) / std of images (default: the card's).
         runtime: runtime of the float model; ``auto`` is the fastest available.
@@ -99,7 +104,6 @@ def quantize_model(
             labels, else of the agreement with the float model.
         fallback: precision of these layers, ``float`` or, for the tensorflow target, ``bfloat16``.
         time_budget: seconds for the search of these layers.
-        offline: never download a model.
         output: write the quantized model to this file as soon as it is checked. The state of an interrupted
             calibration or search is saved next to the file, and the same call resumes.
         save_plan, save_ranges: write the plan and the ranges to these files as soon as they are known.
@@ -130,6 +134,10 @@ def quantize_model(
         recipe=recipe,
         inputs=None if inputs is None else tuple(inputs),
         outputs=None if outputs is None else tuple(outputs),
+        signature=signature,
+        tags=None if tags is None else tuple(tags),
+        checkpoint=checkpoint,
+        random_weights=random_weights,
         preprocessing=Flags(input_height, input_width, input_mean, input_std),
         runtime=runtime,
         runs=runs,

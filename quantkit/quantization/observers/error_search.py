@@ -1,0 +1,127 @@
+"""Observers that search the range with the smallest quantization error of a histogram."""
+
+from collections.abc import Callable
+from math import inf
+
+import numpy as np
+
+from quantkit.quantization.observers.histogram import SAMPLES, Floats, HistogramObserver
+from quantkit.quantization.observers.observer import float32_range
+from quantkit.quantization.parameters import QuantizationParameters
+from quantkit.quantization.ranges import Range
+from quantkit.quantization.spec import AFFINE, Spec
+
+# Limits are tried at these fractions of the extremes.
+FRACTIONS = np.concatenate([np.linspace(1.0, 0.3, 71), np.geomspace(0.28, 0.003, 29)])
+
+
+class MeanSquaredError(HistogramObserver):
+    """Range with the least mean squared error of the dequantized values.
+
+    Args:
+        spec: number format of the quantized values.
+        samples: number of values of each array that are counted.
+    """
+
+    def __init__(self, spec: Spec = AFFINE, samples: int = SAMPLES) -> None:
+        super().__init__(samples)
+        self.spec = spec
+
+    def _compute_range(self, extremes: Range) -> Range:
+        used = self.histogram.counts > 0
+        centers, counts = self.histogram.centers[used], self.histogram.counts[used].astype(np.float64)
+
+        def errors(lows: Floats, highs: Floats) -> Floats:
+            return _squared_errors(self.spec, lows, highs, centers, counts)
+
+        return _search(self.spec, extremes, errors)
+
+
+class Entropy(HistogramObserver):
+    """Range with the least Kullback-Leibler divergence between clipped and dequantized values.
+
+    Dequantizing spreads the values of one quantized value evenly over its bins that contain any.
+
+    Args:
+        spec: number format of the quantized values.
+        samples: number of values of each array that are counted.
+    """
+
+    def __init__(self, spec: Spec = AFFINE, samples: int = SAMPLES) -> None:
+        super().__init__(samples)
+        self.spec = spec
+
+    def _compute_range(self, extremes: Range) -> Range:
+        centers, counts = self.histogram.centers, self.histogram.counts.astype(np.float64)
+
+        def errors(lows: Floats, highs: Floats) -> Floats:
+            ranges = map(Range, lows.tolist(), highs.tolist())
+            return np.array([_kl_divergence(self.spec, candidate, centers, counts) for candidate in ranges])
+
+        return _search(self.spec, extremes, errors)
+
+
+def _search(spec: Spec, extremes: Range, errors: Callable[[Floats, Floats], Floats]) -> Range:
+    """Return the range with the least error; symmetric formats shrink both limits together, others alternately.
+
+    Args:
+        spec: number format of the quantized values.
+        extremes: extremes of the values.
+        errors: errors of ranges from their lower and upper limits, both (n,).
+    """
+    high_only, low_only = (False, True), (True, False)
+    best = extremes
+    for shrink_low, shrink_high in [(True, True)] if spec.symmetric else [high_only, low_only, high_only]:
+        if (shrink_high and best.high > 0) or (shrink_low and best.low < 0):
+            lows = np.multiply(best.low, FRACTIONS if shrink_low and best.low < 0 else 1.0 + 0 * FRACTIONS)
+            highs = np.multiply(best.high, FRACTIONS if shrink_high and best.high > 0 else 1.0 + 0 * FRACTIONS)
+            index = int(np.argmin(errors(lows, highs)))
+            best = float32_range(float(lows[index]), float(highs[index]))
+    return best
+
+
+def _squared_errors(spec: Spec, lows: Floats, highs: Floats, values: Floats, counts: Floats) -> Floats:
+    """Return the sum of squared rounding and clipping errors of each range."""
+    parameters = QuantizationParameters.of_limits(spec, lows, highs)
+    scale, zero = parameters.scale.astype(np.float64)[:, None], parameters.zero_point[:, None]
+    low, high = spec.limits
+    levels = values / scale
+    np.rint(levels, out=levels)
+    np.clip(levels, low - zero, high - zero, out=levels)
+    levels *= scale
+    levels -= values
+    levels *= levels
+    errors: Floats = levels @ counts
+    return errors
+
+
+def _kl_divergence(spec: Spec, candidate: Range, values: Floats, counts: Floats) -> float:
+    """Return the Kullback-Leibler divergence of the dequantized values from the clipped ones.
+
+    Args:
+        spec: number format of the quantized values.
+        candidate: range to quantize with.
+        values: center of each bin, (n,).
+        counts: number of values in each bin, (n,).
+    """
+    parameters = QuantizationParameters.of_range(spec, candidate)
+    low, high = spec.limits
+    inside = np.flatnonzero((values >= min(candidate.low, 0.0)) & (values <= max(candidate.high, 0.0)))
+    # With fewer bins than quantized values, each bin is represented exactly: rounding errors would not count.
+    if inside.size < min((high - low) // 2, int(np.count_nonzero(counts))):
+        return inf
+    first, last = int(inside[0]), int(inside[-1])
+    clipped = counts[first : last + 1].copy()
+    levels = np.rint(values[first : last + 1] / float(parameters.scale)) + int(parameters.zero_point)
+    quantized = (np.clip(levels, low, high) - low).astype(np.int64)
+    used = clipped > 0
+    if not used.any():
+        return inf
+    # The mean excludes the clipped values: the quantized values cannot represent them, which is the cost of clipping.
+    means = np.bincount(quantized, clipped)[quantized] / np.maximum(np.bincount(quantized, used)[quantized], 1)
+    clipped[0] += counts[:first].sum()
+    clipped[-1] += counts[last + 1 :].sum()
+    used = clipped > 0
+    dequantized = np.maximum(means[used], 1e-9)
+    probabilities = clipped[used] / clipped.sum()
+    return float(np.sum(probabilities * np.log(probabilities / (dequantized / dequantized.sum()))))
