@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quantkit.data.images import find_pictures
+from quantkit.data import find_images
 from quantkit.errors import UsageError
 from quantkit.evaluation import Classification, EvaluationInterrupted, ImagePredictions, classify_images
 from quantkit.evaluation.classification import DEFAULT_MODEL
@@ -63,7 +63,7 @@ def classify_and_print(args: Namespace) -> Classification:
     images = [image if "://" in image else Path(image).expanduser() for image in (*args.images, *args.image)]
     if not images:
         raise UsageError("no image is given", hint="quantkit classify IMAGE..., or --image IMAGE")
-    find_pictures(images)  # rejects a missing image before a model is downloaded
+    find_images(images)  # rejects a missing image before a model is downloaded
     if args.model and args.graph:
         raise UsageError("--model and --graph name two models", hint="pass one of them")
     model = named_model(

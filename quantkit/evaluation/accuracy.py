@@ -13,15 +13,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from quantkit.data import Data, Sample, find_data
-from quantkit.data.choices import Flags
+from quantkit.data import Dataset, InputPipeline, PreprocessingOptions, as_dataset, prepare_samples
+from quantkit.data.dataset import Sample
 from quantkit.data.images import FORMATS
 from quantkit.data.labels import Labels
-from quantkit.data.preparation import Preparation, prepared_samples
+from quantkit.data.pipeline import Prepared
 from quantkit.errors import CheckError, InputError, UsageError
 from quantkit.evaluation.classification_metrics import ClassificationCounter, ClassificationMetrics
 from quantkit.evaluation.interrupted import EvaluationInterrupted
 from quantkit.evaluation.opened_model import OpenedModel, describe_assumption, open_model
+from quantkit.ir.tensor import Array
 from quantkit.model import RANDOM_WEIGHTS_NOTE, as_model
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.runtimes import AUTO
@@ -161,7 +162,7 @@ class Evaluation:
 
 def evaluate(
     model: Any,
-    data: str | os.PathLike[str] | Data,
+    data: Any,
     reference: Any = None,
     *,
     runtime: str = AUTO,
@@ -184,7 +185,7 @@ def evaluate(
 
     Args:
         model: a `Model`, a `Graph`, a file, or the name of a model card.
-        data: dataset, as `quantkit.data.find_data` takes it.
+        data: dataset: files, arrays or an iterable, see `quantkit.data.as_dataset`.
         reference: another version of the model, for example the float model.
         runtime: runtime of the model.
         reference_runtime: runtime of the reference model.
@@ -207,8 +208,8 @@ def evaluate(
     """
     if batch < 1 or (limit is not None and limit < 1):
         raise UsageError("batch and limit must be at least 1", hint="omit them for the defaults")
-    dataset = data.part(limit) if isinstance(data, Data) else find_data(data, limit)
-    flags = Flags(input_height, input_width, input_mean, input_std)
+    dataset = as_dataset(data, limit)
+    preprocessing = PreprocessingOptions(input_height, input_width, input_mean, input_std)
     with ExitStack() as stack:
 
         def open_and_close_later(value: Any, runtime_name: str, precision: str) -> OpenedModel:
@@ -221,7 +222,7 @@ def evaluate(
                 replace(options, precision=precision),
                 input_layer=input_layer,
                 output_layer=output_layer,
-                takes_arrays=bool(dataset.arrays),
+                takes_arrays=not dataset.holds_images,
             )
             stack.callback(opened_model.session.close)
             return opened_model
@@ -229,7 +230,7 @@ def evaluate(
         models = [open_and_close_later(model, runtime, options.precision)]
         if reference is not None:
             models.append(open_and_close_later(reference, reference_runtime, "float32"))
-        run = _EvaluationRun(models, dataset, flags, _find_labels(models, labels), batch)
+        run = _EvaluationRun(models, dataset, preprocessing, _find_labels(models, labels), batch)
         if run.is_assumed:
             on_message(describe_assumption(run.preprocessing))
         return run.evaluation(on_progress)
@@ -263,12 +264,22 @@ def find_class(label: str, labels: Labels, num_classes: int) -> int | None:
 class _EvaluationRun:
     """State of one evaluation: the model, the reference model if there is one, and the counts."""
 
-    def __init__(self, models: list[OpenedModel], data: Data, flags: Flags, labels: Labels, batch: int) -> None:
+    def __init__(
+        self,
+        models: list[OpenedModel],
+        dataset: Dataset,
+        preprocessing: PreprocessingOptions,
+        labels: Labels,
+        batch: int,
+    ) -> None:
         self.models = models
-        self.data = data
+        self.dataset = dataset
         # Two versions of one model have the same preprocessing: a model without a card uses the card of the other.
-        card = next(filter(None, (model.card for model in models)), None) if flags == Flags() else None
-        self.preparations = [Preparation.of(model.session.inputs, data, model.card or card, flags) for model in models]
+        is_stated = preprocessing != PreprocessingOptions()
+        card = None if is_stated else next(filter(None, (model.card for model in models)), None)
+        self.pipelines = [
+            InputPipeline.of(model.session.inputs, dataset, model.card or card, preprocessing) for model in models
+        ]
         self.labels = labels
         self.batch = batch
         self.counter = ClassificationCounter()
@@ -280,11 +291,11 @@ class _EvaluationRun:
 
     @property
     def is_assumed(self) -> bool:
-        return any(preparation.is_assumed for preparation in self.preparations)
+        return any(pipeline.is_assumed for pipeline in self.pipelines)
 
     @property
     def preprocessing(self) -> str:
-        return str(self.preparations[0])
+        return str(self.pipelines[0])
 
     def evaluation(self, on_progress: OnProgress) -> Evaluation:
         """Run all samples.
@@ -293,13 +304,12 @@ class _EvaluationRun:
             InputError: no sample could be decoded.
             EvaluationInterrupted: Ctrl-C.
         """
-        pending = iter(self.data.samples)
-        done = 0
+        samples = prepare_samples(self.dataset.read(self.pipelines[0].rank), self.pipelines, self.rejected)
         try:
-            while chunk := list(islice(pending, self.batch)):
+            while chunk := list(islice(samples, self.batch)):
                 self._add(chunk)
-                done += len(chunk)
-                on_progress(Progress("evaluating", done, len(self.data)))
+                done = self.counter.samples + len(self.rejected)
+                on_progress(Progress("evaluating", done, self.dataset.size))
         except KeyboardInterrupt:
             if not self.counter.samples:
                 raise
@@ -308,20 +318,17 @@ class _EvaluationRun:
             require_images(self.rejected)
         return self._result()
 
-    def _add(self, chunk: list[Sample]) -> None:
-        ready = list(prepared_samples(self.data, chunk, self.preparations, self.rejected))
-        if not ready:
-            return
+    def _add(self, chunk: list[tuple[Sample, list[Prepared]]]) -> None:
         start = perf_counter()
-        outputs = self._predict(0, ready)
-        self.timings.append((len(ready), perf_counter() - start))
-        reference = self._predict(1, ready) if len(self.models) > 1 else None
-        labels = [self._class_of(sample, outputs.shape[1]) for sample, _ in ready]
+        outputs = self._predict(0, chunk)
+        self.timings.append((len(chunk), perf_counter() - start))
+        reference = self._predict(1, chunk) if len(self.models) > 1 else None
+        labels = [self._class_of(sample, outputs.shape[1]) for sample, _ in chunk]
         self.counter.add(outputs, labels, reference)
 
-    def _predict(self, index: int, ready: list[tuple[Sample, list[Any]]]) -> Any:
-        samples = [prepared[index] for _, prepared in ready]
-        return self.models[index].predict(self.preparations[index], samples, self.batch)
+    def _predict(self, index: int, chunk: list[tuple[Sample, list[Prepared]]]) -> Array:
+        samples = [prepared[index] for _, prepared in chunk]
+        return self.models[index].predict(self.pipelines[index], samples, self.batch)
 
     def _class_of(self, sample: Sample, num_classes: int) -> int | None:
         if not sample.label:

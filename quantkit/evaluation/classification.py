@@ -11,8 +11,9 @@ from typing import Any, overload
 
 import numpy as np
 
-from quantkit.data.choices import Flags, choose_preprocessing
-from quantkit.data.images import find_pictures
+from quantkit.data import PreprocessingOptions, find_images
+from quantkit.data.dataset import Sample
+from quantkit.data.inference import infer_preprocessing
 from quantkit.data.labels import Labels
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import InputError, UsageError
@@ -223,21 +224,21 @@ def classify_images(
         InputError: a folder, the model or the label file is missing or broken.
         EvaluationInterrupted: Ctrl-C, with the predictions so far.
     """
-    sources, skipped_files = _find_images(images)
+    samples, skipped_files = _find_samples(images)
     loaded = as_model(model, random_weights=random_weights, offline=offline)
     start = perf_counter()
     opened = open_model(loaded, runtime, options, input_layer=input_layer, output_layer=output_layer)
     opened_seconds = perf_counter() - start
     with opened.session as session:
-        flags = Flags(input_height, input_width, input_mean, input_std)
+        preprocessing = PreprocessingOptions(input_height, input_width, input_mean, input_std)
         classifier = Classifier(
             session,
-            choose_preprocessing(session.inputs[0], opened.card, flags),
+            infer_preprocessing(session.inputs[0], opened.card, preprocessing),
             opened.read_labels(None if labels is None else Path(labels).expanduser()),
             order=opened.label_order,
             top=top,
         )
-        for warning in _warnings(loaded, opened, classifier, flags, skipped_files):
+        for warning in _warnings(loaded, opened, classifier, preprocessing, skipped_files):
             on_message(warning)
         results: list[ImagePredictions | RejectedImage] = []
 
@@ -258,7 +259,7 @@ def classify_images(
             )
 
         try:
-            for result in classifier.classify(sources):
+            for result in classifier.classify(samples):
                 results.append(result)
                 on_image(result)
         except KeyboardInterrupt:
@@ -266,29 +267,29 @@ def classify_images(
         return classification()
 
 
-def _find_images(images: Iterable[ImageFile | Array]) -> tuple[list[Path | Array], int]:
-    """Return the image files and arrays, and the number of other files in the folders.
+def _find_samples(images: Iterable[ImageFile | Array]) -> tuple[list[Sample], int]:
+    """Return a sample for each image file and array, and the number of other files in the folders.
 
     Raises:
         UsageError: there is no image, or a source is a web address.
         InputError: a source does not exist, or a folder has no image.
     """
-    sources: list[Path | Array] = []
-    skipped = 0
-    for source in images:
-        if isinstance(source, np.ndarray):
-            sources.append(source)
-            continue
-        files = find_pictures([os.fspath(source)])
-        sources += files.paths
-        skipped += files.skipped
-    if not sources:
+    samples: list[Sample] = []
+    skipped_files = 0
+    for index, image in enumerate(images):
+        if isinstance(image, np.ndarray):
+            samples.append(Sample(f"array {index}", arrays={"": image}))
+        else:
+            files = find_images([image])
+            samples += files.samples
+            skipped_files += files.skipped_files
+    if not samples:
         raise UsageError("no image is given", hint="quantkit classify IMAGE...")
-    return sources, skipped
+    return samples, skipped_files
 
 
 def _warnings(
-    model: Model, opened: OpenedModel, classifier: Classifier, flags: Flags, skipped_files: int
+    model: Model, opened: OpenedModel, classifier: Classifier, preprocessing: PreprocessingOptions, skipped_files: int
 ) -> Iterator[str]:
     """Yield the messages that the user needs before the predictions."""
     if skipped_files:
@@ -303,5 +304,5 @@ def _warnings(
         owner = opened.card.labels.card or opened.card.name if opened.card else ""
         remedy = f"quantkit models fetch {owner} downloads them" if owner else "pass --labels FILE"
         yield f"no labels found for this model, class indices are shown; {remedy}"
-    if classifier.normalizes and opened.card is None and (flags.mean is None or flags.std is None):
+    if classifier.normalizes and opened.card is None and None in (preprocessing.mean, preprocessing.std):
         yield describe_assumption(classifier.preprocessing)

@@ -4,20 +4,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import islice
-from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from quantkit.data.feeding import Feeding
-from quantkit.data.images import read_bytes
+from quantkit.data import InputPipeline
+from quantkit.data.dataset import Sample
 from quantkit.data.labels import Labels, Order
-from quantkit.data.preparation import Preparation, Prepared
+from quantkit.data.pipeline import Prepared
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import GraphError, InputError, UsageError
 from quantkit.evaluation.classification_metrics import are_probabilities
-from quantkit.ir.tensor import Array, DType
+from quantkit.ir.tensor import Array
 from quantkit.runtimes.session import Session
 
 
@@ -151,10 +150,9 @@ class Classifier:
         self.labels = labels
         self.top = top
         self._order = order
-        self._feeding = Feeding.of(session.inputs[0])
-        self._preparation = Preparation(tuple(session.inputs), preprocessing)
+        self._pipeline = InputPipeline(tuple(session.inputs), preprocessing)
         self._output = session.outputs[0]
-        self._batch_size = self._preparation.batch or batch_size
+        self._batch_size = self._pipeline.batch_size or batch_size
         self._num_outputs: int | None = None
         dims = self._output.shape.dims
         if dims and dims[-1] is not None:
@@ -163,46 +161,46 @@ class Classifier:
     @property
     def normalizes(self) -> bool:
         """True if mean and standard deviation are applied before the graph, not inside it."""
-        return self._feeding.kind == "resized" and self._feeding.dtype is not DType.UINT8
+        return self._pipeline.image_input.is_normalized
 
-    def classify(self, images: Iterable[Path | Array]) -> Iterator[ImagePredictions | RejectedImage]:
+    def classify(self, images: Iterable[Sample]) -> Iterator[ImagePredictions | RejectedImage]:
         """Yield the predictions of each image, in order.
 
         Args:
-            images: image files; or arrays of one image: uint8 pixels (h, w, c), or float values like the input.
+            images: image files, or samples with one array: uint8 pixels (h, w, c), or float values like the input.
 
         Raises:
             GraphError: the model's output is NaN.
             InputError: the labels belong to another model.
         """
-        pending = enumerate(images)
+        pending = iter(images)
         while chunk := list(islice(pending, self._batch_size)):
-            prepared = [self._prepare(index, image) for index, image in chunk]
+            prepared = [self._prepare(image) for image in chunk]
             predictions = iter(self._run([item for item in prepared if isinstance(item, _PreparedImage)]))
             for item in prepared:
                 yield item if isinstance(item, RejectedImage) else next(predictions)
 
-    def _prepare(self, index: int, image: Path | Array) -> _PreparedImage | RejectedImage:
+    def _prepare(self, image: Sample) -> _PreparedImage | RejectedImage:
         start = perf_counter()
-        if not isinstance(image, Path):
-            values = self._preparation.of_rows({"": image})
-            return _PreparedImage(f"array {index}", values, 0.0, perf_counter() - start)
+        if image.arrays is not None:
+            values = self._pipeline.prepare_arrays(image.arrays)
+            return _PreparedImage(str(image), values, 0.0, perf_counter() - start)
         try:
-            decoded = self._preparation.decode(read_bytes(image), str(image))
+            decoded = self._pipeline.decode(image.read_image(), str(image))
         except InputError as error:
             return RejectedImage(str(image), error)
         middle = perf_counter()
-        values = self._preparation.of_picture(decoded)
+        values = self._pipeline.prepare_image(decoded)
         return _PreparedImage(str(image), values, middle - start, perf_counter() - middle)
 
     def _run(self, images: Sequence[_PreparedImage]) -> list[ImagePredictions]:
         if not images:
             return []
-        feeds = self._preparation.feeds([image.values for image in images])
+        feeds = self._pipeline.stack([image.values for image in images])
         start = perf_counter()
         outputs = self.session.run(feeds)[self._output.name]
         seconds = (perf_counter() - start) / len(images)
-        rows = outputs.reshape(self._preparation.batch or len(images), -1).astype(np.float64)
+        rows = outputs.reshape(self._pipeline.batch_size or len(images), -1).astype(np.float64)
         self._check_labels(rows.shape[1])
         return [self._predictions(image, row, seconds) for image, row in zip(images, rows, strict=False)]
 

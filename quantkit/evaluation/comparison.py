@@ -10,24 +10,23 @@ The SQNR of a tensor hides small channels next to a large one, so the median cha
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from html import escape
 from math import inf, isfinite
 from os import PathLike
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from quantkit.data import Data, find_data
-from quantkit.data.choices import Flags, choose_ends, matching_card
-from quantkit.data.feeders import Batch, Feeder, Feeds, batched, random_feeder
-from quantkit.data.preparation import Preparation, prepared_samples
+from quantkit.data import Dataset, InputPipeline, PreprocessingOptions, as_dataset, prepare_samples
+from quantkit.data.inference import find_origin
 from quantkit.errors import GraphError, UnavailableError, UsageError
 from quantkit.evaluation.accuracy import require_images
 from quantkit.evaluation.graph_tensors import GraphTensors, TensorProbe
 from quantkit.evaluation.interrupted import EvaluationInterrupted
 from quantkit.evaluation.layer_comparison import FLOOR, LayerComparison, LayerRow
 from quantkit.evaluation.opened_model import describe_assumption
+from quantkit.evaluation.random_inputs import pair_inputs, random_feeds
 from quantkit.evaluation.tensor_matching import TensorPair, match_tensors
 from quantkit.evaluation.tensor_sums import TensorSums
 from quantkit.formats import onnx
@@ -35,6 +34,7 @@ from quantkit.ir.difference import EQUAL, differences
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model, as_model
+from quantkit.model.endpoints import choose_image_endpoints
 from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.runtimes import AUTO, observing_runtime, open_session
@@ -105,7 +105,7 @@ def compare_structure(first: Any, second: Any) -> StructureComparison:
 def compare(
     first: Any,
     second: Any,
-    data: str | PathLike[str] | Data | Iterable[Batch] | None = None,
+    data: Any = None,
     *,
     inputs: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
@@ -125,12 +125,11 @@ def compare(
     Args:
         first: the reference version: a `Model`, a `Graph`, a file, or the name of a model card.
         second: the other version, in the same or another format.
-        data: images, as `evaluate` takes them; or arrays (n, ...) for the only input or by input name; None for seeded
-            random inputs.
+        data: dataset: files, arrays or an iterable, see `quantkit.data.as_dataset`; None for seeded random inputs.
         inputs, outputs: names of inputs and outputs (default: from the model card, else inferred).
         runtimes: runtime of each version; ``auto``: one that can fetch all tensors.
         options: threads, device and precision; the first version runs in float32.
-        limit: maximum number of samples (default: 16 images, all arrays, or 8 random inputs).
+        limit: maximum number of samples (default: 16 of a file or folder, 8 random inputs, else all).
         input_mean, input_std: normalization (x - mean) / std (default: from the model card, else 128).
         seed: seed of the random inputs.
         floor: SQNR in decibels below which a layer is bad.
@@ -152,7 +151,13 @@ def compare(
     names = [
         model.name if model.path or model.card else f"{model.name} {number}" for number, model in enumerate(models, 1)
     ]
-    samples = _samples(data, limit, seed, models, Flags(mean=input_mean, std=input_std), on_message)
+    preprocessing = PreprocessingOptions(mean=input_mean, std=input_std)
+    if data is None:
+        samples: _Samples = _RandomSamples(limit or RANDOM_SAMPLES, seed)
+    else:
+        default_limit = MAX_IMAGES if isinstance(data, str | PathLike) else None
+        dataset = as_dataset(data, limit or default_limit)
+        samples = _DatasetSamples(dataset, models, preprocessing, on_message)
     tensors = [GraphTensors(graph) for graph in graphs]
     pairs = match_tensors(*tensors)
     if not pairs:
@@ -181,7 +186,7 @@ def compare(
             )
 
         try:
-            for feeds, other_feeds in samples.feeder(session.inputs, other_session.inputs):
+            for feeds, other_feeds in samples.feeds(session.inputs, other_session.inputs):
                 run.add(_fetch(session, graphs[0], feeds), _fetch(other_session, graphs[1], other_feeds))
                 on_progress(Progress("comparing", run.samples, samples.total))
         except KeyboardInterrupt:
@@ -193,51 +198,81 @@ def compare(
         return comparison()
 
 
-@dataclass(frozen=True)
-class _Samples:
+class _Samples(Protocol):
     """Samples of a comparison.
 
     Attributes:
-        feeder: function that prepares each sample for both versions.
         total: number of samples; None if it is not known.
-        rejected: message by name of each image that could not be decoded; filled while the feeder runs.
+        rejected: message by name of each image that could not be decoded.
     """
 
-    feeder: Feeder
-    total: int | None = None
-    rejected: dict[str, str] = field(default_factory=dict)
+    total: int | None
+    rejected: dict[str, str]
+
+    def feeds(
+        self, first: Sequence[TensorInfo], second: Sequence[TensorInfo]
+    ) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Array]]]:
+        """Yield the feeds of both versions for each sample."""
+        ...
 
 
-def _samples(
-    data: Any, limit: int | None, seed: int, models: Sequence[Model], flags: Flags, on_message: OnMessage
-) -> _Samples:
-    if data is None:
-        total = limit or RANDOM_SAMPLES
-        return _Samples(random_feeder(total, seed), total)
-    if not isinstance(data, str | PathLike | Data):
-        return _Samples(batched(data))
-    dataset = data.part(limit) if isinstance(data, Data) else find_data(data, limit or MAX_IMAGES)
-    rejected: dict[str, str] = {}
+class _RandomSamples:
+    """Seeded random inputs."""
 
-    def feeder(first: Sequence[TensorInfo], second: Sequence[TensorInfo]) -> Iterator[tuple[Feeds, Feeds]]:
-        cards = [_card(model, infos) for model, infos in zip(models, (first, second), strict=True)]
+    def __init__(self, total: int, seed: int) -> None:
+        self.total: int | None = total
+        self.rejected: dict[str, str] = {}
+        self._seed = seed
+
+    def feeds(
+        self, first: Sequence[TensorInfo], second: Sequence[TensorInfo]
+    ) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Array]]]:
+        return random_feeds(first, second, self.total or 0, self._seed)
+
+
+class _DatasetSamples:
+    """Samples of a dataset, prepared for both versions."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        models: Sequence[Model],
+        preprocessing: PreprocessingOptions,
+        on_message: OnMessage,
+    ) -> None:
+        self.total = dataset.size
+        self.rejected: dict[str, str] = {}
+        self._dataset = dataset
+        self._models = models
+        self._preprocessing = preprocessing
+        self._on_message = on_message
+
+    def feeds(
+        self, first: Sequence[TensorInfo], second: Sequence[TensorInfo]
+    ) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Array]]]:
+        cards = [_card(model, infos) for model, infos in zip(self._models, (first, second), strict=True)]
         # Two versions of one model have the same preprocessing: a model without a card uses the card of the other.
         card = cards[0] or cards[1]
-        preparations = [
-            Preparation.of(infos, dataset, own or card, flags)
-            for infos, own in zip((first, second), cards, strict=True)
+        # Arrays have the input names of the first version.
+        partners = pair_inputs(first, second)
+        renamed = [replace(partner, name=name) for name, partner in partners.items()]
+        pipelines = [
+            InputPipeline.of(infos, self._dataset, own or card, self._preprocessing)
+            for infos, own in zip((first, renamed), cards, strict=True)
         ]
-        if preparations[0].is_assumed:
-            on_message(describe_assumption(preparations[0]))
-        for _, prepared in prepared_samples(dataset, dataset.samples, preparations, rejected):
-            first_feeds, second_feeds = (
-                preparation.feeds([sample]) for preparation, sample in zip(preparations, prepared, strict=True)
+        if pipelines[0].is_assumed:
+            self._on_message(describe_assumption(pipelines[0]))
+        samples = prepare_samples(self._dataset.read(pipelines[0].rank), pipelines, self.rejected)
+        is_empty = True
+        for _, (sample, other_sample) in samples:
+            is_empty = False
+            other_feeds = pipelines[1].stack([other_sample])
+            yield (
+                pipelines[0].stack([sample]),
+                {partner.name: other_feeds[name] for name, partner in partners.items()},
             )
-            yield first_feeds, second_feeds
-        if len(rejected) == len(dataset):
-            require_images(rejected)
-
-    return _Samples(feeder, len(dataset), rejected)
+        if is_empty and self.rejected:
+            require_images(self.rejected)
 
 
 def _card(model: Model, inputs: Sequence[TensorInfo]) -> ModelCard | None:
@@ -245,7 +280,7 @@ def _card(model: Model, inputs: Sequence[TensorInfo]) -> ModelCard | None:
     if model.card is not None or len(inputs) != 1:
         return model.card
     output = str(Edge.parse(model.graph.outputs[0].node.removesuffix(":0")))
-    return matching_card(inputs[0], TensorInfo(output, DType.FLOAT, Shape(None)), list_cards())
+    return find_origin(inputs[0], TensorInfo(output, DType.FLOAT, Shape(None)), list_cards())
 
 
 def _readable_graph(model: Model) -> Graph:
@@ -274,7 +309,7 @@ def _graph_with_endpoints(model: Model, inputs: Sequence[str] | None, outputs: S
         return graph.with_endpoints(inputs, outputs)
     if graph.inputs and graph.outputs:
         return graph
-    return choose_ends(graph, model.card, list_cards())
+    return choose_image_endpoints(graph, model.card, list_cards())
 
 
 class _ComparisonRun:
@@ -319,7 +354,7 @@ def _open(graph: Graph, probes: Iterable[TensorProbe], runtime: str, options: Se
     return open_session(observed, observing_runtime(graph.dialect) if runtime == AUTO else runtime, options)
 
 
-def _fetch(session: Session, graph: Graph, feeds: Feeds) -> dict[Edge, Array]:
+def _fetch(session: Session, graph: Graph, feeds: Mapping[str, Array]) -> dict[Edge, Array]:
     """Run a session and return its outputs by edge."""
     is_onnx = graph.dialect == onnx.DIALECT
     return {

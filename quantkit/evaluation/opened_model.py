@@ -6,13 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from quantkit.data.choices import choose_ends, choose_labels, matching_card, needs_tensorflow
+from quantkit.data import InputPipeline
+from quantkit.data.inference import find_model_labels, find_origin
 from quantkit.data.labels import Labels, Order, read_labels
-from quantkit.data.preparation import Preparation, Prepared
+from quantkit.data.pipeline import Prepared
 from quantkit.errors import UnavailableError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
+from quantkit.model.endpoints import choose_image_endpoints, takes_encoded_images
 from quantkit.runtimes import AUTO, open_session
 from quantkit.runtimes.session import Session, SessionOptions
 from quantkit.zoo import ModelCard, list_cards
@@ -34,11 +36,11 @@ class OpenedModel:
     card: ModelCard | None = None
     path: Path | None = None
 
-    def predict(self, preparation: Preparation, samples: Sequence[Prepared], batch_size: int) -> Array:
+    def predict(self, pipeline: InputPipeline, samples: Sequence[Prepared], batch_size: int) -> Array:
         """Compute the class scores of samples, (n, k) float64.
 
         Args:
-            preparation: preparation of the model's inputs.
+            pipeline: preparation for the model's input.
             samples: samples that it prepared.
             batch_size: number of samples per run for models with a dynamic batch.
 
@@ -46,11 +48,11 @@ class OpenedModel:
             UsageError: the output has no score for each class.
         """
         rows, result = [], self.session.outputs[0].name
-        size = preparation.batch or batch_size
+        size = pipeline.batch_size or batch_size
         for start in range(0, len(samples), size):
             part = samples[start : start + size]
-            outputs = self.session.run(preparation.feeds(part))[result]
-            count = preparation.batch or len(part)
+            outputs = self.session.run(pipeline.stack(part))[result]
+            count = pipeline.batch_size or len(part)
             if not 1 < outputs.size / count == outputs.shape[-1]:
                 shape = "x".join(map(str, outputs.shape))
                 raise UsageError(
@@ -67,11 +69,13 @@ class OpenedModel:
         Raises:
             InputError: the file is missing or broken, or its labels belong to another model.
         """
+        dims = self.session.outputs[0].shape.dims
+        num_classes = dims[-1] if dims else None
         if path is None:
-            return choose_labels(self.card, self.path, self.session.outputs[0])
-        labels, dims = read_labels(path), self.session.outputs[0].shape.dims
-        if dims and dims[-1] is not None:
-            labels.check(dims[-1], self.label_order)
+            return find_model_labels(self.card, self.path, num_classes)
+        labels = read_labels(path)
+        if num_classes is not None:
+            labels.check(num_classes, self.label_order)
         return labels
 
     @property
@@ -106,12 +110,12 @@ def open_model(
     runnable = model.runnable
     if isinstance(runnable, Graph):
         runnable = _between_endpoints(runnable, model.card, input_layer, output_layer, takes_arrays)
-        if needs_tensorflow(runnable):
+        if takes_encoded_images(runnable):
             runtime = _decoding_runtime(runnable, runtime)
     session = open_session(runnable, runtime, options)
     card = model.card
     if card is None and len(session.inputs) == 1:
-        card = matching_card(session.inputs[0], session.outputs[0], list_cards())
+        card = find_origin(session.inputs[0], session.outputs[0], list_cards())
     return OpenedModel(model.name, session, card, model.path)
 
 
@@ -139,7 +143,7 @@ def _between_endpoints(
         UsageError: the input or output cannot be inferred.
     """
     try:
-        return choose_ends(graph, card, list_cards(), input_layer, output_layer)
+        return choose_image_endpoints(graph, card, list_cards(), input_layer, output_layer)
     except UsageError:
         if not takes_arrays or input_layer or output_layer or not graph.inputs or len(graph.outputs) != 1:
             raise

@@ -32,7 +32,7 @@ class Endpoint:
         name: name of the edge.
         op: op type of its producer.
         dtype: element type; None if it is not known.
-        shape: shape; unknown dimensions are None.
+        shape: shape with None for each unknown dimension.
     """
 
     name: str

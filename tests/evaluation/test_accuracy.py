@@ -9,7 +9,7 @@ import pytest
 from records import example, write_records
 
 import quantkit as qk
-from quantkit.data import Data
+from quantkit.data import ArrayDataset
 from quantkit.data.labels import Labels
 from quantkit.errors import InputError, UsageError
 from quantkit.evaluation import EvaluationInterrupted, evaluate
@@ -82,12 +82,12 @@ def test_folders_of_classes_and_lists(tmp_path: Path) -> None:
 def test_pixels_and_preprocessed_arrays_give_equal_metrics(folded: Graph) -> None:
     with np.load(HELDOUT) as file:
         pixels, labels = file["images"][:10], file["labels"][:10]
-    prepared = Data.of((pixels.astype(np.float32) - 128) / 128, labels)
-    first = evaluate(folded, Data.of(pixels, labels), runtime="reference").metrics
+    prepared = ArrayDataset.of((pixels.astype(np.float32) - 128) / 128, labels)
+    first = evaluate(folded, ArrayDataset.of(pixels, labels), runtime="reference").metrics
     second = evaluate(folded, prepared, reference=folded, runtime="reference", reference_runtime="reference").metrics
     assert first.top1 == second.top1 == Proportion(10, 10)
     with pytest.raises(UsageError, match="holds 2 arrays"):
-        evaluate(folded, Data.of({"a": pixels, "b": pixels}), runtime="reference")
+        evaluate(folded, ArrayDataset.of({"a": pixels, "b": pixels}), runtime="reference")
 
 
 def test_records_are_evaluated_like_files(tmp_path: Path) -> None:

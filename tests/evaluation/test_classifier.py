@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from quantkit.data.feeding import Feeding, picture_size
+from quantkit.data import find_images
+from quantkit.data.inputs import ImageInput, image_size
 from quantkit.data.labels import Labels, Order
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import GraphError, InputError, UsageError
@@ -48,7 +49,7 @@ def greys(tmp_path: Path) -> list[Path]:
 
 
 def predictions(classifier: Classifier, paths: list[Path]) -> list[ImagePredictions]:
-    results = list(classifier.classify(paths))
+    results = list(classifier.classify(find_images(paths).samples))
     assert all(isinstance(result, ImagePredictions) for result in results)
     return [result for result in results if isinstance(result, ImagePredictions)]
 
@@ -89,7 +90,7 @@ def test_broken_image_does_not_stop_the_others(greys: list[Path], tmp_path: Path
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"nothing")
     paths = [greys[0], broken, greys[4]]
-    results = list(Classifier(session(brightness), SMALL, LABELS, batch_size=4).classify(paths))
+    results = list(Classifier(session(brightness), SMALL, LABELS, batch_size=4).classify(find_images(paths).samples))
     assert [type(result) for result in results] == [ImagePredictions, RejectedImage, ImagePredictions]
     assert [result.image for result in results] == list(map(str, paths))
     assert "broken.png" in str(results[1].error)  # type: ignore[union-attr]
@@ -111,7 +112,11 @@ def test_dimensions_of_one_around_the_classes_are_ignored(greys: list[Path], sha
 
 def test_nan_is_an_error(greys: list[Path]) -> None:
     with pytest.raises(GraphError, match="is NaN"):
-        list(Classifier(session(lambda batch: np.float32([[np.nan, 1]])), SMALL, LABELS).classify(greys[:1]))
+        list(
+            Classifier(session(lambda batch: np.float32([[np.nan, 1]])), SMALL, LABELS).classify(
+                find_images(greys[:1]).samples
+            )
+        )
 
 
 def test_labels_are_checked_before_anything_runs() -> None:
@@ -122,7 +127,7 @@ def test_labels_are_checked_before_anything_runs() -> None:
 def test_labels_are_checked_at_the_first_run_where_the_shape_is_unknown(greys: list[Path]) -> None:
     classifier = Classifier(session(lambda batch: np.ones((1, 3), np.float32), output=None), SMALL, LABELS)
     with pytest.raises(InputError, match=r"gives 3 numbers.*lists 2"):
-        list(classifier.classify(greys[:1]))
+        list(classifier.classify(find_images(greys[:1]).samples))
 
 
 def test_the_cards_order_counts() -> None:
@@ -203,12 +208,12 @@ def test_string_input_takes_the_encoded_jpeg(tmp_path: Path, shape: tuple[int | 
 
 @pytest.mark.parametrize(("dtype", "shape"), [(DType.INT32, (1, 4, 4, 3)), (DType.FLOAT, (1, 10)), (DType.BOOL, ())])
 def test_inputs_of_other_types_are_rejected(dtype: DType, shape: tuple[int, ...]) -> None:
-    with pytest.raises(UsageError, match="which is no picture"):
-        Feeding.of(TensorInfo("input", dtype, Shape(shape)))
+    with pytest.raises(UsageError, match="which is not an image"):
+        ImageInput.of(TensorInfo("input", dtype, Shape(shape)))
 
 
 def test_size_of_an_image_input() -> None:
-    assert picture_size(TensorInfo("x", DType.FLOAT, Shape((1, 3, 20, 30)))) == (20, 30, 3)
-    assert picture_size(TensorInfo("x", DType.FLOAT, Shape((None, 20, 30, 1)))) == (20, 30, 1)
-    assert picture_size(TensorInfo("x", DType.FLOAT, Shape(None))) == (None, None, None)
-    assert picture_size(TensorInfo("x", DType.STRING, Shape(()))) == (None, None, None)
+    assert image_size(TensorInfo("x", DType.FLOAT, Shape((1, 3, 20, 30)))) == (20, 30, 3)
+    assert image_size(TensorInfo("x", DType.FLOAT, Shape((None, 20, 30, 1)))) == (20, 30, 1)
+    assert image_size(TensorInfo("x", DType.FLOAT, Shape(None))) == (None, None, None)
+    assert image_size(TensorInfo("x", DType.STRING, Shape(()))) == (None, None, None)

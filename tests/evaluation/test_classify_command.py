@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from quantkit.data.dataset import Sample
 from quantkit.evaluation.classifier import Classifier, ImagePredictions, RejectedImage
 from quantkit.ir.graph import Graph
 from quantkit.runtimes import Runtime, Session, SessionOptions
@@ -173,7 +174,7 @@ def test_scores_that_are_not_probabilities_are_reported(main: Main, capsys: pyte
     ("arguments", "code", "message"),
     [
         ([], 2, "no image is given"),
-        (["https://example.org/a.jpg"], 2, "downloading pictures is off"),
+        (["https://example.org/a.jpg"], 2, "is a web address"),
         (["missing.jpg", "--model", "digits"], 3, "does not exist"),
         ([str(DIGITS[0]), "--model", "digits", "--graph", "x.pb"], 2, "name two models"),
         ([str(DIGITS[0]), "--model", "digit"], 2, "neither a file nor"),
@@ -240,8 +241,8 @@ def test_interrupt_keeps_the_finished_images(
 ) -> None:
     whole = Classifier.classify
 
-    def classify_two(self: Classifier, paths: Sequence[Path]) -> Iterator[ImagePredictions | RejectedImage]:
-        yield from whole(self, paths[:2])
+    def classify_two(self: Classifier, samples: Sequence[Sample]) -> Iterator[ImagePredictions | RejectedImage]:
+        yield from whole(self, samples[:2])
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Classifier, "classify", classify_two)

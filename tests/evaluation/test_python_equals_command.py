@@ -6,6 +6,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import quantkit as qk
@@ -78,3 +79,21 @@ def test_plot_marks_the_bad_layers() -> None:
     assert not chart.highlighted
     assert chart.svg().count("<rect") == len(chart.bars)
     assert "softmax" in str(chart)
+
+
+def test_data_may_be_of_any_kind() -> None:
+    with np.load(HELDOUT) as file:
+        pixels, labels = file["images"][:6], file["labels"][:6]
+    options: dict[str, Any] = {"runtime": "reference"}
+    metrics = [
+        qk.evaluate("digits", data, **options).metrics
+        for data in ((pixels, labels), [(pixels[:4], labels[:4]), (pixels[4:], labels[4:])])
+    ]
+    assert metrics[0] == metrics[1]
+    assert metrics[0].samples == 6
+    images = [*DIGITS, *pixels[:2]]
+    classification = qk.classify(images, "digits", top=1, **options)
+    assert [image.image for image in classification] == [*DIGITS, "array 2", "array 3"]
+    assert [image[0].index for image in classification[2:]] == labels[:2].tolist()
+    comparison = qk.compare("digits", "digits", {"Mul": pixels}, runtimes=("reference", "reference"))
+    assert comparison.samples == 6
