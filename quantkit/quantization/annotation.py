@@ -249,7 +249,7 @@ class _Annotation:
 
     def _find_pass_through(self, patterns: tuple[FusedPattern, ...], inside: set[str]) -> dict[str, tuple[Edge, ...]]:
         """Return the data inputs of each pass-through node: one whose output has a quantized consumer."""
-        needed = {edge for pattern in patterns for edge in pattern.reads}
+        needed = {edge for pattern in patterns for edge in pattern.inputs}
         pass_through: dict[str, tuple[Edge, ...]] = {}
         for node in reversed(self.nodes):
             if node.op not in PASS_THROUGH_OPS or node.name in inside or not self._may_quantize(node):
@@ -324,7 +324,7 @@ class _Annotation:
     def _quantized_edges(
         self, patterns: tuple[FusedPattern, ...], pass_through: Mapping[str, tuple[Edge, ...]]
     ) -> list[Edge]:
-        edges = {edge for pattern in patterns for edge in pattern.reads}
+        edges = {edge for pattern in patterns for edge in pattern.inputs}
         edges |= {edge for inputs in pass_through.values() for edge in inputs}
         # A runtime that does not fuse the Add quantizes its inputs.
         edges |= {pattern.inner for pattern in patterns if pattern.inner is not None}

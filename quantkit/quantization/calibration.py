@@ -76,7 +76,7 @@ def estimate_memory(graph: Graph, plan: Plan, *, runtime: str = "", batch: int =
     weights = sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant)
     sizes = {edge: prod(size or batch for size in shape.dims or ()) * 4 for edge, shape in shapes.items()}
     activations = sum(size for edge, size in sizes.items() if not graph[edge.node].is_constant)
-    observed = sum(sizes.get(edge, 0) for edge in {*plan.edges, *plan.averaged})
+    observed = sum(sizes.get(edge, 0) for edge in {*plan.edges, *plan.mean_edges})
     copies = WEIGHT_COPIES.get(runtime, USUAL_WEIGHT_COPIES)
     return copies * weights + activations + 3 * observed + len(plan.edges) * BINS * 16
 
@@ -89,7 +89,7 @@ def open_calibration_session(graph: Graph, plan: Plan, runtime: str = AUTO) -> S
         GraphError: the runtime rejects the graph.
     """
     inputs = set(graph.inputs)
-    edges = dict.fromkeys(edge for edge in (*graph.outputs, *plan.edges, *plan.averaged) if edge not in inputs)
+    edges = dict.fromkeys(edge for edge in (*graph.outputs, *plan.edges, *plan.mean_edges) if edge not in inputs)
     return open_session(graph.with_endpoints(None, edges), runtime)
 
 

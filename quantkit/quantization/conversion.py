@@ -35,8 +35,8 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
     target = find_target(plan.scheme.target)
     if plan.scheme.weights_only:
         return target.store_weights(graph, plan)
-    plan.require(ranges)
-    ranges = ranges.shared(plan.groups)
+    plan.require_ranges(ranges)
+    ranges = ranges.merge_groups(plan.groups)
     if plan.scheme.bias_correction:
         graph = correct_biases(graph, plan, ranges)
     return target.convert(graph, plan, ranges)

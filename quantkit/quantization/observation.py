@@ -40,7 +40,7 @@ class Observation:
             common = next((self.observers[other] for other in plan.group_of(edge) if other in self.observers), None)
             self.observers[edge] = common or create_observer(plan.scheme.observer, plan.activations[edge])
         self.monitor = RangeMonitor(plan)
-        self.means = ChannelMeans() if plan.averaged else None
+        self.means = ChannelMeans() if plan.mean_edges else None
         self._outputs = {info.name for info in session.outputs}
         self._data = blake2b(digest_size=8)
         self._resumed_count = 0
@@ -82,7 +82,7 @@ class Observation:
             before = observer.num_nan, observer.num_infinite
             observer.observe(values(edge))
             self.monitor.observe(edge, values(edge), observer.num_nan - before[0], observer.num_infinite - before[1])
-        for edge in self.plan.averaged:
+        for edge in self.plan.mean_edges:
             if self.means is not None:
                 self.means.add(edge, values(edge))
         self._add_to_digest(feeds, count)

@@ -1,6 +1,6 @@
-"""The decisions about a graph: which tensors become 8 bits, in which form, and why the others do not.
+"""Decisions about a graph: the number format of each quantized tensor, and the reasons of float fallbacks.
 
-A *fused pattern* is what an engine computes in one go:
+A *fused pattern* is a group of nodes that a runtime computes as one kernel:
 
     Conv2D | DepthwiseConv2dNative | MatMul  [+ bias]  [+ Add of a residual]  [+ Relu | Relu6]
 
@@ -26,33 +26,33 @@ from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.spec import Spec
 
 SCHEMA = "quantkit.plan/2"
-FORM = "quantkit quantize --save-plan FILE writes such files"
+HINT = "write a plan with quantkit quantize --save-plan FILE"
 PATTERN_LAYER_OPS = LAYER_OPS - {"Conv2DBackpropInput"}
 ADDS = frozenset({"Add", "AddV2"})
 ACTIVATIONS = frozenset({"Relu", "Relu6"})
 CONCATS = frozenset({"Concat", "ConcatV2"})
 AVERAGES = frozenset({"AvgPool", "Mean"})
-# Ops that only move codes: what comes out is some of what went in.
-MOVING = frozenset({"MaxPool", "Reshape", "Squeeze", "ExpandDims", "Pad", "MirrorPad", "Identity", "Relu", "Relu6"})
-PASS_THROUGH_OPS = CONCATS | AVERAGES | MOVING
-# Of constants no codes serve.
+# Ops whose output values are a selection of their input values.
+COPY_OPS = frozenset({"MaxPool", "Reshape", "Squeeze", "ExpandDims", "Pad", "MirrorPad", "Identity", "Relu", "Relu6"})
+PASS_THROUGH_OPS = CONCATS | AVERAGES | COPY_OPS
+# Reason of a fallback whose constants cannot be quantized.
 NOT_FINITE = "hold NaN or infinity"
 
 
 @dataclass(frozen=True)
 class FusedPattern:
-    """A layer and what is computed with it in one go.
+    """A layer with the bias, residual and activation that are computed in the same kernel.
 
     Attributes:
-        layer: the node of the convolution or matrix product.
-        weights: the constant it multiplies with.
-        bias: the node that adds a constant per channel, or nothing.
-        add: the node that adds a residual, or nothing.
-        activation: the Relu or Relu6, or nothing.
-        input: what the layer reads.
-        summand: what ``add`` adds to the layer's own result.
-        inner: the layer's own result that ``add`` reads, for engines that add in an op of its own.
-        output: what leaves the pattern.
+        layer: node of the convolution or matrix product.
+        weights: constant of the layer.
+        input: input edge of the layer.
+        output: output edge of the pattern.
+        bias: node that adds a constant per channel, or empty.
+        add: node that adds a residual, or empty.
+        activation: Relu or Relu6 node, or empty.
+        summand: residual edge of ``add``; None without ``add``.
+        inner: the other edge of ``add``, for runtimes that add in a separate op; None without ``add``.
     """
 
     layer: str
@@ -67,45 +67,46 @@ class FusedPattern:
 
     @property
     def name(self) -> str:
-        """The name of the last node."""
+        """Name of the last node."""
         return self.output.node
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Its nodes in execution order."""
+        """Nodes in execution order."""
         return tuple(name for name in (self.layer, self.bias, self.add, self.activation) if name)
 
     @property
-    def reads(self) -> tuple[Edge, ...]:
-        """The edges whose codes it reads."""
+    def inputs(self) -> tuple[Edge, ...]:
+        """Quantized input edges: the layer's input and the residual."""
         return (self.input,) if self.summand is None else (self.input, self.summand)
 
     def to_json(self) -> dict[str, str]:
-        """Names by role, those that are there."""
-        written = {key: str(value) for key, value in vars(self).items() if value is not None}
-        return {key: value for key, value in written.items() if value}
+        """Return the names of nodes and edges by role, without empty ones."""
+        names = {key: str(value) for key, value in vars(self).items() if value is not None}
+        return {key: name for key, name in names.items() if name}
 
     @classmethod
     def from_json(cls, document: Mapping[str, str]) -> Self:
-        """The pattern of names by role."""
+        """Return the pattern of names by role."""
         edges = ("input", "output", "summand", "inner")
         return cls(**{key: Edge.parse(value) if key in edges else value for key, value in document.items()})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Every decision about a graph; no data has been seen.
+    """All decisions about a graph, made without data.
 
     Attributes:
-        scheme: what was wanted.
-        activations: form of the codes, by edge.
-        weights: form of the codes, by constant; `Spec.axes` says which dimensions number the channels.
-        groups: edges that share one range.
-        patterns: in execution order.
-        pass_through: nodes that work on codes and pass their range on, in execution order.
-        float_fallbacks: the other nodes, and why; with `Scheme.weights_only` the layers whose weights stay float.
-        edges: the edges whose range is observed, in execution order: of each group those that the others follow from.
-        graph: digest of the float graph, as `quantkit.quantization.ranges.graph_digest` gives it; empty: not known.
+        scheme: requested quantization.
+        activations: number format of each quantized edge.
+        weights: number format of each quantized constant; `Spec.axes` are the channel dimensions.
+        groups: sets of edges with a common range.
+        patterns: fused patterns in execution order.
+        pass_through: nodes that keep the quantization parameters of their input, in execution order.
+        float_fallbacks: reason of each node that stays float; with `Scheme.weights_only`, of each layer whose weights
+            stay float.
+        edges: observed edges in execution order, which determine the ranges of all edges.
+        graph: digest of the float graph, from `quantkit.quantization.ranges.graph_digest`; may be empty.
     """
 
     scheme: Scheme
@@ -120,61 +121,61 @@ class Plan:
 
     @cached_property
     def pattern_of(self) -> Mapping[str, FusedPattern]:
-        """The pattern of each of its nodes."""
+        """Fused pattern of each node in one."""
         return {name: pattern for pattern in self.patterns for name in pattern.nodes}
 
     @property
-    def averaged(self) -> tuple[Edge, ...]:
-        """The edges whose channels' means bias correction needs: what patterns read."""
+    def mean_edges(self) -> tuple[Edge, ...]:
+        """Edges whose channel means are observed for bias correction: the inputs of the layers."""
         return tuple(dict.fromkeys(pattern.input for pattern in self.patterns)) if self.scheme.bias_correction else ()
 
     def group_of(self, edge: Edge) -> frozenset[Edge]:
-        """The edges that share the range of an edge, itself included."""
+        """Return the edges with the same range as an edge, itself included."""
         return self._groups.get(edge, frozenset({edge}))
 
     @cached_property
     def _groups(self) -> Mapping[Edge, frozenset[Edge]]:
         return {edge: group for group in self.groups for edge in group}
 
-    def positive(self, graph: Graph) -> frozenset[Edge]:
-        """The edges of the float graph that hold no number below 0: outputs of Relu, passed through."""
-        found: set[Edge] = set()
+    def nonnegative_edges(self, graph: Graph) -> frozenset[Edge]:
+        """Return the edges of the float graph without negative values: Relu outputs, also after pass-through nodes."""
+        edges: set[Edge] = set()
         for name in graph.order:
             node = graph[name]
-            reads = [edge for edge in node.inputs if graph.constant_of(edge) is None]
-            if node.op in ACTIVATIONS or (name in self.pass_through and found.issuperset(reads)):
-                found.add(Edge(name))
-        return frozenset(found)
+            inputs = [edge for edge in node.inputs if graph.constant_of(edge) is None]
+            if node.op in ACTIVATIONS or (name in self.pass_through and edges.issuperset(inputs)):
+                edges.add(Edge(name))
+        return frozenset(edges)
 
-    def require(self, ranges: Ranges) -> None:
-        """See that every quantized edge has a range.
+    def require_ranges(self, ranges: Ranges) -> None:
+        """Check that every quantized edge has a range.
 
         Raises:
-            InputError: naming the first one that has none.
+            InputError: an edge has no range.
         """
         for edge in self.activations:
             if edge not in ranges:
                 raise InputError(
-                    f"the ranges lack {str(edge)!r}, which the plan quantizes",
-                    hint="they were collected for another graph, target or scheme: calibrate once more, for this one",
+                    f"there is no range of edge {str(edge)!r}, which the plan quantizes",
+                    hint="calibrate again, for this graph, target and scheme",
                 )
 
     def require_nodes(self, graph: Graph) -> None:
-        """See that a graph has all that the plan speaks of.
+        """Check that all nodes of the plan are in a graph.
 
         Raises:
-            InputError: naming the first node that is missing.
+            InputError: a node is missing.
         """
-        named = [*self.pattern_of, *self.weights, *self.pass_through, *(edge.node for edge in self.activations)]
-        for name in named:
+        names = [*self.pattern_of, *self.weights, *self.pass_through, *(edge.node for edge in self.activations)]
+        for name in names:
             if name not in graph:
                 raise InputError(
-                    f"the plan speaks of {name!r}, which is not in the graph",
-                    hint="it was made for another graph: annotate this one, or prepare it with the same recipe",
+                    f"the plan references node {name!r}, which is not in the graph",
+                    hint="compute a plan for this graph, or prepare it with the same --recipe",
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; `from_json` reads them."""
+        """Return the plan as JSON values, for `from_json`."""
         return {
             "schema": SCHEMA,
             "graph": self.graph,
@@ -190,15 +191,15 @@ class Plan:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """The plan of plain values.
+        """Return the plan of JSON values.
 
         Raises:
-            InputError: they are none.
+            InputError: the values are not a plan.
         """
         if document.get("schema") != SCHEMA:
             raise InputError(
-                f"this is no plan: the schema is {document.get('schema')!r}, not {SCHEMA!r}",
-                hint=FORM,
+                f"this is not a plan: its schema is {document.get('schema')!r} instead of {SCHEMA!r}",
+                hint=HINT,
             )
         try:
             return cls(
@@ -213,22 +214,22 @@ class Plan:
                 str(document.get("graph", "")),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise InputError(f"this plan is damaged: {error}", hint="annotate the graph once more") from None
+            raise InputError(f"the plan is damaged: {error}", hint="compute it again") from None
 
     @cached_property
     def text(self) -> str:
-        """The file's text."""
+        """Content of a plan file."""
         return json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
 
     def save(self, path: str | Path) -> None:
-        """Write the plan to a file; it appears whole or not at all."""
+        """Write the plan to a file; the file appears complete or not at all."""
         write_whole(Path(path), lambda file: file.write(self.text.encode()))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The plan of a file.
+        """Return the plan of a file.
 
         Raises:
-            InputError: it can not be read, or holds no plan.
+            InputError: the file cannot be read, or is not a plan.
         """
-        return cls.from_json(read_json(Path(path), FORM))
+        return cls.from_json(read_json(Path(path), HINT))

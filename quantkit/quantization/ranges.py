@@ -1,8 +1,8 @@
-"""What calibration found: the real numbers that each tensor's codes must reach.
+"""Calibrated value ranges of tensors.
 
-A file, so that quantizing again needs no data:
+A ranges file replaces the calibration dataset when a model is quantized again:
 
-    {"schema": "quantkit.ranges/1",
+    {"schema": "quantkit.ranges/2",
      "provenance": {"graph": "5d41...", "data": "9a0b...", "scheme": "11fe...", "count": 100},
      "ranges": {"Mul": [-1.0, 0.9921875], "conv": [0.0, 2.5]}}
 """
@@ -23,20 +23,20 @@ from quantkit.formats.documents import read_json
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
 
-SCHEMA = "quantkit.ranges/1"
-FORM = "quantkit quantize --save-ranges FILE writes such files"
+SCHEMA = "quantkit.ranges/2"
+HINT = "write ranges with quantkit quantize --save-ranges FILE"
 
 
 class Range(NamedTuple):
-    """The lowest and the highest number, both float32."""
+    """Smallest and largest value of a tensor, both float32."""
 
     low: float
     high: float
 
-    def joined(self, other: "Range") -> "Range":
-        """The range that holds both.
+    def union(self, other: "Range") -> "Range":
+        """Return the smallest range that contains both.
 
-        >>> Range(-1.0, 2.0).joined(Range(0.0, 3.0))
+        >>> Range(-1.0, 2.0).union(Range(0.0, 3.0))
         Range(low=-1.0, high=3.0)
         """
         return Range(min(self.low, other.low), max(self.high, other.high))
@@ -44,13 +44,13 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Provenance:
-    """What the ranges were made of.
+    """Origin of ranges.
 
     Attributes:
-        graph: `graph_digest` of the float graph.
-        data: digest of what was fed.
-        scheme: `Scheme.digest`.
-        count: examples fed.
+        graph: `graph_digest` of the float graph; may be empty.
+        data: digest of the calibration data.
+        scheme: `Scheme.digest` of the scheme.
+        count: number of calibration samples.
     """
 
     graph: str = ""
@@ -61,13 +61,13 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Ranges(Mapping[Edge, Range]):
-    """Range by edge.
+    """Calibrated value range of each quantized edge.
 
     Attributes:
-        ranges: of every edge that a plan quantizes.
-        provenance: what they were made of.
-        warnings: what the guard saw: a NaN, a dead range, a channel that dwarfs the others.
-        means: mean of each channel by edge, which bias correction needs; empty: not asked for.
+        ranges: range by edge.
+        provenance: graph, data and scheme of the calibration.
+        warnings: tensors that are hard to quantize: NaN, infinity, a constant, a dominant channel.
+        means: mean of each channel by edge, for bias correction; empty without it.
     """
 
     ranges: Mapping[Edge, Range]
@@ -88,37 +88,34 @@ class Ranges(Mapping[Edge, Range]):
         return hash(self.provenance)
 
     def __str__(self) -> str:
-        return f"ranges of {len(self)} tensors, of {self.provenance.count} examples"
+        return f"ranges of {len(self)} tensors, calibrated on {self.provenance.count} samples"
 
-    def shared(self, groups: Iterable[frozenset[Edge]]) -> "Ranges":
-        """The same, with one range for all edges of a group: the one that holds them all."""
-        joined = dict(self.ranges)
+    def merge_groups(self, groups: Iterable[frozenset[Edge]]) -> "Ranges":
+        """Return the ranges with the union of the ranges of each group for all its edges."""
+        merged = dict(self.ranges)
         for group in groups:
             members = [self.ranges[edge] for edge in group if edge in self.ranges]
-            joined.update(dict.fromkeys(group, reduce(Range.joined, members)) if members else {})
-        return replace(self, ranges=joined)
+            merged.update(dict.fromkeys(group, reduce(Range.union, members)) if members else {})
+        return replace(self, ranges=merged)
 
     def require_graph(self, graph: Graph) -> None:
-        """See that these ranges are of a graph, weights included; made by hand, they claim nothing.
+        """Check that the ranges were calibrated on a graph, weights included; without a digest, every graph fits.
 
         Raises:
-            InputError: they were collected on another one.
+            InputError: the ranges were calibrated on another graph.
         """
         if self.provenance.graph and self.provenance.graph != graph_digest(graph):
             raise InputError(
-                f"the ranges were collected on another graph, {self.provenance.graph}, and this one is "
-                f"{graph_digest(graph)}",
-                hint="other weights, another --recipe or equalize make another graph: calibrate once more, for this",
+                f"the ranges were calibrated on graph {self.provenance.graph}, not on {graph_digest(graph)}",
+                hint="calibrate again; weights, --recipe and equalize change the graph",
             )
 
-    def doubts(self, scheme_digest: str) -> tuple[str, ...]:
-        """Why these ranges may not be meant for a scheme, a sentence each; empty: they are."""
-        if self.provenance.scheme and self.provenance.scheme != scheme_digest:
-            return ("the ranges were collected with another scheme",)
-        return ()
+    def has_other_scheme(self, scheme_digest: str) -> bool:
+        """Return whether the ranges were calibrated with another scheme; without a digest, they were not."""
+        return bool(self.provenance.scheme) and self.provenance.scheme != scheme_digest
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; `from_json` reads them."""
+        """Return the ranges as JSON values, for `from_json`."""
         provenance = self.provenance
         document: dict[str, Any] = {
             "schema": SCHEMA,
@@ -137,15 +134,15 @@ class Ranges(Mapping[Edge, Range]):
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Ranges of plain values.
+        """Return the ranges of JSON values.
 
         Raises:
-            InputError: they are none.
+            InputError: the values are not ranges.
         """
         if document.get("schema") != SCHEMA:
             raise InputError(
-                f"these are no ranges: the schema is {document.get('schema')!r}, not {SCHEMA!r}",
-                hint=FORM,
+                f"these are not ranges: the schema is {document.get('schema')!r} instead of {SCHEMA!r}",
+                hint=HINT,
             )
         try:
             ranges = {
@@ -156,40 +153,40 @@ class Ranges(Mapping[Edge, Range]):
             means = {Edge.parse(name): tuple(map(float, values)) for name, values in document.get("means", {}).items()}
             return cls(ranges, provenance, tuple(document.get("warnings", ())), means)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"these ranges are damaged: {error}", hint="collect them once more") from None
+            raise InputError(f"the ranges are damaged: {error}", hint="calibrate again") from None
 
     @cached_property
     def text(self) -> str:
-        """The file's text: one edge a line."""
+        """Content of a ranges file, with one edge per line."""
         document = self.to_json()
         lines = [f'"{key}": {json.dumps(value)}' for key, value in document.items() if key != "ranges"]
-        edges = ",\n  ".join(f"{json.dumps(name)}: {json.dumps(ends)}" for name, ends in document["ranges"].items())
+        edges = ",\n  ".join(f"{json.dumps(name)}: {json.dumps(limits)}" for name, limits in document["ranges"].items())
         return "{" + ",\n ".join([*lines, f'"ranges": {{\n  {edges}}}']) + "}\n"
 
     def save(self, path: str | Path) -> None:
-        """Write the file; it appears whole or not at all."""
+        """Write the ranges to a file; the file appears complete or not at all."""
         write_whole(Path(path), lambda file: file.write(self.text.encode()))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The ranges of a file.
+        """Return the ranges of a file.
 
         Raises:
-            InputError: it can not be read, or holds no ranges.
+            InputError: the file cannot be read, or does not contain ranges.
         """
-        return cls.from_json(read_json(Path(path), FORM))
+        return cls.from_json(read_json(Path(path), HINT))
 
 
 def graph_digest(graph: Graph) -> str:
-    """Equal for graphs of equal nodes, weights and ends."""
-    found = blake2b(repr((list(map(str, graph.inputs)), list(map(str, graph.outputs)))).encode(), digest_size=8)
+    """Return a digest of nodes, weights, inputs and outputs."""
+    digest = blake2b(repr((list(map(str, graph.inputs)), list(map(str, graph.outputs)))).encode(), digest_size=8)
     for chunk in graphdef.chunks(graph):
-        found.update(chunk)
-    return found.hexdigest()
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _short(value: float) -> float:
-    """The shortest decimal that is the same float32.
+    """Return the shortest decimal number that rounds to the same float32.
 
     >>> _short(float(np.float32(0.1)))
     0.1

@@ -93,8 +93,8 @@ def calibrated(graph: Graph) -> tuple[Graph, Plan, Ranges]:
         for picture in pictures(4):
             for name, values in session.run({"x": picture[None]}).items():
                 found = Range(float(values.min()), float(values.max()))
-                ranges[Edge(name)] = ranges.get(Edge(name), found).joined(found)
-    return graph, plan, Ranges(ranges).shared(plan.groups)
+                ranges[Edge(name)] = ranges.get(Edge(name), found).union(found)
+    return graph, plan, Ranges(ranges).merge_groups(plan.groups)
 
 
 @pytest.fixture(params=["onnxruntime", "openvino"])

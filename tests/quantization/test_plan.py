@@ -71,7 +71,7 @@ def test_inputs_of_a_concat_share_a_range() -> None:
     assert plan.groups == (frozenset({Edge("x"), Edge("r"), Edge("p"), Edge("c")}),)
     assert plan.edges == (Edge("x"), Edge("r")), "pool and concat copy observed edges"
     assert plan.pass_through == ("p", "c")
-    assert annotate(graph_of(body)).averaged == (Edge("x"), Edge("c")), "bias correction needs their means"
+    assert annotate(graph_of(body)).mean_edges == (Edge("x"), Edge("c")), "bias correction needs their means"
     separate = annotate(graph_of(body), Scheme(share_concat_ranges=False))
     assert separate.groups == (frozenset({Edge("r"), Edge("p")}),)
 
@@ -155,9 +155,9 @@ def test_plans_round_trip_and_require_ranges(tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     ranges = Ranges(dict.fromkeys(plan.activations, Range(0.0, 1.0)))
-    plan.require(ranges)
-    with pytest.raises(InputError, match="the ranges lack 'Mul'"):
-        plan.require(Ranges({edge: limits for edge, limits in ranges.items() if edge != Edge("Mul")}))
+    plan.require_ranges(ranges)
+    with pytest.raises(InputError, match="there is no range of edge 'Mul'"):
+        plan.require_ranges(Ranges({edge: limits for edge, limits in ranges.items() if edge != Edge("Mul")}))
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(InputError, match="no plan"):
         Plan.load(tmp_path / "other.json")

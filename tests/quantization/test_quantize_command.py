@@ -106,7 +106,7 @@ def test_ranges_and_plan_replace_the_calibration(
     assert "--reduce-range contradicts --plan" in capsys.readouterr().err
     plan.write_text(plan.read_text().replace('"conv/Conv2D"', '"conv/Conv3D"'))
     assert main(["quantize", "digits", "-o", str(tmp_path / "c.onnx"), *again, "--plan", str(plan)]) == 3
-    assert "the plan speaks of 'conv/Conv3D', which is not in the graph" in capsys.readouterr().err
+    assert "the plan references node 'conv/Conv3D', which is not in the graph" in capsys.readouterr().err
 
 
 @pytest.mark.engine

@@ -231,10 +231,10 @@ def observed(graph: Graph, plan: Plan) -> Ranges:
     ends = {edge: Range(float(values[str(edge)].min()), float(values[str(edge)].max())) for edge in plan.activations}
     for edge in plan.activations:
         for other in plan.group_of(edge):
-            ends[edge] = ends[edge].joined(ends[other])
+            ends[edge] = ends[edge].union(ends[other])
     for edge in plan.activations:
         for other in plan.group_of(edge):
-            ends[other] = ends[edge].joined(ends[other])
+            ends[other] = ends[edge].union(ends[other])
     return Ranges(ends)
 
 

@@ -120,7 +120,7 @@ def _clamped(graph: Graph, averages: Mapping[str, list[Node]]) -> frozenset[Edge
 
 def _spans(graph: Graph, plan: Plan, ranges: Ranges, clamped: frozenset[Edge]) -> Spans:
     """The range of each edge that gets codes; those that only hold what Relus made begin at 0."""
-    positive = plan.positive(graph)
+    positive = plan.nonnegative_edges(graph)
     found: Spans = {}
     for edge in plan.activations:
         low, high = ranges[edge]

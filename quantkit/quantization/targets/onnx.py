@@ -55,7 +55,7 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges, *, takes_codes: bool = Fal
         GraphError: the plan does not fit the graph.
         UnavailableError: an op of the graph has no ONNX form.
     """
-    plan.require(ranges)
+    plan.require_ranges(ranges)
     return _Quantization(graph, plan, ranges, translate(graph), takes_codes).graph()
 
 
@@ -219,7 +219,7 @@ def _averages_clamped(graph: Graph, plan: Plan) -> frozenset[Edge]:
 
 def _spans(graph: Graph, plan: Plan, ranges: Ranges, averages: frozenset[Edge]) -> dict[Edge, Range]:
     """The range of each edge; those that only hold what Relus made begin at 0."""
-    positive = plan.positive(graph)
+    positive = plan.nonnegative_edges(graph)
     spans = {edge: ranges[edge] for edge in plan.activations}
     for edge, span in spans.items():
         if plan.group_of(edge) - averages <= positive:

@@ -64,8 +64,8 @@ def compute_ranges(
         assert ranges is not None, "check_options requires ranges or calibration data"
         ranges = Ranges.load(Path(ranges).expanduser())
     ranges.require_graph(graph)
-    for doubt in ranges.doubts(plan.scheme.digest):
-        options.on_message(doubt)
+    if ranges.has_other_scheme(plan.scheme.digest):
+        options.on_message("the ranges were calibrated with another scheme")
     return ranges, FloatReference()
 
 

@@ -18,7 +18,7 @@ class SimulatedTarget(Target):
     slow_reason = "all arithmetic is in float"
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
-        plan.require(ranges)
+        plan.require_ranges(ranges)
         nodes = []
         for node in graph.nodes.values():
             if node.name in plan.weights:

@@ -54,7 +54,7 @@ def float_reasons(graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]
 
 
 def _converted(graph: Graph, plan: Plan, ranges: Ranges) -> GraphBuilder:
-    plan.require(ranges)
+    plan.require_ranges(ranges)
     builder = GraphBuilder(graph, plan, ranges)
     last = {pattern.name: pattern for pattern in plan.patterns}
     pass_through = frozenset(plan.pass_through)

@@ -155,7 +155,7 @@ def _unit_errors(
     patterns = [
         pattern
         for pattern in plan.patterns
-        if pattern.output in codes and all(edge in numbers for edge in pattern.reads)
+        if pattern.output in codes and all(edge in numbers for edge in pattern.inputs)
     ]
     for some in _portions(graph, patterns):
         alone, feeds = _separated(graph, some, numbers)
@@ -195,7 +195,7 @@ def _separated(
     outputs: list[Edge] = []
     for number, pattern in enumerate(patterns):
         prefix = f"pattern_{number}/"
-        for edge in pattern.reads:
+        for edge in pattern.inputs:
             name = prefix + edge.node
             made[name] = Node(name, "Placeholder", attrs={"dtype": DType.FLOAT})
             feeds[name] = numbers[edge]
