@@ -146,11 +146,6 @@ def add_boolean(parser: ArgumentParser, name: str, text: str, *, default: bool =
     )
 
 
-def describe_assumption(preprocessing: object) -> str:
-    """Return the message for a model without known preprocessing."""
-    return f"no model card describes this model: {preprocessing} is assumed (--input-mean, --input-std)"
-
-
 def preprocessing_flags(args: Namespace) -> Flags:
     """Return the preprocessing that the command line sets; a size of 0 counts as absent, as in label_image."""
     height, width = (getattr(args, name, None) or None for name in ("input_height", "input_width"))

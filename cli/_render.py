@@ -100,13 +100,6 @@ def progress(args: Namespace) -> "bars.Progress":
     )
 
 
-@contextmanager
-def counting(args: Namespace, stage: str) -> Iterator[Callable[[int, int], None]]:
-    """Render counts (done, total) of one stage as a bar on stderr."""
-    with show_progress(args) as show:
-        yield lambda done, total: show(Progress(stage, done, total))
-
-
 def size_text(num_bytes: int) -> str:
     """Return a file size with its unit."""
     if num_bytes < 1e6:

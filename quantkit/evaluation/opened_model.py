@@ -152,4 +152,4 @@ def _between_endpoints(
 
 def describe_assumption(preprocessing: object) -> str:
     """Return the warning for a model without known preprocessing."""
-    return f"no model card describes this model: {preprocessing} is assumed (input_mean, input_std)"
+    return f"no model card describes this model: {preprocessing} is assumed (--input-mean, --input-std)"
