@@ -58,7 +58,6 @@ PENDING: tuple[str, ...] = (
     "tests/test_a",
     "tests/test_c",
     "tests/test_g",
-    "tests/test_p",
     "tests/test_r",
     "tests/test_s",
     "tests/transforms/",
