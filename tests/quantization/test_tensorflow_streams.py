@@ -5,7 +5,7 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization import Range, Ranges, Scheme, annotate
 from quantkit.quantization.targets.tensorflow import convert
-from quantkit.quantization.targets.tensorflow.streams import in_streams
+from quantkit.quantization.targets.tensorflow.streams import add_streams
 from quantkit.runtimes.tensorflow import RUNTIME
 
 
@@ -29,7 +29,7 @@ def stem() -> Graph:
     """Two convolutions and a pool before the first branch."""
     generator = np.random.default_rng(0)
     nodes = [Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 64, 60, 3))})]
-    read, channels = "x", 3
+    source, channels = "x", 3
     for name, padding, stride in (
         ("one", b"VALID", 2),
         ("two", b"SAME", 1),
@@ -40,7 +40,7 @@ def stem() -> Graph:
         window: dict[str, Attr] = {"strides": (1, stride, stride, 1), "padding": padding, "T": DType.FLOAT}
         nodes += [
             constant(f"{name}/w", weights),
-            Node(f"{name}/layer", "Conv2D", (Edge(read), Edge(f"{name}/w")), attrs=window),
+            Node(f"{name}/layer", "Conv2D", (Edge(source), Edge(f"{name}/w")), attrs=window),
             Node(name, "Relu", (Edge(f"{name}/layer"),), attrs={"T": DType.FLOAT}),
         ]
         if name == "two":
@@ -51,29 +51,29 @@ def stem() -> Graph:
                 "T": DType.FLOAT,
             }
             nodes.append(Node("pool", "MaxPool", (Edge("two"),), attrs={**pool, "T": DType.FLOAT}))
-        read, channels = "pool" if name != "one" else "one", 8
+        source, channels = "pool" if name != "one" else "one", 8
     nodes += [constant("axis", np.int32(3))]
     joined: dict[str, Attr] = {"N": 2, "T": DType.FLOAT, "Tidx": DType.INT32}
     nodes.append(Node("join", "ConcatV2", (Edge("left"), Edge("right"), Edge("axis")), attrs=joined))
     return Graph.of(nodes, ["x"], ["join"])
 
 
-def test_the_longest_way_goes_first_and_the_short_branch_runs_beside_it() -> None:
+def test_the_longest_branch_starts_first() -> None:
     costs = {"start": 1.0, "short": 1.0, "long": 1.0, "longer": 2.0, "end": 1.0}
-    assert all(not node.controls for node in in_streams(diamond(), costs).nodes.values())
-    alone = in_streams(diamond(), costs, count=1)
-    assert [name for name in alone.order if name in costs] == ["start", "long", "longer", "short", "end"]
+    assert all(not node.controls for node in add_streams(diamond(), costs).nodes.values())
+    single = add_streams(diamond(), costs, count=1)
+    assert [name for name in single.order if name in costs] == ["start", "long", "longer", "short", "end"]
 
 
-def test_free_nodes_wait_for_nobody() -> None:
-    made = in_streams(diamond(), {"short": 1.0, "longer": 5.0}, count=1)
-    assert made["short"].controls == ("longer",)
-    assert not made["long"].controls
+def test_free_nodes_get_no_control_dependencies() -> None:
+    ordered = add_streams(diamond(), {"short": 1.0, "longer": 5.0}, count=1)
+    assert ordered["short"].controls == ("longer",)
+    assert not ordered["long"].controls
 
 
 @pytest.mark.engine
 @pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail)
-def test_halves_and_streams_change_no_code() -> None:
+def test_halves_of_rows_keep_the_outputs() -> None:
     graph = stem()
     plan = annotate(graph, Scheme.for_target("tensorflow", keep_float=("ConcatV2",)))
     ranges = Ranges({edge: Range(-1.0 if edge == Edge("x") else 0.0, 2.0) for edge in plan.activations})
@@ -81,29 +81,29 @@ def test_halves_and_streams_change_no_code() -> None:
     assert arranged.op_counts["Slice"] == 2
     assert "Slice" not in plain.op_counts
     feeds = {"x": np.random.default_rng(1).uniform(-1, 1, (1, 64, 60, 3)).astype(np.float32)}
-    with RUNTIME.open(plain) as one, RUNTIME.open(arranged) as other:
-        np.testing.assert_array_equal(one.run(feeds)["join"], other.run(feeds)["join"])
+    with RUNTIME.open(plain) as first, RUNTIME.open(arranged) as second:
+        np.testing.assert_array_equal(first.run(feeds)["join"], second.run(feeds)["join"])
 
 
 def tower() -> Graph:
-    """Two layers one after the other, large enough that a second thread should take half of each."""
+    """Two consecutive layers that are large enough to be split."""
     generator = np.random.default_rng(0)
     nodes = [Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 24, 24, 128))})]
     window: dict[str, Attr] = {"strides": (1, 1, 1, 1), "padding": b"SAME", "T": DType.FLOAT}
-    read = "x"
+    source = "x"
     for name in ("one", "two", "end"):
         nodes += [
             constant(f"{name}/w", generator.normal(0, 0.2, (3, 3, 128, 128)).astype(np.float32)),
-            Node(f"{name}/layer", "Conv2D", (Edge(read), Edge(f"{name}/w")), attrs=window),
+            Node(f"{name}/layer", "Conv2D", (Edge(source), Edge(f"{name}/w")), attrs=window),
             Node(name, "Relu", (Edge(f"{name}/layer"),), attrs={"T": DType.FLOAT}),
         ]
-        read = name
-    return Graph.of(nodes, ["x"], ["one", "end"])  # two outputs: the first layer is read twice
+        source = name
+    return Graph.of(nodes, ["x"], ["one", "end"])  # two outputs: the first layer has two consumers
 
 
 @pytest.mark.engine
 @pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail)
-def test_halves_of_channels_change_no_code() -> None:
+def test_halves_of_channels_keep_the_outputs() -> None:
     graph = tower()
     plan = annotate(graph, Scheme.for_target("tensorflow"))
     ranges = Ranges({edge: Range(-1.0 if edge == Edge("x") else 0.0, 2.0) for edge in plan.activations})
@@ -114,6 +114,6 @@ def test_halves_of_channels_change_no_code() -> None:
     weights = sum(node.value.num_bytes for node in arranged.nodes.values() if node.is_constant)
     assert weights < 1.1 * sum(node.value.num_bytes for node in plain.nodes.values() if node.is_constant)
     feeds = {"x": np.random.default_rng(1).uniform(-1, 1, (1, 24, 24, 128)).astype(np.float32)}
-    with RUNTIME.open(plain) as one, RUNTIME.open(arranged) as other:
-        for name, values in one.run(feeds).items():
-            np.testing.assert_array_equal(values, other.run(feeds)[name])
+    with RUNTIME.open(plain) as first, RUNTIME.open(arranged) as second:
+        for name, values in first.run(feeds).items():
+            np.testing.assert_array_equal(values, second.run(feeds)[name])

@@ -344,5 +344,5 @@ def test_shifted_padding_of_unknown_size_stays_float() -> None:
     graph = build.graph(made)
     plan = annotate(graph, Scheme.for_target("tensorflow"))
     ranges = Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0)))
-    assert "shifted 0" in float_reasons(graph, plan, ranges)["first/layer"]
+    assert "zero point" in float_reasons(graph, plan, ranges)["first/layer"]
     assert convert(graph, plan, ranges).op_counts["Conv2D"] == 1

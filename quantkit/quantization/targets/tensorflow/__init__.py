@@ -1,12 +1,13 @@
-"""A frozen graph of fused oneDNN ops, which plain TensorFlow runs in 8 bits.
+"""Target "tensorflow": a frozen graph of oneDNN's fused ops, which stock TensorFlow runs in int8.
 
-oneDNN's codes have a scale and no zero point: x ~= code * scale, codes 0...255. Where negative numbers occur they are
-shifted by a whole number of steps, and the shift is taken out again through the bias, which is exact:
+oneDNN's kernels have a scale and no zero point: x ~= quantized * scale, quantized values 0 .. 255.
+Tensors with negative values are shifted by a zero point, and the bias compensates it exactly:
 
-    x = (code - zero) * scale        sum(x * w) + b  ==  scale * sum(code * w) + (b - zero * scale * sum(w))
+    x = (q - zero) * scale      sum(x * w) + b  ==  scale * sum(q * w) + (b - zero * scale * sum(w))
 
-The shift of what a layer makes is added to its bias in the same way, and the requantizing Relu then clips at the lowest
-number of the range instead of at 0. Only padding must see the code of 0 itself: shifted tensors are padded before.
+The zero point of a layer's output is added to its bias in the same way; the fused Relu then clamps
+at the lowest value of the range instead of at 0. Only padding needs the quantized value of 0:
+shifted tensors are padded before the layer.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,53 +24,53 @@ from quantkit.quantization.targets.tensorflow.check import check_on_this_host, r
 from quantkit.quantization.targets.tensorflow.fused_patterns import add_pattern
 from quantkit.quantization.targets.tensorflow.graph_builder import GraphBuilder
 from quantkit.quantization.targets.tensorflow.pass_through import add_pass_through
-from quantkit.quantization.targets.tensorflow.streams import side_by_side
+from quantkit.quantization.targets.tensorflow.streams import schedule_for_two_threads
 from quantkit.runtimes.session import SessionOptions
 
 
 def convert(graph: Graph, plan: Plan, ranges: Ranges, *, streams: bool = True) -> Graph:
-    """The graph in fused 8-bit ops; tensors that are kept in float, and the graph's ends, keep their names.
+    """Return the graph in fused oneDNN ops; float tensors, inputs and outputs keep their names.
 
-    A pattern whose form has no 8-bit kernel stays float; `float_reasons` names it.
+    A fused pattern without an int8 kernel stays float; `float_reasons` has the reason.
 
     Args:
-        graph: the float graph.
-        plan: of `annotate` on this graph, for the target ``tensorflow``.
-        ranges: of `collect` with this plan.
-        streams: whether nodes are ordered for two threads that run side by side (intra-op 1, inter-op 2), the
-            fastest setting for small 8-bit layers.
+        graph: float graph.
+        plan: plan of ``graph`` for the target ``tensorflow``.
+        ranges: ranges of every edge of the plan.
+        streams: order the nodes for two threads that run side by side (intra-op 1, inter-op 2), the
+            fastest setting for small int8 layers.
 
     Raises:
-        GraphError: the plan was made for another graph, or its weights are not symmetric qint8.
+        GraphError: the plan is of another graph, or its weights are not symmetric qint8.
         InputError: a range is missing.
     """
-    builder = _converted(graph, plan, ranges)
-    made = builder.graph()
-    return side_by_side(made, builder.sizes()) if streams else made
+    builder = _build(graph, plan, ranges)
+    quantized = builder.graph()
+    return schedule_for_two_threads(quantized, builder.quantized_shapes()) if streams else quantized
 
 
 def float_reasons(graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
-    """Why planned patterns and pass-through nodes stay float nevertheless, by node: no kernel has their form."""
-    return _converted(graph, plan, ranges).reasons
+    """Return planned nodes that stay float because they have no kernel, with the reasons."""
+    return _build(graph, plan, ranges).reasons
 
 
-def _converted(graph: Graph, plan: Plan, ranges: Ranges) -> GraphBuilder:
+def _build(graph: Graph, plan: Plan, ranges: Ranges) -> GraphBuilder:
     plan.require_ranges(ranges)
     builder = GraphBuilder(graph, plan, ranges)
-    last = {pattern.name: pattern for pattern in plan.patterns}
+    pattern_of_last = {pattern.name: pattern for pattern in plan.patterns}
     pass_through = frozenset(plan.pass_through)
     needed = graph.reachable()
     for name in graph.order:
         if name not in needed:
             continue
-        if name in last:
-            add_pattern(builder, last[name])
+        if name in pattern_of_last:
+            add_pattern(builder, pattern_of_last[name])
         elif name in pass_through:
             add_pass_through(builder, graph[name])
         elif name not in plan.pattern_of:
             builder.keep(graph[name])
     for edge in graph.outputs:
-        builder.float_of(edge)
+        builder.require_float(edge)
     return builder
 
 
@@ -113,7 +114,7 @@ class TensorFlowTarget(Target):
         check_on_this_host(graph, plan, ranges, quantized)
 
     def session_options(self, cores: int) -> SessionOptions:
-        """Return options for many small ops, which run faster side by side than split."""
+        """Return options for many small ops: parallel ops are faster than parallel kernels."""
         return SessionOptions(intra_op=1, inter_op=cores)
 
     def count_boundaries(self, graph: Graph, plan: Plan, fallbacks: Collection[str], quantized: Graph) -> int:

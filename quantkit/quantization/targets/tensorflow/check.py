@@ -1,7 +1,8 @@
-"""Whether this host's TensorFlow computes a graph of fused 8-bit ops, and computes it right.
+"""Check of the fused int8 kernels of this host's TensorFlow against float.
 
-The 8-bit graph runs once on seeded numbers. Each pattern is then computed in float from the very codes that its 8-bit
-form read, so that a wrong kernel shows at its own node and rounding does not add up from layer to layer.
+The quantized graph runs once on seeded random inputs. Each fused pattern is then computed in float
+from the same quantized inputs, so that a wrong kernel shows at its own node and rounding errors do
+not add up from layer to layer.
 """
 
 import os
@@ -23,21 +24,20 @@ from quantkit.runtimes.availability import require
 from quantkit.runtimes.session import Session, TensorInfo
 from quantkit.runtimes.tensorflow import RUNTIME
 
-# Rounded weights and codes differ from float by about 1 % of a result's spread; a kernel that reads codes wrongly by
-# more than 15 %.
-MOST_ERROR = 0.1
-ROUNDING_CODES = 4
-PORTION_BYTES = 16 << 20
+# Rounding gives an error of about 1 % of the standard deviation; a wrong kernel more than 15 %.
+MAX_ERROR = 0.1
+ROUNDING_STEPS = 4
+BATCH_BYTES = 16 << 20
 ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
 
 @dataclass(frozen=True)
 class PatternError:
-    """How far a pattern's 8-bit form is from float on the same inputs.
+    """Relative error of an int8 kernel on the same inputs as float.
 
     Attributes:
-        pattern: the pattern's last node in the float graph.
-        error: root mean square of the difference, over that of the float result and a few codes.
+        pattern: name of the fused pattern.
+        error: root mean square of the difference, divided by that of the float output plus a few steps.
     """
 
     pattern: str
@@ -45,73 +45,75 @@ class PatternError:
 
 
 def check_on_this_host(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> tuple[PatternError, ...]:
-    """Run an 8-bit graph here and compare it with the float graph, pattern by pattern.
+    """Run a quantized graph and compare each fused pattern with float.
 
     Args:
-        graph: the float graph.
-        plan: what was quantized.
-        ranges: with what ranges.
-        quantized: what `convert` made of these.
+        graph: float graph.
+        plan: plan of ``graph``.
+        ranges: ranges of every edge of the plan.
+        quantized: result of `convert`.
 
     Returns:
-        The error of every pattern whose result is in codes, in execution order.
+        Errors of all patterns with a quantized output, in topological order.
 
     Raises:
-        UnavailableError: TensorFlow is not there, runs without oneDNN, or has no kernel for a node, which is named.
-        GraphError: TensorFlow refuses the graph.
-        CheckError: a pattern's numbers are wrong; the first such node is named.
+        UnavailableError: TensorFlow is not installed, runs without oneDNN, or has no kernel for a node.
+        GraphError: TensorFlow rejects the graph.
+        CheckError: a kernel is wrong; the message names the first such node.
     """
     require_onednn()
-    codes = {
+    parameters_of = {
         edge: parameters
         for edge, parameters in edge_parameters(graph, plan, ranges).items()
         if quantized_name(edge) in quantized
     }
-    fetched = [Edge(quantized_name(edge)) for edge in codes]
-    with RUNTIME.open(copy_shared_summands(quantized.with_endpoints(None, [*fetched, *quantized.outputs]))) as session:
-        feeds = _seeded(session, plan, ranges)
-        found = _explained(session, feeds)
-    _require_finite(quantized, found)
-    numbers = {edge: parameters.dequantize(_bytes(found[quantized_name(edge)])) for edge, parameters in codes.items()}
-    errors = tuple(_unit_errors(graph, plan, codes, numbers))
-    for one in errors:
-        if not one.error <= MOST_ERROR:
+    fetches = [Edge(quantized_name(edge)) for edge in parameters_of]
+    with RUNTIME.open(copy_shared_summands(quantized.with_endpoints(None, [*fetches, *quantized.outputs]))) as session:
+        outputs = _run(session, _random_inputs(session, plan, ranges))
+    _require_finite(quantized, outputs)
+    values = {
+        edge: parameters.dequantize(_as_uint8(outputs[quantized_name(edge)]))
+        for edge, parameters in parameters_of.items()
+    }
+    errors = tuple(_pattern_errors(graph, plan, parameters_of, values))
+    for error in errors:
+        if not error.error <= MAX_ERROR:
             raise CheckError(
-                f"node {quantized_name(Edge(one.pattern))!r}: this host computes it {one.error:.0%} away from float",
-                hint=f"keep it in float: keep_float = [{one.pattern!r}]",
+                f"node {quantized_name(Edge(error.pattern))!r}: the kernel of this host is {error.error:.0%} off",
+                hint=f"keep it in float: keep_float = [{error.pattern!r}]",
             )
     return errors
 
 
 def require_onednn() -> None:
-    """See that fused 8-bit ops have kernels here.
+    """Check that this host has kernels of the fused int8 ops.
 
     Raises:
-        UnavailableError: TensorFlow is not installed, or oneDNN is switched off or not built in.
+        UnavailableError: TensorFlow is not installed, or oneDNN is disabled.
     """
     if os.environ.get(ONEDNN, "1").strip().lower() in ("0", "false"):
         raise UnavailableError(
-            f"the 8-bit ops of the target tensorflow are oneDNN's, and {ONEDNN}=0 switches oneDNN off",
+            f"the target tensorflow needs oneDNN, which {ONEDNN}=0 disables",
             hint=f"unset {ONEDNN}, or set it to 1, in a new process",
         )
     require(RUNTIME.available())
 
 
-def _seeded(session: Session, plan: Plan, ranges: Ranges) -> dict[str, Array]:
-    """Numbers that fill the inputs' ranges."""
+def _random_inputs(session: Session, plan: Plan, ranges: Ranges) -> dict[str, Array]:
+    """Return uniform random inputs in the calibrated ranges."""
     generator = np.random.default_rng(0)
-    return {info.name: _numbers(generator, info, plan, ranges) for info in session.inputs}
+    return {info.name: _random_input(generator, info, plan, ranges) for info in session.inputs}
 
 
-def _numbers(generator: np.random.Generator, info: TensorInfo, plan: Plan, ranges: Ranges) -> Array:
+def _random_input(generator: np.random.Generator, info: TensorInfo, plan: Plan, ranges: Ranges) -> Array:
     if info.dtype is DType.STRING:
         raise GraphError(
-            f"the input {info.name!r} takes encoded pictures, and the 8-bit graph is checked with numbers",
-            hint="--inputs names a tensor behind the decoder: what takes pixels",
+            f"cannot check a graph whose input {info.name!r} takes encoded images",
+            hint="name a tensor after the decoder: --inputs NAME",
         )
     if info.shape.dims is None:
         raise GraphError(
-            f"the shape of the input {info.name!r} is not known",
+            f"the shape of the input {info.name!r} is unknown",
             hint="prepare the graph with strip_unused_nodes(shape=...)",
         )
     shape = [size or 1 for size in info.shape.dims]
@@ -122,91 +124,93 @@ def _numbers(generator: np.random.Generator, info: TensorInfo, plan: Plan, range
     return generator.uniform(low, high, shape).astype(np.float32)
 
 
-def _explained(session: Session, feeds: Mapping[str, Array]) -> dict[str, Array]:
+def _run(session: Session, feeds: Mapping[str, Array]) -> dict[str, Array]:
     try:
         return session.run(feeds)
     except GraphError as error:
         if re.search(r"Missing \d+-th output", str(error)):
             raise UnavailableError(
-                f"{error}: TensorFlow runs without oneDNN here",
-                hint=f"x86 wheels have it: see that {ONEDNN} is not 0",
+                f"{error}: TensorFlow runs without oneDNN",
+                hint=f"x86 wheels of TensorFlow contain oneDNN: check that {ONEDNN} is not 0",
             ) from error
         raise
 
 
-def _require_finite(quantized: Graph, found: Mapping[str, Array]) -> None:
+def _require_finite(quantized: Graph, outputs: Mapping[str, Array]) -> None:
     for edge in quantized.outputs:
-        values = found[str(edge)]
+        values = outputs[str(edge)]
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise CheckError(
-                f"the output {str(edge)!r} holds NaN or infinity in 8 bits",
+                f"the quantized output {str(edge)!r} contains NaN or infinity",
                 hint="quantkit compare finds the first bad layer",
             )
 
 
-def _bytes(codes: Array) -> Array:
-    """Codes as plain bytes: TensorFlow gives its quantized types as records."""
-    return codes.view(np.uint8) if codes.dtype.names or codes.dtype.itemsize == 1 else codes
+def _as_uint8(values: Array) -> Array:
+    """Return quantized values as uint8: TensorFlow returns its quantized types as records."""
+    return values.view(np.uint8) if values.dtype.names or values.dtype.itemsize == 1 else values
 
 
-def _unit_errors(
-    graph: Graph, plan: Plan, codes: Mapping[Edge, QuantizationParameters], numbers: Mapping[Edge, Array]
+def _pattern_errors(
+    graph: Graph,
+    plan: Plan,
+    parameters_of: Mapping[Edge, QuantizationParameters],
+    values: Mapping[Edge, Array],
 ) -> Iterator[PatternError]:
     patterns = [
         pattern
         for pattern in plan.patterns
-        if pattern.output in codes and all(edge in numbers for edge in pattern.inputs)
+        if pattern.output in parameters_of and all(edge in values for edge in pattern.inputs)
     ]
-    for some in _portions(graph, patterns):
-        alone, feeds = _separated(graph, some, numbers)
-        with RUNTIME.open(alone) as session:
-            found = session.run(feeds)
-        for number, pattern in enumerate(some):
-            parameters = codes[pattern.output]
-            wanted = parameters.fake_quantize(found[f"pattern_{number}/{pattern.name}"])
-            wrong = _root_mean_square(wanted - numbers[pattern.output])
-            # Where all numbers are a few codes, rounding them is a large part of them.
-            yield PatternError(
-                pattern.name, wrong / (_root_mean_square(wanted) + ROUNDING_CODES * float(parameters.scale))
-            )
+    for batch in _batches(graph, patterns):
+        separate, feeds = _separate(graph, batch, values)
+        with RUNTIME.open(separate) as session:
+            outputs = session.run(feeds)
+        for number, pattern in enumerate(batch):
+            parameters = parameters_of[pattern.output]
+            expected = parameters.fake_quantize(outputs[f"pattern_{number}/{pattern.name}"])
+            noise = _root_mean_square(expected - values[pattern.output])
+            # The steps keep the error small if all values are within a few steps of 0.
+            signal = _root_mean_square(expected) + ROUNDING_STEPS * float(parameters.scale)
+            yield PatternError(pattern.name, noise / signal)
 
 
-def _portions(graph: Graph, patterns: Sequence[FusedPattern]) -> Iterator[list[FusedPattern]]:
-    """Patterns whose weights take no more than `PORTION_BYTES` together: a session holds them several times."""
-    portion: list[FusedPattern] = []
+def _batches(graph: Graph, patterns: Sequence[FusedPattern]) -> Iterator[list[FusedPattern]]:
+    """Yield patterns with at most `BATCH_BYTES` of weights: a session holds several copies of them."""
+    batch: list[FusedPattern] = []
     num_bytes = 0
     for pattern in patterns:
         size = graph[pattern.weights].value.num_bytes
-        if portion and num_bytes + size > PORTION_BYTES:
-            yield portion
-            portion, num_bytes = [], 0
-        portion.append(pattern)
+        if batch and num_bytes + size > BATCH_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(pattern)
         num_bytes += size
-    if portion:
-        yield portion
+    if batch:
+        yield batch
 
 
-def _separated(
-    graph: Graph, patterns: Sequence[FusedPattern], numbers: Mapping[Edge, Array]
+def _separate(
+    graph: Graph, patterns: Sequence[FusedPattern], values: Mapping[Edge, Array]
 ) -> tuple[Graph, dict[str, Array]]:
-    """A graph in which each pattern reads inputs of its own, and what to feed it."""
-    made: dict[str, Node] = {}
+    """Return a graph in which each pattern has its own inputs, and the feeds."""
+    nodes: dict[str, Node] = {}
     feeds: dict[str, Array] = {}
     outputs: list[Edge] = []
     for number, pattern in enumerate(patterns):
         prefix = f"pattern_{number}/"
         for edge in pattern.inputs:
             name = prefix + edge.node
-            made[name] = Node(name, "Placeholder", attrs={"dtype": DType.FLOAT})
-            feeds[name] = numbers[edge]
+            nodes[name] = Node(name, "Placeholder", attrs={"dtype": DType.FLOAT})
+            feeds[name] = values[edge]
         inside = [graph[name] for name in pattern.nodes]
         constants = [graph[edge.node] for node in inside for edge in node.inputs if graph[edge.node].is_constant]
         for node in (*constants, *inside):
             name = prefix + node.name
             inputs = tuple(Edge(prefix + edge.node) for edge in node.inputs)
-            made[name] = node.with_(name=name, inputs=inputs, controls=())
+            nodes[name] = node.with_(name=name, inputs=inputs, controls=())
         outputs.append(Edge(prefix + pattern.name))
-    return Graph.of(made.values(), feeds, outputs, versions=graph.versions), feeds
+    return Graph.of(nodes.values(), feeds, outputs, versions=graph.versions), feeds
 
 
 def _root_mean_square(values: Array) -> float:

@@ -1,4 +1,4 @@
-"""Layers with what is fused to them: convolutions and matrix products in 8 bits."""
+"""Fused patterns in oneDNN's ops: int8 convolutions and matrix products."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,17 +14,22 @@ from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern
 from quantkit.quantization.spec import Spec
-from quantkit.quantization.targets.tensorflow.graph_builder import AGAIN, RELU6_TOP, GraphBuilder
-from quantkit.quantization.targets.tensorflow.padding import padded
-from quantkit.quantization.targets.tensorflow.parameters import QUANTIZED, WEIGHTS, QuantizedTensor, quantized_name
+from quantkit.quantization.targets.tensorflow.graph_builder import ANNOTATE_AGAIN, RELU6_MAX, GraphBuilder
+from quantkit.quantization.targets.tensorflow.padding import pad_input
+from quantkit.quantization.targets.tensorflow.parameters import (
+    ACTIVATION_TYPE,
+    WEIGHTS_TYPE,
+    QuantizedTensor,
+    quantized_name,
+)
 
-# What all products of matrices say of themselves.
-PRODUCT: Mapping[str, Attr] = {
-    "T1": QUANTIZED,
-    "T2": WEIGHTS,
+# Attributes of every _QuantizedMatMul.
+MATMUL_ATTRS: Mapping[str, Attr] = {
+    "T1": ACTIVATION_TYPE,
+    "T2": WEIGHTS_TYPE,
     "Tbias": DType.FLOAT,
     "U": DType.FLOAT,
-    "Tdevice_inputs": (QUANTIZED, WEIGHTS, DType.FLOAT),
+    "Tdevice_inputs": (ACTIVATION_TYPE, WEIGHTS_TYPE, DType.FLOAT),
     "input_quant_mode": b"SCALED",
     "output_quant_mode": b"SCALED",
     "is_weight_const": True,
@@ -32,59 +37,62 @@ PRODUCT: Mapping[str, Attr] = {
     "transpose_a": False,
     "transpose_b": False,
 }
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """A layer's constants as the kernels read them.
+    """Constants of a layer in the form that the kernels take.
 
     Attributes:
-        codes: int8, of the layer's weights' shape.
+        quantized: int8, shape of the layer's weights.
         scale: (c_out,) or () float32.
         bias: (c_out,) float64, as in the float graph.
-        sums: (c_out,) float64: what each channel's weights sum to.
+        sums: (c_out,) float64, sums of the dequantized weights of each channel.
     """
 
-    codes: Array
+    quantized: Array
     scale: npt.NDArray[np.float32]
-    bias: npt.NDArray[np.float64]
-    sums: npt.NDArray[np.float64]
+    bias: Floats
+    sums: Floats
 
 
 def add_pattern(builder: GraphBuilder, pattern: FusedPattern) -> None:
-    """Put a layer and what is fused to it into the graph; in float where no kernel has its form.
+    """Add the kernel of a fused pattern, or its float nodes if there is no kernel.
 
     Raises:
         GraphError: the plan does not fit the graph, or its weights are not symmetric qint8.
     """
     layer = builder.source[pattern.layer]
-    output = builder.parameters_of(pattern.output)
-    weights = _weights(builder, pattern, layer)
-    quantized, pads, reason = padded(builder, pattern, layer, weights.codes.shape)
-    if quantized is None or pads is None:
+    output = builder.planned_tensor(pattern.output)
+    weights = _quantize_weights(builder, pattern, layer)
+    source, pads, reason = pad_input(builder, pattern, layer, weights.quantized.shape)
+    if source is None or pads is None:
         builder.keep_pattern(pattern, reason)
     elif layer.op == "MatMul" and (output is None or pattern.add):
-        _product_to_float(builder, pattern, quantized, weights)
+        _add_matmul_to_float(builder, pattern, source, weights)
     elif layer.op == "MatMul" and output is not None:
-        _product(builder, pattern, quantized, weights, output)
+        _add_matmul(builder, pattern, source, weights, output)
     elif output is None or (pattern.add and layer.op != "Conv2D"):
-        _convolution_to_float(builder, pattern, quantized, pads, weights)
+        _add_convolution_to_float(builder, pattern, source, pads, weights)
     else:
-        _convolution(builder, pattern, quantized, pads, weights, output)
+        _add_convolution(builder, pattern, source, pads, weights, output)
 
 
-def _weights(builder: GraphBuilder, pattern: FusedPattern, layer: Node) -> _Weights:
+def _quantize_weights(builder: GraphBuilder, pattern: FusedPattern, layer: Node) -> _Weights:
     spec = builder.plan.weights[pattern.weights]
     facts = find_layer(layer)
-    found = builder.source.constant_of(Edge(pattern.weights))
-    if facts is None or found is None:
-        raise GraphError(f"the plan's pattern {pattern.layer!r} is no layer of constant weights", hint=AGAIN)
-    if spec.dtype is not WEIGHTS or not spec.symmetric:
+    constant = builder.source.constant_of(Edge(pattern.weights))
+    if facts is None or constant is None:
         raise GraphError(
-            f"oneDNN reads weights as symmetric qint8, and the plan gives {pattern.weights!r} {spec}",
+            f"{pattern.layer!r} is planned as a layer with constant weights, and is not", hint=ANNOTATE_AGAIN
+        )
+    if spec.dtype is not WEIGHTS_TYPE or not spec.symmetric:
+        raise GraphError(
+            f"oneDNN requires symmetric qint8 weights, and the plan gives {pattern.weights!r} {spec}",
             hint="use the scheme of the target tensorflow",
         )
-    values = found.array.astype(np.float32)
+    values = constant.array.astype(np.float32)
     if layer.op == "MatMul" and layer.attrs.get("transpose_b"):
         values = np.ascontiguousarray(values.T)
         spec = Spec(spec.dtype, True, spec.per_channel, spec.reduce_range, (1,) if spec.per_channel else ())
@@ -92,48 +100,48 @@ def _weights(builder: GraphBuilder, pattern: FusedPattern, layer: Node) -> _Weig
     else:
         axes = facts.weights_axes
     parameters = QuantizationParameters.of_weights(spec, values)
-    codes = parameters.quantize(values)
+    quantized = parameters.quantize(values)
     rest = tuple(axis for axis in range(values.ndim) if axis not in axes)
-    sums = codes.sum(rest, dtype=np.int64).reshape(-1) * parameters.scale.astype(np.float64)
-    return _Weights(codes, parameters.scale, _bias(builder, pattern, layer, len(sums)), sums)
+    sums = quantized.sum(rest, dtype=np.int64).reshape(-1) * parameters.scale.astype(np.float64)
+    return _Weights(quantized, parameters.scale, _bias(builder, pattern, layer, len(sums)), sums)
 
 
-def _bias(builder: GraphBuilder, pattern: FusedPattern, layer: Node, num_channels: int) -> npt.NDArray[np.float64]:
-    made = np.zeros(num_channels)
+def _bias(builder: GraphBuilder, pattern: FusedPattern, layer: Node, num_channels: int) -> Floats:
+    bias = np.zeros(num_channels)
     facts = find_layer(layer)
     if pattern.bias and facts is not None:
         node = builder.source[pattern.bias]
-        value = next(found for edge in node.inputs if (found := builder.source.constant_of(edge)) is not None)
-        made = made + _channels(value, facts.rank, facts.axis, num_channels, pattern.bias)
-    return made
+        value = next(value for edge in node.inputs if (value := builder.source.constant_of(edge)) is not None)
+        bias = bias + _channels(value, facts.rank, facts.axis, num_channels, pattern.bias)
+    return bias
 
 
 def _layer_inputs(
-    builder: GraphBuilder,
-    pattern: FusedPattern,
-    quantized: QuantizedTensor,
-    weights: _Weights,
-    bias: npt.NDArray[np.float64],
+    builder: GraphBuilder, pattern: FusedPattern, source: QuantizedTensor, weights: _Weights, bias: Floats
 ) -> tuple[list[Edge], list[Edge]]:
-    """Input, weights and bias; the ranges of input and weights."""
-    shifted = bias - quantized.zero * quantized.scale * weights.sums
-    reach = (weights.scale * np.float32(127)).astype(np.float32)
+    """Return input, weights and bias; then the limits of input and weights.
+
+    The bias compensates the zero point of the input: sum((q - zero) * scale * w) needs
+    - zero * scale * sum(w).
+    """
+    shifted = bias - source.zero * source.scale * weights.sums
+    limit = (weights.scale * np.float32(127)).astype(np.float32)
     data = [
-        quantized.edge,
-        builder.constant(f"{pattern.name}/weights", weights.codes, WEIGHTS),
+        source.edge,
+        builder.constant(f"{pattern.name}/weights", weights.quantized, WEIGHTS_TYPE),
         builder.constant(f"{pattern.name}/bias", shifted.astype(np.float32)),
     ]
-    ends = [
-        builder.constant(f"{pattern.name}/weights_min", -reach),
-        builder.constant(f"{pattern.name}/weights_max", reach),
+    limits = [
+        builder.constant(f"{pattern.name}/weights_min", -limit),
+        builder.constant(f"{pattern.name}/weights_max", limit),
     ]
-    return data, [*builder.span(quantized), *ends]
+    return data, [*builder.unshifted_limits(source), *limits]
 
 
-def _convolution(
+def _add_convolution(
     builder: GraphBuilder,
     pattern: FusedPattern,
-    quantized: QuantizedTensor,
+    source: QuantizedTensor,
     pads: dict[str, Attr],
     weights: _Weights,
     output: QuantizedTensor,
@@ -141,28 +149,32 @@ def _convolution(
     layer = builder.source[pattern.layer]
     bias = weights.bias + output.zero * output.scale
     attrs: dict[str, Attr] = {
-        "Tinput": QUANTIZED,
-        "Tfilter": WEIGHTS,
+        "Tinput": ACTIVATION_TYPE,
+        "Tfilter": WEIGHTS_TYPE,
         "Tbias": DType.FLOAT,
-        "out_type": QUANTIZED,
+        "out_type": ACTIVATION_TYPE,
         "strides": layer.attrs["strides"],
         "dilations": attribute(layer, "dilations"),
         **pads,
     }
-    tail: list[Edge] = []
-    op = "QuantizedDepthwiseConv2D" if layer.op == "DepthwiseConv2dNative" else "QuantizedConv2D"
-    form = "WithBiasAndReluAndRequantize"
+    summand_inputs: list[Edge] = []
+    kernel = f"{_kernel_of(layer)}WithBiasAndReluAndRequantize"
     if pattern.summand is not None:
-        summand = builder.quantized_of(pattern.summand)
+        summand = builder.quantized_tensor(pattern.summand)
         bias = bias - summand.zero * summand.scale
-        form = "WithBiasSumAndReluAndRequantize"
-        attrs["Tsummand"] = QUANTIZED
-        tail = [summand.edge, *builder.span(summand)]
-    data, spans = _layer_inputs(builder, pattern, quantized, weights, bias)
-    _add_clipped(builder, pattern, output, f"{op}{form}", [*data, *spans, *builder.span(output), *tail], attrs)
+        kernel = f"{_kernel_of(layer)}WithBiasSumAndReluAndRequantize"
+        attrs["Tsummand"] = ACTIVATION_TYPE
+        summand_inputs = [summand.edge, *builder.unshifted_limits(summand)]
+    data, limits = _layer_inputs(builder, pattern, source, weights, bias)
+    inputs = [*data, *limits, *builder.unshifted_limits(output), *summand_inputs]
+    _add_kernel(builder, pattern, output, kernel, inputs, attrs)
 
 
-def _add_clipped(
+def _kernel_of(layer: Node) -> str:
+    return "QuantizedDepthwiseConv2D" if layer.op == "DepthwiseConv2dNative" else "QuantizedConv2D"
+
+
+def _add_kernel(
     builder: GraphBuilder,
     pattern: FusedPattern,
     output: QuantizedTensor,
@@ -170,79 +182,88 @@ def _add_clipped(
     inputs: list[Edge],
     attrs: Mapping[str, Attr],
 ) -> None:
-    """Put the kernel of a pattern into the graph, and behind it what its activation cuts off inside the range."""
-    clips = bool(pattern.activation) and _needs_clip(builder, pattern, output)
+    """Add the kernel of a pattern, and a clamp if the activation clamps inside the output range."""
+    needs_clamp = bool(pattern.activation) and _needs_clamp(builder, pattern, output)
     name = quantized_name(pattern.output)
-    made = builder.add(f"{name}/unclipped" if clips else name, op, inputs, **attrs)
-    if clips:
-        made = builder.clipped(name, builder.source[pattern.activation].op, output._replace(edge=made))
-    builder.quantized[pattern.output] = output._replace(edge=made)
+    edge = builder.add(f"{name}/unclipped" if needs_clamp else name, op, inputs, **attrs)
+    if needs_clamp:
+        edge = builder.clamp(name, builder.source[pattern.activation].op, output._replace(edge=edge))
+    builder.quantized[pattern.output] = output._replace(edge=edge)
 
 
-def _needs_clip(builder: GraphBuilder, pattern: FusedPattern, output: QuantizedTensor) -> bool:
-    """Whether the activation clips inside the range of its result: others share that range."""
-    above = builder.source[pattern.activation].op == "Relu6" and output.high > RELU6_TOP * (1 + 1e-6)
-    return bool(output.zero) or above
+def _needs_clamp(builder: GraphBuilder, pattern: FusedPattern, output: QuantizedTensor) -> bool:
+    """Return True if the output range, which other edges may share, exceeds that of the activation."""
+    exceeds = builder.source[pattern.activation].op == "Relu6" and output.max_unshifted > RELU6_MAX * (1 + 1e-6)
+    return bool(output.zero) or exceeds
 
 
-def _convolution_to_float(
-    builder: GraphBuilder, pattern: FusedPattern, quantized: QuantizedTensor, pads: dict[str, Attr], weights: _Weights
+def _add_convolution_to_float(
+    builder: GraphBuilder,
+    pattern: FusedPattern,
+    source: QuantizedTensor,
+    pads: dict[str, Attr],
+    weights: _Weights,
 ) -> None:
-    """A convolution whose sums are wanted in float: 32-bit codes, all channels in one step.
+    """Add a convolution with 32-bit sums, and the rest of the pattern in float.
 
-    The kernel writes every channel in steps of the widest channel's, whatever ranges it reports.
+    The kernel scales all channels by the largest scale, regardless of the limits that it reports.
     """
     layer = builder.source[pattern.layer]
-    kind = "QuantizedDepthwiseConv2D" if layer.op == "DepthwiseConv2dNative" else "QuantizedConv2D"
-    data, spans = _layer_inputs(builder, pattern, quantized, weights, weights.bias)
+    kernel = _kernel_of(layer)
+    data, limits = _layer_inputs(builder, pattern, source, weights, weights.bias)
     name = quantized_name(Edge(pattern.layer))
-    attrs: dict[str, Attr] = {"Tinput": QUANTIZED, "Tfilter": WEIGHTS, "out_type": DType.QINT32, **pads}
-    if kind == "QuantizedConv2D":
+    attrs: dict[str, Attr] = {
+        "Tinput": ACTIVATION_TYPE,
+        "Tfilter": WEIGHTS_TYPE,
+        "out_type": DType.QINT32,
+        **pads,
+    }
+    if kernel == "QuantizedConv2D":
         attrs["Tbias"] = DType.FLOAT
-    made = builder.add(
+    sums = builder.add(
         name,
-        f"{kind}WithBias",
-        [*data, *spans],
+        f"{kernel}WithBias",
+        [*data, *limits],
         strides=layer.attrs["strides"],
         dilations=attribute(layer, "dilations"),
         **attrs,
     )
-    step = quantized.scale * float(weights.scale.max())
-    _numbers_of(builder, pattern, name, made, step)
+    _dequantize_sums(builder, pattern, name, sums, source.scale * float(weights.scale.max()))
 
 
-def _numbers_of(builder: GraphBuilder, pattern: FusedPattern, name: str, sums: Edge, step: float) -> None:
-    """The rest of a pattern in float, after 32-bit codes that are multiples of a step."""
-    whole = builder.add(f"{name}/bits", "Bitcast", (sums,), T=DType.QINT32, type=DType.INT32)
-    numbers = builder.add(f"{name}/numbers", "Cast", (whole,), SrcT=DType.INT32, DstT=DType.FLOAT)
+def _dequantize_sums(builder: GraphBuilder, pattern: FusedPattern, name: str, sums: Edge, scale: float) -> None:
+    """Multiply 32-bit sums by their scale, and keep the rest of the pattern in float."""
+    integers = builder.add(f"{name}/bits", "Bitcast", (sums,), T=DType.QINT32, type=DType.INT32)
+    floats = builder.add(f"{name}/numbers", "Cast", (integers,), SrcT=DType.INT32, DstT=DType.FLOAT)
     last = pattern.bias or pattern.layer
-    builder.nodes[last] = Node(last, "Mul", (numbers, builder.scalar(step)), attrs={"T": DType.FLOAT})
-    _keep_tail(builder, pattern)
+    builder.nodes[last] = Node(last, "Mul", (floats, builder.scalar(scale)), attrs={"T": DType.FLOAT})
+    _keep_residual_and_activation(builder, pattern)
 
 
-def _product(
-    builder: GraphBuilder, pattern: FusedPattern, quantized: QuantizedTensor, weights: _Weights, output: QuantizedTensor
+def _add_matmul(
+    builder: GraphBuilder, pattern: FusedPattern, source: QuantizedTensor, weights: _Weights, output: QuantizedTensor
 ) -> None:
-    """A matrix product whose result is codes."""
-    data, spans = _layer_inputs(builder, pattern, quantized, weights, weights.bias + output.zero * output.scale)
+    """Add a matrix product with a quantized output."""
+    data, limits = _layer_inputs(builder, pattern, source, weights, weights.bias + output.zero * output.scale)
     attrs = {
-        **PRODUCT,
-        "Tout": QUANTIZED,
+        **MATMUL_ATTRS,
+        "Tout": ACTIVATION_TYPE,
         "Thost_inputs": (DType.FLOAT,) * 6,
-        "Tdevice_outputs": (QUANTIZED,),
+        "Tdevice_outputs": (ACTIVATION_TYPE,),
         "Thost_outputs": (DType.FLOAT,) * 2,
         "fused_ops": (b"BiasAdd", b"Relu", b"Requantize"),
     }
-    _add_clipped(builder, pattern, output, "_QuantizedMatMul", [*data, *spans, *builder.span(output)], attrs)
+    inputs = [*data, *limits, *builder.unshifted_limits(output)]
+    _add_kernel(builder, pattern, output, "_QuantizedMatMul", inputs, attrs)
 
 
-def _product_to_float(
-    builder: GraphBuilder, pattern: FusedPattern, quantized: QuantizedTensor, weights: _Weights
+def _add_matmul_to_float(
+    builder: GraphBuilder, pattern: FusedPattern, source: QuantizedTensor, weights: _Weights
 ) -> None:
-    """A matrix product whose result is float: nothing reads codes of it, or a residual follows."""
-    data, spans = _layer_inputs(builder, pattern, quantized, weights, weights.bias)
+    """Add a matrix product with a float output: it has no quantized consumer, or a residual follows."""
+    data, limits = _layer_inputs(builder, pattern, source, weights, weights.bias)
     attrs = {
-        **PRODUCT,
+        **MATMUL_ATTRS,
         "Tout": DType.FLOAT,
         "Thost_inputs": (DType.FLOAT,) * 4,
         "Tdevice_outputs": (DType.FLOAT,),
@@ -250,19 +271,18 @@ def _product_to_float(
         "fused_ops": (b"BiasAdd", b"Dequantize"),
     }
     name = pattern.bias or pattern.layer
-    builder.nodes[name] = Node(name, "_QuantizedMatMul", (*data, *spans), attrs=attrs)
-    _keep_tail(builder, pattern)
+    builder.nodes[name] = Node(name, "_QuantizedMatMul", (*data, *limits), attrs=attrs)
+    _keep_residual_and_activation(builder, pattern)
 
 
-def _keep_tail(builder: GraphBuilder, pattern: FusedPattern) -> None:
-    """Compute in float what follows the bias of a pattern."""
-    for tail in (pattern.add, pattern.activation):
-        if tail:
-            builder.keep(builder.source[tail])
+def _keep_residual_and_activation(builder: GraphBuilder, pattern: FusedPattern) -> None:
+    for name in (pattern.add, pattern.activation):
+        if name:
+            builder.keep(builder.source[name])
 
 
 def _channels(value: Tensor, rank: int, axis: int, num_channels: int, name: str) -> Array:
-    found = broadcast_channels(value, rank=rank, axis=axis, num_channels=num_channels)
-    if found is None:
-        raise GraphError(f"{name!r} adds no bias per channel, as the plan says", hint=AGAIN)
-    return found
+    channels = broadcast_channels(value, rank=rank, axis=axis, num_channels=num_channels)
+    if channels is None:
+        raise GraphError(f"{name!r} is planned as a bias per channel, and is not", hint=ANNOTATE_AGAIN)
+    return channels

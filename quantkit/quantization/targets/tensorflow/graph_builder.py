@@ -1,4 +1,4 @@
-"""A graph of 8-bit ops while it grows, in execution order."""
+"""Builder of a graph of oneDNN ops, in execution order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,32 +15,32 @@ from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.targets.tensorflow.parameters import (
-    QUANTIZED,
-    TOP,
+    ACTIVATION_TYPE,
+    MAX_VALUE,
     QuantizedTensor,
-    casts_bytes,
+    casts_uint8,
     edge_parameters,
     quantized_name,
 )
 
-RELU6_TOP = 6.0
-AGAIN = "the plan was made for another graph: annotate once more"
+RELU6_MAX = 6.0
+ANNOTATE_AGAIN = "the plan is of another graph: annotate this one"
 
 
 @dataclass
 class GraphBuilder:
-    """The graph while it grows, in execution order.
+    """Graph of oneDNN ops under construction, in execution order.
 
     Attributes:
-        source: the float graph.
-        plan: of it.
-        ranges: of every edge of the plan.
-        reasons: why planned nodes stay float nevertheless, by node.
-        shapes: of the float graph's edges, as far as they are known.
-        edge_parameters: what codes of its edges mean.
-        nodes: of the new graph, by name.
-        quantized: where codes of the float graph's edges are.
-        scalars: float constants by their numbers.
+        source: float graph.
+        plan: plan of ``source``.
+        ranges: ranges of every edge of the plan.
+        reasons: reasons of planned nodes that stay float, by node name.
+        shapes: shapes of the float graph's edges; some may be unknown.
+        parameters: quantization parameters of the planned edges.
+        nodes: nodes of the new graph, by name.
+        quantized: quantized tensors, by edge of the float graph.
+        scalars: edges of float constants, by value.
     """
 
     source: Graph
@@ -56,8 +56,8 @@ class GraphBuilder:
         self.scalars: dict[float, Edge] = {}
 
     def graph(self) -> Graph:
-        """What the ends need of all that was added."""
-        made = Graph.of(
+        """Return the graph, with the nodes that its outputs need."""
+        graph = Graph.of(
             [node.with_(controls=self._controls(node)) for node in self.nodes.values()],
             self.source.inputs,
             self.source.outputs,
@@ -65,55 +65,55 @@ class GraphBuilder:
             library=self.source.library,
             extra=self.source.extra,
         )
-        ordered = copy_shared_summands(made)
+        ordered = copy_shared_summands(graph)
         needed = ordered.reachable() | ordered.input_names
         return ordered.with_nodes(node for node in ordered.nodes.values() if node.name in needed)
 
-    def sizes(self) -> dict[str, Shape]:
-        """Shapes of the nodes that hold codes."""
-        return {quantized.edge.node: self.shapes.get(edge, UNKNOWN) for edge, quantized in self.quantized.items()}
+    def quantized_shapes(self) -> dict[str, Shape]:
+        """Return the shapes of the quantized tensors, by node name."""
+        return {tensor.edge.node: self.shapes.get(edge, UNKNOWN) for edge, tensor in self.quantized.items()}
 
     def _controls(self, node: Node) -> tuple[str, ...]:
-        """Those that are still there: inside a pattern nothing can be waited for."""
+        """Return the control dependencies that still exist: nodes inside a fused pattern do not."""
         return tuple(name for name in node.controls if name in self.nodes)
 
     # Nodes
 
     def add(self, name: str, op: str, inputs: Sequence[Edge], **attrs: Attr) -> Edge:
-        """A new node; its first output."""
-        free = self._free(name)
-        self.nodes[free] = Node(free, op, tuple(inputs), attrs=attrs)
-        return Edge(free)
+        """Add a node; return its first output."""
+        unique = self._unique_name(name)
+        self.nodes[unique] = Node(unique, op, tuple(inputs), attrs=attrs)
+        return Edge(unique)
 
     def constant(self, name: str, values: npt.ArrayLike, dtype: DType | None = None) -> Edge:
-        """A new constant."""
-        free = self._free(name)
-        self.nodes[free] = constant(free, values, dtype)
-        return Edge(free)
+        """Add a constant; return its edge."""
+        unique = self._unique_name(name)
+        self.nodes[unique] = constant(unique, values, dtype)
+        return Edge(unique)
 
-    def _free(self, name: str) -> str:
-        """The wanted name, or that with a number where it is taken."""
+    def _unique_name(self, name: str) -> str:
+        """Return the name, with a number appended if it is in use."""
         names = chain([name], (f"{name}_{number}" for number in count(1)))
         return next(free for free in names if free not in self.nodes and free not in self.source)
 
     def scalar(self, value: float) -> Edge:
-        """A float constant; equal ones are one node."""
+        """Return the edge of a float constant; equal values have one node."""
         if value not in self.scalars:
             self.scalars[value] = self.constant(f"quantized/range_{len(self.scalars)}", np.float32(value))
         return self.scalars[value]
 
-    def span(self, *quantized: QuantizedTensor) -> list[Edge]:
-        """The least and the greatest number of codes, as kernels take them."""
-        return [edge for one in quantized for edge in (self.scalar(0.0), self.scalar(one.high))]
+    def unshifted_limits(self, *tensors: QuantizedTensor) -> list[Edge]:
+        """Return the edges of minimum and maximum that kernels without a zero point take."""
+        return [edge for tensor in tensors for edge in (self.scalar(0.0), self.scalar(tensor.max_unshifted))]
 
     def keep(self, node: Node) -> None:
-        """Take a node over in float."""
+        """Add a node of the float graph."""
         for edge in node.inputs:
-            self.float_of(edge)
+            self.require_float(edge)
         self.nodes[node.name] = node
 
     def keep_pattern(self, pattern: FusedPattern, reason: str) -> None:
-        """Take a layer and what belongs to it over in float."""
+        """Add the nodes of a fused pattern in float, and note the reason."""
         self.reasons[pattern.layer] = reason
         for name in pattern.nodes:
             for edge in self.source[name].inputs:
@@ -121,88 +121,98 @@ class GraphBuilder:
                     self.keep(self.source[edge.node])
             self.keep(self.source[name])
 
-    # Codes and numbers
+    # Quantize and dequantize
 
-    def parameters_of(self, edge: Edge) -> QuantizedTensor | None:
-        """What codes of an edge mean, with nowhere to find them; None: it has none."""
+    def planned_tensor(self, edge: Edge) -> QuantizedTensor | None:
+        """Return the planned scale and zero point of an edge, without a node; None if it stays float."""
         parameters = self.parameters.get(edge)
-        return (
-            None
-            if parameters is None
-            else QuantizedTensor(Edge(""), float(parameters.scale), int(parameters.zero_point))
-        )
+        if parameters is None:
+            return None
+        return QuantizedTensor(Edge(""), float(parameters.scale), int(parameters.zero_point))
 
-    def quantized_of(self, edge: Edge) -> QuantizedTensor:
-        """The codes of an edge; they are computed where it is float."""
+    def quantized_tensor(self, edge: Edge) -> QuantizedTensor:
+        """Return the quantized tensor of an edge; quantize the edge if it is float.
+
+        Raises:
+            GraphError: the plan does not quantize the edge.
+        """
         if edge not in self.quantized:
-            wanted = self.parameters_of(edge)
-            if wanted is None:
-                raise GraphError(f"the plan reads codes of {str(edge)!r} and gives it none", hint=AGAIN)
-            self.quantized[edge] = self._quantize(quantized_name(edge), edge, wanted)
+            planned = self.planned_tensor(edge)
+            if planned is None:
+                raise GraphError(
+                    f"the plan needs quantized values of {str(edge)!r} and does not quantize it", hint=ANNOTATE_AGAIN
+                )
+            self.quantized[edge] = self._quantize(quantized_name(edge), edge, planned)
         return self.quantized[edge]
 
-    def _quantize(self, name: str, edge: Edge, wanted: QuantizedTensor) -> QuantizedTensor:
+    def _quantize(self, name: str, edge: Edge, planned: QuantizedTensor) -> QuantizedTensor:
         source = self.source.nodes.get(edge.node)
-        if source is not None and casts_bytes(source) and (wanted.scale, wanted.zero) == (1.0, 0):
-            made = self.add(name, "Bitcast", source.inputs, T=DType.UINT8, type=QUANTIZED)
-            return wanted._replace(edge=made)
-        ends = self.float_ends(wanted)
-        made = self.add(name, "QuantizeV2", (edge, *ends), T=QUANTIZED, mode=wanted.mode, ensure_minimum_range=0.0)
-        return wanted._replace(edge=made)
+        if source is not None and casts_uint8(source) and (planned.scale, planned.zero) == (1.0, 0):
+            output = self.add(name, "Bitcast", source.inputs, T=DType.UINT8, type=ACTIVATION_TYPE)
+            return planned._replace(edge=output)
+        inputs = (edge, *self.limits(planned))
+        output = self.add(name, "QuantizeV2", inputs, T=ACTIVATION_TYPE, mode=planned.mode, ensure_minimum_range=0.0)
+        return planned._replace(edge=output)
 
-    def float_ends(self, quantized: QuantizedTensor) -> tuple[Edge, Edge]:
-        """The numbers that the lowest and the highest code stand for."""
-        step = np.float32(quantized.scale)
-        return self.scalar(float(-quantized.zero * step)), self.scalar(float((TOP - quantized.zero) * step))
+    def limits(self, tensor: QuantizedTensor) -> tuple[Edge, Edge]:
+        """Return the edges of the real values of the lowest and the highest quantized value."""
+        step = np.float32(tensor.scale)
+        return self.scalar(float(-tensor.zero * step)), self.scalar(float((MAX_VALUE - tensor.zero) * step))
 
-    def float_of(self, edge: Edge) -> None:
-        """See that an edge of the float graph is there in float, under its name."""
+    def require_float(self, edge: Edge) -> None:
+        """Add the float form of an edge of the float graph, under its name.
+
+        Raises:
+            GraphError: the edge is inside a fused pattern.
+        """
         if edge.node in self.nodes:
             return
-        quantized = self.quantized.get(edge)
-        if quantized is None:
+        tensor = self.quantized.get(edge)
+        if tensor is None:
             if self.source[edge.node].is_constant:
                 self.nodes[edge.node] = self.source[edge.node]
                 return
-            raise GraphError(f"{str(edge)!r} is inside a pattern and read from outside it", hint=AGAIN)
-        inputs = (quantized.edge, *self.float_ends(quantized))
-        self.nodes[edge.node] = Node(edge.node, "Dequantize", inputs, attrs=_decoding(quantized))
+            raise GraphError(
+                f"{str(edge)!r} is inside a fused pattern and has a consumer outside it", hint=ANNOTATE_AGAIN
+            )
+        inputs = (tensor.edge, *self.limits(tensor))
+        self.nodes[edge.node] = Node(edge.node, "Dequantize", inputs, attrs=_dequantize_attrs(tensor))
 
-    def requantized(self, name: str, quantized: QuantizedTensor, wanted: QuantizedTensor) -> QuantizedTensor:
-        """The same numbers in other codes."""
-        if (quantized.scale, quantized.zero) == (wanted.scale, wanted.zero):
-            return quantized
-        inputs = (quantized.edge, *self.float_ends(quantized))
-        numbers = self.add(f"{name}/float", "Dequantize", inputs, **_decoding(quantized))
-        return self._quantize(f"{name}/recoded", numbers, wanted)
+    def requantize(self, name: str, tensor: QuantizedTensor, planned: QuantizedTensor) -> QuantizedTensor:
+        """Return a tensor with the planned scale and zero point."""
+        if (tensor.scale, tensor.zero) == (planned.scale, planned.zero):
+            return tensor
+        inputs = (tensor.edge, *self.limits(tensor))
+        dequantized = self.add(f"{name}/float", "Dequantize", inputs, **_dequantize_attrs(tensor))
+        return self._quantize(f"{name}/recoded", dequantized, planned)
 
-    # Moves
+    # Ops on quantized values
 
-    def clipped(self, name: str, op: str, quantized: QuantizedTensor) -> Edge:
-        """Codes after a Relu or Relu6, where their range does not clip by itself."""
-        low, high = self.float_ends(quantized)
-        above = op == "Relu6" and (TOP - quantized.zero) * quantized.scale > RELU6_TOP * (1 + 1e-6)
-        if not above and not quantized.zero:
-            return quantized.edge
-        kernel = "QuantizedRelu6" if above else "QuantizedRelu"
-        return self.add(name, kernel, (quantized.edge, low, high), Tinput=QUANTIZED, out_type=QUANTIZED)
+    def clamp(self, name: str, op: str, tensor: QuantizedTensor) -> Edge:
+        """Apply a Relu or Relu6, unless the range of the tensor clamps already; return the edge."""
+        low, high = self.limits(tensor)
+        exceeds = op == "Relu6" and (MAX_VALUE - tensor.zero) * tensor.scale > RELU6_MAX * (1 + 1e-6)
+        if not exceeds and not tensor.zero:
+            return tensor.edge
+        kernel = "QuantizedRelu6" if exceeds else "QuantizedRelu"
+        inputs = (tensor.edge, low, high)
+        return self.add(name, kernel, inputs, Tinput=ACTIVATION_TYPE, out_type=ACTIVATION_TYPE)
 
-    def on_bytes(self, name: str, node: Node, quantized: QuantizedTensor) -> Edge:
-        """Codes moved by an op that has no kernel for codes and one for bytes."""
-        bytes_ = self.add(f"{name}/bytes", "Bitcast", (quantized.edge,), T=QUANTIZED, type=DType.UINT8)
+    def apply_to_bytes(self, name: str, node: Node, tensor: QuantizedTensor) -> Edge:
+        """Apply an op that has a uint8 kernel and no quint8 kernel; return the edge."""
+        as_bytes = self.add(f"{name}/bytes", "Bitcast", (tensor.edge,), T=ACTIVATION_TYPE, type=DType.UINT8)
         for edge in node.inputs[1:]:
             if edge.node not in self.nodes:
-                self.float_of(edge)
+                self.require_float(edge)
         attrs = {key: value for key, value in node.attrs.items() if not key.startswith("_")}
-        inputs = [bytes_, *node.inputs[1:]]
+        inputs = [as_bytes, *node.inputs[1:]]
         op = node.op
         if op == "Pad":
             op = "PadV2"
-            inputs.append(self.constant(f"{name}/zero", np.uint8(quantized.zero)))
+            inputs.append(self.constant(f"{name}/zero", np.uint8(tensor.zero)))
         moved = self.add(f"{name}/moved", op, inputs, **{**attrs, "T": DType.UINT8})
-        return self.add(name, "Bitcast", (moved,), T=DType.UINT8, type=QUANTIZED)
+        return self.add(name, "Bitcast", (moved,), T=DType.UINT8, type=ACTIVATION_TYPE)
 
 
-def _decoding(quantized: QuantizedTensor) -> dict[str, Attr]:
-    """Attributes of what makes numbers of codes."""
-    return {"T": QUANTIZED, "mode": quantized.mode, "dtype": DType.FLOAT}
+def _dequantize_attrs(tensor: QuantizedTensor) -> dict[str, Attr]:
+    return {"T": ACTIVATION_TYPE, "mode": tensor.mode, "dtype": DType.FLOAT}

@@ -1,4 +1,7 @@
-"""The first layers in two halves of rows, for two threads: nothing else can run beside them."""
+"""Split the first layers into two halves of rows, for two threads.
+
+The first layers form a chain, so that no other node can run in parallel.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,22 +15,22 @@ from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.ops.tensorflow.signatures import attribute
 
 CONVOLUTION = "QuantizedConv2DWithBiasAndReluAndRequantize"
-JOIN: Mapping[str, Attr] = {"N": 2, "T": DType.QUINT8, "Tidx": DType.INT32}
-# Rows that both halves compute, over all rows: more than this is not worth a second thread.
-MOST_OVERLAP = 0.15
-FEWEST_ROWS = 8
+CONCAT_ATTRS: Mapping[str, Attr] = {"N": 2, "T": DType.QUINT8, "Tidx": DType.INT32}
+# Fraction of the rows that both halves compute, above which a second thread does not help.
+MAX_OVERLAP = 0.15
+MIN_ROWS = 8
 _POOLS = frozenset({"QuantizedMaxPool", "QuantizedAvgPool"})
 
 
 @dataclass(frozen=True)
 class _Link:
-    """One layer of the first ones, along rows.
+    """Layer of the chain, in one dimension.
 
     Attributes:
-        node: the convolution or pool.
-        rows: of what it reads.
-        kernel, stride: along rows.
-        pads: rows and columns before and after.
+        node: convolution or pool.
+        rows: number of input rows.
+        kernel, stride: window and step along rows.
+        pads: ((top, bottom), (left, right)).
     """
 
     node: Node
@@ -36,80 +39,82 @@ class _Link:
     stride: int
     pads: tuple[tuple[int, int], tuple[int, int]]
 
-    def read_rows(self, first: int, last: int) -> tuple[int, int, int, int]:
-        """Rows from, rows to, padding before, padding after, for the output's rows ``first`` to ``last``."""
+    def input_rows(self, first: int, last: int) -> tuple[int, int, int, int]:
+        """Return the first and last input row, and the padding before and after, of some output rows."""
         start = first * self.stride - self.pads[0][0]
         end = (last - 1) * self.stride - self.pads[0][0] + self.kernel
         return max(start, 0), min(end, self.rows), max(-start, 0), max(end - self.rows, 0)
 
 
-def in_halves(graph: Graph, shapes: Mapping[str, Shape]) -> tuple[Graph, Mapping[str, Shape]]:
-    """The graph with its first layers in two halves of rows, where that pays; and all shapes."""
+def split_rows(graph: Graph, shapes: Mapping[str, Shape]) -> tuple[Graph, Mapping[str, Shape]]:
+    """Return the graph with split first layers, if that is faster, and all shapes."""
     chain = _chain(graph, shapes)
     size = _rows_and_columns(shapes, chain[-1].node.name) if chain else None
-    if size is None or size[0] < FEWEST_ROWS:
+    if size is None or size[0] < MIN_ROWS:
         return graph, shapes
     middle = (size[0] + 1) // 2
-    halves = [_ways(chain, 0, middle), _ways(chain, middle, size[0])]
-    twice = sum(way[1] - way[0] for half in halves for way in half) / sum(link.rows for link in chain) - 1
-    if twice > MOST_OVERLAP:
+    halves = [_input_rows(chain, 0, middle), _input_rows(chain, middle, size[0])]
+    overlap = sum(rows[1] - rows[0] for half in halves for rows in half) / sum(link.rows for link in chain) - 1
+    if overlap > MAX_OVERLAP:
         return graph, shapes
-    known = dict(shapes)
-    made: list[Node] = []
-    ends = [_half(graph, chain, ways, number, made, known) for number, ways in enumerate(halves)]
+    all_shapes = dict(shapes)
+    nodes: list[Node] = []
+    outputs = [_add_half(graph, chain, rows, number, nodes, all_shapes) for number, rows in enumerate(halves)]
     last = chain[-1].node
     axis = constant(free_name(graph, f"{last.name}/rows"), np.int32(1))
-    inputs = (*map(Edge, ends), Edge(axis.name))
-    join = Node(last.name, "ConcatV2", inputs, last.controls, JOIN)
-    gone = {link.node.name for link in chain}
-    if (quantizing := _quantizing(graph, chain)) is not None:
-        gone.add(quantizing.name)
-    rest = [node for node in graph.nodes.values() if node.name not in gone]
-    return graph.with_nodes([*rest, *made, axis, join]), known
+    inputs = (*map(Edge, outputs), Edge(axis.name))
+    join = Node(last.name, "ConcatV2", inputs, last.controls, CONCAT_ATTRS)
+    replaced = {link.node.name for link in chain}
+    if (quantize := _exclusive_quantize(graph, chain)) is not None:
+        replaced.add(quantize.name)
+    rest = [node for node in graph.nodes.values() if node.name not in replaced]
+    return graph.with_nodes([*rest, *nodes, axis, join]), all_shapes
 
 
 def _chain(graph: Graph, shapes: Mapping[str, Shape]) -> list[_Link]:
-    """The first layers, as long as each is read by one other only; empty: fewer than two convolutions."""
+    """Return the first layers that have a single consumer each; empty with fewer than two convolutions."""
     first = next((graph[name] for name in graph.order if graph[name].op == CONVOLUTION), None)
     chain: list[_Link] = []
     node = first
     while node is not None and (link := _link(graph, node, shapes)) is not None and not node.controls:
         chain.append(link)
         uses = graph.node_uses.get(node.name, ())
-        alone = len(uses) == 1 and uses[0].slot == 0 and node.name not in graph.endpoint_names
-        node = uses[0].node if alone else None
+        is_exclusive = len(uses) == 1 and uses[0].slot == 0 and node.name not in graph.endpoint_names
+        node = uses[0].node if is_exclusive else None
     return chain if sum(link.node.op == CONVOLUTION for link in chain) > 1 else []
 
 
-def _quantizing(graph: Graph, chain: list[_Link]) -> Node | None:
-    """What makes codes for the first layer only: each half then makes its own, side by side."""
+def _exclusive_quantize(graph: Graph, chain: list[_Link]) -> Node | None:
+    """Return the QuantizeV2 of the first layer only, which each half can compute for itself, or None."""
     source = graph[chain[0].node.inputs[0].node]
-    alone = len(graph.node_uses.get(source.name, ())) == 1 and source.name not in graph.endpoint_names
-    return source if source.op == "QuantizeV2" and alone and not source.controls else None
+    is_exclusive = len(graph.node_uses.get(source.name, ())) == 1 and source.name not in graph.endpoint_names
+    return source if source.op == "QuantizeV2" and is_exclusive and not source.controls else None
 
 
 def _link(graph: Graph, node: Node, shapes: Mapping[str, Shape]) -> _Link | None:
-    read, made = _rows_and_columns(shapes, node.inputs[0].node), _rows_and_columns(shapes, node.name)
-    if node.op not in {CONVOLUTION, *_POOLS} or read is None or made is None:
+    input_size, output_size = _rows_and_columns(shapes, node.inputs[0].node), _rows_and_columns(shapes, node.name)
+    if node.op not in {CONVOLUTION, *_POOLS} or input_size is None or output_size is None:
         return None
-    listed: tuple[int, ...] = ()
+    padding_list: tuple[int, ...] = ()
     if node.op in _POOLS:
         kernel = attribute(node, "ksize")[1:3]
     else:
         weights = graph.constant_of(node.inputs[1])
         if weights is None or set(attribute(node, "dilations")) != {1}:
             return None
-        kernel, listed = weights.shape[:2], attribute(node, "padding_list")
+        kernel, padding_list = weights.shape[:2], attribute(node, "padding_list")
     strides = attribute(node, "strides")[1:3]
     if node.attrs["padding"] == b"VALID":
-        listed = listed or (0,) * 8
-        pads = ((listed[2], listed[3]), (listed[4], listed[5]))
+        padding_list = padding_list or (0,) * 8
+        pads = (padding_list[2:4], padding_list[4:6])
     elif node.op == CONVOLUTION:
-        rows, columns = (max((made[at] - 1) * strides[at] + kernel[at] - read[at], 0) for at in (0, 1))
+        rows, columns = (
+            max((output_size[axis] - 1) * strides[axis] + kernel[axis] - input_size[axis], 0) for axis in (0, 1)
+        )
         pads = ((rows // 2, rows - rows // 2), (columns // 2, columns - columns // 2))
     else:
         return None
-    return _Link(node, read[0], kernel[0], strides[0], pads)
+    return _Link(node, input_size[0], kernel[0], strides[0], pads)
 
 
 def _rows_and_columns(shapes: Mapping[str, Shape], name: str) -> tuple[int, int] | None:
@@ -119,54 +124,54 @@ def _rows_and_columns(shapes: Mapping[str, Shape], name: str) -> tuple[int, int]
     return dims[1], dims[2]
 
 
-def _ways(chain: list[_Link], first: int, last: int) -> list[tuple[int, int, int, int]]:
-    """What each link reads, for some rows of what the last one makes."""
-    ways = []
+def _input_rows(chain: list[_Link], first: int, last: int) -> list[tuple[int, int, int, int]]:
+    """Return the input rows and padding of each layer, for some output rows of the last one."""
+    ranges = []
     for link in reversed(chain):
-        ways.append(link.read_rows(first, last))
-        first, last = ways[-1][:2]
-    return ways[::-1]
+        ranges.append(link.input_rows(first, last))
+        first, last = ranges[-1][:2]
+    return ranges[::-1]
 
 
-def _half(
+def _add_half(
     graph: Graph,
     chain: list[_Link],
-    ways: list[tuple[int, int, int, int]],
+    ranges: list[tuple[int, int, int, int]],
     number: int,
-    made: list[Node],
+    nodes: list[Node],
     shapes: dict[str, Shape],
 ) -> str:
-    """Add the chain for one half; the name of its last node."""
+    """Add the nodes of one half; return the name of the last one."""
     prefix = free_name(graph, f"half_{number}")
-    first, last = ways[0][:2]
+    first, last = ranges[0][:2]
     begin = constant(f"{prefix}/begin", np.array([0, first, 0, 0], np.int32))
     size = constant(f"{prefix}/size", np.array([-1, last - first, -1, -1], np.int32))
-    made += [begin, size]
+    nodes += [begin, size]
 
-    def rows_of(source: Edge, dtype: DType) -> Edge:
+    def slice_rows(source: Edge, dtype: DType) -> Edge:
         inputs = (source, Edge(begin.name), Edge(size.name))
-        made.append(Node(f"{prefix}/rows", "Slice", inputs, attrs={"T": dtype, "Index": DType.INT32}))
-        return Edge(made[-1].name)
+        nodes.append(Node(f"{prefix}/rows", "Slice", inputs, attrs={"T": dtype, "Index": DType.INT32}))
+        return Edge(nodes[-1].name)
 
     name = f"{prefix}/codes"
     source = chain[0].node.inputs[0]
-    if (quantizing := _quantizing(graph, chain)) is not None:
-        part = rows_of(quantizing.inputs[0], DType.FLOAT)
-        made.append(quantizing.with_(name=name, inputs=(part, *quantizing.inputs[1:])))
+    if (quantize := _exclusive_quantize(graph, chain)) is not None:
+        part = slice_rows(quantize.inputs[0], DType.FLOAT)
+        nodes.append(quantize.with_(name=name, inputs=(part, *quantize.inputs[1:])))
         dims = shapes.get(source.node, UNKNOWN).dims or ()
         shapes[name] = Shape((*dims[:1], last - first, *dims[2:]))
     else:
-        made.append(Node(f"{prefix}/bytes", "Bitcast", (source,), attrs={"T": DType.QUINT8, "type": DType.UINT8}))
-        part = rows_of(Edge(made[-1].name), DType.UINT8)
-        made.append(Node(name, "Bitcast", (part,), attrs={"T": DType.UINT8, "type": DType.QUINT8}))
-    for link, way in zip(chain, ways, strict=True):
+        nodes.append(Node(f"{prefix}/bytes", "Bitcast", (source,), attrs={"T": DType.QUINT8, "type": DType.UINT8}))
+        part = slice_rows(Edge(nodes[-1].name), DType.UINT8)
+        nodes.append(Node(name, "Bitcast", (part,), attrs={"T": DType.UINT8, "type": DType.QUINT8}))
+    for link, rows in zip(chain, ranges, strict=True):
         node = link.node.with_(name=f"{prefix}/{link.node.name}").with_input(0, name)
         if node.op == CONVOLUTION:
-            listed = (0, 0, *way[2:], *link.pads[1], 0, 0)
-            node = node.with_attrs(padding=b"VALID", padding_list=listed if any(listed) else ())
-        made.append(node)
+            padding_list = (0, 0, *rows[2:], *link.pads[1], 0, 0)
+            node = node.with_attrs(padding=b"VALID", padding_list=padding_list if any(padding_list) else ())
+        nodes.append(node)
         name = node.name
         dims = shapes[link.node.name].dims or ()
-        rows = (way[1] - way[0] + sum(way[2:]) - link.kernel) // link.stride + 1
-        shapes[name] = Shape((dims[0], rows, *dims[2:]))
+        num_rows = (rows[1] - rows[0] + sum(rows[2:]) - link.kernel) // link.stride + 1
+        shapes[name] = Shape((dims[0], num_rows, *dims[2:]))
     return name

@@ -1,4 +1,4 @@
-"""Nodes between layers that work on codes: concats, pools, and what moves numbers without changing them."""
+"""Pass-through nodes on quantized values: concatenations, pools, and ops that only move values."""
 
 import numpy as np
 
@@ -7,78 +7,78 @@ from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import DType
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.quantization.plan import CONCATS
-from quantkit.quantization.targets.tensorflow.graph_builder import AGAIN, GraphBuilder
-from quantkit.quantization.targets.tensorflow.parameters import QUANTIZED, QuantizedTensor, quantized_name
+from quantkit.quantization.targets.tensorflow.graph_builder import ANNOTATE_AGAIN, GraphBuilder
+from quantkit.quantization.targets.tensorflow.parameters import ACTIVATION_TYPE, QuantizedTensor, quantized_name
 
 
 def add_pass_through(builder: GraphBuilder, node: Node) -> None:
-    """Put what a pass-through node makes of its codes into the graph; or the node, in float, where nothing can.
+    """Add the quantized form of a pass-through node, or the float node if there is no such form.
 
     Raises:
-        GraphError: the plan does not fit the graph, or the node joins along a dimension that is not known.
+        GraphError: the plan does not fit the graph, or the node concatenates along an unknown axis.
     """
     output = Edge(node.name)
-    wanted = builder.parameters_of(output)
-    if wanted is None:
-        raise GraphError(f"the plan carries {node.name!r} and gives it no codes", hint=AGAIN)
+    planned = builder.planned_tensor(output)
+    if planned is None:
+        raise GraphError(f"the plan lists {node.name!r} as pass-through and does not quantize it", hint=ANNOTATE_AGAIN)
     if node.op in CONCATS:
-        builder.quantized[output] = _concat(builder, node, wanted)
+        builder.quantized[output] = _concat(builder, node, planned)
         return
-    made = _moved(builder, node, builder.quantized_of(node.inputs[0]))
-    if made is None:
-        builder.reasons[node.name] = "its size is not known, so no pool computes it"
+    tensor = _apply(builder, node, builder.quantized_tensor(node.inputs[0]))
+    if tensor is None:
+        builder.reasons[node.name] = "a mean of unknown size has no pool that computes it"
         builder.keep(node)
     else:
-        builder.quantized[output] = builder.requantized(node.name, made, wanted)
+        builder.quantized[output] = builder.requantize(node.name, tensor, planned)
 
 
-def _concat(builder: GraphBuilder, node: Node, wanted: QuantizedTensor) -> QuantizedTensor:
+def _concat(builder: GraphBuilder, node: Node, planned: QuantizedTensor) -> QuantizedTensor:
     slot = 0 if node.op == "Concat" else len(node.inputs) - 1
-    parts = [edge for place, edge in enumerate(node.inputs) if place != slot]
-    axis = builder.source.constant_of(node.inputs[slot])
-    if axis is None:
-        raise GraphError(f"{node.name!r} joins along a computed dimension", hint="run fold_constants first")
+    parts = [edge for index, edge in enumerate(node.inputs) if index != slot]
+    value = builder.source.constant_of(node.inputs[slot])
+    if value is None:
+        raise GraphError(f"the axis of {node.name!r} is not constant", hint="run fold_constants first")
     rank = next((shape.rank for edge in parts if (shape := builder.shapes.get(edge, UNKNOWN)).is_known), None)
-    place = int(axis.array.reshape(-1)[0])
-    if place < 0 and rank is None:
-        raise GraphError(f"{node.name!r} joins along dimension {place} of an unknown number", hint="give its shape")
-    place = place + (rank or 0) if place < 0 else place
-    quantized = [
-        builder.requantized(f"{node.name}/{at}", builder.quantized_of(edge), wanted) for at, edge in enumerate(parts)
+    axis = int(value.array.reshape(-1)[0])
+    if axis < 0 and rank is None:
+        raise GraphError(f"the axis {axis} of {node.name!r} needs a known rank", hint="give the input shape")
+    axis = axis + (rank or 0) if axis < 0 else axis
+    tensors = [
+        builder.requantize(f"{node.name}/{index}", builder.quantized_tensor(edge), planned)
+        for index, edge in enumerate(parts)
     ]
-    # The plain op: it copies bytes twice as fast as QuantizedConcatV2, which minds ranges that are all one here.
-    inputs = [*(one.edge for one in quantized), builder.constant(f"{node.name}/axis", np.int32(place))]
+    # ConcatV2 copies bytes twice as fast as QuantizedConcatV2, which handles different ranges.
+    inputs = [*(tensor.edge for tensor in tensors), builder.constant(f"{node.name}/axis", np.int32(axis))]
     name = quantized_name(Edge(node.name))
-    made = builder.add(name, "ConcatV2", inputs, N=len(quantized), T=QUANTIZED, Tidx=DType.INT32)
-    return wanted._replace(edge=made)
+    output = builder.add(name, "ConcatV2", inputs, N=len(tensors), T=ACTIVATION_TYPE, Tidx=DType.INT32)
+    return planned._replace(edge=output)
 
 
-def _moved(builder: GraphBuilder, node: Node, quantized: QuantizedTensor) -> QuantizedTensor | None:
-    """What a pass-through node of one data input makes of its codes; None: it can not."""
+def _apply(builder: GraphBuilder, node: Node, tensor: QuantizedTensor) -> QuantizedTensor | None:
+    """Apply a pass-through node with one data input; None if it has no quantized form."""
     name = quantized_name(Edge(node.name))
     if node.op in ("MaxPool", "AvgPool"):
         window = {key: node.attrs[key] for key in ("ksize", "strides", "padding")}
-        made = builder.add(
-            name, f"Quantized{node.op}", (quantized.edge, *builder.span(quantized)), T=QUANTIZED, **window
-        )
+        inputs = (tensor.edge, *builder.unshifted_limits(tensor))
+        output = builder.add(name, f"Quantized{node.op}", inputs, T=ACTIVATION_TYPE, **window)
     elif node.op == "Mean":
-        return _spatial_mean(builder, node, name, quantized)
+        return _spatial_mean(builder, node, name, tensor)
     elif node.op in ("Relu", "Relu6"):
-        made = builder.clipped(name, node.op, quantized)
+        output = builder.clamp(name, node.op, tensor)
     else:
-        made = builder.on_bytes(name, node, quantized)
-    return quantized._replace(edge=made)
+        output = builder.apply_to_bytes(name, node, tensor)
+    return tensor._replace(edge=output)
 
 
-def _spatial_mean(builder: GraphBuilder, node: Node, name: str, quantized: QuantizedTensor) -> QuantizedTensor | None:
+def _spatial_mean(builder: GraphBuilder, node: Node, name: str, tensor: QuantizedTensor) -> QuantizedTensor | None:
     dims = builder.shapes.get(node.inputs[0], UNKNOWN).dims
     if dims is None or None in dims[1:]:
         return None
     window: dict[str, Attr] = {"ksize": (1, dims[1], dims[2], 1), "strides": (1, 1, 1, 1), "padding": b"VALID"}
-    inputs = (quantized.edge, *builder.span(quantized))
+    inputs = (tensor.edge, *builder.unshifted_limits(tensor))
     if node.attrs.get("keep_dims"):
-        return quantized._replace(edge=builder.add(name, "QuantizedAvgPool", inputs, T=QUANTIZED, **window))
-    made = builder.add(f"{name}/pool", "QuantizedAvgPool", inputs, T=QUANTIZED, **window)
+        return tensor._replace(edge=builder.add(name, "QuantizedAvgPool", inputs, T=ACTIVATION_TYPE, **window))
+    pooled = builder.add(f"{name}/pool", "QuantizedAvgPool", inputs, T=ACTIVATION_TYPE, **window)
     shape = builder.constant(f"{name}/shape", np.array([-1, dims[3]], np.int32))
-    flat = Node(name, "Reshape", (made, shape), attrs={"Tshape": DType.INT32})
-    return quantized._replace(edge=builder.on_bytes(name, flat, quantized._replace(edge=made)))
+    flat = Node(name, "Reshape", (pooled, shape), attrs={"Tshape": DType.INT32})
+    return tensor._replace(edge=builder.apply_to_bytes(name, flat, tensor._replace(edge=pooled)))

@@ -1,8 +1,8 @@
-"""Independent work on a few threads: what runs beside what, and in which order.
+"""List scheduling of tasks with dependencies on a few threads.
 
-The work is cut where everything before has to be done before anything after can begin. Each part is small, and its
-order is found by list scheduling, the longest way to the end first, and then by moving single nodes to the front or to
-the back as long as that makes it shorter.
+The tasks are cut into parts at every task that depends on all tasks before it and that all tasks
+after it depend on. Each part is small. Its order is found by list scheduling, longest path first,
+and then by local search: a task is moved to the front or to the back if that makes the part shorter.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,139 +11,144 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
-# Parts with more nodes than this are scheduled once and not searched.
-SEARCHED = 40
+# Parts with more tasks are list-scheduled without local search.
+MAX_SEARCHED = 40
 
 
 @dataclass(frozen=True)
-class Work:
-    """What takes time, and what reads it.
+class TaskGraph:
+    """Tasks with their costs and dependencies, in topological order.
 
     Attributes:
-        costs: of each node, in any unit; nothing stands before what it reads.
-        after: the nodes that can not begin before it ends.
+        costs: cost of each task, in one time unit.
+        successors: tasks that depend directly on each task.
     """
 
     costs: Mapping[str, float]
-    after: Mapping[str, frozenset[str]]
+    successors: Mapping[str, frozenset[str]]
 
     @cached_property
-    def before(self) -> Mapping[str, tuple[str, ...]]:
-        found: dict[str, list[str]] = {name: [] for name in self.costs}
+    def predecessors(self) -> Mapping[str, tuple[str, ...]]:
+        """Tasks that each task depends on directly."""
+        table: dict[str, list[str]] = {name: [] for name in self.costs}
         for name in self.costs:
-            for one in self.after[name]:
-                found[one].append(name)
-        return {name: tuple(names) for name, names in found.items()}
+            for successor in self.successors[name]:
+                table[successor].append(name)
+        return {name: tuple(names) for name, names in table.items()}
 
-    def parts(self) -> Iterator["Work"]:
-        """The work in pieces that follow one another: each begins when the one before has ended."""
+    def split(self) -> Iterator["TaskGraph"]:
+        """Yield parts that run one after the other: each starts when the part before has ended."""
         names = list(self.costs)
-        place = {name: at for at, name in enumerate(names)}
-        last_start = max((at for at, name in enumerate(names) if not self.before[name]), default=0)
+        position = {name: index for index, name in enumerate(names)}
+        last_start = max((index for index, name in enumerate(names) if not self.predecessors[name]), default=0)
         part: list[str] = []
-        reach = 0  # where what comes before is read last; an end is never read
-        for at, name in enumerate(names):
-            if reach <= at and at >= last_start:
+        last_use = 0  # position of the last successor of the tasks seen; the end for a task without successors
+        for index, name in enumerate(names):
+            if last_use <= index and index >= last_start:
                 if part:
-                    yield self._of(part)
-                yield self._of([name])
+                    yield self._subgraph(part)
+                yield self._subgraph([name])
                 part = []
             else:
                 part.append(name)
-            reach = max(reach, *(place[one] for one in self.after[name])) if self.after[name] else len(names)
+            successors = self.successors[name]
+            last_use = max(last_use, *(position[other] for other in successors)) if successors else len(names)
         if part:
-            yield self._of(part)
+            yield self._subgraph(part)
 
-    def halved(self, name: str, join: float = 0.0, start: float = 0.0) -> "Work":
-        """The work with a node as two that do half each.
+    def halve(self, name: str, join_cost: float = 0.0, start_cost: float = 0.0) -> "TaskGraph":
+        """Return the graph with one task replaced by two halves.
 
         Args:
-            name: the node.
-            join: cost of putting both results together; 0: whoever reads them reads both.
-            start: the part of its cost that does not halve.
+            name: task to halve.
+            join_cost: cost of joining the results; 0 if the successors take both results.
+            start_cost: part of the task's cost that each half has in full.
         """
-        half, twin, both = (self.costs[name] + start) / 2, f"{name} twin", f"{name} joined"
+        half, twin, join = (self.costs[name] + start_cost) / 2, f"{name} twin", f"{name} joined"
         costs: dict[str, float] = {}
-        for one, cost in self.costs.items():
-            costs |= {one: half, twin: half} if one == name else {one: cost}
-            if one == name and join:
-                costs[both] = join
-        after = {one: later | {twin} if name in later else later for one, later in self.after.items()}
-        readers = frozenset({both}) if join else after[name]
-        return Work(costs, {**after, name: readers, twin: readers, **({both: self.after[name]} if join else {})})
+        for task, cost in self.costs.items():
+            costs |= {task: half, twin: half} if task == name else {task: cost}
+            if task == name and join_cost:
+                costs[join] = join_cost
+        successors = {task: others | {twin} if name in others else others for task, others in self.successors.items()}
+        after_half = frozenset({join}) if join_cost else successors[name]
+        joined = {join: self.successors[name]} if join_cost else {}
+        return TaskGraph(costs, {**successors, name: after_half, twin: after_half, **joined})
 
-    def _of(self, names: list[str]) -> "Work":
-        kept = frozenset(names)
-        return Work({name: self.costs[name] for name in names}, {name: self.after[name] & kept for name in names})
+    def _subgraph(self, names: list[str]) -> "TaskGraph":
+        members = frozenset(names)
+        return TaskGraph(
+            {name: self.costs[name] for name in names}, {name: self.successors[name] & members for name in names}
+        )
 
 
 class Schedule(NamedTuple):
-    """An order of work.
+    """Order of tasks on threads.
 
     Attributes:
-        waits: what a node waits for beside what it reads: the node before it on its thread.
-        end: when the last node ends.
+        dependencies: additional dependency of a task: the task before it on its thread.
+        end: end of the last task.
     """
 
-    waits: Mapping[str, str]
+    dependencies: Mapping[str, str]
     end: float
 
 
-def schedule(work: Work, threads: int) -> Schedule:
-    """The order of all work."""
-    found = [search(part, threads) for part in work.parts()]
-    waits = {name: before for one in found for name, before in one.waits.items()}
-    return Schedule(waits, sum(one.end for one in found))
+def schedule(tasks: TaskGraph, threads: int) -> Schedule:
+    """Return a schedule of all tasks."""
+    schedules = [search(part, threads) for part in tasks.split()]
+    dependencies = {name: before for part in schedules for name, before in part.dependencies.items()}
+    return Schedule(dependencies, sum(part.end for part in schedules))
 
 
-def search(part: Work, threads: int) -> Schedule:
-    """The order of one part: no longer than list scheduling finds it."""
-    ways = _ways(part)
-    best = _listed(part, ways, threads)
-    if not 2 < len(part.costs) <= SEARCHED:
+def search(part: TaskGraph, threads: int) -> Schedule:
+    """Return a schedule of one part that is at most as long as that of list scheduling."""
+    ranks = _longest_paths(part)
+    best = _list_schedule(part, ranks, threads)
+    if not 2 < len(part.costs) <= MAX_SEARCHED:
         return best
-    bound = max(sum(part.costs.values()) / threads, max(ways.values()))
-    for name in sorted(ways, key=ways.__getitem__, reverse=True):
-        for place in (inf, -inf):
+    bound = max(sum(part.costs.values()) / threads, max(ranks.values()))
+    for name in sorted(ranks, key=ranks.__getitem__, reverse=True):
+        for rank in (inf, -inf):
             if best.end <= bound:
                 return best
-            tried = {**ways, name: place}
-            found = _listed(part, tried, threads)
-            if found.end < best.end:
-                best, ways = found, tried
+            candidate_ranks = {**ranks, name: rank}
+            candidate = _list_schedule(part, candidate_ranks, threads)
+            if candidate.end < best.end:
+                best, ranks = candidate, candidate_ranks
     return best
 
 
-def _ways(work: Work) -> dict[str, float]:
-    """Cost of the dearest way from each node to an end, itself included."""
-    ways: dict[str, float] = {}
-    for name in reversed(list(work.costs)):
-        ways[name] = work.costs[name] + max((ways[one] for one in work.after[name]), default=0.0)
-    return ways
+def _longest_paths(tasks: TaskGraph) -> dict[str, float]:
+    """Return the cost of the most expensive path from each task to an end, the task included."""
+    paths: dict[str, float] = {}
+    for name in reversed(list(tasks.costs)):
+        paths[name] = tasks.costs[name] + max((paths[other] for other in tasks.successors[name]), default=0.0)
+    return paths
 
 
-def _listed(work: Work, ranks: Mapping[str, float], threads: int) -> Schedule:
-    """Whoever is free takes the highest rank of what is ready."""
-    costs, before = work.costs, work.before
+def _list_schedule(tasks: TaskGraph, ranks: Mapping[str, float], threads: int) -> Schedule:
+    """Give each free thread the ready task of the highest rank."""
+    costs, predecessors = tasks.costs, tasks.predecessors
     ends: dict[str, float] = {}
     free = [0.0] * threads
     last = [""] * threads
-    waits: dict[str, str] = {}
-    waiting = {name: len(names) for name, names in before.items()}
-    starts = {name: 0.0 for name in costs if not waiting[name]}
-    while starts:
+    dependencies: dict[str, str] = {}
+    num_open = {name: len(names) for name, names in predecessors.items()}
+    ready = {name: 0.0 for name in costs if not num_open[name]}
+    while ready:
         thread = min(range(threads), key=free.__getitem__)
-        now = max(free[thread], min(starts.values()))
-        name = max((one for one in starts if starts[one] <= now), key=ranks.__getitem__)
-        # Where what it reads was computed, the thread goes on without a hand-over.
-        thread = next((at for at in range(threads) if last[at] in before[name] and free[at] <= now), thread)
-        del starts[name]
+        now = max(free[thread], min(ready.values()))
+        name = max((task for task in ready if ready[task] <= now), key=ranks.__getitem__)
+        # A thread that computed an input of the task runs it without a hand-over.
+        thread = next((at for at in range(threads) if last[at] in predecessors[name] and free[at] <= now), thread)
+        del ready[name]
         ends[name] = now + costs[name]
-        if last[thread] and last[thread] not in before[name]:
-            waits[name] = last[thread]
+        if last[thread] and last[thread] not in predecessors[name]:
+            dependencies[name] = last[thread]
         free[thread], last[thread] = ends[name], name
-        for one in sorted(work.after[name]):
-            waiting[one] -= 1
-            if not waiting[one]:
-                starts[one] = max(ends[other] for other in before[one])
-    return Schedule(waits, max(free, default=0.0))
+        for successor in sorted(tasks.successors[name]):
+            num_open[successor] -= 1
+            if not num_open[successor]:
+                ready[successor] = max(ends[other] for other in predecessors[successor])
+    return Schedule(dependencies, max(free, default=0.0))

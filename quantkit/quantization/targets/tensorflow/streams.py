@@ -1,12 +1,12 @@
-"""Two threads for one graph: what is independent runs side by side, in an order that is written into the graph.
+"""Order of nodes for two threads: independent nodes run side by side, by control dependencies.
 
-Small 8-bit layers gain nothing from several threads each, and TensorFlow starts what is ready in no good order: the
-longest branch of a block is often begun last. Here each node gets a stream and a place in it, and waits for the node
-before it through a control input. Where there is nothing to run side by side, rows and channels are: the upper and the
-lower half of the picture go through the first layers separately, and a large layer that one thread would wait for
-becomes two of half its channels.
+Small int8 layers gain little from several threads each, and TensorFlow starts ready nodes in an
+arbitrary order: the longest branch of a block is often started last. Here each node gets a stream,
+and a control dependency on the node before it in the stream. Where no nodes are independent, layers
+are split: the first layers into an upper and a lower half of the image, and a large layer into two
+halves of its channels.
 
-No number changes. One thread runs the same nodes one after the other.
+The outputs do not change, and a single thread runs the same nodes one after the other.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,90 +18,91 @@ from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Shape
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.ops.tensorflow.signatures import attribute
-from quantkit.quantization.targets.tensorflow.halves import CONVOLUTION, JOIN, in_halves
-from quantkit.quantization.targets.tensorflow.scheduling import Work, schedule, search
+from quantkit.quantization.targets.tensorflow.halves import CONCAT_ATTRS, CONVOLUTION, split_rows
+from quantkit.quantization.targets.tensorflow.scheduling import TaskGraph, schedule, search
 
-STREAMS = 2
-# Microseconds that two halves of a layer must save to be worth another node.
-LEAST_GAIN = 20.0
-# Channels that a kernel works on at once.
-LANES = 16
-# Multiply-adds, or numbers read, in a microsecond on one core; and microseconds that starting a node takes. Only
-# their proportions matter, and they differ little between processors.
+NUM_STREAMS = 2
+# Microseconds that two halves of a layer must save.
+MIN_GAIN = 20.0
+# Channels that a kernel computes together.
+NUM_LANES = 16
+# MACs or elements per microsecond on one core, and microseconds to start a node. Only their ratios
+# matter, and they differ little between processors.
 _SPEEDS = {"Conv2D": 450e3, "MatMul": 30e3, "DepthwiseConv2D": 20e3, "Pool": 60e3, "Concat": 40e3, "QuantizeV2": 5e3}
 _START = 5.0
 
 
-def side_by_side(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
-    """The graph for two threads: halves of rows first, then halves of channels, then streams.
+def schedule_for_two_threads(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
+    """Return the graph with split rows, split channels and streams.
 
     Args:
-        graph: of fused 8-bit ops.
-        shapes: of the nodes' first outputs, as far as they are known.
+        graph: graph of oneDNN ops.
+        shapes: shapes of the nodes' first outputs; some may be unknown.
     """
-    halved, known = in_halves(graph, shapes)
-    return in_streams(*_split(halved, known))
+    return add_streams(*_split_channels(*split_rows(graph, shapes)))
 
 
-def in_streams(graph: Graph, costs: Mapping[str, float], *, count: int = STREAMS) -> Graph:
-    """The graph with control inputs that make it run in streams.
+def add_streams(graph: Graph, costs: Mapping[str, float], *, count: int = NUM_STREAMS) -> Graph:
+    """Return the graph with control dependencies that make it run in streams.
 
     Args:
-        graph: what runs; constants and fed nodes stay out of the streams.
-        costs: of each node that takes time, in any unit; the others are free and wait for nobody.
-        count: how many nodes run side by side.
+        graph: graph to order; constants and graph inputs are in no stream.
+        costs: cost of each node of a stream, in one time unit; other nodes are free.
+        count: number of streams.
     """
-    waits = schedule(_work(graph, costs), count).waits
+    dependencies = schedule(_task_graph(graph, costs), count).dependencies
     return graph.with_nodes(
-        node.with_(controls=(*node.controls, waits[node.name])) if node.name in waits else node
+        node.with_(controls=(*node.controls, dependencies[node.name])) if node.name in dependencies else node
         for node in graph.nodes.values()
     )
 
 
-def _work(graph: Graph, costs: Mapping[str, float]) -> Work:
-    """What takes time, with what reads it directly or through free nodes."""
-    found: dict[str, frozenset[str]] = {}
+def _task_graph(graph: Graph, costs: Mapping[str, float]) -> TaskGraph:
+    """Return the nodes with costs; dependencies through free nodes count as direct ones."""
+    successors: dict[str, frozenset[str]] = {}
     for name in reversed(graph.order):
-        readers = {use.node.name for use in graph.node_uses.get(name, ())}
-        found[name] = frozenset(one for one in readers if one in costs).union(
-            *(found[one] for one in readers if one not in costs)
+        consumers = {use.node.name for use in graph.node_uses.get(name, ())}
+        successors[name] = frozenset(consumer for consumer in consumers if consumer in costs).union(
+            *(successors[consumer] for consumer in consumers if consumer not in costs)
         )
     names = [name for name in graph.order if name in costs]
-    return Work({name: costs[name] for name in names}, {name: found[name] for name in names})
+    return TaskGraph({name: costs[name] for name in names}, {name: successors[name] for name in names})
 
 
-def _split(graph: Graph, shapes: Mapping[str, Shape]) -> tuple[Graph, dict[str, float]]:
-    """The graph with layers as two, half the channels each, where a thread would wait for a large one; all costs."""
+def _split_channels(graph: Graph, shapes: Mapping[str, Shape]) -> tuple[Graph, dict[str, float]]:
+    """Return the graph with large layers split where that shortens the schedule, and all costs."""
     costs = dict(_costs(graph, shapes))
-    chosen: dict[str, float] = {}
-    for part in _work(graph, costs).parts():
-        end = search(part, STREAMS).end
+    join_costs: dict[str, float] = {}
+    for part in _task_graph(graph, costs).split():
+        end = search(part, NUM_STREAMS).end
         for name in sorted(part.costs, key=costs.__getitem__, reverse=True):
-            if costs[name] < 2 * LEAST_GAIN or not _may_split(graph, graph[name]):
+            if costs[name] < 2 * MIN_GAIN or not _may_split(graph, graph[name]):
                 continue
-            join = 0.0 if _joins(graph, name) else _START + _numbers_in(shapes, name) / _SPEEDS["Concat"]
-            tried = part.halved(name, join, _START)
-            found = search(tried, STREAMS).end
-            if end - found > LEAST_GAIN:
-                part, end = tried, found
-                chosen[name] = join
+            join_cost = 0.0
+            if not _feeds_concat(graph, name):
+                join_cost = _START + _num_elements(shapes, name) / _SPEEDS["Concat"]
+            candidate = part.halve(name, join_cost, _START)
+            candidate_end = search(candidate, NUM_STREAMS).end
+            if end - candidate_end > MIN_GAIN:
+                part, end = candidate, candidate_end
+                join_costs[name] = join_cost
     nodes = dict(graph.nodes)
-    for name, join in chosen.items():
-        costs |= dict.fromkeys(_in_two(graph, name, nodes), (costs[name] + _START) / 2)
-        costs[name] = join
-    made = graph.with_nodes(nodes.values())
-    needed = made.reachable() | made.input_names
-    made = made.with_nodes(node for node in nodes.values() if node.name in needed)
-    return made, {name: cost for name, cost in costs.items() if name in made}
+    for name, join_cost in join_costs.items():
+        costs |= dict.fromkeys(_replace_by_halves(graph, name, nodes), (costs[name] + _START) / 2)
+        costs[name] = join_cost
+    split = graph.with_nodes(nodes.values())
+    needed = split.reachable() | split.input_names
+    split = split.with_nodes(node for node in nodes.values() if node.name in needed)
+    return split, {name: cost for name, cost in costs.items() if name in split}
 
 
 def _may_split(graph: Graph, node: Node) -> bool:
     weights = graph.constant_of(node.inputs[1]) if node.op == CONVOLUTION else None
-    return weights is not None and weights.shape[-1] % (2 * LANES) == 0
+    return weights is not None and weights.shape[-1] % (2 * NUM_LANES) == 0
 
 
-def _joins(graph: Graph, name: str) -> bool:
-    """Whether nothing but a concat of channels reads a node."""
+def _feeds_concat(graph: Graph, name: str) -> bool:
+    """Return True if the only consumer is a concatenation of channels."""
     uses = graph.node_uses.get(name, ())
     if len(uses) != 1 or name in graph.endpoint_names or uses[0].node.op != "ConcatV2":
         return False
@@ -109,8 +110,8 @@ def _joins(graph: Graph, name: str) -> bool:
     return axis is not None and int(axis.array) in (-1, 3)
 
 
-def _in_two(graph: Graph, name: str, nodes: dict[str, Node]) -> list[str]:
-    """Put two convolutions that make half of the channels each in place of one; their names."""
+def _replace_by_halves(graph: Graph, name: str, nodes: dict[str, Node]) -> list[str]:
+    """Replace a convolution by two with half of the channels each; return their names."""
     node = graph[name]
     weights = graph.constant_of(node.inputs[1])
     assert weights is not None
@@ -126,26 +127,26 @@ def _in_two(graph: Graph, name: str, nodes: dict[str, Node]) -> list[str]:
                 half = half.with_input(slot, source.name)
         nodes[half.name] = half
         halves.append(half.name)
-    if _joins(graph, name):
+    if _feeds_concat(graph, name):
         join = nodes[graph.node_uses[name][0].node.name]
-        at = join.inputs.index(Edge(name))
-        inputs = (*join.inputs[:at], *map(Edge, halves), *join.inputs[at + 1 :])
+        slot = join.inputs.index(Edge(name))
+        inputs = (*join.inputs[:slot], *map(Edge, halves), *join.inputs[slot + 1 :])
         nodes[join.name] = join.with_(inputs=inputs).with_attrs(N=len(inputs) - 1)
         del nodes[name]
     else:
         axis = constant(free_name(graph, f"{name}/axis"), np.int32(3))
         nodes[axis.name] = axis
-        nodes[name] = Node(name, "ConcatV2", (*map(Edge, halves), Edge(axis.name)), node.controls, JOIN)
+        nodes[name] = Node(name, "ConcatV2", (*map(Edge, halves), Edge(axis.name)), node.controls, CONCAT_ATTRS)
     return halves
 
 
 def _costs(graph: Graph, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, float]]:
-    """Microseconds, roughly, of each node that computes; nodes of unknown size cost what starting them takes."""
+    """Yield the estimated microseconds of each node; nodes of unknown size cost only their start."""
     for node in graph.nodes.values():
         kind = next((kind for kind in _SPEEDS if kind in node.op), None)
         if kind is None:
             continue
-        size = _numbers_in(shapes, node.name)
+        size = _num_elements(shapes, node.name)
         if kind in ("Conv2D", "MatMul", "DepthwiseConv2D"):
             weights = graph.constant_of(node.inputs[1])
             kernel = weights.shape if weights is not None else ()
@@ -156,6 +157,6 @@ def _costs(graph: Graph, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, flo
         yield node.name, _START + size / _SPEEDS[kind]
 
 
-def _numbers_in(shapes: Mapping[str, Shape], name: str) -> int:
-    """How many numbers a node makes; 0: not known."""
+def _num_elements(shapes: Mapping[str, Shape], name: str) -> int:
+    """Return the number of elements of a node's output, or 0 if the shape is unknown."""
     return int(np.prod([size or 1 for size in shapes.get(name, UNKNOWN).dims or (0,)]))
