@@ -1,6 +1,7 @@
-"""Graphs as pictures: what to draw together, where to put it, and the SVG of that."""
+"""Drawings of graphs: pages, layout and SVG; and bar charts."""
 
-from quantkit.drawing.pages import Item, Page, paged
-from quantkit.drawing.svg import Look, render, shown
+from quantkit.drawing.bar_chart import BarChart
+from quantkit.drawing.pages import Item, Page, split_into_pages
+from quantkit.drawing.svg import BoxStyle, escape_text, render_svg
 
-__all__ = ["Item", "Look", "Page", "paged", "render", "shown"]
+__all__ = ["BarChart", "BoxStyle", "Item", "Page", "escape_text", "render_svg", "split_into_pages"]

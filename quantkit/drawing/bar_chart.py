@@ -4,11 +4,10 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quantkit.drawing.svg import shown
+from quantkit.drawing.svg import LETTER_WIDTH, escape_text
 
 ROW_HEIGHT = 16
 BAR_WIDTH = 400
-LETTER_WIDTH = 6.7
 MARGIN = 8
 TEXT_BAR_CELLS = 40
 BLUE, RED, GREY = "#4477aa", "#cc3311", "#888888"
@@ -44,15 +43,15 @@ class BarChart:
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
             'font-family="sans-serif" font-size="11">',
-            f'<text x="{left:.0f}" y="{MARGIN + 8}" font-weight="bold">{shown(self.title)}</text>',
+            f'<text x="{left:.0f}" y="{MARGIN + 8}" font-weight="bold">{escape_text(self.title)}</text>',
         ]
         for row, (name, value) in enumerate(self.bars, 1):
             top = MARGIN + row * ROW_HEIGHT
             colour = RED if name in self.highlighted else BLUE
             parts += [
-                f'<text x="{left - 4:.0f}" y="{top + 10}" text-anchor="end">{shown(name)}</text>',
+                f'<text x="{left - 4:.0f}" y="{top + 10}" text-anchor="end">{escape_text(name)}</text>',
                 f'<rect x="{left:.0f}" y="{top + 1}" width="{value * scale:.1f}" height="{ROW_HEIGHT - 4}" '
-                f'fill="{colour}"><title>{shown(name)}: {value:.1f} {shown(self.measure)}</title></rect>',
+                f'fill="{colour}"><title>{escape_text(name)}: {value:.1f} {escape_text(self.measure)}</title></rect>',
                 f'<text x="{left + value * scale + 4:.1f}" y="{top + 10}">{value:.1f}</text>',
             ]
         if self.threshold is not None:

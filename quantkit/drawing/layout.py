@@ -1,9 +1,9 @@
-"""Boxes in rows, each below what it reads: Sugiyama's method in its plainest form.
+"""Layered layout of a graph (Sugiyama's method): boxes in rows, each below its producers.
 
-1. A box stands one row below the lowest of those it reads; sources stand right above their first reader.
-2. An edge over several rows gets a bend in each row it passes, so that it runs between the boxes.
-3. Rows are put in order by the mean place of the neighbours, downwards and upwards in turn.
-4. Boxes move sideways towards their neighbours as far as the order allows (least squares: isotonic regression).
+1. A box is one row below its lowest producer; a box without producers is one row above its first consumer.
+2. An edge across several rows gets a bend in each row between, so that it passes between the boxes.
+3. Rows are sorted by the mean position of the neighbours, alternating downwards and upwards.
+4. Boxes move sideways towards their neighbours without changing the order (isotonic regression).
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Placement:
-    """Where everything is.
+    """Coordinates of boxes and edges.
 
     Attributes:
-        centers: of the boxes.
-        paths: for each edge the points it runs through, from the bottom of a box to the top of another.
-        width, height: of the whole.
+        centers: center of each box.
+        paths: points of each edge, from the bottom of one box to the top of another.
+        width, height: size of the drawing.
     """
 
     centers: tuple[Point, ...]
@@ -34,41 +34,41 @@ class Placement:
     height: float
 
 
-def place(sizes: Sequence[Point], edges: Sequence[tuple[int, int]]) -> Placement:
-    """Place boxes.
+def place_boxes(sizes: Sequence[Point], edges: Sequence[tuple[int, int]]) -> Placement:
+    """Compute the layout of boxes.
 
     Args:
-        sizes: (width, height) of each box, in an order in which they may be computed.
-        edges: (from, to) box numbers; an edge against that order is drawn, but moves nothing.
+        sizes: (width, height) of each box, in topological order.
+        edges: (from, to) indices of boxes; an edge against the order is drawn, but does not affect the layout.
     """
     if not sizes:
         return Placement((), (), 0.0, 0.0)
     forward = [(start, end) for start, end in edges if start < end]
     rows = _rows(len(sizes), forward)
-    grid = _Grid(sizes, rows, forward)
-    grid.sort()
-    grid.spread()
-    return grid.placement(edges)
+    layout = _RowLayout(sizes, rows, forward)
+    layout.sort()
+    layout.spread()
+    return layout.placement(edges)
 
 
 def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """The row of each box."""
+    """Return the row of each box."""
     sources: list[list[int]] = [[] for _ in range(count)]
-    readers: list[list[int]] = [[] for _ in range(count)]
+    consumers: list[list[int]] = [[] for _ in range(count)]
     for start, end in edges:
         sources[end].append(start)
-        readers[start].append(end)
+        consumers[start].append(end)
     rows = [0] * count
     for box in range(count):
         rows[box] = 1 + max((rows[source] for source in sources[box]), default=-1)
     for box in range(count):
-        if not sources[box] and readers[box]:
-            rows[box] = min(rows[reader] for reader in readers[box]) - 1
+        if not sources[box] and consumers[box]:
+            rows[box] = min(rows[consumer] for consumer in consumers[box]) - 1
     return rows
 
 
-class _Grid:
-    """Boxes and bends in rows; a bend is numbered on from the boxes."""
+class _RowLayout:
+    """Boxes and bends in rows; the indices of bends follow those of the boxes."""
 
     def __init__(self, sizes: Sequence[Point], rows: Sequence[int], edges: Sequence[tuple[int, int]]) -> None:
         self.count = len(sizes)
@@ -79,13 +79,13 @@ class _Grid:
         self.below: list[list[int]] = [[] for _ in sizes]
         self.bends: dict[tuple[int, int], list[int]] = {}
         for start, end in dict.fromkeys(edges):
-            self._join(start, end)
+            self._add_edge(start, end)
         self.rows: list[list[int]] = [[] for _ in range(max(self.row_of) + 1)]
-        for one, row in enumerate(self.row_of):
-            self.rows[row].append(one)
+        for box, row in enumerate(self.row_of):
+            self.rows[row].append(box)
         self.x = [0.0] * len(self.widths)
 
-    def _join(self, start: int, end: int) -> None:
+    def _add_edge(self, start: int, end: int) -> None:
         bends = []
         last = start
         for row in range(self.row_of[start] + 1, self.row_of[end]):
@@ -106,63 +106,63 @@ class _Grid:
         self.above[lower].append(upper)
 
     def sort(self) -> None:
-        """Put each row in order by the mean place of the neighbours."""
+        """Sort each row by the mean position of the neighbours."""
         for sweep in range(SWEEPS):
             down = sweep % 2 == 0
             neighbours = self.above if down else self.below
             for row in self.rows if down else reversed(self.rows):
-                place = self._places()
+                positions = self._positions()
                 keys = {
-                    one: (sum(place[other] for other in neighbours[one]) / len(neighbours[one]))
-                    if neighbours[one]
-                    else place[one]
-                    for one in row
+                    box: (sum(positions[other] for other in neighbours[box]) / len(neighbours[box]))
+                    if neighbours[box]
+                    else positions[box]
+                    for box in row
                 }
-                row.sort(key=lambda one: (keys[one], one))
+                row.sort(key=lambda box: (keys[box], box))
 
-    def _places(self) -> dict[int, float]:
-        """The place of each box within its row, as a part of it."""
-        return {one: (place + 0.5) / len(row) for row in self.rows for place, one in enumerate(row)}
+    def _positions(self) -> dict[int, float]:
+        """Return the position of each box within its row, in [0, 1]."""
+        return {box: (index + 0.5) / len(row) for row in self.rows for index, box in enumerate(row)}
 
     def spread(self) -> None:
-        """Move everything sideways towards what it is joined with."""
+        """Move boxes and bends sideways towards their neighbours."""
         for row in self.rows:
-            self._settle(row, [0.0] * len(row))
+            self._set_row(row, [0.0] * len(row))
         for sweep in range(SWEEPS):
             down = sweep % 2 == 0
             neighbours = self.above if down else self.below
             for row in self.rows if down else reversed(self.rows):
-                wanted = [
-                    sum(self.x[other] for other in neighbours[one]) / len(neighbours[one])
-                    if neighbours[one]
-                    else self.x[one]
-                    for one in row
+                targets = [
+                    sum(self.x[other] for other in neighbours[box]) / len(neighbours[box])
+                    if neighbours[box]
+                    else self.x[box]
+                    for box in row
                 ]
-                self._settle(row, wanted)
+                self._set_row(row, targets)
 
-    def _settle(self, row: Sequence[int], wanted: Sequence[float]) -> None:
-        """Give a row the places nearest to the wanted ones that keep its order and its gaps."""
+    def _set_row(self, row: Sequence[int], targets: Sequence[float]) -> None:
+        """Set the coordinates of a row: those closest to the targets that keep its order and its gaps."""
         offsets = [0.0]
         for left, right in pairwise(row):
             offsets.append(offsets[-1] + (self.widths[left] + self.widths[right]) / 2 + GAP)
-        blocks: list[tuple[float, int]] = []  # mean, how many
-        for want, offset in zip(wanted, offsets, strict=True):
-            mean, size = want - offset, 1
+        blocks: list[tuple[float, int]] = []  # mean and size
+        for target, offset in zip(targets, offsets, strict=True):
+            mean, size = target - offset, 1
             while blocks and blocks[-1][0] >= mean:
                 other, count = blocks.pop()
                 mean, size = (mean * size + other * count) / (size + count), size + count
             blocks.append((mean, size))
         means = [mean for mean, size in blocks for _ in range(size)]
-        for one, mean, offset in zip(row, means, offsets, strict=True):
-            self.x[one] = mean + offset
+        for box, mean, offset in zip(row, means, offsets, strict=True):
+            self.x[box] = mean + offset
 
     def placement(self, edges: Sequence[tuple[int, int]]) -> Placement:
-        """The finished places, moved to where nothing is negative."""
+        """Return the layout, shifted so that no coordinate is negative."""
         left = min(x - width / 2 for x, width in zip(self.x, self.widths, strict=True)) - GAP
         right = max(x + width / 2 for x, width in zip(self.x, self.widths, strict=True)) + GAP
         tops = [ROW_GAP / 2]
         for row in self.rows:
-            tops.append(tops[-1] + max((self.heights[one] for one in row), default=0.0) + ROW_GAP)
+            tops.append(tops[-1] + max((self.heights[box] for box in row), default=0.0) + ROW_GAP)
         middle = [(top + bottom - ROW_GAP) / 2 for top, bottom in pairwise(tops)]
         points = [(x - left, middle[row]) for x, row in zip(self.x, self.row_of, strict=True)]
 

@@ -1,8 +1,8 @@
-"""What to draw together: pages of at most `LIMIT` boxes, cut along name scopes.
+"""Pages of a drawn graph, each with at most `MAX_BOXES` boxes, divided by name scopes.
 
-A graph that fits is one page. Of a larger one the scopes become boxes that open a page of their own, the small ones
-drawn in place as long as there is room; where names have no scopes, nodes are cut into runs in execution order.
-Constants that are only read are not drawn: they belong to what reads them.
+A graph that fits is one page. In a larger graph, a scope becomes a box that opens its own page; small scopes are
+drawn in place while there is room. Names without scopes are divided into runs in topological order. Constants with
+consumers are not drawn: they belong to their consumers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,9 +11,9 @@ from heapq import heapify, heappop, heappush
 
 from quantkit.ir.graph import Graph, Node
 
-LIMIT = 60
-# Neighbours outside a page that are shown at its rim, in each direction.
-RIM = 8
+MAX_BOXES = 60
+# Neighbours outside a page that are drawn at its margin, in each direction.
+MAX_NEIGHBOURS = 8
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Item:
 
     Attributes:
         title: name of the node or the group.
-        nodes: names of the nodes it stands for.
-        page: number of the page that a group opens; None: it is a node.
-        is_outside: whether the node is drawn on another page.
+        nodes: names of the nodes of the box.
+        page: index of the page that a group opens; None for a node.
+        is_outside: True if the node is drawn on another page.
     """
 
     title: str
@@ -35,13 +35,13 @@ class Item:
 
 @dataclass(frozen=True)
 class Page:
-    """A picture.
+    """One drawing.
 
     Attributes:
-        title: scope, or place in the order of its parent; empty: the whole graph.
-        parent: number of the page it opens from; None: the first one.
-        items: each behind what it reads.
-        edges: (from, to, is it order only) between items, each pair once.
+        title: scope, or first and last node of a run; empty for the whole graph.
+        parent: index of the page with the box that opens this page; None for the first page.
+        items: boxes in topological order.
+        edges: (from, to, is_control) between items, each pair once.
     """
 
     title: str
@@ -52,7 +52,7 @@ class Page:
 
 @dataclass(frozen=True)
 class _Group:
-    """Nodes that belong together; ``depth`` counts the name parts they share."""
+    """Nodes with a page of their own."""
 
     title: str
     members: "tuple[_Group | str, ...]"
@@ -62,36 +62,36 @@ class _Group:
         return tuple(_leaves(self))
 
 
-def paged(graph: Graph, limit: int = LIMIT) -> tuple[Page, ...]:
-    """The pages of a graph; the first shows the whole.
+def split_into_pages(graph: Graph, max_boxes: int = MAX_BOXES) -> tuple[Page, ...]:
+    """Divide a graph into pages; the first page shows the whole graph.
 
     Args:
-        graph: what to draw; its names resolve.
-        limit: boxes of a page, those at its rim aside.
+        graph: graph to draw.
+        max_boxes: maximum number of boxes on a page, without those at its margin.
 
     Raises:
         GraphError: the nodes form a cycle.
     """
-    drawn = [name for name in graph.order if not is_folded_in(graph, graph[name])]
-    return _Pager(graph, drawn, limit).pages()
+    drawn = [name for name in graph.order if not is_inlined(graph, graph[name])]
+    return _PageBuilder(graph, drawn, max_boxes).pages()
 
 
-def is_folded_in(graph: Graph, node: Node) -> bool:
-    """Whether a node is not drawn: a constant that somebody reads."""
+def is_inlined(graph: Graph, node: Node) -> bool:
+    """Return whether a node is not drawn: a constant with consumers."""
     return node.is_constant and node.name in graph.node_uses and node.name not in graph.output_names
 
 
-class _Pager:
-    """The pages of one graph, as they are made."""
+class _PageBuilder:
+    """Builder of the pages of one graph."""
 
-    def __init__(self, graph: Graph, drawn: Sequence[str], limit: int) -> None:
+    def __init__(self, graph: Graph, drawn: Sequence[str], max_boxes: int) -> None:
         self.graph = graph
-        self.limit = limit
+        self.max_boxes = max_boxes
         self.top = _Group("", self._members(drawn, 0))
         self.numbers: dict[int, int] = {}
         self.titles: list[tuple[str, int | None, _Group]] = []
         self._number(self.top, None)
-        self.place = {name: number for number, name in enumerate(drawn)}
+        self.positions = {name: position for position, name in enumerate(drawn)}
 
     def _number(self, group: _Group, parent: int | None) -> None:
         number = len(self.titles)
@@ -102,8 +102,8 @@ class _Pager:
                 self._number(member, number)
 
     def _members(self, names: Sequence[str], depth: int) -> tuple[_Group | str, ...]:
-        """What a page shows of these nodes, which share ``depth`` name parts."""
-        if len(names) <= self.limit:
+        """Return the boxes of a page for nodes whose first ``depth`` name parts are equal."""
+        if len(names) <= self.max_boxes:
             return tuple(names)
         scopes: dict[str, list[str]] = {}
         order: dict[str, None] = {}
@@ -114,30 +114,31 @@ class _Pager:
             scopes.setdefault(key, []).append(name)
         if len(order) == 1:
             return self._members(names, depth + 1)
-        shown = self._unfolded(order, scopes)
+        inlined = self._inlined_scopes(order, scopes)
         members: list[_Group | str] = []
         for key in order:
-            if key in shown or len(scopes[key]) == 1:
+            if key in inlined or len(scopes[key]) == 1:
                 members.extend(scopes[key])
             else:
                 members.append(_Group(key, self._members(scopes[key], depth + 1)))
-        return self._in_runs(members)
+        return self._divide_into_runs(members)
 
-    def _unfolded(self, order: Iterable[str], scopes: dict[str, list[str]]) -> set[str]:
-        """The smallest scopes, as many as there is room for."""
-        room = self.limit - len(scopes)
-        shown: set[str] = set()
+    def _inlined_scopes(self, order: Iterable[str], scopes: dict[str, list[str]]) -> set[str]:
+        """Return the smallest scopes that fit on the page."""
+        room = self.max_boxes - len(scopes)
+        inlined: set[str] = set()
         for key in sorted(order, key=lambda key: len(scopes[key])):
             room -= len(scopes[key]) - 1
             if room < 0:
                 break
-            shown.add(key)
-        return shown
+            inlined.add(key)
+        return inlined
 
-    def _in_runs(self, members: Sequence[_Group | str]) -> tuple[_Group | str, ...]:
-        """Members in execution order, cut into runs until they fit a page."""
-        while len(members) > self.limit:
-            runs = [members[at : at + self.limit] for at in range(0, len(members), self.limit)]
+    def _divide_into_runs(self, members: Sequence[_Group | str]) -> tuple[_Group | str, ...]:
+        """Divide members in topological order into runs until they fit a page."""
+        while len(members) > self.max_boxes:
+            starts = range(0, len(members), self.max_boxes)
+            runs = [members[start : start + self.max_boxes] for start in starts]
             members = [
                 _Group(f"{_title(run[0])} ... {_title(run[-1])}", tuple(run)) if len(run) > 1 else run[0]
                 for run in runs
@@ -145,52 +146,52 @@ class _Pager:
         return tuple(members)
 
     def pages(self) -> tuple[Page, ...]:
-        """All pages, parents first."""
+        """Return all pages, parents first."""
         return tuple(self._page(title, parent, group) for title, parent, group in self.titles)
 
     def _page(self, title: str, parent: int | None, group: _Group) -> Page:
         items = [self._item(member) for member in group.members]
-        items = self._in_order(items)
+        items = self._sort(items)
         home = {name: item for item in items for name in item.nodes}
-        before, after = self._rim(home)
+        before, after = self._outside_neighbours(home)
         items = [*(Item(name, (name,), None, True) for name in before), *items]
         items += [Item(name, (name,), None, True) for name in after]
-        number = {name: at for at, item in enumerate(items) for name in item.nodes if not item.is_outside}
-        outside = {name: at for at, name in enumerate(before)}
-        outside_below = {name: len(items) - len(after) + at for at, name in enumerate(after)}
+        index_of = {name: index for index, item in enumerate(items) for name in item.nodes if not item.is_outside}
+        outside_above = {name: index for index, name in enumerate(before)}
+        outside_below = {name: len(items) - len(after) + index for index, name in enumerate(after)}
         edges: dict[tuple[int, int], bool] = {}
-        for source, reader, is_order in self._edges(home):
-            start = number.get(source, outside.get(source))
-            end = number.get(reader, outside_below.get(reader))
+        for producer, consumer, is_control in self._edges(home):
+            start = index_of.get(producer, outside_above.get(producer))
+            end = index_of.get(consumer, outside_below.get(consumer))
             if start is not None and end is not None and start != end:
-                edges[start, end] = edges.get((start, end), True) and is_order
-        return Page(title, parent, tuple(items), tuple((*pair, is_order) for pair, is_order in edges.items()))
+                edges[start, end] = edges.get((start, end), True) and is_control
+        return Page(title, parent, tuple(items), tuple((*pair, is_control) for pair, is_control in edges.items()))
 
-    def _in_order(self, items: Sequence[Item]) -> list[Item]:
-        """Items behind what they read; where groups read one another, the one that reads the fewest others first."""
-        home = {name: at for at, item in enumerate(items) for name in item.nodes}
-        sources: list[set[int]] = [set() for _ in items]
-        readers: list[set[int]] = [set() for _ in items]
-        for name, at in home.items():
-            for other in {home[source] for source in self.graph[name].sources if source in home} - {at}:
-                sources[at].add(other)
-                readers[other].add(at)
-        places = [min(self.place[name] for name in item.nodes) for item in items]
-        ready = [(places[at], at) for at in range(len(items)) if not sources[at]]
+    def _sort(self, items: Sequence[Item]) -> list[Item]:
+        """Sort items topologically; in a cycle of groups, the group with the fewest producers comes first."""
+        item_of = {name: index for index, item in enumerate(items) for name in item.nodes}
+        producers: list[set[int]] = [set() for _ in items]
+        consumers: list[set[int]] = [set() for _ in items]
+        for name, index in item_of.items():
+            for other in {item_of[source] for source in self.graph[name].sources if source in item_of} - {index}:
+                producers[index].add(other)
+                consumers[other].add(index)
+        positions = [min(self.positions[name] for name in item.nodes) for item in items]
+        ready = [(positions[index], index) for index in range(len(items)) if not producers[index]]
         heapify(ready)
-        found: dict[int, None] = {}
-        while len(found) < len(items):
+        order: dict[int, None] = {}
+        while len(order) < len(items):
             if ready:
-                _, at = heappop(ready)
+                _, index = heappop(ready)
             else:
-                left = (other for other in range(len(items)) if other not in found)
-                at = min(left, key=lambda other: (len(sources[other]), places[other]))
-            found[at] = None
-            for reader in readers[at] - found.keys():
-                sources[reader].discard(at)
-                if not sources[reader]:
-                    heappush(ready, (places[reader], reader))
-        return [items[at] for at in found]
+                remaining = (other for other in range(len(items)) if other not in order)
+                index = min(remaining, key=lambda other: (len(producers[other]), positions[other]))
+            order[index] = None
+            for consumer in consumers[index] - order.keys():
+                producers[consumer].discard(index)
+                if not producers[consumer]:
+                    heappush(ready, (positions[consumer], consumer))
+        return [items[index] for index in order]
 
     def _item(self, member: _Group | str) -> Item:
         if isinstance(member, str):
@@ -198,25 +199,25 @@ class _Pager:
         return Item(member.title, member.names, self.numbers[id(member)])
 
     def _edges(self, home: dict[str, Item]) -> Iterator[tuple[str, str, bool]]:
-        """(source, reader, is it order only) of every edge that begins or ends on a page."""
+        """Yield (producer, consumer, is_control) of each edge that begins or ends on a page."""
         for name in home:
             node = self.graph[name]
-            for place, source in enumerate(node.sources):
-                yield source, name, place >= len(node.inputs)
+            for position, source in enumerate(node.sources):
+                yield source, name, position >= len(node.inputs)
             for use in self.graph.node_uses.get(name, ()):
                 if use.node.name not in home:
                     yield name, use.node.name, use.slot < 0
 
-    def _rim(self, home: dict[str, Item]) -> tuple[list[str], list[str]]:
-        """The first nodes outside that a page reads, and the first that read it."""
+    def _outside_neighbours(self, home: dict[str, Item]) -> tuple[list[str], list[str]]:
+        """Return the first producers and the first consumers of a page that are drawn on other pages."""
         before: dict[str, None] = {}
         after: dict[str, None] = {}
-        for source, reader, _ in self._edges(home):
-            if source not in home and source in self.place:
-                before[source] = None
-            elif reader not in home and reader in self.place:
-                after[reader] = None
-        first, last = (sorted(names, key=self.place.__getitem__)[:RIM] for names in (before, after))
+        for producer, consumer, _ in self._edges(home):
+            if producer not in home and producer in self.positions:
+                before[producer] = None
+            elif consumer not in home and consumer in self.positions:
+                after[consumer] = None
+        first, last = (sorted(names, key=self.positions.__getitem__)[:MAX_NEIGHBOURS] for names in (before, after))
         return first, last
 
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from quantkit.drawing import Item, Look, Page, paged, render, shown
+from quantkit.drawing import BoxStyle, Item, Page, escape_text, render_svg, split_into_pages
 from quantkit.ir.graph import Graph
 from quantkit.recipes.trace_file import CHANGED, SAME, bodies
 
@@ -31,13 +31,13 @@ def html_page(document: Mapping[str, Any], before: Graph, after: Graph) -> str:
         An HTML document that opens from disk, the same for the same trace.
     """
     drawn = {"before": _with_bodies(before), "after": _with_bodies(after)}
-    pages = {key: paged(graph) for key, graph in drawn.items()}
+    pages = {key: split_into_pages(graph) for key, graph in drawn.items()}
     nodes = {key: _with_functions(document[key]) for key in drawn}
     script = _part("page.js")
     digest = base64.b64encode(sha256(script.encode()).digest()).decode()
     return Template(_part("page.html")).substitute(
-        title=shown(f"{document['model']}: {len(before)} -> {len(after)} nodes"),
-        recipe=shown(document["recipe"]),
+        title=escape_text(f"{document['model']}: {len(before)} -> {len(after)} nodes"),
+        recipe=escape_text(document["recipe"]),
         digest=digest,
         style=_part("page.css"),
         script=script,
@@ -88,11 +88,11 @@ def _step(number: int, step: Mapping[str, Any]) -> str:
     skips = [f"{skip['node']}: {skip['reason']}" if skip["node"] else skip["reason"] for skip in step["skips"]]
     cells = (
         str(number),
-        f"<code>{shown(step['transform'])}</code>",
+        f"<code>{escape_text(step['transform'])}</code>",
         f"{step['nodes_before']} &rarr; {step['nodes_after']}",
-        shown(ops),
+        escape_text(ops),
         _list("did", step["changes"]) + _list("left", skips),
-        shown("; ".join(said)),
+        escape_text("; ".join(said)),
         f"{step['seconds'] * 1e3:.0f} ms",
     )
     idle = not (step["changes"] or step["ops"] or step["ignored_error"])
@@ -104,7 +104,7 @@ def _list(word: str, lines: list[str]) -> str:
     if not lines:
         return ""
     more = f"<li>{len(lines) - MOST_LINES} more</li>" if len(lines) > MOST_LINES else ""
-    items = "".join(f"<li>{shown(line)}</li>" for line in lines[:MOST_LINES])
+    items = "".join(f"<li>{escape_text(line)}</li>" for line in lines[:MOST_LINES])
     return f"<details><summary>{word} {len(lines)}</summary><ul>{items}{more}</ul></details>"
 
 
@@ -119,7 +119,8 @@ def _ops(before: Mapping[str, int], after: Mapping[str, int]) -> str:
             for name, count in (("old", old), ("now", new))
         )
         rows.append(
-            f'<tr class="{kind}"><td>{shown(op)}</td><td>{old}</td><td>{new}</td><td class="bars">{bars}</td></tr>'
+            f'<tr class="{kind}"><td>{escape_text(op)}</td><td>{old}</td><td>{new}</td>'
+            f'<td class="bars">{bars}</td></tr>'
         )
     return "\n".join(rows)
 
@@ -127,30 +128,30 @@ def _ops(before: Mapping[str, int], after: Mapping[str, int]) -> str:
 def _figures(pages: tuple[Page, ...], nodes: list[dict[str, Any]]) -> str:
     numbers = {node["name"]: number for number, node in enumerate(nodes)}
 
-    def look(item: Item) -> Look:
+    def look(item: Item) -> BoxStyle:
         if item.page is not None:
             return _group_look(item, [nodes[numbers[name]] for name in item.nodes])
         number = numbers[item.nodes[0]]
         return _node_look(item, nodes[number], number)
 
     return "\n".join(
-        f'<figure data-number="{number}">{render(page, look)}</figure>' for number, page in enumerate(pages)
+        f'<figure data-number="{number}">{render_svg(page, look)}</figure>' for number, page in enumerate(pages)
     )
 
 
-def _group_look(item: Item, nodes: list[Mapping[str, Any]]) -> Look:
+def _group_look(item: Item, nodes: list[Mapping[str, Any]]) -> BoxStyle:
     fates = [node["fate"] for node in nodes if node["fate"] != SAME]
     counts = ", ".join(f"{fates.count(fate)} {fate}" for fate in sorted({*fates}))
     lines = (item.title, f"{len(nodes)} nodes", *([counts] if counts else []))
-    return Look(lines, f"group {CHANGED if counts else SAME}", None, item.page, f"{item.title}: opens a page")
+    return BoxStyle(lines, f"group {CHANGED if counts else SAME}", None, item.page, f"{item.title}: opens a page")
 
 
-def _node_look(item: Item, node: Mapping[str, Any], number: int) -> Look:
+def _node_look(item: Item, node: Mapping[str, Any], number: int) -> BoxStyle:
     shape = ", ".join(node["shapes"])
     attributes = [f"{key}: {value}" for key, value in node["attributes"].items()]
     hint = "\n".join([f"{node['op']} {node['name']}", shape, node["difference"], *attributes])
     kind = "outside" if item.is_outside else node["fate"]
-    return Look((node["op"], node["name"], shape), kind, number, None, hint)
+    return BoxStyle((node["op"], node["name"], shape), kind, number, None, hint)
 
 
 def _data(nodes: Mapping[str, list[dict[str, Any]]], pages: Mapping[str, tuple[Page, ...]]) -> str:

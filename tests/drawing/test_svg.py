@@ -1,11 +1,11 @@
-"""A page as SVG: well-formed, whatever the names are."""
+"""SVG of a page is well-formed for any names."""
 
 from xml.etree import ElementTree
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantkit.drawing import Item, Look, Page, render, shown
+from quantkit.drawing import BoxStyle, Item, Page, escape_text, render_svg
 
 HOSTILE = ["</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "<!--", "]]>", "\x00\x1b[31m", "a&b"]
 
@@ -15,12 +15,12 @@ def page(*titles: str) -> Page:
     return Page("", None, items, tuple((number, number + 1, False) for number in range(len(items) - 1)))
 
 
-def look(item: Item) -> Look:
-    return Look((item.title, item.title), "same", 3, None, item.title)
+def style(item: Item) -> BoxStyle:
+    return BoxStyle((item.title, item.title), "same", 3, None, item.title)
 
 
-def test_hostile_names_are_text() -> None:
-    svg = render(page(*HOSTILE), look)
+def test_markup_in_names_is_escaped() -> None:
+    svg = render_svg(page(*HOSTILE), style)
     root = ElementTree.fromstring(svg)
     assert {element.tag for element in root.iter()} == {"svg", "path", "g", "title", "rect", "text"}
     assert "<script" not in svg
@@ -28,17 +28,17 @@ def test_hostile_names_are_text() -> None:
 
 
 @given(st.lists(st.text(max_size=50), max_size=5))
-def test_any_names_make_xml(titles: list[str]) -> None:
-    svg = render(page(*titles), look)
+def test_svg_is_valid_xml_for_any_names(titles: list[str]) -> None:
+    svg = render_svg(page(*titles), style)
     ElementTree.fromstring(svg)
-    assert svg == render(page(*titles), look)
+    assert svg == render_svg(page(*titles), style)
 
 
-def test_the_end_of_a_long_name_is_shown() -> None:
-    svg = render(page("scope/" * 20 + "conv"), look)
+def test_long_name_is_shortened_to_its_end() -> None:
+    svg = render_svg(page("scope/" * 20 + "conv"), style)
     assert "…" in svg
     assert "scope/conv</text>" in svg
 
 
-def test_unseen_characters_are_marked() -> None:
-    assert shown("a\u202eb\x00<") == "a\ufffdb\ufffd&lt;"
+def test_invisible_characters_are_marked() -> None:
+    assert escape_text("a\u202eb\x00<") == "a\ufffdb\ufffd&lt;"

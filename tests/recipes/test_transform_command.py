@@ -146,6 +146,6 @@ def test_summarize_looks_ahead(words: list[str], capsys: pytest.CaptureFixture[s
     assert main(["summarize", words[1], "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["file_bytes"] == Path(words[1]).stat().st_size
-    assert document["int8"]["layers"] == 0
+    assert document["int8_outlook"]["layers"] == 0
     assert main(["summarize", words[1]]) == 0
     assert "no layer to quantize" in capsys.readouterr().out
