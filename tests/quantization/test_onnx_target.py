@@ -219,5 +219,5 @@ def test_outputs_stay_float_and_keep_their_names() -> None:
 
 def test_a_missing_range_is_said() -> None:
     graph, plan, ranges = calibrated(network())
-    with pytest.raises(InputError, match="lack"):
+    with pytest.raises(InputError, match="there is no range of edge"):
         convert(graph, plan, Ranges({edge: span for edge, span in ranges.items() if edge != Edge("pool")}))
