@@ -6,7 +6,7 @@ from pathlib import Path
 from quantkit import formats
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
-from quantkit.recipes import transform
+from quantkit.recipes import rewrite
 
 from ._arguments import add_boolean, add_offline, parse_names
 from ._loading import named_model
@@ -78,7 +78,7 @@ def _frozen(args: Namespace) -> Graph:
     args.tags = parse_names(args.saved_model_tags) if args.input_saved_model_dir else None
     args.checkpoint = args.input_checkpoint if word == args.input_graph else None
     graph = named_model(args, word, outputs=parse_names(args.output_node_names)).graph
-    return transform(graph, "remove_device") if args.clear_devices else graph
+    return rewrite(graph, "remove_device") if args.clear_devices else graph
 
 
 def _frozen_by_tensorflow(args: Namespace) -> Graph:

@@ -1,27 +1,20 @@
-"""``quantkit transform``: the classic Graph Transform Tool call, and its short form."""
+"""``quantkit transform``: rewrite a graph with a recipe; also the call of the 2016 Graph Transform Tool."""
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
-from functools import partial
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
 
 from quantkit import formats
-from quantkit.convert.onnx_to_tensorflow import as_tensorflow
-from quantkit.errors import UsageError
-from quantkit.ir.graph import Graph
-from quantkit.model.exporters.files import KINDS, OutputFile
-from quantkit.recipes import Recipe, Trace
-from quantkit.recipes import run as run_recipe
-from quantkit.recipes.named import RECIPES
-from quantkit.recipes.trace import STOP
+from quantkit.errors import RecipeError, UsageError
+from quantkit.model import RANDOM_WEIGHTS_NOTE
+from quantkit.model.exporters.files import KINDS
+from quantkit.recipes import Recipe, Trace, parse, transform
+from quantkit.recipes.named import RECIPES, find_recipe, named_recipes
+from quantkit.recipes.outputs import TOLERANCE
+from quantkit.recipes.trace import SKIP, STOP
 
-from ._account import Account, trace_path
-from ._arguments import add_model_flags
-from ._loading import named_model
-from ._recipe import chosen_recipe, may_shrink, suited
-from ._render import emit, log
-from ._verification import add_verification, verifier
+from ._arguments import add_boolean, add_model_flags, parse_names
+from ._render import emit, log, show_progress, size_text
 
 EXAMPLES = (
     "quantkit transform digits -o digits_folded.pb --recipe inference --explain",
@@ -29,146 +22,143 @@ EXAMPLES = (
     "--transforms='strip_unused_nodes fold_constants quantize_weights'",
     "quantkit transform exported/ -o model.onnx --signature serving_default",
 )
+# Flags that are keyword arguments of `transform` with the same name and value.
+SAME_NAMES = (
+    *("signature", "tags", "checkpoint", "random_weights", "offline", "verify", "data", "tolerance", "on_mismatch"),
+    *("runtime", "seed", "trace", "evaluate_with"),
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The flags of the classic tool, and ours."""
-    parser.add_argument("model", nargs="?", help="model file, SavedModel folder, or name of a card (short form)")
+    """Add the flags of the command, and those of the 2016 tool."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="model file, SavedModel folder, or model card name")
     parser.add_argument(
         "-o",
         "--output",
-        help="what to write: .pb, .pbtxt, .onnx, .tflite, or a SavedModel folder: NEW/ or an empty one (short form)",
+        metavar="OUT",
+        help="file to write (.pb, .pbtxt, .onnx, .tflite), or a SavedModel folder: NEW/ or an empty one",
     )
-    parser.add_argument("--in-graph", help="GraphDef file to read, binary or text")
-    parser.add_argument("--out-graph", help="GraphDef file to write")
-    parser.add_argument("--format", choices=KINDS, help="what to write, whatever the ending is (what the ending says)")
-    parser.add_argument("--transforms", help="transforms with their options, in order")
+    parser.add_argument("--in-graph", metavar="FILE", help="the same as MODEL, in the call of the 2016 tool")
+    parser.add_argument("--out-graph", metavar="FILE", help="the same as --output, with any suffix for a GraphDef")
+    parser.add_argument("--format", choices=KINDS, help="output format (default: from the suffix)")
+    add_boolean(parser, "--output-as-text", "write the text form of a GraphDef (default: false)")
+    parser.add_argument("--recipe", help=f"name of a recipe ({', '.join(RECIPES)}) or a .toml file")
+    parser.add_argument("--transforms", help="transforms with their options, in order, instead of --recipe")
     parser.add_argument(
-        "--recipe", help=f"a named recipe ({', '.join(RECIPES)}) or a .toml file, instead of --transforms"
-    )
-    parser.add_argument(
-        "--output-as-text", nargs="?", const="true", default="false", help="write protobuf's text form (false)"
-    )
-    parser.add_argument(
-        "--classic",
-        action="store_true",
-        help="do exactly what the original transform_graph did, its defects included",
+        "--classic", action="store_true", help="apply the transforms of the 2016 tool, defects included"
     )
     parser.add_argument(
-        "--explain", action="store_true", help="print what each transform matched and declined, and why"
+        "--explain", action="store_true", help="print the changes and skips of each transform, with reasons"
     )
-    add_verification(parser)
+    parser.add_argument("--trace", metavar="FILE", help="write a trace: .json, or .html with both graphs drawn")
     parser.add_argument(
-        "--trace", help="file to write what happened to: .json, or .html, a page that shows the graph before and after"
+        "--evaluate-with",
+        choices=("numpy", "tensorflow"),
+        default="numpy",
+        help="backend for constant folding (default: numpy)",
     )
-    parser.add_argument(
-        "--evaluate-with", choices=("numpy", "tensorflow"), default="numpy", help="what computes constants (numpy)"
-    )
+    _add_verification(parser)
     add_model_flags(parser, parse_endpoints=str)
 
 
-def run(args: Namespace) -> int:
-    """Read, transform, write, and say what happened."""
-    source, path = _ends(args)
-    target = _target(args, path)
-    trace_file = trace_path(args)
-    recipe = chosen_recipe(args, converts=_converts(args, source, target))
-    ends = _classic_ends(args) if args.classic else None
-    inputs, outputs = (None, None) if ends else _named_ends(args, recipe)
-    model = named_model(args, source, inputs=inputs, outputs=outputs, random_weights=args.random_weights)
-    before = model.graph if target.kind == "onnx" else as_tensorflow(model.graph)
-    recipe = suited(args, recipe, model, before)
-    target.check(before, may_shrink=may_shrink(recipe))
-    check = verifier(args, model, before)
-    after, trace = _runner(ends)(
-        recipe,
-        before,
-        services=_services(args),
-        check=check,
-        on_mismatch=args.on_mismatch or STOP,
-        on_step=lambda step: log(args, f"Applying {step.name}"),
+def _add_verification(parser: ArgumentParser) -> None:
+    flags = parser.add_argument_group("verification")
+    flags.add_argument(
+        "--verify", action="store_true", help="compare the model outputs before and after each transform"
     )
-    signature = model.signature.following(before, after) if model.signature else None
-    account = Account(model, recipe, before, after, trace, check, target.path, target.write(after, signature))
-    for record in trace.records:
-        if record.ignored:
-            log(args, f"{record.step.name}: Ignoring error {record.ignored}")
-        if record.undone:
-            log(args, f"{record.step.name}: undone: {record.undone}")
-    if trace_file:
-        account.write_trace(trace_file)
-    emit(args, "quantkit.transform/1", account.to_json(), lambda console: account.print(console, args))
+    flags.add_argument(
+        "--on-mismatch",
+        choices=(STOP, SKIP),
+        help="if outputs differ: stop with exit code 1 and write no file, or skip (undo) the step (default: stop)",
+    )
+    flags.add_argument(
+        "--tolerance",
+        type=_parse_tolerance,
+        help="maximum difference of an exact transform, as a fraction of the largest value of an output "
+        f"(default: {TOLERANCE:g})",
+    )
+    flags.add_argument(
+        "--data", help="images or arrays (.npz by input name, .npy) to verify with (default: seeded random inputs)"
+    )
+    flags.add_argument(
+        "--runtime", help="runtime that verifies (default: tensorflow if it is installed, else reference)"
+    )
+    flags.add_argument("--seed", type=int, default=0, help="seed of the random inputs (default: 0)")
+
+
+def run(args: Namespace) -> int:
+    """Rewrite the model, write it, and print the trace."""
+    source, path = _paths(args)
+    if args.transforms is not None and args.recipe:
+        raise UsageError("--transforms and --recipe name two recipes", hint="give one of them")
+    with show_progress(args) as on_progress:
+        options: dict[str, Any] = {
+            **{name: getattr(args, name) for name in SAME_NAMES},
+            "output": path,
+            "format": _format(args, path),
+            "as_text": args.output_as_text,
+            "on_progress": on_progress,
+            "on_message": lambda message: log(args, message),
+        }
+        if args.classic:
+            from quantkit.compat import transform_classic
+
+            recipe = find_recipe(args.recipe) if args.recipe else args.transforms
+            model = transform_classic(source, recipe, args.inputs, args.outputs, **options)
+        else:
+            inputs, outputs = (text if text is None else parse_names(text) for text in (args.inputs, args.outputs))
+            model = transform(source, _recipe(args), inputs=inputs, outputs=outputs, **options)
+    trace = model.trace
+    assert trace is not None
+    emit(args, "quantkit.transform/1", trace.to_json(), lambda console: console.print(_text(args, trace), markup=False))
     return 0
 
 
-def _runner(classic_ends: tuple[list[str], list[str]] | None) -> Callable[..., tuple[Graph, Trace]]:
-    """The function that runs a recipe: with classic names of inputs and outputs, that of the classic tool."""
-    if classic_ends is None:
-        return run_recipe
-    from quantkit.compat import run_classic
-
-    return partial(run_classic, ends=classic_ends)
+def _text(args: Namespace, trace: Trace) -> str:
+    lines = [*trace.lines(explain=args.explain, verbose=args.verbose, quiet=args.quiet)]
+    lines.append(f"{trace.output}: {len(trace.before)} -> {len(trace.after)} nodes, {size_text(trace.num_bytes)}")
+    return "\n".join([*lines, RANDOM_WEIGHTS_NOTE] if trace.has_random_weights else lines)
 
 
-def _ends(args: Namespace) -> tuple[str, str]:
-    """What is read and where it goes, from either form of the command line."""
-    sources = [word for word in (args.in_graph, args.model) if word]
-    targets = [word for word in (args.out_graph, args.output) if word]
-    for found, classic, short in ((sources, "in_graph", "MODEL"), (targets, "out_graph", "-o OUT")):
-        if not found:
+def _paths(args: Namespace) -> tuple[str, str]:
+    """Return the input and the output of either form of the command line."""
+    sources = [path for path in (args.in_graph, args.model) if path]
+    outputs = [path for path in (args.out_graph, args.output) if path]
+    for paths, classic, short in ((sources, "in_graph", "MODEL"), (outputs, "out_graph", "-o OUT")):
+        if not paths:
             raise UsageError(
                 f"{classic} graph can't be empty.", hint=f"give --{classic}=FILE, or the short form {short}"
             )
-        if len(found) > 1:
+        if len(paths) > 1:
             raise UsageError(f"--{classic} and {short} name two files", hint="give one of them")
-    return str(Path(sources[0]).expanduser()), targets[0]
+    return str(Path(sources[0]).expanduser()), outputs[0]
 
 
-def _target(args: Namespace, path: str) -> OutputFile:
-    """Where the graph goes; as the classic tool had it, ``--out-graph`` takes any name for a GraphDef."""
-    ending = Path(path).suffix.lower()
-    any_name = args.out_graph and ending not in formats.SUFFIXES and not path.endswith("/") and not Path(path).is_dir()
-    kind = args.format or ("graphdef" if any_name else None)
-    target = OutputFile.of(path, kind, as_text=_is_true(args.output_as_text))
-    if target.is_guess:
-        log(args, f"{target.path.name}: {ending} names no format: writing {formats.KINDS[target.kind]}")
-    return target
+def _format(args: Namespace, path: str) -> str | None:
+    """Return the output format; ``--out-graph`` takes any suffix for a GraphDef, as in the 2016 tool."""
+    suffix = Path(path).suffix.lower()
+    is_folder = path.endswith("/") or Path(path).is_dir()
+    is_any_name = args.out_graph and suffix not in formats.SUFFIXES and not is_folder
+    return args.format or ("graphdef" if is_any_name else None)
 
 
-def _converts(args: Namespace, source: str, target: OutputFile) -> bool:
-    """Whether writing what was read is work enough: it is frozen, or becomes another format."""
-    is_graphdef = Path(source).suffix in ("", ".pb", ".pbtxt") and not Path(source).is_dir()
-    return bool(not is_graphdef or args.checkpoint or not target.kind.startswith("graphdef"))
+def _recipe(args: Namespace) -> Recipe | None:
+    """Return the recipe of ``--recipe`` or ``--transforms``; None if neither is given."""
+    if args.recipe:
+        return find_recipe(args.recipe)
+    if args.transforms is None:
+        return None
+    name = args.transforms.strip()
+    if name in named_recipes():
+        raise RecipeError(f"{name} is a recipe, not a transform", hint=f"give it as --recipe {name}")
+    return parse(args.transforms)
 
 
-def _classic_ends(args: Namespace) -> tuple[list[str], list[str]]:
-    """The names as they are written: the original trimmed nothing, looked nothing up, and guessed nothing."""
-    inputs, outputs = (text.split(",") if text else [] for text in (args.inputs, args.outputs))
-    return inputs, outputs
-
-
-def _named_ends(args: Namespace, recipe: Recipe) -> tuple[list[str] | None, list[str] | None]:
-    """Inputs and outputs as the command line names them, or else the recipe's file; None: nobody does."""
-    inputs, outputs = (
-        list(names) or None if text is None else [name.strip() for name in text.split(",") if name.strip()]
-        for text, names in ((args.inputs, recipe.inputs), (args.outputs, recipe.outputs))
-    )
-    return inputs, outputs
-
-
-def _is_true(word: str) -> bool:
-    if word.lower() not in ("true", "false", "1", "0"):
-        raise UsageError(
-            f"--output_as_text is true or false, not {word!r}", hint="leave it out, or give it without a value"
-        )
-    return word.lower() in ("true", "1")
-
-
-def _services(args: Namespace) -> dict[str, Any]:
-    from quantkit.model.importers.checkpoint import read_variable
-
-    if args.evaluate_with == "numpy":
-        return {"read_variable": read_variable}
-    from quantkit.runtimes.tensorflow_constants import evaluate_with_tensorflow
-
-    return {"read_variable": read_variable, "evaluate": evaluate_with_tensorflow()}
+def _parse_tolerance(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1:
+        raise ArgumentTypeError(f"{text!r} is not a fraction such as 1e-5")
+    return number

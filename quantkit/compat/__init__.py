@@ -1,6 +1,7 @@
-"""The 2016 Graph Transform Tool and its companions, defects included; nothing else imports this package."""
+"""The 2016 Graph Transform Tool and its companions, defects included; no other package imports this one."""
 
 from quantkit.compat.driver import run_classic
 from quantkit.compat.grammar import parse_classic
+from quantkit.compat.transform_graph import transform_classic
 
-__all__ = ["parse_classic", "run_classic"]
+__all__ = ["parse_classic", "run_classic", "transform_classic"]

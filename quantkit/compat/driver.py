@@ -13,7 +13,7 @@ from quantkit.ir.garbage_collection import garbage_collection_paused
 from quantkit.ir.graph import Graph, Versions
 from quantkit.recipes.grammar import Step
 from quantkit.recipes.recipe import IGNORE_ERRORS, Recipe
-from quantkit.recipes.trace import STOP, Check, Record, Trace, judged, op_changes
+from quantkit.recipes.trace import STOP, Check, Record, Trace, op_changes, run_check
 
 
 @garbage_collection_paused()
@@ -63,7 +63,7 @@ def run_classic(
         seconds = perf_counter() - start
         found, undone = "", ""
         if check and not ignored:
-            found, undone = judged(
+            found, undone = run_check(
                 check, _graph(nodes, graph, names), _graph(made, graph, names), transform, on_mismatch
             )
         if undone:
@@ -73,7 +73,8 @@ def run_classic(
         ops = op_changes(Counter(node.op for node in nodes), Counter(node.op for node in made))
         records.append(Record(step, (len(nodes), len(made)), (), (), seconds, ignored, found, undone, ops))
         nodes = made
-    return _graph(nodes, graph, names).with_(versions=versions, extra=extra), Trace(tuple(records))
+    after = _graph(nodes, graph, names).with_(versions=versions, extra=extra)
+    return after, Trace(tuple(records), recipe, graph, after)
 
 
 def _graph(nodes: Sequence[NodeDef], like: Graph, names: tuple[tuple[str, ...], tuple[str, ...]]) -> Graph:

@@ -1,20 +1,23 @@
-"""Applying a recipe: whatever is the same for every transform is done here, once."""
+"""Applying a recipe: timing, checks and records, which are the same for every transform."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from quantkit.errors import GraphError, QuantkitError, RecipeError, did_you_mean
+from quantkit.errors import GraphError, QuantkitError, RecipeError, UsageError, did_you_mean
 from quantkit.ir.check import verify
 from quantkit.ir.garbage_collection import garbage_collection_paused
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
-from quantkit.model import as_model
 from quantkit.recipes.grammar import Step
-from quantkit.recipes.named import find_recipe, named_recipes
+from quantkit.recipes.named import RECIPES, find_recipe, named_recipes, read_recipe
 from quantkit.recipes.recipe import IGNORE_ERRORS, Recipe, parse, read_options
-from quantkit.recipes.trace import STOP, Check, Record, Trace, judged, node_changes, op_changes
+from quantkit.recipes.trace import STOP, Check, Record, Trace, node_changes, op_changes, run_check
 from quantkit.transforms.registry import OptionError, Transform
+
+OnStep = Callable[[Step], None]
 
 
 @garbage_collection_paused()
@@ -25,47 +28,110 @@ def run(
     services: Mapping[str, Any] | None = None,
     check: Check | None = None,
     on_mismatch: str = STOP,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: OnStep | None = None,
 ) -> tuple[Graph, Trace]:
     """Apply a recipe.
 
     Args:
-        recipe: what to apply, in order.
-        graph: what to apply it to; it stays as it is.
-        services: what transforms may ask for beside options (``evaluate``: how constants are computed).
-        check: called after each step; a `CheckError` says that the step is not to be trusted.
-        on_mismatch: `STOP`: that error ends the run; `SKIP`: the step is undone, and the record says so.
-        on_step: told before each step, for progress.
+        recipe: steps to apply, in order.
+        graph: graph to rewrite; it does not change.
+        services: values for the services of transforms (``evaluate``: the function that computes constants).
+        check: function that is called after each step; it raises a `CheckError` to reject the step.
+        on_mismatch: `STOP` if that error ends the run, `SKIP` if the step is undone.
+        on_step: function that is called before each step.
 
     Returns:
-        The new graph and a record for each step.
+        The new graph, and a record of each step.
 
     Raises:
-        RecipeError: an unknown transform or option.
-        GraphError: a transform failed and ``ignore_errors`` did not say to go on.
-        CheckError: the check refused a step.
+        RecipeError: a transform or an option is unknown.
+        GraphError: a transform failed, and ``ignore_errors`` is not set.
+        CheckError: the check rejected a step.
     """
     records: list[Record] = []
+    before = graph
     for step in recipe.steps:
         if on_step:
             on_step(step)
         graph, record = _run_step(step, graph, services, check, on_mismatch)
         records.append(record)
-    return graph, Trace(tuple(records))
+    return graph, Trace(tuple(records), recipe, before, graph)
+
+
+def rewrite(graph: Graph, recipe: "RecipeLike", **services: Any) -> Graph:
+    """Return the graph after a recipe.
+
+    Args:
+        graph: graph to rewrite; it does not change.
+        recipe: see `as_recipe`.
+        services: see `run`.
+
+    Raises:
+        RecipeError: the recipe cannot be read.
+        GraphError: a transform failed.
+    """
+    recipe = as_recipe(recipe)
+    graph = graph.with_endpoints(recipe.inputs or None, recipe.outputs or None)
+    return run(recipe, graph, services=services)[0]
+
+
+# A recipe, its name, the path of its TOML file, a transforms string, or a list of steps.
+RecipeLike = Recipe | str | os.PathLike[str] | Iterable[Step | str]
+
+
+def as_recipe(value: RecipeLike) -> Recipe:
+    """Return the recipe of any value that stands for one.
+
+    Args:
+        value: a recipe, the name of a recipe, the path of a TOML file, a transforms string, or a list of steps, each
+            a `Step` or a transforms string.
+
+    Raises:
+        RecipeError: the text is neither a name nor a transforms string, or a transform or option is unknown.
+        InputError: the file cannot be read.
+        UsageError: the value has another type.
+    """
+    if isinstance(value, Recipe):
+        return value
+    if isinstance(value, str):
+        return find_recipe(value) if value in RECIPES or value.endswith(".toml") else _parse_or_find(value)
+    if isinstance(value, os.PathLike):
+        return read_recipe(Path(value))
+    if isinstance(value, Iterable) and not isinstance(value, bytes | Mapping):
+        steps = list(value)
+        if all(isinstance(step, Step | str) for step in steps):
+            return parse(" ".join(map(str, steps)))
+    raise UsageError(
+        f"a {type(value).__name__} is not a recipe",
+        hint="give a name, a transforms string, the path of a TOML file, or a list of steps",
+    )
+
+
+def _parse_or_find(text: str) -> Recipe:
+    try:
+        return parse(text)
+    except RecipeError as error:
+        recipes = named_recipes()
+        if text in recipes:
+            return recipes[text]
+        # One word may stand for the name of a recipe.
+        if near := did_you_mean(text, recipes):
+            raise RecipeError(f"no transform and no recipe is named {text!r}", hint=near) from error
+        raise
 
 
 def _run_step(
     step: Step, graph: Graph, services: Mapping[str, Any] | None, check: Check | None, on_mismatch: str
 ) -> tuple[Graph, Record]:
-    """The graph after a step, or as it was where the check has it undone."""
-    transform, ignores = read_options(step)
-    words = {key: given for key, given in step.options.items() if key != IGNORE_ERRORS}
+    """Return the graph after a step and its record; a step that the check rejects may be undone."""
+    transform, ignores_errors = read_options(step)
+    texts = {key: values for key, values in step.options.items() if key != IGNORE_ERRORS}
     start = perf_counter()
-    outcome, ignored = _apply(transform, graph, words, services, ignores)
-    found, undone = "", _fault(outcome.graph, step.name, stops=check is None or on_mismatch == STOP)
+    outcome, ignored = _apply(transform, graph, texts, services, ignores_errors)
+    result, undone = "", _find_fault(outcome.graph, step.name, stops=check is None or on_mismatch == STOP)
     seconds = perf_counter() - start
     if not undone:
-        found, undone = judged(None if ignored else check, graph, outcome.graph, transform, on_mismatch)
+        result, undone = run_check(None if ignored else check, graph, outcome.graph, transform, on_mismatch)
     if undone:
         outcome = Outcome(graph, (), outcome.skips)
     after = outcome.graph
@@ -76,20 +142,20 @@ def _run_step(
         outcome.skips,
         seconds,
         ignored,
-        found,
+        result,
         undone,
         op_changes(graph.op_counts, after.op_counts),
     )
 
 
-def _fault(graph: Graph, blame: str, *, stops: bool) -> str:
-    """Why a step made no graph, or nothing.
+def _find_fault(graph: Graph, transform: str, *, stops: bool) -> str:
+    """Return the fault of a graph that a transform returned; empty if it is well formed.
 
     Raises:
-        GraphError: the same, where that ends the run.
+        GraphError: the graph has a fault, and ``stops`` is True.
     """
     try:
-        verify(graph, blame=blame)
+        verify(graph, blame=transform)
     except GraphError as error:
         if stops:
             raise
@@ -97,48 +163,20 @@ def _fault(graph: Graph, blame: str, *, stops: bool) -> str:
     return ""
 
 
-def transform(model: Any, recipe: Recipe | str, **services: Any) -> Graph:
-    """The graph after a recipe.
-
-    Args:
-        model: what to rewrite, as `quantkit.load` takes it; it stays as it is.
-        recipe: a recipe, a transforms string, the name of a recipe, or a TOML file with one.
-        services: see `run`.
-
-    Raises:
-        RecipeError: the recipe can not be read.
-        GraphError: a transform failed.
-    """
-    if isinstance(recipe, str):
-        is_named = recipe in named_recipes() or recipe.endswith(".toml")
-        recipe = find_recipe(recipe) if is_named else _parsed(recipe)
-    graph = as_model(model).graph.with_endpoints(recipe.inputs or None, recipe.outputs or None)
-    return run(recipe, graph, services=services)[0]
-
-
-def _parsed(text: str) -> Recipe:
-    try:
-        return parse(text)
-    except RecipeError as error:
-        # One word may have been meant as the name of a recipe.
-        if near := did_you_mean(text, named_recipes()):
-            raise RecipeError(f"no transform and no recipe is named {text!r}", hint=near) from error
-        raise
-
-
 def _apply(
     transform: Transform,
     graph: Graph,
-    words: Mapping[str, tuple[str, ...]],
+    texts: Mapping[str, tuple[str, ...]],
     services: Mapping[str, Any] | None,
-    ignores: bool,
+    ignores_errors: bool,
 ) -> tuple[Outcome, str]:
+    """Return the outcome of a transform, and the message of an error that was ignored."""
     try:
-        return transform.apply(graph, words, services), ""
+        return transform.apply(graph, texts, services), ""
     except QuantkitError as error:
-        # A mistake of the recipe is none that may be passed over; a plugin that crashes is.
-        is_recipes = isinstance(error, OptionError if not transform.is_built_in else RecipeError)
-        if ignores and not is_recipes:
+        # An error of the recipe is not ignored; an exception of a plugin is.
+        is_recipe_error = isinstance(error, RecipeError if transform.is_built_in else OptionError)
+        if ignores_errors and not is_recipe_error:
             return Outcome(graph), error.message
         raise type(error)(
             f"{transform.name}: {error.message}".replace(f"{transform.name}: {transform.name}", transform.name),

@@ -52,7 +52,7 @@ class Example:
             "recipe": str(self.recipe),
             "before": to_text(self.before),
             "after": to_text(self.after),
-            "steps": self.trace.to_json(),
+            "steps": [record.to_json() for record in self.trace.records],
         }
 
 

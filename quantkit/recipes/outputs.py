@@ -1,7 +1,7 @@
-"""Two sets of answers: are they the same, up to what a transform says that it may change?
+"""Comparison of model outputs before and after a transform, within what the transform may change.
 
-An exact transform may change a number by rounding, and nothing else: no type, no shape, no place of an infinity or of
-what is not a number. One that gives up precision keeps shapes, finite numbers, and most of the signal.
+An exact transform may change numbers by rounding only: element types, shapes and the positions of NaN and infinity
+stay. A transform that reduces precision keeps shapes, finite numbers, and most of the signal.
 """
 
 from collections.abc import Mapping
@@ -12,110 +12,112 @@ from quantkit.errors import CheckError
 from quantkit.ir.tensor import Array
 from quantkit.transforms.registry import Claim
 
-# Largest difference that rounding of float32 may leave, as a part of the largest number of an output (or of 1).
+# Maximum difference from float32 rounding, as a fraction of the largest value of an output (at least 1).
 TOLERANCE = 1e-5
-# Largest part of what varies in an output that rounding may take away, where it varies by more than `FLAT`.
+# Maximum fraction of an output's variation that rounding may change, if the output varies by more than `FLAT`.
 VARIATION = 1e-2
 FLAT = 1e-6
-# What the narrow types round away of a number; a few of these may add up.
+# Rounding error of the narrow float types; a few of them may add up.
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 ROUNDINGS = 8
-# A transform that gives up precision on purpose must keep at least this much of the signal (cosine of the outputs).
+# Minimum cosine of the outputs before and after a transform that reduces precision.
 MIN_COSINE = 0.5
 
-NEXT = "quantkit transform --explain shows what it did; leave it out, or report this graph"
+NEXT = "quantkit transform --explain shows its changes; omit the transform, or report this graph"
 
 
 def compare(old: Mapping[str, Array], new: Mapping[str, Array], transform: Claim, tolerance: float) -> str:
-    """How far apart two sets of answers are, in one line.
+    """Return the difference of two sets of outputs in one line.
 
     Raises:
-        CheckError: further than the transform may change them.
+        CheckError: the difference is larger than the transform may cause.
     """
     lines = []
-    for name, want in old.items():
-        found = new.get(name)
-        if found is None or found.shape != want.shape:
-            shape = "missing" if found is None else f"of shape {found.shape}"
+    for name, expected in old.items():
+        actual = new.get(name)
+        if actual is None or actual.shape != expected.shape:
+            shape = "missing" if actual is None else f"of shape {actual.shape}"
             raise CheckError(
-                f"{transform.name} changes output {name!r}: it was of shape {want.shape} and is {shape}", NEXT
+                f"{transform.name} changes output {name!r}: it was of shape {expected.shape} and is {shape}", NEXT
             )
-        if found.dtype != want.dtype and transform.is_exact:
+        if actual.dtype != expected.dtype and transform.is_exact:
             raise CheckError(
-                f"{transform.name} changes output {name!r}: it was {want.dtype} and is {found.dtype}", NEXT
+                f"{transform.name} changes output {name!r}: it was {expected.dtype} and is {actual.dtype}", NEXT
             )
-        lines.append(_compare_one(name, want, found, transform, tolerance))
+        lines.append(_compare_output(name, expected, actual, transform, tolerance))
     return "; ".join(lines)
 
 
-def _compare_one(name: str, want: Array, found: Array, transform: Claim, tolerance: float) -> str:
-    """How far apart two arrays of one shape are; numbers are compared where the first ones are finite."""
-    # V: bfloat16, which NumPy does not know. Codes of 8 bits are numbers where precision is given up.
-    if want.dtype.kind not in ("fcV" if transform.is_exact else "fcViu"):
-        if not np.array_equal(want, found):
+def _compare_output(name: str, expected: Array, actual: Array, transform: Claim, tolerance: float) -> str:
+    """Return the difference of two arrays of the same shape; only finite expected values are compared."""
+    # V is bfloat16, which NumPy does not know. Quantized values count as numbers if precision is reduced.
+    if expected.dtype.kind not in ("fcV" if transform.is_exact else "fcViu"):
+        if not np.array_equal(expected, actual):
             raise CheckError(
-                f"{transform.name} changes output {name!r} in {np.mean(want != found):.1%} of its elements", NEXT
+                f"{transform.name} changes output {name!r} in {np.mean(expected != actual):.1%} of its elements", NEXT
             )
         return f"{name}: equal"
-    coarse = ROUNDINGS * ROUNDING.get(want.dtype.name, 0.0)
-    tolerance = max(tolerance, coarse)
-    want, found = _wide(want), _wide(found)
-    are_numbers = np.isfinite(want)
-    if (are_numbers & ~np.isfinite(found)).any():
-        raise CheckError(f"{transform.name} makes NaN or infinity in output {name!r}", NEXT)
-    if transform.is_exact and not np.array_equal(want[~are_numbers], found[~are_numbers], equal_nan=True):
-        raise CheckError(f"{transform.name} changes what is NaN or infinite in output {name!r}", NEXT)
-    want, found = want[are_numbers], found[are_numbers]
-    if want.size < are_numbers.size:
-        name = f"{name} ({want.size / are_numbers.size:.1%} of it finite)"
-    if np.array_equal(want, found):
-        return f"{name}: equal" + _remark(want)
-    difference = float(np.abs(want - found).max())
+    rounding = ROUNDINGS * ROUNDING.get(expected.dtype.name, 0.0)
+    tolerance = max(tolerance, rounding)
+    expected, actual = _widen(expected), _widen(actual)
+    is_finite = np.isfinite(expected)
+    if (is_finite & ~np.isfinite(actual)).any():
+        raise CheckError(f"{transform.name} adds NaN or infinity to output {name!r}", NEXT)
+    if transform.is_exact and not np.array_equal(expected[~is_finite], actual[~is_finite], equal_nan=True):
+        raise CheckError(f"{transform.name} changes the NaN and infinite values of output {name!r}", NEXT)
+    expected, actual = expected[is_finite], actual[is_finite]
+    if expected.size < is_finite.size:
+        name = f"{name} ({expected.size / is_finite.size:.1%} of it finite)"
+    if np.array_equal(expected, actual):
+        return f"{name}: equal" + _describe_variation(expected)
+    difference = float(np.abs(expected - actual).max())
     if not transform.is_exact:
-        cosine = _require_signal(name, want, found, transform)
+        cosine = _check_cosine(name, expected, actual, transform)
         return f"{name}: largest difference {difference:.2g}, cosine {cosine:.4f} (rounded by design)"
-    if difference > tolerance * max(1.0, float(np.abs(want).max())):
+    if difference > tolerance * max(1.0, float(np.abs(expected).max())):
         raise CheckError(
             f"{transform.name} changes output {name!r} by {difference:.3g}; the tolerance is {tolerance:g}", NEXT
         )
-    return f"{name}: largest difference {difference:.2g}" + _variation_kept(name, want, found, transform, coarse)
+    remark = _check_variation(name, expected, actual, transform, rounding)
+    return f"{name}: largest difference {difference:.2g}{remark}"
 
 
-def _require_signal(name: str, want: Array, found: Array, transform: Claim) -> float:
-    """The cosine of two outputs.
+def _check_cosine(name: str, expected: Array, actual: Array, transform: Claim) -> float:
+    """Return the cosine of two outputs.
 
     Raises:
-        CheckError: little of the signal is left.
+        CheckError: the cosine is below `MIN_COSINE`.
     """
-    lengths = float(np.linalg.norm(want)) * float(np.linalg.norm(found))
-    cosine = float(np.vdot(want, found).real) / max(lengths, 1e-300)
+    norms = float(np.linalg.norm(expected)) * float(np.linalg.norm(actual))
+    cosine = float(np.vdot(expected, actual).real) / max(norms, 1e-300)
     if cosine < MIN_COSINE:
         raise CheckError(
-            f"{transform.name} changes output {name!r} beyond recognition: cosine {cosine:.3f}",
-            hint="calibrated ranges keep more than ranges computed for each run",
+            f"{transform.name} breaks output {name!r} (cosine {cosine:.3f})",
+            hint="calibrate instead: quantkit quantize --target eightbit",
         )
     return cosine
 
 
-def _wide(values: Array) -> Array:
-    """The same in a type whose own rounding does not matter."""
+def _widen(values: Array) -> Array:
+    """Convert to a type whose rounding does not matter."""
     return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
 
 
-def _variation_kept(name: str, want: Array, found: Array, transform: Claim, coarse: float) -> str:
-    """Nothing, or a remark where the answers hardly vary.
+def _check_variation(name: str, expected: Array, actual: Array, transform: Claim, rounding: float) -> str:
+    """Return a remark if the output hardly varies, else an empty string.
 
     Raises:
-        CheckError: small answers (those of an untrained network, say) changed by little, but by much of what varies.
+        CheckError: outputs of small variation (of an untrained network, for example) changed by little in total, but by
+            much of their variation.
     """
-    if remark := _remark(want):
+    if remark := _describe_variation(expected):
         return remark
-    lost = float(np.linalg.norm(found - want) / np.linalg.norm(want - want.mean()))
-    if lost > max(VARIATION, coarse):
-        raise CheckError(f"{transform.name} changes {lost:.1%} of what varies in output {name!r}", NEXT)
+    change = float(np.linalg.norm(actual - expected) / np.linalg.norm(expected - expected.mean()))
+    if change > max(VARIATION, rounding):
+        raise CheckError(f"{transform.name} changes {change:.1%} of the variation of output {name!r}", NEXT)
     return ""
 
 
-def _remark(values: Array) -> str:
-    flat = values.size > 1 and np.linalg.norm(values - values.mean()) <= FLAT * np.linalg.norm(values)
-    return " (but the answers hardly vary: this says little)" if flat else ""
+def _describe_variation(values: Array) -> str:
+    is_flat = values.size > 1 and np.linalg.norm(values - values.mean()) <= FLAT * np.linalg.norm(values)
+    return " (weak evidence: the output hardly varies)" if is_flat else ""

@@ -14,7 +14,7 @@ from typing import Any
 
 from quantkit.drawing import BoxStyle, Item, Page, escape_text, render_svg, split_into_pages
 from quantkit.ir.graph import Graph
-from quantkit.recipes.trace_file import CHANGED, SAME, bodies
+from quantkit.recipes.trace_file import CHANGED, SAME, function_bodies
 
 # Lines of changes or skips of one step that the page lists; the JSON document has all.
 MOST_LINES = 300
@@ -52,7 +52,7 @@ def html_page(document: Mapping[str, Any], before: Graph, after: Graph) -> str:
 def _with_bodies(graph: Graph) -> Graph:
     """The graph with what its functions hold, each in a name scope of its own."""
     nodes = [*graph.nodes.values()]
-    for name, body in bodies(graph).items():
+    for name, body in function_bodies(graph).items():
         scope = _scope(name)
         for node in body.nodes.values():
             inputs = tuple(edge._replace(node=scope + edge.node) for edge in node.inputs)

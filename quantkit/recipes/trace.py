@@ -1,36 +1,42 @@
-"""What happened on the way through a recipe, and whether a step may stand."""
+"""Record of a run: the changes, skips and checks of each step, with the graph before and after."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
 from typing import Any
 
 from quantkit.errors import CheckError
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Skip
 from quantkit.recipes.grammar import Step
+from quantkit.recipes.recipe import Recipe
 from quantkit.transforms.registry import Claim
 
-# What happens where a check refuses a step: the run stops, or the step is undone and the run goes on.
+SCHEMA = "quantkit.transform/1"
+# After a failed check the run stops, or the step is undone and the run goes on.
 STOP, SKIP = "stop", "skip"
+# Number of changes of one step in a text; the verbose text has all.
+MAX_CHANGES = 8
 
-# What is asked after each step: (graph before, graph after, transform) -> a line to keep, or an error.
+# Check after a step: (graph before, graph after, transform) -> one line, or a CheckError.
 Check = Callable[[Graph, Graph, Claim], str]
 
 
 @dataclass(frozen=True)
 class Record:
-    """What one step did.
+    """Record of one step.
 
     Attributes:
-        step: as written.
-        nodes: how many there were before and after.
-        changes: what was matched and done.
-        skips: near-matches that were declined, with reasons.
+        step: the step as written.
+        nodes: number of nodes before and after.
+        changes: one line for each rewrite.
+        skips: near-matches that were not rewritten, with reasons.
         seconds: wall time of the transform.
-        ignored: the error that ``ignore_errors`` swallowed, or nothing.
-        check: what the check after the step found, or nothing.
-        undone: why the check refused the step, which then counts as not done, or nothing.
-        ops: by op how many nodes there are more than before; less than 0: fewer.
+        ignored: message of the error that ``ignore_errors`` ignored; empty if there was no error.
+        check: result of the check after the step; empty if there was no check.
+        undone: reason why the step was undone after a failed check; empty if it was not undone.
+        ops: change of the number of nodes by op type.
     """
 
     step: Step
@@ -42,6 +48,25 @@ class Record:
     check: str = ""
     undone: str = ""
     ops: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        before, after = self.nodes
+        verdict = f"; verified: {self.check}" if self.check else ""
+        verdict += f"; undone: {self.undone}" if self.undone else ""
+        verdict += f"; ignored error: {self.ignored}" if self.ignored else ""
+        return f"{self.step}: {before} -> {after} nodes, {self.seconds * 1e3:.0f} ms{verdict}"
+
+    def details(self, max_changes: int | None = MAX_CHANGES) -> Iterator[str]:
+        """Yield one line for each change and each skip.
+
+        Args:
+            max_changes: maximum number of changes; None for all.
+        """
+        shown = self.changes[:max_changes]
+        yield from (f"    changed  {change}" for change in shown)
+        if len(self.changes) > len(shown):
+            yield f"    changed  {len(self.changes) - len(shown)} more (--verbose lists them)"
+        yield from (f"    skipped  {skip}" for skip in self.skips)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -58,21 +83,106 @@ class Record:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace:
-    """What every step of a run did, in order."""
+    """Records of all steps of a run, in order.
 
-    records: tuple[Record, ...] = field(default=())
+    Attributes:
+        records: one record for each step.
+        recipe: recipe that was applied.
+        before: graph before the first step.
+        after: graph after the last step.
+        model: name of the model.
+        has_random_weights: True if the weights of the model are random.
+        verification: terms of the check after each step as JSON values; None if there was no check.
+        terms: the same as text.
+        output: file that was written; None if no file was written.
+        num_bytes: size of the file; 0 if no file was written.
+    """
 
-    def to_json(self) -> list[dict[str, Any]]:
-        return [record.to_json() for record in self.records]
+    records: tuple[Record, ...]
+    recipe: Recipe
+    before: Graph
+    after: Graph
+    model: str = "graph"
+    has_random_weights: bool = False
+    verification: Mapping[str, Any] | None = None
+    terms: str = ""
+    output: Path | None = None
+    num_bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON document of ``quantkit transform``."""
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "random_weights": self.has_random_weights,
+            "recipe": str(self.recipe),
+            "nodes_before": len(self.before),
+            "nodes_after": len(self.after),
+            "op_counts": dict(self.after.op_counts),
+            "inputs": [str(edge) for edge in self.after.inputs],
+            "outputs": [str(edge) for edge in self.after.outputs],
+            "steps": [record.to_json() for record in self.records],
+            "verification": self.verification,
+            "output": None if self.output is None else str(self.output),
+            "num_bytes": self.num_bytes,
+        }
+
+    def lines(self, *, explain: bool = True, verbose: bool = False, quiet: bool = False) -> Iterator[str]:
+        """Yield the text of the trace.
+
+        Args:
+            explain: list the changes and skips of each step.
+            verbose: list all changes.
+            quiet: omit the steps that passed the check.
+        """
+        for record in self.records:
+            if explain or record.undone or (self.verification and not quiet):
+                yield str(record)
+            if explain:
+                yield from record.details(None if verbose else MAX_CHANGES)
+        if self.terms:
+            yield f"verified {self.terms}"
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace with both graphs to a file.
+
+        Args:
+            path: file that ends in ``.json``, or in ``.html`` for a page that draws both graphs.
+
+        Raises:
+            UsageError: the path has another suffix.
+            InputError: the path is not writable.
+        """
+        from quantkit.recipes.trace_file import write_trace
+
+        write_trace(self, Path(path))
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def __repr__(self) -> str:
+        return f"Trace({len(self.records)} steps, {len(self.before)} -> {len(self.after)} nodes)"
+
+    def _repr_html_(self) -> str:
+        rows = [("step", "nodes", "changes", "skips", "check")]
+        for record in self.records:
+            result = record.undone or record.ignored or record.check
+            nodes = f"{record.nodes[0]} → {record.nodes[1]}"
+            rows.append((str(record.step), nodes, str(len(record.changes)), str(len(record.skips)), result))
+        cells = ("".join(f"<td>{escape(text)}</td>" for text in row) for row in rows)
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
-def judged(check: Check | None, before: Graph, after: Graph, transform: Claim, on_mismatch: str) -> tuple[str, str]:
-    """What a check finds, and why the step is undone where it is.
+def run_check(check: Check | None, before: Graph, after: Graph, transform: Claim, on_mismatch: str) -> tuple[str, str]:
+    """Run a check after a step.
+
+    Returns:
+        Result of the check, and the reason why the step must be undone; one of them is empty.
 
     Raises:
-        CheckError: the check refuses the step, and `on_mismatch` says to stop.
+        CheckError: the check fails, and ``on_mismatch`` is `STOP`.
     """
     if check is None:
         return "", ""
@@ -85,7 +195,7 @@ def judged(check: Check | None, before: Graph, after: Graph, transform: Claim, o
 
 
 def op_changes(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """By op, in order of name, how many more nodes there are.
+    """Return the change of the number of nodes by op type, sorted by name.
 
     >>> op_changes({"Relu": 2, "Identity": 3}, {"Relu": 2, "Relu6": 1})
     {'Identity': -3, 'Relu6': 1}
@@ -95,13 +205,24 @@ def op_changes(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str,
 
 
 def node_changes(before: Graph, after: Graph) -> tuple[str, ...]:
-    """What became of the nodes, in the order of the graph before, for a transform that does not tell."""
+    """Return one line for each node or function that differs, for a transform that returns no changes."""
     lines = []
     for name, node in before.nodes.items():
-        made = after.nodes.get(name)
-        if made is None:
-            lines.append(f"{name} ({node.op}) is gone")
-        elif made is not node and made != node:
-            lines.append(f"{name} ({node.op})" + (f" -> {made.op}" if made.op != node.op else " changed"))
-    lines.extend(f"{name} ({node.op}) is new" for name, node in after.nodes.items() if name not in before.nodes)
+        new = after.nodes.get(name)
+        if new is None:
+            lines.append(f"{name} ({node.op}) removed")
+        elif new is not node and new != node:
+            lines.append(f"{name} ({node.op} -> {new.op})" if new.op != node.op else f"{name} ({node.op}) changed")
+    lines.extend(f"{name} ({node.op}) added" for name, node in after.nodes.items() if name not in before.nodes)
+    if after.library is not before.library:
+        lines.extend(_function_changes(before, after))
     return tuple(lines)
+
+
+def _function_changes(before: Graph, after: Graph) -> Iterator[str]:
+    for name in before.library:
+        if name not in after.library:
+            yield f"function {name} removed"
+        elif after.library[name] != before.library[name]:
+            yield f"function {name} changed"
+    yield from (f"function {name} added" for name in after.library if name not in before.library)

@@ -1,85 +1,111 @@
-"""A trace with the graph before and after it as one document of plain values."""
+"""Files of a trace: the records with every node of both graphs as JSON, or as an HTML page."""
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from quantkit.errors import GraphError
+from quantkit import formats
+from quantkit.errors import GraphError, UsageError
 from quantkit.ir.difference import attribute_text, difference
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
-from quantkit.recipes.recipe import Recipe
 from quantkit.recipes.trace import Trace
 
 SCHEMA = "quantkit.trace/1"
-# What became of a node: in the graph before it is same, changed or gone; in the graph after same, changed or new.
+# State of a node: same, changed or gone in the graph before; same, changed or new in the graph after.
 SAME, CHANGED, GONE, NEW = "same", "changed", "gone", "new"
-NOTHING = Graph.of(())
-# Letters of an attribute that are written; no attribute of a usual graph has more.
-LONGEST = 400
+EMPTY = Graph.of(())
+# Maximum number of characters of an attribute; attributes of usual graphs are shorter.
+MAX_CHARACTERS = 400
 
 
-def trace_document(name: str, recipe: Recipe, before: Graph, after: Graph, trace: Trace) -> dict[str, Any]:
-    """What a run did, and both graphs with every node, as JSON knows it.
+def check_trace_path(path: Path) -> None:
+    """Check, before any work, that a trace can be written.
 
-    Args:
-        name: of the model.
-        recipe: what was applied.
-        before: the graph it was applied to.
-        after: the graph that came of it.
-        trace: what each step did.
+    Raises:
+        UsageError: the suffix is neither ``.json`` nor ``.html``, or the path cannot be a file.
+        InputError: the path is not writable.
+    """
+    if path.suffix.lower() not in (".json", ".html"):
+        raise UsageError(f"a trace cannot be written to {path.name}", hint="name a file that ends in .json or .html")
+    formats.check_target(path)
+
+
+def write_trace(trace: Trace, path: Path) -> None:
+    """Write a trace with both graphs; see `Trace.save`."""
+    check_trace_path(path)
+    document = trace_document(trace)
+    if path.suffix.lower() == ".html":
+        from quantkit.recipes.page import html_page
+
+        text = html_page(document, trace.before, trace.after)
+    else:
+        text = json.dumps(document, indent=1) + "\n"
+    formats.files.write_whole(path, lambda file: file.write(text.encode()))
+
+
+def trace_document(trace: Trace) -> dict[str, Any]:
+    """Return the records and all nodes of both graphs as JSON values.
 
     Raises:
         GraphError: a graph is not well formed.
     """
     return {
         "schema": SCHEMA,
-        "model": name,
-        "recipe": str(recipe),
-        "steps": trace.to_json(),
-        "before": _graph(before, after, GONE),
-        "after": _graph(after, before, NEW),
+        "model": trace.model,
+        "recipe": str(trace.recipe),
+        "steps": [record.to_json() for record in trace.records],
+        "before": _graph(trace.before, trace.after, GONE),
+        "after": _graph(trace.after, trace.before, NEW),
     }
 
 
-def bodies(graph: Graph) -> dict[str, Graph]:
-    """The functions of a graph, by name; those that can not be opened have nothing to show."""
-    found = {}
+def function_bodies(graph: Graph) -> dict[str, Graph]:
+    """Return the bodies of the functions of a graph by name, without those that cannot be decoded."""
+    bodies = {}
     for name in graph.library:
         with suppress(GraphError):
-            found[name] = graph.library[name].graph
-    return found
+            bodies[name] = graph.library[name].graph
+    return bodies
 
 
-def _graph(graph: Graph, other: Graph, alone: str) -> dict[str, Any]:
-    others = bodies(other)
+def _graph(graph: Graph, other: Graph, state: str) -> dict[str, Any]:
+    """Return one graph; ``state`` is that of nodes that the other graph does not have."""
+    others = function_bodies(other)
     return {
         "inputs": list(map(str, graph.inputs)),
         "outputs": list(map(str, graph.outputs)),
         "op_counts": dict(graph.op_counts),
-        "nodes": _nodes(graph, other, alone),
-        "functions": {name: _nodes(body, others.get(name, NOTHING), alone) for name, body in bodies(graph).items()},
+        "nodes": _nodes(graph, other, state),
+        "functions": {
+            name: _nodes(body, others.get(name, EMPTY), state) for name, body in function_bodies(graph).items()
+        },
     }
 
 
-def _nodes(graph: Graph, other: Graph, alone: str) -> list[dict[str, Any]]:
+def _nodes(graph: Graph, other: Graph, state: str) -> list[dict[str, Any]]:
     shapes = infer_shapes(graph)
-    return [_node(node, other, alone, shapes) for node in graph.nodes.values()]
+    num_outputs: dict[str, int] = {}
+    for edge in shapes:
+        num_outputs[edge.node] = max(num_outputs.get(edge.node, 0), edge.port + 1)
+    return [_node(node, other, state, shapes, num_outputs.get(node.name, 0)) for node in graph.nodes.values()]
 
 
-def _node(node: Node, other: Graph, alone: str, shapes: Mapping[Edge, Shape]) -> dict[str, Any]:
-    twin = other.nodes.get(node.name)
-    what = "" if twin is None or twin is node else difference(node, twin)
-    ports = [shape for port in range(8) if (shape := shapes.get(Edge(node.name, port))) is not None]
+def _node(node: Node, other: Graph, state: str, shapes: Mapping[Edge, Shape], num_outputs: int) -> dict[str, Any]:
+    counterpart = other.nodes.get(node.name)
+    change = "" if counterpart is None or counterpart is node else difference(node, counterpart)
+    outputs = [shape for port in range(num_outputs) if (shape := shapes.get(Edge(node.name, port))) is not None]
     return {
         "name": node.name,
         "op": node.op,
         "inputs": list(map(str, node.inputs)),
         "controls": list(node.controls),
-        "shapes": [str(shape) for shape in ports or [UNKNOWN]],
-        "attributes": {key: attribute_text(node.attrs[key])[:LONGEST] for key in sorted(node.attrs)},
+        "shapes": [str(shape) for shape in outputs or [UNKNOWN]],
+        "attributes": {key: attribute_text(node.attrs[key])[:MAX_CHARACTERS] for key in sorted(node.attrs)},
         "device": node.device,
-        "fate": alone if twin is None else CHANGED if what else SAME,
-        "difference": what[:LONGEST],
+        "fate": state if counterpart is None else CHANGED if change else SAME,
+        "difference": change[:MAX_CHARACTERS],
     }

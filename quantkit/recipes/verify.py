@@ -1,4 +1,4 @@
-"""Does a transform keep the answers? Seeded inputs, before and after."""
+"""Verification of transforms: the model runs on the same inputs before and after each step."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -6,27 +6,34 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.data import Dataset, InputPipeline, as_dataset, batches
+from quantkit.data.pipeline import rank_of
 from quantkit.errors import CheckError, QuantkitError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType
+from quantkit.model import Model
 from quantkit.recipes.outputs import MIN_COSINE, TOLERANCE, compare
+from quantkit.runtimes import AUTO, find_runtime, open_session
 from quantkit.runtimes.session import Session, TensorInfo
 from quantkit.transforms.registry import Claim
 
+# Number of samples of a dataset that are run, if the model takes any number.
+NUM_SAMPLES = 8
+
 Opener = Callable[[Graph], Session]
-# Makes arrays, by name, of some or all inputs.
+# Function that returns arrays, by name, for some or all inputs.
 Feeder = Callable[[tuple[TensorInfo, ...]], Mapping[str, Array]]
 
 
 @dataclass
 class Verifier:
-    """Compares answers before and after each transform; an instance is a check for `run`.
+    """Check for `run` that compares the model outputs before and after each step.
 
     Args:
-        open_session: an engine.
-        seed: of the inputs.
+        open_session: function that opens a graph in a runtime.
+        seed: seed of the random inputs.
         tolerance: see `TOLERANCE`.
-        feeder: asked for inputs, which get seeded numbers where it gives none.
+        feeder: function that returns the inputs; inputs that it does not return are random.
     """
 
     open_session: Opener
@@ -37,55 +44,53 @@ class Verifier:
     last: tuple[Graph, Mapping[str, Array]] | None = field(default=None, init=False)
 
     def __call__(self, before: Graph, after: Graph, transform: Claim) -> str:
-        """Compare, and say how far apart the answers are.
+        """Compare the outputs of two graphs and return their difference in one line.
 
         Raises:
-            CheckError: the answers differ by more than the transform may change them, or the new graph does not run.
+            CheckError: the outputs differ by more than the transform may change them, or the new graph cannot be run.
         """
-        old = self.last[1] if self.last and self.last[0] is before else self._answers(before)[0]
+        old = self.last[1] if self.last and self.last[0] is before else self._run(before)[0]
         self.last = (before, old)
-        if _compared(after) == _compared(before):
+        if _compared_fields(after) == _compared_fields(before):
             self.last = (after, old)
             return "the same nodes"
         try:
-            new, other_input = self._answers(after)
+            new, type_change = self._run(after)
         except QuantkitError as error:
-            raise CheckError(
-                f"{transform.name} makes a graph that can not be run to compare: {error.message}", error.hint
-            ) from error
-        found = other_input or compare(old, new, transform, self.tolerance)
+            raise CheckError(f"the graph after {transform.name} cannot be run: {error.message}", error.hint) from error
+        result = type_change or compare(old, new, transform, self.tolerance)
         self.last = (after, new)
-        return found
+        return result
 
     @property
     def terms(self) -> str:
-        """What passes, in one line."""
-        fed = "the given data" if self.feeder else f"inputs of seed {self.seed}"
+        """Inputs and limits of the check, in one line."""
+        data = "the given data" if self.feeder else f"inputs of seed {self.seed}"
         return (
-            f"on {fed}: exact steps within {self.tolerance:g} of each output's largest number, "
-            f"steps that give up precision with a cosine of at least {MIN_COSINE:g}"
+            f"on {data}: exact steps within {self.tolerance:g} of the largest value of each output, "
+            f"steps that reduce precision with a cosine of at least {MIN_COSINE:g}"
         )
 
-    def _answers(self, graph: Graph) -> tuple[Mapping[str, Array], str]:
-        """The answers, and a remark where an input takes another type than before, so that they compare to nothing."""
+    def _run(self, graph: Graph) -> tuple[Mapping[str, Array], str]:
+        """Return the outputs, and a remark if an input has another type than before; then outputs do not compare."""
         remark = ""
         with self.open_session(graph) as session:
             for info in session.inputs:
-                fed = (self.feeds or {}).get(info.name)
-                if fed is not None and info.dtype is not DType.STRING and fed.dtype != info.dtype.numpy:
-                    remark = f"input {info.name!r} takes {info.dtype.value} now: answers can not be compared"
+                feed = (self.feeds or {}).get(info.name)
+                if feed is not None and info.dtype is not DType.STRING and feed.dtype != info.dtype.numpy:
+                    remark = f"input {info.name!r} is {info.dtype.value} now: outputs cannot be compared"
             if self.feeds is None or remark:
-                given = self.feeder(session.inputs) if self.feeder else {}
-                self.feeds = seeded_feeds(session.inputs, self.seed, given)
-            return session.run(self._fitting(session)), remark
+                feeds = self.feeder(session.inputs) if self.feeder else {}
+                self.feeds = seeded_feeds(session.inputs, self.seed, feeds)
+            return session.run(self._feeds_of(session)), remark
 
-    def _fitting(self, session: Session) -> dict[str, Array]:
-        """The feeds for the inputs that this graph still has."""
+    def _feeds_of(self, session: Session) -> dict[str, Array]:
+        """Return the feeds of the inputs that the graph still has."""
         feeds = self.feeds or {}
         return {info.name: feeds[info.name] for info in session.inputs if info.name in feeds}
 
     def to_json(self) -> dict[str, Any]:
-        """The same as values."""
+        """Return inputs and limits of the check as JSON values."""
         return {
             "data": "given" if self.feeder else "seeded",
             "seed": self.seed,
@@ -94,39 +99,114 @@ class Verifier:
         }
 
 
-def _compared(graph: Graph) -> tuple[Any, ...]:
-    """Equal for graphs that need not be run to see that they answer alike."""
+def make_verifier(
+    model: Model,
+    graph: Graph,
+    *,
+    data: Any = None,
+    runtime: str | None = None,
+    seed: int = 0,
+    tolerance: float | None = None,
+) -> Verifier:
+    """Return the verifier for a graph of a model.
+
+    Args:
+        model: model whose preprocessing applies to images.
+        graph: graph that will be rewritten.
+        data: dataset, see `quantkit.data.as_dataset`; None for random inputs.
+        runtime: name of a runtime; None for TensorFlow, or the reference runtime if it is not installed; for ONNX
+            graphs the fastest available.
+        seed: seed of the random inputs.
+        tolerance: see `TOLERANCE`; None for `TOLERANCE`.
+
+    Raises:
+        UsageError: the runtime is unknown, or the data cannot be assigned to inputs.
+        InputError: the data cannot be read.
+    """
+    # The runtime of the graph's own format: others would compare their converters as well.
+    runtime = runtime or _native_runtime(graph)
+    if runtime != AUTO:
+        find_runtime(runtime)  # an unknown name is rejected before any work
+    feeder = None
+    if data is not None:
+        dataset = as_dataset(data, NUM_SAMPLES)
+
+        def feeder(inputs: tuple[TensorInfo, ...]) -> Mapping[str, Array]:
+            return feed_dataset(model, dataset, inputs)
+
+    return Verifier(
+        lambda graph: open_session(graph, runtime), seed, TOLERANCE if tolerance is None else tolerance, feeder
+    )
+
+
+def _native_runtime(graph: Graph) -> str:
+    if graph.dialect == "onnx":
+        return AUTO
+    return "tensorflow" if find_runtime("tensorflow").available().ok else "reference"
+
+
+def feed_dataset(model: Model, dataset: Dataset, inputs: tuple[TensorInfo, ...]) -> Mapping[str, Array]:
+    """Return the first batch of a dataset; arrays are assigned to the inputs by name.
+
+    Raises:
+        UsageError: the data cannot be assigned to inputs, or no image can be read.
+    """
+    arrays = dataset.example(rank_of(inputs))
+    named = tuple(info for info in inputs if info.name in arrays)
+    if not named and (len(inputs) != 1 or len(arrays) > 1):
+        raise UsageError(
+            f"cannot tell which inputs {dataset.source} feeds",
+            hint=f"give an array for each of {', '.join(info.name for info in inputs)}, by input name (.npz)",
+        )
+    if named and len(inputs) > 1:
+        pipeline = InputPipeline(named, None)
+    else:
+        pipeline = InputPipeline.of(inputs, dataset, model.origin)
+    rejected: dict[str, str] = {}
+    size = _num_samples(inputs)
+    for batch in batches(dataset, pipeline, size, rejected):
+        return batch.feeds
+    raise UsageError(f"no image of {dataset.source} can be read", hint=next(iter(rejected.values()), ""))
+
+
+def _num_samples(inputs: tuple[TensorInfo, ...]) -> int:
+    dims = inputs[0].shape.dims
+    return (dims[0] or NUM_SAMPLES) if dims else 1
+
+
+def _compared_fields(graph: Graph) -> tuple[Any, ...]:
+    """Return the fields that determine the outputs of a graph."""
     return graph.nodes, graph.inputs, graph.outputs, graph.library
 
 
 def seeded_feeds(
-    inputs: tuple[TensorInfo, ...], seed: int = 0, given: Mapping[str, Array] | None = None
+    inputs: tuple[TensorInfo, ...], seed: int = 0, feeds: Mapping[str, Array] | None = None
 ) -> dict[str, Array]:
-    """Random arrays for inputs: floats in [-1, 1), pixels in 0..255, small integers; unknown sizes are 1.
+    """Return random arrays: floats in [-1, 1), pixels in 0..255, small integers; unknown sizes are 1.
 
     Args:
-        inputs: what is fed.
-        seed: of the random numbers.
-        given: arrays of those inputs that get no random ones.
+        inputs: inputs of the session.
+        seed: seed of the random numbers.
+        feeds: arrays of the inputs that are not random.
 
     Raises:
-        UsageError: an input takes strings, or its number of dimensions is unknown.
+        UsageError: an input takes strings, or its rank is unknown.
     """
     random = np.random.default_rng(seed)
-    feeds: dict[str, Array] = {}
+    result: dict[str, Array] = {}
     for info in inputs:
-        if given and info.name in given:
-            feeds[info.name] = given[info.name]
+        if feeds and info.name in feeds:
+            result[info.name] = feeds[info.name]
             continue
         if info.shape.dims is None or info.dtype is DType.STRING:
-            what = "strings" if info.dtype is DType.STRING else "a tensor of unknown rank"
+            kind = "strings" if info.dtype is DType.STRING else "a tensor of unknown rank"
             raise UsageError(
-                f"no random values can be made for input {info.name!r}, which takes {what}",
-                hint="give arrays (--data FILE.npz), or choose other --inputs, behind a decoder say",
+                f"cannot generate random values for input {info.name!r}, which takes {kind}",
+                hint="give arrays (--data FILE.npz), or choose other --inputs, for example after a decoder",
             )
         shape = tuple(1 if size is None else size for size in info.shape.dims)
-        feeds[info.name] = _random(random, info.dtype, shape)
-    return feeds
+        result[info.name] = _random(random, info.dtype, shape)
+    return result
 
 
 def _random(random: "np.random.Generator", dtype: DType, shape: tuple[int, ...]) -> Array:

@@ -193,7 +193,7 @@ def test_explain_says_what_was_done_and_what_was_left(graph_file: Path, capsys: 
     out = graph_file.parent / "out.pb"
     words = ["transform", str(graph_file), "-o", str(out), "--outputs", "same", "--explain", "--transforms"]
     assert main([*words, "remove_nodes(op=Identity)"]) == 0
-    assert "left same: the node is a graph input or output" in capsys.readouterr().out
+    assert "skipped  same: the node is a graph input or output" in capsys.readouterr().out
 
 
 def test_verify_with_the_reference_engine(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from quantkit.errors import UnavailableError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
+from quantkit.recipes import rewrite
 from quantkit.runtimes import find_runtime
 
 pytestmark = [
@@ -225,9 +226,7 @@ def test_names_become_what_tensorflow_takes() -> None:
 
 
 def test_there_and_back_again_adds_no_transposes() -> None:
-    before = qk.transform(
-        qk.load("digits").graph, "strip_unused_nodes fold_constants fold_old_batch_norms fold_batch_norms"
-    )
+    before = rewrite(qk.load("digits").graph, "strip_unused_nodes fold_constants fold_old_batch_norms fold_batch_norms")
     after = as_tensorflow(tensorflow_to_onnx.convert(before))
     assert after.op_counts["Conv2D"] == before.op_counts["Conv2D"]
     assert "Transpose" not in after.op_counts
@@ -237,7 +236,7 @@ def test_there_and_back_again_adds_no_transposes() -> None:
 def test_an_onnx_model_is_quantized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (entry,) = [one for one in entry_points(group="console_scripts") if one.name == "quantkit"]
     pictures = Path(__file__).parents[2] / "assets" / "digits_heldout.npz"
-    qk.save(qk.transform(qk.load("digits").graph, "fold_constants fold_old_batch_norms"), tmp_path / "float.onnx")
+    qk.save(rewrite(qk.load("digits").graph, "fold_constants fold_old_batch_norms"), tmp_path / "float.onnx")
     words = ["quantize", str(tmp_path / "float.onnx"), "-o", str(tmp_path / "small.onnx")]
     assert entry.load()([*words, "--calibration", str(pictures), "--limit", "50", "--runs", "0", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

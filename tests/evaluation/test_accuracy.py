@@ -18,6 +18,7 @@ from quantkit.evaluation.classification_metrics import Proportion
 from quantkit.ir.graph import Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.progress import Progress
+from quantkit.recipes import rewrite
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 HELDOUT = ASSETS / "digits_heldout.npz"
@@ -29,7 +30,7 @@ main = ENTRY.load()
 def folded() -> Graph:
     """Folded digits model, for the NumPy runtime."""
     recipe = 'strip_unused_nodes(shape="1,16,16,1") fold_constants fold_batch_norms fold_old_batch_norms'
-    return qk.transform(qk.load("digits", inputs=["Mul"], outputs=["softmax"]).graph, recipe)
+    return rewrite(qk.load("digits", inputs=["Mul"], outputs=["softmax"]).graph, recipe)
 
 
 def test_all_digits_are_correct() -> None:

@@ -20,6 +20,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.progress import Progress
 from quantkit.quantization import Scheme, annotate, convert
+from quantkit.recipes import rewrite
 from quantkit.runtimes.session import TensorInfo
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
@@ -71,7 +72,7 @@ def test_equal_graphs_are_equal() -> None:
 
 def test_models_may_be_names_and_files(tmp_path: Path) -> None:
     path = tmp_path / "folded.pb"
-    qk.save(qk.transform(qk.load("digits").graph, "strip_unused_nodes fold_old_batch_norms"), path)
+    qk.save(rewrite(qk.load("digits").graph, "strip_unused_nodes fold_old_batch_norms"), path)
     result = qk.compare("digits", path, limit=1, runtimes=("reference", "reference"))
     assert result.models == ("digits", str(path))
     assert result.first_bad is None
@@ -177,7 +178,7 @@ def test_inner_tensors_of_folded_layers_are_not_compared() -> None:
     """A convolution with scaled weights keeps its name but has other outputs."""
     raw = qk.load("digits", inputs=["Mul"], outputs=["softmax"]).graph
     recipe = 'strip_unused_nodes(shape="1,16,16,1") fold_constants fold_batch_norms fold_old_batch_norms'
-    result = run(raw, qk.transform(raw, recipe))
+    result = run(raw, rewrite(raw, recipe))
     assert result.first_bad is None
     assert min(row.sqnr for row in result.rows) > 90
     assert "conv/Conv2D" in result.only_first
@@ -187,8 +188,8 @@ def test_inner_tensors_of_folded_layers_are_not_compared() -> None:
 def test_classic_quantized_tensors_are_dequantized() -> None:
     raw = qk.load("digits", inputs=["Mul"], outputs=["softmax"]).graph
     recipe = 'strip_unused_nodes(shape="1,16,16,1") fold_constants fold_batch_norms fold_old_batch_norms'
-    folded = qk.transform(raw, recipe)
-    small = qk.transform(folded, "quantize_weights quantize_nodes")
+    folded = rewrite(raw, recipe)
+    small = rewrite(folded, "quantize_weights quantize_nodes")
     with np.load(ASSETS / "digits_heldout.npz") as file:
         pixels = file["images"][:2]
     result = run(folded, small, data=[pixels])

@@ -28,7 +28,7 @@ def test_a_card_names_endpoints_preprocessing_and_labels() -> None:
 @pytest.mark.parametrize("name", ["digits.pb", "digits.onnx"])
 def test_a_transformed_file_is_recognized(name: str, tmp_path: Path) -> None:
     digits = qk.load("digits")
-    digits.with_graph(qk.transform(digits, FOLDED)).save(tmp_path / name)
+    qk.transform(digits, FOLDED).save(tmp_path / name)
     model = qk.load(tmp_path / name)
     assert model.card is None
     assert model.origin is qk.load("digits").card

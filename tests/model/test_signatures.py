@@ -17,6 +17,7 @@ from quantkit.formats.saved_model import Signature
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model import load
+from quantkit.recipes import rewrite
 from quantkit.runtimes import tensorflow
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
@@ -78,7 +79,7 @@ def test_two_ends_never_get_one_name(tmp_path: Path) -> None:
 
 def test_names_follow_the_ends_of_a_rewritten_graph() -> None:
     before = graph()
-    after = qk.transform(
+    after = rewrite(
         before, "rename_node(old_node_name=y, new_node_name=a) rename_node(old_node_name=x, new_node_name=b)"
     )
     signature = Signature("mine", {"pixels": Edge("x")}, {"scores": Edge("y"), "positive": Edge("z")})

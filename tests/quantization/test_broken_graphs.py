@@ -14,6 +14,7 @@ from quantkit.formats import load, save
 from quantkit.ir.graph import Graph, constant
 from quantkit.ir.tensor import Array, DType
 from quantkit.quantization import annotate
+from quantkit.recipes import rewrite
 
 HELDOUT = Path(__file__).parent.parent.parent / "assets" / "digits_heldout.npz"
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(scope="module")
 def digits() -> Graph:
     recipe = 'strip_unused_nodes(shape="1,16,16,1") remove_nodes(op=Identity, op=CheckNumerics) fold_old_batch_norms'
-    return qk.transform(qk.load("digits", inputs=["Mul"], outputs=["softmax"]).graph, recipe)
+    return rewrite(qk.load("digits", inputs=["Mul"], outputs=["softmax"]).graph, recipe)
 
 
 def edit_layers(graph: Graph, edits: dict[str, Callable[[Array], Array]]) -> Graph:

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
 
@@ -34,7 +35,7 @@ def made(names: list[str], recipe: str = "remove_nodes(op=Identity)") -> str:
     after, trace = run(steps, before)
     for record in trace.records:
         object.__setattr__(record, "seconds", 0.001)
-    return html_page(trace_document("<model>", steps, before, after, trace), before, after)
+    return html_page(trace_document(replace(trace, model="<model>")), before, after)
 
 
 class Page(HTMLParser):
@@ -118,7 +119,7 @@ def test_functions_are_drawn_in_a_scope_of_their_own() -> None:
     """)
     steps = parse("inline_functions remove_unused_functions")
     after, trace = run(steps, before)
-    document = trace_document("m", steps, before, after, trace)
+    document = trace_document(trace)
     assert [node["name"] for node in document["before"]["functions"]["double"]] == ["a", "s"]
     assert {node["fate"] for node in document["before"]["functions"]["double"]} == {"gone"}
     assert document["after"]["functions"] == {}
@@ -144,8 +145,8 @@ def test_a_large_graph_stays_small_on_each_page() -> None:
 def test_the_document_tells_the_fate_of_nodes() -> None:
     before = graph(["a"])
     steps = parse("remove_nodes(op=Identity) quantize_weights(minimum_size=1)")
-    after, trace = run(steps, before)
-    document = trace_document("m", steps, before, after, trace)
+    _, trace = run(steps, before)
+    document = trace_document(trace)
     assert json.loads(json.dumps(document)) == document
     assert document["schema"] == "quantkit.trace/1"
     fates = {node["name"]: node["fate"] for node in document["before"]["nodes"]}

@@ -9,7 +9,7 @@ import quantkit.transforms  # noqa: F401  (fills the registry)
 from quantkit.errors import CheckError, GraphError, InputError, RecipeError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
-from quantkit.recipes import Recipe, parse, run, transform
+from quantkit.recipes import Recipe, parse, rewrite, run
 from quantkit.recipes.named import RECIPES, find_recipe
 from quantkit.recipes.verify import Verifier
 from quantkit.runtimes import open_session
@@ -37,7 +37,7 @@ def test_a_run_gives_the_graph_and_a_record_for_each_step() -> None:
     assert sorted(graph.nodes) == ["five/_0__cf__0", "x", "y"]
     assert [record.nodes for record in trace.records] == [(7, 6), (6, 5), (5, 3)]
     assert "same (Identity)" in trace.records[1].changes
-    assert trace.to_json()[2]["transform"] == "fold_constants"
+    assert trace.to_json()["steps"][2]["transform"] == "fold_constants"
     assert len(GRAPH) == 7
 
 
@@ -51,14 +51,14 @@ def test_errors_name_the_transform_and_may_be_ignored() -> None:
 
 
 def test_the_function_for_python() -> None:
-    assert "same" not in transform(GRAPH, "remove_nodes(op=Identity)")
+    assert "same" not in rewrite(GRAPH, "remove_nodes(op=Identity)")
 
 
 def test_the_function_for_python_takes_names_and_files(tmp_path: Path) -> None:
-    assert "same" not in transform(GRAPH, "deploy")
+    assert "same" not in rewrite(GRAPH, "deploy")
     path = tmp_path / "mine.toml"
     path.write_text('outputs = ["same"]\n[[step]]\ntransform = "strip_unused_nodes"\n')
-    assert [str(edge) for edge in transform(GRAPH, str(path)).outputs] == ["same"]
+    assert [str(edge) for edge in rewrite(GRAPH, str(path)).outputs] == ["same"]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -121,7 +121,7 @@ def test_transforms_in_the_place_of_a_recipe_are_told_where_to_go(word: str) -> 
 
 def test_a_misspelt_recipe_in_the_place_of_transforms_is_recognized() -> None:
     with pytest.raises(RecipeError, match="no transform and no recipe is named 'inferense'") as caught:
-        transform(GRAPH, "inferense")
+        rewrite(GRAPH, "inferense")
     assert caught.value.hint == "did you mean 'inference'?"
 
 
@@ -170,7 +170,7 @@ def test_a_recipe_is_a_value() -> None:
 
 def test_verify_says_when_an_input_takes_another_type() -> None:
     _, trace = run(parse("strip_unused_nodes absorb_preprocessing(mean=128, std=128)"), PIXELS, check=verifier())
-    assert trace.records[1].check == "input 'x' takes uint8 now: answers can not be compared"
+    assert trace.records[1].check == "input 'x' is uint8 now: outputs cannot be compared"
 
 
 PIXELS = Graph.of(

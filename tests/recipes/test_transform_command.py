@@ -48,7 +48,7 @@ def test_a_mismatch_may_be_skipped(words: list[str], tmp_path: Path, capsys: pyt
     out, err = capsys.readouterr()
     assert "scale_wrongly: undone: scale_wrongly changes output 'y'" in err
     assert "scale_wrongly: 4 -> 4 nodes" in out
-    assert "verified on inputs of seed 0: exact steps within 1e-05 of each output's largest number" in out
+    assert "verified on inputs of seed 0: exact steps within 1e-05 of the largest value of each output" in out
     graph = load(tmp_path / "out.pb")
     assert (graph["two"].value.array == 2).all()
     assert "s" not in graph
@@ -64,15 +64,15 @@ def test_the_tolerance_and_the_data_are_stated(
     assert main([*words, "--tolerance", "0.1", "--data", str(tmp_path / "data.npz"), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["verification"] == {"data": "given", "seed": 0, "tolerance": 0.1, "min_cosine": 0.5}
-    assert document["steps"][0]["check"] == "y: largest difference 0.01 (but the answers hardly vary: this says little)"
+    assert document["steps"][0]["check"] == "y: largest difference 0.01 (weak evidence: the output hardly varies)"
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--tolerance", "much"], "'much' is not a part of one"),
+        (["--tolerance", "much"], "'much' is not a fraction"),
         (["--on-mismatch", "skp"], "invalid choice"),
-        (["--trace", "trace.txt"], "no form of a trace"),
+        (["--trace", "trace.txt"], "a trace cannot be written to trace.txt"),
         (["--trace", "no/trace.html"], "no is not a folder"),
     ],
 )
@@ -86,7 +86,7 @@ def test_wrong_flags_are_refused(
 def test_data_that_fits_no_input(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(tmp_path / "data.npz", a=np.ones((5, 3), np.float32), b=np.ones((5, 3), np.float32))
     assert main([*words, "--data", str(tmp_path / "data.npz")]) == 2
-    assert "does not say which input it is for" in capsys.readouterr().err
+    assert "cannot tell which inputs" in capsys.readouterr().err
 
 
 def test_pictures_are_fed_as_the_card_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from quantkit.errors import GraphError
 from quantkit.formats import onnx
 from quantkit.formats.onnx.schema import message_class
 from quantkit.ir.graph import Edge, Graph
+from quantkit.recipes import rewrite
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import Session
 from quantkit.transforms.registry import REGISTRY, names_for
@@ -73,7 +74,7 @@ RECIPE = (
 
 
 def test_the_recipe_leaves_what_is_needed() -> None:
-    graph = qk.transform(model(), RECIPE)
+    graph = rewrite(model(), RECIPE)
     counts = {"Add": 2, "Clip": 1, "Constant": 2, "Identity": 1, "If": 1, "Placeholder": 2, "Relu": 1, "Split": 1}
     assert dict(sorted(graph.op_counts.items())) == counts
     assert {"x", "flag", "y", "chosen", "kept"} <= graph.nodes.keys()
@@ -95,8 +96,8 @@ def test_answers_stay(name: str, tmp_path: Path) -> None:
     }
     recipe = RECIPE if name == "all" else f"{name}{options.get(name, '')}"
     loose = {"rtol": 0.0 if name == "all" or REGISTRY[name].is_exact else 1e-2}
-    before = qk.transform(model(), "strip_unused_nodes")
-    after = qk.transform(before, recipe)
+    before = rewrite(model(), "strip_unused_nodes")
+    after = rewrite(before, recipe)
     qk.save(after, tmp_path / "after.onnx")
     for flag in (True, False):
         feeds = {"x": X, "flag": np.bool_(flag)}
@@ -113,13 +114,13 @@ def _opened(graph: Graph | Path) -> Session:
 
 def test_what_a_branch_reads_by_name_stays() -> None:
     with pytest.raises(GraphError, match="kept can not be renamed: a loop or branch refers to it"):
-        qk.transform(model(), "rename_node(old_node_name=kept, new_node_name=other)")
+        rewrite(model(), "rename_node(old_node_name=kept, new_node_name=other)")
     outcome = REGISTRY["remove_nodes"].outcome(model(), op=("Identity",))
     assert [str(skip) for skip in outcome.skips] == ["kept: a loop or branch refers to it by name"]
 
 
 def test_a_renamed_output_keeps_its_type(tmp_path: Path) -> None:
-    graph = qk.transform(model(), "strip_unused_nodes rename_node(old_node_name=y, new_node_name=answer)")
+    graph = rewrite(model(), "strip_unused_nodes rename_node(old_node_name=y, new_node_name=answer)")
     assert graph.outputs[0] == Edge("answer")
     assert onnx.value_infos(graph)[Edge("answer")] == onnx.value_infos(model())[Edge("y")]
 

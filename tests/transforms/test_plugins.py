@@ -11,7 +11,7 @@ import pytest
 import quantkit.transforms  # noqa: F401  (fills the registry)
 from quantkit.errors import RecipeError
 from quantkit.ir.text import from_text
-from quantkit.recipes import parse, run, transform
+from quantkit.recipes import parse, rewrite, run
 from quantkit.transforms.plugins import load_file, load_installed
 from quantkit.transforms.registry import REGISTRY, find_transform
 
@@ -74,8 +74,8 @@ def installed(folder: Path, name: str, code: str, value: str | None = None) -> N
 def test_a_file_joins_the_recipe_language(plugin: Path) -> None:
     (made,) = load_file(plugin)
     assert (made.name, made.is_built_in) == ("drop_devices", False)
-    assert transform(GRAPH, "drop_devices")["y"].device == ""
-    assert transform(GRAPH, 'drop_devices(keep="/cpu:0")') == GRAPH
+    assert rewrite(GRAPH, "drop_devices")["y"].device == ""
+    assert rewrite(GRAPH, 'drop_devices(keep="/cpu:0")') == GRAPH
 
 
 def test_a_file_may_be_loaded_twice(plugin: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_plugin_that_fails_is_one_sentence(tmp_path: Path, body: str, message:
     path.write_text(f"from quantkit.rewriting import transform\n\n@transform\ndef crash(graph):\n    {body}\n")
     load_file(path)
     with pytest.raises(RecipeError) as caught:
-        transform(GRAPH, "crash")
+        rewrite(GRAPH, "crash")
     assert message in caught.value.message
     assert str(path) in caught.value.message
 
@@ -143,7 +143,7 @@ def test_a_plugin_that_fails_may_be_passed_over_and_one_that_is_called_wrongly_m
     assert graph == GRAPH
     assert "ZeroDivisionError" in trace.records[0].ignored
     with pytest.raises(RecipeError, match="has no option 'n'"):
-        transform(GRAPH, "crash(ignore_errors=true, n=2)")
+        rewrite(GRAPH, "crash(ignore_errors=true, n=2)")
 
 
 def test_what_a_plugin_does_not_tell_is_found(plugin: Path) -> None:
@@ -155,7 +155,7 @@ def test_installed_distributions_offer_transforms(tmp_path: Path, monkeypatch: p
     installed(tmp_path, "good_plugin", GOOD, "good_plugin:drop_devices")
     monkeypatch.syspath_prepend(tmp_path)
     assert find_transform("drop_devices").function.__module__ == "good_plugin"
-    assert transform(GRAPH, "drop_devices")["y"].device == ""
+    assert rewrite(GRAPH, "drop_devices")["y"].device == ""
     assert load_installed() == ()
 
 

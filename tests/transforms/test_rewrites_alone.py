@@ -5,6 +5,7 @@ import pytest
 from spread_graphs import with_batch_norms, with_clamps, with_pads, with_preprocessing
 
 import quantkit as qk
+from quantkit import recipes
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.runtimes import open_session, runtimes
@@ -22,7 +23,7 @@ FORMS = {
 @pytest.fixture(scope="module")
 def digits() -> Graph:
     recipe = 'strip_unused_nodes(shape="1,16,16,1") remove_nodes(op=Identity, op=CheckNumerics) fold_old_batch_norms'
-    return qk.transform(qk.load("digits", inputs=["Mul"], outputs=["softmax"]).graph, recipe)
+    return recipes.rewrite(qk.load("digits", inputs=["Mul"], outputs=["softmax"]).graph, recipe)
 
 
 def answers(graph: Graph, engine: str) -> Array:
@@ -38,7 +39,7 @@ def answers(graph: Graph, engine: str) -> Array:
 @pytest.mark.parametrize("rewrite", FORMS)
 def test_answers_are_the_same(rewrite: str, engine: str, digits: Graph) -> None:
     before = FORMS[rewrite](digits)
-    after = qk.transform(before, rewrite)
+    after = recipes.rewrite(before, rewrite)
     assert after != before
     np.testing.assert_allclose(answers(after, engine), answers(before, engine), rtol=0, atol=1e-5)
     np.testing.assert_allclose(answers(before, engine), answers(digits, engine), rtol=0, atol=1e-5)

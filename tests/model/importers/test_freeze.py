@@ -10,6 +10,7 @@ from quantkit.errors import GraphError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Shape
 from quantkit.model.importers.freeze import freeze_object
+from quantkit.recipes import rewrite
 from quantkit.runtimes import open_session, tensorflow
 
 ANSWER = tensorflow.RUNTIME.available()
@@ -77,7 +78,7 @@ def test_recurrent_layers_with_dropout_are_frozen_without_it(name: str, tmp_path
         model.save(tmp_path / name)
     x = np.linspace(-1, 1, 3 * 4 * 2, dtype=np.float32).reshape(3, 4, 2)
     graph = qk.load(tmp_path / name).graph
-    for one in (graph, qk.transform(graph, "inference")):
+    for one in (graph, rewrite(graph, "inference")):
         with open_session(one, "tensorflow") as session:
             (found,) = session.run({session.inputs[0].name: x}).values()
         np.testing.assert_allclose(found, model(x, training=False), rtol=1e-5, atol=1e-7)

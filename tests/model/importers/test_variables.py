@@ -13,6 +13,7 @@ import quantkit as qk
 from quantkit.errors import InputError, QuantkitError, UsageError
 from quantkit.formats import graphdef, saved_model
 from quantkit.ir.graph import Graph
+from quantkit.recipes import rewrite
 from quantkit.runtimes import tensorflow
 
 ANSWER = tensorflow.RUNTIME.available()
@@ -77,14 +78,14 @@ def test_a_graph_is_filled_from_a_checkpoint(checkpoint: Path) -> None:
 def test_what_a_checkpoint_lacks_is_said(checkpoint: Path) -> None:
     with pytest.raises(UsageError, match="not in the graph"):
         qk.load(checkpoint, outputs=["z"])
-    graph = qk.transform(
+    graph = rewrite(
         qk.load(checkpoint.with_name("graph.pb")).graph, "rename_node(old_node_name=net/bias, new_node_name=net/base)"
     )
     graph = graph.with_nodes(node.with_attrs(shared_name=None) for node in graph.nodes.values())
     qk.save(graph, checkpoint.with_name("renamed.pb"))
     restored = qk.load(checkpoint.with_name("renamed.pb"), outputs=["y"], checkpoint=checkpoint).graph
     np.testing.assert_allclose(answer(restored), WANTED, rtol=1e-6)  # by what the saver restores where
-    qk.save(qk.transform(graph.with_endpoints(["x"], ["y"]), "strip_unused_nodes"), checkpoint.with_name("renamed.pb"))
+    qk.save(rewrite(graph.with_endpoints(["x"], ["y"]), "strip_unused_nodes"), checkpoint.with_name("renamed.pb"))
     with pytest.raises(InputError, match="no variable 'net/base'") as caught:
         qk.load(checkpoint.with_name("renamed.pb"), outputs=["y"], checkpoint=checkpoint)
     assert "net/bias" in caught.value.hint

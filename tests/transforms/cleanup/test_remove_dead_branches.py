@@ -17,7 +17,7 @@ from quantkit.ir.check import verify
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text, to_text
-from quantkit.recipes import transform
+from quantkit.recipes import rewrite
 from quantkit.runtimes import open_session
 from quantkit.transforms.cleanup.remove_dead_branches import remove_dead_branches
 
@@ -213,7 +213,7 @@ def test_tensorflow_1_conditionals_compute_same_outputs() -> None:
         if was_v2:
             v1.enable_control_flow_v2()
     graph = graphdef.decode(tf_graph.as_graph_def().SerializeToString()).with_endpoints(["x"], ["y"])
-    after = transform(graph, "remove_dead_branches strip_unused_nodes fold_constants")
+    after = rewrite(graph, "remove_dead_branches strip_unused_nodes fold_constants")
     assert "Merge" not in after.op_counts
     assert len(after) < 6
     values = np.float32([[1, -2, 3], [0, 5, -6]])
@@ -289,7 +289,7 @@ def test_tensorflow_2_conditionals_compute_same_outputs() -> None:
 
     graph_def = network.get_concrete_function().graph.as_graph_def()
     graph = graphdef.decode(graph_def.SerializeToString()).with_endpoints(["x"], ["y"])
-    after = transform(graph, "remove_dead_branches strip_unused_nodes remove_unused_functions")
+    after = rewrite(graph, "remove_dead_branches strip_unused_nodes remove_unused_functions")
     assert sum(count for op, count in after.op_counts.items() if "If" in op) == 1
     assert len(after.library) == 2
     for values in (np.ones((2, 3), np.float32), -np.ones((2, 3), np.float32)):

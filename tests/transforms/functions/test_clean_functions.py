@@ -22,7 +22,7 @@ from quantkit.ir.tensor import Shape
 from quantkit.ir.text import from_text, to_text
 from quantkit.model import load
 from quantkit.model.exporters.files import save
-from quantkit.recipes import transform
+from quantkit.recipes import rewrite
 from quantkit.recipes.named import RECIPES
 from quantkit.runtimes import open_session
 from quantkit.transforms.functions.clean_functions import clean_functions
@@ -442,8 +442,8 @@ def test_tensorflow_computes_the_same_with_fewer_nodes(name: str, tmp_path: Path
     if not isinstance(model, tf.keras.Model):
         model = tf.function(model, input_signature=[tf.TensorSpec(shape, tf.float32, "x")])
     graph = load(model).graph
-    before = transform(graph, re.sub(r"clean_functions\([^)]*\)", "", str(RECIPES["inference"])))
-    after = transform(graph, "inference")
+    before = rewrite(graph, re.sub(r"clean_functions\([^)]*\)", "", str(RECIPES["inference"])))
+    after = rewrite(graph, "inference")
     assert num_nodes(after) <= num_nodes(before) - fewer
     assert clean_functions.outcome(after).changes == ()
     save(after, tmp_path / "graph.pb")

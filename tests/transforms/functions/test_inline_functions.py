@@ -11,7 +11,7 @@ from quantkit.formats import graphdef
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Graph
 from quantkit.ir.text import from_text
-from quantkit.recipes import transform
+from quantkit.recipes import rewrite
 from quantkit.runtimes import open_session
 from quantkit.transforms.functions.inline_functions import inline_functions
 
@@ -127,7 +127,7 @@ def test_tensorflow_computes_the_same() -> None:
 
     made = network.get_concrete_function().graph.as_graph_def()
     graph = graphdef.decode(made.SerializeToString()).with_endpoints(["x"], ["y"])
-    after = transform(graph, "inline_functions remove_unused_functions")
+    after = rewrite(graph, "inline_functions remove_unused_functions")
     assert not {op for op in after.op_counts if op.endswith("Call")}
     assert after.op_counts["Assert"] >= 3 if "Assert" in after.op_counts else any("If" in op for op in after.op_counts)
     assert len(after.library) < len(graph.library)

@@ -1,0 +1,272 @@
+"""The verb ``transform``: load a model, apply a recipe, verify, and write the result."""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
+
+from quantkit import formats
+from quantkit.convert.onnx_to_tensorflow import as_tensorflow
+from quantkit.errors import RecipeError, UsageError
+from quantkit.ir.graph import Graph
+from quantkit.model import Model, as_model
+from quantkit.model.exporters import EXPORTERS
+from quantkit.model.exporters.files import OutputFile
+from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
+from quantkit.recipes.driver import RecipeLike, as_recipe, run
+from quantkit.recipes.grammar import Step
+from quantkit.recipes.recipe import Recipe
+from quantkit.recipes.trace import STOP, Trace
+from quantkit.recipes.trace_file import check_trace_path
+from quantkit.recipes.verify import make_verifier
+from quantkit.transforms.plugins import load_file
+from quantkit.transforms.registry import REGISTRY, names_for
+
+# Transforms that make the constants of a graph smaller.
+SHRINKING = frozenset({"convert_precision", "extract_subgraph", "quantize_nodes", "quantize_weights"})
+
+Runner = Callable[..., tuple[Graph, Trace]]
+
+
+class TransformOptions(TypedDict, total=False):
+    """Keyword arguments of `transform` that do not concern loading; see there."""
+
+    output: str | os.PathLike[str] | None
+    format: str | None
+    as_text: bool
+    verify: bool
+    data: Any
+    tolerance: float | None
+    on_mismatch: Literal["stop", "skip"] | None
+    runtime: str | None
+    seed: int
+    trace: str | os.PathLike[str] | None
+    evaluate_with: Literal["numpy", "tensorflow"]
+    on_progress: OnProgress
+    on_message: OnMessage
+
+
+def transform(
+    model: Any,
+    recipe: RecipeLike | None = None,
+    *,
+    inputs: Iterable[str] | None = None,
+    outputs: Iterable[str] | None = None,
+    signature: str | None = None,
+    tags: Iterable[str] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    random_weights: bool = False,
+    offline: bool = False,
+    plugins: Iterable[str | os.PathLike[str]] = (),
+    **options: Unpack[TransformOptions],
+) -> Model:
+    """Rewrite a model with a recipe.
+
+    Args:
+        model: a `Model`, a `Graph`, a path, the name of a model card, or any value that `quantkit.load` takes.
+        recipe: the name of a recipe, the path of a TOML file, a transforms string, a list of steps, or a `Recipe`;
+            None if the model is only converted to the format of ``output``.
+        inputs, outputs, signature, tags, checkpoint, random_weights, offline: see `quantkit.load`. Inputs and outputs
+            of a recipe file apply if they are None.
+        plugins: Python files whose transforms are registered first.
+        options: further keyword arguments:
+            output: file or folder to write; None to write no file.
+            format: format of the output, which overrides its suffix.
+            as_text: write the text form of a GraphDef.
+            verify: compare the model outputs before and after each step.
+            data: dataset to verify with (default: random inputs); implies ``verify``.
+            tolerance: maximum difference of an exact step, as a fraction of the largest value of an output (default:
+                1e-5); implies ``verify``.
+            on_mismatch: ``stop`` to raise an error after a failed check (the default), ``skip`` to undo the step;
+                implies ``verify``.
+            runtime: runtime that verifies (default: the one of the model's format).
+            seed: seed of the random inputs.
+            trace: file for the trace: ``.json``, or ``.html`` for a page that draws the graph before and after.
+            evaluate_with: backend for constant folding: ``numpy`` or ``tensorflow``.
+            on_progress: receives the bytes of a download and the number of finished steps.
+            on_message: receives messages about steps that were left out, undone or failed.
+
+    Returns:
+        The rewritten model; its ``trace`` holds the records of all steps.
+
+    Raises:
+        UsageError: an argument has another type, or does not apply.
+        RecipeError: the recipe cannot be read.
+        InputError: the model or the data cannot be read, or a file cannot be written.
+        GraphError: a transform failed.
+        CheckError: the outputs differ, and ``on_mismatch`` is not ``skip``.
+        UnavailableError: a package or an op conversion is not available.
+    """
+    for plugin in plugins:
+        load_file(Path(plugin))
+    file = choose_output(**options)
+    if recipe is None:
+        check_conversion(model, checkpoint, file)
+    steps = Recipe(()) if recipe is None else as_recipe(recipe)
+    # A Model is loaded, so that only its endpoints may change.
+    load_options: dict[str, Any] = {
+        "inputs": inputs if inputs is not None else steps.inputs or None,
+        "outputs": outputs if outputs is not None else steps.outputs or None,
+        "signature": signature,
+        "tags": tags,
+        "checkpoint": checkpoint,
+        "random_weights": random_weights,
+        "offline": offline,
+        "on_progress": options.get("on_progress", ignore_progress),
+    }
+    return apply_recipe(as_model(model, **load_options), steps, file, **options)
+
+
+def choose_output(**options: Unpack[TransformOptions]) -> OutputFile | None:
+    """Return the output file of the options; None if no file is written.
+
+    Raises:
+        UsageError: the path or the format cannot be written.
+        InputError: the trace cannot be written.
+    """
+    trace, output = options.get("trace"), options.get("output")
+    file = None
+    if output is not None:
+        file = OutputFile.of(output, options.get("format"), as_text=options.get("as_text", False))
+        if file.is_guess:
+            on_message = options.get("on_message", ignore_message)
+            suffix = file.path.suffix.lower()
+            on_message(f"{file.path.name}: {suffix} names no format: writing {formats.KINDS[file.kind]}")
+    if trace is not None:
+        check_trace_path(Path(trace).expanduser())
+    return file
+
+
+def apply_recipe(
+    model: Model,
+    recipe: Recipe,
+    file: OutputFile | None = None,
+    runner: Runner = run,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    format: str | None = None,
+    as_text: bool = False,
+    verify: bool = False,
+    data: Any = None,
+    tolerance: float | None = None,
+    on_mismatch: Literal["stop", "skip"] | None = None,
+    runtime: str | None = None,
+    seed: int = 0,
+    trace: str | os.PathLike[str] | None = None,
+    evaluate_with: Literal["numpy", "tensorflow"] = "numpy",
+    on_progress: OnProgress = ignore_progress,
+    on_message: OnMessage = ignore_message,
+) -> Model:
+    """Apply a recipe to a loaded model, verify, and write the result; see `transform`.
+
+    Args:
+        model: model to rewrite.
+        recipe: steps to apply.
+        file: output file that `choose_output` returns for ``output``, ``format`` and ``as_text``.
+        runner: function that applies the steps; see `run`.
+    """
+    is_tensorflow = file is not None and EXPORTERS[file.kind].is_tensorflow
+    before = as_tensorflow(model.graph) if is_tensorflow else model.graph
+    recipe = fit_recipe(recipe, model, before, on_message)
+    if file is not None:
+        file.check(before, may_shrink=may_shrink(recipe))
+    check = None
+    if verify or data is not None or tolerance is not None or on_mismatch is not None:
+        check = make_verifier(model, before, data=data, runtime=runtime, seed=seed, tolerance=tolerance)
+    steps = iter(range(len(recipe.steps)))
+
+    def report_step(step: Step) -> None:
+        on_message(f"Applying {step.name}")
+        on_progress(Progress("transforming", next(steps), len(recipe.steps)))
+
+    after, record = runner(
+        recipe,
+        before,
+        services=_services(evaluate_with),
+        check=check,
+        on_mismatch=on_mismatch or STOP,
+        on_step=report_step,
+    )
+    signature = model.signature.following(before, after) if model.signature else None
+    num_bytes = 0 if file is None else file.write(after, signature)
+    for step in record.records:
+        if step.ignored:
+            on_message(f"{step.step.name}: Ignoring error {step.ignored}")
+        if step.undone:
+            on_message(f"{step.step.name}: undone: {step.undone}")
+    record = replace(
+        record,
+        model=model.name,
+        has_random_weights=model.has_random_weights,
+        verification=check.to_json() if check else None,
+        terms=check.terms if check else "",
+        output=file.path if file else None,
+        num_bytes=num_bytes,
+    )
+    if trace is not None:
+        record.save(Path(trace).expanduser())
+    return replace(model, runnable=after, inputs=None, outputs=None, signature=signature, trace=record)
+
+
+def may_shrink(recipe: Recipe) -> bool:
+    """Return True if the recipe may make the constants smaller; transforms of plugins may."""
+    transforms = [REGISTRY[step.name] for step in recipe.steps if step.name in REGISTRY]
+    return any(transform.name in SHRINKING or not transform.is_built_in for transform in transforms)
+
+
+def fit_recipe(recipe: Recipe, model: Model, graph: Graph, on_message: OnMessage = ignore_message) -> Recipe:
+    """Return the recipe for the graph of a model.
+
+    A named recipe is reduced to the transforms that support the dialect of the graph, and ``strip_unused_nodes`` gets
+    element type and shape of the input from the model card.
+    """
+    names = names_for(graph.dialect)
+    unsupported = [step.name for step in recipe.steps if step.name not in names]
+    if recipe.name and unsupported:
+        on_message(
+            f"left out of {recipe.name}: {', '.join(unsupported)}: not for graphs of the dialect {graph.dialect}"
+        )
+        recipe = replace(recipe, steps=tuple(step for step in recipe.steps if step.name in names))
+    return _with_input_shape(recipe, model, graph)
+
+
+def _with_input_shape(recipe: Recipe, model: Model, graph: Graph) -> Recipe:
+    if model.card is None or len(model.card.inputs) != 1:
+        return recipe
+    card_input = model.card.inputs[0]
+    if graph.inputs != graph.with_endpoints([card_input.name], None).inputs:
+        return recipe
+    shape = {"type": (card_input.dtype.value,), "shape": (",".join(map(str, card_input.shape)),)}
+    steps = (
+        replace(step, options={**shape, **step.options}) if step.name == "strip_unused_nodes" else step
+        for step in recipe.steps
+    )
+    return replace(recipe, steps=tuple(steps))
+
+
+def check_conversion(model: Any, checkpoint: str | os.PathLike[str] | None, file: OutputFile | None) -> None:
+    """Check that writing a model without a recipe freezes it, or converts it to another format.
+
+    Raises:
+        RecipeError: the output would equal the input.
+    """
+    is_path = isinstance(model, str | os.PathLike)
+    is_graphdef = is_path and Path(model).suffix in ("", ".pb", ".pbtxt") and not Path(model).is_dir()
+    if file is None or (is_graphdef and not checkpoint and file.kind.startswith("graphdef")):
+        raise RecipeError(
+            "You must specify at least one transform.",
+            hint="--recipe inference is a good first recipe; quantkit transforms list shows all for --transforms",
+        )
+
+
+def _services(evaluate_with: str) -> dict[str, Any]:
+    from quantkit.model.importers.checkpoint import read_variable
+
+    if evaluate_with == "numpy":
+        return {"read_variable": read_variable}
+    if evaluate_with != "tensorflow":
+        raise UsageError(f"{evaluate_with!r} is not a backend for constant folding", hint="use numpy or tensorflow")
+    from quantkit.runtimes.tensorflow_constants import evaluate_with_tensorflow
+
+    return {"read_variable": read_variable, "evaluate": evaluate_with_tensorflow()}
