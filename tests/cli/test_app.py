@@ -120,7 +120,12 @@ def test_examples_parse(name: str) -> None:
         (["transform", "G", "-o", "O", "--transforms", "a(b=“c”)"], 2, "Looking for a value", "typographic"),
         (["transform", "G", "-o", "O", "--transforms", "fold_constants", "--outputs", "why"], 2, "output 'why'", ""),
         (["transform", "G", "-o", "O", "--transforms", "fold_constants", "--inputs", "xx"], 2, "input 'xx'", ""),
-        (["transform", "G", "-o", "no/O.pb", "--transforms", "fold_constants"], 2, "no is not a folder", "create it"),
+        (
+            ["transform", "G", "-o", "no/O.pb", "--transforms", "fold_constants"],
+            2,
+            "no is not a folder",
+            "create the folder",
+        ),
         (["summarize"], 2, "no model is given", ""),
         (["models", "lst"], 2, "invalid choice: 'lst'", "did you mean 'list'"),
         (["quantize", "G", "-o", "O", "--target", "onx"], 2, "invalid choice: 'onx'", "did you mean 'onnx'"),

@@ -90,7 +90,7 @@ def test_sizes_may_be_written_as_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [
-        ("[[step", InputError, "is no TOML"),
+        ("[[step", InputError, "is not a TOML"),
         ("a = 1", RecipeError, "contains no steps"),
         ("[[step]]\nop = 'x'", RecipeError, "step 1 names no transform"),
         ("[[step]]\ntransform = 'nope'", RecipeError, "step 1: Transform 'nope' not recognized"),

@@ -116,7 +116,7 @@ def test_what_a_branch_reads_by_name_stays() -> None:
     with pytest.raises(GraphError, match="kept can not be renamed: a loop or branch refers to it"):
         rewrite(model(), "rename_node(old_node_name=kept, new_node_name=other)")
     outcome = REGISTRY["remove_nodes"].outcome(model(), op=("Identity",))
-    assert [str(skip) for skip in outcome.skips] == ["kept: a loop or branch refers to it by name"]
+    assert [str(skip) for skip in outcome.skips] == ["kept: a loop or branch refers to the node by name"]
 
 
 def test_a_renamed_output_keeps_its_type(tmp_path: Path) -> None:
