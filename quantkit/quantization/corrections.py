@@ -1,15 +1,15 @@
-"""Take out what quantizing would do to the float graph's answers, as far as constants can.
+"""Bias correction and cross-layer equalization.
 
-Bias correction: rounded weights shift the mean of each output channel, by what they were rounded times the mean input
+Bias correction: rounding the weights shifts the mean of each output channel by
 
-    E[y_q - y] = sum over positions and input channels of (W_q - W) * E[x]        (Nagel and others, 2019)
+    E[y_q - y] = sum over positions and input channels of (W_q - W) * E[x]     (Nagel et al., 2019)
 
-and the bias takes that out again.
+and the bias is corrected by the same amount.
 
-Cross-layer equalization: where a ReLU stands between two layers, relu(s * y) = s * relu(y) for s > 0, so a channel's
-scale moves from the first layer's weights and bias to the second's weights without changing any answer:
+Cross-layer equalization: relu(s * y) = s * relu(y) for s > 0, so that a channel's scale can move
+through a ReLU, from the weights and bias of one layer to the weights of the next one:
 
-    s = sqrt(reach of the second's weights for this channel / reach of the first's)
+    s = sqrt(max |W_2| of this input channel / max |W_1| of this output channel)
 """
 
 import numpy as np
@@ -24,16 +24,16 @@ from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
 
 Floats = npt.NDArray[np.float64]
-# A channel's scale moves by no more than this: a channel that is all but dead must not make noise of another layer.
-MOST_SCALING = 16.0
+# Largest factor for one channel: a nearly dead channel must not increase the noise of the next layer.
+MAX_SCALING = 16.0
 
 
 def correct_biases(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
-    """The float graph with biases that cancel what rounding the weights shifts.
+    """Return the float graph with biases that cancel the shift by rounded weights.
 
     Args:
-        graph: in float.
-        plan: of it.
+        graph: float graph.
+        plan: plan of ``graph``.
         ranges: with the mean of each input channel (`Ranges.means`). Patterns without one keep
             their bias.
     """
@@ -53,7 +53,7 @@ def correct_biases(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
 
 
 def _shift(layer: Node, weights: Array, plan: Plan, pattern: FusedPattern, means: Floats) -> Floats:
-    """Mean of what rounded weights add to each output channel."""
+    """Return the mean error of each output channel, (c_out,), from rounding the weights."""
     rounded = (
         QuantizationParameters.of_weights(plan.weights[pattern.weights], weights)
         .fake_quantize(weights)
@@ -65,10 +65,11 @@ def _shift(layer: Node, weights: Array, plan: Plan, pattern: FusedPattern, means
         return separate
     if layer.op == "Conv2D":
         summed = rounded.sum((0, 1))
-        # Of grouped channels, each reads as many neighbours as there are weights for it.
-        read = means.reshape(-1, len(summed))
-        found: Floats = np.einsum("ij,ji->j", summed, np.repeat(read, summed.shape[1] // len(read), axis=0))
-        return found
+        # (groups, c_in / groups): each output channel has the inputs of its group.
+        by_group = means.reshape(-1, len(summed))
+        repeats = summed.shape[1] // len(by_group)
+        grouped: Floats = np.einsum("ij,ji->j", summed, np.repeat(by_group, repeats, axis=0))
+        return grouped
     shift: Floats = np.einsum("ji,i->j" if layer.attrs.get("transpose_b") else "ij,i->j", rounded, means)
     return shift
 
@@ -78,17 +79,17 @@ def _by_channel(value: Tensor, count: int) -> Array:
 
 
 def equalize(graph: Graph, plan: Plan) -> Graph:
-    """The same function, with scales evened out between layers that follow each other.
+    """Return an equal graph with equalized scales of consecutive layers.
 
     Only where it is exact: the first pattern ends in Relu or has no activation, its output has
     one consumer, and it adds no residual.
     """
     values: dict[str, Floats] = {}
-    readers = {pattern.input: pattern for pattern in plan.patterns}
+    consumer_of = {pattern.input: pattern for pattern in plan.patterns}
     for first in plan.patterns:
-        second = readers.get(first.output)
+        second = consumer_of.get(first.output)
         if second is not None and _is_exact(graph, first, second):
-            _even_out(graph, first, second, values)
+            _equalize_pair(graph, first, second, values)
     draft = Draft(graph)
     for name, value in values.items():
         draft.replace(name, constant(name, value.astype(np.float32)))
@@ -110,39 +111,39 @@ def _bias_of(graph: Graph, pattern: FusedPattern) -> str:
     return next(edge.node for edge in graph[pattern.bias].inputs if graph.constant_of(edge) is not None)
 
 
-def _even_out(graph: Graph, first: FusedPattern, second: FusedPattern, values: dict[str, Floats]) -> None:
+def _equalize_pair(graph: Graph, first: FusedPattern, second: FusedPattern, values: dict[str, Floats]) -> None:
     def value(name: str) -> Floats:
         return values.get(name, graph[name].value.array.astype(np.float64))
 
     before, after = value(first.weights), value(second.weights)
-    out, into = graph[first.layer], graph[second.layer]
-    facts = find_layer(out)
+    producer, consumer = graph[first.layer], graph[second.layer]
+    facts = find_layer(producer)
     assert facts is not None
-    sent = _reach(before, facts.weights_axes)
-    taken = _reach(after, _input_axes(into))
-    if len(sent) != len(taken):
+    sizes_out = _max_abs(before, facts.weights_axes)
+    sizes_in = _max_abs(after, _input_axes(consumer))
+    if len(sizes_out) != len(sizes_in):
         return
-    alive = (sent > 0) & (taken > 0)
-    scale = np.ones_like(sent)
-    scale[alive] = np.clip(np.sqrt(taken[alive] / sent[alive]), 1 / MOST_SCALING, MOST_SCALING)
+    nonzero = (sizes_out > 0) & (sizes_in > 0)
+    scale = np.ones_like(sizes_out)
+    scale[nonzero] = np.clip(np.sqrt(sizes_in[nonzero] / sizes_out[nonzero]), 1 / MAX_SCALING, MAX_SCALING)
     values[first.weights] = before * facts.along_weights(scale, before.shape)
     if first.bias:
         name = _bias_of(graph, first)
         values[name] = (
             _by_channel(graph[name].value, len(scale)) * scale if name not in values else values[name] * scale
         )
-    shape = [size if axis in _input_axes(into) else 1 for axis, size in enumerate(after.shape)]
+    shape = [size if axis in _input_axes(consumer) else 1 for axis, size in enumerate(after.shape)]
     values[second.weights] = after / scale.reshape(shape)
 
 
 def _input_axes(layer: Node) -> tuple[int, ...]:
-    """Dimensions of the weights that number what the layer reads."""
+    """Return the dimensions of the weights that index the input channels."""
     if layer.op == "MatMul":
         return (1,) if layer.attrs.get("transpose_b") else (0,)
     return (2,)
 
 
-def _reach(weights: Floats, axes: tuple[int, ...]) -> Floats:
+def _max_abs(weights: Floats, axes: tuple[int, ...]) -> Floats:
     rest = tuple(axis for axis in range(weights.ndim) if axis not in axes)
-    found: Floats = np.abs(weights).max(rest).reshape(-1)
-    return found
+    sizes: Floats = np.abs(weights).max(rest).reshape(-1)
+    return sizes

@@ -106,15 +106,15 @@ def engine(request: pytest.FixtureRequest) -> Runtime:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("takes_codes", [False, True])
-def test_answers_are_those_of_the_float_graph(engine: Runtime, takes_codes: bool) -> None:
+@pytest.mark.parametrize("quantized_inputs", [False, True])
+def test_answers_are_those_of_the_float_graph(engine: Runtime, quantized_inputs: bool) -> None:
     graph, plan, ranges = calibrated(network())
-    made = convert(graph, plan, ranges, takes_codes=takes_codes)
+    made = convert(graph, plan, ranges, quantized_inputs=quantized_inputs)
     x = pictures(6)[5:]
     with find_runtime("reference").open(graph) as session:
         expected = session.run({"x": x})["y"]
     with engine.open(made) as session:
-        (result,) = session.run({"x": (x * 128 + 128).astype(np.uint8) if takes_codes else x}).values()
+        (result,) = session.run({"x": (x * 128 + 128).astype(np.uint8) if quantized_inputs else x}).values()
     np.testing.assert_allclose(result, expected, atol=0.02)
     assert abs(result - expected).max() > 0
 
@@ -171,7 +171,7 @@ def test_what_an_average_and_its_relu_make_begins_at_zero() -> None:
 
 def test_the_network_input_can_be_the_pictures_bytes() -> None:
     graph, plan, ranges = calibrated(network())
-    made = convert(graph, plan, ranges, takes_codes=True)
+    made = convert(graph, plan, ranges, quantized_inputs=True)
     assert made["x"].attrs["dtype"] is DType.UINT8
     assert made["x/scale"].value == Tensor.of(np.float32(1 / 128))
     assert made["x/zero"].value == Tensor.of(np.uint8(128))
@@ -217,7 +217,7 @@ def test_outputs_stay_float_and_keep_their_names() -> None:
     assert made.outputs == (Edge("y"), Edge("joined"), Edge("left"))
 
 
-def test_a_missing_range_is_said() -> None:
+def test_a_missing_range_is_an_error() -> None:
     graph, plan, ranges = calibrated(network())
     with pytest.raises(InputError, match="there is no range of edge"):
         convert(graph, plan, Ranges({edge: span for edge, span in ranges.items() if edge != Edge("pool")}))

@@ -1,9 +1,9 @@
-"""The classic 8-bit ops, with calibrated ranges in the place of those they would find while they run.
+"""Target "eightbit": TensorFlow's classic 8-bit ops, with calibrated instead of dynamic ranges.
 
     before   Requantize(x32, RequantizationRange(x32))      QuantizeV2(x, Min(x), Max(x))
     after    Requantize(x32, low, high)                     QuantizeV2(x, low, high)
 
-Ranges that are fixed cost no pass over the data, and do not change with the picture.
+Fixed ranges cost no reduction over the tensor, and do not change from image to image.
 """
 
 from collections.abc import Callable, Collection, Container, Mapping
@@ -31,27 +31,32 @@ from quantkit.transforms.precision.quantize_nodes import (
 )
 from quantkit.transforms.precision.quantize_weights import quantize_weights
 
-CODED = "/eightbit"
-HIDDEN = "/float"
+QUANTIZED_SUFFIX = "/eightbit"
+FLOAT_SUFFIX = "/float"
 
 
 def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
-    """The graph in classic 8-bit ops.
+    """Return the graph in classic 8-bit ops.
 
     Args:
-        graph: in float.
-        plan: of it, with `Scheme.split_patterns`.
-        ranges: of every edge of the plan.
+        graph: float graph.
+        plan: plan of ``graph`` with `Scheme.split_patterns`.
+        ranges: ranges of every edge of the plan.
+
+    Raises:
+        InputError: a range is missing.
     """
-    hidden = _renamed(_classic_concats(graph, plan), lambda op: f"{op}{HIDDEN}", _float_nodes(graph, plan))
-    coded = quantize_nodes(quantize_weights(hidden))
-    coded = _renamed(coded, lambda op: op.removesuffix(HIDDEN), set(coded.nodes))
-    draft = Draft(coded)
-    for node in coded.nodes.values():
-        edge = _measured(coded, node)
-        found = None if edge is None else _range(graph, plan, ranges, edge)
-        if found is not None:
-            low, high = constant(f"{node.name}/low", found.low), constant(f"{node.name}/high", found.high)
+    plan.require_ranges(ranges)
+    # Op types that quantize_nodes does not recognize stay float.
+    masked = _rename_ops(_classic_concats(graph, plan), lambda op: f"{op}{FLOAT_SUFFIX}", _float_nodes(graph, plan))
+    quantized = quantize_nodes(quantize_weights(masked))
+    quantized = _rename_ops(quantized, lambda op: op.removesuffix(FLOAT_SUFFIX), set(quantized.nodes))
+    draft = Draft(quantized)
+    for node in quantized.nodes.values():
+        edge = _dynamic_edge(quantized, node)
+        limits = None if edge is None else _limits(graph, plan, ranges, edge)
+        if limits is not None:
+            low, high = constant(f"{node.name}/low", limits.low), constant(f"{node.name}/high", limits.high)
             first = 3 if node.op == "Requantize" else 1
             inputs = (*node.inputs[:first], Edge(low.name), Edge(high.name))
             draft.replace(node.name, low, high, node.with_(inputs=inputs))
@@ -59,17 +64,20 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
 
 
 def _float_nodes(graph: Graph, plan: Plan) -> set[str]:
-    """What the plan keeps float though its op has a classic form, layers, and the constants that only these read."""
-    at_work = {*plan.pattern_of, *plan.pass_through}
-    kept = {
+    """Return float fallbacks whose op has a classic form, layers, and the constants of only these."""
+    quantized = {*plan.pattern_of, *plan.pass_through}
+    fallbacks = {
         name for name in plan.float_fallbacks if graph[name].op in PATTERN_LAYER_OPS or has_classic_form(graph[name].op)
     }
-    constants = {edge.node for name in kept for edge in graph[name].inputs if graph.constant_of(edge) is not None}
-    return kept | {name for name in constants if not at_work & {use.node.name for use in graph.node_uses[name]}}
+    constants = {edge.node for name in fallbacks for edge in graph[name].inputs if graph.constant_of(edge) is not None}
+    return fallbacks | {name for name in constants if not quantized & {use.node.name for use in graph.node_uses[name]}}
 
 
 def _classic_concats(graph: Graph, plan: Plan) -> Graph:
-    """With the axes of concats counted from the front, for which shapes are needed that hiding nodes hides as well."""
+    """Return the graph with non-negative axes of concatenations.
+
+    They need shapes, which cannot be inferred after masking.
+    """
     shapes = infer_shapes(graph)
     draft = Draft(graph)
     for name in plan.pass_through:
@@ -78,32 +86,32 @@ def _classic_concats(graph: Graph, plan: Plan) -> Graph:
     return draft.graph()
 
 
-def _renamed(graph: Graph, renamed: Callable[[str], str], names: Container[str]) -> Graph:
-    """The graph with other op types, which no transform knows, of some nodes."""
+def _rename_ops(graph: Graph, rename: Callable[[str], str], names: Container[str]) -> Graph:
+    """Return the graph with other op types of some nodes."""
     return graph.with_nodes(
-        node.with_(op=renamed(node.op)) if node.name in names else node for node in graph.nodes.values()
+        node.with_(op=rename(node.op)) if node.name in names else node for node in graph.nodes.values()
     )
 
 
-def _measured(coded: Graph, node: Node) -> Edge | None:
-    """The float edge whose range a node finds while it runs."""
-    if node.op == "Requantize" and coded[node.inputs[3].node].op == "RequantizationRange":
-        return Edge(node.inputs[0].node.removesuffix(CODED))
-    if node.op == "QuantizeV2" and coded[node.inputs[1].node].op == "Min":
+def _dynamic_edge(quantized: Graph, node: Node) -> Edge | None:
+    """Return the float edge whose range a node takes from its input, or None."""
+    if node.op == "Requantize" and quantized[node.inputs[3].node].op == "RequantizationRange":
+        return Edge(node.inputs[0].node.removesuffix(QUANTIZED_SUFFIX))
+    if node.op == "QuantizeV2" and quantized[node.inputs[1].node].op == "Min":
         return node.inputs[0]
     return None
 
 
-def _range(graph: Graph, plan: Plan, ranges: Ranges, edge: Edge) -> Range | None:
-    """The range an edge's codes reach, moved so that 0 is exactly a code; None: nothing is known of it."""
+def _limits(graph: Graph, plan: Plan, ranges: Ranges, edge: Edge) -> Range | None:
+    """Return the range of an edge, moved so that 0 is represented exactly; None if it is unknown."""
     pattern = plan.pattern_of.get(edge.node)
     if pattern is not None and pattern.activation and edge in (Edge(name) for name in pattern.nodes[-2:]):
-        edge = pattern.output  # what the activation cuts off needs no codes
+        edge = pattern.output  # values that the activation clamps need no range
     value = graph.constant_of(edge)
-    found = ranges.get(edge) if value is None else Range(float(value.array.min()), float(value.array.max()))
-    if found is None or not np.isfinite(found).all():
+    limits = ranges.get(edge) if value is None else Range(float(value.array.min()), float(value.array.max()))
+    if limits is None or not np.isfinite(limits).all():
         return None
-    parameters = QuantizationParameters.of_range(AFFINE, found)
+    parameters = QuantizationParameters.of_range(AFFINE, limits)
     scale, zero = float(parameters.scale), int(parameters.zero_point)
     return Range(-zero * scale, (255 - zero) * scale)
 
@@ -112,7 +120,9 @@ def _stored_constant(node: Node) -> tuple[Node, ...]:
     """Return a constant as the transform quantize_weights stores it."""
     alone = Graph.of([node.with_(controls=())], (), (node.name,))
     stored = quantize_weights(alone, minimum_size=1).nodes.values()
-    return tuple(one.with_(controls=node.controls) if one.is_constant else one for one in stored)
+    return tuple(
+        replacement.with_(controls=node.controls) if replacement.is_constant else replacement for replacement in stored
+    )
 
 
 class EightbitTarget(Target):
@@ -129,7 +139,7 @@ class EightbitTarget(Target):
     # The classic ops have no dilations: flatten_atrous_conv would keep such layers in float.
     layer_recipe = "flatten_products simplify_arithmetic"
     thread_advice = "thread settings have little effect: each op runs on one thread"
-    slow_reason = "the classic ops run on reference kernels on x86, whatever their ranges"
+    slow_reason = "the classic ops have only reference kernels on x86"
     faster_target = "tensorflow"
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
