@@ -21,8 +21,8 @@ def choose_image_endpoints(
         graph: graph of the model.
         card: card of the model.
         cards: cards of known models, whose outputs are preferred.
-        input_layer: input that the caller chose; empty: none.
-        output_layer: output that the caller chose; empty: none.
+        input_layer: input that the caller chose; empty if the caller chose none.
+        output_layer: output that the caller chose; empty if the caller chose none.
 
     Raises:
         UsageError: a name is not in the graph, the input or output is ambiguous, or the output depends on a
@@ -30,17 +30,17 @@ def choose_image_endpoints(
     """
     source = Edge.parse(input_layer) if input_layer else _image_input(graph, card)
     result = Edge.parse(output_layer) if output_layer else _score_output(graph, card, cards)
-    chosen = graph.with_endpoints([source], [result])
-    needed = chosen.reachable()
+    restricted = graph.with_endpoints([source], [result])
+    needed = restricted.reachable()
     others = [
         name for name in graph.nodes if name in needed and graph[name].op == "Placeholder" and name != source.node
     ]
     if others:
         raise UsageError(
-            f"output {str(result)!r} depends on {', '.join(others)} besides {str(source)!r}, and images fill one input",
+            f"output {str(result)!r} depends on {', '.join(others)} and on {str(source)!r}, and images fill only one input",
             hint="make constants of the others, or give an array for each input, by input name",
         )
-    return chosen
+    return restricted
 
 
 def takes_encoded_images(graph: Graph) -> bool:
@@ -67,8 +67,8 @@ def _score_output(graph: Graph, card: ModelCard | None, cards: Iterable[ModelCar
     if card is not None:
         return Edge.parse(card.outputs[0].name)
     edges = graph.outputs or tuple(Edge(name) for name in graph.nodes if name not in graph.node_uses)
-    known = {Edge.parse(known_card.outputs[0].name) for known_card in cards}
-    of_cards = tuple(edge for edge in edges if edge in known)
+    card_edges = {Edge.parse(known_card.outputs[0].name) for known_card in cards}
+    of_cards = tuple(edge for edge in edges if edge in card_edges)
     softmax = tuple(edge for edge in edges if graph[edge.node].op == "Softmax")
     for candidates in (edges, of_cards, softmax):
         if len(candidates) == 1:

@@ -64,11 +64,11 @@ def load(
             checkpoint with its graph, the name of a model card, which is downloaded on first use, a `Model`, a
             `Graph`, a GraphDef or an ONNX ModelProto, as a message or serialized, a Keras model, or a TensorFlow
             function.
-        inputs: names of the inputs in the graph or the signature; None: from the card or the signature, else the
+        inputs: names of the inputs in the graph or the signature; if None those of the card or the signature, else the
             placeholders.
-        outputs: names of the outputs, likewise; None: from the card or the signature, else the edges without consumers.
-        signature: name of a SavedModel's signature; None: ``serving_default``, or the only one.
-        tags: tags of one of a SavedModel's graphs; None: the one for serving, or the only one.
+        outputs: names of the outputs, likewise; if None those of the card or the signature, else the edges without consumers.
+        signature: name of a SavedModel's signature; if None ``serving_default``, or the only one.
+        tags: tags of one of a SavedModel's graphs; if None those of serving, or of the only graph.
         checkpoint: prefix of the checkpoint files with the variables of a graph that is not frozen.
         random_weights: build the card's architecture with seeded random weights instead of downloading it.
         seed: seed of the random weights.
@@ -79,7 +79,7 @@ def load(
         InputError: the file is missing or broken, or the download failed.
         UsageError: there is no such card or signature, an input or output is not in the graph, an option does not
             apply, or `model` has another type.
-        UnavailableError: a package that reads this kind of model is not installed.
+        UnavailableError: the package for this kind of model is not installed.
     """
     options = ImportOptions(_edges(inputs), _edges(outputs), signature, tags, checkpoint)
     if isinstance(model, str | os.PathLike):
@@ -92,7 +92,7 @@ def load(
     if signature or tags or checkpoint or random_weights:
         raise UsageError(
             f"signature, tags, checkpoint and random_weights apply to files and cards, not to a {type(model).__name__}",
-            hint="leave them out",
+            hint="remove these options",
         )
     if isinstance(model, Model):
         return model.with_endpoints(options.inputs, options.outputs)
@@ -144,7 +144,7 @@ def _card(text: str) -> ModelCard | None:
 
 
 def _with_card_endpoints(options: ImportOptions, card: ModelCard) -> ImportOptions:
-    """Fill the endpoints that the caller left open with the card's."""
+    """Use the card's inputs or outputs if the caller chose none."""
     inputs = tuple(tensor.name for tensor in card.inputs) if options.inputs is None else options.inputs
     outputs = tuple(tensor.name for tensor in card.outputs) if options.outputs is None else options.outputs
     return replace(options, inputs=inputs, outputs=outputs)

@@ -37,7 +37,7 @@ class Model:
         path: file or folder that the model was loaded from; None for objects and random weights.
         card: card of a known model; None for a file of the user.
         has_random_weights: True if the predictions are meaningless.
-        inputs, outputs: edges that the caller chose instead of the file's own; None: the file's own.
+        inputs, outputs: edges that the caller chose instead of the file's own; None if the caller chose none.
         signature: names of the inputs and outputs of a SavedModel for its callers.
         trace: record of the recipe that made this model; None for a model that was loaded.
     """
@@ -94,7 +94,7 @@ class Model:
 
     @cached_property
     def labels(self) -> Labels:
-        """Class labels: from the card, or from a label file beside the model; empty if none is found.
+        """Class labels: from the card, or from a label file in the folder of the model; empty if there are no labels.
 
         Raises:
             InputError: a label file is broken.
@@ -194,7 +194,7 @@ class Model:
 
 
 def tensor_info(graph: Graph, edge: Edge) -> TensorInfo:
-    """Return name, element type and shape of an edge, as far as the graph states them."""
+    """Return name, element type and shape of an edge; unknown types count as float."""
     node = graph[edge.node]
     if graph.dialect == onnx.DIALECT:
         name, stated = onnx.value_name(node, edge.port), onnx.value_infos(graph)

@@ -26,7 +26,7 @@ import quantkit as qk
 from quantkit.errors import QuantkitError
 from quantkit.formats import graphdef
 from quantkit.model.importers import keras as keras_reader
-from quantkit.model.importers.keras_contents import Contents, contents
+from quantkit.model.importers.keras_contents import Contents, inspect_contents
 from quantkit.runtimes.tensorflow_library import import_tensorflow, suppress_log
 
 # CPU time; none takes a tenth of it, and one that takes longer ends the process.
@@ -169,17 +169,17 @@ def complaint(name: Path, kind: Kind) -> str:
     return ""
 
 
-def looked_through_here(path: Path) -> Contents:
-    """As `keras.look_through` does it, but without a process for each file: this one is made to be ended."""
+def inspect_here(path: Path) -> Contents:
+    """Inspect a Keras file as `keras.inspect_file` does, but in this process, which may crash."""
     try:
-        return contents(path, graphdef.MAX_BYTES)
+        return inspect_contents(path, graphdef.MAX_BYTES)
     except Exception as error:
         return Contents(error=str(error))
 
 
 def main(folder: Path, seed: int, asked: list[tuple[str, int, int]]) -> None:
     warnings.simplefilter("ignore")
-    keras_reader.look_through = looked_through_here
+    keras_reader.inspect_file = inspect_here
     for number, (name, first, count) in enumerate(asked):
         kind, place = KINDS[name], folder / str(number)
         place.mkdir(parents=True)

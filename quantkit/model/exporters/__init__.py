@@ -1,4 +1,4 @@
-"""Exporters: one writer for each kind of model file, found by kind."""
+"""Exporters of model files, found by the kind of the file."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

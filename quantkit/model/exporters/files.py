@@ -94,7 +94,7 @@ class OutputFile:
 
         Args:
             graph: the graph to write, which is converted to the ops of the format.
-            signature: names of the inputs and outputs of a SavedModel for its callers; None: the names in the graph.
+            signature: names of the inputs and outputs of a SavedModel for its callers; if None the names in the graph.
 
         Returns:
             Size of the files in bytes.
@@ -123,9 +123,9 @@ def save(
         path: ``.pb``, ``.pbtxt``, ``.onnx``, ``.tflite``, or a folder (new with a ``/`` at the end, or empty) for a
             SavedModel. The weights of an ONNX model over 2 GiB go to ``PATH.data``. Any other suffix is
             that of a GraphDef, unless it resembles one of these.
-        as_text: True for the text form of a GraphDef, False for the binary form; None: from the suffix.
+        as_text: True for the text form of a GraphDef, False for the binary form; if None the suffix decides.
         format: key of `EXPORTERS`, which overrides the suffix.
-        signature: names of the inputs and outputs of a SavedModel for its callers; None: the model's own.
+        signature: names of the inputs and outputs of a SavedModel for its callers; if None the model's own.
 
     Raises:
         UsageError: the path cannot be written, or `model` has another type.

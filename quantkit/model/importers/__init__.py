@@ -1,4 +1,4 @@
-"""Importers: one reader for each kind of model file, found by kind."""
+"""Importers of model files, found by the kind of the file."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -18,9 +18,9 @@ class ImportOptions:
     """Options of all importers; each importer states which ones it takes.
 
     Attributes:
-        inputs, outputs: edges that replace the file's own; None: the file's own, else inferred.
-        signature: name of a SavedModel's signature; None: ``serving_default``, or the only one.
-        tags: tags of one of a SavedModel's graphs; None: the one for serving, or the only one.
+        inputs, outputs: edges that replace the file's own; if None the file's own, else inferred.
+        signature: name of a SavedModel's signature; if None ``serving_default``, or the only one.
+        tags: tags of one of a SavedModel's graphs; if None those of serving, or of the only graph.
         checkpoint: prefix of the checkpoint files with the variables of a graph that is not frozen.
     """
 
@@ -63,12 +63,12 @@ def import_file(path: Path, options: ImportOptions) -> Imported:
     if (options.signature or options.tags) and not importer.has_signatures:
         raise UsageError(
             f"{path} is {formats.KINDS[kind]}: only a SavedModel folder has signatures and tags",
-            hint="leave out the signature and the tags, or name the SavedModel folder",
+            hint="remove the signature and the tags, or name the SavedModel folder",
         )
     if options.checkpoint and not importer.takes_checkpoint:
         raise UsageError(
             f"a checkpoint fills the variables of a GraphDef, and {path} is {formats.KINDS[kind]}",
-            hint="leave out the checkpoint, or name the GraphDef that it belongs to",
+            hint="remove the checkpoint, or name the GraphDef that it belongs to",
         )
     return importer.read(path, options)
 
@@ -78,7 +78,7 @@ def _read_graphdef(path: Path, options: ImportOptions) -> Imported:
     if options.checkpoint:
         from quantkit.model.importers import variables
 
-        graph = variables.filled(graph, Path(options.checkpoint), options.outputs)
+        graph = variables.fill_variables(graph, Path(options.checkpoint), options.outputs)
     return graph, None
 
 

@@ -1,11 +1,11 @@
-"""Checkpoints: variables by name, and which of them a graph restores where.
+"""Checkpoints: variables by name, and the variable that each node of a graph restores.
 
-A checkpoint holds variables under the names that a saver gave them. A partitioned variable is one there, and several
-nodes in the graph, each with a part of it:
+A checkpoint names its variables as their saver did. A partitioned variable is a single entry of the checkpoint,
+and several nodes of the graph, each with one partition:
 
     net/weights (10, 4)      net/weights/part_0: rows 0 to 4, net/weights/part_1: rows 5 to 9
 
-TensorFlow's reader opens the files of both kinds: that of 2015, which is one file, and that of today.
+TensorFlow's reader opens both formats: V1, which is a single file or a set of shards, and V2.
 """
 
 import re
@@ -25,33 +25,33 @@ from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.runtimes.availability import require
 from quantkit.runtimes.tensorflow_library import available, import_tensorflow, suppress_log, translate_read_errors
 
-# What savers call the node that restores all they saved.
+# Default name of the node that restores all variables.
 RESTORE = "save/restore_all"
-# Their second input names what they restore, their third, which Restore has not, parts of that.
+# The second input lists variable names; the third, which Restore lacks, lists slices of the variables.
 _RESTORING = frozenset({"RestoreV2", "RestoreSlice", "Restore"})
 _ASSIGNING = frozenset({"Assign", "AssignVariableOp"})
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a checkpoint has the values of a variable.
+class CheckpointEntry:
+    """Entry of a checkpoint: a variable, or a slice of a partitioned variable.
 
     Attributes:
-        name: of the variable there.
-        part: which part of it, as RestoreV2 takes it: sizes of the whole, then begin and length along each dimension
-            or ``-`` for all of it: ``100 1 50,25:-``; nothing: the whole.
+        name: name of the variable in the checkpoint.
+        slice: slice in the syntax of RestoreV2: the shape of the variable, then start and length along each
+            dimension, or ``-`` for all of it: ``100 1 50,25:-``; empty for the whole variable.
     """
 
     name: str
-    part: str = ""
+    slice: str = ""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An open checkpoint; values stay in it until they are used.
+    """Open checkpoint; values are read on first use.
 
     Attributes:
-        prefix: what its files begin with.
+        prefix: common beginning of the names of its files.
     """
 
     prefix: str
@@ -60,10 +60,10 @@ class Checkpoint:
 
     @classmethod
     def open(cls, prefix: str) -> Self:
-        """Read the index.
+        """Open a checkpoint and read its index.
 
         Raises:
-            InputError: there is no such checkpoint, or it is broken.
+            InputError: the checkpoint does not exist, or is broken.
             UnavailableError: TensorFlow is not installed.
         """
         require(available())
@@ -74,93 +74,97 @@ class Checkpoint:
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Sizes of the variables by name; those of a partitioned one are the whole's."""
+        """Shapes of the variables by name; a partitioned variable has the shape of all its partitions together."""
         return {name: tuple(sizes) for name, sizes in self._reader.get_variable_to_shape_map().items()}
 
-    def tensor(self, place: Place) -> Tensor:
-        """The values of a variable, or of a part of one.
+    def tensor(self, entry: CheckpointEntry) -> Tensor:
+        """Return the values of an entry.
 
         Raises:
-            InputError: there is no such variable, no graph has its type, or the part is not in it.
+            InputError: the checkpoint lacks the variable, its type is not supported, or the slice is out of range.
         """
-        if place.name not in self.shapes:
-            raise InputError(f"{self.prefix} holds no variable {place.name!r}", hint=self._instead_of(place.name))
+        if entry.name not in self.shapes:
+            raise InputError(f"{self.prefix} has no variable {entry.name!r}", hint=self._suggest(entry.name))
         with _reading(self.prefix):
-            dtype = DType.of(self._reader.get_variable_to_dtype_map()[place.name].as_numpy_dtype)
-        whole = self.shapes[place.name]
-        return Tensor(dtype, _sizes(place, whole), lambda: self._values(place))
+            dtype = DType.of(self._reader.get_variable_to_dtype_map()[entry.name].as_numpy_dtype)
+        whole = self.shapes[entry.name]
+        return Tensor(dtype, _shape_of(entry, whole), lambda: self._values(entry))
 
-    def _instead_of(self, name: str) -> str:
+    def _suggest(self, name: str) -> str:
         whole = re.sub(r"/part_\d+$", "", name)
         if whole in self.shapes:
-            return f"it holds {whole!r} in one piece, and which part of it that is, only the graph with its saver tells"
-        return did_you_mean(name, self.shapes) or f"it holds {', '.join(sorted(self.shapes)[:5])}"
+            return f"the checkpoint holds {whole!r} unpartitioned; the .meta graph has the partitions"
+        return did_you_mean(name, self.shapes) or f"the checkpoint holds {', '.join(sorted(self.shapes)[:5])}"
 
-    def _values(self, place: Place) -> Array:
+    def _values(self, entry: CheckpointEntry) -> Array:
         with _reading(self.prefix), suppress_log():
-            return np.asarray(self._part(place) if place.part else self._reader.get_tensor(place.name))
+            return np.asarray(self._read_slice(entry) if entry.slice else self._reader.get_tensor(entry.name))
 
-    def _part(self, place: Place) -> Any:
-        """A part alone: the whole, of which there may be hundreds of parts, is never read."""
+    def _read_slice(self, entry: CheckpointEntry) -> Any:
+        """Read a slice without reading the whole variable, which may have hundreds of partitions."""
         v1 = import_tensorflow().compat.v1
-        dtype = self._reader.get_variable_to_dtype_map()[place.name]
+        dtype = self._reader.get_variable_to_dtype_map()[entry.name]
         with v1.Graph().as_default(), v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
             return session.run(
                 v1.raw_ops.RestoreV2(
-                    prefix=self._files, tensor_names=[place.name], shape_and_slices=[place.part], dtypes=[dtype]
+                    prefix=self._files, tensor_names=[entry.name], shape_and_slices=[entry.slice], dtypes=[dtype]
                 )[0]
             )
 
 
-def read_variable(prefix: str, name: str, part: str = "") -> Array:
-    """The values of a variable, or of a part of one; see `Place`.
+def read_variable(prefix: str, name: str, slice: str = "") -> Array:
+    """Read the values of a variable, or of a slice of it; see `CheckpointEntry`.
 
     Raises:
-        InputError: there is no such checkpoint or variable, or the part is not in it.
+        InputError: the checkpoint or variable does not exist, or the slice is out of range.
         UnavailableError: TensorFlow is not installed.
     """
-    return Checkpoint.open(prefix).tensor(Place(name, part.strip())).array
+    return Checkpoint.open(prefix).tensor(CheckpointEntry(name, slice.strip())).array
 
 
-def places(graph: Graph, restore: str = RESTORE) -> Mapping[str, Place]:
-    """Where a graph restores its variables from, by the names of their nodes; nothing where it has no saver.
+def restored_entries(graph: Graph, restore: str = RESTORE) -> Mapping[str, CheckpointEntry]:
+    """Return the entry that each variable is restored from, by node name; empty for a graph without a saver.
 
     Args:
-        graph: with what a saver added to it.
-        restore: the node that waits for all that is restored.
+        graph: graph with the nodes of its saver.
+        restore: node with control dependencies on all restoring nodes.
     """
     if restore not in graph.nodes:
         return {}
-    waiting, found = [restore], {}
-    seen = set(waiting)
-    while waiting:
-        node = graph[waiting.pop()]
-        if node.op in _ASSIGNING and len(node.inputs) > 1 and (place := _restored(graph, node.inputs[1])) is not None:
-            found[node.inputs[0].node] = place
-        more = [name for name in node.controls if name in graph.nodes and name not in seen]
-        seen.update(more)
-        waiting.extend(more)
-    return found
+    stack, entries = [restore], {}
+    visited = set(stack)
+    while stack:
+        node = graph[stack.pop()]
+        if (
+            node.op in _ASSIGNING
+            and len(node.inputs) > 1
+            and (entry := _restored_entry(graph, node.inputs[1])) is not None
+        ):
+            entries[node.inputs[0].node] = entry
+        controls = [name for name in node.controls if name in graph.nodes and name not in visited]
+        visited.update(controls)
+        stack.extend(controls)
+    return entries
 
 
-def _restored(graph: Graph, edge: Edge) -> Place | None:
-    """The place that a value is restored from; None where it comes from elsewhere."""
-    node, seen = graph.nodes.get(edge.node), set()
-    while node and node.op == "Identity" and node.inputs and node.name not in seen:
-        seen.add(node.name)
+def _restored_entry(graph: Graph, edge: Edge) -> CheckpointEntry | None:
+    """Return the entry that an edge is restored from; None if the value has another origin."""
+    node, visited = graph.nodes.get(edge.node), set()
+    while node and node.op == "Identity" and node.inputs and node.name not in visited:
+        visited.add(node.name)
         edge = node.inputs[0]
         node = graph.nodes.get(edge.node)
     if node is None or node.op not in _RESTORING:
         return None
-    # Each output is one of the variables that these list.
-    texts = [_text(graph, listed, edge.port) for listed in node.inputs[1:3]]
+    # Output number i restores entry i of these lists.
+    texts = [_text(graph, names, edge.port) for names in node.inputs[1:3]]
     if not texts or texts[0] is None:
         return None
-    return Place(*(text or "" for text in texts))
+    return CheckpointEntry(*(text or "" for text in texts))
 
 
 def _text(graph: Graph, edge: Edge, number: int) -> str | None:
-    """One of the texts that a constant holds; None where there is none."""
+    """Return one string of a constant; None if the edge is not a constant of strings."""
     value = graph.constant_of(edge)
     if value is None or value.dtype is not DType.STRING or number >= value.num_elements:
         return None
@@ -170,21 +174,23 @@ def _text(graph: Graph, edge: Edge, number: int) -> str | None:
 def _reading(prefix: str) -> AbstractContextManager[None]:
     return translate_read_errors(
         f"the checkpoint {prefix}",
-        "name what its files begin with, without .index or .data-00000-of-00001; if they are there, copy them again",
+        "name the prefix of its files, without .index or .data-00000-of-00001; if the files exist, copy them again",
     )
 
 
-def _sizes(place: Place, whole: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes of a part of a variable of given sizes.
+def _shape_of(entry: CheckpointEntry, whole: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of an entry of a variable with the shape ``whole``.
 
     Raises:
-        InputError: it is not in the variable.
+        InputError: the slice is out of range.
     """
-    if not place.part:
+    if not entry.slice:
         return whole
-    found = [re.fullmatch(r"-|(\d+),(\d+)", word) for word in place.part.split()[-1].split(":")]
-    if len(found) == len(whole) and None not in found:
-        ends = [(int(one[1] or 0), int(one[2] or size)) for one, size in zip(found, whole, strict=True) if one]
-        if all(begin + length <= size for (begin, length), size in zip(ends, whole, strict=True)):
-            return tuple(length for _, length in ends)
-    raise InputError(f"{place.part!r} is no part of {place.name!r}, which has sizes {list(whole)}")
+    matches = [re.fullmatch(r"-|(\d+),(\d+)", text) for text in entry.slice.split()[-1].split(":")]
+    if len(matches) == len(whole) and None not in matches:
+        ranges = [
+            (int(match[1] or 0), int(match[2] or size)) for match, size in zip(matches, whole, strict=True) if match
+        ]
+        if all(start + length <= size for (start, length), size in zip(ranges, whole, strict=True)):
+            return tuple(length for _, length in ranges)
+    raise InputError(f"{entry.slice!r} is not a slice of {entry.name!r}, which has the shape {list(whole)}")

@@ -1,4 +1,4 @@
-"""SavedModels, checkpoints, Keras models and TensorFlow functions as frozen graphs: variables become constants."""
+"""Freezing: variables of SavedModels, checkpoints, Keras models and TensorFlow functions become constants."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,57 +12,62 @@ from quantkit.formats import graphdef
 from quantkit.formats.saved_model import VARIABLES
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
-from quantkit.model.importers.checkpoint import Checkpoint, Place
+from quantkit.model.importers.checkpoint import Checkpoint, CheckpointEntry
 from quantkit.model.importers.objects import not_a_model
-from quantkit.model.importers.state_changes import changes_variables, without_changes
+from quantkit.model.importers.state_changes import changes_variables, remove_assignments
 from quantkit.runtimes.tensorflow_library import available, import_tensorflow, suppress_log, translate_read_errors
 
 
 def freeze_saved_model(path: Path, tags: Iterable[str], signature: str) -> Graph:
-    """The frozen graph of a SavedModel of TensorFlow 2, with its functions inlined.
+    """Freeze a SavedModel of TensorFlow 2, with its functions inlined.
 
     Args:
-        path: the folder.
-        tags: of one of its graphs.
-        signature: the name of one of that graph's signatures.
+        path: folder of the SavedModel.
+        tags: tags of one of its graphs.
+        signature: name of one of that graph's signatures.
 
     Raises:
-        InputError: TensorFlow can not read it.
+        InputError: TensorFlow cannot read the folder.
         UnavailableError: TensorFlow is not installed.
     """
     tf = tensorflow_for_models()
     with translate_read_errors(str(path)), suppress_log():
-        loaded = tf.saved_model.load(str(path), tags=list(tags))  # owns the variables: a signature alone loses them
+        loaded = tf.saved_model.load(
+            str(path), tags=list(tags)
+        )  # owns the variables, which a signature alone does not keep alive
         return _freeze(loaded.signatures[signature])
 
 
-def freeze_variables(graph: Graph, checkpoint: Checkpoint, restored: Mapping[str, Place]) -> Graph:
-    """A graph with the values of a checkpoint in place of its variables.
+def freeze_variables(graph: Graph, checkpoint: Checkpoint, entries: Mapping[str, CheckpointEntry]) -> Graph:
+    """Replace the variables of a graph by the values of a checkpoint.
 
     Args:
-        graph: what reads the variables, with its outputs.
-        checkpoint: holds them, under the names of their nodes where nothing else is said.
-        restored: where the graph restores them from, by the names of their nodes.
+        graph: graph with its outputs.
+        checkpoint: values of the variables.
+        entries: entry of the checkpoint for each variable, by node name; a variable without one has the name
+            of its node.
 
     Returns:
-        What the outputs need; values stay in the checkpoint until they are used.
+        The nodes that the outputs depend on; values are read from the checkpoint on first use.
 
     Raises:
         InputError: the checkpoint lacks a variable.
-        GraphError: something else than reading is done with a variable.
+        GraphError: a node does not only read a variable.
     """
     names = graph.reachable(stop_at_inputs=False)
     nodes: list[Node] = []
     for name in graph.nodes:
         if name in names:
-            nodes.extend(_frozen(graph, graph[name], checkpoint, restored))
-    return graph.with_nodes(nodes).with_endpoints([one for one in graph.inputs if one.node in names], None)
+            nodes.extend(_freeze_node(graph, graph[name], checkpoint, entries))
+    return graph.with_nodes(nodes).with_endpoints([edge for edge in graph.inputs if edge.node in names], None)
 
 
-def _frozen(graph: Graph, node: Node, checkpoint: Checkpoint, restored: Mapping[str, Place]) -> list[Node]:
-    """What stands for a node where variables are constants."""
+def _freeze_node(
+    graph: Graph, node: Node, checkpoint: Checkpoint, entries: Mapping[str, CheckpointEntry]
+) -> list[Node]:
+    """Return the nodes that replace a node when variables are constants."""
     if node.op in VARIABLES:
-        value = checkpoint.tensor(restored.get(node.name) or Place(_own_name(node)))
+        value = checkpoint.tensor(entries.get(node.name) or CheckpointEntry(_saved_name(node)))
         return [constant(node.name, value).with_(controls=node.controls)]
     handles = [edge for edge in node.inputs if graph[edge.node].op == "VarHandleOp"]
     if not handles:
@@ -78,19 +83,19 @@ def _frozen(graph: Graph, node: Node, checkpoint: Checkpoint, restored: Mapping[
         attrs |= {key: node.attrs[key] for key in ("Tindices", "batch_dims") if key in node.attrs}
         return [axis, node.with_(op="GatherV2", inputs=(*node.inputs, Edge(axis.name)), attrs=attrs)]
     raise GraphError(
-        f"node {node.name!r} ({node.op}) does something else than reading with the variable {handles[0].node!r}",
-        hint="choose --outputs that do not need it",
+        f"node {node.name!r} ({node.op}) does not only read the variable {handles[0].node!r}",
+        hint="choose --outputs that do not depend on this node",
     )
 
 
-def _own_name(node: Node) -> str:
-    """What a saver calls a variable, unless it is told otherwise."""
+def _saved_name(node: Node) -> str:
+    """Return the default name of a variable in a checkpoint."""
     name = node.attrs.get("shared_name")
     return name.decode(errors="replace") if isinstance(name, bytes) and name and node.op == "VarHandleOp" else node.name
 
 
 def freeze_object(model: Any) -> Graph:
-    """The frozen graph of a Keras model, or of a ``tf.function`` with a signature.
+    """Freeze a Keras model, or a ``tf.function`` with an input signature.
 
     Raises:
         InputError: the model is larger than a frozen graph may be.
@@ -99,9 +104,9 @@ def freeze_object(model: Any) -> Graph:
     """
     tf = tensorflow_for_models()
     if isinstance(model, tf.keras.Model):
-        size = sum(math.prod(one.shape) * tf.as_dtype(one.dtype).size for one in model.weights)
+        size = sum(math.prod(weight.shape) * tf.as_dtype(weight.dtype).size for weight in model.weights)
         graphdef.check_num_bytes("the weights of the model", size)
-        specs = [tf.TensorSpec(one.shape, one.dtype, name=one.name.split(":")[0]) for one in model.inputs]
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype, name=tensor.name.split(":")[0]) for tensor in model.inputs]
         function = tf.function(
             lambda *tensors: model(list(tensors) if len(tensors) > 1 else tensors[0], training=False)
         )
@@ -112,8 +117,8 @@ def freeze_object(model: Any) -> Graph:
         except (ValueError, TypeError) as error:
             name = getattr(model, "__name__", type(model).__name__)
             raise InputError(
-                f"the function {name} does not say what it takes: {str(error).splitlines()[0]}",
-                hint="give it an input_signature, or give one of its concrete functions",
+                f"the function {name} has no input signature: {str(error).splitlines()[0]}",
+                hint="give the function an input_signature, or pass one of its concrete functions",
             ) from None
     if hasattr(model, "structured_input_signature"):
         return _freeze(model)
@@ -124,7 +129,7 @@ def _freeze(function: Any) -> Graph:
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     if changes_variables(_ops(function)):
-        return _freeze_changing(function)
+        return _freeze_with_assignments(function)
     frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
     graph = graphdef.decode(frozen.graph.as_graph_def().SerializeToString())
     inputs = [Edge.parse(tensor.name) for tensor in frozen.inputs if tensor.dtype.name != "resource"]
@@ -132,40 +137,43 @@ def _freeze(function: Any) -> Graph:
 
 
 def _ops(function: Any) -> Iterator[str]:
-    """The ops of a function and of those it calls."""
+    """Yield the ops of a function and of the functions that it calls."""
     graph = function.graph.as_graph_def()
-    for nodes in (graph.node, *(one.node_def for one in graph.library.function)):
+    for nodes in (graph.node, *(callee.node_def for callee in graph.library.function)):
         yield from (node.op for node in nodes)
 
 
-def _freeze_changing(function: Any) -> Graph:
-    """The frozen graph of a function that changes variables.
+def _freeze_with_assignments(function: Any) -> Graph:
+    """Freeze a function that assigns to variables.
 
-    TensorFlow's conversion ends with loading what it made, which fails on a change of a constant: those go before.
+    TensorFlow's conversion loads its result at the end, which fails if a constant is assigned to: such nodes are
+    removed before.
     """
     from tensorflow.python.framework import convert_to_constants as conversion
 
-    given = conversion._FunctionConverterDataInEager(func=function, lower_control_flow=False, aggressive_inlining=False)
-    message, converted = conversion._replace_variables_by_constants(converter_data=given)
+    data = conversion._FunctionConverterDataInEager(func=function, lower_control_flow=False, aggressive_inlining=False)
+    message, converted = conversion._replace_variables_by_constants(converter_data=data)
     captures = [tensor.name for tensor in function.graph.internal_captures]
-    constants = {captures[place] for place in converted}
-    inputs = [one for one in function.inputs if one.name not in constants and one.dtype.name != "resource"]
+    constants = {captures[index] for index in converted}
+    inputs = [tensor for tensor in function.inputs if tensor.name not in constants and tensor.dtype.name != "resource"]
     graph = graphdef.decode(message.SerializeToString())
-    graph = graph.with_endpoints(*([Edge.parse(one.name) for one in ends] for ends in (inputs, function.outputs)))
+    graph = graph.with_endpoints(
+        *([Edge.parse(tensor.name) for tensor in tensors] for tensors in (inputs, function.outputs))
+    )
     handles = {id(variable.handle): variable.name for variable in function.graph.variables}
     names = {
         inner.name.split(":")[0]: handles[id(outer)].split(":")[0]
         for outer, inner in function.graph.captures
         if id(outer) in handles
     }
-    return without_changes(graph, names)
+    return remove_assignments(graph, names)
 
 
 def tensorflow_for_models() -> Any:
-    """The imported package.
+    """Import TensorFlow.
 
     Raises:
-        UnavailableError: it is not installed.
+        UnavailableError: TensorFlow is not installed.
     """
     if not available().ok:
         raise UnavailableError(

@@ -1,7 +1,7 @@
-"""Keras files, ``.keras`` and ``.h5``, as frozen graphs.
+"""Importer of Keras files, ``.keras`` and ``.h5``.
 
-Both say in JSON which layers to make. Before Keras makes them, it is seen to that the file names no code but Keras'
-own, and takes nothing from other files: Keras of today refuses much of that as well, that of a year ago did not.
+Both describe their layers in JSON. Before Keras builds the layers, quantkit checks that the file references only
+functions and classes of Keras and no other files: older versions of Keras do not check this.
 """
 
 import json
@@ -21,120 +21,128 @@ from quantkit.model.importers.freeze import freeze_object, tensorflow_for_models
 from quantkit.model.importers.keras_contents import Contents
 from quantkit.runtimes.tensorflow_library import suppress_log, translate_read_errors
 
-# Layers that run code which is in the file, or a model which another file holds.
+# Layers that run code of the file, or a model in another file.
 _CARRIERS = frozenset({"FlaxLayer", "JaxLayer", "Lambda", "TFSMLayer", "TorchModuleWrapper", "__lambda__"})
-# Of Keras and its sisters. What is in `builtins` here, Keras finds by its name among its own functions.
+# Packages of Keras. Keras resolves names of `builtins` among its own functions.
 _PACKAGES = frozenset({"builtins", "keras", "keras_cv", "keras_hub", "keras_nlp"})
-# Of Keras, but nothing that layers are made of: these fetch, read, write and switch.
+# Modules of Keras that no layer needs: they download, read and write files, and change global settings.
 _TOOLS = frozenset({"backend", "callbacks", "config", "datasets", "export", "saving", "utils", "visualization"})
-# A processor's time to look through a file: some, and some for its bytes. That is twenty times what it takes.
+# CPU time limit of the inspection: a constant, plus time for each byte; both are 20 times the usual time.
 _SECONDS, _BYTES_PER_SECOND = 5, 20_000_000
 _TRUSTED = "load it in Python, if you trust it, and give the model to quantkit.load"
 
 
 def freeze_keras(path: Path) -> Graph:
-    """The frozen graph of a Keras file.
+    """Read a Keras file as a frozen graph.
 
     Raises:
-        InputError: Keras can not read it, it holds code, or it takes something from another file.
+        InputError: Keras cannot read the file, or the file contains code or references another file.
         UnavailableError: TensorFlow is not installed.
     """
     tf = tensorflow_for_models()
-    found = look_through(path)
-    _check(path, found)
-    with translate_read_errors(str(path)), _naming_what_is_missing(path), suppress_log():
-        _check_config(path, json.loads(found.config or ""), tf.keras)
+    contents = inspect_file(path)
+    _check_contents(path, contents)
+    with translate_read_errors(str(path)), _named_errors(path), suppress_log():
+        _check_config(path, json.loads(contents.config or ""), tf.keras)
         return freeze_object(tf.keras.models.load_model(path, compile=False, safe_mode=True))
 
 
-def look_through(path: Path) -> Contents:
-    """What a Keras file holds, told by another process.
+def inspect_file(path: Path) -> Contents:
+    """Inspect a Keras file in another process.
 
     Raises:
-        InputError: it brings that process to its end, or never to one.
+        InputError: the process crashes or exceeds its time limit.
     """
     seconds = _SECONDS + path.stat().st_size // _BYTES_PER_SECOND
-    asked = json.dumps([str(path), seconds, graphdef.MAX_BYTES]).encode()
-    # Without -P its neighbours here, which are called as what they open, would be found first.
-    done = subprocess.run(
+    request = json.dumps([str(path), seconds, graphdef.MAX_BYTES]).encode()
+    # Without -P, modules of this folder, for example keras.py, would hide the packages of the same name.
+    process = subprocess.run(
         [sys.executable, "-P", keras_contents.__file__],
-        input=asked,
+        input=request,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         check=False,
     )
-    if done.returncode:
+    if process.returncode:
         raise InputError(
-            f"{path} can not be read: a process that read it to try ended with {done.returncode}",
-            hint="it is broken: copy it again, or save it again",
+            f"{path} cannot be read: its inspection process ended with exit code {process.returncode}",
+            hint="the file is broken: copy it again, or save it again",
         )
-    return Contents(**json.loads(done.stdout))
+    return Contents(**json.loads(process.stdout))
 
 
-def _check(path: Path, found: Contents) -> None:
-    """See that all of a file may be read.
+def _check_contents(path: Path, contents: Contents) -> None:
+    """Check that reading a file is safe.
 
     Raises:
-        InputError: naming what may not.
+        InputError: the file is broken, references other files, or is too large.
     """
-    if found.error:
-        raise InputError(f"{path} can not be read: {one_line(found.error)}", hint="copy it again, or save it again")
-    if found.escaping:
+    if contents.error:
+        raise InputError(f"{path} cannot be read: {one_line(contents.error)}", hint="copy it again, or save it again")
+    if contents.escaping:
         raise InputError(
-            f"{path}: its member {found.escaping!r} would lie outside of it", hint="no model needs such a member"
+            f"{path}: its member {contents.escaping!r} has a path outside the archive",
+            hint="save the model again: no model needs such a member",
         )
-    if found.elsewhere:
-        raise InputError(f"{path}: its weights {found.elsewhere!r} would be read from another file", hint=_TRUSTED)
-    if found.config is None:
-        raise InputError(f"{path} holds weights and no layers", hint="save the whole model: model.save(FILE)")
-    graphdef.check_num_bytes(f"the weights of {path}", found.num_bytes)
+    if contents.external:
+        raise InputError(f"{path}: its weights {contents.external!r} are in another file", hint=_TRUSTED)
+    if contents.config is None:
+        raise InputError(f"{path} has weights but no layers", hint="save the whole model: model.save(FILE)")
+    graphdef.check_num_bytes(f"the weights of {path}", contents.num_bytes)
 
 
 def _check_config(path: Path, config: Any, keras: Any) -> None:
-    """See that all that is to be made is Keras' own, or registered by whoever runs this."""
-    for one in _objects(config):
-        word = str(one["class_name"])
-        name = str(one["config"]) if word == "function" else word
-        if word in _CARRIERS:
-            inner = one["config"]
-            which = inner.get("name", "") if isinstance(inner, dict) else ""
-            kind = word.strip("_")
-            raise InputError(f"{path} holds a {kind} {which!r}, and code of a file is not run", hint=_TRUSTED)
-        module = str(one.get("module") or "keras").replace("keras.src", "keras", 1).split(".")
-        registered = (str(one.get("registered_name") or name), name)
+    """Check that the configuration references only classes of Keras, or classes registered in this process.
+
+    Raises:
+        InputError: another class or a function of the file is referenced.
+    """
+    for description in _descriptions(config):
+        class_name = str(description["class_name"])
+        name = str(description["config"]) if class_name == "function" else class_name
+        if class_name in _CARRIERS:
+            inner = description["config"]
+            layer = inner.get("name", "") if isinstance(inner, dict) else ""
+            kind = class_name.strip("_")
+            raise InputError(
+                f"{path} has a {kind} {layer!r}: quantkit does not run code from a model file", hint=_TRUSTED
+            )
+        module = str(description.get("module") or "keras").replace("keras.src", "keras", 1).split(".")
+        registered = (str(description.get("registered_name") or name), name)
         if any(keras.utils.get_registered_object(key) for key in registered):
             continue
         if module[0] not in _PACKAGES or (module[0] == "keras" and _TOOLS & set(module[1:2])):
-            raise _not_of_keras(path, f"{'.'.join(module)}.{name}")
+            raise _unknown_class(path, f"{'.'.join(module)}.{name}")
 
 
-def _objects(config: Any) -> Iterator[Mapping[str, Any]]:
-    """All that a configuration says to make, however deep."""
-    waiting = [config]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            if "class_name" in one:
-                yield {"config": {}, **one}
-            waiting.extend(one.values())
-        elif isinstance(one, list):
-            waiting.extend(one)
+def _descriptions(config: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the descriptions of all objects in a configuration, at any depth."""
+    stack = [config]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, dict):
+            if "class_name" in value:
+                yield {"config": {}, **value}
+            stack.extend(value.values())
+        elif isinstance(value, list):
+            stack.extend(value)
 
 
-def _not_of_keras(path: Path, name: str) -> InputError:
+def _unknown_class(path: Path, name: str) -> InputError:
     return InputError(
-        f"{path} needs {name!r}, which is none of Keras' own layers and functions",
-        hint="register it in Python, keras.saving.register_keras_serializable, and give it to quantkit.load there; "
-        "or freeze the model to a .pb where it was made",
+        f"{path} needs {name!r}, which is not a layer or function of Keras",
+        hint="register it with keras.saving.register_keras_serializable and call quantkit.load in the same process, "
+        "or freeze the model to a .pb file where it was built",
     )
 
 
 @contextmanager
-def _naming_what_is_missing(path: Path) -> Iterator[None]:
+def _named_errors(path: Path) -> Iterator[None]:
+    """Replace Keras' errors about unknown classes by errors that name the file."""
     try:
         yield
     except (TypeError, ValueError) as error:
         missing = re.match(r"(?:Unknown \w+|Could not locate \w+):? '([^']+)'", str(error))
         if missing is None:
             raise
-        raise _not_of_keras(path, missing[1]) from None
+        raise _unknown_class(path, missing[1]) from None

@@ -1,10 +1,10 @@
-"""What a Keras file holds, told by a process of its own: over a broken file, HDF5's library may never come to an end.
+"""Inspection of a Keras file in a separate process: HDF5's library may crash or hang on a broken file.
 
-    stdin: [path of the file, seconds of a processor that it may take, bytes of values that are read at most]
+    stdin: [path of the file, CPU time limit in seconds, maximum number of bytes of weights to read]
     stdout: `Contents`, as JSON
 
-All that Keras will read is read here first, so that a file which ends this process ends no other. This file imports
-nothing of quantkit: it is run by its path.
+The process reads all data that Keras will need, so that a file that crashes it crashes no other process. This module
+is run by its path and does not import quantkit.
 """
 
 import io
@@ -21,89 +21,89 @@ from typing import Any, BinaryIO
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 _OPTIMIZERS = ("optimizer", "optimizer_weights")
-# Fixed part of what precedes each member of an archive; it ends with the lengths of a name and of what follows that.
+# Fixed part of the header of an archive member; it ends with the lengths of the name and of the extra field.
 _MEMBER_HEADER = struct.Struct("<26xHH")
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What is known of a Keras file without making its layers.
+    """Contents of a Keras file.
 
     Attributes:
-        config: JSON that says which layers to make; None where there is none.
-        num_bytes: of the values of the layers.
-        escaping: the member of the archive that would lie outside of it; nothing where all are inside.
-        elsewhere: the values that would be read from another file, likewise.
-        error: why it can not be read.
+        config: JSON description of the layers; None if the file has only weights.
+        num_bytes: size of the weights in bytes.
+        escaping: archive member with a path outside the archive; empty if all are inside.
+        external: weights that are stored in another file; empty if all are in this file.
+        error: reason that the file cannot be read; empty if it can.
     """
 
     config: str | None = None
     num_bytes: int = 0
     escaping: str = ""
-    elsewhere: str = ""
+    external: str = ""
     error: str = ""
 
 
-def contents(path: Path, most_bytes: int) -> Contents:
-    """Look through a file, and read its values if they are not more than ``most_bytes``."""
+def inspect_contents(path: Path, max_bytes: int) -> Contents:
+    """Inspect a file, and read its weights if they have at most ``max_bytes``."""
     import h5py
 
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             with h5py.File(file, "r") as weights:
-                return _with_weights(weights, weights.attrs.get("model_config"), most_bytes)
+                return _inspect_weights(weights, weights.attrs.get("model_config"), max_bytes)
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
                 if _escapes(info):
                     return Contents(escaping=info.filename)
-            with _member(archive, WEIGHTS, file, most_bytes) as member, h5py.File(member, "r") as weights:
-                return _with_weights(weights, archive.read(CONFIG), most_bytes)
+            with _member(archive, WEIGHTS, file, max_bytes) as member, h5py.File(member, "r") as weights:
+                return _inspect_weights(weights, archive.read(CONFIG), max_bytes)
 
 
 def _escapes(info: zipfile.ZipInfo) -> bool:
-    place = PurePosixPath(info.filename.replace("\\", "/"))
+    member_path = PurePosixPath(info.filename.replace("\\", "/"))
     is_link = stat.S_ISLNK(info.external_attr >> 16)
-    return is_link or place.is_absolute() or ".." in place.parts or ":" in info.filename
+    return is_link or member_path.is_absolute() or ".." in member_path.parts or ":" in info.filename
 
 
-def _with_weights(weights: Any, config: bytes | str | None, most_bytes: int) -> Contents:
-    """What an open HDF5 file holds beside what to make; values are read as Keras will read them, and forgotten."""
+def _inspect_weights(weights: Any, config: bytes | str | None, max_bytes: int) -> Contents:
+    """Inspect the weights of an open HDF5 file: read them as Keras will."""
     import h5py
 
-    found: list[Any] = []
+    objects: list[Any] = []
 
     def visit(name: str, link: Any) -> str | None:
-        """Collect what is there; the name of what is in another file ends the visit."""
+        """Collect an object; return the name of an object in another file, which ends the visit."""
         if isinstance(link, h5py.ExternalLink):
             return name
-        one = weights[name] if isinstance(link, h5py.HardLink) else None
-        if isinstance(one, h5py.Dataset) and (one.external or one.is_virtual):
+        member = weights[name] if isinstance(link, h5py.HardLink) else None
+        if isinstance(member, h5py.Dataset) and (member.external or member.is_virtual):
             return name
-        if one is not None:
-            found.append(one)
+        if member is not None:
+            objects.append(member)
         return None
 
     text = config.decode() if isinstance(config, bytes) else config
-    if elsewhere := weights.visititems_links(visit):
-        return Contents(text, elsewhere=elsewhere)
-    values = [one for one in found if isinstance(one, h5py.Dataset)]
-    size = sum(one.nbytes for one in values if not one.name.lstrip("/").startswith(_OPTIMIZERS))
-    if size <= most_bytes:
-        for one in (weights, *found):
-            dict(one.attrs)
-        for one in values:
-            if one.nbytes <= most_bytes:
-                one[()]
+    if external := weights.visititems_links(visit):
+        return Contents(text, external=external)
+    datasets = [member for member in objects if isinstance(member, h5py.Dataset)]
+    size = sum(dataset.nbytes for dataset in datasets if not dataset.name.lstrip("/").startswith(_OPTIMIZERS))
+    if size <= max_bytes:
+        for member in (weights, *objects):
+            dict(member.attrs)
+        for dataset in datasets:
+            if dataset.nbytes <= max_bytes:
+                dataset[()]
     return Contents(text, size)
 
 
 @contextmanager
-def _member(archive: zipfile.ZipFile, name: str, file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
-    """A member of an archive to seek in: it stays where it is unless it is compressed."""
+def _member(archive: zipfile.ZipFile, name: str, file: BinaryIO, max_bytes: int) -> Iterator[BinaryIO]:
+    """Open an archive member as a seekable file, without a copy unless it is compressed."""
     info = archive.getinfo(name)
     if info.compress_type != zipfile.ZIP_STORED:
-        if info.file_size > most_bytes:
-            raise ValueError(f"{name} in it is compressed, and would take {info.file_size / 1e9:.2f} GB")
+        if info.file_size > max_bytes:
+            raise ValueError(f"archive member {name} is compressed, and would take {info.file_size / 1e9:.2f} GB")
         yield io.BytesIO(archive.read(info))
         return
     file.seek(info.header_offset)
@@ -114,10 +114,10 @@ def _member(archive: zipfile.ZipFile, name: str, file: BinaryIO, most_bytes: int
 
 
 class _Part(io.RawIOBase):
-    """Bytes of a file, as a file."""
+    """Range of bytes of a file, as a file."""
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
-        self._file, self._start, self._size, self._place = file, start, size, 0
+        self._file, self._start, self._size, self._position = file, start, size, 0
 
     def readable(self) -> bool:
         return True
@@ -126,29 +126,29 @@ class _Part(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = offset + (0, self._place, self._size)[whence]
-        return self._place
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
-        self._file.seek(self._start + self._place)
-        data = self._file.read(max(0, min(len(buffer), self._size - self._place)))
+        self._file.seek(self._start + self._position)
+        data = self._file.read(max(0, min(len(buffer), self._size - self._position)))
         buffer[: len(data)] = data
-        self._place += len(data)
+        self._position += len(data)
         return len(data)
 
 
 def main() -> None:
-    """Say what `contents` finds; the system ends the process that takes longer."""
-    path, most_seconds, most_bytes = json.load(sys.stdin)
-    with suppress(ImportError):  # there is none on Windows
+    """Print the contents of the file; the system ends the process at its time limit."""
+    path, max_seconds, max_bytes = json.load(sys.stdin)
+    with suppress(ImportError):  # Windows has no such module
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CPU, (most_seconds, most_seconds + 1))
+        resource.setrlimit(resource.RLIMIT_CPU, (max_seconds, max_seconds + 1))
     try:
-        found = contents(Path(path), most_bytes)
-    except Exception as error:  # of a broken file, zipfile and h5py may say anything
-        found = Contents(error=str(error) or type(error).__name__)
-    json.dump(asdict(found), sys.stdout)
+        result = inspect_contents(Path(path), max_bytes)
+    except Exception as error:  # zipfile and h5py raise many types on a broken file
+        result = Contents(error=str(error) or type(error).__name__)
+    json.dump(asdict(result), sys.stdout)
 
 
 if __name__ == "__main__":

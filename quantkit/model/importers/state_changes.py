@@ -1,7 +1,8 @@
-"""Models that change their variables while they run.
+"""Assignments to variables at run time, which a frozen graph cannot have.
 
-Recurrent layers of Keras draw what dropout would need, and count their draws in a variable, also where nothing is
-dropped: what no output needs goes. Where an output needs a variable that is changed, freezing would change the answers.
+Recurrent layers of Keras advance the random state of dropout, which is a variable, even if dropout is inactive:
+assignments that no output depends on are removed. If an output depends on an assigned variable, freezing would
+change the outputs, so that the model is rejected.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,7 @@ from quantkit.ir.graph import Graph, Node
 from quantkit.ir.tensor import DType
 from quantkit.ops.tensorflow.signatures import find_op, input_dtypes, output_dtypes
 
-# What only reads a variable is an Identity by now.
+# Nodes that only read a variable are Identity nodes at this point.
 CHANGING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign", "Rng")
 _HINT = (
     "a frozen graph keeps no state: call dropout and random layers with training=False, "
@@ -21,78 +22,78 @@ _HINT = (
 
 
 def changes_variables(ops: Iterable[str]) -> bool:
-    """Whether some of these ops change variables."""
+    """Return True if one of the ops assigns to a variable."""
     return any(op.startswith(CHANGING) for op in ops)
 
 
-def without_changes(graph: Graph, variables: Mapping[str, str]) -> Graph:
-    """A graph whose variables became constants, without what changed them, and all that only this needed.
+def remove_assignments(graph: Graph, variables: Mapping[str, str]) -> Graph:
+    """Remove the assignments to variables that have become constants, and the nodes that only they depend on.
 
     Args:
-        graph: with its outputs.
-        variables: names of variables, by those of the constants.
+        graph: graph with its outputs.
+        variables: names of the variables, by the names of their constants.
 
     Raises:
-        GraphError: an output needs a variable that was changed.
+        GraphError: an output depends on an assigned variable.
     """
-    changes = [node for node in graph.nodes.values() if _changes_a_constant(graph, node)]
+    assignments = [node for node in graph.nodes.values() if _assigns_to_constant(graph, node)]
     origins = _origins(graph)
-    changed = {origins[node.inputs[0].node] for node in changes}
-    read = {name for name, origin in origins.items() if origin in changed}
-    gone = {*read, *(node.name for node in changes)}
-    kept: set[str] = set()
-    seen: set[str] = set()
+    assigned = {origins[node.inputs[0].node] for node in assignments}
+    copies = {name for name, origin in origins.items() if origin in assigned}
+    removed = {*copies, *(node.name for node in assignments)}
+    needed: set[str] = set()
+    checked_functions: set[str] = set()
     stack = [edge.node for edge in graph.outputs]
     while stack:
         name = stack.pop()
-        if name in kept:
+        if name in needed:
             continue
-        if name in gone:
-            variable = origins[name if name in read else graph[name].inputs[0].node]
-            raise _refusal(variables.get(variable, variable))
-        kept.add(name)
+        if name in removed:
+            variable = origins[name if name in copies else graph[name].inputs[0].node]
+            raise _assigned_error(variables.get(variable, variable))
+        needed.add(name)
         node = graph[name]
-        _check_functions(graph, node, seen)
+        _check_functions(graph, node, checked_functions)
         stack.extend(edge.node for edge in node.inputs)
-        stack.extend(control for control in node.controls if control not in gone)
-    kept |= graph.input_names
+        stack.extend(control for control in node.controls if control not in removed)
+    needed |= graph.input_names
     return graph.with_nodes(
-        node.with_(controls=tuple(name for name in node.controls if name not in gone))
+        node.with_(controls=tuple(name for name in node.controls if name not in removed))
         for node in graph.nodes.values()
-        if node.name in kept
+        if node.name in needed
     )
 
 
 def _origins(graph: Graph) -> dict[str, str]:
-    """What each node passes on: where the chain of Identities begins that it ends."""
-    found: dict[str, str] = {}
+    """Return the first node of the chain of Identity nodes that ends in each node."""
+    origins: dict[str, str] = {}
     for name in graph.order:
         node = graph[name]
-        found[name] = found[node.inputs[0].node] if node.op == "Identity" else name
-    return found
+        origins[name] = origins[node.inputs[0].node] if node.op == "Identity" else name
+    return origins
 
 
-def _changes_a_constant(graph: Graph, node: Node) -> bool:
-    """Whether a node does what needs a variable with what became a constant, or an argument that is one."""
+def _assigns_to_constant(graph: Graph, node: Node) -> bool:
+    """Return True if a node assigns to a variable that has become a constant, or an argument that is a constant."""
     if not node.op.startswith(CHANGING) or not node.inputs or input_dtypes(node)[:1] != (DType.RESOURCE,):
         return False
     source = graph[node.inputs[0].node]
     return find_op(source.op) is not None and output_dtypes(source)[node.inputs[0].port] is not DType.RESOURCE
 
 
-def _check_functions(graph: Graph, node: Node, seen: set[str]) -> None:
-    """Refuse a call of a function that changes a variable; those that were ``seen`` change none."""
+def _check_functions(graph: Graph, node: Node, checked: set[str]) -> None:
+    """Reject a call of a function that assigns to a variable; ``checked`` functions do not."""
     stack = list(function_names(node.attrs))
     while stack:
         name = stack.pop()
-        if name not in seen and name in graph.library:
-            seen.add(name)
+        if name not in checked and name in graph.library:
+            checked.add(name)
             body = graph.library[name].graph
             for inner in body.nodes.values():
-                if _changes_a_constant(body, inner):
-                    raise _refusal(inner.inputs[0].node)
+                if _assigns_to_constant(body, inner):
+                    raise _assigned_error(inner.inputs[0].node)
                 stack.extend(function_names(inner.attrs))
 
 
-def _refusal(variable: str) -> GraphError:
-    return GraphError(f"the outputs need the variable {variable!r}, which the model changes each time", hint=_HINT)
+def _assigned_error(variable: str) -> GraphError:
+    return GraphError(f"the outputs depend on the variable {variable!r}, which every run changes", hint=_HINT)

@@ -1,16 +1,16 @@
-"""Tables of words and numbers, which a frozen graph can name, but not fill.
+"""Lookup tables, which a frozen graph can name but not initialize.
 
-What is in a table, a SavedModel tells in a graph of its own that its loader runs once:
+A SavedModel initializes its tables in a separate graph, which its loader runs once:
 
-    InitializeTableV2(table, keys, values)        LookupTableFindV2(table, words, default) -> numbers
+    InitializeTableV2(table, keys, values)        LookupTableFindV2(table, keys, default) -> values
 
-Frozen, the second is left without the first.
+A frozen graph has the second node without the first.
 """
 
 from quantkit.errors import InputError
 from quantkit.ir.graph import Graph, Node
 
-_FILLING = frozenset(
+_INITIALIZERS = frozenset(
     {
         "InitializeTable",
         "InitializeTableFromTextFile",
@@ -20,18 +20,18 @@ _FILLING = frozenset(
         "LookupTableImportV2",
     }
 )
-_PASSING = frozenset({"Enter", "Identity", "Switch"})
+_IDENTITIES = frozenset({"Enter", "Identity", "Switch"})
 
 
 def check(graph: Graph, name: str) -> None:
-    """See that the outputs need no table, unless they fill it as well.
+    """Check that the outputs depend on no table, unless they initialize it as well.
 
     Args:
-        graph: with its inputs and outputs.
-        name: of the model.
+        graph: graph with its inputs and outputs.
+        name: name of the model, for messages.
 
     Raises:
-        InputError: they need one; the hint says what to ask for or to feed instead.
+        InputError: an output depends on a table; the hint names other outputs or inputs.
     """
     lookups = _lookups(graph)
     if not lookups:
@@ -39,17 +39,17 @@ def check(graph: Graph, name: str) -> None:
     source = graph[_table(graph, lookups[0])]
     table = f"the table {source.name!r}" if not source.op.startswith("Placeholder") else "a table"
     raise InputError(
-        f"{name}: {lookups[0].name!r} ({lookups[0].op}) reads {table}, and a frozen graph can not hold what is in it",
-        hint=_way_around(graph, lookups),
+        f"{name}: {lookups[0].name!r} ({lookups[0].op}) uses {table}, whose content a frozen graph cannot hold",
+        hint=_suggest(graph, lookups),
     )
 
 
-def without_waiting(graph: Graph) -> Graph:
-    """The graph with nothing in it that waits for a lookup without reading what is found.
+def remove_lookup_controls(graph: Graph) -> Graph:
+    """Remove the control dependencies on lookups.
 
-    TensorFlow 2 lets all outputs of a function wait for all that may have an effect, and takes lookups for that.
+    TensorFlow 2 adds control dependencies on all stateful ops to the outputs of a function, lookups included.
     """
-    lookups = {name for name, node in graph.nodes.items() if _reads(node)}
+    lookups = {name for name, node in graph.nodes.items() if _is_lookup(node)}
     if not lookups:
         return graph
     return graph.with_nodes(
@@ -58,34 +58,34 @@ def without_waiting(graph: Graph) -> Graph:
     )
 
 
-def _reads(node: Node) -> bool:
-    return node.op.startswith("LookupTable") and node.op not in _FILLING
+def _is_lookup(node: Node) -> bool:
+    return node.op.startswith("LookupTable") and node.op not in _INITIALIZERS
 
 
 def _lookups(graph: Graph) -> list[Node]:
-    """Nodes that the outputs need, and that read a table which they do not fill."""
+    """Return the lookups that the outputs depend on, in tables that the outputs do not initialize."""
     names = graph.reachable() - graph.input_names
     nodes = [node for name, node in graph.nodes.items() if name in names and node.inputs]
-    filled = {_table(graph, node) for node in nodes if node.op in _FILLING}
-    return [node for node in nodes if _reads(node) and _table(graph, node) not in filled]
+    initialized = {_table(graph, node) for node in nodes if node.op in _INITIALIZERS}
+    return [node for node in nodes if _is_lookup(node) and _table(graph, node) not in initialized]
 
 
 def _table(graph: Graph, node: Node) -> str:
-    """The name of what makes the table that a node takes."""
-    seen: set[str] = set()
+    """Return the name of the node that creates the table of a node."""
+    visited: set[str] = set()
     source = node.inputs[0].node
-    while graph[source].op in _PASSING and graph[source].inputs and source not in seen:
-        seen.add(source)
+    while graph[source].op in _IDENTITIES and graph[source].inputs and source not in visited:
+        visited.add(source)
         source = graph[source].inputs[0].node
     return source
 
 
-def _way_around(graph: Graph, lookups: list[Node]) -> str:
-    """Outputs that need no table, or else inputs behind the tables."""
+def _suggest(graph: Graph, lookups: list[Node]) -> str:
+    """Suggest outputs that depend on no table, else inputs after the tables."""
     free = [str(edge) for edge in graph.outputs if not _lookups(graph.with_endpoints(None, [edge]))]
     if free:
-        return f"ask for what needs no table: --outputs={','.join(free)}"
-    behind = graph.with_endpoints([*graph.inputs, *(node.name for node in lookups)], None)
-    needed = behind.reachable()
-    fed = [str(edge) for edge in behind.inputs if edge.node in needed]
-    return f"look up before, and feed what is found: --inputs={','.join(fed)}"
+        return f"choose outputs that depend on no table: --outputs={','.join(free)}"
+    after = graph.with_endpoints([*graph.inputs, *(node.name for node in lookups)], None)
+    needed = after.reachable()
+    inputs = [str(edge) for edge in after.inputs if edge.node in needed]
+    return f"look the values up before, and feed them: --inputs={','.join(inputs)}"

@@ -1,6 +1,6 @@
-"""Graphs that read variables: SavedModels and checkpoints, frozen where they have any.
+"""Importers of SavedModels and checkpoints, whose variables become constants.
 
-What has no variables is read without TensorFlow; values of variables TensorFlow reads.
+Graphs without variables are read without TensorFlow; TensorFlow reads the values of variables.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,9 +19,9 @@ from quantkit.ops.tensorflow.signatures import find_op, output_dtypes
 from quantkit.transforms.functions.inline_functions import inline_functions
 from quantkit.transforms.functions.remove_unused_functions import remove_unused_functions
 
-Ends = Iterable[Edge | str] | None
+EdgeNames = Iterable[Edge | str] | None
 
-# How many nodes that may be outputs an error names.
+# Maximum number of candidate outputs in an error message.
 SHOWN = 6
 
 
@@ -29,88 +29,86 @@ def read_saved_model(
     folder: Path,
     signature: str | None = None,
     tags: Iterable[str] | None = None,
-    inputs: Ends = None,
-    outputs: Ends = None,
+    inputs: EdgeNames = None,
+    outputs: EdgeNames = None,
 ) -> tuple[Graph, Signature]:
-    """The frozen graph of a SavedModel, and what its callers call inputs and outputs.
+    """Read a SavedModel as a frozen graph with a signature.
 
     Args:
-        folder: of the SavedModel.
-        signature: what to take the inputs and outputs of; None: ``serving_default``, or the only one.
-        tags: of one of its graphs; None: the one for serving, or the only one.
-        inputs: what is fed instead, by its name in the graph or in the signature; None: the signature's.
-        outputs: what is asked for instead, likewise; None: the signature's.
+        folder: folder of the SavedModel.
+        signature: name of the signature; if None ``serving_default``, or the only one.
+        tags: tags of one of its graphs; if None those of serving, or of the only graph.
+        inputs: names of the inputs in the graph or the signature; if None the signature's.
+        outputs: names of the outputs, likewise.
 
     Raises:
-        InputError: it is broken, has no signature, its variables can not be read or are larger than a graph may be, or
-            an output needs a table.
-        UsageError: there is no such signature or tag, or an input or output is not in the graph.
+        InputError: the SavedModel is broken or has no signature, its variables cannot be read or are larger than a
+            graph may be, or an output depends on a table.
+        UsageError: the signature or tag does not exist, or an input or output is not in the graph.
     """
     try:
         meta = saved_model.choose(formats.meta_graphs(folder), tags)
-        chosen = meta.signature(signature)
+        selected = meta.signature(signature)
     except UsageError as error:
         raise UsageError(f"{folder}: {error.message}", error.hint) from None
-    graph = _decoded(meta, folder)
-    if chosen is None:
+    graph = _decode(meta, folder)
+    if selected is None:
         if meta.has_objects:
             raise InputError(f"{folder} has no signatures", hint="export it with one: model.export(FOLDER)")
-        graph, chosen = infer_endpoints(graph), Signature()
+        graph, selected = infer_endpoints(graph), Signature()
     else:
-        graph = graph.with_endpoints(*(_in_file_order(graph, edges) for edges in (chosen.inputs, chosen.outputs)))
+        graph = graph.with_endpoints(*(_in_file_order(graph, edges) for edges in (selected.inputs, selected.outputs)))
     if meta.has_objects:
-        graph, chosen = _with_functions_inlined(graph, folder, meta, chosen)
-    graph = graph.with_endpoints(_by_name(graph, inputs, chosen.inputs), _by_name(graph, outputs, chosen.outputs))
+        graph, selected = _inline(graph, folder, meta, selected)
+    graph = graph.with_endpoints(_resolve(graph, inputs, selected.inputs), _resolve(graph, outputs, selected.outputs))
     tables.check(graph, str(folder))
-    return _filled(graph, folder / "variables" / "variables", meta.restore), chosen
+    return _fill(graph, folder / "variables" / "variables", meta.restore), selected
 
 
-def _with_functions_inlined(
-    graph: Graph, folder: Path, meta: saved_model.MetaGraph, signature: Signature
-) -> tuple[Graph, Signature]:
-    """The graph of TensorFlow 2, which saves all that it computes as calls of functions; frozen if it has variables."""
+def _inline(graph: Graph, folder: Path, meta: saved_model.MetaGraph, signature: Signature) -> tuple[Graph, Signature]:
+    """Inline the functions that a SavedModel of TensorFlow 2 consists of, and freeze its variables."""
     _check_size(graph, folder)
     if not _has_variables(graph):
-        written_out = remove_unused_functions(inline_functions(_needed(graph)))
-        return tables.without_waiting(written_out), signature.following(graph, written_out)
+        inlined = remove_unused_functions(inline_functions(_prune(graph)))
+        return tables.remove_lookup_controls(inlined), signature.following(graph, inlined)
     from quantkit.model.importers import freeze
 
-    frozen = tables.without_waiting(freeze.freeze_saved_model(folder, meta.tags, signature.name))
-    return frozen, _of_function(graph, signature, frozen)
+    frozen = tables.remove_lookup_controls(freeze.freeze_saved_model(folder, meta.tags, signature.name))
+    return frozen, _signature_of_function(graph, signature, frozen)
 
 
-def _of_function(graph: Graph, signature: Signature, function: Graph) -> Signature:
-    """The names of a signature for the ends of the function that it calls."""
+def _signature_of_function(graph: Graph, signature: Signature, function: Graph) -> Signature:
+    """Return a signature with the inputs and outputs of the function that it calls."""
     calls = {edge.node for edge in signature.outputs.values()}
-    arguments = {edge: place for name in calls for place, edge in enumerate(graph[name].inputs)}
+    arguments = {edge: index for name in calls for index, edge in enumerate(graph[name].inputs)}
     inputs = {name: arguments[edge] for name, edge in signature.inputs.items() if edge in arguments}
     outputs = {name: edge.port for name, edge in signature.outputs.items()}
     if len(calls) != 1 or len(inputs) != len(function.inputs) or len(outputs) != len(function.outputs):
-        return Signature(signature.name)  # not as TensorFlow writes it
+        return Signature(signature.name)  # TensorFlow did not write it
     return Signature(
         signature.name,
-        {name: function.inputs[place] for name, place in inputs.items()},
+        {name: function.inputs[index] for name, index in inputs.items()},
         {name: function.outputs[port] for name, port in outputs.items()},
     )
 
 
-def _by_name(graph: Graph, ends: Ends, names: Mapping[str, Edge]) -> Ends:
-    """Ends, of which some may be called as the signature calls them."""
-    if ends is None:
+def _resolve(graph: Graph, names: EdgeNames, signature: Mapping[str, Edge]) -> EdgeNames:
+    """Replace the names of a signature by its edges."""
+    if names is None:
         return None
-    return [names.get(end, end) if isinstance(end, str) and end not in graph.nodes else end for end in ends]
+    return [signature.get(name, name) if isinstance(name, str) and name not in graph.nodes else name for name in names]
 
 
-def read_checkpoint(path: Path, inputs: Ends = None, outputs: Ends = None) -> Graph:
-    """The frozen graph of a checkpoint that was saved with its graph.
+def read_checkpoint(path: Path, inputs: EdgeNames = None, outputs: EdgeNames = None) -> Graph:
+    """Read a checkpoint that was saved with its graph as a frozen graph.
 
     Args:
-        path: what the checkpoint's files begin with, or one of them.
-        inputs: what is fed; None: the placeholders.
-        outputs: what is asked for; None: the only node that may be one.
+        path: prefix of the files of the checkpoint, or one of them.
+        inputs: names of the inputs; if None the placeholders.
+        outputs: names of the outputs; if None the only node that may be an output.
 
     Raises:
-        InputError: it has no graph, can not be read, or an output needs a table.
+        InputError: the checkpoint has no graph or cannot be read, or an output depends on a table.
         UsageError: several nodes may be the output, or an input or output is not in the graph.
     """
     prefix = checkpoint_prefix(path) or path
@@ -120,53 +118,53 @@ def read_checkpoint(path: Path, inputs: Ends = None, outputs: Ends = None) -> Gr
             f"{prefix} is a checkpoint without its graph: there is no {meta.name}",
             hint="name the graph as well: quantkit transform --in-graph GRAPH.pb --checkpoint PREFIX",
         )
-    (found,) = formats.meta_graphs(meta)
-    graph = infer_endpoints(_decoded(found, meta)).with_endpoints(inputs, outputs)
-    return filled(graph, prefix, outputs, found.restore)
+    (meta_graph,) = formats.meta_graphs(meta)
+    graph = infer_endpoints(_decode(meta_graph, meta)).with_endpoints(inputs, outputs)
+    return fill_variables(graph, prefix, outputs, meta_graph.restore)
 
 
-def filled(graph: Graph, checkpoint: Path, outputs: Ends = None, restore: str = "") -> Graph:
-    """A graph with the values of a checkpoint in place of its variables.
+def fill_variables(graph: Graph, checkpoint: Path, outputs: EdgeNames = None, restore: str = "") -> Graph:
+    """Replace the variables of a graph by the values of a checkpoint.
 
     Args:
-        graph: what reads the variables.
-        checkpoint: what the checkpoint's files begin with, or one of them.
-        outputs: what the caller asked for; None: the only node that may be an output.
-        restore: the node that restores all variables; nothing: what savers call it.
+        graph: graph with variables.
+        checkpoint: prefix of the files of the checkpoint, or one of them.
+        outputs: outputs that the caller chose; if None the only node that may be an output.
+        restore: node that restores all variables; if empty the default name of savers.
 
     Raises:
-        InputError: there is no such checkpoint, it lacks a variable, or an output needs a table.
+        InputError: the checkpoint does not exist or lacks a variable, or an output depends on a table.
         UsageError: several nodes may be the output.
     """
     prefix = checkpoint_prefix(checkpoint)
     if prefix is None:
         raise InputError(
-            f"there is no checkpoint {checkpoint}", hint=f"its index would be the file {checkpoint.name}.index"
+            f"there is no checkpoint {checkpoint}", hint=f"a checkpoint has an index file: {checkpoint.name}.index"
         )
-    graph = graph if outputs is not None else _with_only_output(graph)
+    graph = graph if outputs is not None else _infer_output(graph)
     tables.check(graph, str(prefix))
-    return _filled(graph, prefix, restore)
+    return _fill(graph, prefix, restore)
 
 
-def _filled(whole: Graph, prefix: Path, restore: str) -> Graph:
-    graph = _needed(whole)
+def _fill(whole: Graph, prefix: Path, restore: str) -> Graph:
+    graph = _prune(whole)
     if not saved_model.VARIABLES & graph.op_counts.keys():
         return graph
     _check_size(graph, prefix)
     from quantkit.model.importers import checkpoint, freeze
 
-    restored = checkpoint.places(whole, restore or checkpoint.RESTORE)
-    return freeze.freeze_variables(graph, checkpoint.Checkpoint.open(str(prefix)), restored)
+    entries = checkpoint.restored_entries(whole, restore or checkpoint.RESTORE)
+    return freeze.freeze_variables(graph, checkpoint.Checkpoint.open(str(prefix)), entries)
 
 
-def _needed(graph: Graph) -> Graph:
-    """The graph without what only training, saving and other signatures need."""
+def _prune(graph: Graph) -> Graph:
+    """Remove the nodes that only training, saving and other signatures depend on."""
     names = graph.reachable(stop_at_inputs=False) | (graph.input_names & graph.nodes.keys())
     return graph.with_nodes(node for node in graph.nodes.values() if node.name in names)
 
 
 def _has_variables(graph: Graph) -> bool:
-    """Whether the outputs need variables, or the library makes some."""
+    """Return True if the outputs depend on variables, or a function creates some."""
     ops = {graph[name].op for name in graph.reachable()}
     for function in graph.library.values():
         ops.update(function.graph.op_counts)
@@ -177,7 +175,7 @@ def _check_size(graph: Graph, path: Path) -> None:
     graphdef.check_num_bytes(f"the variables of {path}", saved_model.num_variable_bytes(graph))
 
 
-def _decoded(meta: saved_model.MetaGraph, path: Path) -> Graph:
+def _decode(meta: saved_model.MetaGraph, path: Path) -> Graph:
     try:
         return meta.read()
     except QuantkitError as error:
@@ -185,20 +183,20 @@ def _decoded(meta: saved_model.MetaGraph, path: Path) -> Graph:
 
 
 def _in_file_order(graph: Graph, edges: Mapping[str, Edge]) -> list[Edge]:
-    """Edges of a signature, which has no order of its own."""
-    places = {name: place for place, name in enumerate(graph.nodes)}
-    return sorted(edges.values(), key=lambda edge: (places.get(edge.node, 0), edge))
+    """Sort the edges of a signature, which is unordered, by the position of their nodes in the file."""
+    positions = {name: position for position, name in enumerate(graph.nodes)}
+    return sorted(edges.values(), key=lambda edge: (positions.get(edge.node, 0), edge))
 
 
-def _with_only_output(graph: Graph) -> Graph:
-    """The graph with the one output that it may have: a training graph ends in much else."""
-    found = [name for name, node in graph.nodes.items() if name not in graph.node_uses and _may_be_output(node)]
-    if len(found) == 1:
-        return graph.with_endpoints(None, found)
-    shown = ", ".join(found[:SHOWN]) + (", ..." if len(found) > SHOWN else "")
+def _infer_output(graph: Graph) -> Graph:
+    """Choose the only node that may be an output: a training graph has many other nodes without consumers."""
+    candidates = [name for name, node in graph.nodes.items() if name not in graph.node_uses and _may_be_output(node)]
+    if len(candidates) == 1:
+        return graph.with_endpoints(None, candidates)
+    shown = ", ".join(candidates[:SHOWN]) + (", ..." if len(candidates) > SHOWN else "")
     raise UsageError(
-        f"{len(found)} nodes may be the output: {shown}" if found else "no node looks like the output",
-        hint="name it with --outputs",
+        f"{len(candidates)} nodes may be the output: {shown}" if candidates else "no node looks like the output",
+        hint="name the output with --outputs",
     )
 
 

@@ -63,7 +63,7 @@ def test_a_broken_model_is_read_or_refused(tmp_path: Path) -> None:
         # In a process of its own, HDF5 may hang or break down: that is what it is for. TensorFlow may not.
         assert "keras" in name or name == "h5", f"{name} {which} of seed {SEED} ended the process with {code}"
         with pytest.raises(InputError, match="a process that read it to try ended"):
-            keras.look_through(Path(model))
+            keras.inspect_file(Path(model))
         left = list(asked)[list(asked).index(name) :]
         asked = {one: (int(which) + 1 if one == name else 0, asked[one][1]) for one in left}
     assert not wrong, "\n".join(wrong)

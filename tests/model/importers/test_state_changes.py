@@ -9,7 +9,7 @@ from work import check_work_is_linear
 from quantkit.errors import GraphError
 from quantkit.ir.check import verify
 from quantkit.ir.text import from_text
-from quantkit.model.importers.state_changes import changes_variables, without_changes
+from quantkit.model.importers.state_changes import changes_variables, remove_assignments
 
 COUNTS = """inputs: x
 outputs: y
@@ -29,11 +29,11 @@ double = AddV2(x, x, T=float)
 
 def test_what_no_output_needs_goes() -> None:
     graph = from_text(COUNTS + "y = Identity(double, ^done, T=float)")
-    made = without_changes(graph, {})
+    made = remove_assignments(graph, {})
     verify(made)
     assert set(made.nodes) == {"x", "check", "done", "double", "y"}
     assert made["done"].controls == ("check",)
-    assert without_changes(made, {}) == made
+    assert remove_assignments(made, {}) == made
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_no_output_needs_goes() -> None:
 )
 def test_an_output_that_needs_the_variable_is_refused(line: str) -> None:
     with pytest.raises(GraphError, match="need the variable 'layer/calls', which the model changes") as raised:
-        without_changes(from_text(COUNTS + line), {"count": "layer/calls"})
+        remove_assignments(from_text(COUNTS + line), {"count": "layer/calls"})
     assert "stateful=False" in raised.value.hint
 
 
@@ -70,7 +70,7 @@ def test_a_loop_that_changes_a_variable_is_refused() -> None:
         end
     """)
     with pytest.raises(GraphError, match="need the variable 'v'"):
-        without_changes(graph, {})
+        remove_assignments(graph, {})
 
 
 def test_tables_and_variables_that_stay_are_no_changes() -> None:
@@ -78,7 +78,7 @@ def test_tables_and_variables_that_stay_are_no_changes() -> None:
         "inputs: x\noutputs: y\nx = Placeholder[2]()\nv = VarHandleOp(dtype=float, shape=<2>)\n"
         "write = AssignVariableOp(v, x, dtype=float)\ny = Neg(x, ^write, T=float)"
     )
-    assert without_changes(graph, {}).nodes == graph.nodes
+    assert remove_assignments(graph, {}).nodes == graph.nodes
     assert changes_variables(["ReadVariableOp", "AssignAddVariableOp"])
     assert not changes_variables(["ReadVariableOp", "ResourceGather", "Relu"])
 
@@ -91,6 +91,6 @@ def test_a_function_is_looked_into_once_however_often_it_is_called() -> None:
             *("inputs: x", f"outputs: c{size - 1}", "x = Placeholder[]()", "c0 = Identity(x, T=float)", *calls),
             *(f"function step(out = s{size - 1})", "s0 = _Arg(T=float, index=0)", *steps, "end"),
         ]
-        return partial(without_changes, from_text("\n".join(lines)), {})
+        return partial(remove_assignments, from_text("\n".join(lines)), {})
 
     check_work_is_linear(work, 40)

@@ -43,7 +43,7 @@ def looking_up(*, fills: bool = False) -> Graph:
         Node("fill", "InitializeTableV2", (Edge("table"), Edge("keys"), Edge("values"))),
     ]
     outputs = ["rows", "plain", *(["fill"] if fills else [])]
-    return tables.without_waiting(Graph.of(nodes, ["word", "x"], outputs))
+    return tables.remove_lookup_controls(Graph.of(nodes, ["word", "x"], outputs))
 
 
 def test_a_table_is_named_with_the_way_around() -> None:
