@@ -37,7 +37,7 @@ def choose_image_endpoints(
     ]
     if others:
         raise UsageError(
-            f"output {str(result)!r} depends on {', '.join(others)} and on {str(source)!r}, and images fill only one input",
+            f"output {str(result)!r} depends on {', '.join(others)} and {str(source)!r}: images fill only one input",
             hint="make constants of the others, or give an array for each input, by input name",
         )
     return restricted

@@ -66,7 +66,8 @@ def load(
             function.
         inputs: names of the inputs in the graph or the signature; if None those of the card or the signature, else the
             placeholders.
-        outputs: names of the outputs, likewise; if None those of the card or the signature, else the edges without consumers.
+        outputs: names of the outputs, likewise; if None those of the card or the signature, else the edges
+            without consumers.
         signature: name of a SavedModel's signature; if None ``serving_default``, or the only one.
         tags: tags of one of a SavedModel's graphs; if None those of serving, or of the only graph.
         checkpoint: prefix of the checkpoint files with the variables of a graph that is not frozen.

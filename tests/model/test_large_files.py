@@ -1,4 +1,4 @@
-"""More than 2 GB, in and out: an early clear answer. The files are holes, so that nobody needs the room for them."""
+"""Files over 2 GB are rejected early. The files are sparse, so that they take no disk space."""
 
 import resource
 import zipfile
@@ -18,13 +18,13 @@ from quantkit.runtimes import tensorflow
 
 HUGE = 3_000_000_000
 MOST_KIBIBYTES = 1 << 20
-ANSWER = tensorflow.RUNTIME.available()
-needs_tensorflow = pytest.mark.skipif(not ANSWER.ok, reason=ANSWER.detail)
+TENSORFLOW = tensorflow.RUNTIME.available()
+needs_tensorflow = pytest.mark.skipif(not TENSORFLOW.ok, reason=TENSORFLOW.detail)
 
 
 @pytest.fixture(autouse=True)
-def _read_by_nobody() -> Any:
-    """What is refused, or left where it is, takes no memory."""
+def _without_allocation() -> Any:
+    """Check that a rejected or unused weight takes no memory."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_KIBIBYTES
@@ -45,8 +45,8 @@ def never() -> Array:
 
 def huge_graph(variable: bool = False) -> Graph:
     shape = (1000, HUGE // 4000)
-    kept = {"dtype": DType.FLOAT, "shape": Shape(shape)}
-    weights = Node("w", "VarHandleOp", attrs=kept) if variable else constant("w", Tensor(DType.FLOAT, shape, never))
+    attrs = {"dtype": DType.FLOAT, "shape": Shape(shape)}
+    weights = Node("w", "VarHandleOp", attrs=attrs) if variable else constant("w", Tensor(DType.FLOAT, shape, never))
     nodes = [
         Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 1000))}),
         weights,
@@ -116,13 +116,13 @@ def test_a_model_in_memory_is_refused_by_its_weights(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["out.pb", "out.pbtxt", "out/", "out.tflite"])
-def test_what_can_not_be_written_is_refused_first(name: str, tmp_path: Path) -> None:
+def test_too_large_graphs_are_rejected_before_the_work(name: str, tmp_path: Path) -> None:
     with pytest.raises(GraphError, match=r"holds 3\.00 GB of tensors"):
         qk.save(huge_graph(), f"{tmp_path}/{name}")
     assert not list(tmp_path.iterdir())
 
 
-def test_onnx_weights_beside_the_model_stay_there(tmp_path: Path) -> None:
+def test_onnx_weights_in_a_second_file_stay_there(tmp_path: Path) -> None:
     shape = (HUGE // 4,)
     graph = Graph.of(
         [Node("w", "Constant", attrs={"value": Tensor(DType.FLOAT, shape, never)}), Node("y", "Relu", (Edge("w"),))],

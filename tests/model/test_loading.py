@@ -1,4 +1,4 @@
-"""What `load` takes: files, folders, serialized models, messages, Keras models and functions."""
+"""Values that `load` accepts: files, folders, serialized models, messages, Keras models and functions."""
 
 import json
 from pathlib import Path
@@ -45,13 +45,13 @@ needs_tensorflow = pytest.mark.skipif(
 )
 
 
-def answer(graph: Graph) -> Any:
+def run_graph(graph: Graph) -> Any:
     with qk.open_session(graph) as session:
         (values,) = session.run({session.inputs[0].name: X}).values()
     return values
 
 
-def test_serialized_models_are_told_apart() -> None:
+def test_serialized_models_are_recognized() -> None:
     assert qk.load(graphdef.encode(GRAPH)).graph == GRAPH
     loaded = qk.load(onnx.encode(ONNX_GRAPH), outputs=["y"]).graph
     assert (loaded.dialect, loaded.outputs) == ("onnx", (Edge("y"),))
@@ -65,7 +65,7 @@ def test_messages_are_taken() -> None:
     assert qk.load(model).graph.op_counts == ONNX_GRAPH.op_counts
 
 
-def test_onnx_files_are_graphs_and_stay_files_for_engines(tmp_path: Path) -> None:
+def test_onnx_files_have_graphs_and_stay_files_for_runtimes(tmp_path: Path) -> None:
     qk.save(ONNX_GRAPH, tmp_path / "model.onnx")
     assert qk.load(tmp_path / "model.onnx").graph.op_counts == ONNX_GRAPH.op_counts
     model = load(tmp_path / "model.onnx", outputs=["y"])
@@ -75,7 +75,7 @@ def test_onnx_files_are_graphs_and_stay_files_for_engines(tmp_path: Path) -> Non
         _ = qk.load(tmp_path / "model.onnx", outputs=["nothing"]).graph
 
 
-def test_what_can_not_be_looked_into_is_said(tmp_path: Path) -> None:
+def test_formats_without_a_reader_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(20))
     with pytest.raises(UsageError, match="is a LiteRT model: it can be run and benchmarked, but not read") as caught:
         _ = qk.load(tmp_path / "model.tflite").graph
@@ -108,27 +108,27 @@ class TestTensorFlow:
     def test_a_graph_def_of_its_own(self) -> None:
         tf = _tensorflow()
         loaded = qk.load(tf.compat.v1.GraphDef.FromString(graphdef.encode(GRAPH)), ["x"], ["y"]).graph
-        np.testing.assert_allclose(answer(loaded), X @ W)
+        np.testing.assert_allclose(run_graph(loaded), X @ W)
 
     def test_a_function_with_a_signature(self) -> None:
         tf = _tensorflow()
         weights = tf.Variable(W)
         function = tf.function(lambda x: x @ weights, input_signature=[tf.TensorSpec([None, 4], name="x")])
-        for one in (function, function.get_concrete_function()):
-            np.testing.assert_allclose(answer(qk.load(one).graph), X @ W)
+        for value in (function, function.get_concrete_function()):
+            np.testing.assert_allclose(run_graph(qk.load(value).graph), X @ W)
 
-    def test_a_function_without_one_is_said(self) -> None:
-        with pytest.raises(InputError, match="does not say what it takes") as caught:
+    def test_a_function_without_a_signature_is_an_error(self) -> None:
+        with pytest.raises(InputError, match="has no input signature") as caught:
             qk.load(_tensorflow().function(lambda x: x + 1))
         assert "input_signature" in caught.value.hint
 
     def test_a_keras_model(self) -> None:
-        np.testing.assert_allclose(answer(qk.load(_keras_model()).graph), X @ W + 1)
+        np.testing.assert_allclose(run_graph(qk.load(_keras_model()).graph), X @ W + 1)
 
     @pytest.mark.parametrize("ending", [".keras", ".h5"])
     def test_keras_files(self, ending: str, tmp_path: Path) -> None:
         _keras_model().save(tmp_path / f"model{ending}")
-        np.testing.assert_allclose(answer(qk.load(tmp_path / f"model{ending}").graph), X @ W + 1)
+        np.testing.assert_allclose(run_graph(qk.load(tmp_path / f"model{ending}").graph), X @ W + 1)
 
     def test_a_file_of_keras_2(self, tmp_path: Path) -> None:
         h5py = pytest.importorskip("h5py")
@@ -151,7 +151,7 @@ class TestTensorFlow:
             group.attrs["weight_names"] = [name.encode() for name in names]
             for name, values in names.items():
                 group[name] = values
-        np.testing.assert_allclose(answer(qk.load(tmp_path / "old.h5").graph), X @ W + 1)
+        np.testing.assert_allclose(run_graph(qk.load(tmp_path / "old.h5").graph), X @ W + 1)
 
 
 @pytest.mark.engine

@@ -1,4 +1,4 @@
-"""`Model`: what it knows about a network, and the values that `as_model` makes one of."""
+"""`Model`: its card, preprocessing and labels, and the values that `as_model` accepts."""
 
 from pathlib import Path
 from typing import Any

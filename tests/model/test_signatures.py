@@ -1,4 +1,4 @@
-"""SavedModels in and out: what callers call inputs and outputs stays, and TensorFlow's loaders open what is written."""
+"""Signatures of SavedModels survive loading and saving, and TensorFlow's loaders open the result."""
 
 import subprocess
 import sys
@@ -23,22 +23,22 @@ from quantkit.runtimes import tensorflow
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()
 
-ANSWER = tensorflow.RUNTIME.available()
-engine = [
+TENSORFLOW = tensorflow.RUNTIME.available()
+requires_tensorflow = [
     pytest.mark.engine,
-    pytest.mark.skipif(not ANSWER.ok, reason=ANSWER.detail),
+    pytest.mark.skipif(not TENSORFLOW.ok, reason=TENSORFLOW.detail),
     pytest.mark.filterwarnings("ignore"),  # TensorFlow's own
 ]
 W = np.arange(12, dtype=np.float32).reshape(4, 3) / 8
 X = np.float32([[1, 2, 3, 4], [0, -1, 0, 1]])
 FEEDS: Mapping[str, Mapping[str, Any]] = {
     "predict": {"zebra": X, "apple": np.float32(2)},
-    "words": {"text": np.array([b"one", b"three"], object)},
+    "texts": {"text": np.array([b"one", b"three"], object)},
     "single": {"image": X[:1]},
 }
-WANTED: Mapping[str, Mapping[str, Any]] = {
+EXPECTED: Mapping[str, Mapping[str, Any]] = {
     "predict": {"scores": X @ W * 2, "best": np.argmax(X @ W, -1), "sizes": [2, 4]},
-    "words": {"length": [3, 5], "joined": b"onethree"},
+    "texts": {"length": [3, 5], "joined": b"onethree"},
     "single": {"output_0": X[:1] @ W},
 }
 
@@ -56,7 +56,7 @@ def graph() -> Graph:
     )
 
 
-def written(folder: Path) -> Signature:
+def save_model(folder: Path) -> Signature:
     (meta,) = meta_graphs(folder)
     (signature,) = meta.signatures.values()
     return signature
@@ -65,19 +65,19 @@ def written(folder: Path) -> Signature:
 def test_names_are_written_and_read(tmp_path: Path) -> None:
     signature = Signature("mine", {"pixels": Edge("x")}, {"scores": Edge("y"), "same": Edge("y"), "gone": Edge("w")})
     qk.save(graph(), f"{tmp_path}/out/", signature=signature)
-    found = written(tmp_path / "out")
-    assert found == Signature("mine", {"pixels": Edge("x")}, {"same": Edge("y"), "scores": Edge("y"), "z": Edge("z")})
+    names = save_model(tmp_path / "out")
+    assert names == Signature("mine", {"pixels": Edge("x")}, {"same": Edge("y"), "scores": Edge("y"), "z": Edge("z")})
     model = load(tmp_path / "out", outputs=["scores"])
-    assert model.signature == found
+    assert model.signature == names
     assert model.graph.outputs == (Edge("y"),)
 
 
-def test_two_ends_never_get_one_name(tmp_path: Path) -> None:
+def test_endpoints_get_distinct_names(tmp_path: Path) -> None:
     qk.save(graph(), f"{tmp_path}/out/", signature=Signature(outputs={"z": Edge("y")}))
-    assert written(tmp_path / "out").outputs == {"z": Edge("y"), "z:0": Edge("z")}
+    assert save_model(tmp_path / "out").outputs == {"z": Edge("y"), "z:0": Edge("z")}
 
 
-def test_names_follow_the_ends_of_a_rewritten_graph() -> None:
+def test_names_follow_the_endpoints_of_a_rewritten_graph() -> None:
     before = graph()
     after = rewrite(
         before, "rename_node(old_node_name=y, new_node_name=a) rename_node(old_node_name=x, new_node_name=b)"
@@ -90,7 +90,7 @@ def test_names_follow_the_ends_of_a_rewritten_graph() -> None:
 
 
 def save_second_kind(folder: Path) -> None:
-    """Three uses, none of them the default: dicts, words, one tensor; one with variables in no branch of it."""
+    """Save a model with three signatures, none of them the default: dicts, strings, one tensor."""
     tf = tensorflow.import_tensorflow()
     module = tf.Module()
     module.w = tf.Variable(W)
@@ -102,7 +102,7 @@ def save_second_kind(folder: Path) -> None:
         },
         input_signature=[tf.TensorSpec([None, 4], name="zebra"), tf.TensorSpec([], name="apple")],
     )
-    module.words = tf.function(
+    module.texts = tf.function(
         lambda text: {"length": tf.strings.length(text), "joined": tf.strings.reduce_join(text)},
         input_signature=[tf.TensorSpec([None], tf.string, name="text")],
     )
@@ -124,17 +124,17 @@ def save_first_kind(folder: Path) -> None:
                 {"zebra": image, "apple": apple},
                 {"scores": scores * apple, "best": tf.argmax(scores, -1), "sizes": tf.shape(image)},
             ),
-            "words": ({"text": text}, {"length": tf.strings.length(text), "joined": tf.strings.reduce_join(text)}),
+            "texts": ({"text": text}, {"length": tf.strings.length(text), "joined": tf.strings.reduce_join(text)}),
             "single": ({"image": image}, {"output_0": scores}),
         }
         builder = v1.saved_model.Builder(str(folder))
-        made = {name: v1.saved_model.predict_signature_def(*use) for name, use in uses.items()}
-        builder.add_meta_graph_and_variables(session, ["serve"], signature_def_map=made)
+        signature_map = {name: v1.saved_model.predict_signature_def(*use) for name, use in uses.items()}
+        builder.add_meta_graph_and_variables(session, ["serve"], signature_def_map=signature_map)
         builder.save()
 
 
 class TestTensorFlow:
-    pytestmark = engine
+    pytestmark = requires_tensorflow
 
     @pytest.mark.parametrize("save", [save_first_kind, save_second_kind])
     @pytest.mark.parametrize("recipe", [None, "inference", "obfuscate_names"])
@@ -143,9 +143,9 @@ class TestTensorFlow:
         save(tmp_path / "in")
         for name, feeds in FEEDS.items():
             out = tmp_path / name
-            words = ["transform", f"{tmp_path}/in", "-o", f"{out}/", "--signature", name, "-q"]
-            words += [] if recipe is None else ["--transforms", recipe] if "_" in recipe else ["--recipe", recipe]
-            assert main(words) == 0
+            arguments = ["transform", f"{tmp_path}/in", "-o", f"{out}/", "--signature", name, "-q"]
+            arguments += [] if recipe is None else ["--transforms", recipe] if "_" in recipe else ["--recipe", recipe]
+            assert main(arguments) == 0
             self.check_python(tf, out, name, feeds)
             self.check_session(tf, out, name, feeds)
             if serving_loader.LIBRARY.exists():  # it is called otherwise where TensorFlow is packed otherwise
@@ -154,10 +154,10 @@ class TestTensorFlow:
     def check_python(self, tf: Any, folder: Path, name: str, feeds: Mapping[str, Any]) -> None:
         loaded = tf.saved_model.load(str(folder))
         assert set(loaded.signatures) == {name}
-        answers = loaded.signatures[name](**{key: tf.constant(value) for key, value in feeds.items()})
-        assert answers.keys() == WANTED[name].keys()
-        for key, wanted in WANTED[name].items():
-            same(answers[key].numpy(), wanted)
+        outputs = loaded.signatures[name](**{key: tf.constant(value) for key, value in feeds.items()})
+        assert outputs.keys() == EXPECTED[name].keys()
+        for key, expected in EXPECTED[name].items():
+            same(outputs[key].numpy(), expected)
 
     def check_session(self, tf: Any, folder: Path, name: str, feeds: Mapping[str, Any]) -> None:
         v1 = tf.compat.v1
@@ -166,41 +166,39 @@ class TestTensorFlow:
             use = meta.signature_def[name]
             assert use.method_name == "tensorflow/serving/predict"
             fetches = {key: info.name for key, info in use.outputs.items()}
-            answers = session.run(fetches, {use.inputs[key].name: value for key, value in feeds.items()})
-        for key, wanted in WANTED[name].items():
-            same(answers[key], wanted)
+            outputs = session.run(fetches, {use.inputs[key].name: value for key, value in feeds.items()})
+        for key, expected in EXPECTED[name].items():
+            same(outputs[key], expected)
             assert use.outputs[key].dtype == tf.as_dtype(
-                np.asarray(answers[key]).dtype if key != "joined" else "string"
+                np.asarray(outputs[key]).dtype if key != "joined" else "string"
             )
 
-    def test_outputs_are_asked_for_as_callers_call_them(self, tmp_path: Path) -> None:
+    def test_outputs_have_the_names_of_the_signature(self, tmp_path: Path) -> None:
         save_second_kind(tmp_path / "in")
-        words = ["transform", f"{tmp_path}/in", "-o", f"{tmp_path}/out/", "--signature", "predict", "-q"]
-        assert main([*words, "--outputs", "best"]) == 0
-        assert written(tmp_path / "out").outputs.keys() == {"best"}
+        arguments = ["transform", f"{tmp_path}/in", "-o", f"{tmp_path}/out/", "--signature", "predict", "-q"]
+        assert main([*arguments, "--outputs", "best"]) == 0
+        assert save_model(tmp_path / "out").outputs.keys() == {"best"}
 
-    def test_uses_are_listed_where_none_is_the_default(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_signatures_are_listed_without_a_default(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         save_second_kind(tmp_path / "in")
         assert main(["transform", f"{tmp_path}/in", "-o", f"{tmp_path}/out/"]) == 2
         error, hint = capsys.readouterr().err.strip().splitlines()[-2:]
-        assert "signature 'serving_default' does not exist; available: predict, single, words" in error
+        assert "signature 'serving_default' does not exist; available: predict, single, texts" in error
         assert hint == "hint: select a signature with --signature NAME"
-        assert main(["transform", f"{tmp_path}/in", "-o", f"{tmp_path}/out/", "--signature", "word"]) == 2
-        assert "did you mean 'words'?" in capsys.readouterr().err
+        assert main(["transform", f"{tmp_path}/in", "-o", f"{tmp_path}/out/", "--signature", "text"]) == 2
+        assert "did you mean 'texts'?" in capsys.readouterr().err
 
 
 def serving_loaded(folder: Path) -> int:
-    """What TensorFlow Serving's loader says of a folder, in a process without TensorFlow's Python."""
+    """Return the result of TensorFlow Serving's loader for a folder, in a process without TensorFlow's Python."""
     script = [sys.executable, str(Path(serving_loader.__file__)), str(folder), "serve"]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-1000:]
     return int(done.stdout)
 
 
-def same(found: Any, wanted: Any) -> None:
-    if isinstance(wanted, bytes):
-        assert found == wanted
+def same(names: Any, expected: Any) -> None:
+    if isinstance(expected, bytes):
+        assert names == expected
     else:
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        np.testing.assert_allclose(names, expected, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Where graphs go: the format that an ending names, folders that appear whole, and more than 2 GiB of weights."""
+"""Output files: formats by suffix, folders that appear complete, and weights over 2 GiB."""
 
 import json
 import subprocess
@@ -15,7 +15,6 @@ import quantkit as qk
 from quantkit.errors import GraphError, InputError, UsageError
 from quantkit.formats import graphdef, kind_of, onnx, saved_model
 from quantkit.formats.graphdef.schema import parse
-from quantkit.formats.onnx import writer as onnx_writer
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.model.exporters.files import OutputFile, save
@@ -36,7 +35,7 @@ needs_onnxruntime = pytest.mark.skipif(
 
 
 def small_graph(weights: Any = W) -> Graph:
-    """A product with a constant, twice: once as it is, once in two halves."""
+    """Product with a constant, whole and in two halves."""
     return Graph.of(
         [
             Node("data/x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 4))}),
@@ -84,7 +83,7 @@ def test_the_ending_names_the_format(name: str, kind: str, tmp_path: Path, monke
         ("a.pb", {"format": "saved-model"}, "'saved-model' is not a format"),
     ],
 )
-def test_what_is_not_written_is_said(path: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unwritable_formats_are_named(path: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         save(small_graph(), tmp_path / path, **options)
     assert caught.value.hint
@@ -92,21 +91,21 @@ def test_what_is_not_written_is_said(path: str, options: dict[str, Any], message
 
 
 @pytest.mark.parametrize(
-    ("ending", "meant"),
+    ("ending", "suggestion"),
     [("onx", "onnx"), ("pbtx", "pbtxt"), ("pbx", "pb"), ("tfl", "tflite"), ("lite", "tflite"), ("txt", "pbtxt")],
 )
-def test_an_ending_that_is_almost_one_is_asked_about(ending: str, meant: str, tmp_path: Path) -> None:
+def test_a_misspelled_suffix_gets_a_suggestion(ending: str, suggestion: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         OutputFile.of(tmp_path / f"a.{ending}")
     assert caught.value.hint.startswith("did you mean")
-    assert f"'.{meant}'" in caught.value.hint
+    assert f"'.{suggestion}'" in caught.value.hint
     assert "--format graphdef" in caught.value.hint
     for options in ({"kind": "graphdef"}, {"as_text": True}):
         assert OutputFile.of(tmp_path / f"a.{ending}", **options).kind.startswith("graphdef")
 
 
 @pytest.mark.parametrize("name", ["a", "a.pb", "a.onnx", "a/"])
-def test_only_an_ending_that_names_nothing_is_guessed_at(name: str, tmp_path: Path) -> None:
+def test_only_an_unknown_suffix_is_a_guess(name: str, tmp_path: Path) -> None:
     assert not OutputFile.of(f"{tmp_path}/{name}").is_guess
     assert OutputFile.of(tmp_path / "a.frozen").is_guess
 
@@ -132,7 +131,7 @@ class TestSavedModel:
         read = qk.load(tmp_path / "out").graph
         assert (read.nodes, read.inputs, read.outputs) == (graph.nodes, graph.inputs, graph.outputs)
 
-    def test_its_signature_says_types_and_shapes(self, tmp_path: Path) -> None:
+    def test_its_signature_has_types_and_shapes(self, tmp_path: Path) -> None:
         save(small_graph(), tmp_path)  # an empty folder
         message = parse("SavedModel", (tmp_path / saved_model.FILE).read_bytes())
         (meta,) = message.meta_graphs
@@ -140,12 +139,12 @@ class TestSavedModel:
         assert [op.name for op in meta.meta_info_def.stripped_op_list.op] == ["Const", "MatMul", "Placeholder", "Split"]
         signature = meta.signature_def["serving_default"]
         assert signature.method_name == "tensorflow/serving/predict"
-        found = {
+        signatures = {
             key: (info.name, info.dtype, [dim.size for dim in info.tensor_shape.dim])
             for infos in (signature.inputs, signature.outputs)
             for key, info in infos.items()
         }
-        assert found == {
+        assert signatures == {
             "data/x": ("data/x:0", 1, [-1, 4]),
             "y": ("y:0", 1, [-1, 600]),
             "halves:1": ("halves:1", 1, [-1, 300]),
@@ -161,7 +160,7 @@ class TestSavedModel:
         save(small_graph(), f"{tmp_path}/out/")
         loaded = tf.saved_model.load(str(tmp_path / "out"))
         function = loaded.signatures["serving_default"]
-        answers = function(**{"data/x": tf.constant(X)})
+        outputs = function(**{"data/x": tf.constant(X)})
         assert {key: spec.shape.as_list() for key, spec in function.structured_outputs.items()} == {
             "y": [None, 600],
             "halves:1": [None, 300],
@@ -169,9 +168,9 @@ class TestSavedModel:
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             tf.compat.v1.saved_model.loader.load(session, ["serve"], str(tmp_path / "out"))
             y, half = session.run(["y:0", "halves:1"], {"data/x:0": X})
-        for found in ((y, half), (answers["y"], answers["halves:1"])):
-            np.testing.assert_allclose(found[0], X @ W, rtol=1e-6)
-            np.testing.assert_allclose(found[1], (X @ W)[:, 300:], rtol=1e-6)
+        for signatures in ((y, half), (outputs["y"], outputs["halves:1"])):
+            np.testing.assert_allclose(signatures[0], X @ W, rtol=1e-6)
+            np.testing.assert_allclose(signatures[1], (X @ W)[:, 300:], rtol=1e-6)
 
     def test_it_appears_whole_or_not_at_all(self, tmp_path: Path) -> None:
         def fails() -> Array:
@@ -191,7 +190,7 @@ class TestSavedModel:
         with pytest.raises(UsageError, match="is not a folder"):
             save(small_graph(), f"{tmp_path}/no/where/")
 
-    def test_an_output_of_unknown_type_is_said(self, tmp_path: Path) -> None:
+    def test_an_output_of_unknown_type_is_named(self, tmp_path: Path) -> None:
         graph = small_graph()
         odd = graph.with_nodes([*graph.nodes.values(), Node("odd", "NobodyKnows", (Edge("y"),))])
         with pytest.raises(GraphError, match="element type of 'odd'"):
@@ -204,9 +203,9 @@ class TestOnnx:
     @pytest.mark.engine
     def test_a_graph_of_tensorflow_is_converted(self, tmp_path: Path) -> None:
         save(small_graph(), tmp_path / "out.onnx")
-        answers = run(tmp_path / "out.onnx", "onnxruntime")
-        np.testing.assert_allclose(answers["y"], X @ W, rtol=1e-6)
-        np.testing.assert_allclose(answers["halves:1"], (X @ W)[:, 300:], rtol=1e-6)
+        outputs = run(tmp_path / "out.onnx", "onnxruntime")
+        np.testing.assert_allclose(outputs["y"], X @ W, rtol=1e-6)
+        np.testing.assert_allclose(outputs["halves:1"], (X @ W)[:, 300:], rtol=1e-6)
 
     def test_an_onnx_graph_is_converted_back(self, tmp_path: Path) -> None:
         save(small_graph().with_endpoints(None, ["y"]), tmp_path / "out.onnx")
@@ -215,7 +214,7 @@ class TestOnnx:
 
     @needs_onnxruntime
     @pytest.mark.engine
-    def test_weights_over_the_limit_lie_beside_the_model(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_weights_over_the_limit_are_in_a_second_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnx_writer, "MAX_BYTES", 8000)
         save(small_graph(), tmp_path / "out.onnx")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["out.onnx", "out.onnx.data"]
@@ -223,10 +222,10 @@ class TestOnnx:
         np.testing.assert_allclose(run(tmp_path / "out.onnx", "onnxruntime")["y"], X @ W, rtol=1e-6)
         read = qk.load(tmp_path / "out.onnx").graph
         np.testing.assert_array_equal(read["w"].value.array, W)
-        save(read, tmp_path / "out.onnx")  # what is read is what is replaced
+        save(read, tmp_path / "out.onnx")  # replaces the file that the graph reads from
         np.testing.assert_array_equal(qk.load(tmp_path / "out.onnx").graph["w"].value.array, W)
 
-    def test_places_of_several_weights(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_offsets_of_several_weights(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnx_writer, "MAX_BYTES", 5000)
         values = {name: np.full((rows, 601), rows, np.float32) for rows, name in enumerate("abc", 1)}
         nodes = [Node(name, "Constant", attrs={"value": Tensor.of(array)}) for name, array in values.items()]
@@ -262,7 +261,7 @@ class TestOnnx:
 
 
 def huge(num_bytes: int) -> Graph:
-    """A graph whose weight nobody could hold, and nobody asks for."""
+    """Return a graph with a weight larger than memory, which no output depends on."""
 
     def never() -> Array:
         raise AssertionError("the values were read")
@@ -278,7 +277,7 @@ def test_more_than_2_gb_is_refused_before_any_work(name: str, tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_what_makes_weights_smaller_may_go_on(tmp_path: Path) -> None:
+def test_a_recipe_that_shrinks_weights_is_allowed(tmp_path: Path) -> None:
     OutputFile.of(tmp_path / "out.pb").check(huge(3_000_000_000), may_shrink=True)
     OutputFile.of(tmp_path / "out.onnx").check(huge(3_000_000_000))
 
@@ -289,18 +288,18 @@ def test_the_command_refuses_more_than_2_gb_before_any_work(
     save(small_graph(), tmp_path / "in.pb")
     monkeypatch.setattr(graphdef, "MAX_BYTES", 9000)
     monkeypatch.setattr("quantkit.formats.files._mapped", partial(lambda path: path.read_bytes()))
-    words = ["transform", str(tmp_path / "in.pb"), "-o", str(tmp_path / "out.pb"), "--recipe"]
-    assert main([*words, "inference"]) == 3
-    assert "Applying" not in (said := capsys.readouterr().err)
-    assert "the limit of a GraphDef is 2.15 GB" in said
-    assert main([*words, "shrink"]) == 0
+    arguments = ["transform", str(tmp_path / "in.pb"), "-o", str(tmp_path / "out.pb"), "--recipe"]
+    assert main([*arguments, "inference"]) == 3
+    assert "Applying" not in (document := capsys.readouterr().err)
+    assert "the limit of a GraphDef is 2.15 GB" in document
+    assert main([*arguments, "shrink"]) == 0
 
 
 @pytest.mark.parametrize("out", ["out.pb", "out.onnx", "out/", "out"])
 def test_the_command_converts(out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(small_graph(), f"{tmp_path}/in/")
-    words = ["transform", f"{tmp_path}/in", "-o", f"{tmp_path}/{out}", "--json", "--signature", "serving_default"]
-    assert main(words) == 0
+    arguments = ["transform", f"{tmp_path}/in", "-o", f"{tmp_path}/{out}", "--json", "--signature", "serving_default"]
+    assert main(arguments) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["steps"], document["outputs"]) == ([], ["y", "halves:1"])
     files = [path for path in tmp_path.rglob("*") if path.is_file() and "in" not in path.parent.name]
@@ -312,42 +311,42 @@ def test_the_command_converts(out: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert summary["parameters"] >= W.size
 
 
-def test_the_command_says_what_it_makes_of_an_ending(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_a_guessed_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(small_graph(), tmp_path / "in.pb")
-    words = ["transform", "--recipe", "shrink", f"{tmp_path}/in.pb"]
-    assert main([*words, "-o", f"{tmp_path}/out.onx"]) == 2
+    arguments = ["transform", "--recipe", "shrink", f"{tmp_path}/in.pb"]
+    assert main([*arguments, "-o", f"{tmp_path}/out.onx"]) == 2
     assert "did you mean '.onnx'?" in capsys.readouterr().err
-    assert main([*words, "-o", f"{tmp_path}/out.xyz"]) == 0
+    assert main([*arguments, "-o", f"{tmp_path}/out.xyz"]) == 0
     assert "out.xyz: .xyz names no format: writing a frozen TensorFlow graph" in capsys.readouterr().err
-    assert main([*words, "-o", f"{tmp_path}/out.onx", "--format", "graphdef"]) == 0
-    assert main([*words, "--out-graph", f"{tmp_path}/classic.pbx"]) == 0  # as its scripts may have it
+    assert main([*arguments, "-o", f"{tmp_path}/out.onx", "--format", "graphdef"]) == 0
+    assert main([*arguments, "--out-graph", f"{tmp_path}/classic.pbx"]) == 0  # as its scripts may have it
     assert "names no format" not in capsys.readouterr().err
     assert {kind_of(tmp_path / name) for name in ("out.xyz", "out.onx", "classic.pbx")} == {"graphdef"}
 
 
 def test_the_command_rewrites_onnx_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(small_graph(), tmp_path / "in.onnx")
-    words = ["transform", f"{tmp_path}/in.onnx", "-o", f"{tmp_path}/out.onnx"]
-    assert main([*words, "--transforms", "fold_batch_norms"]) == 3
+    arguments = ["transform", f"{tmp_path}/in.onnx", "-o", f"{tmp_path}/out.onnx"]
+    assert main([*arguments, "--transforms", "fold_batch_norms"]) == 3
     assert (
         "fold_batch_norms rewrites TensorFlow graphs, and the dialect of this graph is ONNX" in capsys.readouterr().err
     )
-    assert main([*words, "--recipe", "inference"]) == 0
+    assert main([*arguments, "--recipe", "inference"]) == 0
     assert "left out of inference: " in capsys.readouterr().err
     assert main(["compare", "--structure", f"{tmp_path}/in.onnx", f"{tmp_path}/out.onnx"]) == 0
-    assert main([*words, "--transforms", "rename_node(old_node_name=y, new_node_name=z)"]) == 0
+    assert main([*arguments, "--transforms", "rename_node(old_node_name=y, new_node_name=z)"]) == 0
     assert main(["compare", "--structure", f"{tmp_path}/in.onnx", f"{tmp_path}/out.onnx"]) == 1
-    assert main([*words[:2], "-o", f"{tmp_path}/out.pb", "--recipe", "inference"]) == 0
+    assert main([*arguments[:2], "-o", f"{tmp_path}/out.pb", "--recipe", "inference"]) == 0
     assert "left out" not in capsys.readouterr().err  # it is of TensorFlow's ops before the recipe begins
 
 
 @pytest.mark.parametrize("name", ["in.pb", "in.onnx", "in/"])
 @pytest.mark.parametrize("command", ["transform {0}/{1} -o {0}/out{2} --recipe inference", "summarize {0}/{1}"])
-def test_working_on_graphs_loads_no_engine(name: str, command: str, tmp_path: Path) -> None:
+def test_work_on_graphs_loads_no_runtime(name: str, command: str, tmp_path: Path) -> None:
     save(small_graph(), f"{tmp_path}/{name}")
-    words = command.format(tmp_path, name, "/" if name == "in/" else Path(name).suffix).split()
+    arguments = command.format(tmp_path, name, "/" if name == "in/" else Path(name).suffix).split()
     script = (
-        f"import sys; from importlib import import_module; assert import_module('quantkit.cli').main({words!r}) == 0; "
+        f"import sys, importlib; assert not importlib.import_module('quantkit.cli').main({arguments!r}); "
         "assert not {'tensorflow', 'onnx', 'onnxruntime', 'tf2onnx', 'openvino'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)

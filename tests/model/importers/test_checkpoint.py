@@ -12,7 +12,7 @@ from quantkit.model.importers.checkpoint import read_variable
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Array]:
-    """What a checkpoint's files begin with, and its only variable, w."""
+    """Prefix of a checkpoint, and its only variable, w."""
     tf = pytest.importorskip("tensorflow")
     prefix = str(tmp_path_factory.mktemp("checkpoint") / "model")
     values = np.arange(12, dtype=np.float32).reshape(6, 2)
@@ -36,12 +36,12 @@ def test_parts(saved: tuple[str, Array], part: str, rows: slice, columns: slice)
     np.testing.assert_array_equal(read_variable(prefix, "w", part), values[rows, columns])
 
 
-def test_what_is_not_there_is_told(saved: tuple[str, Array], tmp_path: Path) -> None:
+def test_missing_entries_are_named(saved: tuple[str, Array], tmp_path: Path) -> None:
     prefix, _ = saved
-    with pytest.raises(InputError, match="model holds no variable 'v'"):
+    with pytest.raises(InputError, match="model has no variable 'v'"):
         read_variable(prefix, "v")
     with pytest.raises(InputError, match="the checkpoint .*nowhere cannot be read"):
         read_variable(str(tmp_path / "nowhere"), "w")
     for part in ("6 2 a", "6 2 -", "6 2 5,2:-"):
-        with pytest.raises(InputError, match=rf"'{part}' is no part of 'w', which has sizes \[6, 2\]"):
+        with pytest.raises(InputError, match=rf"'{part}' is not a slice of 'w', which has the shape \[6, 2\]"):
             read_variable(prefix, "w", part)

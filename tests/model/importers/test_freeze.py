@@ -13,10 +13,10 @@ from quantkit.model.importers.freeze import freeze_object
 from quantkit.recipes import rewrite
 from quantkit.runtimes import open_session, tensorflow
 
-ANSWER = tensorflow.RUNTIME.available()
+TENSORFLOW = tensorflow.RUNTIME.available()
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif(not ANSWER.ok, reason=ANSWER.detail),
+    pytest.mark.skipif(not TENSORFLOW.ok, reason=TENSORFLOW.detail),
     pytest.mark.filterwarnings("ignore"),  # Keras' own
 ]
 X = np.linspace(-1, 1, 2 * 8 * 8 * 3, dtype=np.float32).reshape(2, 8, 8, 3)
@@ -26,7 +26,7 @@ X = np.linspace(-1, 1, 2 * 8 * 8 * 3, dtype=np.float32).reshape(2, 8, 8, 3)
 def model() -> Any:
     """A network with variables that are trained, that only move, and a layer that only training has."""
     layers = tensorflow.import_tensorflow().keras.layers
-    made = tensorflow.import_tensorflow().keras.Sequential(
+    model = tensorflow.import_tensorflow().keras.Sequential(
         [
             layers.Input((8, 8, 3)),
             layers.Conv2D(4, 3, use_bias=False),
@@ -37,11 +37,11 @@ def model() -> Any:
             layers.Dense(5, activation="softmax"),
         ]
     )
-    made.layers[1].set_weights([np.float32([0.5, 1, 2, 1]), *np.float32([[0.1] * 4, [0.2] * 4, [1, 2, 3, 4]])])
-    return made
+    model.layers[1].set_weights([np.float32([0.5, 1, 2, 1]), *np.float32([[0.1] * 4, [0.2] * 4, [1, 2, 3, 4]])])
+    return model
 
 
-def answers(graph: Graph) -> np.ndarray:
+def run_graph(graph: Graph) -> np.ndarray:
     with open_session(graph, "tensorflow") as session:
         (values,) = session.run({session.inputs[0].name: X}).values()
     return values
@@ -55,15 +55,15 @@ def answers(graph: Graph) -> np.ndarray:
         ("saved", lambda model, path: model.export(path, verbose=False)),
     ],
 )
-def test_a_frozen_model_gives_the_models_answers(
+def test_a_frozen_model_has_the_outputs_of_the_model(
     name: str, write: Callable[[Any, Path], None], model: Any, tmp_path: Path
 ) -> None:
     write(model, tmp_path / name)
     graph = qk.load(tmp_path / name).graph
     assert not {"VarHandleOp", "ReadVariableOp"} & graph.op_counts.keys()
-    (place,) = graph.inputs
-    assert graph[place.node].attrs["shape"] == Shape((None, 8, 8, 3))
-    np.testing.assert_allclose(answers(graph), model(X, training=False), rtol=1e-5, atol=1e-7)
+    (path,) = graph.inputs
+    assert graph[path.node].attrs["shape"] == Shape((None, 8, 8, 3))
+    np.testing.assert_allclose(run_graph(graph), model(X, training=False), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["model.keras", "saved"])
@@ -78,21 +78,21 @@ def test_recurrent_layers_with_dropout_are_frozen_without_it(name: str, tmp_path
         model.save(tmp_path / name)
     x = np.linspace(-1, 1, 3 * 4 * 2, dtype=np.float32).reshape(3, 4, 2)
     graph = qk.load(tmp_path / name).graph
-    for one in (graph, rewrite(graph, "inference")):
-        with open_session(one, "tensorflow") as session:
-            (found,) = session.run({session.inputs[0].name: x}).values()
-        np.testing.assert_allclose(found, model(x, training=False), rtol=1e-5, atol=1e-7)
+    for version in (graph, rewrite(graph, "inference")):
+        with open_session(version, "tensorflow") as session:
+            (outputs,) = session.run({session.inputs[0].name: x}).values()
+        np.testing.assert_allclose(outputs, model(x, training=False), rtol=1e-5, atol=1e-7)
 
 
-def test_a_model_that_needs_what_it_changes_is_refused() -> None:
+def test_a_model_whose_outputs_depend_on_assignments_is_rejected() -> None:
     tf = tensorflow.import_tensorflow()
     layers = tf.keras.layers
     model = tf.keras.Sequential([layers.Input((4, 2), batch_size=1), layers.LSTM(3, stateful=True, name="memory")])
-    with pytest.raises(GraphError, match="need the variable '.*memory/rnn_state', which the model changes"):
+    with pytest.raises(GraphError, match="depend on the variable '.*memory/rnn_state', which every run changes"):
         freeze_object(model)
 
 
 def test_a_model_in_memory_is_the_same(model: Any) -> None:
-    np.testing.assert_allclose(answers(freeze_object(model)), model(X, training=False), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(run_graph(freeze_object(model)), model(X, training=False), rtol=1e-5, atol=1e-7)
     with pytest.raises(UsageError, match="a list is not a model"):
         freeze_object([])

@@ -17,10 +17,10 @@ from quantkit.model.importers import keras as reader
 from quantkit.model.importers import keras_contents
 from quantkit.runtimes import tensorflow
 
-ANSWER = tensorflow.RUNTIME.available()
+TENSORFLOW = tensorflow.RUNTIME.available()
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif(not ANSWER.ok, reason=ANSWER.detail),
+    pytest.mark.skipif(not TENSORFLOW.ok, reason=TENSORFLOW.detail),
     pytest.mark.filterwarnings("ignore"),  # Keras' own
 ]
 ENDINGS = pytest.mark.parametrize("ending", [".keras", ".h5"])
@@ -33,7 +33,7 @@ def save(path: Path, *layers: Any) -> Path:
     return path
 
 
-def edited(path: Path, edit: Callable[[Any], Any]) -> Path:
+def edit(path: Path, edit: Callable[[Any], Any]) -> Path:
     """The file with another configuration."""
     h5py = pytest.importorskip("h5py")
     if path.suffix == ".h5":
@@ -50,7 +50,7 @@ def edited(path: Path, edit: Callable[[Any], Any]) -> Path:
 
 
 def with_layer(layer: dict[str, Any]) -> Callable[[Any], Any]:
-    """Puts a layer behind the input."""
+    """Insert a layer after the input."""
 
     def edit(config: Any) -> Any:
         config["config"]["layers"].insert(1, layer)
@@ -67,7 +67,9 @@ def test_a_lambda_is_refused_and_not_run(ending: str, tmp_path: Path, monkeypatc
     path = save(tmp_path / f"model{ending}", evil)
     Path(marker).unlink()  # making the model ran it
     monkeypatch.setattr("keras.models.load_model", lambda *_, **__: pytest.fail("Keras was asked"))
-    with pytest.raises(InputError, match=r"holds a Lambda 'evil', and code of a file is not run") as caught:
+    with pytest.raises(
+        InputError, match=r"has a Lambda 'evil': quantkit does not run code from a model file"
+    ) as caught:
         qk.load(path)
     assert caught.value.hint
     assert not Path(marker).exists()
@@ -97,18 +99,16 @@ def test_a_lambda_is_refused_and_not_run(ending: str, tmp_path: Path, monkeypatc
             {"module": "keras.config", "class_name": "function", "config": "enable_unsafe_deserialization"},
             "needs 'keras.config.enable_unsafe_deserialization'",
         ),
-        ({"module": "keras.layers", "class_name": "TFSMLayer", "config": {"name": "t"}}, "holds a TFSMLayer 't'"),
-        ({"class_name": "__lambda__", "config": {"value": "4wAAAA=="}}, "holds a lambda ''"),
+        ({"module": "keras.layers", "class_name": "TFSMLayer", "config": {"name": "t"}}, "has a TFSMLayer 't'"),
+        ({"class_name": "__lambda__", "config": {"value": "4wAAAA=="}}, "has a lambda ''"),
         ({"module": "mine", "class_name": "Mine", "config": {}, "registered_name": "my>Mine"}, "needs 'mine.Mine'"),
-        ({"class_name": "Mine", "config": {"name": "m"}}, "needs 'Mine', which is none of Keras' own"),
+        ({"class_name": "Mine", "config": {"name": "m"}}, "needs 'Mine', which is not a layer or function of Keras"),
     ],
 )
-def test_nothing_is_taken_that_is_no_layer_of_keras(
-    layer: dict[str, Any], message: str, ending: str, tmp_path: Path
-) -> None:
+def test_classes_outside_keras_are_rejected(layer: dict[str, Any], message: str, ending: str, tmp_path: Path) -> None:
     marker = tmp_path / "was here"
     text = json.dumps(layer).replace("{marker}", str(marker))
-    path = edited(save(tmp_path / f"model{ending}"), with_layer(json.loads(text)))
+    path = edit(save(tmp_path / f"model{ending}"), with_layer(json.loads(text)))
     with pytest.raises(InputError, match=message) as caught:
         qk.load(path)
     assert caught.value.hint
@@ -135,7 +135,7 @@ def test_members_that_would_lie_outside_are_refused(name: str, tmp_path: Path) -
     path = save(tmp_path / "model.keras")
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(name, "mine now")
-    with pytest.raises(InputError, match="would lie outside of it"):
+    with pytest.raises(InputError, match="has a path outside the archive"):
         qk.load(path)
     assert [file.name for file in tmp_path.iterdir()] == ["model.keras"]
 
@@ -146,7 +146,7 @@ def test_links_in_archives_are_refused(tmp_path: Path) -> None:
     info.external_attr = 0o120777 << 16
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(info, "/etc")
-    with pytest.raises(InputError, match="member 'assets' would lie outside"):
+    with pytest.raises(InputError, match="member 'assets' has a path outside"):
         qk.load(path)
 
 
@@ -171,7 +171,7 @@ def test_weights_of_other_files_are_refused(way: str, ending: str, tmp_path: Pat
         with zipfile.ZipFile(path, "w") as archive:
             for name, content in {**members, weights.name: weights.read_bytes()}.items():
                 archive.writestr(name, content)
-    with pytest.raises(InputError, match="its weights 'more' would be read from another file"):
+    with pytest.raises(InputError, match="its weights 'more' are in another file"):
         qk.load(path)
 
 
@@ -189,21 +189,21 @@ def test_more_than_2_gb_is_refused_before_any_work(
 
 def test_compressed_archives_are_read_as_well(tmp_path: Path) -> None:
     path = save(tmp_path / "model.keras")
-    wanted = qk.load(path).graph
+    expected = qk.load(path).graph
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    assert qk.load(path).graph.op_counts == wanted.op_counts
+    assert qk.load(path).graph.op_counts == expected.op_counts
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("model.keras", b"PK\x03\x04 and no more", "can not be read: "),
-        ("model.h5", b"\x89HDF\r\n\x1a\n and no more", "can not be read: .*superblock"),
-        ("model.keras", b"PK\x05\x06" + bytes(18), "is an archive|can not be read"),
+        ("model.keras", b"PK\x03\x04 and no more", "cannot be read: "),
+        ("model.h5", b"\x89HDF\r\n\x1a\n and no more", "cannot be read: .*superblock"),
+        ("model.keras", b"PK\x05\x06" + bytes(18), "is an archive|cannot be read"),
     ],
 )
 def test_a_broken_file_is_a_sentence(name: str, content: bytes, message: str, tmp_path: Path) -> None:
@@ -215,35 +215,33 @@ def test_a_broken_file_is_a_sentence(name: str, content: bytes, message: str, tm
 
 
 def test_a_lying_length_is_a_sentence(tmp_path: Path) -> None:
-    """The archive says that its weights go on behind its end."""
+    """The header claims weights beyond the end of the archive."""
     path = save(tmp_path / "model.keras")
     data = bytearray(path.read_bytes())
-    place = data.rindex(b"model.weights.h5") - 46
-    struct.pack_into("<II", data, place + 20, 1 << 30, 1 << 30)
+    folder = data.rindex(b"model.weights.h5") - 46
+    struct.pack_into("<II", data, folder + 20, 1 << 30, 1 << 30)
     path.write_bytes(data)
     with pytest.raises(InputError, match="cannot be read"):
         qk.load(path)
 
 
 @pytest.mark.parametrize("fate", ["while True: pass", "import os; os.abort()"], ids=["it hangs", "it breaks down"])
-def test_what_ends_the_process_that_looks_ends_no_other(
-    fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_of_the_inspection_is_an_error(fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """HDF5's library does either over some broken files."""
     source = Path(keras_contents.__file__).read_text()
-    before = "        found = contents("
+    before = "        result = inspect_contents("
     assert before in source
     (tmp_path / "contents.py").write_text(source.replace(before, f"        {fate}\n{before}"))
     monkeypatch.setattr(keras_contents, "__file__", str(tmp_path / "contents.py"))
     monkeypatch.setattr(reader, "_SECONDS", 1)
-    with pytest.raises(InputError, match="a process that read it to try ended with -") as caught:
+    with pytest.raises(InputError, match="its inspection process ended with exit code -") as caught:
         qk.load(save(tmp_path / "model.h5"))
     assert caught.value.hint
 
 
-def test_weights_alone_are_told(tmp_path: Path) -> None:
+def test_weights_without_layers_are_rejected(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "weights.h5", "w") as file:
         file["w"] = X
-    with pytest.raises(InputError, match="holds weights and no layers"):
+    with pytest.raises(InputError, match="has weights but no layers"):
         qk.load(tmp_path / "weights.h5")

@@ -1,7 +1,7 @@
-"""Broken models that TensorFlow, Keras or HDF5 have a part in reading: an answer or a sentence, soon.
+"""Broken models that TensorFlow, Keras or HDF5 read: each one is loaded, or rejected with one sentence.
 
-They are the same in every run; ``QUANTKIT_MUTATED_FILES_SEED=1 QUANTKIT_MUTATED_MODELS=3000 pytest
-tests/runtimes/test_mutated_models.py`` takes others, and that many of each kind.
+The models are the same in every run; ``QUANTKIT_MUTATED_FILES_SEED=1 QUANTKIT_MUTATED_MODELS=3000 pytest
+tests/runtimes/test_mutated_models.py`` takes others, 3000 of each kind.
 """
 
 import os
@@ -34,14 +34,14 @@ COUNTS = {
     "keras' weights": 30,
     "h5": 70,
 }
-ANSWER = tensorflow.RUNTIME.available()
-pytestmark = [pytest.mark.engine, pytest.mark.skipif(not ANSWER.ok, reason=ANSWER.detail)]
+TENSORFLOW = tensorflow.RUNTIME.available()
+pytestmark = [pytest.mark.engine, pytest.mark.skipif(not TENSORFLOW.ok, reason=TENSORFLOW.detail)]
 
 
-def read(folder: Path, asked: dict[str, tuple[int, int]]) -> tuple[int, list[str]]:
-    """How the process that reads them ended, and what it said."""
-    words = [word for name, numbers in asked.items() for word in (name, *map(str, numbers))]
-    script = [sys.executable, str(Path(mutated_models.__file__)), str(folder), str(SEED), *words]
+def read(folder: Path, requests: dict[str, tuple[int, int]]) -> tuple[int, list[str]]:
+    """Return the exit code and the output lines of a process that loads the models."""
+    arguments = [text for name, numbers in requests.items() for text in (name, *map(str, numbers))]
+    script = [sys.executable, str(Path(mutated_models.__file__)), str(folder), str(SEED), *arguments]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode <= 0, done.stderr[-2000:]
     return done.returncode, done.stdout.splitlines()
@@ -52,18 +52,18 @@ def test_all_kinds_are_broken() -> None:
 
 
 def test_a_broken_model_is_read_or_refused(tmp_path: Path) -> None:
-    asked = {name: (0, COUNT or count) for name, count in COUNTS.items()}
+    requests = {name: (0, COUNT or count) for name, count in COUNTS.items()}
     wrong: list[str] = []
     for attempt in range(1000):
-        code, said = read(tmp_path / str(attempt), asked)
-        wrong += [line for line in said if line.startswith("WRONG")]
+        code, lines = read(tmp_path / str(attempt), requests)
+        wrong += [line for line in lines if line.startswith("WRONG")]
         if not code:
             break
-        name, which, model = said[-1].split("\t")
-        # In a process of its own, HDF5 may hang or break down: that is what it is for. TensorFlow may not.
+        name, which, model = lines[-1].split("\t")
+        # HDF5 may hang or crash in the inspection process; TensorFlow may not.
         assert "keras" in name or name == "h5", f"{name} {which} of seed {SEED} ended the process with {code}"
         with pytest.raises(InputError, match="a process that read it to try ended"):
             keras.inspect_file(Path(model))
-        left = list(asked)[list(asked).index(name) :]
-        asked = {one: (int(which) + 1 if one == name else 0, asked[one][1]) for one in left}
+        left = list(requests)[list(requests).index(name) :]
+        requests = {kind: (int(which) + 1 if kind == name else 0, requests[kind][1]) for kind in left}
     assert not wrong, "\n".join(wrong)

@@ -27,13 +27,13 @@ double = AddV2(x, x, T=float)
 """
 
 
-def test_what_no_output_needs_goes() -> None:
+def test_unneeded_assignments_are_removed() -> None:
     graph = from_text(COUNTS + "y = Identity(double, ^done, T=float)")
-    made = remove_assignments(graph, {})
-    verify(made)
-    assert set(made.nodes) == {"x", "check", "done", "double", "y"}
-    assert made["done"].controls == ("check",)
-    assert remove_assignments(made, {}) == made
+    pruned = remove_assignments(graph, {})
+    verify(pruned)
+    assert set(pruned.nodes) == {"x", "check", "done", "double", "y"}
+    assert pruned["done"].controls == ("check",)
+    assert remove_assignments(pruned, {}) == pruned
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_no_output_needs_goes() -> None:
     ],
 )
 def test_an_output_that_needs_the_variable_is_refused(line: str) -> None:
-    with pytest.raises(GraphError, match="need the variable 'layer/calls', which the model changes") as raised:
+    with pytest.raises(GraphError, match="depend on the variable 'layer/calls', which every run changes") as raised:
         remove_assignments(from_text(COUNTS + line), {"count": "layer/calls"})
     assert "stateful=False" in raised.value.hint
 
@@ -69,11 +69,11 @@ def test_a_loop_that_changes_a_variable_is_refused() -> None:
         write = AssignAddVariableOp(v, a, dtype=float)
         end
     """)
-    with pytest.raises(GraphError, match="need the variable 'v'"):
+    with pytest.raises(GraphError, match="depend on the variable 'v'"):
         remove_assignments(graph, {})
 
 
-def test_tables_and_variables_that_stay_are_no_changes() -> None:
+def test_tables_and_constant_variables_are_kept() -> None:
     graph = from_text(
         "inputs: x\noutputs: y\nx = Placeholder[2]()\nv = VarHandleOp(dtype=float, shape=<2>)\n"
         "write = AssignVariableOp(v, x, dtype=float)\ny = Neg(x, ^write, T=float)"

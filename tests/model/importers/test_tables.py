@@ -1,4 +1,4 @@
-"""Tables of words: told where an answer needs one, and no matter where none does."""
+"""Lookup tables: an error if an output depends on one, ignored otherwise."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -15,10 +15,10 @@ from quantkit.ir.tensor import DType, Shape
 from quantkit.model.importers import tables
 from quantkit.runtimes import tensorflow
 
-ANSWER = tensorflow.RUNTIME.available()
-engine = [
+TENSORFLOW = tensorflow.RUNTIME.available()
+requires_tensorflow = [
     pytest.mark.engine,
-    pytest.mark.skipif(not ANSWER.ok, reason=ANSWER.detail),
+    pytest.mark.skipif(not TENSORFLOW.ok, reason=TENSORFLOW.detail),
     pytest.mark.filterwarnings("ignore"),  # TensorFlow's own
 ]
 W = np.arange(12, dtype=np.float32).reshape(4, 3) / 8
@@ -26,7 +26,7 @@ X = np.float32([[1, 2, 3, 4]])
 
 
 def looking_up(*, fills: bool = False) -> Graph:
-    """Rows of words, and beside them what needs no table."""
+    """Return a graph with a lookup in a table and an output that depends on no table."""
     types = {"key_dtype": DType.STRING, "value_dtype": DType.INT64}
     nodes = [
         Node("word", "Placeholder", attrs={"dtype": DType.STRING, "shape": Shape((None,))}),
@@ -47,15 +47,15 @@ def looking_up(*, fills: bool = False) -> Graph:
 
 
 def test_a_table_is_named_with_the_way_around() -> None:
-    with pytest.raises(InputError, match=r"m: 'found' \(LookupTableFindV2\) reads the table 'table'") as caught:
+    with pytest.raises(InputError, match=r"m: 'found' \(LookupTableFindV2\) uses the table 'table'") as caught:
         tables.check(looking_up(), "m")
-    assert caught.value.hint == "ask for what needs no table: --outputs=plain"
+    assert caught.value.hint == "choose outputs that depend on no table: --outputs=plain"
     with pytest.raises(InputError) as caught:
         tables.check(looking_up().with_endpoints(None, ["rows"]), "m")
-    assert caught.value.hint == "look up before, and feed what is found: --inputs=found"
+    assert caught.value.hint == "look the values up before, and feed them: --inputs=found"
 
 
-def test_what_needs_no_table_passes() -> None:
+def test_outputs_without_tables_pass() -> None:
     tables.check(looking_up().with_endpoints(None, ["plain"]), "m")
     tables.check(looking_up().with_endpoints(["found", "x"], None), "m")
 
@@ -74,26 +74,26 @@ def save_second_kind(folder: Path, *, file: Path | None = None) -> None:
         filled = lookup.TextFileInitializer(str(file), tf.string, index.WHOLE_LINE, tf.int64, index.LINE_NUMBER)
     else:
         filled = lookup.KeyValueTensorInitializer(["a", "b", "c"], tf.range(3, dtype=tf.int64))
-    module.words = lookup.StaticVocabularyTable(filled, 1)
+    module.vocabulary = lookup.StaticVocabularyTable(filled, 1)
     module.names = lookup.StaticHashTable(
         lookup.KeyValueTensorInitializer(tf.range(3, dtype=tf.int64), ["A", "B", "C"]), "?"
     )
     plain = tf.function(lambda x: {"y": x @ module.w}, input_signature=[tf.TensorSpec([None, 4], name="x")])
-    named = tf.function(
+    with_names = tf.function(
         lambda x: {"y": x @ module.w, "name": module.names.lookup(tf.argmax(x @ module.w, -1))},
         input_signature=[tf.TensorSpec([None, 4], name="x")],
     )
     rows = tf.function(
-        lambda word: {"y": tf.gather(module.w, module.words.lookup(word), name="rows")},
+        lambda text: {"y": tf.gather(module.w, module.vocabulary.lookup(text), name="rows")},
         input_signature=[tf.TensorSpec([None], tf.string, name="word")],
     )
-    module.functions = [plain, named, rows]
+    module.functions = [plain, with_names, rows]
     tf.saved_model.save(
         module,
         str(folder),
         signatures={
             name: function.get_concrete_function()
-            for name, function in (("serving_default", rows), ("plain", plain), ("named", named))
+            for name, function in (("serving_default", rows), ("plain", plain), ("named", with_names))
         },
     )
 
@@ -102,15 +102,15 @@ def save_first_kind(folder: Path) -> None:
     tf = tensorflow.import_tensorflow()
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
-        word = v1.placeholder(tf.string, [None], name="word")
+        text = v1.placeholder(tf.string, [None], name="word")
         table = tf.lookup.StaticHashTable(
             tf.lookup.KeyValueTensorInitializer(["a", "b", "c"], tf.range(3, dtype=tf.int64)), 0, name="table"
         )
-        rows = tf.gather(v1.get_variable("w", initializer=W), table.lookup(word), name="rows")
+        rows = tf.gather(v1.get_variable("w", initializer=W), table.lookup(text), name="rows")
         fill = v1.tables_initializer()
         session.run([v1.global_variables_initializer(), fill])
         builder = v1.saved_model.Builder(str(folder))
-        signature = v1.saved_model.predict_signature_def({"word": word}, {"rows": rows})
+        signature = v1.saved_model.predict_signature_def({"word": text}, {"rows": rows})
         builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": signature}, main_op=fill)
         builder.save()
 
@@ -121,42 +121,42 @@ def run(graph: Graph, feeds: dict[str, Any]) -> dict[str, Any]:
 
 
 class TestSavedModels:
-    pytestmark = engine
+    pytestmark = requires_tensorflow
 
     @pytest.mark.parametrize("with_file", [False, True])
     def test_a_signature_without_tables_is_frozen(self, with_file: bool, tmp_path: Path) -> None:
-        words = tmp_path / "words.txt"
-        words.write_text("a\nb\nc\n")
-        save_second_kind(tmp_path / "m", file=words if with_file else None)
+        vocabulary = tmp_path / "vocabulary.txt"
+        vocabulary.write_text("a\nb\nc\n")
+        save_second_kind(tmp_path / "m", file=vocabulary if with_file else None)
         np.testing.assert_allclose(run(qk.load(tmp_path / "m", signature="plain").graph, {"x": X})["Identity"], X @ W)
 
-    def test_labels_behind_the_answer_are_left_out(self, tmp_path: Path) -> None:
+    def test_labels_after_the_scores_are_omitted(self, tmp_path: Path) -> None:
         save_second_kind(tmp_path / "m")
-        with pytest.raises(InputError, match="LookupTableFindV2.* reads a table") as caught:
+        with pytest.raises(InputError, match="LookupTableFindV2.* uses a table") as caught:
             qk.load(tmp_path / "m", signature="named")
         (name,) = caught.value.hint.split("--outputs=")[1:]
         graph = qk.load(tmp_path / "m", signature="named", outputs=[name]).graph
         np.testing.assert_allclose(run(graph, {"x": X})[name], X @ W)
 
-    def test_words_before_the_answer_are_fed_as_numbers(self, tmp_path: Path) -> None:
+    def test_values_of_tables_are_fed_as_numbers(self, tmp_path: Path) -> None:
         save_second_kind(tmp_path / "m")
-        with pytest.raises(InputError, match="reads a table") as caught:
+        with pytest.raises(InputError, match="uses a table") as caught:
             qk.load(tmp_path / "m")
         inputs = caught.value.hint.split("--inputs=")[1].split(",")
-        size, found = (next(name for name in inputs if name.endswith(op)) for op in ("SizeV2", "FindV2"))
+        size, lookup = (next(name for name in inputs if name.endswith(op)) for op in ("SizeV2", "FindV2"))
         graph = qk.load(tmp_path / "m", inputs=inputs).graph
-        feeds = {"word": np.array([b"b"], object), found: np.int64([1]), size: np.int64(3)}
+        feeds = {"word": np.array([b"b"], object), lookup: np.int64([1]), size: np.int64(3)}
         np.testing.assert_allclose(run(graph, feeds)["Identity"], W[1:2])
 
     def test_the_first_kind(self, tmp_path: Path) -> None:
         save_first_kind(tmp_path / "m")
-        with pytest.raises(InputError, match="reads the table 'table'") as caught:
+        with pytest.raises(InputError, match="uses the table 'table'") as caught:
             qk.load(tmp_path / "m")
         (name,) = caught.value.hint.split("--inputs=")[1].split(",")
         graph = qk.load(tmp_path / "m", inputs=[name]).graph
         np.testing.assert_allclose(run(graph, {name: np.int64([2])})["rows"], W[2:3])
 
-    def test_who_asks_for_the_initializer_fills_the_table(self, tmp_path: Path) -> None:
+    def test_the_initializer_as_an_output_initializes_the_table(self, tmp_path: Path) -> None:
         tf = tensorflow.import_tensorflow()
         save_first_kind(tmp_path / "m")
         graph = qk.load(tmp_path / "m", outputs=["rows", "init_all_tables"]).graph
@@ -167,7 +167,7 @@ class TestSavedModels:
 
 @pytest.mark.parametrize("save", [save_first_kind, save_second_kind])
 @pytest.mark.engine
-@pytest.mark.skipif(not ANSWER.ok, reason=ANSWER.detail)
+@pytest.mark.skipif(not TENSORFLOW.ok, reason=TENSORFLOW.detail)
 @pytest.mark.filterwarnings("ignore")
 def test_it_is_one_sentence_of_the_command(
     save: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -176,6 +176,6 @@ def test_it_is_one_sentence_of_the_command(
     save(tmp_path / "m")
     assert main(["transform", str(tmp_path / "m"), "-o", str(tmp_path / "out.pb")]) == 3
     error, hint = capsys.readouterr().err.strip().splitlines()[-2:]
-    assert "a frozen graph can not hold what is in it" in error
-    assert hint.startswith("hint: look up before, and feed what is found: --inputs=")
+    assert "whose content a frozen graph cannot hold" in error
+    assert hint.startswith("hint: look the values up before, and feed them: --inputs=")
     assert not (tmp_path / "out.pb").exists()

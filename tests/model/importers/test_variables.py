@@ -1,4 +1,4 @@
-"""SavedModels of both kinds and checkpoints: frozen, with the ends that their signatures name."""
+"""SavedModels of both kinds and checkpoints: frozen, with the inputs and outputs of their signatures."""
 
 import subprocess
 import sys
@@ -16,25 +16,25 @@ from quantkit.ir.graph import Graph
 from quantkit.recipes import rewrite
 from quantkit.runtimes import tensorflow
 
-ANSWER = tensorflow.RUNTIME.available()
+TENSORFLOW = tensorflow.RUNTIME.available()
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif(not ANSWER.ok, reason=ANSWER.detail),
+    pytest.mark.skipif(not TENSORFLOW.ok, reason=TENSORFLOW.detail),
     pytest.mark.filterwarnings("ignore"),  # TensorFlow's own
 ]
 X = np.float32([[1, 2, 3, 4], [0, -1, 0, 1]])
 W = np.arange(12, dtype=np.float32).reshape(4, 3) / 8
-WANTED = X @ W + np.float32([1, 2, 3])
+EXPECTED = X @ W + np.float32([1, 2, 3])
 
 
-def answer(graph: Graph, feeds: dict[str, Any] | None = None) -> np.ndarray:
+def run_graph(graph: Graph, feeds: dict[str, Any] | None = None) -> np.ndarray:
     with qk.open_session(graph, "tensorflow") as session:
         (values,) = session.run(feeds or {session.inputs[0].name: X}).values()
     return values
 
 
-def trained(tf: Any, *, resource: bool = True) -> tuple[Any, Any]:
-    """The ends of a small network in TensorFlow 1's way, with what training leaves beside it."""
+def train(tf: Any, *, resource: bool = True) -> tuple[Any, Any]:
+    """Build a small network as TensorFlow 1 does, with the nodes that training adds."""
     v1 = tf.compat.v1
     x = v1.placeholder(tf.float32, [None, 4], name="x")
     target = v1.placeholder(tf.float32, [None, 3], name="target")
@@ -51,7 +51,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     tf = tensorflow.import_tensorflow()
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
-        trained(tf, resource=request.param)
+        train(tf, resource=request.param)
         session.run(v1.global_variables_initializer())
         v1.train.Saver().save(session, str(tmp_path / "model.ckpt"))
         v1.train.write_graph(session.graph, str(tmp_path), "graph.pb", as_text=False)
@@ -65,17 +65,17 @@ def test_a_checkpoint_with_its_graph_is_frozen(ending: str, checkpoint: Path) ->
     assert {"net/weights", "net/bias", "y"} <= graph.nodes.keys()
     assert not any(node.device for node in graph.nodes.values())
     assert [str(edge) for edge in graph.inputs] == ["x"]
-    np.testing.assert_allclose(answer(graph), WANTED, rtol=1e-6)
+    np.testing.assert_allclose(run_graph(graph), EXPECTED, rtol=1e-6)
 
 
 def test_a_graph_is_filled_from_a_checkpoint(checkpoint: Path) -> None:
     graph = qk.load(checkpoint.with_name("graph.pb"), outputs=["y"], checkpoint=checkpoint).graph
-    np.testing.assert_allclose(answer(graph), WANTED, rtol=1e-6)
+    np.testing.assert_allclose(run_graph(graph), EXPECTED, rtol=1e-6)
     with pytest.raises(InputError, match="there is no checkpoint"):
         qk.load(checkpoint.with_name("graph.pb"), checkpoint=checkpoint.with_name("other"))
 
 
-def test_what_a_checkpoint_lacks_is_said(checkpoint: Path) -> None:
+def test_missing_variables_are_named(checkpoint: Path) -> None:
     with pytest.raises(UsageError, match="not in the graph"):
         qk.load(checkpoint, outputs=["z"])
     graph = rewrite(
@@ -84,7 +84,7 @@ def test_what_a_checkpoint_lacks_is_said(checkpoint: Path) -> None:
     graph = graph.with_nodes(node.with_attrs(shared_name=None) for node in graph.nodes.values())
     qk.save(graph, checkpoint.with_name("renamed.pb"))
     restored = qk.load(checkpoint.with_name("renamed.pb"), outputs=["y"], checkpoint=checkpoint).graph
-    np.testing.assert_allclose(answer(restored), WANTED, rtol=1e-6)  # by what the saver restores where
+    np.testing.assert_allclose(run_graph(restored), EXPECTED, rtol=1e-6)  # by the names in the saver
     qk.save(rewrite(graph.with_endpoints(["x"], ["y"]), "strip_unused_nodes"), checkpoint.with_name("renamed.pb"))
     with pytest.raises(InputError, match="no variable 'net/base'") as caught:
         qk.load(checkpoint.with_name("renamed.pb"), outputs=["y"], checkpoint=checkpoint)
@@ -113,21 +113,21 @@ def test_partitioned_variables_are_frozen_part_by_part(resource: bool, form: str
 
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [None, 4], name="x")
-        kept = {"partitioner": v1.fixed_size_partitioner(3), "use_resource": resource}
-        whole = v1.get_variable("net/weights", [4, 3], initializer=values, **kept)
-        rows = v1.get_variable("rows", [4, 3], initializer=values, **kept)
+        options = {"partitioner": v1.fixed_size_partitioner(3), "use_resource": resource}
+        whole = v1.get_variable("net/weights", [4, 3], initializer=values, **options)
+        rows = v1.get_variable("rows", [4, 3], initializer=values, **options)
         tf.add(tf.matmul(x, whole), tf.nn.embedding_lookup(rows, [3, 0])[0], name="y")
         version = getattr(v1.train.SaverDef, form)
         save_session(tf, tmp_path / "model.ckpt", v1.train.Saver(write_version=version))
         v1.train.write_graph(graph, str(tmp_path), "graph.pb", as_text=False)
     frozen = qk.load(tmp_path / "model.ckpt", outputs=["y"]).graph
     assert [frozen[f"net/weights/part_{number}"].value.shape for number in range(3)] == [(2, 3), (1, 3), (1, 3)]
-    np.testing.assert_allclose(answer(frozen), X @ W + W[3], rtol=1e-6)
+    np.testing.assert_allclose(run_graph(frozen), X @ W + W[3], rtol=1e-6)
     filled = qk.load(tmp_path / "graph.pb", outputs=["y"], checkpoint=tmp_path / "model.ckpt").graph
-    np.testing.assert_allclose(answer(filled), answer(frozen))
+    np.testing.assert_allclose(run_graph(filled), run_graph(frozen))
 
 
-def test_which_part_is_which_only_the_saver_tells(tmp_path: Path) -> None:
+def test_partitions_need_the_saver(tmp_path: Path) -> None:
     tf = tensorflow.import_tensorflow()
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
@@ -135,9 +135,9 @@ def test_which_part_is_which_only_the_saver_tells(tmp_path: Path) -> None:
         tf.identity(tf.convert_to_tensor(parts), name="y")
         v1.train.write_graph(graph, str(tmp_path), "graph.pb", as_text=False)
         save_session(tf, tmp_path / "model.ckpt", v1.train.Saver())
-    with pytest.raises(InputError, match="holds no variable 'w/part_0'") as caught:
+    with pytest.raises(InputError, match="has no variable 'w/part_0'") as caught:
         qk.load(tmp_path / "graph.pb", outputs=["y"], checkpoint=tmp_path / "model.ckpt")
-    assert "holds 'w' in one piece" in caught.value.hint
+    assert "holds 'w' unpartitioned" in caught.value.hint
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["one file", "a file for each device"])
@@ -156,7 +156,9 @@ def test_checkpoints_of_the_first_years_are_frozen(sharded: bool, tmp_path: Path
         saver.save(session, str(tmp_path / "model.ckpt"))
     endings = ("", ".meta", "-00001-of-00002") if sharded else ("", ".meta")
     for ending in endings:
-        np.testing.assert_allclose(answer(qk.load(f"{tmp_path}/model.ckpt{ending}", outputs=["y"])), WANTED, rtol=1e-6)
+        np.testing.assert_allclose(
+            run_graph(qk.load(f"{tmp_path}/model.ckpt{ending}", outputs=["y"])), EXPECTED, rtol=1e-6
+        )
 
 
 def test_variables_are_read_under_the_names_that_the_saver_gave_them(tmp_path: Path) -> None:
@@ -167,7 +169,7 @@ def test_variables_are_read_under_the_names_that_the_saver_gave_them(tmp_path: P
         weights, other = (v1.get_variable(name, initializer=values) for name, values in (("w", W), ("v", W + 1)))
         tf.matmul(x, weights, name="y")
         save_session(tf, tmp_path / "model.ckpt", v1.train.Saver({"w/average": weights, "w": other}))
-    np.testing.assert_allclose(answer(qk.load(tmp_path / "model.ckpt", outputs=["y"]).graph), X @ W, rtol=1e-6)
+    np.testing.assert_allclose(run_graph(qk.load(tmp_path / "model.ckpt", outputs=["y"]).graph), X @ W, rtol=1e-6)
 
 
 def test_broken_checkpoints_are_sentences(checkpoint: Path) -> None:
@@ -184,7 +186,7 @@ def test_broken_checkpoints_are_sentences(checkpoint: Path) -> None:
         qk.load(checkpoint, outputs=["y"])
 
 
-def test_outputs_of_a_training_graph_are_asked_for(checkpoint: Path) -> None:
+def test_ambiguous_outputs_of_a_training_graph_are_an_error(checkpoint: Path) -> None:
     with pytest.raises(UsageError, match="may be the output") as caught:
         qk.load(checkpoint)
     assert "--outputs" in caught.value.hint
@@ -197,15 +199,15 @@ def save_first_kind(
     tf = tensorflow.import_tensorflow()
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
-        x, y = trained(tf)
+        x, y = train(tf)
         twice = tf.multiply(y, 2, name="twice")
         session.run(v1.global_variables_initializer())
-        made = {
+        signature_map = {
             name: v1.saved_model.predict_signature_def({"data": x}, {"scores": twice if name == "double" else y})
             for name in signatures
         }
         builder = v1.saved_model.Builder(str(folder))
-        builder.add_meta_graph_and_variables(session, list(tags), signature_def_map=made)
+        builder.add_meta_graph_and_variables(session, list(tags), signature_def_map=signature_map)
         builder.save()
 
 
@@ -217,8 +219,8 @@ def save_second_kind(folder: Path, signatures: tuple[str, ...] = ("serving_defau
     spec = [tf.TensorSpec([None, 4], name="data")]
     run = tf.function(lambda data: {"scores": data @ module.weights + module.bias}, input_signature=spec)
     double = tf.function(lambda data: {"scores": 2 * (data @ module.weights + module.bias)}, input_signature=spec)
-    chosen = {name: (double if name == "double" else run).get_concrete_function() for name in signatures}
-    tf.saved_model.save(module, str(folder), signatures=chosen)
+    functions = {name: (double if name == "double" else run).get_concrete_function() for name in signatures}
+    tf.saved_model.save(module, str(folder), signatures=functions)
 
 
 KINDS = pytest.mark.parametrize("save", [save_first_kind, save_second_kind])
@@ -229,19 +231,19 @@ def test_a_saved_model_is_frozen(save: Callable[..., None], tmp_path: Path) -> N
     save(tmp_path)
     graph = qk.load(tmp_path).graph
     assert not {"VarHandleOp", "ReadVariableOp", "StatefulPartitionedCall"} & graph.op_counts.keys()
-    np.testing.assert_allclose(answer(graph), WANTED, rtol=1e-6)
+    np.testing.assert_allclose(run_graph(graph), EXPECTED, rtol=1e-6)
 
 
 @KINDS
 def test_the_signature_can_be_chosen(save: Callable[..., None], tmp_path: Path) -> None:
     save(tmp_path, ("serving_default", "double"))
-    np.testing.assert_allclose(answer(qk.load(tmp_path).graph), WANTED, rtol=1e-6)
-    np.testing.assert_allclose(answer(qk.load(tmp_path, signature="double").graph), 2 * WANTED, rtol=1e-6)
+    np.testing.assert_allclose(run_graph(qk.load(tmp_path).graph), EXPECTED, rtol=1e-6)
+    np.testing.assert_allclose(run_graph(qk.load(tmp_path, signature="double").graph), 2 * EXPECTED, rtol=1e-6)
 
 
 @KINDS
 @pytest.mark.parametrize(
-    ("names", "wanted", "message"),
+    ("names", "signature", "message"),
     [
         (("one",), None, ""),
         (("a", "b"), None, "no signature 'serving_default', but a, b"),
@@ -250,15 +252,15 @@ def test_the_signature_can_be_chosen(save: Callable[..., None], tmp_path: Path) 
     ],
 )
 def test_signatures_are_listed_where_none_fits(
-    save: Callable[..., None], names: tuple[str, ...], wanted: str | None, message: str, tmp_path: Path
+    save: Callable[..., None], names: tuple[str, ...], signature: str | None, message: str, tmp_path: Path
 ) -> None:
     save(tmp_path, names)
     if message:
         with pytest.raises(UsageError, match=message) as caught:
-            qk.load(tmp_path, signature=wanted)
+            qk.load(tmp_path, signature=signature)
         assert caught.value.hint
     else:
-        assert len(qk.load(tmp_path, signature=wanted).graph.outputs) == 1
+        assert len(qk.load(tmp_path, signature=signature).graph.outputs) == 1
 
 
 def test_tags_are_listed_where_none_fit(tmp_path: Path) -> None:
@@ -268,7 +270,7 @@ def test_tags_are_listed_where_none_fit(tmp_path: Path) -> None:
         qk.load(tmp_path, tags=["train"])
 
 
-def test_a_model_of_two_kinds_without_signatures_is_said(tmp_path: Path) -> None:
+def test_a_tensorflow_2_model_without_signatures_is_an_error(tmp_path: Path) -> None:
     save_second_kind(tmp_path, ())
     with pytest.raises(InputError, match="has no signatures"):
         qk.load(tmp_path)
@@ -288,12 +290,12 @@ def as_text(file: Path, kind: str) -> None:
 @KINDS
 def test_saved_models_in_text_form_are_the_same(save: Callable[..., None], tmp_path: Path) -> None:
     save(tmp_path, ("serving_default", "double"))
-    wanted = [qk.load(tmp_path, signature=name).graph for name in (None, "double")]
+    signature = [qk.load(tmp_path, signature=name).graph for name in (None, "double")]
     as_text(tmp_path / "saved_model.pb", "SavedModel")
-    for name, graph in zip((None, "double"), wanted, strict=True):
+    for name, graph in zip((None, "double"), signature, strict=True):
         read = qk.load(tmp_path, signature=name).graph
         assert read.op_counts == graph.op_counts
-        np.testing.assert_array_equal(answer(read), answer(graph))
+        np.testing.assert_array_equal(run_graph(read), run_graph(graph))
     (tmp_path / "saved_model.pbtxt").write_text("meta_graphs {\n  graph_def {\n    nod")
     with pytest.raises(InputError, match=r"saved_model.pbtxt is truncated or broken: line 3, column 8"):
         qk.load(tmp_path)
@@ -304,7 +306,7 @@ def test_saved_models_in_text_form_are_the_same(save: Callable[..., None], tmp_p
 
 def test_the_graph_of_a_checkpoint_may_be_text(checkpoint: Path) -> None:
     as_text(checkpoint.with_name("model.ckpt.meta"), "MetaGraphDef")
-    np.testing.assert_allclose(answer(qk.load(checkpoint, outputs=["y"]).graph), WANTED, rtol=1e-6)
+    np.testing.assert_allclose(run_graph(qk.load(checkpoint, outputs=["y"]).graph), EXPECTED, rtol=1e-6)
 
 
 def test_the_original_names_stay(tmp_path: Path) -> None:
@@ -327,21 +329,21 @@ def test_variables_of_more_than_2_gb_are_refused_before_any_work(
 @pytest.mark.parametrize("name", ["saved_model.pb", "saved_model.pbtxt"])
 def test_its_file_means_the_folder(name: str, tmp_path: Path) -> None:
     save_second_kind(tmp_path)
-    wanted = qk.load(tmp_path).graph
+    signature = qk.load(tmp_path).graph
     if name.endswith("txt"):
         as_text(tmp_path / "saved_model.pb", "SavedModel")
-    assert qk.load(tmp_path / name).graph.op_counts == wanted.op_counts
-    (tmp_path / "saved_model.pb").write_bytes(graphdef.encode(wanted))  # as some programs call a frozen graph
-    assert qk.load(tmp_path / "saved_model.pb").graph.op_counts == wanted.op_counts
+    assert qk.load(tmp_path / name).graph.op_counts == signature.op_counts
+    (tmp_path / "saved_model.pb").write_bytes(graphdef.encode(signature))  # as some programs call a frozen graph
+    assert qk.load(tmp_path / "saved_model.pb").graph.op_counts == signature.op_counts
 
 
-def test_a_folder_of_checkpoints_is_told_apart(checkpoint: Path) -> None:
+def test_a_folder_of_checkpoints_gets_a_hint(checkpoint: Path) -> None:
     with pytest.raises(InputError, match="is a folder without saved_model.pb") as caught:
         qk.load(checkpoint.parent)
     assert caught.value.hint == f"name the checkpoint in it: {checkpoint}"
 
 
-def test_what_has_no_variables_is_read_without_tensorflow(tmp_path: Path) -> None:
+def test_graphs_without_variables_are_read_without_tensorflow(tmp_path: Path) -> None:
     tf = tensorflow.import_tensorflow()
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [None, 4], name="x")
@@ -354,7 +356,7 @@ def test_what_has_no_variables_is_read_without_tensorflow(tmp_path: Path) -> Non
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_functions_without_variables_are_written_out_without_tensorflow(tmp_path: Path) -> None:
+def test_functions_without_variables_are_inlined_without_tensorflow(tmp_path: Path) -> None:
     tf = tensorflow.import_tensorflow()
     module = tf.Module()
     scores = tf.function(lambda data: {"scores": tf.nn.relu(data @ W)})
@@ -368,5 +370,7 @@ def test_functions_without_variables_are_written_out_without_tensorflow(tmp_path
     graph = qk.load(tmp_path).graph
     assert not graph.library
     assert "StatefulPartitionedCall" not in graph.op_counts
-    np.testing.assert_allclose(answer(graph), np.maximum(X @ W, 0), rtol=1e-6)
-    np.testing.assert_allclose(answer(qk.load(tmp_path / "frozen.pb", outputs=graph.outputs).graph), answer(graph))
+    np.testing.assert_allclose(run_graph(graph), np.maximum(X @ W, 0), rtol=1e-6)
+    np.testing.assert_allclose(
+        run_graph(qk.load(tmp_path / "frozen.pb", outputs=graph.outputs).graph), run_graph(graph)
+    )
