@@ -246,9 +246,9 @@ def test_the_signature_can_be_chosen(save: Callable[..., None], tmp_path: Path) 
     ("names", "signature", "message"),
     [
         (("one",), None, ""),
-        (("a", "b"), None, "no signature 'serving_default', but a, b"),
-        (("a", "b"), "c", "no signature 'c', but a, b"),
-        (("double",), "duoble", "no signature 'duoble', but double"),
+        (("a", "b"), None, "signature 'serving_default' does not exist; available: a, b"),
+        (("a", "b"), "c", "signature 'c' does not exist; available: a, b"),
+        (("double",), "duoble", "signature 'duoble' does not exist; available: double"),
     ],
 )
 def test_signatures_are_listed_where_none_fits(
@@ -266,7 +266,7 @@ def test_signatures_are_listed_where_none_fits(
 def test_tags_are_listed_where_none_fit(tmp_path: Path) -> None:
     save_first_kind(tmp_path, tags=("serve", "gpu"))
     assert qk.load(tmp_path).graph.op_counts == qk.load(tmp_path, tags=("gpu", "serve")).graph.op_counts
-    with pytest.raises(UsageError, match="no graph with the tags train, but gpu,serve"):
+    with pytest.raises(UsageError, match="no graph with the tags train; available: gpu,serve"):
         qk.load(tmp_path, tags=["train"])
 
 
@@ -340,7 +340,7 @@ def test_its_file_means_the_folder(name: str, tmp_path: Path) -> None:
 def test_a_folder_of_checkpoints_gets_a_hint(checkpoint: Path) -> None:
     with pytest.raises(InputError, match="is a folder without saved_model.pb") as caught:
         qk.load(checkpoint.parent)
-    assert caught.value.hint == f"name the checkpoint in it: {checkpoint}"
+    assert caught.value.hint == f"name the checkpoint in the folder: {checkpoint}"
 
 
 def test_graphs_without_variables_are_read_without_tensorflow(tmp_path: Path) -> None:
