@@ -1,4 +1,4 @@
-"""``quantkit compare_graphs``: TensorFlow's tool of that name; `compare` also compares values."""
+"""``quantkit compare_graphs``: the flags and the output of TensorFlow's tool; `compare` also compares values."""
 
 from argparse import Namespace
 

@@ -1,4 +1,4 @@
-"""``quantkit summarize_graph``: TensorFlow's tool of that name, called as it was; `summarize` tells more."""
+"""``quantkit summarize_graph``: the flags and the output of TensorFlow's tool; `summarize` is the present command."""
 
 from argparse import Namespace
 
@@ -11,6 +11,6 @@ EXAMPLES = ("quantkit summarize_graph --in_graph=graph.pb --print_structure=true
 
 
 def run(args: Namespace) -> int:
-    """Summarize in the old words."""
+    """Print the output of the tool."""
     args.classic = True
     return summarize.run(args)
