@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 
-from quantkit.data import KINDS
+from quantkit.data import DATA_KINDS
 from quantkit.quantization.targets import targets
 from quantkit.quantization.targets.base import FLOAT
 from quantkit.quantization.workflow import quantize_model
@@ -39,7 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("model", metavar="MODEL", help="model file, SavedModel folder, or name of a known model")
     parser.add_argument("-o", "--output", required=True, help="file to write")
-    parser.add_argument("--calibration", metavar="DATA", help=f"calibration dataset: {KINDS}")
+    parser.add_argument("--calibration", metavar="DATA", help=f"calibration dataset: {DATA_KINDS}")
     parser.add_argument(
         "--target", choices=sorted(targets()), help="target format and runtime (default: the scheme's, else onnx)"
     )

@@ -7,7 +7,7 @@ import pytest
 
 from quantkit.benchmark.comparison import Comparison
 from quantkit.benchmark.machine import this_machine
-from quantkit.data.choices import Flags
+from quantkit.data import PreprocessingOptions
 from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
 from quantkit.quantization import Scheme
 from quantkit.quantization.census import Census
@@ -71,7 +71,9 @@ def commands_after(**options: Any) -> Commands:
 
 
 def test_the_next_command_repeats_the_flags_of_this_one() -> None:
-    commands = commands_after(calibration="my images", inputs=("a", "b"), preprocessing=Flags(mean=0.0), limit=30)
+    commands = commands_after(
+        calibration="my images", inputs=("a", "b"), preprocessing=PreprocessingOptions(mean=0.0), limit=30
+    )
     assert commands.quantize_again("tensorflow") == (
         "quantkit quantize model.pb -o out_tensorflow.pb --target tensorflow --calibration 'my images' --limit 30 "
         "--inputs a,b --input-mean 0.0"

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,36 @@ def test_a_drop_above_the_limit_is_a_check_error() -> None:
     with pytest.raises(qk.CheckError, match="the drop is 0.2000, more than --max-drop 0.01"):
         report.require_max_drop()
     replace(report, fallback=replace(fallback, is_reached=True)).require_max_drop()
+
+
+def images_as(kind: str) -> Any:
+    """Return the same twelve normalized images as data of another kind."""
+    with np.load(IMAGES) as file:
+        images = ((file["images"][:12] - np.float32(128)) / 128).astype(np.float32)
+    if kind == "tf.data":
+        return import_module("tensorflow").data.Dataset.from_tensor_slices(images).batch(5)
+    return {
+        "batches": [images[:5], images[5:]],
+        "dicts": [{"Mul": images[:7]}, {"Mul": images[7:]}],
+        "labels": [(images[:6], np.arange(6) % 10), (images[6:], np.arange(6) % 10)],
+        "iterator": iter(images),
+        "function": lambda: iter(images),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["batches", "dicts", "labels", "iterator", "function", "tf.data"])
+@pytest.mark.parametrize("max_drop", [None, 0.5])
+def test_data_of_every_kind_calibrates(kind: str, max_drop: float | None) -> None:
+    result = qk.quantize("digits", images_as(kind), limit=8, runs=0, observer="min_max", max_drop=max_drop)
+    assert result.ranges.provenance.count == 8
+    reference = qk.quantize("digits", images_as("batches"), limit=8, runs=0, observer="min_max")
+    assert dict(result.ranges) == dict(reference.ranges)
+    quality = result.report.accuracy.quality
+    # With max_drop, the accuracy is measured on the four images that remain, which an iterator cannot give.
+    assert quality is not None
+    assert quality.samples == (4 if max_drop is not None and kind != "iterator" else 8)
+
+
+def test_a_value_that_is_no_data_is_an_error() -> None:
+    with pytest.raises(qk.UsageError):
+        qk.quantize("digits", 3, runs=0)

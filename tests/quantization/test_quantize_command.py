@@ -81,7 +81,7 @@ def test_uint8_input_rejects_float_data_that_is_no_normalized_image(
     output = tmp_path / "d.onnx"
     code = main(["quantize", "digits", "-o", str(output), "--calibration", str(images), "--uint8-input"])
     assert code == 2
-    assert "takes uint8 and the data is float32" in capsys.readouterr().err
+    assert "takes uint8, and the data is float32" in capsys.readouterr().err
     assert not output.exists()
 
 

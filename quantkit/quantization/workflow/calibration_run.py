@@ -1,13 +1,12 @@
 """Calibrate the float model, and record its outputs in the same runs."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from quantkit.data import Data, find_data
-from quantkit.data.preparation import Preparation
+from quantkit.data import Dataset, InputPipeline, StreamDataset, as_dataset
+from quantkit.data.dataset import OneTimeStream
 from quantkit.errors import UsageError
+from quantkit.evaluation.opened_model import describe_assumption
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
@@ -21,33 +20,34 @@ from quantkit.quantization.workflow.options import Options
 from quantkit.runtimes import open_session
 
 
-def find_datasets(options: Options) -> tuple[Data | None, Data | None]:
+def find_datasets(options: Options) -> tuple[Dataset | None, Dataset | None]:
     """Return the calibration dataset and the held-out dataset, None for one that is not given.
 
-    With ``max_drop``, the samples after the calibration samples are held out.
+    With ``max_drop``, the samples after the calibration samples are held out, except for an iterator that can be read
+    only once.
 
     Raises:
         InputError: the data does not exist, or cannot be read.
+        UsageError: a value is no data.
     """
-    data = None if options.calibration is None else _find_dataset(options.calibration, options.limit)
+    source = None if options.calibration is None else as_dataset(options.calibration)
+    calibration = None if source is None else source.subset(options.limit)
     if options.held_out is not None:
-        return data, _find_dataset(options.held_out)
-    if options.max_drop is None:
-        return data, None
+        return calibration, as_dataset(options.held_out)
+    if options.max_drop is None or source is None or _is_read_once(source):
+        return calibration, None
     try:
-        return data, _find_dataset(options.calibration, options.limit, skip=options.limit)
+        return calibration, source.subset(options.limit, skip=options.limit)
     except UsageError:
-        return data, None  # calibration uses all samples
+        return calibration, None  # calibration uses all samples
 
 
-def _find_dataset(value: Any, limit: int | None = None, skip: int = 0) -> Data:
-    if isinstance(value, str | os.PathLike):
-        return find_data(value, limit, skip)
-    return Data.of(value).part(limit, skip)
+def _is_read_once(dataset: Dataset) -> bool:
+    return isinstance(dataset, StreamDataset) and isinstance(dataset.open, OneTimeStream)
 
 
 def compute_ranges(
-    model: Model, graph: Graph, plan: Plan, data: Data | None, options: Options
+    model: Model, graph: Graph, plan: Plan, data: Dataset | None, options: Options
 ) -> tuple[Ranges, FloatReference]:
     """Return the ranges of the plan's edges, and the float outputs of the calibration runs.
 
@@ -69,7 +69,9 @@ def compute_ranges(
     return ranges, FloatReference()
 
 
-def _calibrate(model: Model, graph: Graph, plan: Plan, data: Data, options: Options) -> tuple[Ranges, FloatReference]:
+def _calibrate(
+    model: Model, graph: Graph, plan: Plan, data: Dataset, options: Options
+) -> tuple[Ranges, FloatReference]:
     reference = FloatReference()
     state = None if options.output is None else options.output.with_name(f"{options.output.name}.calibration")
     with open_calibration_session(graph, plan, options.runtime) as session:
@@ -86,7 +88,7 @@ def _calibrate(model: Model, graph: Graph, plan: Plan, data: Data, options: Opti
                 plan,
                 ((feeds, len(samples.classes)) for feeds in samples),
                 graph_digest=graph_digest(graph),
-                total=len(data),
+                total=options.limit if data.size is None else data.size,
                 on_progress=options.on_progress,
                 on_run=record,
                 resume=state,
@@ -96,7 +98,7 @@ def _calibrate(model: Model, graph: Graph, plan: Plan, data: Data, options: Opti
                 options.on_message(f"calibration state saved to {state}; run the same command to resume")
             raise
     _report_unreadable(samples, options)
-    reference.source = _describe_calibration(reference, len(data) - len(samples.unreadable), samples.noun)
+    reference.source = _describe_calibration(reference, ranges.provenance.count, samples.noun)
     if options.save_ranges is not None:
         ranges.save(options.save_ranges)
     return ranges, reference
@@ -106,14 +108,15 @@ def _announce(
     graph: Graph, plan: Plan, runtime: str, samples: LabeledFeeds, state: Path | None, options: Options
 ) -> None:
     """Report the size of the calibration dataset, the memory bound, and a resumed state."""
-    data = samples.data
+    dataset = samples.dataset
+    count = f"up to {options.limit}" if dataset.size is None else f"{dataset.size}"
     megabytes = (estimate_memory(graph, plan, runtime=runtime) + CACHE_BYTES) / 1e6
     options.on_message(
-        f"calibrating on {len(data)} {samples.noun} from {data.source} (up to {megabytes:.0f} MB of memory)"
+        f"calibrating on {count} {samples.noun} from {dataset.source} (up to {megabytes:.0f} MB of memory)"
     )
     if state is not None and state.exists():
         options.on_message(f"resuming from the calibration state in {state}")
-    _report_assumption(samples.preparation, options)
+    _report_assumption(samples.pipeline, options)
 
 
 def _describe_calibration(reference: FloatReference, total: int, noun: str) -> str:
@@ -125,26 +128,24 @@ def _describe_calibration(reference: FloatReference, total: int, noun: str) -> s
     return f"{len(reference)} of the {total} calibration {noun} ({reason})"
 
 
-def compute_reference(model: Model, graph: Graph, data: Data, options: Options) -> FloatReference:
+def compute_reference(model: Model, graph: Graph, data: Dataset, options: Options) -> FloatReference:
     """Return the outputs of the float graph on held-out data."""
     reference = FloatReference()
     with open_session(graph, options.runtime) as session:
         samples = LabeledFeeds.of(model, session, data, options)
         if options.calibration is None:
-            _report_assumption(samples.preparation, options)
+            _report_assumption(samples.pipeline, options)
         for position in reference.run(session, samples):
-            options.on_progress(Progress("running the float model", position, len(data)))
+            options.on_progress(Progress("running the float model", position, data.size))
     _report_unreadable(samples, options)
     kind = "held-out " if options.held_out is not None else "further "
     reference.source = f"{len(reference)} {kind}{samples.noun} of {data.source}"
     return reference
 
 
-def _report_assumption(preparation: Preparation, options: Options) -> None:
-    if preparation.is_assumed:
-        options.on_message(
-            f"the preprocessing of this model is not known: {preparation} is assumed (--input-mean, --input-std)"
-        )
+def _report_assumption(pipeline: InputPipeline, options: Options) -> None:
+    if pipeline.is_assumed:
+        options.on_message(describe_assumption(pipeline))
 
 
 def _report_unreadable(samples: LabeledFeeds, options: Options) -> None:

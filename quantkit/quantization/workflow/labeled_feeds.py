@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Self
 
-from quantkit.data import Data
-from quantkit.data.choices import choose_labels, matching_card
+from quantkit.data import Dataset, InputPipeline, batches
+from quantkit.data.inference import find_model_labels, find_origin
 from quantkit.data.labels import Labels, read_labels
-from quantkit.data.preparation import Preparation, prepared_samples
 from quantkit.evaluation.accuracy import find_class
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
@@ -25,17 +23,17 @@ class LabeledFeeds:
     """Feeds of a dataset, one per run, in the dataset's order.
 
     Attributes:
-        data: samples in order.
-        preparation: conversion of samples to feeds.
+        dataset: samples in order.
+        pipeline: conversion of samples to feeds.
         labels: names of the model's classes.
-        num_classes: number of values of the model's first output per sample.
+        num_classes: number of values of the model's first output per sample; 0 if it is not known.
         unreadable: images that cannot be decoded, with the reason.
-        position: number of samples consumed so far.
+        position: number of samples consumed so far, with the unreadable ones.
         classes: class indices of the samples of the last feeds; None for a sample without a label.
     """
 
-    data: Data
-    preparation: Preparation
+    dataset: Dataset
+    pipeline: InputPipeline
     labels: Labels
     num_classes: int
     unreadable: dict[str, str] = field(default_factory=dict)
@@ -43,7 +41,7 @@ class LabeledFeeds:
     classes: tuple[int | None, ...] = ()
 
     @classmethod
-    def of(cls, model: Model, session: Session, data: Data, options: Options) -> Self:
+    def of(cls, model: Model, session: Session, dataset: Dataset, options: Options) -> Self:
         """Return the feeds for a session, whose first output may contain one score per class.
 
         Raises:
@@ -51,36 +49,40 @@ class LabeledFeeds:
         """
         result, card = session.outputs[0], model.card
         if card is None and len(session.inputs) == 1:
-            card = matching_card(session.inputs[0], result, list_cards())
+            card = find_origin(session.inputs[0], result, list_cards())
+        num_classes = (result.shape.dims or (None,))[-1]
         if options.labels is None:
-            labels = choose_labels(card, model.path, result)
+            labels = find_model_labels(card, model.path, num_classes)
         else:
             labels = read_labels(Path(options.labels).expanduser())
-        preparation = Preparation.of(session.inputs, data, card, options.preprocessing)
-        return cls(data, preparation, labels, (result.shape.dims or (None,))[-1] or 0)
+        pipeline = InputPipeline.of(session.inputs, dataset, card, options.preprocessing)
+        return cls(dataset, pipeline, labels, num_classes or 0)
 
     @property
     def noun(self) -> str:
         """Plural noun for the samples in messages."""
-        return "samples" if self.preparation.preprocessing is None else "images"
+        return "samples" if self.pipeline.preprocessing is None else "images"
 
     @property
     def batch(self) -> int:
         """Number of samples per run."""
-        return self.preparation.batch or 1
+        return self.pipeline.batch_size or 1
 
     def __iter__(self) -> Iterator[Feeds]:
         """Yield the feeds of each run; images that cannot be decoded are skipped."""
-        positions = {sample: position for position, sample in enumerate(self.data.samples, 1)}
-        prepared = prepared_samples(self.data, self.data.samples, [self.preparation], self.unreadable)
-        while samples := list(islice(prepared, self.batch)):
-            self.position = positions[samples[-1][0]]
-            self.classes = tuple(self._class_index(sample.label) for sample, _ in samples)
-            yield self.preparation.feeds([values for _, (values,) in samples])
+        rejected: dict[str, str] = {}
+        num_read = 0
+        for feeds, samples in batches(self.dataset, self.pipeline, rejected=rejected):
+            num_read += len(samples)
+            self.position = num_read + len(rejected)
+            self.unreadable |= rejected
+            self.classes = tuple(self._class_index(sample.label) for sample in samples)
+            yield feeds
+        self.unreadable |= rejected
 
     def skip(self, count: int) -> "LabeledFeeds":
         """Return the feeds of the samples after the first ``count``."""
-        return replace(self, data=replace(self.data, samples=self.data.samples[count:]))
+        return replace(self, dataset=self.dataset.subset(skip=count, keep_order=True))
 
     def _class_index(self, label: str) -> int | None:
         return find_class(label, self.labels, self.num_classes) if label else None

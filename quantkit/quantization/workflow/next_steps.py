@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from quantkit.data.choices import Flags
+from quantkit.data import PreprocessingOptions
 from quantkit.quantization.report import NextStep, QuantizationReport
 from quantkit.quantization.targets import Target, find_target
 from quantkit.quantization.workflow.host import find_bfloat16_instruction
@@ -159,6 +159,6 @@ def _flags(options: Options, *names: str) -> tuple[str, ...]:
     return tuple(argument for name, text in texts.items() for argument in (f"--{name}", text))
 
 
-def _preprocessing_flags(flags: Flags) -> tuple[str, ...]:
-    values = {name: getattr(flags, name) for name in ("mean", "std") if getattr(flags, name) is not None}
+def _preprocessing_flags(options: PreprocessingOptions) -> tuple[str, ...]:
+    values = {name: getattr(options, name) for name in ("mean", "std") if getattr(options, name) is not None}
     return tuple(argument for name, value in values.items() for argument in (f"--input-{name}", str(value)))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import formats
-from quantkit.data.choices import Flags
+from quantkit.data import PreprocessingOptions
 from quantkit.errors import UsageError
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.quantization.observers import create_observer
@@ -49,7 +49,7 @@ class Options:
     tags: tuple[str, ...] | None = None
     checkpoint: PathLike | None = None
     random_weights: bool = False
-    preprocessing: Flags = field(default_factory=Flags)
+    preprocessing: PreprocessingOptions = field(default_factory=PreprocessingOptions)
     runtime: str = AUTO
     runs: int = TIMED_RUNS
     max_drop: float | None = None

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
-from quantkit.data import Data
-from quantkit.data.choices import choose_ends, choose_preprocessing, matching_card, takes_pictures
-from quantkit.data.feeding import Feeding
+from quantkit.data import Dataset
+from quantkit.data.inference import find_origin, infer_preprocessing
+from quantkit.data.inputs import ImageInput, takes_images
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model import Model, as_model
+from quantkit.model.endpoints import choose_image_endpoints
 from quantkit.ops.quantized_ops import is_quantized
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.quantization import Scheme, prepare
@@ -53,7 +54,7 @@ def load_float_model(model: Any, options: Options) -> Model:
     return float_model
 
 
-def prepare_float_graph(model: Model, options: Options, scheme: Scheme, data: Data | None) -> tuple[Model, Graph]:
+def prepare_float_graph(model: Model, options: Options, scheme: Scheme, data: Dataset | None) -> tuple[Model, Graph]:
     """Return the model with its card, and its float graph after all rewrites that are exact in float.
 
     Args:
@@ -74,14 +75,14 @@ def _recognize(model: Model, graph: Graph, options: Options) -> tuple[Model, Gra
     """Return the model with the card that its graph matches, and the graph between image input and scores."""
     if not options.inputs and not options.outputs:
         with suppress(UsageError):  # not an image model: the graph's own inputs and outputs are used
-            graph = choose_ends(graph, model.card, list_cards())
+            graph = choose_image_endpoints(graph, model.card, list_cards())
     if model.card is not None or len(graph.inputs) != 1 or not graph.outputs:
         return model, graph
     source, result = _tensor_infos(graph, graph.inputs[0], graph.outputs[0])
-    return replace(model, card=matching_card(source, result, list_cards())), graph
+    return replace(model, card=find_origin(source, result, list_cards())), graph
 
 
-def _fix_sizes(model: Model, graph: Graph, options: Options, data: Data | None) -> Graph:
+def _fix_sizes(model: Model, graph: Graph, options: Options, data: Dataset | None) -> Graph:
     """Return the graph with the data's sizes in place of unknown input sizes: padding depends on them."""
     nodes = dict(graph.nodes)
     for edge in graph.inputs:
@@ -99,17 +100,17 @@ def _fix_sizes(model: Model, graph: Graph, options: Options, data: Data | None) 
     return graph.with_nodes(nodes.values())
 
 
-def _sample_sizes(model: Model, info: TensorInfo, options: Options, data: Data | None) -> tuple[int | None, ...]:
+def _sample_sizes(model: Model, info: TensorInfo, options: Options, data: Dataset | None) -> tuple[int | None, ...]:
     """Return the dimensions of one sample of an input; empty if they cannot be determined."""
-    dims, flags = info.shape.dims or (), options.preprocessing
-    arrays = {} if data is None else data.arrays
-    array = arrays.get(info.name, next(iter(arrays.values())) if len(arrays) == 1 else None)
-    if array is not None and (array.dtype != np.uint8 or flags.height is None):
-        return array.shape[1:] if array.ndim == len(dims) else ()
-    if not takes_pictures(info) or len(dims) != 4 or (data is None and flags.height is None):
+    dims, stated = info.shape.dims or (), options.preprocessing
+    rows = {} if data is None else data.example(len(dims))
+    row = rows.get(info.name, next(iter(rows.values())) if len(rows) == 1 else None)
+    if row is not None and (row.dtype != np.uint8 or stated.height is None):
+        return row.shape if row.ndim == len(dims) - 1 else ()
+    if not takes_images(info) or len(dims) != 4 or (data is None and stated.height is None):
         return ()
-    preprocessing = choose_preprocessing(info, model.card, flags)
-    is_channels_first = Feeding.of(info).channels_first
+    preprocessing = infer_preprocessing(info, model.card, stated)
+    is_channels_first = ImageInput.of(info).channels_first
     sizes, channels = (preprocessing.height, preprocessing.width), preprocessing.channels
     return (channels, *sizes) if is_channels_first else (*sizes, channels)
 
@@ -136,7 +137,7 @@ def _fold_preprocessing(model: Model, graph: Graph, options: Options) -> Graph:
     if len(graph.inputs) != 1:
         raise UsageError(f"--uint8-input requires one image input; the model has {len(graph.inputs)}", hint="omit it")
     (source,) = _tensor_infos(graph, *graph.inputs)
-    preprocessing = choose_preprocessing(source, model.card, options.preprocessing)
+    preprocessing = infer_preprocessing(source, model.card, options.preprocessing)
     mean, std = (tuple(np.ravel(values).tolist()) for values in (preprocessing.mean, preprocessing.std))
     outcome = find_transform("absorb_preprocessing").outcome(graph, input_name=source.name, mean=mean, std=std)
     if not outcome.changes:

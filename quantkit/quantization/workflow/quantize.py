@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quantkit.data.choices import Flags
+from quantkit.data import PreprocessingOptions
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.quantization.census import FLOAT, census
@@ -138,7 +138,7 @@ def quantize_model(
         tags=None if tags is None else tuple(tags),
         checkpoint=checkpoint,
         random_weights=random_weights,
-        preprocessing=Flags(input_height, input_width, input_mean, input_std),
+        preprocessing=PreprocessingOptions(input_height, input_width, input_mean, input_std),
         runtime=runtime,
         runs=runs,
         max_drop=max_drop,
@@ -170,7 +170,10 @@ def _run(source: Any, options: Options) -> QuantizationResult:
     find_target(plan.scheme.target).check_installation(weights_only=plan.scheme.weights_only)
     ranges, reference = compute_ranges(model, graph, plan, data, options)
     if held_out is not None:
-        reference = compute_reference(model, graph, held_out, options)
+        held_out_reference = compute_reference(model, graph, held_out, options)
+        # A stream may have no samples after those of the calibration.
+        is_needed = len(held_out_reference) > 0 or options.held_out is not None
+        reference = held_out_reference if is_needed else reference
     conversion = Conversion(graph, plan, ranges, options.fallback)
     fallback = None
     if options.max_drop is not None:
