@@ -1,0 +1,99 @@
+"""Guides: every file, program and command of a page runs, in the order of the page."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+GUIDES = ROOT / "assets" / "guides"
+# Guides with tests of their own, which need a toy target, a toy runtime or a fresh environment.
+TESTED_ELSEWHERE = {
+    "add-a-runtime.md": "tests/conformance/test_toy_runtime.py",
+    "add-a-target.md": "tests/conformance/test_targets.py",
+    "installation.md": "tests/test_light_installation.py",
+}
+EXECUTED = sorted(path.name for path in GUIDES.glob("*.md") if path.name not in TESTED_ELSEWHERE)
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"# (\S+\.(?:py|toml))(, continued)?\n")
+# A command, and the output that the page shows for it; a quoted argument may go over several lines.
+_COMMAND = re.compile(r"^\$ (.*?(?:'\n(?:[^$].*\n)*?.*')?)\n((?:[^$\n].*\n|\n)*)", re.MULTILINE)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return an environment in which packages installed to ``site`` are found."""
+    scripts = Path(sys.executable).parent
+    return {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}", "PYTHONPATH": str(folder / "site")}
+
+
+def write_file(folder: Path, name: str, text: str, *, is_continued: bool) -> None:
+    """Write a file of the page, or append to it."""
+    before = (folder / name).read_text() + "\n\n" if is_continued else ""
+    (folder / name).write_text(before + text)
+
+
+def run_program(folder: Path, program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def install_package(folder: Path) -> None:
+    """Build the wheel of a folder and unpack it to ``site``: tests do not install into their own environment."""
+    build = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
+    done = subprocess.run([sys.executable, "-c", build], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (folder / "dist").glob("*.whl")
+    ZipFile(wheel).extractall(folder / "site")
+
+
+def run_command(folder: Path, command: str, output: str) -> None:
+    """Run a command and compare its output with the page; ``...`` stands for any lines, and numbers may differ."""
+    if command == "pip install .":
+        install_package(folder)
+        return
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env=environment(folder), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    missing = set(without_numbers(output)) - {"..."} - set(without_numbers(done.stdout))
+    assert not missing, f"{command}\n{done.stdout}"
+
+
+def without_numbers(text: str) -> list[str]:
+    """Return the lines of a text with 0 in place of each number."""
+    return [re.sub(r"\d+(\.\d+)*(e-\d+)?", "0", line).rstrip() for line in text.splitlines() if line.strip()]
+
+
+def test_guides_are_executed_or_tested_elsewhere() -> None:
+    assert EXECUTED
+    for name, test in TESTED_ELSEWHERE.items():
+        assert (GUIDES / name).exists()
+        assert f'"{name}"' in (ROOT / test).read_text()
+
+
+@pytest.mark.parametrize("name", EXECUTED)
+def test_guide(name: str, tmp_path: Path) -> None:
+    text = (GUIDES / name).read_text()
+    num_commands = 0
+    for kind, block in _BLOCK.findall(text):
+        file = _FILE.match(block)
+        if file:
+            write_file(tmp_path, file[1], block[file.end() :], is_continued=bool(file[2]))
+        elif kind == "python":
+            run_program(tmp_path, block)
+        elif kind == "console":
+            for command, output in _COMMAND.findall(block):
+                run_command(tmp_path, command, output)
+                num_commands += 1
+    assert num_commands == text.count("\n$ ") > 0
