@@ -183,7 +183,7 @@ def test_memory_and_batch_follow_from_shapes() -> None:
 
 
 def test_runs_have_their_own_number_of_samples() -> None:
-    """An input without a batch axis: four numbers are one sample, not four."""
+    """An input without a batch axis: an array of four values is one sample."""
     graph = from_text(
         """
         inputs: x

@@ -43,7 +43,7 @@ RANDOM = np.random.default_rng(0)
 
 def outputs(graph: Graph, inputs: Array) -> Array:
     with open_session(graph, "reference") as session:
-        return np.concatenate([session.run({"x": one[None]})["y"] for one in inputs])
+        return np.concatenate([session.run({"x": example[None]})["y"] for example in inputs])
 
 
 def examples(text: str) -> Array:
@@ -56,9 +56,9 @@ def with_rounded_weights(graph: Graph, scheme: Scheme) -> Graph:
     nodes = dict(graph.nodes)
     for name, spec in plan.weights.items():
         values = nodes[name].value.array
-        made = from_text(f"{name} = Const(0.0)")[name]
+        equalized = from_text(f"{name} = Const(0.0)")[name]
         value = type(nodes[name].value).of(QuantizationParameters.of_weights(spec, values).fake_quantize(values))
-        nodes[name] = made.with_attrs(value=value)
+        nodes[name] = equalized.with_attrs(value=value)
     return graph.with_nodes(nodes.values())
 
 
@@ -69,22 +69,22 @@ def test_corrected_biases_keep_the_mean(text: str) -> None:
     plan = annotate(graph, coarse)
     ranges = calibrate(graph, plan, [inputs], runtime="reference")
     assert set(ranges.means) == {Edge("x"), Edge("r")}
-    wanted = outputs(graph, inputs)
+    expected = outputs(graph, inputs)
     plain = outputs(with_rounded_weights(graph, coarse), inputs)
     corrected = outputs(with_rounded_weights(correct_biases(graph, plan, ranges), coarse), inputs)
-    axes = tuple(range(wanted.ndim - 1))
-    before = np.abs((plain - wanted).mean(axes)).sum()
-    after = np.abs((corrected - wanted).mean(axes)).sum()
+    axes = tuple(range(expected.ndim - 1))
+    before = np.abs((plain - expected).mean(axes)).sum()
+    after = np.abs((corrected - expected).mean(axes)).sum()
     assert after < 0.2 * before
 
 
-def test_units_without_means_stay() -> None:
+def test_patterns_without_means_are_unchanged() -> None:
     graph = from_text(DENSE)
     assert correct_biases(graph, annotate(graph), Ranges({})) == graph
 
 
 @pytest.mark.parametrize("text", [DENSE, CONVOLVED, f"{DENSE}\nwaits = NoOp(^w)\n"])
-def test_equalizing_evens_out_reaches_and_changes_no_answer(text: str) -> None:
+def test_equalizing_keeps_the_outputs(text: str) -> None:
     graph = from_text(text)
     uneven = graph["w"].value.array * np.geomspace(0.1, 10, graph["w"].value.shape[-1], dtype=np.float32)
     graph = graph.with_nodes(
@@ -92,14 +92,14 @@ def test_equalizing_evens_out_reaches_and_changes_no_answer(text: str) -> None:
         for node in graph.nodes.values()
     )
     inputs = examples(text)
-    made = equalize(graph, annotate(graph))
-    np.testing.assert_allclose(outputs(made, inputs), outputs(graph, inputs), rtol=1e-4, atol=1e-4)
+    equalized = equalize(graph, annotate(graph))
+    np.testing.assert_allclose(outputs(equalized, inputs), outputs(graph, inputs), rtol=1e-4, atol=1e-4)
 
-    def spread(one: Graph) -> float:
-        reach = np.abs(one["w"].value.array).max(tuple(range(one["w"].value.array.ndim - 1)))
-        return float(reach.max() / reach.min())
+    def spread(graph: Graph) -> float:
+        sizes = np.abs(graph["w"].value.array).max(tuple(range(graph["w"].value.array.ndim - 1)))
+        return float(sizes.max() / sizes.min())
 
-    assert spread(made) < 0.5 * spread(graph)
+    assert spread(equalized) < 0.5 * spread(graph)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,6 @@ def test_equalizing_evens_out_reaches_and_changes_no_answer(text: str) -> None:
         ("v = Const[16x4]()", "v = Const[16x4]()\nz = Neg(w)"),
     ],
 )
-def test_where_it_would_not_be_exact_nothing_is_equalized(old: str, new: str) -> None:
+def test_only_exact_pairs_are_equalized(old: str, new: str) -> None:
     graph = from_text(DENSE.replace(old, new))
     assert equalize(graph, annotate(graph)) == graph

@@ -21,7 +21,7 @@ def digits() -> Graph:
     return run(recipe, load("digits", ["Mul"], ["softmax"]).graph)[0]
 
 
-def test_no_range_is_found_while_it_runs(digits: Graph) -> None:
+def test_no_range_is_dynamic(digits: Graph) -> None:
     ranges = Ranges(dict.fromkeys(annotate(digits, SCHEME).activations, Range(-1.0, 3.0)))
     graph = convert(digits, annotate(digits, SCHEME), ranges)
     assert not {"RequantizationRange", "Min", "Max", "Conv2D", "Relu"} & set(graph.op_counts)
@@ -30,35 +30,35 @@ def test_no_range_is_found_while_it_runs(digits: Graph) -> None:
     assert set(graph.op_counts) <= {*KERNELS, "Placeholder", "Const"}
 
 
-def test_what_the_scheme_keeps_stays_float(digits: Graph) -> None:
+def test_ops_of_keep_float_stay_float(digits: Graph) -> None:
     scheme = Scheme.for_target("eightbit", keep_float=("MatMul",))
     ranges = Ranges(dict.fromkeys(annotate(digits, scheme).activations, Range(-1.0, 3.0)))
     assert convert(digits, annotate(digits, scheme), ranges).op_counts["MatMul"] == 1
 
 
-def test_single_layers_that_the_scheme_keeps_stay_float(digits: Graph) -> None:
+def test_layers_of_keep_float_stay_float(digits: Graph) -> None:
     layers = [name for name, node in digits.nodes.items() if node.op == "Conv2D"][:3]
     scheme = Scheme.for_target("eightbit", keep_float=tuple(layers))
     ranges = Ranges(dict.fromkeys(annotate(digits, scheme).activations, Range(-1.0, 3.0)))
-    made = convert(digits, annotate(digits, scheme), ranges)
-    assert [name for name, node in made.nodes.items() if node.op == "Conv2D"] == layers
-    assert made.op_counts["QuantizedConv2D"] == 17
-    assert set(made.op_counts) <= {*KERNELS, "Placeholder", "Const"}
+    quantized = convert(digits, annotate(digits, scheme), ranges)
+    assert [name for name, node in quantized.nodes.items() if node.op == "Conv2D"] == layers
+    assert quantized.op_counts["QuantizedConv2D"] == 17
+    assert set(quantized.op_counts) <= {*KERNELS, "Placeholder", "Const"}
 
 
-def test_answers_stay(digits: Graph) -> None:
-    pictures = np.random.default_rng(0).uniform(-1, 1, (12, 16, 16, 1)).astype(np.float32)
-    ranges = calibrate(digits, annotate(digits, SCHEME), [pictures], runtime="reference")
-    answers = []
+def test_outputs_agree_with_the_float_graph(digits: Graph) -> None:
+    images = np.random.default_rng(0).uniform(-1, 1, (12, 16, 16, 1)).astype(np.float32)
+    ranges = calibrate(digits, annotate(digits, SCHEME), [images], runtime="reference")
+    outputs = []
     for graph in (digits, convert(digits, annotate(digits, SCHEME), ranges)):
         with open_session(graph, "reference") as session:
-            answers.append(np.concatenate([session.run({"Mul": one[None]})["softmax"] for one in pictures]))
-    assert (answers[0].argmax(1) == answers[1].argmax(1)).mean() >= 0.75
-    assert np.abs(answers[0] - answers[1]).mean() < 0.05
+            outputs.append(np.concatenate([session.run({"Mul": image[None]})["softmax"] for image in images]))
+    assert (outputs[0].argmax(1) == outputs[1].argmax(1)).mean() >= 0.75
+    assert np.abs(outputs[0] - outputs[1]).mean() < 0.05
 
 
-def test_what_has_no_classic_form_is_planned_in_float_and_nothing_is_measured_while_it_runs() -> None:
-    """Grouped and depthwise convolutions, means, pads and products; a concat whose axis is counted from the end."""
+def test_ops_without_classic_form_are_float_fallbacks() -> None:
+    """Grouped and depthwise convolutions, means and products; a concatenation with a negative axis."""
     graph = from_text("""
     inputs: x
     outputs: y
@@ -88,11 +88,11 @@ def test_what_has_no_classic_form_is_planned_in_float_and_nothing_is_measured_wh
     assert "signed codes" in plan.float_fallbacks["depthwise"]
     inputs = np.random.default_rng(0).uniform(-1, 1, (8, 1, 8, 8, 4)).astype(np.float32)
     ranges = calibrate(graph, annotate(graph, SCHEME), list(inputs), runtime="reference")
-    made = convert(graph, annotate(graph, SCHEME), ranges)
-    assert made.op_counts["QuantizedConv2D"] == 2
-    assert made.op_counts["QuantizedConcat"] == 1
-    assert made.op_counts["Conv2D"] == made.op_counts["Mul"] == made.op_counts["Mean"] == 1
-    assert not {"RequantizationRange", "Min", "Max"} & set(made.op_counts)
-    with open_session(graph, "reference") as first, open_session(made, "reference") as second:
-        wanted, found = (session.run({"x": inputs[0]})["y"] for session in (first, second))
-    assert np.abs(found - wanted).max() < 0.05 * np.abs(wanted).max()
+    quantized = convert(graph, annotate(graph, SCHEME), ranges)
+    assert quantized.op_counts["QuantizedConv2D"] == 2
+    assert quantized.op_counts["QuantizedConcat"] == 1
+    assert quantized.op_counts["Conv2D"] == quantized.op_counts["Mul"] == quantized.op_counts["Mean"] == 1
+    assert not {"RequantizationRange", "Min", "Max"} & set(quantized.op_counts)
+    with open_session(graph, "reference") as first, open_session(quantized, "reference") as second:
+        expected, actual = (session.run({"x": inputs[0]})["y"] for session in (first, second))
+    assert np.abs(actual - expected).max() < 0.05 * np.abs(expected).max()

@@ -1,5 +1,3 @@
-"""Graphs in 8 bits for LiteRT: which ops the file has, and numbers near the float graph's."""
-
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,10 @@ from quantkit.quantization.targets.litert import FAKE_QUANT
 from quantkit.runtimes import find_runtime, open_session
 from quantkit.runtimes.session import SessionOptions
 
-ENGINES = [find_runtime(name) for name in ("tensorflow", "litert")]
-engine = pytest.mark.skipif(
-    not all(one.available().ok for one in ENGINES), reason=" ".join(one.available().detail for one in ENGINES)
+RUNTIMES = [find_runtime(name) for name in ("tensorflow", "litert")]
+needs_runtimes = pytest.mark.skipif(
+    not all(runtime.available().ok for runtime in RUNTIMES),
+    reason=" ".join(runtime.available().detail for runtime in RUNTIMES),
 )
 FLOAT = DType.FLOAT
 SCHEME = Scheme.for_target("litert")
@@ -53,7 +52,7 @@ def average(name: str, source: str, size: int, stride: int, padding: bytes) -> N
 
 
 def network() -> Graph:
-    """What convolutional networks are made of: joined branches, pools, a depthwise layer, a residual, a classifier."""
+    """Return a convolutional network: joined branches, pools, a depthwise layer, a residual, a classifier."""
     return Graph.of(
         [
             Node("x", "Placeholder", attrs={"dtype": FLOAT, "shape": Shape((1, SIZE, SIZE, 3))}),
@@ -84,13 +83,13 @@ def network() -> Graph:
 DATA = np.random.default_rng(1).uniform(-1, 1, (24, SIZE, SIZE, 3)).astype(np.float32)
 
 
-def answers(model: Graph | Path, runtime: str) -> np.ndarray:
+def run(model: Graph | Path, runtime: str) -> np.ndarray:
     with open_session(model, runtime) as session:
         (name,) = (info.name for info in session.outputs)
-        return np.concatenate([session.run({"x": one[None]})[name] for one in DATA])
+        return np.concatenate([session.run({"x": image[None]})[name] for image in DATA])
 
 
-def converted(graph: Graph, **changes: Any) -> Graph:
+def quantize(graph: Graph, **changes: Any) -> Graph:
     scheme = SCHEME.with_(observer="min_max", **changes)
     plan = annotate(graph, scheme)
     return convert(graph, plan, calibrate(graph, plan, [DATA], runtime="reference"))
@@ -101,25 +100,25 @@ def litert_ops(graph: Graph) -> Counter[str]:
         return Counter(line.partition("(")[2].partition(")")[0] for line in session.placement)
 
 
-def test_ranges_stand_under_the_edges_names() -> None:
+def test_fake_quant_takes_the_name_of_the_edge() -> None:
     graph = network()
     plan = annotate(graph, SCHEME)
-    made = convert(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(0.5, 3.0))))
-    assert made.inputs == graph.inputs
-    assert made.outputs == graph.outputs
-    assert made["first"].op == FAKE_QUANT
-    assert made["first/exact"].op == "Relu"
-    assert made["x"].op == "Placeholder"
-    assert made["first/conv"].inputs[0] == Edge("x/0/codes")
-    ends = [made.constant_of(edge) for edge in made["first"].inputs[1:]]
-    assert [end.array.item() for end in ends if end] == [0.0, 3.0]
+    quantized = convert(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(0.5, 3.0))))
+    assert quantized.inputs == graph.inputs
+    assert quantized.outputs == graph.outputs
+    assert quantized["first"].op == FAKE_QUANT
+    assert quantized["first/exact"].op == "Relu"
+    assert quantized["x"].op == "Placeholder"
+    assert quantized["first/conv"].inputs[0] == Edge("x/0/codes")
+    limits = [quantized.constant_of(edge) for edge in quantized["first"].inputs[1:]]
+    assert [limit.array.item() for limit in limits if limit] == [0.0, 3.0]
 
 
-def test_what_is_joined_begins_at_zero_where_relus_made_it() -> None:
+def test_ranges_of_non_negative_edges_start_at_zero() -> None:
     graph = network()
     plan = annotate(graph, SCHEME)
-    made = convert(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-1.0, 3.0))))
-    low = {name: made.constant_of(made[name].inputs[1]) for name in ("clamped", "join", "right", "left")}
+    quantized = convert(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-1.0, 3.0))))
+    low = {name: quantized.constant_of(quantized[name].inputs[1]) for name in ("clamped", "join", "right", "left")}
     assert {name: value.array.item() for name, value in low.items() if value} == {
         "clamped": 0.0,
         "join": 0.0,
@@ -128,12 +127,12 @@ def test_what_is_joined_begins_at_zero_where_relus_made_it() -> None:
     }
 
 
-def test_a_dead_range_gets_some_width() -> None:
+def test_a_range_of_zero_gets_a_width() -> None:
     graph = network()
     plan = annotate(graph, SCHEME)
-    made = convert(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(0.0, 0.0))))
-    ends = [made.constant_of(edge) for edge in made["first"].inputs[1:]]
-    assert [end.array.item() for end in ends if end] == [0.0, 1.0]
+    quantized = convert(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(0.0, 0.0))))
+    limits = [quantized.constant_of(edge) for edge in quantized["first"].inputs[1:]]
+    assert [limit.array.item() for limit in limits if limit] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -146,58 +145,58 @@ def test_a_dead_range_gets_some_width() -> None:
         (average("pool", "first", 7, 1, b"SAME"), "AvgPool"),
     ],
 )
-def test_averages_are_computed_another_way(pool: Node, op: str) -> None:
+def test_average_pools_are_replaced(pool: Node, op: str) -> None:
     start = network().with_endpoints(None, ["first"])
     nodes = [node for node in start.nodes.values() if node.name in start.reachable()]
     graph = Graph.of([*nodes, pool, *layer("y", "pool", (1, 1, 8, 2))], ["x"], ["y"])
     plan = annotate(graph, SCHEME)
-    made = convert(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-64.0, 64.0))))
-    assert made["pool/exact"].op == op
-    exact = made.with_nodes(  # without the rounding
+    quantized = convert(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-64.0, 64.0))))
+    assert quantized["pool/exact"].op == op
+    exact = quantized.with_nodes(  # without rounding
         node.with_(op="Identity", inputs=node.inputs[:1], attrs={"T": FLOAT}) if node.op == FAKE_QUANT else node
-        for node in made.nodes.values()
+        for node in quantized.nodes.values()
     )
-    np.testing.assert_allclose(answers(exact, "reference"), answers(graph, "reference"), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(run(exact, "reference"), run(graph, "reference"), rtol=1e-5, atol=1e-5)
 
 
-@engine
+@needs_runtimes
 @pytest.mark.engine
-def test_all_but_the_softmax_computes_on_codes() -> None:
-    ops = litert_ops(converted(network()))
+def test_all_layers_are_int8() -> None:
+    ops = litert_ops(quantize(network()))
     assert ops["QUANTIZE"] == ops["DEQUANTIZE"] == 1
     assert ops["CONV_2D"] == 4
     assert ops["DEPTHWISE_CONV_2D"] == 2
     assert ops["AVERAGE_POOL_2D"] == 0
 
 
-@engine
+@needs_runtimes
 @pytest.mark.engine
-def test_the_file_computes_what_its_graph_says() -> None:
+def test_the_file_agrees_with_its_graph() -> None:
     graph = network()
-    made = converted(graph)
-    exact, simulated, found = answers(graph, "reference"), answers(made, "tensorflow"), answers(made, "litert")
-    np.testing.assert_allclose(simulated, exact, atol=0.05)
-    np.testing.assert_allclose(found, simulated, atol=0.03)
-    assert (found.argmax(1) == exact.argmax(1)).mean() > 0.9
+    quantized = quantize(graph)
+    expected, simulated, actual = run(graph, "reference"), run(quantized, "tensorflow"), run(quantized, "litert")
+    np.testing.assert_allclose(simulated, expected, atol=0.05)
+    np.testing.assert_allclose(actual, simulated, atol=0.03)
+    assert (actual.argmax(1) == expected.argmax(1)).mean() > 0.9
 
 
-@engine
+@needs_runtimes
 @pytest.mark.engine
-def test_a_layer_that_is_kept_float_is_float() -> None:
+def test_a_float_fallback_is_float() -> None:
     graph = network()
-    made = converted(graph, keep_float=("last/conv",))
-    ops = litert_ops(made)
+    quantized = quantize(graph, keep_float=("last/conv",))
+    ops = litert_ops(quantized)
     assert ops["QUANTIZE"] == 2
     assert ops["DEQUANTIZE"] == 2
-    np.testing.assert_allclose(answers(made, "litert"), answers(graph, "reference"), atol=0.05)
+    np.testing.assert_allclose(run(quantized, "litert"), run(graph, "reference"), atol=0.05)
 
 
-@engine
+@needs_runtimes
 @pytest.mark.engine
-def test_a_graph_that_ends_with_a_layer_computes_it_on_codes() -> None:
+def test_an_output_layer_is_int8() -> None:
     graph = network().with_endpoints(None, ["logits"])
-    made = converted(graph)
-    assert litert_ops(made)["DEQUANTIZE"] == 1
-    assert made.outputs == graph.outputs
-    exact = answers(graph, "reference")
-    np.testing.assert_allclose(answers(made, "litert"), exact, atol=0.05 * np.abs(exact).max())
+    quantized = quantize(graph)
+    assert litert_ops(quantized)["DEQUANTIZE"] == 1
+    assert quantized.outputs == graph.outputs
+    exact = run(graph, "reference")
+    np.testing.assert_allclose(run(quantized, "litert"), exact, atol=0.05 * np.abs(exact).max())

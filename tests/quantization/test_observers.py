@@ -32,7 +32,7 @@ BATCHES = st.lists(arrays.arrays(np.float32, st.integers(0, 40), elements=FINITE
 SPECS = st.sampled_from([AFFINE, SIGNED, Spec.parse("qint8 affine")])
 
 
-def fed(observer: Observer, batches: list[Array]) -> Observer:
+def observe(observer: Observer, batches: list[Array]) -> Observer:
     for batch in batches:
         observer.observe(batch)
     return observer
@@ -40,8 +40,8 @@ def fed(observer: Observer, batches: list[Array]) -> Observer:
 
 @given(st.lists(ANY, max_size=4), st.sampled_from(OBSERVERS), SPECS)
 @settings(max_examples=150, deadline=None)
-def test_every_range_is_finite_and_within_what_was_seen(batches: list[Array], name: str, spec: Spec) -> None:
-    observer = fed(create_observer(name, spec), batches)
+def test_every_range_is_finite_and_within_the_extremes(batches: list[Array], name: str, spec: Spec) -> None:
+    observer = observe(create_observer(name, spec), batches)
     low, high = observer.range()
     values = np.concatenate([np.zeros(0, np.float32), *(batch.reshape(-1) for batch in batches)])
     finite = values[np.isfinite(values)]
@@ -58,8 +58,8 @@ def test_every_range_is_finite_and_within_what_was_seen(batches: list[Array], na
 
 @given(FINITE, st.sampled_from(OBSERVERS), st.integers(1, 30))
 @settings(deadline=None)
-def test_a_constant_is_its_own_range(value: float, name: str, count: int) -> None:
-    observer = fed(create_observer(name, AFFINE), [np.full(count, value, np.float32)] * 2)
+def test_the_range_of_a_constant_contains_it(value: float, name: str, count: int) -> None:
+    observer = observe(create_observer(name, AFFINE), [np.full(count, value, np.float32)] * 2)
     low, high = observer.range()
     assert low <= value <= high or name in ("entropy", "mean_squared_error", "percentile")
     assert abs(low - value) <= abs(value) + 1e-30
@@ -67,13 +67,13 @@ def test_a_constant_is_its_own_range(value: float, name: str, count: int) -> Non
 
 
 @given(BATCHES)
-def test_extremes_do_not_depend_on_how_data_is_cut(batches: list[Array]) -> None:
+def test_extremes_do_not_depend_on_the_batches(batches: list[Array]) -> None:
     whole = np.concatenate([np.zeros(0, np.float32), *batches])
-    assert fed(MinMax(), batches).range() == fed(MinMax(), [whole]).range()
+    assert observe(MinMax(), batches).range() == observe(MinMax(), [whole]).range()
 
 
 @given(BATCHES)
-def test_a_histogram_loses_no_value_however_it_grows(batches: list[Array]) -> None:
+def test_a_histogram_keeps_all_values_when_it_grows(batches: list[Array]) -> None:
     histogram = Histogram(64)
     values = np.concatenate([np.zeros(0, np.float32), *batches]).astype(np.float64)
     for batch in batches:
@@ -81,24 +81,24 @@ def test_a_histogram_loses_no_value_however_it_grows(batches: list[Array]) -> No
     assert histogram.counts.sum() + histogram.zeros == values.size
     values = values[values != 0]
     if values.size:
-        places = np.floor(values / histogram.width).astype(np.int64) - histogram.first
-        assert np.array_equal(np.bincount(places, minlength=64), histogram.counts), "rebinned exactly"
+        positions = np.floor(values / histogram.width).astype(np.int64) - histogram.first
+        assert np.array_equal(np.bincount(positions, minlength=64), histogram.counts), "rebinned exactly"
 
 
 @given(BATCHES, BATCHES, st.sampled_from(OBSERVERS))
 @settings(deadline=None)
-def test_an_observer_goes_on_where_another_stopped(before: list[Array], after: list[Array], name: str) -> None:
-    first = fed(create_observer(name, AFFINE), before)
+def test_a_restored_observer_continues(before: list[Array], after: list[Array], name: str) -> None:
+    first = observe(create_observer(name, AFFINE), before)
     second = create_observer(name, AFFINE)
     second.restore(first.state())
-    assert fed(second, after).range() == fed(first, after).range()
+    assert observe(second, after).range() == observe(first, after).range()
 
 
 @pytest.mark.parametrize("name", ["percentile(99.9)", "entropy", "mean_squared_error"])
-def test_a_rare_giant_is_cut_off(name: str) -> None:
+def test_a_rare_outlier_is_excluded(name: str) -> None:
     values = np.random.default_rng(0).laplace(size=100_000).astype(np.float32)
     values[7] = 1000.0
-    low, high = fed(create_observer(name, AFFINE), [values]).range()
+    low, high = observe(create_observer(name, AFFINE), [values]).range()
     assert high < 500
     assert low < -5
 
@@ -109,20 +109,20 @@ def test_the_least_squared_error_is_below_that_of_the_extremes(spec: Spec) -> No
     values = np.abs(values) if spec is UNSIGNED else values
     errors = {}
     for name in ("min_max", "mean_squared_error"):
-        parameters = QuantizationParameters.of_range(spec, fed(create_observer(name, spec), [values]).range())
+        parameters = QuantizationParameters.of_range(spec, observe(create_observer(name, spec), [values]).range())
         errors[name] = float(np.square(parameters.fake_quantize(values) - values).mean())
-    assert errors["mean_squared_error"] < errors["min_max"] * 1.01, "bins know the numbers to half a bin"
+    assert errors["mean_squared_error"] < errors["min_max"] * 1.01, "the histogram rounds values to half a bin"
 
 
-def test_numbers_that_fill_their_range_keep_it() -> None:
+def test_uniform_values_keep_their_range() -> None:
     values = np.linspace(-1, 1, 4001, dtype=np.float32)
     for name in ("entropy", "mean_squared_error"):
-        low, high = fed(create_observer(name, AFFINE), [values]).range()
+        low, high = observe(create_observer(name, AFFINE), [values]).range()
         assert low < -0.98
         assert high > 0.98
 
 
-def test_a_sample_of_a_large_array_sees_all_channels() -> None:
+def test_a_sample_of_a_large_array_contains_all_channels() -> None:
     values = np.zeros((1, 64, 64, 32), np.float32)
     values[..., 5] = 3.0
     observer = Entropy(UNSIGNED)
@@ -132,16 +132,16 @@ def test_a_sample_of_a_large_array_sees_all_channels() -> None:
     assert 0.02 < observer.histogram.counts.sum() / (observer.histogram.counts.sum() + observer.histogram.zeros) < 0.04
 
 
-def test_a_moving_average_forgets() -> None:
+def test_a_moving_average_weights_recent_batches() -> None:
     observer = create_observer("moving_average(0.5)", AFFINE)
-    fed(observer, [np.float32([0, 8]), np.float32([0, 4]), np.float32([-2, 4])])
+    observe(observer, [np.float32([0, 8]), np.float32([0, 4]), np.float32([-2, 4])])
     assert observer.range() == Range(-1.0, 5.0)
 
 
-@pytest.mark.parametrize("word", ["percentile(20)", "moving_average(1.5)"])
-def test_numbers_out_of_bounds_are_rejected(word: str) -> None:
+@pytest.mark.parametrize("text", ["percentile(20)", "moving_average(1.5)"])
+def test_numbers_out_of_bounds_are_rejected(text: str) -> None:
     with pytest.raises(UsageError):
-        create_observer(word, AFFINE)
+        create_observer(text, AFFINE)
 
 
 def test_an_observer_text_may_have_a_number() -> None:
@@ -178,7 +178,7 @@ def test_an_installed_package_can_register_an_observer(tmp_path: Path, monkeypat
     REGISTRY.reload()
     try:
         assert Scheme(observer="doubled").observer == "doubled"
-        assert fed(create_observer("doubled", AFFINE), [np.float32([-1, 3])]).range() == Range(-2.0, 6.0)
+        assert observe(create_observer("doubled", AFFINE), [np.float32([-1, 3])]).range() == Range(-2.0, 6.0)
     finally:
         monkeypatch.undo()
         sys.modules.pop("doubled_observer", None)

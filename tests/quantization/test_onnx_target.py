@@ -1,5 +1,3 @@
-"""Graphs in 8 bits as ONNX: which nodes there are, and numbers within half a step of the float graph's."""
-
 from typing import Any
 
 import numpy as np
@@ -48,7 +46,7 @@ def layer(
 
 
 def network() -> Graph:
-    """What convolutional networks are made of: joined branches, pools, a depthwise layer, a sum, a classifier."""
+    """Return a convolutional network: joined branches, pools, a depthwise layer, a sum, a classifier."""
     return Graph.of(
         [
             placeholder(1, SIZE, SIZE, 3),
@@ -78,42 +76,42 @@ def network() -> Graph:
     )
 
 
-def pictures(count: int) -> np.ndarray:
-    """Bytes of pictures as the network takes them: multiples of 1/128 from -1 on."""
-    codes = np.random.default_rng(0).integers(0, 256, (count, SIZE, SIZE, 3))
-    return ((codes - 128) / 128).astype(np.float32)
+def images(count: int) -> np.ndarray:
+    """Return random uint8 images, scaled to -1 .. 127/128."""
+    pixels = np.random.default_rng(0).integers(0, 256, (count, SIZE, SIZE, 3))
+    return ((pixels - 128) / 128).astype(np.float32)
 
 
-def calibrated(graph: Graph) -> tuple[Graph, Plan, Ranges]:
-    """The plan, and the extremes of a few pictures as ranges."""
+def calibrate(graph: Graph) -> tuple[Graph, Plan, Ranges]:
+    """Return the graph, its plan, and the extremes on a few images as ranges."""
     plan = annotate(graph, Scheme.for_target("onnx"))
-    wanted = [edge for edge in plan.activations if edge not in graph.inputs]
+    computed = [edge for edge in plan.activations if edge not in graph.inputs]
     ranges = dict.fromkeys(graph.inputs, Range(-1.0, 127 / 128))
-    with find_runtime("reference").open(graph.with_endpoints(None, wanted)) as session:
-        for picture in pictures(4):
-            for name, values in session.run({"x": picture[None]}).items():
-                found = Range(float(values.min()), float(values.max()))
-                ranges[Edge(name)] = ranges.get(Edge(name), found).union(found)
+    with find_runtime("reference").open(graph.with_endpoints(None, computed)) as session:
+        for image in images(4):
+            for name, values in session.run({"x": image[None]}).items():
+                limits = Range(float(values.min()), float(values.max()))
+                ranges[Edge(name)] = ranges.get(Edge(name), limits).union(limits)
     return graph, plan, Ranges(ranges).merge_groups(plan.groups)
 
 
 @pytest.fixture(params=["onnxruntime", "openvino"])
-def engine(request: pytest.FixtureRequest) -> Runtime:
-    found = find_runtime(request.param)
-    if not found.available().ok:
-        pytest.skip(found.available().detail)
-    return found
+def runtime(request: pytest.FixtureRequest) -> Runtime:
+    runtime = find_runtime(request.param)
+    if not runtime.available().ok:
+        pytest.skip(runtime.available().detail)
+    return runtime
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("quantized_inputs", [False, True])
-def test_answers_are_those_of_the_float_graph(engine: Runtime, quantized_inputs: bool) -> None:
-    graph, plan, ranges = calibrated(network())
-    made = convert(graph, plan, ranges, quantized_inputs=quantized_inputs)
-    x = pictures(6)[5:]
+def test_outputs_agree_with_the_float_graph(runtime: Runtime, quantized_inputs: bool) -> None:
+    graph, plan, ranges = calibrate(network())
+    quantized = convert(graph, plan, ranges, quantized_inputs=quantized_inputs)
+    x = images(6)[5:]
     with find_runtime("reference").open(graph) as session:
         expected = session.run({"x": x})["y"]
-    with engine.open(made) as session:
+    with runtime.open(quantized) as session:
         (result,) = session.run({"x": (x * 128 + 128).astype(np.uint8) if quantized_inputs else x}).values()
     np.testing.assert_allclose(result, expected, atol=0.02)
     assert abs(result - expected).max() > 0
@@ -122,33 +120,33 @@ def test_answers_are_those_of_the_float_graph(engine: Runtime, quantized_inputs:
 @pytest.mark.engine
 def test_onnx_accepts_the_model() -> None:
     checker = pytest.importorskip("onnx", reason="pip install onnx")
-    data = onnx.encode(convert(*calibrated(network())))
+    data = onnx.encode(convert(*calibrate(network())))
     checker.checker.check_model(checker.load_from_string(data), full_check=True)
 
 
-def test_every_layer_reads_codes_and_activations_are_clamps() -> None:
-    graph, plan, ranges = calibrated(network())
-    made = convert(graph, plan, ranges)
-    layers = [one for one in made.nodes.values() if one.op in ("Conv", "Gemm")]
+def test_layers_have_quantized_inputs_and_activations_are_fused() -> None:
+    graph, plan, ranges = calibrate(network())
+    quantized = convert(graph, plan, ranges)
+    layers = [node for node in quantized.nodes.values() if node.op in ("Conv", "Gemm")]
     assert len(layers) == 7
-    for one in layers:
-        assert {made[edge.node].op for edge in one.inputs} <= {"DequantizeLinear", "Transpose"}, one.name
-        weights = made[made[one.inputs[1].node].inputs[0].node].value
+    for layer in layers:
+        assert {quantized[edge.node].op for edge in layer.inputs} <= {"DequantizeLinear", "Transpose"}, layer.name
+        weights = quantized[quantized[layer.inputs[1].node].inputs[0].node].value
         assert weights.dtype is DType.INT8
-        assert made[made[one.inputs[2].node].inputs[0].node].value.dtype is DType.INT32
-    assert not {"Relu", "Clip"} & set(made.op_counts)
-    assert made.op_counts["Transpose"] == 1
-    assert made["joined/scale"].value == made["left/scale"].value == made["average/scale"].value
-    assert made["pool/scale"].value == made["first/scale"].value
+        assert quantized[quantized[layer.inputs[2].node].inputs[0].node].value.dtype is DType.INT32
+    assert not {"Relu", "Clip"} & set(quantized.op_counts)
+    assert quantized.op_counts["Transpose"] == 1
+    assert quantized["joined/scale"].value == quantized["left/scale"].value == quantized["average/scale"].value
+    assert quantized["pool/scale"].value == quantized["first/scale"].value
 
 
 def test_averages_stay_float_for_onnx_runtime() -> None:
-    made = convert(*calibrated(network()))
-    assert made["average"].op == "Concat"
-    assert made["average"].inputs == (Edge("average/average"),)
+    quantized = convert(*calibrate(network()))
+    assert quantized["average"].op == "Concat"
+    assert quantized["average"].inputs == (Edge("average/average"),)
 
 
-def test_what_an_average_and_its_relu_make_begins_at_zero() -> None:
+def test_range_of_an_average_before_relu_starts_at_zero() -> None:
     pool = node("average", "AvgPool", "wide", ksize=(1, 3, 3, 1), strides=(1, 1, 1, 1), padding=b"SAME")
     graph = Graph.of(
         [
@@ -161,63 +159,63 @@ def test_what_an_average_and_its_relu_make_begins_at_zero() -> None:
         ["x"],
         ["y"],
     )
-    graph, plan, ranges = calibrated(graph)
-    made = convert(graph, plan, ranges)
-    assert made["clamped/zero"].value == Tensor.of(np.uint8(0))
-    assert "average/codes" not in made
-    assert made["wide/zero"].value.array > 0
-    assert "clamped" not in made
+    graph, plan, ranges = calibrate(graph)
+    quantized = convert(graph, plan, ranges)
+    assert quantized["clamped/zero"].value == Tensor.of(np.uint8(0))
+    assert "average/codes" not in quantized
+    assert quantized["wide/zero"].value.array > 0
+    assert "clamped" not in quantized
 
 
-def test_the_network_input_can_be_the_pictures_bytes() -> None:
-    graph, plan, ranges = calibrated(network())
-    made = convert(graph, plan, ranges, quantized_inputs=True)
-    assert made["x"].attrs["dtype"] is DType.UINT8
-    assert made["x/scale"].value == Tensor.of(np.float32(1 / 128))
-    assert made["x/zero"].value == Tensor.of(np.uint8(128))
-    assert "x/codes" not in made
+def test_input_can_be_uint8() -> None:
+    graph, plan, ranges = calibrate(network())
+    quantized = convert(graph, plan, ranges, quantized_inputs=True)
+    assert quantized["x"].attrs["dtype"] is DType.UINT8
+    assert quantized["x/scale"].value == Tensor.of(np.float32(1 / 128))
+    assert quantized["x/zero"].value == Tensor.of(np.uint8(128))
+    assert "x/codes" not in quantized
 
 
-def test_bytes_that_are_cast_are_codes_already() -> None:
+def test_cast_of_uint8_input_is_removed() -> None:
     cast = Node("cast", "Cast", (Edge("x"),), attrs={"SrcT": DType.UINT8, "DstT": FLOAT})
     graph = Graph.of(
         [placeholder(1, 4, 4, 3, dtype=DType.UINT8), cast, *layer("y", "cast", (3, 3, 3, 4))], ["x"], ["y"]
     )
     plan = annotate(graph, Scheme.for_target("onnx"))
-    made = convert(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(0.0, 250.0))))
-    assert "Cast" not in made.op_counts
-    assert made["cast/scale"].value == Tensor.of(np.float32(1))
+    quantized = convert(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(0.0, 250.0))))
+    assert "Cast" not in quantized.op_counts
+    assert quantized["cast/scale"].value == Tensor.of(np.float32(1))
 
 
-def test_codes_are_the_nearest() -> None:
-    graph, plan, ranges = calibrated(network())
-    made = convert(graph, plan, ranges)
-    codes = made["right/biased/weights"].value.array.astype(np.float32)
-    scales = made["right/biased/weights/scale"].value.array
+def test_weights_are_rounded_to_nearest() -> None:
+    graph, plan, ranges = calibrate(network())
+    quantized = convert(graph, plan, ranges)
+    weights = quantized["right/biased/weights"].value.array.astype(np.float32)
+    scales = quantized["right/biased/weights/scale"].value.array
     real = graph["right/w"].value.array.transpose(3, 2, 0, 1)
-    np.testing.assert_allclose(codes * scales[:, None, None, None], real, atol=float(scales.max()) / 2 * 1.0001)
-    assert (abs(codes).max(axis=(1, 2, 3)) == 127).all()
-    bias = made["right/biased/bias"].value.array * made["right/biased/bias/scale"].value.array
+    np.testing.assert_allclose(weights * scales[:, None, None, None], real, atol=float(scales.max()) / 2 * 1.0001)
+    assert (abs(weights).max(axis=(1, 2, 3)) == 127).all()
+    bias = quantized["right/biased/bias"].value.array * quantized["right/biased/bias/scale"].value.array
     np.testing.assert_allclose(bias, graph["right/b"].value.array, atol=1e-4)
 
 
 def test_a_large_bias_makes_the_weights_coarser_instead_of_overflowing() -> None:
     nodes = layer("a", "x", (1, 1, 3, 4)) + layer("y", "a", (1, 1, 4, 4))
-    nodes = [constant("a/b", np.float32([1e9, 0, 0, 0])) if one.name == "a/b" else one for one in nodes]
-    made = convert(*calibrated(Graph.of([placeholder(1, SIZE, SIZE, 3), *nodes], ["x"], ["y"])))
-    bias = made["a/biased/bias"].value.array
+    nodes = [constant("a/b", np.float32([1e9, 0, 0, 0])) if node.name == "a/b" else node for node in nodes]
+    quantized = convert(*calibrate(Graph.of([placeholder(1, SIZE, SIZE, 3), *nodes], ["x"], ["y"])))
+    bias = quantized["a/biased/bias"].value.array
     assert bias[0] > 1 << 28
-    np.testing.assert_allclose(bias[0] * made["a/biased/bias/scale"].value.array[0], 1e9, rtol=1e-6)
+    np.testing.assert_allclose(bias[0] * quantized["a/biased/bias/scale"].value.array[0], 1e9, rtol=1e-6)
 
 
 def test_outputs_stay_float_and_keep_their_names() -> None:
     graph = network().with_endpoints(None, ["y", "joined", "left"])
-    graph, plan, ranges = calibrated(graph)
-    made = convert(graph, plan, ranges)
-    assert made.outputs == (Edge("y"), Edge("joined"), Edge("left"))
+    graph, plan, ranges = calibrate(graph)
+    quantized = convert(graph, plan, ranges)
+    assert quantized.outputs == (Edge("y"), Edge("joined"), Edge("left"))
 
 
 def test_a_missing_range_is_an_error() -> None:
-    graph, plan, ranges = calibrated(network())
+    graph, plan, ranges = calibrate(network())
     with pytest.raises(InputError, match="there is no range of edge"):
         convert(graph, plan, Ranges({edge: span for edge, span in ranges.items() if edge != Edge("pool")}))

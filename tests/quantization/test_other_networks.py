@@ -1,4 +1,4 @@
-"""Networks that are no plain classifiers of pictures, through the commands: every target says what it does to them."""
+"""Networks other than image classifiers, quantized and evaluated by the commands."""
 
 import json
 from importlib.metadata import entry_points
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.engine
 
 
 class Network:
-    """A graph as it is written, node by node."""
+    """Graph, built node by node."""
 
     def __init__(self, **inputs: tuple[int | None, ...]) -> None:
         self.nodes = [
@@ -35,8 +35,8 @@ class Network:
         self.nodes.append(constant(name, (RANDOM.normal(size=sizes) / np.sqrt(np.prod(sizes[:-1]))).astype(np.float32)))
         return name
 
-    def add(self, name: str, op: str, *reads: str, **attrs: Attr) -> str:
-        self.nodes.append(Node(name, op, tuple(map(Edge, reads)), attrs={**FLOAT, **attrs}))
+    def add(self, name: str, op: str, *inputs: str, **attrs: Attr) -> str:
+        self.nodes.append(Node(name, op, tuple(map(Edge, inputs)), attrs={**FLOAT, **attrs}))
         return name
 
     def dense(self, name: str, x: str, c_in: int, c_out: int, activation: str = "Relu") -> str:
@@ -49,18 +49,18 @@ class Network:
         return path
 
 
-def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
-    code = main([*words, "--json"])
+def run(command: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+    code = main([*command, "--json"])
     captured = capsys.readouterr()
     assert code == 0, captured.err
     return json.loads(captured.out), captured.err
 
 
-def quantized(
-    source: Path, target: str, data: Path, capsys: pytest.CaptureFixture[str], *words: str
+def quantize(
+    source: Path, target: str, data: Path, capsys: pytest.CaptureFixture[str], *options: str
 ) -> tuple[dict[str, Any], Path]:
     output = source.parent / OUTPUTS[target]
-    flags = ["-o", str(output), "--calibration", str(data), "--target", target, "--runs", "0", *words]
+    flags = ["-o", str(output), "--calibration", str(data), "--target", target, "--runs", "0", *options]
     return run(["quantize", str(source), *flags], capsys)[0], output
 
 
@@ -77,20 +77,20 @@ def test_dense_layers_alone(target: str, tmp_path: Path, vectors: Path, capsys: 
     network = Network(x=(None, 12))
     network.dense("y", network.dense("h", "x", 12, 16), 16, 4, "Softmax")
     source = network.save(tmp_path / "dense.pb", "y")
-    verdict, output = quantized(source, target, vectors, capsys)
-    assert verdict["ops"]["MatMul"] == {"int8": 2, "float": 0}
-    assert verdict["quality"]["agreement"]["value"] >= 0.9
-    words = ["evaluate", str(output), "--data", str(vectors), "--reference", str(source)]
-    found, _ = run(words, capsys)
-    assert found["agreement"] == verdict["quality"]["agreement"]
-    assert found["top1"]["total"] == 24
-    compared, _ = run(["compare", str(source), str(output), "--data", str(vectors)], capsys)
-    assert compared["samples"] == 16
-    assert compared["first_bad"] is None
+    report, output = quantize(source, target, vectors, capsys)
+    assert report["ops"]["MatMul"] == {"int8": 2, "float": 0}
+    assert report["quality"]["agreement"]["value"] >= 0.9
+    command = ["evaluate", str(output), "--data", str(vectors), "--reference", str(source)]
+    evaluation, _ = run(command, capsys)
+    assert evaluation["agreement"] == report["quality"]["agreement"]
+    assert evaluation["top1"]["total"] == 24
+    comparison, _ = run(["compare", str(source), str(output), "--data", str(vectors)], capsys)
+    assert comparison["samples"] == 16
+    assert comparison["first_bad"] is None
 
 
 @pytest.mark.parametrize("target", OUTPUTS)
-def test_two_inputs_are_fed_by_name(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_inputs_are_matched_by_name(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "both.npz"
     np.savez(data, a=RANDOM.normal(size=(24, 8)), b=RANDOM.normal(size=(24, 6)))
     network = Network(a=(None, 8), b=(None, 6))
@@ -99,59 +99,59 @@ def test_two_inputs_are_fed_by_name(target: str, tmp_path: Path, capsys: pytest.
     network.add("joined", "ConcatV2", *sides, "axis", N=2, Tidx=DType.INT32)
     network.dense("y", "joined", 15, 4, "Softmax")
     source = network.save(tmp_path / "two.pb", "y")
-    verdict, output = quantized(source, target, data, capsys)
-    assert verdict["ops"]["MatMul"] == {"int8": 3, "float": 0}
-    assert verdict["quality"]["agreement"]["value"] >= 0.9
-    found, _ = run(["evaluate", str(output), "--data", str(data), "--reference", str(source)], capsys)
-    assert found["agreement"] == verdict["quality"]["agreement"]
-    compared, _ = run(["compare", str(source), str(output), "--data", str(data)], capsys)
-    assert compared["first_bad"] is None
+    report, output = quantize(source, target, data, capsys)
+    assert report["ops"]["MatMul"] == {"int8": 3, "float": 0}
+    assert report["quality"]["agreement"]["value"] >= 0.9
+    evaluation, _ = run(["evaluate", str(output), "--data", str(data), "--reference", str(source)], capsys)
+    assert evaluation["agreement"] == report["quality"]["agreement"]
+    comparison, _ = run(["compare", str(source), str(output), "--data", str(data)], capsys)
+    assert comparison["first_bad"] is None
 
 
 @pytest.mark.parametrize("target", OUTPUTS)
-def test_outputs_that_are_no_classes_are_judged_by_their_noise(
+def test_outputs_other_than_classes_are_compared_by_sqnr(
     target: str, tmp_path: Path, vectors: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = Network(x=(None, 12))
     hidden = network.dense("h", "x", 12, 16)
     outputs = [network.dense("box", hidden, 16, 4, "Identity"), network.dense("score", hidden, 16, 1, "Sigmoid")]
     source = network.save(tmp_path / "two.pb", *outputs)
-    verdict, _ = quantized(source, target, vectors, capsys)
-    assert verdict["quality"] is None
-    assert verdict["sqnr"]["samples"] == 24
-    noise = verdict["sqnr"]["sqnr"]
+    report, _ = quantize(source, target, vectors, capsys)
+    assert report["quality"] is None
+    assert report["sqnr"]["samples"] == 24
+    noise = report["sqnr"]["sqnr"]
     assert set(noise) == {"box", "score"}
     assert min(noise.values()) > 25
-    # What is allowed is not reached with 8 bits, and is with float layers.
+    # int8 exceeds the allowed error, and float fallbacks do not.
     allowed = 10 ** (-min(noise.values()) / 20) / 2
-    verdict, _ = quantized(source, target, vectors, capsys, "--max-drop", f"{allowed:.5f}")
-    assert verdict["fallback"]["is_reached"]
-    assert verdict["fallback"]["keep_float"]
-    left = [value for value in verdict["sqnr"]["sqnr"].values() if value is not None]
+    report, _ = quantize(source, target, vectors, capsys, "--max-drop", f"{allowed:.5f}")
+    assert report["fallback"]["is_reached"]
+    assert report["fallback"]["keep_float"]
+    left = [value for value in report["sqnr"]["sqnr"].values() if value is not None]
     assert min(left, default=1000) > min(noise.values()) + 6
-    words = ["evaluate", str(source), "--input-layer", "x", "--output-layer", "score", "--data", str(vectors)]
-    assert main(words) == 2
+    command = ["evaluate", str(source), "--input-layer", "x", "--output-layer", "score", "--data", str(vectors)]
+    assert main(command) == 2
     assert "'score' of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("target", OUTPUTS)
-def test_a_fixed_batch_is_filled_and_each_example_counts_once(
+def test_a_fixed_batch_counts_each_sample_once(
     target: str, tmp_path: Path, vectors: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = Network(x=(5, 12))
     network.dense("y", network.dense("h", "x", 12, 16), 16, 4, "Softmax")
     source = network.save(tmp_path / "five.pb", "y")
-    verdict, output = quantized(source, target, vectors, capsys)
-    assert verdict["quality"]["samples"] == 24
-    assert verdict["quality"]["top1"]["total"] == 24
-    found, _ = run(["evaluate", str(output), "--data", str(vectors), "--reference", str(source)], capsys)
-    assert found["agreement"] == verdict["quality"]["agreement"]
+    report, output = quantize(source, target, vectors, capsys)
+    assert report["quality"]["samples"] == 24
+    assert report["quality"]["top1"]["total"] == 24
+    evaluation, _ = run(["evaluate", str(output), "--data", str(vectors), "--reference", str(source)], capsys)
+    assert evaluation["agreement"] == report["quality"]["agreement"]
 
 
 @pytest.mark.parametrize("target", OUTPUTS)
 def test_dilated_and_grouped_convolutions(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Dilated as Keras writes it, and grouped: what has no kernel stays float, by name, and the rest is 8 bits."""
-    data = tmp_path / "pictures.npy"
+    """Dilated as Keras writes it, and grouped: layers without a kernel are float fallbacks."""
+    data = tmp_path / "images.npy"
     np.save(data, RANDOM.normal(size=(16, 12, 12, 4)).astype(np.float32))
     network = Network(x=(None, 12, 12, 4))
     for name, values in (
@@ -170,21 +170,21 @@ def test_dilated_and_grouped_convolutions(target: str, tmp_path: Path, capsys: p
     mean = network.add("mean", "Mean", network.add("second", "Relu", grouped), "axes", Tidx=DType.INT32)
     network.dense("y", mean, 8, 4, "Softmax")
     source = network.save(tmp_path / "net.pb", "y")
-    verdict, output = quantized(source, target, data, capsys)
-    assert verdict["quality"]["agreement"]["value"] >= 0.9
-    reasons = {one["name"]: one["reason"] for one in verdict["float_fallbacks"]}
+    report, output = quantize(source, target, data, capsys)
+    assert report["quality"]["agreement"]["value"] >= 0.9
+    reasons = {fallback["name"]: fallback["reason"] for fallback in report["float_fallbacks"]}
     assert ("grouped" in reasons) == (target != "onnx")
     assert "2 of 8 channels" in reasons.get("grouped", "2 of 8 channels")
     ops = qk.load(output).graph.op_counts
     assert ("SpaceToBatchND" in ops) == (target == "eightbit")
-    assert verdict["ops"]["Conv2D"] == {"int8": 2 - (target != "onnx"), "float": int(target != "onnx")}
+    assert report["ops"]["Conv2D"] == {"int8": 2 - (target != "onnx"), "float": int(target != "onnx")}
 
 
 @pytest.mark.parametrize("target", OUTPUTS)
-def test_sizes_that_are_open_are_those_of_the_data(
+def test_dynamic_sizes_become_those_of_the_data(
     target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A fully convolutional network, whose padding follows from the size of its pictures."""
+    """A fully convolutional network, whose padding depends on the image size."""
     network = Network(x=(None, None, None, 3))
     network.nodes.append(constant("axes", np.int32([1, 2])))
     steps = {"strides": (1, 2, 2, 1), "padding": b"SAME", "data_format": b"NHWC"}
@@ -193,13 +193,24 @@ def test_sizes_that_are_open_are_those_of_the_data(
         "other", "Relu", network.add("conv_1", "Conv2D", first, network.const("v", 3, 3, 8, 8), **steps)
     )
     network.dense("y", network.add("mean", "Mean", second, "axes", Tidx=DType.INT32), 8, 4, "Softmax")
-    source, data = network.save(tmp_path / "open.pb", "y"), tmp_path / "pictures.npy"
+    source, data = network.save(tmp_path / "open.pb", "y"), tmp_path / "images.npy"
     np.save(data, RANDOM.normal(size=(8, 21, 14, 3)).astype(np.float32))
-    verdict, output = quantized(source, target, data, capsys)
-    assert verdict["ops"]["Conv2D"] == {"int8": 2, "float": 0}
-    assert verdict["int8_macs"] == 11 * 7 * 27 * 8 + 6 * 4 * 72 * 8 + 8 * 4
+    report, output = quantize(source, target, data, capsys)
+    assert report["ops"]["Conv2D"] == {"int8": 2, "float": 0}
+    assert report["int8_macs"] == 11 * 7 * 27 * 8 + 6 * 4 * 72 * 8 + 8 * 4
     assert qk.load(output).graph["x"].attrs["shape"] == Shape((None, 21, 14, 3))
     np.save(data, RANDOM.integers(0, 256, (2, 9, 9, 3)).astype(np.uint8))
-    words = ["quantize", str(source), "-o", str(output), "--target", target, "--calibration", str(data), "--runs", "0"]
-    assert main([*words, "--input-width", "16", "--input-height", "12"]) == 0
+    command = [
+        "quantize",
+        str(source),
+        "-o",
+        str(output),
+        "--target",
+        target,
+        "--calibration",
+        str(data),
+        "--runs",
+        "0",
+    ]
+    assert main([*command, "--input-width", "16", "--input-height", "12"]) == 0
     assert "input 'x' has no fixed size: it is quantized for ?x12x16x3" in capsys.readouterr().err

@@ -8,22 +8,22 @@ from quantkit.quantization.ranges import Range
 from quantkit.quantization.spec import Spec
 
 SPECS = ["quint8 affine", "qint8 affine", "qint8 symmetric", "quint8 symmetric", "qint8 symmetric reduce_range"]
-ENDS = st.floats(-(2.0**40), 2.0**40, width=32)
+LIMITS = st.floats(-(2.0**40), 2.0**40, width=32)
 
 
 @pytest.mark.parametrize("text", SPECS)
-@given(ENDS, ENDS)
-def test_zero_is_exact_and_the_range_is_reached(text: str, one: float, other: float) -> None:
+@given(LIMITS, LIMITS)
+def test_zero_is_exact_and_the_range_is_covered(text: str, first: float, second: float) -> None:
     spec = Spec.parse(text)
-    low, high = min(one, other), max(one, other)
+    low, high = min(first, second), max(first, second)
     if not spec.is_signed:
         low, high = abs(low), max(abs(low), abs(high))
     parameters = QuantizationParameters.of_range(spec, Range(low, high))
-    ends = np.float32([0.0, low, high])
-    assert parameters.fake_quantize(ends)[0] == 0
+    limits = np.float32([0.0, low, high])
+    assert parameters.fake_quantize(limits)[0] == 0
     assert (
-        np.abs(parameters.fake_quantize(ends) - ends).max()
-        <= 0.51 * parameters.scale + 1e-30 + np.abs(ends).max() * 1e-6
+        np.abs(parameters.fake_quantize(limits) - limits).max()
+        <= 0.51 * parameters.scale + 1e-30 + np.abs(limits).max() * 1e-6
     )
 
 
@@ -34,12 +34,12 @@ def test_weights_have_a_scale_for_each_channel() -> None:
     assert np.abs(parameters.fake_quantize(values) - values).max((0, 1, 2)) == pytest.approx(
         parameters.scale / 2, rel=0.2
     )
-    codes = parameters.quantize(values)
-    assert codes.dtype == np.int8
-    assert (codes.min(), codes.max()) >= (-127, 127)
+    quantized = parameters.quantize(values)
+    assert quantized.dtype == np.int8
+    assert (quantized.min(), quantized.max()) >= (-127, 127)
 
 
-def test_depthwise_channels_are_numbered_by_two_dimensions() -> None:
+def test_depthwise_channels_have_two_dimensions() -> None:
     values = np.random.default_rng(0).normal(size=(3, 3, 2, 3)).astype(np.float32)
     parameters = QuantizationParameters.of_weights(Spec.parse("qint8 symmetric per_channel axes=2,3"), values)
     assert parameters.scale.shape == (6,)
@@ -57,5 +57,5 @@ def test_reduced_range_has_seven_bits() -> None:
     assert parameters.quantize(np.float32([-2.0, 1.5, 2.0])).tolist() == [-63, 47, 63]
 
 
-def test_nothing_but_zero_gets_steps_of_one() -> None:
+def test_a_range_of_zero_has_scale_one() -> None:
     assert float(QuantizationParameters.of_range(Spec.parse("quint8 affine"), Range(0.0, 0.0)).scale) == 1

@@ -75,7 +75,7 @@ def test_uint8_input_folds_the_preprocessing(
 
 
 @pytest.mark.engine
-def test_uint8_input_rejects_float_data_that_is_no_normalized_image(
+def test_uint8_input_rejects_float_data_other_than_normalized_images(
     tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "d.onnx"
@@ -243,9 +243,9 @@ def test_the_accuracy_search_keeps_layers_in_float(
     plan = tmp_path / "plan.json"
     document = quantize_digits([*flags, "--save-plan", str(plan)], capsys)
     assert document["fallback"]["keep_float"] == [layer]
-    (left,) = [one for one in document["float_fallbacks"] if one["name"] == layer]
-    assert "--max-drop" in left["reason"]
-    assert Plan.load(plan).float_fallbacks[layer] == left["reason"]
+    (row,) = [row for row in document["float_fallbacks"] if row["name"] == layer]
+    assert "--max-drop" in row["reason"]
+    assert Plan.load(plan).float_fallbacks[layer] == row["reason"]
     plan.unlink()
     assert document["ops"]["Conv2D"] == {"int8": 19, "float": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["d.onnx"]

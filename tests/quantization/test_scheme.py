@@ -22,12 +22,12 @@ SPECS = st.builds(
 
 
 @given(SPECS)
-def test_a_spec_is_what_its_text_says(spec: Spec) -> None:
+def test_a_spec_round_trips_through_its_text(spec: Spec) -> None:
     assert Spec.parse(str(spec)) == spec
 
 
 @given(SPECS)
-def test_real_zero_has_a_code(spec: Spec) -> None:
+def test_the_limits_contain_zero(spec: Spec) -> None:
     low, high = spec.limits
     assert low <= 0 <= high
     assert high - low in (255, 254, 127, 126)
@@ -40,7 +40,7 @@ def test_schemes_round_trip_through_toml(target: str, tmp_path: Path) -> None:
     assert Scheme.load(tmp_path / "scheme.toml") == scheme
 
 
-def test_a_file_says_only_what_differs(tmp_path: Path) -> None:
+def test_missing_fields_are_those_of_the_target(tmp_path: Path) -> None:
     (tmp_path / "scheme.toml").write_text('target = "tensorflow"\nobserver = "min_max"\n')
     assert Scheme.load(tmp_path / "scheme.toml") == Scheme.for_target("tensorflow", observer="min_max")
 
@@ -61,7 +61,7 @@ def test_a_file_says_only_what_differs(tmp_path: Path) -> None:
         ('activations = "quint8 symmetric"', "signed_activations"),
     ],
 )
-def test_what_is_wrong_with_a_scheme_is_said(text: str, hint: str, tmp_path: Path) -> None:
+def test_an_invalid_scheme_has_a_hint(text: str, hint: str, tmp_path: Path) -> None:
     (tmp_path / "scheme.toml").write_text(text)
     with pytest.raises(UsageError) as caught:
         Scheme.load(tmp_path / "scheme.toml")
@@ -96,13 +96,13 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
         ("onnx", {"split_patterns": True}, "does not support split_patterns"),
     ],
 )
-def test_what_a_target_does_not_write_is_refused(target: str, changes: dict[str, Any], message: str) -> None:
+def test_an_unsupported_field_is_an_error(target: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         Scheme.for_target(target, **changes)
     assert caught.value.hint
 
 
-def test_targets_take_what_their_kernels_take() -> None:
+def test_default_schemes_are_supported() -> None:
     for target in targets():
         assert Scheme.from_json(Scheme.for_target(target).to_json()) == Scheme.for_target(target)
     Scheme.for_target("onnx", activations=Spec.parse("qint8 symmetric"), weights=Spec.parse("qint8 symmetric"))

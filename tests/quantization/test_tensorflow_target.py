@@ -1,5 +1,3 @@
-"""The target tensorflow: every form of pattern, as TensorFlow computes it, against float."""
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,10 +20,10 @@ FLOAT = DType.FLOAT
 FUSED = "QuantizedConv2DWithBiasAndReluAndRequantize"
 SUM = "QuantizedConv2DWithBiasSumAndReluAndRequantize"
 DEPTHWISE = "QuantizedDepthwiseConv2DWithBiasAndReluAndRequantize"
-# Two roundings to 8 bits, of up to 1.5 % of the spread each, are all that may differ.
+# Two roundings to int8, each up to 1.5 % of the range.
 NOISE = 0.03
 
-engine = pytest.mark.engine
+uses_runtime = pytest.mark.engine
 needs_tensorflow = pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail)
 
 
@@ -34,7 +32,7 @@ def random(*shape: int) -> Floats:
 
 
 class Builder:
-    """Nodes in order, by short calls."""
+    """Nodes of a graph in topological order."""
 
     def __init__(self, *shape: int | None, dtype: DType = FLOAT) -> None:
         self.nodes = [Node("x", "Placeholder", attrs={"dtype": dtype, "shape": Shape(shape)})]
@@ -53,9 +51,9 @@ class Builder:
         self.constant(f"{name}/w", weights)
         op = attrs.pop("op", "Conv2D")
         window = {"strides": (1, stride, stride, 1), "padding": padding, "dilations": (1, 1, 1, 1), **attrs}
-        made = self.node(f"{name}/layer", op, x, f"{name}/w", **window)
+        output = self.node(f"{name}/layer", op, x, f"{name}/w", **window)
         channels = weights.shape[3] if op == "Conv2D" else weights.shape[2] * weights.shape[3]
-        return self.node(name, "BiasAdd", made, self.constant(f"{name}/b", 0.3 * random(channels)))
+        return self.node(name, "BiasAdd", output, self.constant(f"{name}/b", 0.3 * random(channels)))
 
     def window(self, name: str, op: str, x: str, size: int, stride: int, padding: bytes) -> str:
         return self.node(name, op, x, ksize=(1, size, size, 1), strides=(1, stride, stride, 1), padding=padding)
@@ -65,13 +63,13 @@ class Builder:
 
 
 def one_layer(padding: bytes = b"SAME", activation: str = "Relu", **attrs: Any) -> Graph:
-    """A convolution whose codes a second one reads."""
+    """Return two consecutive convolutions."""
     build = Builder(1, 9, 9, 3)
-    made = build.convolution("first", "x", random(3, 3, 3, 8), padding=padding, **attrs)
+    output = build.convolution("first", "x", random(3, 3, 3, 8), padding=padding, **attrs)
     if activation:
-        made = build.node("act", activation, made)
-    made = build.convolution("second", made, random(1, 1, 8, 4))
-    return build.graph(build.node("y", "Relu", made))
+        output = build.node("act", activation, output)
+    output = build.convolution("second", output, random(1, 1, 8, 4))
+    return build.graph(build.node("y", "Relu", output))
 
 
 def explicit() -> Graph:
@@ -79,28 +77,28 @@ def explicit() -> Graph:
     return one_layer(b"EXPLICIT", explicit_paddings=pads)
 
 
-def padded(op_of_layer: str = "Conv2D") -> Graph:
-    """A positive tensor, padded on one side as Keras does."""
+def pad_before_layer(op_of_layer: str = "Conv2D") -> Graph:
+    """Return a layer after a Pad on one side, as Keras writes it."""
     build = Builder(1, 8, 8, 3)
-    made = build.node("act", "Relu", build.convolution("first", "x", random(1, 1, 3, 4)))
+    output = build.node("act", "Relu", build.convolution("first", "x", random(1, 1, 3, 4)))
     sizes = build.constant("sizes", np.array([[0, 0], [0, 1], [0, 2], [0, 0]], np.int32))
-    made = build.node("pad", "Pad", made, sizes, Tpaddings=DType.INT32)
+    output = build.node("pad", "Pad", output, sizes, Tpaddings=DType.INT32)
     depth = 1 if op_of_layer == "DepthwiseConv2dNative" else 6
-    made = build.convolution("second", made, random(3, 3, 4, depth), 2, b"VALID", op=op_of_layer)
-    made = build.node("act2", "Relu", made)
-    return build.graph(build.convolution("third", made, random(1, 1, 4 if depth == 1 else 6, 2)))
+    output = build.convolution("second", output, random(3, 3, 4, depth), 2, b"VALID", op=op_of_layer)
+    output = build.node("act2", "Relu", output)
+    return build.graph(build.convolution("third", output, random(1, 1, 4 if depth == 1 else 6, 2)))
 
 
 def depthwise(activation: str = "Relu6", stride: int = 1, multiplier: int = 2) -> Graph:
     build = Builder(1, 8, 8, 4)
-    made = build.node("act", "Relu6", build.convolution("expand", "x", 4 * random(1, 1, 4, 6)))
-    made = build.convolution(
-        "depthwise", made, random(3, 3, 6, multiplier), stride, op="DepthwiseConv2dNative", dilations=(1, 1, 1, 1)
+    output = build.node("act", "Relu6", build.convolution("expand", "x", 4 * random(1, 1, 4, 6)))
+    output = build.convolution(
+        "depthwise", output, random(3, 3, 6, multiplier), stride, op="DepthwiseConv2dNative", dilations=(1, 1, 1, 1)
     )
     if activation:
-        made = build.node("act2", activation, made)
-    made = build.convolution("project", made, random(1, 1, 6 * multiplier, 4))
-    return build.graph(build.convolution("last", made, random(1, 1, 4, 3)))
+        output = build.node("act2", activation, output)
+    output = build.convolution("project", output, random(1, 1, 6 * multiplier, 4))
+    return build.graph(build.convolution("last", output, random(1, 1, 4, 3)))
 
 
 def residual(activation: str = "Relu", signed: bool = False) -> Graph:
@@ -108,20 +106,20 @@ def residual(activation: str = "Relu", signed: bool = False) -> Graph:
     trunk = build.convolution("trunk", "x", random(3, 3, 3, 4))
     trunk = trunk if signed else build.node("trunk_act", "Relu", trunk)
     branch = build.node("branch_act", "Relu", build.convolution("branch", trunk, random(1, 1, 4, 8)))
-    made = build.node("sum", "AddV2", trunk, build.convolution("back", branch, random(3, 3, 8, 4)))
+    output = build.node("sum", "AddV2", trunk, build.convolution("back", branch, random(3, 3, 8, 4)))
     if activation:
-        made = build.node("sum_act", activation, made)
-    return build.graph(build.convolution("last", made, random(1, 1, 4, 3)))
+        output = build.node("sum_act", activation, output)
+    return build.graph(build.convolution("last", output, random(1, 1, 4, 3)))
 
 
 def residual_read_later() -> Graph:
-    """What a sum adds is read again behind it."""
+    """Return a residual whose summand has another consumer."""
     build = Builder(1, 8, 8, 3)
     trunk = build.node("trunk_act", "Relu", build.convolution("trunk", "x", random(3, 3, 3, 4)))
     branch = build.convolution("back", trunk, random(3, 3, 4, 4))
-    made = build.node("sum", "AddV2", trunk, branch)
-    made = build.node("again", "AddV2", trunk, build.convolution("second", made, random(1, 1, 4, 4)))
-    return build.graph(build.convolution("last", made, random(1, 1, 4, 3)))
+    output = build.node("sum", "AddV2", trunk, branch)
+    output = build.node("again", "AddV2", trunk, build.convolution("second", output, random(1, 1, 4, 4)))
+    return build.graph(build.convolution("last", output, random(1, 1, 4, 3)))
 
 
 def branches() -> Graph:
@@ -132,9 +130,9 @@ def branches() -> Graph:
     right = build.node("right_act", "Relu", build.convolution("right", pool, random(1, 1, 8, 6)))
     top = build.window("top", "MaxPool", trunk, 3, 1, b"SAME")
     axis = build.constant("axis", np.int32(-1))
-    made = build.node("join", "ConcatV2", left, right, top, axis, N=3, Tidx=DType.INT32)
-    made = build.window("smaller", "MaxPool", made, 3, 2, b"VALID")
-    return build.graph(build.convolution("last", made, random(1, 1, 18, 3)))
+    output = build.node("join", "ConcatV2", left, right, top, axis, N=3, Tidx=DType.INT32)
+    output = build.window("smaller", "MaxPool", output, 3, 2, b"VALID")
+    return build.graph(build.convolution("last", output, random(1, 1, 18, 3)))
 
 
 def pooled_before_relu() -> Graph:
@@ -144,40 +142,40 @@ def pooled_before_relu() -> Graph:
     left = build.node("left_act", "Relu", build.convolution("left", trunk, random(1, 1, 8, 4)))
     right = build.window("average", "AvgPool", build.convolution("right", trunk, random(1, 1, 8, 6)), 3, 1, b"SAME")
     axis = build.constant("axis", np.int32(3))
-    made = build.node("join", "Concat", axis, left, build.node("right_act", "Relu", right), N=2)
-    return build.graph(build.convolution("last", made, random(3, 3, 10, 3)))
+    output = build.node("join", "Concat", axis, left, build.node("right_act", "Relu", right), N=2)
+    return build.graph(build.convolution("last", output, random(3, 3, 10, 3)))
 
 
 def classifier(keep_dims: bool = False, transpose_b: bool = False) -> Graph:
     build = Builder(2, 6, 6, 3)
-    made = build.node("act", "Relu", build.convolution("trunk", "x", random(3, 3, 3, 8)))
+    output = build.node("act", "Relu", build.convolution("trunk", "x", random(3, 3, 3, 8)))
     axes = build.constant("axes", np.array([1, 2], np.int32))
-    made = build.node("mean", "Mean", made, axes, keep_dims=keep_dims, Tidx=DType.INT32)
+    output = build.node("mean", "Mean", output, axes, keep_dims=keep_dims, Tidx=DType.INT32)
     if keep_dims:
-        made = build.node("flat", "Squeeze", made, squeeze_dims=(1, 2))
+        output = build.node("flat", "Squeeze", output, squeeze_dims=(1, 2))
     weights = build.constant("dense/w", random(5, 8) if transpose_b else random(8, 5))
-    made = build.node("dense", "MatMul", made, weights, transpose_a=False, transpose_b=transpose_b)
-    made = build.node("logits", "BiasAdd", made, build.constant("dense/b", random(5)))
-    return build.graph(build.node("softmax", "Softmax", made), "logits")
+    output = build.node("dense", "MatMul", output, weights, transpose_a=False, transpose_b=transpose_b)
+    output = build.node("logits", "BiasAdd", output, build.constant("dense/b", random(5)))
+    return build.graph(build.node("softmax", "Softmax", output), "logits")
 
 
 def dense_layers() -> Graph:
     build = Builder(2, 12)
-    made = "x"
+    output = "x"
     for number, (inputs, outputs, activation) in enumerate([(12, 16, "Relu"), (16, 10, ""), (10, 4, "Relu6")]):
         weights = build.constant(f"w{number}", random(inputs, outputs))
-        made = build.node(f"dense{number}", "MatMul", made, weights, transpose_a=False, transpose_b=False)
-        made = build.node(f"bias{number}", "BiasAdd", made, build.constant(f"b{number}", random(outputs)))
-        made = build.node(f"act{number}", activation, made) if activation else made
-    return build.graph(made)
+        output = build.node(f"dense{number}", "MatMul", output, weights, transpose_a=False, transpose_b=False)
+        output = build.node(f"bias{number}", "BiasAdd", output, build.constant(f"b{number}", random(outputs)))
+        output = build.node(f"act{number}", activation, output) if activation else output
+    return build.graph(output)
 
 
 def pixels() -> Graph:
     build = Builder(1, 8, 8, 3, dtype=DType.UINT8)
-    made = build.node("pixels", "Cast", "x", SrcT=DType.UINT8, DstT=FLOAT, T=None)
+    output = build.node("pixels", "Cast", "x", SrcT=DType.UINT8, DstT=FLOAT, T=None)
     build.nodes[-1] = build.nodes[-1].with_attrs(T=None)
-    made = build.node("act", "Relu", build.convolution("first", made, np.float32(1 / 128) * random(3, 3, 3, 4)))
-    return build.graph(build.convolution("last", made, random(1, 1, 4, 3)))
+    output = build.node("act", "Relu", build.convolution("first", output, np.float32(1 / 128) * random(3, 3, 3, 4)))
+    return build.graph(build.convolution("last", output, random(1, 1, 4, 3)))
 
 
 CASES: Mapping[str, tuple[Callable[[], Graph], Mapping[str, int]]] = {
@@ -188,8 +186,8 @@ CASES: Mapping[str, tuple[Callable[[], Graph], Mapping[str, int]]] = {
     "explicit padding": (explicit, {FUSED: 1}),
     "relu6": (lambda: one_layer(activation="Relu6"), {FUSED: 1}),
     "linear": (lambda: one_layer(activation=""), {FUSED: 1}),
-    "pad": (padded, {FUSED: 2, "PadV2": 0}),
-    "pad before depthwise": (lambda: padded("DepthwiseConv2dNative"), {DEPTHWISE: 1, "PadV2": 1}),
+    "pad": (pad_before_layer, {FUSED: 2, "PadV2": 0}),
+    "pad before depthwise": (lambda: pad_before_layer("DepthwiseConv2dNative"), {DEPTHWISE: 1, "PadV2": 1}),
     "depthwise": (depthwise, {DEPTHWISE: 1}),
     "depthwise, stride": (lambda: depthwise(stride=2, multiplier=1), {DEPTHWISE: 1}),
     "depthwise, linear": (lambda: depthwise(activation=""), {DEPTHWISE: 1}),
@@ -207,7 +205,7 @@ CASES: Mapping[str, tuple[Callable[[], Graph], Mapping[str, int]]] = {
 }
 
 
-def fed(graph: Graph, seed: int = 0) -> Mapping[str, npt.NDArray[Any]]:
+def random_feeds(graph: Graph, seed: int = 0) -> Mapping[str, npt.NDArray[Any]]:
     node = graph["x"]
     shape = node.attrs["shape"]
     assert isinstance(shape, Shape)
@@ -224,113 +222,115 @@ def run(graph: Graph, feeds: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt
         return session.run(feeds)
 
 
-def observed(graph: Graph, plan: Plan) -> Ranges:
-    """Least and greatest numbers, joined over what shares a range."""
+def observe(graph: Graph, plan: Plan) -> Ranges:
+    """Return the extremes, merged over edges that share a range."""
     computed = [edge for edge in plan.activations if edge not in graph.inputs]
-    values = {**fed(graph), **run(graph.with_endpoints(None, computed), fed(graph))}
-    ends = {edge: Range(float(values[str(edge)].min()), float(values[str(edge)].max())) for edge in plan.activations}
+    values = {**random_feeds(graph), **run(graph.with_endpoints(None, computed), random_feeds(graph))}
+    limits = {edge: Range(float(values[str(edge)].min()), float(values[str(edge)].max())) for edge in plan.activations}
     for edge in plan.activations:
         for other in plan.group_of(edge):
-            ends[edge] = ends[edge].union(ends[other])
+            limits[edge] = limits[edge].union(limits[other])
     for edge in plan.activations:
         for other in plan.group_of(edge):
-            ends[other] = ends[edge].union(ends[other])
-    return Ranges(ends)
+            limits[other] = limits[edge].union(limits[other])
+    return Ranges(limits)
 
 
-def quantized(graph: Graph, **scheme: Any) -> tuple[Plan, Ranges, Graph]:
+def quantize(graph: Graph, **scheme: Any) -> tuple[Plan, Ranges, Graph]:
     plan = annotate(graph, Scheme.for_target("tensorflow", **{"float_global_pools": False, **scheme}))
-    ranges = observed(graph, plan)
+    ranges = observe(graph, plan)
     return plan, ranges, convert(graph, plan, ranges)
 
 
-def distance(made: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> float:
-    return float(np.abs(made - wanted).max() / np.abs(wanted).max())
+def distance(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+    return float(np.abs(actual - expected).max() / np.abs(expected).max())
 
 
-@engine
+@uses_runtime
 @needs_tensorflow
 @pytest.mark.parametrize("name", CASES)
-def test_each_form_is_within_8_bit_noise_of_float(name: str) -> None:
+def test_each_pattern_agrees_with_float(name: str) -> None:
     make, counts = CASES[name]
     graph = make()
-    plan, ranges, made = quantized(graph)
-    wanted, found = run(graph, fed(graph)), run(made, fed(graph))
+    plan, ranges, quantized = quantize(graph)
+    expected, actual = run(graph, random_feeds(graph)), run(quantized, random_feeds(graph))
     for output in graph.outputs:
-        assert distance(found[str(output)], wanted[str(output)]) < NOISE
-    assert {op: made.op_counts.get(op, 0) for op in counts} == counts
-    assert not {"Conv2D", "DepthwiseConv2dNative", "MatMul"} & set(made.op_counts)
-    assert not any(op.startswith("_Mkl") for op in made.op_counts)
+        assert distance(actual[str(output)], expected[str(output)]) < NOISE
+    assert {op: quantized.op_counts.get(op, 0) for op in counts} == counts
+    assert not {"Conv2D", "DepthwiseConv2dNative", "MatMul"} & set(quantized.op_counts)
+    assert not any(op.startswith("_Mkl") for op in quantized.op_counts)
     assert not float_reasons(graph, plan, ranges)
 
 
-@engine
+@uses_runtime
 @needs_tensorflow
 @pytest.mark.parametrize("name", CASES)
-def test_the_check_passes_what_this_host_computes_right(name: str) -> None:
+def test_the_check_accepts_correct_kernels(name: str) -> None:
     graph = CASES[name][0]()
-    plan, ranges, made = quantized(graph)
-    errors = check_on_this_host(graph, plan, ranges, made)
-    assert all(one.error < NOISE for one in errors)
+    plan, ranges, quantized = quantize(graph)
+    errors = check_on_this_host(graph, plan, ranges, quantized)
+    assert all(error.error < NOISE for error in errors)
 
 
-@engine
+@uses_runtime
 @needs_tensorflow
-def test_seven_bit_and_per_tensor_weights_are_taken() -> None:
+def test_seven_bit_and_per_tensor_weights_are_supported() -> None:
     graph = one_layer()
     for weights in ("qint8 symmetric reduce_range per_channel", "qint8 symmetric"):
         from quantkit.quantization.spec import Spec
 
-        _, _, made = quantized(graph, weights=Spec.parse(weights))
-        wanted, found = run(graph, fed(graph)), run(made, fed(graph))
-        assert distance(found["y"], wanted["y"]) < 2 * NOISE
+        _, _, quantized = quantize(graph, weights=Spec.parse(weights))
+        expected, actual = run(graph, random_feeds(graph)), run(quantized, random_feeds(graph))
+        assert distance(actual["y"], expected["y"]) < 2 * NOISE
 
 
-@engine
+@uses_runtime
 @needs_tensorflow
 def test_a_wrong_kernel_is_named() -> None:
     graph = branches()
-    plan, ranges, made = quantized(graph)
-    bias = made["left_act/bias"]
-    broken = [constant(bias.name, bias.value.array + 2) if node is bias else node for node in made.nodes.values()]
+    plan, ranges, quantized = quantize(graph)
+    bias = quantized["left_act/bias"]
+    broken = [constant(bias.name, bias.value.array + 2) if node is bias else node for node in quantized.nodes.values()]
     with pytest.raises(CheckError, match="left_act/codes"):
-        check_on_this_host(graph, plan, ranges, made.with_nodes(broken))
+        check_on_this_host(graph, plan, ranges, quantized.with_nodes(broken))
 
 
-def test_onednn_switched_off_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_onednn_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     with pytest.raises(UnavailableError, match="TF_ENABLE_ONEDNN_OPTS=0"):
         require_onednn()
 
 
-@engine
+@uses_runtime
 @needs_tensorflow
-def test_tensors_kept_in_float_keep_their_names() -> None:
+def test_float_tensors_keep_their_names() -> None:
     build = Builder(1, 8, 8, 3)
-    made = build.node("act", "Relu", build.convolution("first", "x", random(3, 3, 3, 4)))
-    build.node("side", "Sigmoid", made)
-    build.convolution("last", made, random(1, 1, 4, 3))
+    output = build.node("act", "Relu", build.convolution("first", "x", random(3, 3, 3, 4)))
+    build.node("side", "Sigmoid", output)
+    build.convolution("last", output, random(1, 1, 4, 3))
     graph = build.graph("last", "side", "act")
-    _, _, converted = quantized(graph)
-    assert converted["act"].op == "Dequantize"
-    assert converted["side"].inputs == (Edge("act"),)
-    wanted, found = run(graph, fed(graph)), run(converted, fed(graph))
+    _, _, quantized = quantize(graph)
+    assert quantized["act"].op == "Dequantize"
+    assert quantized["side"].inputs == (Edge("act"),)
+    expected, actual = run(graph, random_feeds(graph)), run(quantized, random_feeds(graph))
     for name in ("last", "side", "act"):
-        assert distance(found[name], wanted[name]) < NOISE
+        assert distance(actual[name], expected[name]) < NOISE
 
 
-@engine
+@uses_runtime
 @needs_tensorflow
-def test_a_summand_that_is_asked_for_is_copied() -> None:
+def test_a_summand_that_is_an_output_is_copied() -> None:
     graph = residual()
-    _, _, made = quantized(graph)
-    asked = copy_shared_summands(made.with_endpoints(None, [quantized_name(Edge("trunk_act")), *made.outputs]))
-    assert asked.op_counts["QuantizedMaxPool"] == 1
-    assert distance(run(asked, fed(graph))["last"], run(graph, fed(graph))["last"]) < NOISE
-    assert copy_shared_summands(asked).op_counts == asked.op_counts
+    _, _, quantized = quantize(graph)
+    copied = copy_shared_summands(
+        quantized.with_endpoints(None, [quantized_name(Edge("trunk_act")), *quantized.outputs])
+    )
+    assert copied.op_counts["QuantizedMaxPool"] == 1
+    assert distance(run(copied, random_feeds(graph))["last"], run(graph, random_feeds(graph))["last"]) < NOISE
+    assert copy_shared_summands(copied).op_counts == copied.op_counts
 
 
-def test_weights_of_another_form_are_refused() -> None:
+def test_weights_of_another_spec_are_rejected() -> None:
     graph = one_layer()
     plan = annotate(graph, Scheme.for_target("eightbit"))
     ranges = Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0)))
@@ -340,8 +340,8 @@ def test_weights_of_another_form_are_refused() -> None:
 
 def test_shifted_padding_of_unknown_size_stays_float() -> None:
     build = Builder(1, None, None, 3)
-    made = build.convolution("first", "x", random(3, 3, 3, 4), stride=2)
-    graph = build.graph(made)
+    output = build.convolution("first", "x", random(3, 3, 3, 4), stride=2)
+    graph = build.graph(output)
     plan = annotate(graph, Scheme.for_target("tensorflow"))
     ranges = Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0)))
     assert "zero point" in float_reasons(graph, plan, ranges)["first/layer"]

@@ -1,5 +1,3 @@
-"""Weights alone in 8 bits."""
-
 from pathlib import Path
 
 import numpy as np
@@ -46,41 +44,41 @@ def network() -> Graph:
     )  # fmt: skip
 
 
-def stored(target: str, graph: Graph | None = None, **changes: object) -> tuple[Plan, Graph]:
+def quantize(target: str, graph: Graph | None = None, **changes: object) -> tuple[Plan, Graph]:
     graph = graph or network()
     plan = annotate(graph, Scheme.for_target(target, weights_only=True, **changes))
     return plan, convert(graph, plan, Ranges({}))
 
 
-def test_the_plan_is_of_weights_alone() -> None:
-    plan, _ = stored("onnx")
+def test_the_plan_contains_weights_only() -> None:
+    plan, _ = quantize("onnx")
     assert {name: spec.axes for name, spec in plan.weights.items()} == AXES
     assert (plan.activations, plan.patterns, plan.edges, plan.float_fallbacks) == ({}, (), (), {})
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_codes_are_within_half_a_step_of_each_channel() -> None:
+def test_weights_are_rounded_within_half_a_step() -> None:
     graph = network()
-    _, made = stored("tensorflow", graph)
-    verify(made)
-    with open_session(made.with_endpoints(["x"], list(SHAPES)), "reference") as session:
-        found = session.run({"x": np.zeros((1, 6, 6, 8), np.float32)})
+    _, quantized = quantize("tensorflow", graph)
+    verify(quantized)
+    with open_session(quantized.with_endpoints(["x"], list(SHAPES)), "reference") as session:
+        actual = session.run({"x": np.zeros((1, 6, 6, 8), np.float32)})
     for name, axes in AXES.items():
         values = graph[name].value.array
         rest = tuple(axis for axis in range(values.ndim) if axis not in axes)
         step = np.abs(values).max(rest, keepdims=True) / 127
-        assert (np.abs(found[name] - values) <= 0.501 * step).all(), name
-        assert made[f"{name}/codes"].value.dtype is DType.INT8
-    assert made["conv"] == graph["conv"]
+        assert (np.abs(actual[name] - values) <= 0.501 * step).all(), name
+        assert quantized[f"{name}/codes"].value.dtype is DType.INT8
+    assert quantized["conv"] == graph["conv"]
 
 
 @pytest.mark.parametrize("target", ["tensorflow", "eightbit"])
-def test_answers_in_numpy(target: str) -> None:
+def test_outputs_in_numpy(target: str) -> None:
     graph = network()
-    _, made = stored(target, graph)
-    want, found = (open_session(one, "reference").run({"x": IMAGE})["y"] for one in (graph, made))
+    _, quantized = quantize(target, graph)
+    expected, actual = (open_session(model, "reference").run({"x": IMAGE})["y"] for model in (graph, quantized))
     np.testing.assert_allclose(
-        found, want, rtol=0, atol=(0.02 if target == "tensorflow" else 0.05) * np.abs(want).max()
+        actual, expected, rtol=0, atol=(0.02 if target == "tensorflow" else 0.05) * np.abs(expected).max()
     )
 
 
@@ -90,50 +88,54 @@ def test_answers_in_numpy(target: str) -> None:
     [("onnx", "onnxruntime"), ("onnx", "openvino"), ("tensorflow", "tensorflow"), ("tensorflow", "onnxruntime"),
      ("eightbit", "tensorflow"), ("litert", "litert")],
 )  # fmt: skip
-def test_answers_in_the_engines(target: str, runtime: str, tmp_path: Path) -> None:
+def test_outputs_in_the_runtimes(target: str, runtime: str, tmp_path: Path) -> None:
     if not find_runtime(runtime).available().ok:
         pytest.skip(find_runtime(runtime).available().detail)
     graph = network()
-    _, made = stored(target, graph)
-    model: Graph | Path = made
+    _, quantized = quantize(target, graph)
+    model: Graph | Path = quantized
     if target == "litert":
         model = tmp_path / "small.tflite"
-        save_litert(made, model, small_weights=True)
-        save_litert(made, tmp_path / "float.tflite")
+        save_litert(quantized, model, small_weights=True)
+        save_litert(quantized, tmp_path / "float.tflite")
         assert model.stat().st_size < (tmp_path / "float.tflite").stat().st_size
     elif target == "onnx":
         model = tmp_path / "small.onnx"
-        save(made, model)
-    want = open_session(graph, "reference").run({"x": IMAGE})["y"]
+        save(quantized, model)
+    expected = open_session(graph, "reference").run({"x": IMAGE})["y"]
     with open_session(model, runtime) as session:
-        found = session.run({"x": IMAGE})["y"]
-    np.testing.assert_allclose(found, want, rtol=0, atol=(0.02 if target != "eightbit" else 0.05) * np.abs(want).max())
+        actual = session.run({"x": IMAGE})["y"]
+    np.testing.assert_allclose(
+        actual, expected, rtol=0, atol=(0.02 if target != "eightbit" else 0.05) * np.abs(expected).max()
+    )
 
 
-def test_what_stays_float_is_named() -> None:
+def test_float_fallbacks_have_reasons() -> None:
     graph = network()
     broken = graph["d"].value.array.copy()
     broken[0, 0, 0, 0] = np.nan
     graph = graph.with_nodes(constant("d", broken) if node.name == "d" else node for node in graph.nodes.values())
-    plan, made = stored("tensorflow", graph, keep_float=("dense",))
+    plan, quantized = quantize("tensorflow", graph, keep_float=("dense",))
     assert plan.float_fallbacks == {
         "depth": "the weights d hold NaN or infinity",
         "dense": "the scheme keeps it in float",
     }
-    assert (made["d"], made["m"]) == (graph["d"], graph["m"])
-    assert made["w"].op == made["t"].op == "Mul"
+    assert (quantized["d"], quantized["m"]) == (graph["d"], graph["m"])
+    assert quantized["w"].op == quantized["t"].op == "Mul"
     with pytest.raises(UnavailableError, match="all weights in int8 or none, and 'depth' stays float"):
-        stored("litert", graph)
+        quantize("litert", graph)
 
 
-def test_constants_wait_for_what_they_waited_for() -> None:
+def test_constants_keep_their_control_dependencies() -> None:
     graph = network()
     waiting = {name: graph[name].with_(controls=("x",)) for name in SHAPES}
     graph = graph.with_nodes(waiting.get(node.name, node) for node in graph.nodes.values())
     for target in ("tensorflow", "eightbit"):
-        _, made = stored(target, graph)
-        coded = [node for node in made.nodes.values() if node.is_constant and node.name.split("/")[0][:1] in SHAPES]
-        assert all(node.controls == ("x",) for node in coded if node.name != "axes")
+        _, quantized = quantize(target, graph)
+        constants = [node for node in quantized.nodes.values() if node.is_constant]
+        weights = [node for node in constants if node.name.split("/")[0][:1] in SHAPES and node.name != "axes"]
+        assert weights
+        assert all(node.controls == ("x",) for node in weights)
 
 
 def test_the_scheme_is_written_and_read(tmp_path: Path) -> None:
