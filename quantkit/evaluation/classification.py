@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -147,16 +147,42 @@ class Classification(Sequence[ImagePredictions]):
         return "".join(image._repr_html_() for image in self.images) + lines
 
 
+class ClassifyOptions(TypedDict, total=False):
+    """Keyword arguments of `classify_images`."""
+
+    top: int
+    runtime: str
+    labels: ImageFile | None
+    options: SessionOptions
+    input_height: int | None
+    input_width: int | None
+    input_mean: float | None
+    input_std: float | None
+    input_layer: str
+    output_layer: str
+    random_weights: bool
+    offline: bool
+    on_image: OnImage
+    on_message: OnMessage
+
+
+# A string is an iterable of strings too; the first overload takes precedence.
 @overload
-def classify(images: ImageFile | Array, model: Any = ..., **options: Any) -> ImagePredictions: ...
+def classify(  # type: ignore[overload-overlap]
+    images: ImageFile | Array, model: Any = ..., **options: Unpack[ClassifyOptions]
+) -> ImagePredictions: ...
 
 
 @overload
-def classify(images: Iterable[ImageFile | Array], model: Any = ..., **options: Any) -> Classification: ...
+def classify(
+    images: Iterable[ImageFile | Array], model: Any = ..., **options: Unpack[ClassifyOptions]
+) -> Classification: ...
 
 
 def classify(
-    images: ImageFile | Array | Iterable[ImageFile | Array], model: Any = DEFAULT_MODEL, **options: Any
+    images: ImageFile | Array | Iterable[ImageFile | Array],
+    model: Any = DEFAULT_MODEL,
+    **options: Unpack[ClassifyOptions],
 ) -> ImagePredictions | Classification:
     """Classify images.
 
