@@ -1,0 +1,218 @@
+"""Every command and program of the README and the guides runs; transcripts and tables are current."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from documentation_tables import PAGES, fill_tables
+from PIL import Image
+from records import example, write_records
+
+from quantkit.ir.tensor import Array
+
+ROOT = Path(__file__).parent.parent
+PANDA = ROOT.parent / "shared" / "inception_v3" / "cropped_panda.jpg"
+# Guides with a test of their own.
+TESTED_ELSEWHERE = {"add-a-runtime.md", "add-a-target.md", "installation.md", "write-a-transform.md"}
+COMMAND = re.compile(r"^\$ (.*?(?:'\n(?:[^$].*\n)*?.*')?)\n((?:[^$\n].*\n|\n)*)", re.MULTILINE)
+
+TRAINING = """
+import tensorflow as tf
+
+layers = tf.keras.layers
+tf.keras.Sequential([tf.keras.Input((8, 8, 3)), layers.Conv2D(4, 3), layers.BatchNormalization()]).save("model.keras")
+tf1 = tf.compat.v1
+with tf1.Graph().as_default(), tf1.Session() as session:
+    x = tf1.placeholder(tf.float32, [None, 4], name="x")
+    y = tf.nn.softmax(tf.matmul(x, tf1.get_variable("w", [4, 3])), name="y")
+    session.run(tf1.global_variables_initializer())
+    tf1.train.Saver().save(session, "training/model")
+"""
+
+
+class Page(NamedTuple):
+    """Code blocks of a page.
+
+    Attributes:
+        name: file name.
+        commands: commands with the transcripts below them.
+        programs: Python programs.
+        files: files whose name is the first line of a block.
+    """
+
+    name: str
+    commands: tuple[tuple[str, str], ...]
+    programs: tuple[str, ...]
+    files: dict[str, str]
+
+
+def read_page(path: Path) -> Page:
+    blocks = re.findall(r"^```(console|python|toml)\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+    files = {match[1]: block for _, block in blocks if (match := re.match(r"# (\S+\.(?:py|toml))\n", block))}
+    commands = [command for kind, block in blocks if kind == "console" for command in COMMAND.findall(block)]
+    programs = [block for kind, block in blocks if kind == "python" and block not in files.values()]
+    return Page(path.name, tuple(commands), tuple(programs), files)
+
+
+PAGES_HERE = {path.name: read_page(path) for path in PAGES if path.name not in TESTED_ELSEWHERE}
+COMMANDS = [(page.name, *command) for page in PAGES_HERE.values() for command in page.commands]
+PROGRAMS = [(page.name, program) for page in PAGES_HERE.values() for program in page.programs]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Working folder of each page; a command finds there the outputs of earlier commands."""
+    folders = {name: tmp_path_factory.mktemp(name.removesuffix(".md").lower()) for name in PAGES_HERE}
+    for name, folder in folders.items():
+        write_inputs(folder)
+        for file, text in PAGES_HERE[name].files.items():
+            (folder / file).write_text(text)
+    return folders
+
+
+def write_inputs(folder: Path) -> None:
+    """Create the files that the pages name: labels, TFRecord files, one folder per class."""
+    (folder / "assets").symlink_to(ROOT / "assets")
+    (folder / "labels.txt").write_text("zero one two three four five six seven eight nine".replace(" ", "\n"))
+    with np.load(ROOT / "assets" / "digits_heldout.npz") as held_out:
+        images, labels = held_out["images"][:80, ..., 0], held_out["labels"][:80]
+    examples = (
+        example(image__encoded=[encode_png(image)], image__class__label=np.int64([label]))
+        for image, label in zip(images[:40], labels, strict=False)
+    )
+    write_records(folder / "digits.tfrecord", examples)
+    for index, (image, label) in enumerate(zip(images[40:], labels[40:], strict=True)):
+        (folder / "classes" / str(label)).mkdir(parents=True, exist_ok=True)
+        (folder / "classes" / str(label) / f"{index}.png").write_bytes(encode_png(image))
+
+
+def encode_png(pixels: Array) -> bytes:
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_trained_models(folder: Path) -> None:
+    """Create a Keras model and a checkpoint of TensorFlow 1."""
+    if not (folder / "model.keras").exists():
+        subprocess.run([sys.executable, "-c", TRAINING], cwd=folder, check=True, capture_output=True)
+
+
+def fetch_inception(folder: Path, standin: Path) -> None:
+    """Put the stand-in of Inception v3 into the cache, and its graph and images into the folder."""
+    if (folder / "images").exists():
+        return
+    archive = standin / "inception-2015-12-05.tgz"
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    process = run(f"quantkit models fetch inception_v3 --url file://{archive} --sha256 {digest}", folder)
+    assert process.returncode == 0, process.stderr
+    (folder / "classify_image_graph_def.pb").symlink_to(standin / "classify_image_graph_def.pb")
+    shutil.copy(PANDA, folder)
+    (folder / "images").mkdir()
+    for image in sorted((PANDA.parent / "images").glob("*.jpg"))[:12]:
+        (folder / "images" / image.name).symlink_to(image)
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command with few repetitions, which do not matter here."""
+    limits = {
+        "benchmark": "--runs 3 --warmup 1",
+        "quantize": "--runs 3",
+        "evaluate": "--limit 12",
+        "compare": "" if "--structure" in command else "--limit 2",
+    }
+    command += f" {limits.get(command.split()[1], '')}"
+    scripts = str(Path(sys.executable).parent)
+    environment = {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}", "QUANTKIT_CACHE": str(folder / "cache")}
+    return subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_pages_have_commands_and_programs() -> None:
+    assert {name for name, _, _ in COMMANDS} >= {"README.md", "graphs.md", "quantization.md"}
+    texts = [path.read_text() for path in PAGES if path.name in PAGES_HERE]
+    assert len(COMMANDS) == sum(text.count("\n$ ") for text in texts) >= 30
+    assert all(command.startswith("quantkit ") for _, command, _ in COMMANDS)
+    assert len(PROGRAMS) >= 2
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("name", "command", "transcript"), COMMANDS, ids=[f"{name}: {command}" for name, command, _ in COMMANDS]
+)
+def test_command_runs(
+    name: str, command: str, transcript: str, folders: dict[str, Path], request: pytest.FixtureRequest
+) -> None:
+    pytest.importorskip("tensorflow", reason="pip install tensorflow")
+    folder = folders[name]
+    if re.search(r"inception_v3|classify_image|panda|folded\.pb|old\.pb", command):
+        fetch_inception(folder, request.getfixturevalue("standin"))
+    if re.search(r"model\.keras|training/", command):
+        write_trained_models(folder)
+    process = run(command, folder)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout
+    if not re.match(r"quantkit (benchmark|quantize|doctor|models)", command):  # their output depends on the machine
+        assert set(lines_without_digits(transcript)) - {"..."} <= set(lines_without_digits(process.stdout))
+
+
+def lines_without_digits(text: str) -> list[str]:
+    """Return the lines with each number replaced by 0: times, sizes and versions vary."""
+    return [re.sub(r"\d+(\.\d+)*(e-\d+)?", "0", line).rstrip() for line in text.splitlines() if line.strip()]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("name", "program"), PROGRAMS)
+def test_program_runs(name: str, program: str, folders: dict[str, Path]) -> None:
+    for module in ("onnxruntime", "tensorflow"):
+        pytest.importorskip(module, reason=f"pip install {module}")
+    process = subprocess.run(
+        [sys.executable, "-c", program], cwd=folders[name], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    assert (folders[name] / "digits.int8.onnx").exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_are_the_committed_measurements(page: Path) -> None:
+    assert fill_tables(page) == page.read_text(), "run python tests/support/documentation_tables.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_rewrite_table_has_one_column_per_runtime() -> None:
+    from documentation_tables import rewrite_table
+
+    from quantkit.benchmark.machine import this_machine
+
+    speed = {"ratio": 1.25, "low": 1.2, "high": 1.3}
+    row = {"model": "m", "rewrite": "fold_pads", "version": "1.0", "difference": 2e-8, "speed_up": speed}
+    rows = [row | {"engine": "openvino"}, row | {"engine": "litert"}, row | {"engine": "litert", "model": "n"}]
+    lines = rewrite_table({"machine": this_machine().to_json(), "rows": rows}, "rewrites.json")
+    assert "| rewrite, network | openvino 1.0 | litert 1.0 | output difference |" in lines
+    assert "| `fold_pads`, m | 1.25 (1.20 to 1.30) | 1.25 (1.20 to 1.30) | 2e-08 |" in lines
+    assert "| `fold_pads`, n |  | 1.25 (1.20 to 1.30) | 2e-08 |" in lines
+
+
+def test_committed_measurements_are_readable() -> None:
+    from quantkit.benchmark import Benchmark
+
+    documents = [json.loads(path.read_text()) for path in (ROOT / "tests" / "bench").glob("*.json")]
+    assert len(documents) >= 6
+    for document in documents:
+        assert document["rows"]
+        if document["schema"] == "quantkit.benchmark/1":
+            assert Benchmark.from_json(document).rows
