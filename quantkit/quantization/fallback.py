@@ -1,11 +1,11 @@
-"""Which layers must stay float for the answers to stay right, and what each of them buys.
+"""Search for the layers that must stay in float to keep the accuracy, and the contribution of each.
 
-    1. Measure with everything in 8 bits. Good enough? Done.
-    2. Sensitivity: measure once for each unit, with that unit alone in float. The gain is what it gives back.
-    3. Put the most sensitive ones in float; the least number that suffices is found by halving.
-    4. Try to return each of those to 8 bits, the least sensitive first; it stays there if the answers stay right.
+    1. Measure with all layers in int8. Within the limit: done.
+    2. Sensitivity: measure once for each layer, with this layer alone in float. Its gain is the loss that it removes.
+    3. Keep the most sensitive layers in float; bisection finds the smallest number of them that suffices.
+    4. Quantize each of these layers again, the least sensitive first; it stays quantized if the limit holds.
 
-Every measurement is kept, in a file if one is named, so that a search that was interrupted goes on where it was.
+Every measurement is saved in a state file, if one is given, so that an interrupted search resumes.
 """
 
 import json
@@ -17,182 +17,206 @@ from typing import Any
 
 from quantkit.errors import InputError
 from quantkit.formats.files import write_whole
+from quantkit.progress import OnProgress, Progress, ignore_progress
 
-SCHEMA = "quantkit.fallback/1"
-# Part of the time after which no more sensitivities are measured: knowing them all helps nobody without a choice.
-MEASURING = 0.6
+SCHEMA = "quantkit.fallback/2"
+# Fraction of the time budget for sensitivities: the rest is needed to choose among the measured layers.
+SENSITIVITY_FRACTION = 0.6
 
 
 @dataclass(frozen=True, order=True)
 class Loss:
-    """How far a quantized graph is from the float one; smaller is better, the drop counts first.
+    """Distance of a quantized model from the float model; the drop is compared first.
 
     Attributes:
-        drop: in parts of one, top-1 accuracy lost where labels are known, else disagreement with the float graph, or
-            the error of outputs that are no classes.
-        divergence: mean KL(float || quantized), in nats.
+        drop: fraction of top-1 accuracy lost if labels are known, else of disagreement with the float model; the error
+            of outputs other than class scores.
+        kl_divergence: mean KL(float || quantized), in nats.
     """
 
     drop: float
-    divergence: float
+    kl_divergence: float
+
+    def minus(self, other: "Loss") -> "Loss":
+        """Return the difference of both values."""
+        return Loss(self.drop - other.drop, self.kl_divergence - other.kl_divergence)
 
 
-# Loss with these units (by name) in float and all others in 8 bits.
+# Function that returns the loss with these layers in float and all others in int8.
 Measure = Callable[[frozenset[str]], Loss]
-# Told what is measured next, and which share of the time is used.
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One unit: what it gives back when it alone is float, and whether it stays float.
+class LayerSensitivity:
+    """Effect of one layer on the loss.
 
     Attributes:
-        unit: its name.
-        gain: the loss in 8 bits minus that with it in float; None: not measured before time ran out.
-        bought: the loss without it in the final choice minus the final loss; None: it is in 8 bits, or was not tried.
-        is_float: the decision.
+        layer: name of the layer.
+        gain: loss with all layers in int8 minus the loss with this one in float; None if it was not measured.
+        contribution: loss without this layer in the final choice minus the final loss; None if the layer is in int8,
+            or this was not measured.
+        is_float: True if the layer stays in float.
     """
 
-    unit: str
+    layer: str
     gain: Loss | None
-    bought: Loss | None
+    contribution: Loss | None
     is_float: bool
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """The result of a search.
+    """Result of a search.
 
     Attributes:
-        keep_float: units that stay float.
-        loss: with this choice.
-        baseline: with everything in 8 bits.
-        rows: the units, most sensitive first.
-        is_reached: whether the drop is within what was allowed.
-        is_complete: whether the search ended before its time.
+        keep_float: layers that stay in float.
+        loss: loss with these layers in float.
+        baseline: loss with all layers in int8.
+        layers: all layers, the most sensitive first.
+        is_reached: True if the drop is within the limit.
+        is_complete: True if the search ended within its time budget.
     """
 
     keep_float: frozenset[str]
     loss: Loss
     baseline: Loss
-    rows: tuple[Row, ...]
+    layers: tuple[LayerSensitivity, ...]
     is_reached: bool
     is_complete: bool
 
     def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
         return {
             "schema": SCHEMA,
             "keep_float": sorted(self.keep_float),
             "drop": self.loss.drop,
-            "divergence": self.loss.divergence,
+            "kl": self.loss.kl_divergence,
             "baseline_drop": self.baseline.drop,
-            "baseline_divergence": self.baseline.divergence,
+            "baseline_kl": self.baseline.kl_divergence,
             "is_reached": self.is_reached,
             "is_complete": self.is_complete,
-            "units": [
-                {"unit": row.unit, "gain": _pair(row.gain), "bought": _pair(row.bought), "is_float": row.is_float}
-                for row in self.rows
+            "layers": [
+                {
+                    "layer": row.layer,
+                    "gain": _values(row.gain),
+                    "contribution": _values(row.contribution),
+                    "is_float": row.is_float,
+                }
+                for row in self.layers
             ],
         }
 
 
 @dataclass
 class _Search:
-    """Measurements so far, and the clock."""
+    """Measurements of a search with its clock.
+
+    Attributes:
+        measure: function that measures a choice.
+        seconds: time budget.
+        clock: function that returns the time in seconds.
+        on_progress: callback for the time used.
+        state: state file, or None.
+        losses: measured loss of each choice.
+        is_complete: False after a measurement was skipped for lack of time.
+    """
 
     measure: Measure
-    deadline: float
-    started: float
+    seconds: float
     clock: Callable[[], float]
-    progress: Progress
+    on_progress: OnProgress
     state: Path | None
-    known: dict[frozenset[str], Loss] = field(default_factory=dict)
+    losses: dict[frozenset[str], Loss] = field(default_factory=dict)
     is_complete: bool = True
 
-    def loss(self, floats: Iterable[str], what: str, part: float = 1.0) -> Loss | None:
-        """The loss of a choice, or None where this part of the time is over before it is measured."""
-        key = frozenset(floats)
-        if key in self.known:
-            return self.known[key]
-        now = self.clock()
-        if now >= self.started + part * (self.deadline - self.started) and self.known:
+    def __post_init__(self) -> None:
+        self.start = self.clock()
+
+    def loss(self, layers: Iterable[str], fraction: float = 1.0) -> Loss | None:
+        """Return the loss of a choice; None if this fraction of the time budget is exhausted.
+
+        The first measurement is made in any case.
+        """
+        choice = frozenset(layers)
+        if choice in self.losses:
+            return self.losses[choice]
+        elapsed = self.clock() - self.start
+        if elapsed >= fraction * self.seconds and self.losses:
             self.is_complete = False
             return None
-        self.progress(what, (now - self.started) / (self.deadline - self.started))
-        self.known[key] = self.measure(key)
+        self.on_progress(Progress("searching", round(elapsed), round(self.seconds)))
+        self.losses[choice] = self.measure(choice)
         if self.state:
-            _save(self.state, self.known)
-        return self.known[key]
+            _save(self.state, self.losses)
+        return self.losses[choice]
 
 
 def search(
-    units: Iterable[str],
+    layers: Iterable[str],
     measure: Measure,
     *,
     max_drop: float,
     seconds: float,
-    likely: Iterable[str] = (),
+    suspects: Iterable[str] = (),
     state: Path | None = None,
-    progress: Progress = lambda what, share: None,
+    on_progress: OnProgress = ignore_progress,
     clock: Callable[[], float] = monotonic,
 ) -> Fallback:
-    """Find a small set of units whose staying in float keeps the drop within bounds.
+    """Find a small set of layers whose float fallback keeps the drop within a limit.
 
     Args:
-        units: names of the units that are in 8 bits.
-        measure: makes and tries the graph with some of them in float; the only part that takes time.
-        max_drop: how much may be lost, in parts of one.
-        seconds: time budget; the measurement under way when it ends is finished.
-        likely: units to try first, worst first, where something is known beforehand (their own noise, say).
-        state: a file to keep measurements in, and to go on from.
-        progress: told what is measured.
-        clock: seconds that pass.
+        layers: names of the quantized layers.
+        measure: function that converts and runs the model with some layers in float; it takes all the time.
+        max_drop: largest accepted drop, a fraction.
+        seconds: time budget; a running measurement is finished.
+        suspects: layers to measure first, for example those with calibration warnings.
+        state: file for the measurements, to resume an interrupted search.
+        on_progress: callback for the seconds used.
+        clock: function that returns the time in seconds.
 
     Returns:
-        The choice, and what it rests on. Where even all units in float do not help, none is kept there.
+        The layers with their losses. If no choice is within the limit, the best measured one.
 
     Raises:
         InputError: the state file is damaged.
     """
-    start = clock()
-    known = _load(state) if state and state.exists() else {}
-    found = _Search(measure, start + seconds, start, clock, progress, state, known)
-    first = [name for name in dict.fromkeys(likely) if name in set(units)]
-    order = list(dict.fromkeys((*first, *units)))
-    baseline = found.loss((), "everything in 8 bits")
-    assert baseline is not None, "the first measurement is made whatever the time"
+    names = list(layers)
+    losses = _load(state) if state and state.exists() else {}
+    run = _Search(measure, seconds, clock, on_progress, state, losses)
+    order = list(dict.fromkeys((*(name for name in suspects if name in set(names)), *names)))
+    baseline = run.loss(())
+    assert baseline is not None, "the first measurement does not depend on the time"
     if baseline.drop <= max_drop:
-        return Fallback(frozenset(), baseline, baseline, tuple(Row(n, None, None, False) for n in order), True, True)
-    gains = _gains(found, order, baseline)
+        rows = tuple(LayerSensitivity(name, None, None, False) for name in order)
+        return Fallback(frozenset(), baseline, baseline, rows, True, True)
+    gains = _measure_gains(run, order, baseline)
     ranked = sorted(order, key=lambda name: (name in gains, gains.get(name, Loss(0, 0))), reverse=True)
-    chosen = _least_prefix(found, ranked, max_drop)
-    bought: dict[str, Loss] = {}
-    if chosen:
-        chosen, bought = _returned(found, chosen, max_drop)
-    loss = found.known[frozenset(chosen)]
-    rows = tuple(Row(name, gains.get(name), bought.get(name), name in chosen) for name in ranked)
-    return Fallback(frozenset(chosen), loss, baseline, rows, loss.drop <= max_drop, found.is_complete)
+    choice = _find_shortest_prefix(run, ranked, max_drop)
+    contributions: dict[str, Loss] = {}
+    if choice:
+        choice, contributions = _drop_unneeded(run, choice, max_drop)
+    loss = run.losses[frozenset(choice)]
+    rows = tuple(LayerSensitivity(name, gains.get(name), contributions.get(name), name in choice) for name in ranked)
+    return Fallback(frozenset(choice), loss, baseline, rows, loss.drop <= max_drop, run.is_complete)
 
 
-def _gains(found: _Search, order: list[str], baseline: Loss) -> dict[str, Loss]:
-    """What each unit gives back when it alone is float."""
+def _measure_gains(run: _Search, order: list[str], baseline: Loss) -> dict[str, Loss]:
+    """Return the gain of each layer in float."""
     gains = {}
-    for number, name in enumerate(order, start=1):
-        alone = found.loss((name,), f"sensitivity {number} of {len(order)}: {name}", MEASURING)
-        if alone is None:
-            continue  # an earlier search may have measured the next one
-        gains[name] = _minus(baseline, alone)
+    for name in order:
+        loss = run.loss((name,), SENSITIVITY_FRACTION)
+        if loss is not None:  # after the time budget, layers of a resumed search are still known
+            gains[name] = baseline.minus(loss)
     return gains
 
 
-def _least_prefix(found: _Search, ranked: list[str], max_drop: float) -> list[str]:
-    """The shortest prefix that is found to suffice, by halving; the best known choice where none does."""
+def _find_shortest_prefix(run: _Search, ranked: list[str], max_drop: float) -> list[str]:
+    """Return the shortest prefix within the limit, found by bisection; else the best measured choice."""
     low, high = 1, len(ranked)
     best: list[str] | None = None
     while low <= high:
         count = (low + high) // 2
-        loss = found.loss(ranked[:count], f"the {count} most sensitive in float")
+        loss = run.loss(ranked[:count])
         if loss is None:
             break
         if loss.drop <= max_drop:
@@ -201,37 +225,33 @@ def _least_prefix(found: _Search, ranked: list[str], max_drop: float) -> list[st
             low = count + 1
     if best is not None:
         return best
-    closest = min(found.known, key=lambda floats: (found.known[floats], len(floats)))
+    closest = min(run.losses, key=lambda layers: (run.losses[layers], len(layers)))
     return [name for name in ranked if name in closest]
 
 
-def _returned(found: _Search, chosen: list[str], max_drop: float) -> tuple[list[str], dict[str, Loss]]:
-    """The choice without the units that it can do without, and what each of the others buys."""
-    kept = list(chosen)
-    without: dict[str, Loss] = {}
-    for name in reversed(chosen):
-        fewer = [one for one in kept if one != name]
-        loss = found.loss(fewer, f"{name} back in 8 bits")
+def _drop_unneeded(run: _Search, choice: list[str], max_drop: float) -> tuple[list[str], dict[str, Loss]]:
+    """Return the choice without the layers that are not needed, and the contribution of each other layer."""
+    needed = list(choice)
+    losses: dict[str, Loss] = {}
+    for name in reversed(choice):
+        others = [other for other in needed if other != name]
+        loss = run.loss(others)
         if loss is None:
             break
         if loss.drop <= max_drop:
-            kept = fewer
+            needed = others
         else:
-            without[name] = loss
-    final = found.known[frozenset(kept)]
-    return kept, {name: _minus(loss, final) for name, loss in without.items() if name in kept}
+            losses[name] = loss
+    final = run.losses[frozenset(needed)]
+    return needed, {name: loss.minus(final) for name, loss in losses.items() if name in needed}
 
 
-def _minus(first: Loss, second: Loss) -> Loss:
-    return Loss(first.drop - second.drop, first.divergence - second.divergence)
+def _values(loss: Loss | None) -> list[float] | None:
+    return None if loss is None else [loss.drop, loss.kl_divergence]
 
 
-def _pair(loss: Loss | None) -> list[float] | None:
-    return None if loss is None else [loss.drop, loss.divergence]
-
-
-def _save(path: Path, known: Mapping[frozenset[str], Loss]) -> None:
-    rows = [{"float": sorted(floats), "quality": _pair(loss)} for floats, loss in known.items()]
+def _save(path: Path, losses: Mapping[frozenset[str], Loss]) -> None:
+    rows = [{"float": sorted(layers), "loss": _values(loss)} for layers, loss in losses.items()]
     text = json.dumps({"schema": SCHEMA, "measured": rows}, indent=1)
     write_whole(path, lambda file: file.write(text.encode()))
 
@@ -241,6 +261,6 @@ def _load(path: Path) -> dict[frozenset[str], Loss]:
         document = json.loads(path.read_text())
         if document["schema"] != SCHEMA:
             raise ValueError(document["schema"])
-        return {frozenset(row["float"]): Loss(*row["quality"]) for row in document["measured"]}
+        return {frozenset(row["float"]): Loss(*row["loss"]) for row in document["measured"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is no state of a search: {error}", hint="remove it to start anew") from None
+        raise InputError(f"{path} is not the state of a search: {error}", hint="remove it to start again") from None

@@ -72,16 +72,16 @@ def _warning_lines(report: QuantizationReport) -> Iterator[str]:
 def _search_lines(report: QuantizationReport, fallback: Fallback) -> Iterator[str]:
     """Yield the gain and the cost of each layer that the accuracy search keeps in float."""
     yield f"drop {fallback.baseline.drop:.4f} with all layers in int8, {fallback.loss.drop:.4f} with the fallbacks"
-    rows = [row for row in fallback.rows if row.is_float]
+    rows = [row for row in fallback.layers if row.is_float]
     if rows:
         costs = {node.name: node.macs for node in report.census.float_fallbacks}
         head = f"in {report.fallback_precision}"
-        width = max(len(head), *(len(row.unit) for row in rows))
+        width = max(len(head), *(len(row.layer) for row in rows))
         yield f"  {head:<{width}}  {'drop gained':>11}  {'KL gained':>9}  {'MACs':>13}"
         for row in rows:
-            gain, cost = row.bought or row.gain, costs.get(row.unit)
-            numbers = f"{gain.drop:>11.4f}  {gain.divergence:>9.4f}" if gain else f"{'':>11}  {'':>9}"
-            yield f"  {row.unit:<{width}}  {numbers}  {'' if cost is None else _format_count(cost):>13}"
+            gain, cost = row.contribution or row.gain, costs.get(row.layer)
+            numbers = f"{gain.drop:>11.4f}  {gain.kl_divergence:>9.4f}" if gain else f"{'':>11}  {'':>9}"
+            yield f"  {row.layer:<{width}}  {numbers}  {'' if cost is None else _format_count(cost):>13}"
     if not fallback.is_complete:
         yield "  time budget exhausted: run the same command with a larger --time-budget to resume"
 

@@ -133,7 +133,7 @@ def test_callbacks_receive_progress_and_messages() -> None:
 
 def test_a_drop_above_the_limit_is_a_check_error() -> None:
     result = qk.quantize("digits", IMAGES, limit=12, runs=0)
-    loss = Loss(drop=0.2, divergence=0.1)
+    loss = Loss(drop=0.2, kl_divergence=0.1)
     fallback = Fallback(frozenset(), loss, loss, (), is_reached=False, is_complete=True)
     report = replace(result.report, fallback=fallback, max_drop=0.01)
     with pytest.raises(qk.CheckError, match="the drop is 0.2000, more than --max-drop 0.01"):

@@ -7,7 +7,6 @@ from hashlib import blake2b
 from pathlib import Path
 
 from quantkit.errors import CheckError
-from quantkit.progress import Progress
 from quantkit.quantization.fallback import Fallback, Loss, search
 from quantkit.quantization.workflow.accuracy import measure_accuracy
 from quantkit.quantization.workflow.conversion import Conversion
@@ -49,9 +48,9 @@ def search_fallbacks(conversion: Conversion, reference: FloatReference, options:
             measure,
             max_drop=max_drop,
             seconds=options.time_budget,
-            likely=_suspects(conversion),
+            suspects=_suspects(conversion),
             state=state,
-            progress=lambda step, fraction: options.on_progress(Progress("searching", round(1000 * fraction), 1000)),
+            on_progress=options.on_progress,
         )
     if fallback.is_complete and state is not None:
         state.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ def find_datasets(options: Options) -> tuple[Dataset | None, Dataset | None]:
 
     Raises:
         InputError: the data does not exist, or cannot be read.
-        UsageError: a value is no data.
+        UsageError: a value is not a dataset.
     """
     source = None if options.calibration is None else as_dataset(options.calibration)
     calibration = None if source is None else source.subset(options.limit)
