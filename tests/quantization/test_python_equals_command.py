@@ -169,6 +169,6 @@ def test_data_of_every_kind_calibrates(kind: str, max_drop: float | None) -> Non
     assert quality.samples == (4 if max_drop is not None and kind != "iterator" else 8)
 
 
-def test_a_value_that_is_no_data_is_an_error() -> None:
+def test_a_value_of_another_type_is_an_error() -> None:
     with pytest.raises(qk.UsageError):
         qk.quantize("digits", 3, runs=0)

@@ -44,7 +44,7 @@ def test_every_target_agrees_with_the_float_model(
     document = quantize_digits(flags, capsys)
     assert document["schema"] == "quantkit.quantize/2"
     assert document["ops"]["Conv2D"] == {"int8": 20, "float": 0}
-    assert [one["op"] for one in document["float_fallbacks"]][-1] == "Softmax" or target == "tensorflow"
+    assert [node["op"] for node in document["float_fallbacks"]][-1] == "Softmax" or target == "tensorflow"
     assert document["float_macs"] == 0
     assert document["calibration"]["samples"] == 12
     assert document["quality"]["agreement"]["value"] >= 0.75
