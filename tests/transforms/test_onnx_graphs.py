@@ -1,4 +1,4 @@
-"""Transforms that need no knowledge of ops, on ONNX graphs: values keep their names, and subgraphs what they read."""
+"""Tests of the transforms for ONNX graphs: value names and the references of subgraphs stay valid."""
 
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,15 @@ def info(message: Any, name: str, kind: int, *dims: int) -> None:
 
 
 def model() -> Graph:
-    """Duplicates, passing nodes, an op of two values, an input that is left out, and a branch that reads by name."""
-    message = message_class("ModelProto")(ir_version=8, producer_name="somebody")
+    """Return a model with duplicates, no-ops, a Split, an omitted input, and branches that use outer values."""
+    message = message_class("ModelProto")(ir_version=8, producer_name="exporter")
     message.opset_import.add(domain="", version=17)
     graph = message.graph
     graph.name = "g"
     info(graph.input.add(), "x", 1, 1, 4)
     info(graph.input.add(), "flag", 9)
     info(graph.output.add(), "y", 1, 1, 2)
-    info(graph.output.add(), "chosen", 1, 1, 4)
+    info(graph.output.add(), "selected", 1, 1, 4)
     graph.initializer.add(name="low", data_type=1, float_data=[-1.0])
     graph.initializer.add(name="sizes", data_type=7, dims=[2], int64_data=[2, 2])
     graph.initializer.add(name="unused", data_type=1, float_data=[5.0])
@@ -52,17 +52,17 @@ def model() -> Graph:
         ("Split", ["clipped", "sizes"], ["left", "right"]),
         ("Split", ["clipped", "sizes"], ["other_left", "other_right"]),
         ("Add", ["right", "other_right"], ["y"]),
-        ("Identity", ["sum"], ["kept"]),
-        ("Resize", ["x", "", "", "sizes"], ["never"]),
+        ("Identity", ["sum"], ["outer"]),
+        ("Resize", ["x", "", "", "sizes"], ["resized"]),
     ]:
         node = graph.node.add(op_type=op, input=inputs, output=outputs, name=f"secret_{outputs[0]}")
         if op == "Split":
             node.attribute.add(name="axis", type=2, i=1)
-    choice = graph.node.add(op_type="If", input=["flag"], output=["chosen"])
+    conditional = graph.node.add(op_type="If", input=["flag"], output=["selected"])
     for name, op in (("then_branch", "Neg"), ("else_branch", "Abs")):
-        branch = choice.attribute.add(name=name, type=5).g
+        branch = conditional.attribute.add(name=name, type=5).g
         branch.name = name
-        branch.node.add(op_type=op, input=["kept"], output=[f"{name}/y"])
+        branch.node.add(op_type=op, input=["outer"], output=[f"{name}/y"])
         info(branch.output.add(), f"{name}/y", 1, 1, 4)
     return qk.load(message).graph
 
@@ -73,11 +73,11 @@ RECIPE = (
 )
 
 
-def test_the_recipe_leaves_what_is_needed() -> None:
+def test_recipe_keeps_needed_nodes() -> None:
     graph = rewrite(model(), RECIPE)
     counts = {"Add": 2, "Clip": 1, "Constant": 2, "Identity": 1, "If": 1, "Placeholder": 2, "Relu": 1, "Split": 1}
     assert dict(sorted(graph.op_counts.items())) == counts
-    assert {"x", "flag", "y", "chosen", "kept"} <= graph.nodes.keys()
+    assert {"x", "flag", "y", "selected", "outer"} <= graph.nodes.keys()
     data = onnx.encode(graph)
     for name in (b"secret", b"clipped", b"other"):
         assert name not in data
@@ -86,47 +86,47 @@ def test_the_recipe_leaves_what_is_needed() -> None:
 @needs_onnxruntime
 @pytest.mark.engine
 @pytest.mark.parametrize("name", [*names_for("onnx"), "all"])
-def test_answers_stay(name: str, tmp_path: Path) -> None:
+def test_outputs_stay(name: str, tmp_path: Path) -> None:
     options = {
         "rename_node": "(old_node_name=sum, new_node_name=total)",
-        "rename_op": "(old_op_name=Never, new_op_name=Again)",
-        "rename_attribute": "(old_attribute_name=never, new_attribute_name=again)",
-        "remove_attribute": "(attribute_name=never)",
+        "rename_op": "(old_op_name=Absent, new_op_name=New)",
+        "rename_attribute": "(old_attribute_name=absent, new_attribute_name=new)",
+        "remove_attribute": "(attribute_name=absent)",
         "remove_nodes": "(op=Identity)",
     }
     recipe = RECIPE if name == "all" else f"{name}{options.get(name, '')}"
-    loose = {"rtol": 0.0 if name == "all" or REGISTRY[name].is_exact else 1e-2}
+    rtol = 0.0 if name == "all" or REGISTRY[name].is_exact else 1e-2
     before = rewrite(model(), "strip_unused_nodes")
     after = rewrite(before, recipe)
     qk.save(after, tmp_path / "after.onnx")
     for flag in (True, False):
         feeds = {"x": X, "flag": np.bool_(flag)}
-        with _opened(before) as one, _opened(tmp_path / "after.onnx") as other:
-            wanted, found = one.run(feeds), other.run(feeds)
-        assert wanted.keys() == found.keys()
-        for key, values in wanted.items():
-            np.testing.assert_allclose(values, found[key], **loose)
+        with _open(before) as session, _open(tmp_path / "after.onnx") as session_after:
+            expected, actual = session.run(feeds), session_after.run(feeds)
+        assert expected.keys() == actual.keys()
+        for key, values in expected.items():
+            np.testing.assert_allclose(values, actual[key], rtol=rtol)
 
 
-def _opened(graph: Graph | Path) -> Session:
+def _open(graph: Graph | Path) -> Session:
     return qk.open_session(graph, "onnxruntime")
 
 
-def test_what_a_branch_reads_by_name_stays() -> None:
-    with pytest.raises(GraphError, match="kept can not be renamed: a loop or branch refers to it"):
-        rewrite(model(), "rename_node(old_node_name=kept, new_node_name=other)")
+def test_node_used_in_branch_keeps_its_name() -> None:
+    with pytest.raises(GraphError, match="cannot rename 'outer': a loop or branch refers to the node"):
+        rewrite(model(), "rename_node(old_node_name=outer, new_node_name=other)")
     outcome = REGISTRY["remove_nodes"].outcome(model(), op=("Identity",))
-    assert [str(skip) for skip in outcome.skips] == ["kept: a loop or branch refers to the node by name"]
+    assert [str(skip) for skip in outcome.skips] == ["outer: a loop or branch refers to the node by name"]
 
 
-def test_a_renamed_output_keeps_its_type(tmp_path: Path) -> None:
-    graph = rewrite(model(), "strip_unused_nodes rename_node(old_node_name=y, new_node_name=answer)")
-    assert graph.outputs[0] == Edge("answer")
-    assert onnx.value_infos(graph)[Edge("answer")] == onnx.value_infos(model())[Edge("y")]
+def test_renamed_output_keeps_its_type(tmp_path: Path) -> None:
+    graph = rewrite(model(), "strip_unused_nodes rename_node(old_node_name=y, new_node_name=scores)")
+    assert graph.outputs[0] == Edge("scores")
+    assert onnx.value_infos(graph)[Edge("scores")] == onnx.value_infos(model())[Edge("y")]
 
 
 @pytest.mark.parametrize("name", sorted(set(REGISTRY) - set(names_for("onnx"))))
-def test_others_refuse_with_a_sentence(name: str) -> None:
+def test_transform_without_onnx_dialect_is_rejected(name: str) -> None:
     with pytest.raises(
         GraphError, match=f"{name} rewrites TensorFlow graphs, and the dialect of this graph is ONNX"
     ) as caught:

@@ -1,4 +1,4 @@
-"""The rewrites that make 8 bits fast, each alone on the digits as an exporter may write them, in every engine."""
+"""Tests of single rewrites for int8 models on the digits model in every runtime."""
 
 import numpy as np
 import pytest
@@ -26,20 +26,20 @@ def digits() -> Graph:
     return recipes.rewrite(qk.load("digits", inputs=["Mul"], outputs=["softmax"]).graph, recipe)
 
 
-def answers(graph: Graph, engine: str) -> Array:
+def predict(graph: Graph, runtime: str) -> Array:
     pixels = np.random.default_rng(3).integers(0, 256, (4, 1, 16, 16, 1)).astype(np.float32)
-    with open_session(graph, engine) as session:
+    with open_session(graph, runtime) as session:
         (source,) = session.inputs
-        fed = pixels if source.name == "pixels" else (pixels - 128) / 128
-        return np.stack([session.run({source.name: one.astype(source.dtype.numpy)})["softmax"] for one in fed])
+        images = pixels if source.name == "pixels" else (pixels - 128) / 128
+        return np.stack([session.run({source.name: image.astype(source.dtype.numpy)})["softmax"] for image in images])
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("engine", [name for name, one in runtimes().items() if one.available().ok])
+@pytest.mark.parametrize("runtime", [name for name, runtime in runtimes().items() if runtime.available().ok])
 @pytest.mark.parametrize("rewrite", FORMS)
-def test_answers_are_the_same(rewrite: str, engine: str, digits: Graph) -> None:
+def test_outputs_stay_in_every_runtime(rewrite: str, runtime: str, digits: Graph) -> None:
     before = FORMS[rewrite](digits)
     after = recipes.rewrite(before, rewrite)
     assert after != before
-    np.testing.assert_allclose(answers(after, engine), answers(before, engine), rtol=0, atol=1e-5)
-    np.testing.assert_allclose(answers(before, engine), answers(digits, engine), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(predict(after, runtime), predict(before, runtime), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(predict(before, runtime), predict(digits, runtime), rtol=0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Write out what an op assumes where a node says nothing."""
+"""Add the default values of missing attributes."""
 
 from quantkit.errors import GraphError, did_you_mean
 from quantkit.ir.graph import Graph, Node
@@ -9,16 +9,20 @@ from quantkit.transforms.registry import transform
 
 @transform
 def add_default_attributes(graph: Graph) -> Outcome:
-    """Give every node the attributes that its op has a default for and that it lacks.
+    """Add the attributes for which an op has a default to every node that lacks them.
 
-    Old graphs were written before some attributes existed; transforms that copy attributes need them.
+    Old graphs lack attributes that were added to an op later; transforms that copy attributes need
+    them.
 
     Before:  y = Conv2D(x, w) {strides: 1 1 1 1, padding: SAME}
     After:   y = Conv2D(x, w) {strides: 1 1 1 1, padding: SAME, data_format: NHWC, dilations: 1 1 1 1, ...}
 
     Options: none.
 
-    Skips when an op is neither known nor a function of the graph's library: that is an error.
+    Skips no node.
+
+    Raises:
+        GraphError: an op type is unknown and is not a function of the graph's library.
 
     Example:
         add_default_attributes
@@ -36,7 +40,7 @@ def add_default_attributes(graph: Graph) -> Outcome:
             if node.op not in graph.library:
                 raise GraphError(
                     f"Op type not registered '{node.op}' in binary (node {node.name!r})",
-                    hint=did_you_mean(node.op, op_names()) or "a custom op: leave add_default_attributes out",
+                    hint=did_you_mean(node.op, op_names()) or "custom op: omit add_default_attributes",
                 )
             nodes.append(node)
             continue

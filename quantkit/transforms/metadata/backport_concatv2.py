@@ -1,4 +1,4 @@
-"""ConcatV2 as engines of 2016 know it."""
+"""Replace ConcatV2 by Concat, for runtimes of 2016."""
 
 import numpy as np
 
@@ -11,14 +11,14 @@ from quantkit.transforms.registry import transform
 
 @transform
 def backport_concatv2(graph: Graph) -> Outcome:
-    """Write ConcatV2 as Concat, which reads the axis first.
+    """Replace ConcatV2 by Concat, whose first input is the axis.
 
     Before:  y = ConcatV2(a, b, axis)
     After:   y = Concat(axis, a, b)
 
-    Options: none. An axis of int64, which Concat does not take, becomes a constant of int32.
+    Options: none. A constant int64 axis becomes int32: Concat does not support int64.
 
-    Skips when an axis of int64 is not constant.
+    Skips nodes whose int64 axis is not constant.
 
     Example:
         backport_concatv2
@@ -39,11 +39,11 @@ def backport_concatv2(graph: Graph) -> Outcome:
         if node.attrs.get("Tidx") is DType.INT64:
             value = graph.constant_of(axis)
             if value is None or axis.node in graph.input_names:
-                skips.append(Skip(f"its axis {axis} is int64 and not constant", node.name))
+                skips.append(Skip(f"axis {axis} is int64 and not constant", node.name))
                 continue
             added.append(constant(free_name(graph, f"{node.name}/axis"), value.array.astype(np.int32)))
             axis = Edge(added[0].name)
-        old = node.with_(op="Concat", inputs=(axis, *node.inputs[:-1])).with_attrs(Tidx=None)
-        draft.replace(node.name, *added, old)
+        concat = node.with_(op="Concat", inputs=(axis, *node.inputs[:-1])).with_attrs(Tidx=None)
+        draft.replace(node.name, *added, concat)
         changes.append(node.name)
     return Outcome(draft.graph() if changes else graph, tuple(changes), tuple(skips))

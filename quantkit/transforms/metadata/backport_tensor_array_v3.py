@@ -1,4 +1,4 @@
-"""TensorArray ops as engines of 2016 know them."""
+"""Replace TensorArray ops of version 3 by version 2, for runtimes of 2016."""
 
 import numpy as np
 
@@ -9,19 +9,19 @@ from quantkit.ir.tensor import DType
 from quantkit.ops.tensorflow.signatures import find_op
 from quantkit.transforms.registry import transform
 
-MAKERS = ("TensorArrayV3", "TensorArrayGradV3")
+PRODUCERS = ("TensorArrayV3", "TensorArrayGradV3")
 VERBS = ("Write", "Read", "Gather", "Scatter", "Concat", "Split", "Size", "Close")
-USERS = tuple(f"TensorArray{verb}V3" for verb in VERBS)
-# What carries a handle into and through loops, with the number of its outputs.
-CARRIERS = {"Enter": 1, "Exit": 1, "Identity": 1, "Merge": 1, "NextIteration": 1, "Switch": 2}
+CONSUMERS = tuple(f"TensorArray{verb}V3" for verb in VERBS)
+# Number of outputs of the ops that forward a handle.
+FORWARDING = {"Enter": 1, "Exit": 1, "Identity": 1, "Merge": 1, "NextIteration": 1, "Switch": 2}
 
 
 @transform
 def backport_tensor_array_v3(graph: Graph) -> Outcome:
-    """Write TensorArray ops of version 3 in version 2.
+    """Replace TensorArray ops of version 3 by those of version 2.
 
-    Version 2 makes no flow, a number that only orders what happens to the array: a constant stands in for it. Its
-    handles are strings, also where they pass through loops, and attributes it does not know go.
+    Version 2 has no flow output (a number that orders the accesses to the array): a constant replaces
+    it. Handles become strings, in loops too, and attributes that version 2 lacks are removed.
 
     Before:  t = TensorArrayV3(size)
              w = TensorArrayWriteV3(t, index, x, t:1)
@@ -31,7 +31,7 @@ def backport_tensor_array_v3(graph: Graph) -> Outcome:
 
     Options: none.
 
-    Skips when there are no such ops.
+    Skips other ops.
 
     Example:
         backport_tensor_array_v3
@@ -44,38 +44,38 @@ def backport_tensor_array_v3(graph: Graph) -> Outcome:
         written = TensorArrayWriteV3(array, index, x, array:1)
         r = TensorArrayReadV3(array, index, written, dtype=float)
     """
-    if graph.op_counts.keys().isdisjoint((*MAKERS, *USERS)):
+    if graph.op_counts.keys().isdisjoint((*PRODUCERS, *CONSUMERS)):
         return Outcome(graph)
     draft = Draft(graph)
     changes: list[str] = []
     for node in graph.nodes.values():
-        if node.op not in MAKERS and node.op not in USERS:
+        if node.op not in PRODUCERS and node.op not in CONSUMERS:
             continue
-        draft.replace(node.name, _backported(node))
+        draft.replace(node.name, _backport(node))
         changes.append(f"{node.name} ({node.op})")
-        if node.op in MAKERS:
+        if node.op in PRODUCERS:
             flow = constant(free_name(graph, f"{node.name}/replacement_flow_node"), np.float32(1))
             draft.after(node.name, flow)
             draft.redirect(Edge(node.name, 1), Edge(flow.name))
-    for node in _carriers(graph):
+    for node in _find_forwarding(graph):
         draft.replace(node.name, node.with_attrs(T=DType.STRING))
     return Outcome(draft.graph(), tuple(changes))
 
 
-def _backported(node: Node) -> Node:
+def _backport(node: Node) -> Node:
     name = f"{node.op.removesuffix('V3')}V2"
     op = find_op(name)
     attrs = {key: value for key, value in node.attrs.items() if op is None or key in op.attrs or key.startswith("_")}
     return node.with_(op=name, attrs=attrs)
 
 
-def _carriers(graph: Graph) -> list[Node]:
-    """The nodes that pass a handle on."""
-    found: dict[str, Node] = {}
-    stack = [Edge(node.name) for node in graph.nodes.values() if node.op in MAKERS]
+def _find_forwarding(graph: Graph) -> list[Node]:
+    """Return the nodes that forward a handle."""
+    forwarding: dict[str, Node] = {}
+    stack = [Edge(node.name) for node in graph.nodes.values() if node.op in PRODUCERS]
     while stack:
         for node, _ in graph.uses.get(stack.pop(), ()):
-            if node.op in CARRIERS and node.name not in found:
-                found[node.name] = node
-                stack.extend(Edge(node.name, port) for port in range(CARRIERS[node.op]))
-    return list(found.values())
+            if node.op in FORWARDING and node.name not in forwarding:
+                forwarding[node.name] = node
+                stack.extend(Edge(node.name, port) for port in range(FORWARDING[node.op]))
+    return list(forwarding.values())

@@ -1,4 +1,4 @@
-"""What the inputs of a graph declare of their shapes, as a fact that holds while it runs."""
+"""Add EnsureShape ops to the inputs of a graph."""
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip, free_name
@@ -10,8 +10,8 @@ from quantkit.transforms.registry import transform
 FIRST_PRODUCER = 27
 ADDITIONS = ("Add", "AddV2")
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
-# Ops that keep height and width, the second where their windows move by one and see the border, too.
-KEEPING = frozenset(
+# Ops that keep height and width.
+SIZE_PRESERVING = frozenset(
     {
         "Add",
         "AddV2",
@@ -35,25 +35,26 @@ KEEPING = frozenset(
         "Tanh",
     }
 )
-WINDOWS = frozenset({*CONVOLUTIONS, "MaxPool", "AvgPool"})
+# Ops that keep height and width with stride 1 and SAME padding.
+WINDOWED = frozenset({*CONVOLUTIONS, "MaxPool", "AvgPool"})
 
 
 @transform
 def ensure_input_shapes(graph: Graph) -> Outcome:
-    """Let an EnsureShape stand behind each input, so that TensorFlow knows sizes when it fuses residual sums.
+    """Add an EnsureShape after each input, so that TensorFlow fuses residual sums.
 
-    TensorFlow takes the shape of whatever is fed for unknown, though its Placeholder declares one. A residual sum is
-    then fused with the convolution before it only where both operands come from one tensor without a stride; with the
-    sizes known, all are. EnsureShape passes its tensor on, and copies nothing.
+    TensorFlow ignores the shape that a Placeholder declares. With unknown sizes it fuses a residual
+    sum with the preceding convolution only if both operands come from one tensor without a stride;
+    with known sizes it fuses all of them. EnsureShape copies no data.
 
     Before:  x: Placeholder[?x224x224x3] -> Conv2D ... -> Add
     After:   x: Placeholder[?x224x224x3] -> EnsureShape[?x224x224x3] -> Conv2D ... -> Add
 
     Options: none.
 
-    Skips when no two tensors are added behind a convolution, when TensorFlow sees without it that all those have one
-    size, when the input declares nothing beside its batch, and when the graph was written by a TensorFlow before 1.12,
-    which has no EnsureShape.
+    Skips graphs without residual sums after convolutions, graphs whose residual operands have the same
+    size without known input shapes, inputs that declare no size except the batch, and graphs of
+    TensorFlow versions before 1.12, which have no EnsureShape.
 
     Example:
         ensure_input_shapes
@@ -70,11 +71,11 @@ def ensure_input_shapes(graph: Graph) -> Outcome:
     """
     skips: list[Skip] = []
     added: dict[str, Node] = {}
-    reason = _reason_for_none(graph)
+    graph_reason = _graph_skip_reason(graph)
     for name in sorted(graph.input_names):
-        why = reason or _reason_to_stay(graph, graph[name])
-        if why:
-            skips.append(Skip(why, name))
+        reason = graph_reason or _input_skip_reason(graph, graph[name])
+        if reason:
+            skips.append(Skip(reason, name))
         elif not any(use.node.op == "EnsureShape" for use in graph.node_uses[name]):
             new = free_name(graph, f"{name}/ensured_shape")
             attrs = {"T": graph[name].attrs["dtype"], "shape": graph[name].attrs["shape"]}
@@ -91,43 +92,43 @@ def ensure_input_shapes(graph: Graph) -> Outcome:
     return Outcome(graph.with_nodes(nodes), changes, tuple(skips))
 
 
-def _reason_for_none(graph: Graph) -> str:
+def _graph_skip_reason(graph: Graph) -> str:
     if 0 < graph.versions.producer < FIRST_PRODUCER:
-        return "the graph was written by a TensorFlow before 1.12, which has no EnsureShape"
+        return "the graph was written by TensorFlow before 1.12, which has no EnsureShape"
     residual = [node for node in graph.nodes.values() if node.op in ADDITIONS and _is_residual(graph, node)]
     if not residual:
-        return "no two tensors are added behind a convolution"
-    sizes = _sizes(graph)
-    if all(len({sizes[edge.node] for edge in node.inputs}) == 1 for node in residual):
-        return "TensorFlow sees without it that tensors that are added have one size"
+        return "the graph has no residual sum after a convolution"
+    sources = _find_size_sources(graph)
+    if all(len({sources[edge.node] for edge in node.inputs}) == 1 for node in residual):
+        return "the operands of all residual sums have the same size for any input shape"
     return ""
 
 
 def _is_residual(graph: Graph, node: Node) -> bool:
-    sources = [graph[edge.node] for edge in node.inputs]
-    behind = [graph[source.inputs[0].node] if source.op == "BiasAdd" else source for source in sources]
-    return not any(source.is_constant for source in sources) and any(source.op in CONVOLUTIONS for source in behind)
+    operands = [graph[edge.node] for edge in node.inputs]
+    layers = [graph[operand.inputs[0].node] if operand.op == "BiasAdd" else operand for operand in operands]
+    return not any(operand.is_constant for operand in operands) and any(layer.op in CONVOLUTIONS for layer in layers)
 
 
-def _sizes(graph: Graph) -> dict[str, str]:
-    """Of each node, the earliest one whose tensor has its height and width for all that TensorFlow can tell."""
-    sizes: dict[str, str] = {}
+def _find_size_sources(graph: Graph) -> dict[str, str]:
+    """Return for each node the first upstream node with provably the same height and width."""
+    sources: dict[str, str] = {}
     for name in graph.order:
         node = graph[name]
-        read = {sizes.get(edge.node, name) for edge in node.inputs if not graph[edge.node].is_constant}
-        is_kept = node.op in KEEPING or (node.op in WINDOWS and _moves_by_one(node))
-        sizes[name] = read.pop() if is_kept and len(read) == 1 else name
-    return sizes
+        inputs = {sources.get(edge.node, name) for edge in node.inputs if not graph[edge.node].is_constant}
+        preserves_size = node.op in SIZE_PRESERVING or (node.op in WINDOWED and _has_stride_1(node))
+        sources[name] = inputs.pop() if preserves_size and len(inputs) == 1 else name
+    return sources
 
 
-def _moves_by_one(node: Node) -> bool:
+def _has_stride_1(node: Node) -> bool:
     return attribute(node, "padding") == b"SAME" and set(attribute(node, "strides")) == {1}
 
 
-def _reason_to_stay(graph: Graph, node: Node) -> str:
+def _input_skip_reason(graph: Graph, node: Node) -> str:
     shape = node.attrs.get("shape")
     if node.op != "Placeholder":
-        return "it is no Placeholder"
+        return f"the input is {node.op}, not Placeholder"
     if not isinstance(shape, Shape) or not any(shape.dims[1:] if shape.dims else ()):
-        return "it declares no size beside its batch"
-    return "" if graph.node_uses.get(node.name) else "nobody reads it"
+        return "the Placeholder declares no size except the batch"
+    return "" if graph.node_uses.get(node.name) else "the input has no consumer"

@@ -1,4 +1,4 @@
-"""Print what flows through a graph, while it runs."""
+"""Add Print ops that log tensors at run time."""
 
 from quantkit.errors import GraphError, did_you_mean
 from quantkit.ir.graph import SWITCHES, Attr, Edge, Graph, Node
@@ -23,27 +23,28 @@ def insert_logging(
     first_n: int = -1,
     summarize: int = 1024,
 ) -> Outcome:
-    """Let nodes print their values on stderr whenever they run, through Print nodes that their readers read.
+    """Add Print ops that write the outputs of nodes to stderr in each run.
 
     Before:  x -> Relu -> Neg
     After:   x -> Relu -> Print -> Neg
 
     Options:
-        op: node types to log, e.g. ``insert_logging(op=RequantizationRange, show_name=true)``; all when left out.
-        prefix: log only nodes whose names begin like that.
-        message: what to print before the values.
+        op: op types to log, for example ``insert_logging(op=RequantizationRange, show_name=true)``
+            (default: all).
+        prefix: log only nodes whose name has this prefix.
+        message: text before the values.
         show_name: print ``;<node>__print__;`` first.
-        show_op: print ``;<type>;`` first.
-        first_n: print no more often than that (-1: always).
-        summarize: print no more than so many elements of each tensor (1024).
+        show_op: print ``;<op type>;`` first.
+        first_n: maximum number of messages (default: -1, no limit).
+        summarize: maximum number of printed elements of each tensor (default: 1024).
 
-    The Print is called ``<node>__print__``; it shows all tensors of the node that are read.
+    The Print is named ``<node>__print__``; it prints all outputs of the node that have consumers.
 
-    Skips when nobody reads the node, as with most outputs of a graph, when it is a Print or has one already, when
-    it is a function, a Switch or NextIteration, and when it makes references or handles to what readers change.
+    Skips nodes without consumers (most graph outputs), Print ops, logged nodes, function calls, Switch
+    and NextIteration, and nodes that produce references or handles.
 
     Raises:
-        GraphError: the type of a node that is to be logged is not known, or it has no such output as is read.
+        GraphError: the op type of a logged node is unknown, or a consumer uses an output that it lacks.
 
     Example:
         insert_logging(op=Relu, show_name=true)
@@ -57,24 +58,24 @@ def insert_logging(
     for edge in graph.uses:
         ports.setdefault(edge.node, set()).add(edge.port)
     prints: dict[str, Node] = {}
-    instead: dict[Edge, Edge] = {}
+    replacements: dict[Edge, Edge] = {}
     skips: list[Skip] = []
     for node in graph.nodes.values():
         if (op and node.op not in op) or (prefix and not node.name.startswith(prefix)):
             continue
-        read = [Edge(node.name, port) for port in sorted(ports.get(node.name, ()))]
-        reason = _reason_to_stay(graph, node, read)
+        used = [Edge(node.name, port) for port in sorted(ports.get(node.name, ()))]
+        reason = _skip_reason(graph, node, used)
         if not reason:
             text = f";{node.op};" * show_op + f";{node.name}{SUFFIX};" * show_name + message
-            prints[node.name] = _print(node, read).with_attrs(
+            prints[node.name] = _make_print(node, used).with_attrs(
                 message=text.encode(), first_n=first_n, summarize=summarize
             )
-            instead[read[0]] = Edge(prints[node.name].name)
-        elif op or prefix or read:
+            replacements[used[0]] = Edge(prints[node.name].name)
+        elif op or prefix or used:
             skips.append(Skip(reason, node.name))
     nodes: list[Node] = []
     for node in graph.nodes.values():
-        inputs = tuple(instead.get(edge, edge) for edge in node.inputs)
+        inputs = tuple(replacements.get(edge, edge) for edge in node.inputs)
         nodes.append(node if inputs == node.inputs else node.with_(inputs=inputs))
         if node.name in prints:
             nodes.append(prints[node.name])
@@ -82,40 +83,40 @@ def insert_logging(
     return Outcome(graph.with_nodes(nodes) if changes else graph, changes, tuple(skips))
 
 
-def _reason_to_stay(graph: Graph, node: Node, read: list[Edge]) -> str:
-    if not read:
-        return "nobody reads it, so nobody would run its Print"
+def _skip_reason(graph: Graph, node: Node, used: list[Edge]) -> str:
+    if not used:
+        return "the node has no consumer: its Print would not run"
     if node.op == "Print" or f"{node.name}{SUFFIX}" in graph:
-        return "it is printed already"
+        return "the node is already logged"
     if node.op in SWITCHES:
-        return "only one of its outputs is ever there, and a Print waits for all"
+        return "one output of a Switch is dead, and a Print runs only if all its inputs are live"
     if node.op in NEXT_ITERATIONS:
-        return "a loop goes on from it, with nothing between"
+        return "the consumer of a NextIteration must be its Merge"
     if node.op in graph.library:
-        return f"{node.op} is a function: write it out with inline_functions first"
+        return f"{node.op} is a function: run inline_functions first"
     definition = find_op(node.op)
     if definition is None:
         raise GraphError(
             f"Op type not registered '{node.op}' in binary (node {node.name!r})",
-            hint=did_you_mean(node.op, op_names()) or "a custom op: leave it out by naming the ops to log",
+            hint=did_you_mean(node.op, op_names()) or "custom op: select the ops to log with op=",
         )
     if any(arg.is_ref for arg in definition.outputs):
-        return f"{node.op} makes a reference, which a Print would not pass on"
+        return f"{node.op} produces a reference, which a Print does not forward"
     dtypes = output_dtypes(node)
-    if any(edge.port >= len(dtypes) for edge in read):
+    if any(edge.port >= len(dtypes) for edge in used):
         raise GraphError(
-            f"Couldn't understand output number in {next(edge for edge in read if edge.port >= len(dtypes))}",
+            f"Couldn't understand output number in {next(edge for edge in used if edge.port >= len(dtypes))}",
             hint=f"{node.name} ({node.op}) has {len(dtypes)} outputs",
         )
-    found = [dtypes[edge.port] for edge in read]
-    if None in found:
-        return "the element type of what it makes is not known: run add_default_attributes first"
-    return "it makes a handle, which has no values" if {*found} & {DType.RESOURCE, DType.VARIANT} else ""
+    types = [dtypes[edge.port] for edge in used]
+    if None in types:
+        return "the element type of the output is unknown: run add_default_attributes first"
+    return "the output is a handle, which cannot be printed" if {*types} & {DType.RESOURCE, DType.VARIANT} else ""
 
 
-def _print(node: Node, read: list[Edge]) -> Node:
-    """A Print that passes the first of the tensors on and shows them all."""
+def _make_print(node: Node, edges: list[Edge]) -> Node:
+    """Return a Print that forwards the first edge and prints all edges."""
     dtypes = output_dtypes(node)
-    types = tuple(dtype for edge in read if (dtype := dtypes[edge.port]) is not None)
+    types = tuple(dtype for edge in edges if (dtype := dtypes[edge.port]) is not None)
     attrs: dict[str, Attr] = {"T": types[0], "U": types}
-    return Node(f"{node.name}{SUFFIX}", "Print", (read[0], *read), attrs=attrs, device=node.device)
+    return Node(f"{node.name}{SUFFIX}", "Print", (edges[0], *edges), attrs=attrs, device=node.device)

@@ -1,4 +1,4 @@
-"""Short names that tell nothing."""
+"""Replace node names by short, meaningless ones."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -15,9 +15,9 @@ DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @transform(dialects=("tensorflow", "onnx"))
 def obfuscate_names(graph: Graph) -> Outcome:
-    """Rename all nodes but the inputs and outputs of the graph to 0, 1, ... z, A, ... Z, 10, ... in file order.
+    """Rename all nodes to 0, 1, ... z, A, ... Z, 10, ... in file order, except graph inputs and outputs.
 
-    The file becomes a little smaller, and does not tell how the network was written.
+    The file becomes slightly smaller, and node names do not reveal the structure of the source code.
 
     Before:  secret/layer = Relu(x)
              y = Neg(secret/layer)
@@ -26,11 +26,11 @@ def obfuscate_names(graph: Graph) -> Outcome:
 
     Options: none.
 
-    Skips when a node is an input or output of the graph, or a loop or branch of an ONNX graph refers to it: it
-    keeps its name, and no other gets it.
+    Skips graph inputs and outputs, and nodes to which a subgraph of an ONNX graph refers. Their names
+    are not used for other nodes.
 
     Raises:
-        GraphError: a node reads what is not in the graph.
+        GraphError: an input of a node is not in the graph.
 
     Example:
         obfuscate_names
@@ -38,34 +38,34 @@ def obfuscate_names(graph: Graph) -> Outcome:
         outputs: y
         x = Placeholder[4]()
         secret/layer = Relu(x)
-        secret/wait = NoOp(^secret/layer)
-        y = Neg(secret/layer, ^secret/wait)
+        secret/barrier = NoOp(^secret/layer)
+        y = Neg(secret/layer, ^secret/barrier)
     """
     for node in graph.nodes.values():
         for name in (*(edge.node for edge in node.inputs), *node.controls):
             if name not in graph:
                 raise GraphError(f"No node named {name} for input to {node.name}")
-    kept = graph.endpoint_names | names_in_subgraphs(graph) | {ABSENT.name}
-    short = _short_names(kept)
-    names = {name: next(short) for name in graph.nodes if name not in kept}
+    fixed = graph.endpoint_names | names_in_subgraphs(graph) | {ABSENT.name}
+    short = _short_names(fixed)
+    names = {name: next(short) for name in graph.nodes if name not in fixed}
     changes = tuple(f"{old} -> {new}" for old, new in names.items() if old != new)
-    if graph.dialect == DIALECT:  # beside the names of values, nodes have names and remarks there
-        graph = graph.with_nodes(_untold(node) for node in graph.nodes.values())
+    if graph.dialect == DIALECT:  # ONNX nodes also have a name and a doc string, apart from their value names
+        graph = graph.with_nodes(_drop_extra(node) for node in graph.nodes.values())
     return Outcome(rename_nodes(graph, names) if changes else graph, changes)
 
 
-def _untold(node: Node) -> Node:
+def _drop_extra(node: Node) -> Node:
     return node if node.op == "Placeholder" else node.with_(extra=b"")
 
 
-def _short_names(taken: frozenset[str]) -> Iterator[str]:
-    return (name for number in count() if (name := in_base_62(number)) not in taken)
+def _short_names(excluded: frozenset[str]) -> Iterator[str]:
+    return (name for number in count() if (name := to_base_62(number)) not in excluded)
 
 
-def in_base_62(number: int) -> str:
-    """A number in digits, small and capital letters, the most significant first.
+def to_base_62(number: int) -> str:
+    """Convert a number to base 62 with the digits 0-9, a-z, A-Z, most significant first.
 
-    >>> in_base_62(9), in_base_62(10), in_base_62(61), in_base_62(62)
+    >>> to_base_62(9), to_base_62(10), to_base_62(61), to_base_62(62)
     ('9', 'a', 'Z', '10')
     """
     digits = DIGITS[number % 62]

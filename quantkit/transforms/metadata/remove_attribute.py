@@ -1,4 +1,4 @@
-"""Delete an attribute."""
+"""Remove an attribute."""
 
 from quantkit.errors import RecipeError
 from quantkit.ir.graph import Graph
@@ -8,19 +8,20 @@ from quantkit.transforms.registry import transform
 
 @transform(dialects=("tensorflow", "onnx"))
 def remove_attribute(graph: Graph, *, attribute_name: tuple[str, ...] = (), op_name: tuple[str, ...] = ()) -> Outcome:
-    """Delete an attribute from all nodes, or from those of one type.
+    """Remove an attribute from all nodes, or from the nodes of one op type.
 
     Before:  y = Relu(x, _note="seen")
     After:   y = Relu(x)
 
     Options:
-        attribute_name: the attribute, e.g. ``remove_attribute(attribute_name=_output_shapes)``.
-        op_name: only from nodes of this type; ``*`` or nothing: from all.
+        attribute_name: attribute to remove, for example
+            ``remove_attribute(attribute_name=_output_shapes)``.
+        op_name: op type of the nodes (default: ``*``, all nodes).
 
-    Skips when no node has the attribute.
+    Skips nodes without the attribute.
 
     Raises:
-        RecipeError: it is not given exactly once, or several op_name are.
+        RecipeError: attribute_name is not given exactly once, or op_name more than once.
 
     Example:
         remove_attribute(attribute_name=_note)
@@ -37,8 +38,8 @@ def remove_attribute(graph: Graph, *, attribute_name: tuple[str, ...] = (), op_n
     if len(op_name) > 1:
         raise RecipeError(f"remove_attribute expects a single op_name argument, but found {len(op_name)}")
     [name] = attribute_name
-    kind = op_name[0] if op_name else "*"
-    hit = {node.name for node in graph.nodes.values() if name in node.attrs and kind in ("*", node.op)}
-    nodes = (node.with_attrs(**{name: None}) if node.name in hit else node for node in graph.nodes.values())
-    changes = tuple(one for one in graph.nodes if one in hit)
-    return Outcome(graph.with_nodes(nodes) if hit else graph, changes)
+    op_type = op_name[0] if op_name else "*"
+    changed = {node.name for node in graph.nodes.values() if name in node.attrs and op_type in ("*", node.op)}
+    nodes = (node.with_attrs(**{name: None}) if node.name in changed else node for node in graph.nodes.values())
+    changes = tuple(node_name for node_name in graph.nodes if node_name in changed)
+    return Outcome(graph.with_nodes(nodes) if changed else graph, changes)

@@ -1,4 +1,4 @@
-"""Forget where nodes were to run."""
+"""Remove the device of all nodes."""
 
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
@@ -7,14 +7,14 @@ from quantkit.transforms.registry import transform
 
 @transform
 def remove_device(graph: Graph) -> Outcome:
-    """Clear the device of every node, so that the engine chooses.
+    """Clear the device of every node, so that the runtime selects it.
 
     Before:  y = Relu(x) @"/device:GPU:0"
     After:   y = Relu(x)
 
     Options: none.
 
-    Skips when no node has a device.
+    Skips nodes without a device.
 
     Example:
         remove_device

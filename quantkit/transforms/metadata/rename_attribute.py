@@ -1,4 +1,4 @@
-"""Give an attribute another name."""
+"""Rename an attribute."""
 
 from quantkit.errors import RecipeError
 from quantkit.ir.graph import Graph, Node
@@ -14,22 +14,22 @@ def rename_attribute(
     new_attribute_name: tuple[str, ...] = (),
     op_name: tuple[str, ...] = (),
 ) -> Outcome:
-    """Move the value of an attribute to another name, on all nodes or on those of one type.
+    """Rename an attribute of all nodes, or of the nodes of one op type.
 
-    A value that the new name had before is replaced.
+    An existing attribute with the new name is replaced.
 
     Before:  y = Squeeze(x, axis=[1])
     After:   y = Squeeze(x, squeeze_dims=[1])
 
     Options:
-        old_attribute_name: the name it has.
-        new_attribute_name: the name it gets.
-        op_name: only on nodes of this type, the first that is given; ``*`` or nothing: on all.
+        old_attribute_name: current name.
+        new_attribute_name: new name.
+        op_name: op type of the nodes; only the first value is used (default: ``*``, all nodes).
 
-    Skips when no node has the attribute.
+    Skips nodes without the attribute.
 
     Raises:
-        RecipeError: one of the names is not given exactly once.
+        RecipeError: the old or the new name is not given exactly once.
 
     Example:
         rename_attribute(op_name=Squeeze, old_attribute_name=_axis, new_attribute_name=squeeze_dims)
@@ -44,13 +44,13 @@ def rename_attribute(
             " rename_attribute(old_attribute_name=foo, new_attribute_name=bar)"
         )
     [old], [new] = old_attribute_name, new_attribute_name
-    kind = op_name[0] if op_name else "*"
-    hit = {node.name for node in graph.nodes.values() if old in node.attrs and kind in ("*", node.op)}
+    op_type = op_name[0] if op_name else "*"
+    changed = {node.name for node in graph.nodes.values() if old in node.attrs and op_type in ("*", node.op)}
 
-    def moved(node: Node) -> Node:
-        kept = {key: value for key, value in node.attrs.items() if key not in (old, new)}
-        return node.with_(attrs={**kept, new: node.attrs[old]})
+    def rename(node: Node) -> Node:
+        others = {key: value for key, value in node.attrs.items() if key not in (old, new)}
+        return node.with_(attrs={**others, new: node.attrs[old]})
 
-    nodes = (moved(node) if node.name in hit else node for node in graph.nodes.values())
-    changes = tuple(one for one in graph.nodes if one in hit)
-    return Outcome(graph.with_nodes(nodes) if hit else graph, changes)
+    nodes = (rename(node) if node.name in changed else node for node in graph.nodes.values())
+    changes = tuple(name for name in graph.nodes if name in changed)
+    return Outcome(graph.with_nodes(nodes) if changed else graph, changes)

@@ -1,4 +1,4 @@
-"""Give a node another name."""
+"""Rename a node."""
 
 from quantkit.errors import GraphError, RecipeError
 from quantkit.ir.graph import Graph
@@ -9,20 +9,21 @@ from quantkit.transforms.registry import transform
 
 @transform(dialects=("tensorflow", "onnx"))
 def rename_node(graph: Graph, *, old_node_name: tuple[str, ...] = (), new_node_name: tuple[str, ...] = ()) -> Outcome:
-    """Give a node another name, wherever it is written: inputs, waits, colocations, inputs and outputs of the graph.
+    """Rename a node, also in inputs, control dependencies, colocations, and graph inputs and outputs.
 
     Before:  super/deep/output = Relu(x)
     After:   output = Relu(x)
 
     Options:
-        old_node_name: the name it has, e.g. ``rename_node(old_node_name=super/deep/output, new_node_name=output)``.
-        new_node_name: the name it gets.
+        old_node_name: current name, for example
+            ``rename_node(old_node_name=super/deep/output, new_node_name=output)``.
+        new_node_name: new name.
 
-    Skips when no node has the old name.
+    Skips graphs without a node of the old name.
 
     Raises:
-        RecipeError: one of the names is not given exactly once.
-        GraphError: a node has the new name, or a subgraph of an ONNX graph refers to the old one.
+        RecipeError: the old or the new name is not given exactly once.
+        GraphError: the new name is in use, or a subgraph of an ONNX graph refers to the old name.
 
     Example:
         rename_node(old_node_name=super/deep/split, new_node_name=parts)
@@ -45,5 +46,5 @@ def rename_node(graph: Graph, *, old_node_name: tuple[str, ...] = (), new_node_n
     if old not in graph:
         return Outcome(graph)
     if old in names_in_subgraphs(graph):
-        raise GraphError(f"{old} can not be renamed: a loop or branch refers to it by name")
+        raise GraphError(f"cannot rename {old!r}: a loop or branch refers to the node by name")
     return Outcome(rename_nodes(graph, {old: new}), (f"{old} -> {new}",))

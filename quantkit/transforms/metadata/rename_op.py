@@ -1,4 +1,4 @@
-"""Change the type of nodes."""
+"""Rename an op type."""
 
 from quantkit.errors import RecipeError
 from quantkit.ir.graph import Graph
@@ -8,19 +8,19 @@ from quantkit.transforms.registry import transform
 
 @transform(dialects=("tensorflow", "onnx"))
 def rename_op(graph: Graph, *, old_op_name: tuple[str, ...] = (), new_op_name: tuple[str, ...] = ()) -> Outcome:
-    """Change the type of all nodes of one type; inputs and attributes stay as they are.
+    """Rename the op type of all nodes of one type; inputs and attributes stay unchanged.
 
     Before:  y = Mul(a, b)
     After:   y = Multiply(a, b)
 
     Options:
-        old_op_name: the type they have.
-        new_op_name: the type they get.
+        old_op_name: current op type.
+        new_op_name: new op type.
 
-    Skips when no node has the old type.
+    Skips nodes of other types.
 
     Raises:
-        RecipeError: one of the types is not given exactly once.
+        RecipeError: the old or the new type is not given exactly once.
 
     Example:
         rename_op(old_op_name=Add, new_op_name=AddV2)

@@ -1,4 +1,4 @@
-"""Say where nodes are to run."""
+"""Set the device of all nodes."""
 
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
@@ -13,10 +13,11 @@ def set_device(graph: Graph, *, device: str = "", if_default: bool = False) -> O
     After:   y = Relu(x) @"/cpu:0"
 
     Options:
-        device: as TensorFlow writes it, e.g. ``set_device(device="/device:GPU:0")``; nothing: the engine chooses.
-        if_default: leave nodes alone that have a device (false).
+        device: TensorFlow device string, for example ``set_device(device="/device:GPU:0")``
+            (default: empty, the runtime selects the device).
+        if_default: change only nodes without a device (default: false).
 
-    Skips when every node has the device, or with if_default some device.
+    Skips nodes that have the device, and with if_default nodes that have any device.
 
     Example:
         set_device(device="/cpu:0")
@@ -25,7 +26,7 @@ def set_device(graph: Graph, *, device: str = "", if_default: bool = False) -> O
         x = Placeholder[2]()
         y = Neg(x) @"/device:GPU:0"
     """
-    hit = {node.name for node in graph.nodes.values() if node.device != device and not (if_default and node.device)}
-    nodes = (node.with_(device=device) if node.name in hit else node for node in graph.nodes.values())
-    changes = tuple(name for name in graph.nodes if name in hit)
-    return Outcome(graph.with_nodes(nodes) if hit else graph, changes)
+    changed = {node.name for node in graph.nodes.values() if node.device != device and not (if_default and node.device)}
+    nodes = (node.with_(device=device) if node.name in changed else node for node in graph.nodes.values())
+    changes = tuple(name for name in graph.nodes if name in changed)
+    return Outcome(graph.with_nodes(nodes) if changed else graph, changes)

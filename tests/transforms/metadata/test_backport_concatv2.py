@@ -1,4 +1,4 @@
-"""Concats of 2016 answer as those of today."""
+"""Tests of backport_concatv2."""
 
 import numpy as np
 from hypothesis import given
@@ -15,17 +15,17 @@ from quantkit.transforms.metadata.backport_concatv2 import backport_concatv2
     st.sampled_from([np.int32, np.int64]),
     st.sampled_from([0, 1, -1]),
 )
-def test_promises(parts: list[str], dtype: type, axis: int) -> None:
-    attrs = {"T": DType.FLOAT, "N": len(parts), "Tidx": DType.of(dtype)}
+def test_outputs_stay_and_axis_comes_first(operands: list[str], dtype: type, axis: int) -> None:
+    attrs = {"T": DType.FLOAT, "N": len(operands), "Tidx": DType.of(dtype)}
     nodes = [
         placeholder((2, 3)),
         Node("y0", "Relu", (Edge("x"),), attrs={"T": DType.FLOAT}),
         Node("y1", "Neg", (Edge("x"),), attrs={"T": DType.FLOAT}),
         constant("axis", dtype(axis)),
-        Node("joined", "ConcatV2", (*map(Edge, parts), Edge("axis")), ("y1",), attrs),
+        Node("joined", "ConcatV2", (*map(Edge, operands), Edge("axis")), ("y1",), attrs),
     ]
     graph = Graph.of(nodes, ["x"], ["joined"])
     check_exact_transform(backport_concatv2, graph)
-    made = backport_concatv2(graph)["joined"]
-    assert (made.op, made.inputs[1:], made.controls) == ("Concat", tuple(map(Edge, parts)), ("y1",))
-    assert "Tidx" not in made.attrs
+    after = backport_concatv2(graph)["joined"]
+    assert (after.op, after.inputs[1:], after.controls) == ("Concat", tuple(map(Edge, operands)), ("y1",))
+    assert "Tidx" not in after.attrs

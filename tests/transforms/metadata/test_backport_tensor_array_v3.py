@@ -1,4 +1,4 @@
-"""Arrays of 2016."""
+"""Tests of backport_tensor_array_v3."""
 
 from rewritten_graphs import check_linear_work
 
@@ -6,7 +6,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
 from quantkit.ir.text import from_text
 from quantkit.ops.tensorflow.signatures import find_op
-from quantkit.transforms.metadata.backport_tensor_array_v3 import USERS, backport_tensor_array_v3
+from quantkit.transforms.metadata.backport_tensor_array_v3 import CONSUMERS, backport_tensor_array_v3
 
 
 def arrays(count: int) -> Graph:
@@ -17,31 +17,31 @@ def arrays(count: int) -> Graph:
     return Graph.of(nodes, ["size"], [node.name for node in nodes[2::2]])
 
 
-def test_every_op_has_a_counterpart_and_is_replaced_by_it() -> None:
-    graph = Graph.of([Node("t", "TensorArrayV3"), *(Node(op, op, (Edge("t"),)) for op in USERS)], [], USERS)
+def test_every_op_is_replaced_by_its_version_2() -> None:
+    graph = Graph.of([Node("t", "TensorArrayV3"), *(Node(op, op, (Edge("t"),)) for op in CONSUMERS)], [], CONSUMERS)
     after = backport_tensor_array_v3(graph)
-    for op in USERS:
+    for op in CONSUMERS:
         assert after[op].op == op.replace("V3", "V2")
         assert find_op(after[op].op) is not None
 
 
-def test_once_is_enough_and_the_argument_stays() -> None:
+def test_transform_is_idempotent_and_keeps_its_argument() -> None:
     graph = arrays(3)
     once = backport_tensor_array_v3(graph)
     assert graph == arrays(3)
     assert backport_tensor_array_v3.outcome(once) == (once, (), ())
 
 
-def test_flows_are_constants_with_free_names() -> None:
-    taken = [constant("t0/replacement_flow_node", 2.0), *arrays(1).nodes.values()]
-    after = backport_tensor_array_v3(Graph.of(taken, ["size"], ["s0", "t0:1"]))
+def test_flow_constants_have_unused_names() -> None:
+    nodes = [constant("t0/replacement_flow_node", 2.0), *arrays(1).nodes.values()]
+    after = backport_tensor_array_v3(Graph.of(nodes, ["size"], ["s0", "t0:1"]))
     flow = after["t0/replacement_flow_node_1"]
     assert (flow.value.array.item(), flow.value.shape) == (1.0, ())
     assert after["s0"].inputs[1] == Edge(flow.name)
     assert after.outputs[1] == Edge(flow.name)
 
 
-def test_handles_are_strings_through_a_loop() -> None:
+def test_handles_in_loop_are_strings() -> None:
     after = backport_tensor_array_v3(
         from_text("""
             outputs: read
@@ -56,9 +56,8 @@ def test_handles_are_strings_through_a_loop() -> None:
             read = TensorArraySizeV3(exit, t:1)
         """)
     )
-    carriers = ("enter", "merge", "switch", "next", "exit")
-    assert {after[name].attrs["T"] for name in carriers} == {DType.STRING}
+    assert {after[name].attrs["T"] for name in ("enter", "merge", "switch", "next", "exit")} == {DType.STRING}
 
 
-def test_work_grows_linearly() -> None:
+def test_transform_runs_in_linear_time() -> None:
     check_linear_work(backport_tensor_array_v3, arrays)

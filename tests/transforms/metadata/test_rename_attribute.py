@@ -1,4 +1,4 @@
-"""Attributes that get another name."""
+"""Tests of rename_attribute."""
 
 from edited_graphs import check_edit, edited_graphs
 from hypothesis import given
@@ -8,7 +8,7 @@ from quantkit.transforms.metadata.rename_attribute import rename_attribute
 
 
 @given(edited_graphs())
-def test_values_move_and_can_move_back(graph: Graph) -> None:
+def test_rename_is_reversible(graph: Graph) -> None:
     after = check_edit(rename_attribute, graph, old_attribute_name=("note",), new_attribute_name=("remark",))
     assert [node.attrs.get("remark") for node in after.nodes.values()] == [
         node.attrs.get("note") for node in graph.nodes.values()
@@ -17,10 +17,10 @@ def test_values_move_and_can_move_back(graph: Graph) -> None:
 
 
 @given(edited_graphs())
-def test_a_value_that_was_there_is_replaced(graph: Graph) -> None:
+def test_existing_attribute_is_replaced(graph: Graph) -> None:
     after = rename_attribute(
         graph, old_attribute_name=("note",), new_attribute_name=("_class",), op_name=("Mul", "Add")
     )
     for name, node in graph.nodes.items():
-        moved = node.op == "Mul" and "note" in node.attrs
-        assert after[name].attrs.get("_class") == (node.attrs["note"] if moved else node.attrs.get("_class"))
+        is_renamed = node.op == "Mul" and "note" in node.attrs
+        assert after[name].attrs.get("_class") == (node.attrs["note"] if is_renamed else node.attrs.get("_class"))

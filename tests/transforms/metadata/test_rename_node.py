@@ -1,4 +1,4 @@
-"""A name that changes everywhere."""
+"""Tests of rename_node."""
 
 import pytest
 from edited_graphs import edited_graphs
@@ -13,12 +13,12 @@ from quantkit.transforms.metadata.rename_node import rename_node
 
 
 @given(edited_graphs(), st.data())
-def test_the_old_name_is_nowhere_and_the_new_one_where_it_was(graph: Graph, data: st.DataObject) -> None:
+def test_new_name_replaces_old_one_in_all_references(graph: Graph, data: st.DataObject) -> None:
     old = data.draw(st.sampled_from(list(graph.nodes)))
-    kept = Graph.of(graph.nodes.values(), graph.inputs, graph.outputs)
+    copy = Graph.of(graph.nodes.values(), graph.inputs, graph.outputs)
     after = rename_node(graph, old_node_name=(old,), new_node_name=("quite/new",))
     verify(after)
-    assert graph == kept
+    assert graph == copy
     assert old not in after
     assert list(after.nodes) == ["quite/new" if name == old else name for name in graph.nodes]
     assert rename_node(after, old_node_name=("quite/new",), new_node_name=(old,)) == graph
@@ -26,6 +26,6 @@ def test_the_old_name_is_nowhere_and_the_new_one_where_it_was(graph: Graph, data
 
 
 @given(edited_graphs())
-def test_a_name_that_is_taken_is_refused_even_if_nothing_would_be_renamed(graph: Graph) -> None:
+def test_name_in_use_is_rejected_even_if_old_name_is_missing(graph: Graph) -> None:
     with pytest.raises(GraphError, match="A node is alreading using xas name"):
         rename_node(graph, old_node_name=("absent",), new_node_name=("x",))
