@@ -12,7 +12,7 @@ from quantkit.errors import UsageError
 from quantkit.formats.files import check_target, write_whole
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.ops.macs import multiply_adds
+from quantkit.ops.macs import count_macs
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.runtimes.session import SessionOptions
 from quantkit.runtimes.tensorflow_trace import TracedSession, benchmark_entry
@@ -182,7 +182,7 @@ def _flops(graph: Graph, feeds: dict[str, Array]) -> int:
         for name, node in graph.nodes.items()
     )
     shapes = infer_shapes(begun)
-    return 2 * sum(multiply_adds(begun[name], shapes) or 0 for name in begun.reachable())
+    return 2 * sum(count_macs(begun[name], shapes) or 0 for name in begun.reachable())
 
 
 def _echo(args: Namespace) -> None:

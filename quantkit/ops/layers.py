@@ -1,6 +1,6 @@
-"""How the linear layers number their output channels.
+"""Channel axes of linear layers.
 
-A layer ``y = layer(x, weights)`` is linear in its weights, and each output channel reads weights of its own:
+A layer ``y = layer(x, weights)`` is linear in its weights, and each output channel has its own weights:
 scaling a channel's weights scales that channel of ``y``.
 """
 
@@ -15,13 +15,13 @@ from quantkit.ir.tensor import Array, Tensor
 
 @dataclass(frozen=True)
 class Layer:
-    """Where a layer's channels are.
+    """Channel axes of a linear layer.
 
     Attributes:
-        weights_rank: number of dimensions of the weights, which are input 1.
-        weights_axes: neighbouring dimensions of the weights that together number the output channels.
-        rank: number of dimensions of the output.
-        axis: dimension of the output that numbers the channels.
+        weights_rank: rank of the weights, which are input 1.
+        weights_axes: adjacent axes of the weights that together index the output channels.
+        rank: rank of the output.
+        axis: channel axis of the output.
     """
 
     weights_rank: int
@@ -30,27 +30,27 @@ class Layer:
     axis: int
 
     def num_channels(self, weights_shape: tuple[int, ...]) -> int:
-        """How many channels there are."""
+        """Return the number of output channels."""
         return int(np.prod([weights_shape[axis] for axis in self.weights_axes]))
 
-    def along_weights(self, values: Array, weights_shape: tuple[int, ...]) -> Array:
-        """Values per channel in the form that multiplies the weights.
+    def reshape_for_weights(self, values: Array, weights_shape: tuple[int, ...]) -> Array:
+        """Reshape values per channel such that they broadcast against the weights.
 
         Args:
             values: (c,).
-            weights_shape: of the layer's weights.
+            weights_shape: shape of the layer's weights.
 
         Returns:
-            The values, of ``weights_rank`` dimensions, 1 where the weights do not number channels.
+            The values with rank ``weights_rank`` and size 1 in all axes but ``weights_axes``.
 
         >>> depthwise = Layer(4, (2, 3), 4, 3)
-        >>> depthwise.along_weights(np.arange(6), (3, 3, 2, 3)).shape
+        >>> depthwise.reshape_for_weights(np.arange(6), (3, 3, 2, 3)).shape
         (1, 1, 2, 3)
         """
         return values.reshape([size if axis in self.weights_axes else 1 for axis, size in enumerate(weights_shape)])
 
 
-WEIGHTS_SLOT = 1
+WEIGHTS_INDEX = 1
 _CONVOLUTION_AXES: Mapping[str, tuple[int, ...]] = {
     "Conv2D": (3,),
     "DepthwiseConv2dNative": (2, 3),
@@ -60,7 +60,7 @@ LAYER_OPS = frozenset({*_CONVOLUTION_AXES, "MatMul"})
 
 
 def find_layer(node: Node) -> Layer | None:
-    """What is known of a layer; None: no layer, or a data format that is not."""
+    """Return the channel axes of a layer; None for other nodes and unknown data formats."""
     if node.op == "MatMul":
         return Layer(2, (0 if node.attrs.get("transpose_b") else 1,), 2, 1)
     axis = channel_axis(node, 4)
@@ -70,7 +70,7 @@ def find_layer(node: Node) -> Layer | None:
 
 
 def channel_axis(node: Node, rank: int) -> int | None:
-    """The dimension that the node's ``data_format`` gives to channels; None: a format that is not known."""
+    """Return the channel axis given by the node's ``data_format``; None for an unknown format."""
     data_format = node.attrs.get("data_format", b"NHWC")
     if data_format in (b"NHWC", b"NDHWC", b""):
         return rank - 1
@@ -78,15 +78,15 @@ def channel_axis(node: Node, rank: int) -> int | None:
 
 
 def same_padding(size: int | None, span: int, stride: int) -> tuple[int, int] | None:
-    """What SAME adds before and behind, along one dimension.
+    """Compute the padding before and after one axis for the padding mode SAME.
 
     Args:
-        size: of the tensor; None: not known.
-        span: how far a window reaches, dilation included.
-        stride: from window to window.
+        size: size of the tensor; None if unknown.
+        span: size of the window including dilation.
+        stride: stride of the window.
 
     Returns:
-        Both, or None where they depend on a size that is not known.
+        (padding before, padding after), or None if they depend on an unknown size.
 
     >>> same_padding(224, 3, 2), same_padding(None, 3, 1), same_padding(None, 3, 2)
     ((0, 1), (1, 1), None)
@@ -101,16 +101,16 @@ def same_padding(size: int | None, span: int, stride: int) -> tuple[int, int] | 
 
 
 def broadcast_channels(tensor: Tensor, *, rank: int, axis: int, num_channels: int) -> Array | None:
-    """A constant that is combined with ``y``, as values per channel.
+    """Return the values per channel of a constant that is broadcast against ``y``.
 
     Args:
-        tensor: what broadcasts against ``y``: a scalar, or of at most ``rank`` dimensions.
-        rank: number of dimensions of ``y``.
-        axis: its dimension that numbers channels.
-        num_channels: its size there.
+        tensor: constant with a rank of at most ``rank``.
+        rank: rank of ``y``.
+        axis: channel axis of ``y``.
+        num_channels: number of channels of ``y``.
 
     Returns:
-        (c,), or None where the constant differs within a channel or would make ``y`` larger.
+        (c,), or None if the constant varies within a channel or broadcasting would enlarge ``y``.
 
     >>> broadcast_channels(Tensor.of([[[1.0]], [[2.0]]]), rank=4, axis=1, num_channels=2)
     array([1., 2.], dtype=float32)
@@ -119,6 +119,6 @@ def broadcast_channels(tensor: Tensor, *, rank: int, axis: int, num_channels: in
     if len(tensor.shape) > rank:
         return None
     shape = (1,) * (rank - len(tensor.shape)) + tensor.shape
-    if any(size != 1 for place, size in enumerate(shape) if place != axis) or shape[axis] not in (1, num_channels):
+    if any(size != 1 for index, size in enumerate(shape) if index != axis) or shape[axis] not in (1, num_channels):
         return None
     return np.broadcast_to(tensor.array.reshape(-1), (num_channels,))

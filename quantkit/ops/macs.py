@@ -1,4 +1,4 @@
-"""Multiplications followed by an addition: what convolutions and products of matrices cost."""
+"""Multiply-accumulate operations (MACs) of convolutions and matrix products."""
 
 import math
 import re
@@ -9,57 +9,57 @@ from quantkit.ir.tensor import Shape
 from quantkit.ops.shape_rules import UNKNOWN
 from quantkit.ops.tensorflow.signatures import attribute
 
-# Ops that run other graphs.
-CALLING = ("While", "If", "Case", "PartitionedCall")
-# Layers by what their names hold, fused and 8-bit forms included.
+# Endings of op types that call functions.
+CALL_OPS = ("While", "If", "Case", "PartitionedCall")
+# Op types of layers, including fused and quantized variants.
 _LAYER = re.compile(r"(Depthwise|Pad)?[Cc]onv(2d|2D|3D)|MatMul|Einsum")
-# Where weights are not the second input.
-_WEIGHTS = {"FusedPadConv2D": 2, "FusedResizeAndPadConv2D": 3}
+# Input index of the weights, if it is not 1.
+_WEIGHTS_INDEX = {"FusedPadConv2D": 2, "FusedResizeAndPadConv2D": 3}
 
 
-def multiply_adds(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
-    """How many of them a node does; 0 for ops that are no layers.
+def count_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
+    """Return the MACs of a node; 0 for ops that are not layers.
 
     Args:
-        node: of TensorFlow's ops.
-        shapes: of edges.
+        node: node of dialect ``tensorflow``.
+        shapes: shapes by edge.
 
     Returns:
-        The count, or None where a shape is unknown, or the op runs other graphs (loops, branches, calls).
+        The MACs, or None if a shape is unknown or the op calls functions (loops, branches, calls).
     """
-    if node.op.endswith(CALLING):
+    if node.op.endswith(CALL_OPS):
         return None
     if not _LAYER.search(node.op) or "BackpropFilter" in node.op:
         return 0
-    read = [shapes.get(edge, UNKNOWN) for edge in node.inputs]
-    out = shapes.get(Edge(node.name), UNKNOWN)
+    inputs = [shapes.get(edge, UNKNOWN) for edge in node.inputs]
+    output = shapes.get(Edge(node.name), UNKNOWN)
     if node.op == "Einsum":
-        return _of_sum(node, read)
+        return _einsum_macs(node, inputs)
     if "BackpropInput" in node.op:
-        read, out = [read[1], read[1]], read[2]
-    slot = _WEIGHTS.get(node.op, 1)
-    if len(read) <= slot or not out.is_known or not read[slot].is_known:
+        inputs, output = [inputs[1], inputs[1]], inputs[2]
+    slot = _WEIGHTS_INDEX.get(node.op, 1)
+    if len(inputs) <= slot or not output.is_known or not inputs[slot].is_known:
         return None
-    weights = read[slot].sizes
+    weights = inputs[slot].sizes
     if "MatMul" in node.op:
-        is_turned = any(node.attrs.get(name) for name in ("transpose_b", "adj_y"))
-        return math.prod(out.sizes) * weights[-1 if is_turned else -2]
-    # A number of the result takes part in all places of the kernel: of one channel, or of all that its group reads.
-    return math.prod(out.sizes) * math.prod(weights[: 2 if "Depthwise" in node.op else -1])
+        is_transposed = any(node.attrs.get(name) for name in ("transpose_b", "adj_y"))
+        return math.prod(output.sizes) * weights[-1 if is_transposed else -2]
+    # Each output element needs h * w * c_in MACs; a depthwise one h * w.
+    return math.prod(output.sizes) * math.prod(weights[: 2 if "Depthwise" in node.op else -1])
 
 
-def _of_sum(node: Node, shapes: list[Shape]) -> int | None:
-    """Of an Einsum: the product of the sizes of all its letters."""
-    words = attribute(node, "equation").decode().replace(" ", "").partition("->")[0].split(",")
-    if len(words) != 2:
-        return 0  # one tensor is only summed
+def _einsum_macs(node: Node, shapes: list[Shape]) -> int | None:
+    """Return the MACs of an Einsum: the product of the sizes of all its indices."""
+    operands = attribute(node, "equation").decode().replace(" ", "").partition("->")[0].split(",")
+    if len(operands) != 2:
+        return 0  # a single operand is only summed
     sizes: dict[str, int] = {}
-    for word, shape in zip(words, shapes, strict=False):
+    for operand, shape in zip(operands, shapes, strict=False):
         if not shape.is_known:
             return None
-        before, dots, behind = word.partition("...")
-        middle = len(shape.sizes) - len(before) - len(behind)
-        letters = [*before, *(f".{place}" for place in range(middle, 0, -1) if dots), *behind]
+        first, dots, last = operand.partition("...")
+        num_dots = len(shape.sizes) - len(first) - len(last)
+        letters = [*first, *(f".{index}" for index in range(num_dots, 0, -1) if dots), *last]
         for letter, size in zip(letters, shape.sizes, strict=False):
             sizes[letter] = max(size, sizes.get(letter, 1))
     return math.prod(sizes.values())

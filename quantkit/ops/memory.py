@@ -1,9 +1,9 @@
-"""What a run holds at most, as far as shapes tell.
+"""Estimate of the peak activation memory of a run, from static shapes.
 
-Tensors live from the node that makes them to the last that reads them, in execution order. Ops that only pass their
-input on share its memory; what works element by element writes over an input that nobody else reads any more, as do
-norms, which engines fuse with the layer before them. Work space of ops and what an engine keeps back are not counted.
-For Inception v3, MobileNet v1 and ResNet50, TensorFlow's allocator tells the same, within half a percent.
+A tensor is alive from its producer to its last consumer in topological order. Pass-through ops share the memory of
+their input. Elementwise ops, and norms, which runtimes fuse with the preceding layer, reuse the memory of an input
+without other consumers. Workspace of ops and memory reserved by a runtime are not included. For Inception v3,
+MobileNet v1 and ResNet50 the estimate is within 0.5 % of TensorFlow's allocator.
 """
 
 from collections.abc import Mapping
@@ -29,18 +29,18 @@ IN_PLACE = frozenset(
         *("BatchNormWithGlobalNormalization", "BatchNormalization", "Clip", "HardSigmoid", "HardSwish", "PRelu"),
     }
 )
-# What ONNX's ops give that is of another type than what they read first.
+# Element types of ONNX outputs that differ from the type of the first input.
 ONNX_DTYPES = {"DequantizeLinear": DType.FLOAT, "Shape": DType.INT64, "ArgMax": DType.INT64, "ConvInteger": DType.INT32}
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The most that lives at once.
+    """Peak activation memory.
 
     Attributes:
-        num_bytes: of all tensors but constants.
-        node: the one that runs then.
-        num_unknown: tensors that are not counted, as their sizes are not known.
+        num_bytes: size of all tensors that are alive, without constants.
+        node: node that runs at the peak.
+        num_unknown: number of tensors of unknown size, which are not counted.
     """
 
     num_bytes: int
@@ -49,68 +49,68 @@ class Peak:
 
 
 def peak_memory(graph: Graph, shapes: Mapping[Edge, Shape], stated: Mapping[Edge, DType | None] = {}) -> Peak | None:
-    """The largest sum of tensors that live at once while the outputs are computed, in bytes.
+    """Compute the peak activation memory of a graph.
 
     Args:
-        graph: of TensorFlow's or of ONNX's ops.
-        shapes: of its edges.
-        stated: element types that an ONNX file tells.
+        graph: graph of either dialect.
+        shapes: shapes by edge.
+        stated: element types by edge, as stated by an ONNX file.
 
     Returns:
-        The peak, or None where no size is known.
+        The peak, or None if no size is known.
 
     Raises:
-        GraphError: the graph is not well formed.
+        GraphError: the graph is malformed.
     """
-    order = _computed(graph)
+    order = _computed_nodes(graph)
     buffers = _buffers(graph, order)
     dtypes = _onnx_dtypes(graph, order, stated) if graph.dialect == "onnx" else None
-    made: dict[str, list[Edge]] = {}
+    new_buffers: dict[str, list[Edge]] = {}
     for edge, buffer in buffers.items():
         if edge == buffer:
-            made.setdefault(edge.node, []).append(edge)
-    last = {buffers[edge]: place for place, node in enumerate(order) for edge in node.inputs if edge in buffers}
-    last |= {buffers[edge]: len(order) for edge in graph.outputs if edge in buffers}
+            new_buffers.setdefault(edge.node, []).append(edge)
+    last_use = {buffers[edge]: step for step, node in enumerate(order) for edge in node.inputs if edge in buffers}
+    last_use |= {buffers[edge]: len(order) for edge in graph.outputs if edge in buffers}
     live: dict[Edge, int] = {}
-    held, most, where, num_unknown = 0, 0, "", 0
-    for place, node in enumerate(order):
-        ending = {buffers[edge] for edge in node.inputs if edge in buffers and last[buffers[edge]] == place}
-        for edge in made.get(node.name, ()):
+    current, peak, peak_node, num_unknown = 0, 0, "", 0
+    for step, node in enumerate(order):
+        ending = {buffers[edge] for edge in node.inputs if edge in buffers and last_use[buffers[edge]] == step}
+        for edge in new_buffers.get(node.name, ()):
             dtype = dtypes.get(edge.node) if dtypes is not None else _dtype(node, edge.port)
             size = _num_bytes(dtype, shapes.get(edge))
             num_unknown += size is None
-            over = next((one for one in ending if node.op in IN_PLACE and live.get(one) == size), None)
-            if over is not None:
-                held -= live.pop(over)
+            reused = next((buffer for buffer in ending if node.op in IN_PLACE and live.get(buffer) == size), None)
+            if reused is not None:
+                current -= live.pop(reused)
             live[edge] = size or 0
-            held += live[edge]
-        if held > most:
-            most, where = held, node.name
-        held -= sum(live.pop(edge, 0) for edge in ending)
-    return Peak(most, where, num_unknown) if most else None
+            current += live[edge]
+        if current > peak:
+            peak, peak_node = current, node.name
+        current -= sum(live.pop(edge, 0) for edge in ending)
+    return Peak(peak, peak_node, num_unknown) if peak else None
 
 
-def _computed(graph: Graph) -> list[Node]:
-    """What the outputs need, in execution order, without what depends on constants alone: engines compute that once."""
-    needed = graph.reachable()
-    found: dict[str, Node] = {}
+def _computed_nodes(graph: Graph) -> list[Node]:
+    """Return the nodes that the outputs need, in topological order, without those that runtimes fold into constants."""
+    reachable = graph.reachable()
+    nodes: dict[str, Node] = {}
     for name in graph.order:
         node = graph[name]
-        begins = not node.sources and not node.is_constant
-        if name in needed and (begins or name in graph.input_names or any(one in found for one in node.sources)):
-            found[name] = node
-    return list(found.values())
+        is_source = name in graph.input_names or (not node.sources and not node.is_constant)
+        if name in reachable and (is_source or any(source in nodes for source in node.sources)):
+            nodes[name] = node
+    return list(nodes.values())
 
 
 def _buffers(graph: Graph, order: list[Node]) -> dict[Edge, Edge]:
-    """For each edge that somebody reads the one whose memory it lives in; constants' are not in it."""
-    drawn = {node.name: node for node in order}
-    read = dict.fromkeys([edge for node in order for edge in node.inputs if edge.node in drawn])
-    read |= dict.fromkeys(edge for edge in graph.outputs if edge.node in drawn)
-    place = {node.name: number for number, node in enumerate(order)}
+    """Return the edge whose memory each used edge shares; constants have none."""
+    nodes = {node.name: node for node in order}
+    edges = dict.fromkeys([edge for node in order for edge in node.inputs if edge.node in nodes])
+    edges |= dict.fromkeys(edge for edge in graph.outputs if edge.node in nodes)
+    position = {node.name: number for number, node in enumerate(order)}
     buffers: dict[Edge, Edge] = {}
-    for edge in sorted(read, key=lambda edge: (place[edge.node], edge.port)):
-        node = drawn[edge.node]
+    for edge in sorted(edges, key=lambda edge: (position[edge.node], edge.port)):
+        node = nodes[edge.node]
         is_shared = node.op in SHARING and node.name not in graph.input_names and node.inputs
         buffers[edge] = buffers.get(node.inputs[0], edge) if is_shared else edge
     return buffers
@@ -123,20 +123,20 @@ def _num_bytes(dtype: DType | None, shape: Shape | None) -> int | None:
 
 
 def _onnx_dtypes(graph: Graph, order: list[Node], stated: Mapping[Edge, DType | None]) -> dict[str, DType]:
-    """The element type of what each node gives: as the file states it, or that of what it reads first."""
-    found: dict[str, DType] = {}
+    """Return the output type of each node: as stated by the file, else the type of the first input."""
+    dtypes: dict[str, DType] = {}
     for node in order:
-        read = [
-            graph[edge.node].value.dtype if graph.constant_of(edge) is not None else found.get(edge.node)
+        input_dtypes = [
+            graph[edge.node].value.dtype if graph.constant_of(edge) is not None else dtypes.get(edge.node)
             for edge in node.inputs
             if edge.node in graph
         ]
         own = node.attrs.get("dtype") if node.op == "Placeholder" else ONNX_DTYPES.get(node.op)
-        if node.op == "QuantizeLinear" and len(read) > 2:
-            own = read[2]
-        dtype = stated.get(Edge(node.name)) or own or next(filter(None, read), DType.FLOAT)
-        found[node.name] = dtype if isinstance(dtype, DType) else DType.FLOAT
-    return found
+        if node.op == "QuantizeLinear" and len(input_dtypes) > 2:
+            own = input_dtypes[2]
+        dtype = stated.get(Edge(node.name)) or own or next(filter(None, input_dtypes), DType.FLOAT)
+        dtypes[node.name] = dtype if isinstance(dtype, DType) else DType.FLOAT
+    return dtypes
 
 
 def _dtype(node: Node, port: int) -> DType | None:
@@ -145,6 +145,6 @@ def _dtype(node: Node, port: int) -> DType | None:
         return dtype if isinstance(dtype, DType) else None
     try:
         dtypes = output_dtypes(node)
-    except GraphError:  # the attribute that says so is missing: whoever runs it will say so better
+    except GraphError:  # the type attribute is missing: the runtime reports that with more detail
         return None
     return dtypes[port] if port < len(dtypes) else None

@@ -1,7 +1,7 @@
-"""Static shapes.
+"""Static shape inference.
 
-Where a size can not be known it is None, and where an op has no rule (`tensorflow_shapes`, `onnx`) its outputs have
-unknown rank. Nothing here raises on a graph that is merely unusual.
+An unknown size is None; the outputs of an op without a rule have unknown rank. Inference does not raise on a graph with
+unusual nodes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,25 +10,25 @@ from typing import NamedTuple
 from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape, Tensor
-from quantkit.ops import known_sizes
-from quantkit.ops.known_sizes import Sizes
+from quantkit.ops import size_inference
 from quantkit.ops.onnx import shapes as onnx_shapes
 from quantkit.ops.shape_rules import UNKNOWN as UNKNOWN
-from quantkit.ops.shape_values import SIZING, shape_value
+from quantkit.ops.size_evaluation import SIZE_OPS, shape_value
+from quantkit.ops.size_inference import Sizes
 from quantkit.ops.tensorflow import shapes as tensorflow_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
-COMPUTING = SIZING | known_sizes.RULES.keys()
-# Where ops read the shape of what they give.
-SIZED = {"Reshape": 1, "Fill": 0, "BroadcastTo": 1, "Conv2DBackpropInput": 0}
+COMPUTED_OPS = SIZE_OPS | size_inference.RULES.keys()
+# Input index of the output shape.
+SHAPE_INPUTS = {"Reshape": 1, "Fill": 0, "BroadcastTo": 1, "Conv2DBackpropInput": 0}
 
 
 class Inference(NamedTuple):
-    """What is known of a graph before it runs.
+    """Result of shape inference.
 
     Attributes:
-        shapes: of every edge that something is known of.
-        sizes: whole numbers that are computed of shapes, by edge, None for those that are not known.
+        shapes: shapes by edge; edges of unknown rank may be missing.
+        sizes: integers that the graph computes from shapes, by edge; None for an unknown integer.
     """
 
     shapes: Mapping[Edge, Shape]
@@ -36,11 +36,11 @@ class Inference(NamedTuple):
 
 
 def infer_shapes(graph: Graph, known: Mapping[Edge, Shape] | None = None) -> Mapping[Edge, Shape]:
-    """The shape of every edge that something is known of.
+    """Infer the shapes of all edges.
 
     Args:
-        graph: of TensorFlow's or of ONNX's ops.
-        known: what the file says of edges whose ops have no rule, or do not tell.
+        graph: graph of either dialect.
+        known: shapes by edge as stated by the file, for ops without a rule.
 
     Raises:
         GraphError: the nodes form a cycle.
@@ -49,11 +49,11 @@ def infer_shapes(graph: Graph, known: Mapping[Edge, Shape] | None = None) -> Map
 
 
 def infer(graph: Graph, known: Mapping[Edge, Shape] | None = None) -> Inference:
-    """The shapes of a graph, and what is known of numbers that it computes of them.
+    """Infer the shapes of all edges, and the integers that the graph computes from shapes.
 
     Args:
-        graph: of TensorFlow's or of ONNX's ops.
-        known: what the file says of edges whose ops have no rule, or do not tell.
+        graph: graph of either dialect.
+        known: shapes by edge as stated by the file, for ops without a rule.
 
     Raises:
         GraphError: the nodes form a cycle.
@@ -61,55 +61,61 @@ def infer(graph: Graph, known: Mapping[Edge, Shape] | None = None) -> Inference:
     shapes: dict[Edge, Shape] = dict(known or {})
     sizes: dict[Edge, Sizes] = {}
     values: dict[Edge, Tensor] = {}
-    rules, sizing = (
-        (onnx_shapes.RULES, frozenset[str]()) if graph.dialect == "onnx" else (tensorflow_shapes.RULES, COMPUTING)
+    rules, size_ops = (
+        (onnx_shapes.RULES, frozenset[str]()) if graph.dialect == "onnx" else (tensorflow_shapes.RULES, COMPUTED_OPS)
     )
     for name in graph.order:
         node = graph[name]
         rule = rules.get(node.op)
-        is_sizing = node.op in sizing
-        if rule is None and not is_sizing:
+        may_have_sizes = node.op in size_ops
+        if rule is None and not may_have_sizes:
             continue
-        given = [shapes.get(edge, UNKNOWN) for edge in node.inputs]
+        input_shapes = [shapes.get(edge, UNKNOWN) for edge in node.inputs]
         constants = {
             slot: value
             for slot, edge in enumerate(node.inputs)
             if (value := values.get(edge) or graph.constant_of(edge)) is not None
         }
-        if is_sizing and (told := _told(graph, node, given, constants, sizes)) is not None:
-            sizes[Edge(name)] = told
-            shapes[Edge(name)] = Shape(told.shape)
-            if (whole := known_sizes.as_tensor(told, output_dtypes(node)[0])) is not None:
-                values[Edge(name)] = whole
+        output_sizes = _infer_sizes(graph, node, input_shapes, constants, sizes) if may_have_sizes else None
+        if output_sizes is not None:
+            sizes[Edge(name)] = output_sizes
+            shapes[Edge(name)] = Shape(output_sizes.shape)
+            if (value := size_inference.as_tensor(output_sizes, output_dtypes(node)[0])) is not None:
+                values[Edge(name)] = value
             continue
         if rule is None:
             continue
-        slot = SIZED.get(node.op)
-        wanted = None if slot is None or slot in constants else sizes.get(node.inputs[slot])
+        slot = SHAPE_INPUTS.get(node.op)
+        stated = None if slot is None or slot in constants else sizes.get(node.inputs[slot])
         try:
-            made = rule(node, given, constants) if wanted is None else [known_sizes.as_shape(wanted)]
+            output_shapes = rule(node, input_shapes, constants) if stated is None else [size_inference.as_shape(stated)]
         except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError, QuantkitError):
-            continue  # the graph does not fit the op: whoever runs it will say so better
-        for port, shape in enumerate(made):
+            continue  # the node is invalid: the runtime reports that with more detail
+        for port, shape in enumerate(output_shapes):
             if shape.dims is not None or Edge(name, port) not in shapes:
                 shapes[Edge(name, port)] = shape
     return Inference(shapes, sizes)
 
 
-def _told(
-    graph: Graph, node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor], sizes: Mapping[Edge, Sizes]
+def _infer_sizes(
+    graph: Graph,
+    node: Node,
+    input_shapes: Sequence[Shape],
+    constants: Mapping[int, Tensor],
+    sizes: Mapping[Edge, Sizes],
 ) -> Sizes | None:
-    """The whole numbers that a node computes of shapes, as far as they are known; None: none is."""
+    """Return the integers that a node computes from shapes; None if all are unknown."""
     if node.name in graph.input_names:
         return None
     if (value := shape_value(node, constants)) is not None:
-        return known_sizes.of_tensor(value)
-    rule = known_sizes.RULES.get(node.op)
+        return size_inference.of_tensor(value)
+    rule = size_inference.RULES.get(node.op)
     if rule is None:
         return None
-    reads = {slot: sizes[edge] for slot, edge in enumerate(node.inputs) if edge in sizes}
-    reads |= {slot: one for slot, value in constants.items() if (one := known_sizes.of_tensor(value)) is not None}
+    inputs = {slot: sizes[edge] for slot, edge in enumerate(node.inputs) if edge in sizes}
+    constant_sizes = {slot: size_inference.of_tensor(value) for slot, value in constants.items()}
+    inputs |= {slot: values for slot, values in constant_sizes.items() if values is not None}
     try:
-        return rule(node, given, reads)
+        return rule(node, input_shapes, inputs)
     except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError):
         return None

@@ -1,4 +1,4 @@
-"""What a rule of static shapes is, and tables of rules by op."""
+"""Type of shape inference rules, and tables of rules by op type."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -10,17 +10,17 @@ UNKNOWN = Shape(None)
 SCALAR = Shape(())
 
 Dims = tuple[int | None, ...]
-# (node, shapes of its inputs, constants it reads by slot) -> shapes of its outputs, as far as they matter
+# (node, shapes of its inputs, constant inputs by input index) -> shapes of its first outputs
 ShapeRule = Callable[[Node, Sequence[Shape], Mapping[int, Tensor]], Sequence[Shape]]
 
 Rule = TypeVar("Rule")
 
 
 class Rules(dict[str, Rule]):
-    """Rules by op."""
+    """Rules by op type."""
 
     def rule(self, ops: str) -> Callable[[Rule], Rule]:
-        """Register a rule for ops, separated by spaces."""
+        """Register a rule for op types separated by spaces."""
 
         def register(rule: Rule) -> Rule:
             self.update(dict.fromkeys(ops.split(), rule))
@@ -30,10 +30,10 @@ class Rules(dict[str, Rule]):
 
 
 def dims_of(shape: Shape) -> Dims:
-    """The sizes of a shape, known or not.
+    """Return the sizes of a shape; None for an unknown size.
 
     Raises:
-        ValueError: not even their number is known.
+        ValueError: the rank is unknown.
     """
     if shape.dims is None:
         raise ValueError("unknown rank")

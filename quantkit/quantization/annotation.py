@@ -12,7 +12,7 @@ import numpy as np
 from quantkit.errors import GraphError, UsageError, did_you_mean
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Tensor
-from quantkit.ops.layers import LAYER_OPS, WEIGHTS_SLOT, broadcast_channels, find_layer
+from quantkit.ops.layers import LAYER_OPS, WEIGHTS_INDEX, broadcast_channels, find_layer
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.plan import (
     ACTIVATIONS,
@@ -114,8 +114,8 @@ class _Annotation:
 
     def _objection_to_storing(self, layer: Node) -> str:
         """Return why a layer's weights cannot be stored in int8, or an empty string."""
-        weights = self.graph.constant_of(layer.inputs[WEIGHTS_SLOT])
-        if weights is None or layer.inputs[WEIGHTS_SLOT].node in self.graph.endpoint_names:
+        weights = self.graph.constant_of(layer.inputs[WEIGHTS_INDEX])
+        if weights is None or layer.inputs[WEIGHTS_INDEX].node in self.graph.endpoint_names:
             return "the weights are not constant"
         if weights.dtype is not DType.FLOAT:
             return "the weights are not float"
@@ -126,7 +126,7 @@ class _Annotation:
 
         The spec of quantizable weights is noted: all layers that share the weights use it.
         """
-        name, spec = layer.inputs[WEIGHTS_SLOT].node, self._weights_spec(layer)
+        name, spec = layer.inputs[WEIGHTS_INDEX].node, self._weights_spec(layer)
         if self.weights.get(name, spec) != spec:
             return "a layer with other channel dimensions shares the weights"
         if not np.isfinite(weights.array).all():
@@ -167,7 +167,7 @@ class _Annotation:
             return "the data type is not float"
         if find_layer(node) is None or node.attrs.get("data_format", b"NHWC") != b"NHWC":
             return f"the data format {_text(node.attrs.get('data_format'))} is not NHWC"
-        weights = self.graph.constant_of(node.inputs[WEIGHTS_SLOT])
+        weights = self.graph.constant_of(node.inputs[WEIGHTS_INDEX])
         if weights is None:
             return "the weights are computed, not constant"
         if node.attrs.get("transpose_a"):
@@ -187,7 +187,7 @@ class _Annotation:
     def _with_bias(self, layer: Node) -> FusedPattern:
         """Return the pattern of a layer, with the bias that follows it."""
         output = Edge(layer.name)
-        weights = layer.inputs[WEIGHTS_SLOT].node
+        weights = layer.inputs[WEIGHTS_INDEX].node
         pattern = FusedPattern(layer.name, weights, layer.inputs[0], output)
         consumer = self._sole_consumer(output)
         if consumer and self._is_bias(layer, *consumer) and self._may_quantize(consumer[0]):
@@ -200,7 +200,7 @@ class _Annotation:
             return False
         value = self.graph.constant_of(node.inputs[1 - slot])
         facts = find_layer(layer)
-        weights = self.graph.constant_of(layer.inputs[WEIGHTS_SLOT])
+        weights = self.graph.constant_of(layer.inputs[WEIGHTS_INDEX])
         if value is None or facts is None or weights is None:
             return False
         if not np.isfinite(value.array).all():

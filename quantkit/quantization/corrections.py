@@ -126,7 +126,7 @@ def _equalize_pair(graph: Graph, first: FusedPattern, second: FusedPattern, valu
     nonzero = (sizes_out > 0) & (sizes_in > 0)
     scale = np.ones_like(sizes_out)
     scale[nonzero] = np.clip(np.sqrt(sizes_in[nonzero] / sizes_out[nonzero]), 1 / MAX_SCALING, MAX_SCALING)
-    values[first.weights] = before * facts.along_weights(scale, before.shape)
+    values[first.weights] = before * facts.reshape_for_weights(scale, before.shape)
     if first.bias:
         name = _bias_of(graph, first)
         values[name] = (

@@ -9,7 +9,7 @@ from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Graph
 from quantkit.ops.batch import with_batch_one
 from quantkit.ops.layers import LAYER_OPS
-from quantkit.ops.macs import multiply_adds
+from quantkit.ops.macs import count_macs
 from quantkit.ops.quantized_ops import is_quantized
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.annotation import annotate
@@ -73,7 +73,7 @@ def estimate_quantization(graph: Graph) -> QuantizationEstimate:
     layers = [node for node in folded.nodes.values() if node.op in LAYER_OPS and node.name in needed]
     int8_layers = {pattern.layer for pattern in plan.patterns}
     shapes = infer_shapes(folded)
-    macs = {node.name: multiply_adds(node, shapes) for node in layers}
+    macs = {node.name: count_macs(node, shapes) for node in layers}
     total = sum(count or 0 for count in macs.values())
     fraction = None
     if total and None not in macs.values():

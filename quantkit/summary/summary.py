@@ -11,7 +11,7 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.model import RANDOM_WEIGHTS_NOTE, as_model
 from quantkit.ops.batch import with_batch_one
-from quantkit.ops.macs import multiply_adds
+from quantkit.ops.macs import count_macs
 from quantkit.ops.memory import Peak, peak_memory
 from quantkit.ops.onnx import shapes as onnx_ops
 from quantkit.ops.quantized_ops import is_quantized
@@ -171,8 +171,8 @@ def summarize(model: Any) -> Summary:
     stated_shapes = {edge: shape for edge, (_, shape) in stated.items()}
     shapes = infer_shapes(graph, stated_shapes)
     example_shapes = infer_shapes(with_batch_one(graph), stated_shapes)
-    count_macs = onnx_ops.multiply_adds if is_onnx else multiply_adds
-    macs = [count_macs(node, example_shapes) for node in graph.nodes.values()]
+    count = onnx_ops.count_macs if is_onnx else count_macs
+    macs = [count(node, example_shapes) for node in graph.nodes.values()]
     known_macs = [count for count in macs if count is not None]
     constants = [value for node in graph.nodes.values() if isinstance(value := node.attrs.get("value"), Tensor)]
     return Summary(

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type
 from quantkit.errors import GraphError, QuantkitError, RecipeError, did_you_mean
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome, Rule, apply_rules, count_matches
-from quantkit.ops.faults import find_fault
+from quantkit.ops.validation import find_invalid_node
 from quantkit.transforms._placement import restore_placement
 
 DAMAGED = "the file is damaged, or was written by a tool that supports other ops"
@@ -274,7 +274,7 @@ class Transform:
         except QuantkitError:
             raise
         except Exception as error:
-            if not isinstance(error, NameError) and (fault := find_fault(graph)):
+            if not isinstance(error, NameError) and (fault := find_invalid_node(graph)):
                 raise GraphError(f"{self.name}: {fault}", hint=DAMAGED) from error
             if self.is_built_in:
                 raise

@@ -28,7 +28,7 @@ from quantkit.ir.check import verify
 from quantkit.ir.functions import Function, FunctionName, Library
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
-from quantkit.ops.faults import find_fault
+from quantkit.ops.validation import find_invalid_node
 from quantkit.quantization.annotation import annotate
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
@@ -79,7 +79,7 @@ def walk(graph: Graph) -> None:
     """Look at all that a command looks at first: nodes, functions, small values, order, faults."""
     with suppress(QuantkitError):
         verify(graph)
-    find_fault(graph)
+    find_invalid_node(graph)
     for name in graph.library:
         with suppress(QuantkitError):
             walk(graph.library[name].graph)

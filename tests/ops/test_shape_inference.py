@@ -5,7 +5,7 @@ import pytest
 
 from quantkit.ir.graph import Edge
 from quantkit.ir.text import from_text
-from quantkit.ops.macs import multiply_adds
+from quantkit.ops.macs import count_macs
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
 from quantkit.runtimes import open_session
@@ -110,7 +110,7 @@ def test_what_layers_of_pictures_multiply(layer: str, shape: str, count: int | N
         f"x = Placeholder[1x6x6x4]()\nw = Const[{shape}]()\nb = Const[8]()\ns = Const[int32]([1, 12, 12, 8])\n"
         f"p = Const[int32]([[0, 0], [1, 1], [1, 1], [0, 0]])\ny = {layer}"
     )
-    assert multiply_adds(graph["y"], infer_shapes(graph)) == count
+    assert count_macs(graph["y"], infer_shapes(graph)) == count
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_layers_of_pictures_multiply(layer: str, shape: str, count: int | N
 )
 def test_what_products_multiply(layer: str, first: str, second: str, count: int | None) -> None:
     graph = from_text(f"x = Placeholder[{first}]()\nw = Const[{second}]()\ny = {layer}")
-    assert multiply_adds(graph["y"], infer_shapes(graph)) == count
+    assert count_macs(graph["y"], infer_shapes(graph)) == count
 
 
 def test_sizes_that_are_not_known_stay_so() -> None:

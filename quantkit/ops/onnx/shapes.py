@@ -26,7 +26,7 @@ def is_stateful(op: str) -> bool | None:
     return None if "." in op else _RANDOM.fullmatch(op) is not None
 
 
-def multiply_adds(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
+def count_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
     """Multiplications followed by an addition of a node; 0 for ops without any.
 
     Returns:

@@ -16,7 +16,7 @@ import numpy as np
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Skip, free_name, sharing_reason
 from quantkit.ir.tensor import CACHE_LIMIT_BYTES, Array, DType, Shape, Tensor
-from quantkit.ops.layers import LAYER_OPS, WEIGHTS_SLOT, broadcast_channels, channel_axis, find_layer
+from quantkit.ops.layers import LAYER_OPS, WEIGHTS_INDEX, broadcast_channels, channel_axis, find_layer
 
 BIAS_OPS = ("BiasAdd", "Add", "AddV2", "Sub")
 FOLDED_TYPES = (DType.FLOAT, DType.DOUBLE, DType.HALF, DType.BFLOAT16)
@@ -139,9 +139,9 @@ def _layer(graph: Graph, node: Node, depth: int) -> Found:
     layer = find_layer(node)
     if layer is None:
         return Skip(f"{node.name} has a data_format whose channels are not told apart")
-    if len(node.inputs) <= WEIGHTS_SLOT:
+    if len(node.inputs) <= WEIGHTS_INDEX:
         return None
-    edge = node.inputs[WEIGHTS_SLOT]
+    edge = node.inputs[WEIGHTS_INDEX]
     if not is_constant(graph, edge):
         return Skip(not_constant(graph, edge.node, f"the weights of {node.name}"))
     weights = graph[edge.node]
@@ -155,7 +155,7 @@ def _layer(graph: Graph, node: Node, depth: int) -> Found:
     def fold(affine: Affine, name: str) -> list[Node]:
         nodes = [node]
         if affine.scale is not None:
-            factor = layer.along_weights(affine.scale, shape)
+            factor = layer.reshape_for_weights(affine.scale, shape)
             nodes.insert(0, weights.with_attrs(value=scaled(weights.value, factor)))
         if affine.offset is not None:
             nodes.extend(_shifted(graph, node, affine.offset, weights.value.dtype, name))
@@ -232,7 +232,7 @@ def bias_of_layer(graph: Graph, layer: Node, bias: Node) -> Array | None:
     slot, facts = bias_slot(graph, bias), find_layer(layer)
     if slot is None or facts is None or bias.op not in ("BiasAdd", "Add", "AddV2"):
         return None
-    weights, value = graph.constant_of(layer.inputs[WEIGHTS_SLOT]), graph[bias.inputs[slot].node].value
+    weights, value = graph.constant_of(layer.inputs[WEIGHTS_INDEX]), graph[bias.inputs[slot].node].value
     if weights is None or value.dtype is not weights.dtype:
         return None
     channels = facts.num_channels(weights.shape)

@@ -11,7 +11,7 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.pattern import op
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name
 from quantkit.ir.tensor import Shape
-from quantkit.ops.layers import WEIGHTS_SLOT, broadcast_channels, find_layer
+from quantkit.ops.layers import WEIGHTS_INDEX, broadcast_channels, find_layer
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.transforms.registry import transform
 
@@ -83,7 +83,7 @@ def _as_bias(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Nod
             continue
         if summand.node in graph.input_names:
             return Skip(f"{summand.node} is an input of the graph")
-        weights = shapes.get(graph[source.node].inputs[WEIGHTS_SLOT], UNKNOWN)
+        weights = shapes.get(graph[source.node].inputs[WEIGHTS_INDEX], UNKNOWN)
         if not weights.is_known:
             return Skip(f"the number of channels of {source} is not known")
         num_channels = layer.num_channels(weights.sizes)

@@ -278,7 +278,7 @@ def test_it_declines_a_wrong_number_of_inputs() -> None:
 def test_attributes_have_defaults() -> None:
     made = quantize_nodes(graph_of(*EACH["MatMul"]))["y/eightbit"]
     assert (made.attrs["transpose_a"], made.attrs["transpose_b"]) == (False, False)
-    with pytest.raises(GraphError, match=r"node 'y' \(MaxPool\) lacks the attribute 'ksize'"):
+    with pytest.raises(GraphError, match=r"node 'y' \(MaxPool\) has no attribute 'ksize'"):
         quantize_nodes(graph_of(op("y", "MaxPool", "x", strides=(1, 1, 1, 1), padding=b"SAME")))
 
 
