@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 
-from quantkit.data import KINDS
+from quantkit.data import DATA_KINDS
 from quantkit.evaluation import Evaluation, EvaluationInterrupted, evaluate
 from quantkit.evaluation.accuracy import BATCH
 
@@ -29,7 +29,7 @@ EXAMPLES = (
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("model", metavar="MODEL", help="model file or model card; FILE@RUNTIME selects its runtime")
-    parser.add_argument("--data", required=True, help=f"dataset: {KINDS}")
+    parser.add_argument("--data", required=True, help=f"dataset: {DATA_KINDS}")
     parser.add_argument("--reference", help="reference model, for example the float model; FILE@RUNTIME too")
     parser.add_argument(
         "--runtime", default="auto", help="runtime for models without @RUNTIME (default: the fastest installed one)"

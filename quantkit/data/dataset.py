@@ -1,6 +1,6 @@
 """Datasets: images or arrays with labels, read one sample at a time.
 
-    FileDataset      images in files or TFRecord files; nothing is decoded before it is used
+    FileDataset      images in files or TFRecord files; images are decoded on first use
     ArrayDataset     rows of arrays
     StreamDataset    elements of any iterable: generators, tf.data, PyTorch DataLoader
 
@@ -117,8 +117,8 @@ class Dataset(ABC):
         """Return a part of the dataset, the same one on every machine.
 
         Args:
-            limit: maximum number of samples; None: no maximum.
-            skip: number of samples to leave out at the beginning.
+            limit: maximum number of samples, or None.
+            skip: number of samples to skip at the beginning.
             keep_order: keep the samples in their present order.
 
         Raises:
@@ -205,22 +205,24 @@ class ArrayDataset(Dataset):
 
         Args:
             arrays: (n, ...), or such arrays by input name.
-            labels: (n,) class numbers or names, or (n, k) one-hot rows; None: not known.
+            labels: (n,) class numbers or names, or (n, k) one-hot rows; None if they are not known.
             source: description of the source, for messages.
 
         Raises:
             InputError: there is no row, or the numbers of rows differ.
         """
-        named = dict(arrays) if isinstance(arrays, Mapping) else {"": arrays}
+        values_by_name = dict(arrays) if isinstance(arrays, Mapping) else {"": arrays}
         texts = None if labels is None else label_texts(np.asarray(labels))
-        counts = {len(array) if array.ndim else 0 for array in named.values()} | ({len(texts)} if texts else set())
+        counts = {len(array) if array.ndim else 0 for array in values_by_name.values()} | (
+            {len(texts)} if texts else set()
+        )
         if len(counts) != 1 or 0 in counts:
             raise InputError(
-                f"{source} has no rows, or arrays with different numbers of rows",
+                f"{source} has no rows, or arrays of different lengths",
                 hint="the first dimension of each array counts the samples",
             )
         num_rows = counts.pop()
-        return cls(source, named, texts or [""] * num_rows, range(num_rows))
+        return cls(source, values_by_name, texts or [""] * num_rows, range(num_rows))
 
     @property
     def size(self) -> int:
@@ -245,8 +247,8 @@ class StreamDataset(Dataset):
     Attributes:
         open: returns a new iterator over the elements: arrays (n, ...), arrays by input name, or
             (inputs, labels).
-        limit: maximum number of samples; None: no maximum.
-        skip: number of samples to leave out at the beginning.
+        limit: maximum number of samples, or None.
+        skip: number of samples to skip at the beginning.
     """
 
     source: str
@@ -271,7 +273,7 @@ class StreamDataset(Dataset):
         left = None if self.limit is None else max(self.limit - skip, 0)
         limits = [number for number in (limit, left) if number is not None]
         if limits and min(limits) < 1:
-            raise _nothing_left(self.source)
+            raise _empty_error(self.source)
         return replace(self, limit=min(limits) if limits else None, skip=self.skip + skip)
 
     @cached_property
@@ -317,7 +319,7 @@ class OneTimeStream:
 
 
 def encoded_image(features: Features) -> bytes | None:
-    """Return the encoded image of an example; None if there is none."""
+    """Return the encoded image of an example; None if the example has no image."""
     values = next((features[key] for key in IMAGE_FEATURES if key in features), None)
     return values[0] if isinstance(values, list) and values else None
 
@@ -333,7 +335,7 @@ def feature_arrays(features: Features) -> dict[str, Array]:
 
 
 def record_label(features: Features) -> str:
-    """Return the label of an example; empty if there is none."""
+    """Return the label of an example; empty if the example has no label."""
     values = next((features[key] for key in LABEL_FEATURES if key in features and len(features[key])), None)
     return "" if values is None else label_text(values[0])
 
@@ -382,15 +384,15 @@ def _rows_of(element: Any, rank: int | None, source: str) -> Iterator[tuple[dict
     """Split an element of a stream into rows with their labels.
 
     Raises:
-        InputError: the arrays have no rows, or different numbers of rows.
+        InputError: the arrays have no rows, or different lengths.
     """
     labels = None
     if isinstance(element, tuple | list) and len(element) in (2, 3):  # (inputs, labels[, weights])
         element, labels = element[0], to_array(element[1])
     elif isinstance(element, tuple | list) and len(element) == 1:
         element = element[0]
-    named = element if isinstance(element, Mapping) else {"": element}
-    arrays = {name: to_array(value) for name, value in named.items()}
+    values_by_name = element if isinstance(element, Mapping) else {"": element}
+    arrays = {name: to_array(value) for name, value in values_by_name.items()}
     if labels is None:
         arrays, labels = split_labels(arrays)
     first = next(iter(arrays.values()), None)
@@ -408,16 +410,16 @@ def _digest(name: str) -> bytes:
 
 
 def _slice(ordered: Sequence[Any], limit: int | None, skip: int, source: str) -> tuple[Any, ...]:
-    chosen = ordered[skip:] if limit is None else ordered[skip : skip + limit]
-    if not chosen:
-        raise _nothing_left(source, len(ordered))
-    return tuple(chosen)
+    selected = ordered[skip:] if limit is None else ordered[skip : skip + limit]
+    if not selected:
+        raise _empty_error(source, len(ordered))
+    return tuple(selected)
 
 
 def _shapes_text(arrays: Mapping[str, Array]) -> str:
     return ", ".join(f"{name} {'x'.join(map(str, array.shape))}" for name, array in arrays.items())
 
 
-def _nothing_left(source: str, size: int | None = None) -> UsageError:
+def _empty_error(source: str, size: int | None = None) -> UsageError:
     samples = "no sample" if size is None else f"none of the {size} samples"
     return UsageError(f"{samples} of {source} is left", hint="skip fewer samples, or raise the limit")

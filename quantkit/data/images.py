@@ -1,12 +1,10 @@
-"""Picture files: finding them, and reading any of the usual kinds as plain pixels.
+"""Image files: decoding of common formats to pixels.
 
-Whatever the file holds (grey, palette, CMYK, 16 bits, transparency, a rotated camera), what comes out is
-upright (h, w, c) uint8. Five formats are read, because a reader that guesses among dozens is a risk.
+Every image (grayscale, palette, CMYK, 16 bits, transparent, rotated by the camera) is decoded to upright (h, w, c)
+uint8 pixels. Only five formats are accepted, because each decoder is an attack surface.
 """
 
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quantkit.data import jpeg
-from quantkit.data.discovery import pictures_of
-from quantkit.errors import InputError, UsageError, did_you_mean
+from quantkit.errors import InputError
 from quantkit.ir.tensor import Array
 
 if TYPE_CHECKING:
@@ -23,138 +20,89 @@ if TYPE_CHECKING:
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
 
-# 100 million pixels are 300 MB once decoded: more than any camera, less than this machine's memory.
+# 100 million pixels are 300 MB when decoded.
 MAX_PIXELS = 100_000_000
 
 JPEG_START = b"\xff\xd8\xff"
 
 
-@dataclass(frozen=True)
-class Found:
-    """Pictures to label, in order, and how many other files the folders held."""
-
-    paths: tuple[Path, ...]
-    skipped: int = 0
-
-
-def find_pictures(sources: Iterable[str | Path]) -> Found:
-    """The pictures that files and folders stand for.
-
-    Args:
-        sources: files are taken as they are; of folders, every file with a picture's ending, at any
-            depth, sorted by path.
-
-    Raises:
-        UsageError: a source is a web address.
-        InputError: a source does not exist, or a folder can not be read or holds no picture.
-    """
-    paths: list[Path] = []
-    skipped = 0
-    for source in sources:
-        path = _local(source)
-        if path.is_dir():
-            pictures, others = pictures_of(path)
-            paths += pictures
-            skipped += others
-        else:
-            paths.append(path)
-    return Found(tuple(paths), skipped)
-
-
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a picture file.
+    """Read an image file without decoding it.
 
     Raises:
-        InputError: missing, a folder, unreadable or empty.
+        InputError: the file does not exist, is a folder, is not readable or is empty.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(
-            f"picture {str(path)!r} can not be read: {error.strerror or error}", hint="choose a file that you may read"
+            f"image {str(path)!r} cannot be read: {error.strerror or error}", hint="choose a readable file"
         ) from None
     if not data:
-        raise InputError(f"picture {str(path)!r} is empty", hint="copy or download it again")
+        raise InputError(f"image {str(path)!r} is empty", hint="copy or download it again")
     return data
 
 
 def check_jpeg(data: bytes, name: str) -> None:
-    """See that a graph that decodes pictures itself can decode this one.
+    """Check that a graph with its own JPEG decoder can decode an image.
 
     Args:
-        data: of a picture file.
-        name: of the file, for messages.
+        data: content of an image file.
+        name: name of the file, for messages.
 
     Raises:
-        InputError: it is no JPEG, or a broken one.
+        InputError: the data is not a JPEG, or is broken.
     """
     if not data.startswith(JPEG_START):
         raise InputError(
-            f"picture {name!r} is not a JPEG, which is all that the graph's own decoder reads",
-            hint="feed decoded pixels instead: leave out --input-layer, or use --input-layer DecodeJpeg:0",
+            f"image {name!r} is not a JPEG, the only format of the graph's own decoder",
+            hint="feed decoded pixels instead: remove --input-layer, or use --input-layer DecodeJpeg:0",
         )
     decode(data, name)
 
 
 def decode(data: bytes, name: str, channels: int = 3) -> Array:
-    """Pixels of an encoded picture.
+    """Decode an image to pixels.
 
-    The first frame is taken of an animation; the camera's orientation is applied; transparent parts
-    become white; of 16-bit samples the high byte is kept. JPEG and PNG have the very pixels that
-    TensorFlow's decoders give.
+    Animations are reduced to their first frame and 16-bit samples to their high byte; the camera's orientation is
+    applied, and transparent parts become white. JPEG and PNG pixels equal those of TensorFlow's decoders.
 
     Args:
         data: a JPEG, PNG, BMP, GIF or WebP file.
-        name: of the file, for messages.
-        channels: 3 for red, green, blue; 1 for grey (luma of ITU-R 601).
+        name: name of the file, for messages.
+        channels: 3 for red, green, blue; 1 for grayscale (luma of ITU-R 601).
 
     Returns:
         (h, w, channels) uint8.
 
     Raises:
-        InputError: no picture, a broken one, or one of more than `MAX_PIXELS`.
+        InputError: the data is not an image, is broken, or has more than `MAX_PIXELS` pixels.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
     from PIL.JpegImagePlugin import JpegImageFile
 
     try:
         with warnings.catch_warnings():
-            # Too large is judged below; what a picture's metadata gets wrong does not matter here.
+            # `_check_size` limits the size; warnings about metadata are irrelevant.
             warnings.simplefilter("ignore")
             with Image.open(BytesIO(data), formats=FORMATS) as image:
                 _check_size(image, name)
                 loaded = jpeg.load(image) if isinstance(image, JpegImageFile) else image
-                pixels = _as_colour(ImageOps.exif_transpose(loaded), channels)
+                pixels = _to_channels(ImageOps.exif_transpose(loaded), channels)
     except (UnidentifiedImageError, Image.DecompressionBombError) as error:
         if isinstance(error, Image.DecompressionBombError):
             raise _too_large(name) from None
         raise InputError(
-            f"{name!r} is no picture: its content is not {', '.join(FORMATS[:-1])} or {FORMATS[-1]}",
-            hint=_looks_like(data) or "save it as PNG or JPEG",
+            f"{name!r} is not an image: its content is not {', '.join(FORMATS[:-1])} or {FORMATS[-1]}",
+            hint=_suggest(data) or "save it as PNG or JPEG",
         ) from None
     except (OSError, SyntaxError, ValueError, IndexError, EOFError, OverflowError, MemoryError, KeyError) as error:
         reason = str(error).strip().splitlines()
         raise InputError(
-            f"picture {name!r} is broken or cut short ({reason[0] if reason else type(error).__name__})",
+            f"image {name!r} is broken or truncated ({reason[0] if reason else type(error).__name__})",
             hint="copy or download it again",
         ) from None
     return pixels
-
-
-def _local(source: str | Path) -> Path:
-    text = str(source)
-    scheme, found, _ = text.partition("://")
-    if found and scheme.isalpha() and len(scheme) > 1:
-        raise UsageError(
-            f"{text!r} is a web address, and downloading pictures is off", hint="download it first, then name the file"
-        )
-    path = Path(source)
-    if not path.exists():
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise InputError(
-            f"picture {text!r} does not exist", hint=did_you_mean(path.name, siblings) or "name a file that is there"
-        )
-    return path
 
 
 def _check_size(image: "Image.Image", name: str) -> None:
@@ -164,29 +112,29 @@ def _check_size(image: "Image.Image", name: str) -> None:
 
 def _too_large(name: str) -> InputError:
     return InputError(
-        f"picture {name!r} has more than {MAX_PIXELS // 1_000_000} million pixels",
-        hint="make it smaller first: a network looks at a few hundred pixels a side",
+        f"image {name!r} has more than {MAX_PIXELS // 1_000_000} million pixels",
+        hint="resize it first: inputs of networks have a few hundred pixels per side",
     )
 
 
-def _as_colour(image: "Image.Image", channels: int) -> Array:
+def _to_channels(image: "Image.Image", channels: int) -> Array:
     from PIL import Image
 
     if image.mode.startswith("I"):
-        # 16-bit grey; converting it would clip instead of scaling.
+        # 16-bit grayscale, which Pillow would clip instead of scale.
         grey = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
         image = Image.fromarray(grey)
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         layer = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
-    flat = image.convert("L" if channels == 1 else "RGB")
-    pixels = np.asarray(flat, dtype=np.uint8)
+    flattened = image.convert("L" if channels == 1 else "RGB")
+    pixels = np.asarray(flattened, dtype=np.uint8)
     return pixels[:, :, None] if channels == 1 else pixels
 
 
-def _looks_like(data: bytes) -> str:
-    """A guess at what the file is instead, for the hint."""
+def _suggest(data: bytes) -> str:
+    """Return a hint for a file of another kind; empty if the kind is not recognized."""
     start = data[:512].lstrip().lower()
     if start.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "it is a web page: the download saved an error page instead of the picture"
+        return "the file is a web page: the download saved an error page instead of the image"
     return ""

@@ -1,4 +1,4 @@
-"""Preprocessing and labels that the caller left open: from the model card, else inferred from the model."""
+"""Inference of preprocessing and labels from the model card, or else from the model."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from quantkit.zoo import ModelCard, label_files
 
 @dataclass(frozen=True)
 class PreprocessingOptions:
-    """Preprocessing as the caller states it; None: not stated.
+    """Preprocessing as the caller states it; None for values that the caller does not state.
 
     Attributes:
         height, width: size of the input in pixels.
@@ -31,24 +31,24 @@ class PreprocessingOptions:
 
 def infer_preprocessing(
     info: TensorInfo,
-    known: ModelCard | Preprocessing | None = None,
+    basis: ModelCard | Preprocessing | None = None,
     options: PreprocessingOptions = PreprocessingOptions(),
 ) -> Preprocessing:
     """Infer the preprocessing of an image input.
 
-    The caller's options come first, then the input's own shape, then what is known of the model, then the
-    defaults of TensorFlow's label_image: (x - 128) / 128.
+    The caller's options come first, then the input's own shape, then the card or preprocessing of the model,
+    then the defaults of TensorFlow's label_image: (x - 128) / 128.
 
     Args:
         info: the input.
-        known: card or preprocessing of the model.
+        basis: card or preprocessing of the model.
         options: options of the caller.
 
     Raises:
         UsageError: the input does not take images, or an option contradicts its shape.
     """
     ImageInput.of(info)
-    base = known if isinstance(known, Preprocessing) else _of_card(known) if known else Preprocessing()
+    base = basis if isinstance(basis, Preprocessing) else _of_card(basis) if basis else Preprocessing()
     if options != PreprocessingOptions():
         # label_image, whose options these are, does not crop.
         base = replace(base, crop="none")
@@ -57,7 +57,7 @@ def infer_preprocessing(
         if stated and size and stated != size:
             raise UsageError(
                 f"--input-{name} is {stated}, and input {info.name!r} has the {name} {size}",
-                hint=f"leave out --input-{name}: the graph's own is used",
+                hint=f"remove --input-{name}: the graph's own is used",
             )
     channels = channels or base.channels
     return Preprocessing(
@@ -72,15 +72,15 @@ def infer_preprocessing(
 
 
 def find_model_labels(card: ModelCard | None, model_path: Path | None, num_classes: int | None) -> Labels:
-    """Find the labels of a model: in its card, beside its file, or in the cache.
+    """Find the labels of a model: in its card, in the folder of its file, or in the cache.
 
     Args:
         card: card of the model.
         model_path: file or folder that the model was loaded from.
-        num_classes: number of class scores; None: not known.
+        num_classes: number of class scores; None if it is not basis.
 
     Returns:
-        The labels; empty if none are found.
+        The labels; empty if there are no labels.
 
     Raises:
         InputError: a label file is broken.
@@ -98,7 +98,7 @@ def find_model_labels(card: ModelCard | None, model_path: Path | None, num_class
 
 
 def find_origin(source: TensorInfo, result: TensorInfo, cards: Iterable[ModelCard]) -> ModelCard | None:
-    """Find the card of the known model that a model was transformed or converted from.
+    """Find the card of the basis model that a model was transformed or converted from.
 
     Args:
         source: the input that takes images.

@@ -26,7 +26,7 @@ class ImageInput:
     Attributes:
         form: ``jpeg`` (encoded), ``pixels`` (decoded) or ``resized``.
         dtype: element type of the input.
-        batch_size: fixed number of images per batch; None: any number.
+        batch_size: fixed number of images per batch; None for any number.
         has_batch_axis: True if the first dimension counts images.
         channels_first: True for (n, c, h, w), False for (n, h, w, c).
     """
@@ -115,7 +115,7 @@ class ImageInput:
 
 
 def image_size(info: TensorInfo) -> tuple[int | None, int | None, int | None]:
-    """Return height, width and channels of an image input; None where the shape leaves them open."""
+    """Return height, width and channels of an image input; None for dynamic sizes."""
     dims = info.shape.dims
     if dims is None or len(dims) not in (3, 4) or info.dtype is DType.STRING:
         return None, None, None

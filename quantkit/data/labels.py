@@ -1,10 +1,10 @@
-"""Which words belong to which of a network's numbers.
+"""Class labels: names by class id, in the three orders of ImageNet.
 
-A class is known by its id: the index of its number in the graph's output. Words are for people, and two
-ImageNet classes are both called "crane". The same thousand classes are numbered in two ways, in which no
-class has the same number, so that a label file of the one makes every answer of the other wrong:
+The id of a class is the index of its score in the output. Names are not unique: ImageNet has two classes named
+"crane". The same thousand classes are ordered in two ways, and no class has the same id in both, so that a label
+file of one order makes every prediction of the other wrong:
 
-    order              numbers   giant panda   tench   kit fox
+    order               scores   giant panda   tench   kit fox
     ilsvrc2012            1008           169     449         1   ids of the 2012 challenge; the 2015 graph
     synsets_after_0       1001           389       1       279   sorted by WordNet id after a background class
     synsets               1000           388       0       278   sorted by WordNet id
@@ -19,11 +19,11 @@ from pathlib import Path
 from quantkit.errors import InputError
 
 LABEL_MAP_FILE = "imagenet_2012_challenge_label_map_proto.pbtxt"
-WORDS_FILE = "imagenet_synset_to_human_label_map.txt"
+NAMES_FILE = "imagenet_synset_to_human_label_map.txt"
 
 
 class Order(Enum):
-    """How the classes of a graph or a label file are numbered."""
+    """Order of the classes of a model or a label file."""
 
     ILSVRC2012 = "ilsvrc2012"
     SYNSETS_AFTER_0 = "synsets_after_0"
@@ -38,12 +38,11 @@ _DESCRIPTIONS = {
     Order.ILSVRC2012: "in the order of the 2015 release",
     Order.SYNSETS_AFTER_0: "in the order of the sorted synsets after a background class",
     Order.SYNSETS: "in the order of the sorted synsets",
-    Order.OWN: "in an order of its own",
+    Order.OWN: "in a different order",
 }
-_NUMBERS = {Order.ILSVRC2012: 1008, Order.SYNSETS_AFTER_0: 1001, Order.SYNSETS: 1000}
+_NUM_CLASSES = {Order.ILSVRC2012: 1008, Order.SYNSETS_AFTER_0: 1001, Order.SYNSETS: 1000}
 
-# Classes by which an order is recognised: WordNet id, first words, id in the 2012 challenge, rank among
-# the sorted synsets.
+# Classes that identify an order: WordNet id, first name, id in the 2012 challenge, rank among the sorted synsets.
 _LANDMARKS = (
     ("n01440764", "tench", 449, 0),
     ("n01514859", "hen", 384, 8),
@@ -52,7 +51,7 @@ _LANDMARKS = (
     ("n03255030", "dumbbell", 1000, 543),
     ("n03763968", "military uniform", 866, 652),
 )
-# Lists differ in spelling and some are damaged; by chance not even two landmarks stand where an order has them.
+# Label files differ in spelling, and some are damaged; two landmarks do not match an order by chance.
 _LANDMARKS_NEEDED = 4
 
 _WORDNET_ID = re.compile(r"n\d{8}")
@@ -60,17 +59,17 @@ _WORDNET_ID = re.compile(r"n\d{8}")
 
 @dataclass(frozen=True)
 class Labels:
-    """The classes of a network by id.
+    """Classes of a model by id.
 
     Attributes:
-        words: what each class is called; ids without an entry name nothing.
-        wordnet: WordNet id of each class, where known.
-        order: how the classes are numbered.
-        length: how many numbers were listed, counting from 0.
-        source: the file they came from, or nothing.
+        names: name of each class; ids without a name are unused.
+        wordnet: WordNet id of each class, if known.
+        order: order of the classes.
+        length: number of class ids, from 0.
+        source: file of the labels; empty if there is no file.
     """
 
-    words: Mapping[int, str] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
     wordnet: Mapping[int, str] = field(default_factory=dict)
     order: Order = Order.OWN
     length: int = 0
@@ -78,32 +77,32 @@ class Labels:
 
     @property
     def are_known(self) -> bool:
-        """Whether there are words at all."""
-        return bool(self.words)
+        """True if there are any names."""
+        return bool(self.names)
 
     def name(self, class_id: int) -> str:
-        """Words for people: the class's own, or its number.
+        """Return the name of a class for display; its id if the labels are not known.
 
         >>> Labels({1: "tench, Tinca tinca"}, length=2).name(1)
         'tench, Tinca tinca'
         >>> Labels().name(7)
         'class 7'
         >>> Labels({1: "tench"}, length=2).name(0)
-        '(names nothing)'
+        '(unused)'
         """
         if not self.are_known:
             return f"class {class_id}"
-        return self.words.get(class_id) or "(names nothing)"
+        return self.names.get(class_id) or "(unused)"
 
     def check(self, num_outputs: int, order: Order | None = None) -> None:
-        """Refuse labels that can not be those of a graph.
+        """Check that the labels match a model.
 
         Args:
-            num_outputs: how many numbers the graph gives for a picture.
-            order: how the graph's classes are numbered, where known; None: judged by `num_outputs`.
+            num_outputs: number of class scores of the model.
+            order: order of the model's classes; if None it follows from `num_outputs`.
 
         Raises:
-            InputError: the length, or the known order, is another.
+            InputError: the length or the order differs.
         """
         if not self.are_known:
             return
@@ -111,67 +110,67 @@ class Labels:
         if self.order is Order.OWN:
             if self.length != num_outputs:
                 raise InputError(
-                    f"this graph gives {num_outputs} numbers; the label file {self.source!r} lists {self.length}: "
+                    f"the model has {num_outputs} class scores; the label file {self.source!r} has {self.length}: "
                     "the labels belong to another model",
-                    hint=_HINTS.get(expected, "a label file has one line for each of the graph's numbers, in order"),
+                    hint=_HINTS.get(expected, "a label file has one line per class score, in order"),
                 )
         elif self.order is not expected:
             raise InputError(
-                f"this graph gives {num_outputs} numbers{_in_order(expected)}; the label file {self.source!r} "
-                f"lists {self.length} {self.order}: every answer would be wrong",
-                hint=_HINTS.get(expected, "give the labels this model was trained with"),
+                f"the model has {num_outputs} class scores{_order_text(expected)}; the label file {self.source!r} "
+                f"has {self.length} {self.order}: every prediction would be wrong",
+                hint=_HINTS.get(expected, "give the labels that the model was trained with"),
             )
 
 
 _HINTS = {
-    Order.ILSVRC2012: f"its labels are {LABEL_MAP_FILE} with {WORDS_FILE} beside it, from inception-2015-12-05.tgz",
-    Order.SYNSETS_AFTER_0: "its labels are a list of 1001 lines, 'background' first, then 'tench'",
-    Order.SYNSETS: "its labels are a list of 1000 lines, 'tench' first",
+    Order.ILSVRC2012: f"use {LABEL_MAP_FILE} with {NAMES_FILE} in its folder, from inception-2015-12-05.tgz",
+    Order.SYNSETS_AFTER_0: "use a label file of 1001 lines: 'background', then 'tench'",
+    Order.SYNSETS: "use a label file of 1000 lines that begins with 'tench'",
 }
 
 
 def order_of(num_outputs: int) -> Order:
-    """The order of the ImageNet networks that give so many numbers; `Order.OWN` for any other count.
+    """Return the order of ImageNet networks with a number of class scores; `Order.OWN` for any other number.
 
     >>> order_of(1008).value
     'ilsvrc2012'
     """
-    return next((order for order, count in _NUMBERS.items() if count == num_outputs), Order.OWN)
+    return next((order for order, count in _NUM_CLASSES.items() if count == num_outputs), Order.OWN)
 
 
 def read_labels(path: Path) -> Labels:
-    """Labels of a file or folder, of whatever kind it is.
+    """Read the labels of a file or folder.
 
-    Kinds: a list with one class per line (plain words, ``7:words``, ``n01440764 words``, or WordNet ids
-    alone); either file of the 2015 pair, with the other beside it; a folder that holds one of these.
+    Formats: a list with one class per line (``name``, ``7:name``, ``n01440764 name``, or a WordNet id); either
+    file of the 2015 release, with the other in the same folder; a folder with one of these.
 
     Args:
-        path: of the file or folder.
+        path: file or folder.
 
     Raises:
-        InputError: missing, empty, not text, or of no known kind.
+        InputError: the file does not exist, is empty, is not text, or has an unknown format.
     """
     if path.is_dir():
         return read_labels(_in_folder(path))
     text = _read_text(path)
     if "target_class" in text and "{" in text:
-        return _read_pair(path, path.with_name(WORDS_FILE))
+        return _read_label_map(path, path.with_name(NAMES_FILE))
     lines = text.rstrip().splitlines()
     is_dictionary = len(lines) > 1008 and all(_WORDNET_ID.match(line) and "\t" in line for line in lines)
     if is_dictionary:
         if not path.with_name(LABEL_MAP_FILE).exists():
             raise InputError(
-                f"{str(path)!r} says what WordNet ids mean, not which of the graph's numbers they are",
-                hint=f"put {LABEL_MAP_FILE} beside it",
+                f"{str(path)!r} maps WordNet ids to names, but not to class ids",
+                hint=f"copy {LABEL_MAP_FILE} to the same folder",
             )
-        return _read_pair(path.with_name(LABEL_MAP_FILE), path)
+        return _read_label_map(path.with_name(LABEL_MAP_FILE), path)
     return _from_list(lines, path)
 
 
 def find_labels(folder: Path) -> Path | None:
-    """The 2015 pair in a folder, when both files are there: the path of its label map."""
+    """Return the path of the 2015 label map in a folder; None unless both files of the release exist."""
     label_map = folder / LABEL_MAP_FILE
-    return label_map if label_map.is_file() and (folder / WORDS_FILE).is_file() else None
+    return label_map if label_map.is_file() and (folder / NAMES_FILE).is_file() else None
 
 
 def _in_folder(folder: Path) -> Path:
@@ -180,8 +179,8 @@ def _in_folder(folder: Path) -> Path:
         return pair
     lists = sorted(file for file in folder.glob("*.txt") if file.is_file())
     if len(lists) != 1:
-        what = "several text files" if lists else "no label file"
-        raise InputError(f"folder {str(folder)!r} holds {what}", hint="name the label file itself: --labels FILE")
+        content = "several text files" if lists else "no label file"
+        raise InputError(f"folder {str(folder)!r} has {content}", hint="name the label file itself: --labels FILE")
     return lists[0]
 
 
@@ -190,8 +189,8 @@ def _read_text(path: Path) -> str:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InputError(
-            f"label file {str(path)!r} can not be read: {error.strerror or error}",
-            hint="leave out --labels: the labels that came with the model are used",
+            f"label file {str(path)!r} cannot be read: {error.strerror or error}",
+            hint="remove --labels to use the labels of the model",
         ) from None
     except UnicodeDecodeError:
         raise InputError(
@@ -204,7 +203,7 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _read_pair(label_map: Path, words: Path) -> Labels:
+def _read_label_map(label_map: Path, names_file: Path) -> Labels:
     wordnet: dict[int, str] = {}
     for entry in re.findall(r"entry\s*\{([^}]*)\}", _read_text(label_map)):
         number = re.search(r"target_class:\s*(\d+)", entry)
@@ -217,20 +216,20 @@ def _read_pair(label_map: Path, words: Path) -> Labels:
         class_id = int(number[1])
         if wordnet.setdefault(class_id, synset[1]) != synset[1]:
             raise InputError(
-                f"label map {str(label_map)!r} gives class {class_id} two WordNet ids",
+                f"label map {str(label_map)!r} assigns two WordNet ids to class {class_id}",
                 hint="copy it from the archive again",
             )
     if not wordnet:
         raise InputError(f"label map {str(label_map)!r} has no entries", hint="copy it from the archive again")
-    if not words.is_file():
+    if not names_file.is_file():
         raise InputError(
-            f"label map {str(label_map)!r} gives WordNet ids, and {words.name} is not beside it to say what they mean",
-            hint=f"put {words.name} of the same archive into {str(label_map.parent)!r}",
+            f"label map {str(label_map)!r} has WordNet ids, and {names_file.name} with their names is missing",
+            hint=f"copy {names_file.name} of the same archive to {str(label_map.parent)!r}",
         )
-    meanings = _meanings(words)
-    named = {class_id: meanings.get(synset, synset) for class_id, synset in wordnet.items()}
-    order, _ = _recognise([f"{wordnet.get(class_id, '')} " for class_id in range(max(wordnet) + 1)])
-    return Labels(named, wordnet, order, max(wordnet) + 1, str(label_map))
+    names_by_synset = _read_names(names_file)
+    names = {class_id: names_by_synset.get(synset, synset) for class_id, synset in wordnet.items()}
+    order, _ = _recognize_order([f"{wordnet.get(class_id, '')} " for class_id in range(max(wordnet) + 1)])
+    return Labels(names, wordnet, order, max(wordnet) + 1, str(label_map))
 
 
 def _from_list(lines: Sequence[str], path: Path) -> Labels:
@@ -238,52 +237,54 @@ def _from_list(lines: Sequence[str], path: Path) -> Labels:
     numbered = [re.fullmatch(rf"{index}\s*:\s*(.*)", entry) for index, entry in enumerate(entries)]
     if all(numbered):
         entries = [match[1] for match in numbered if match]
-    order, first = _recognise(entries)
+    order, first = _recognize_order(entries)
     wordnet: dict[int, str] = {}
-    words: dict[int, str] = {}
-    meanings = _meanings(path.with_name(WORDS_FILE)) if all(_WORDNET_ID.fullmatch(entry) for entry in entries) else {}
+    names: dict[int, str] = {}
+    names_by_synset = (
+        _read_names(path.with_name(NAMES_FILE)) if all(_WORDNET_ID.fullmatch(entry) for entry in entries) else {}
+    )
     for class_id, entry in enumerate(entries, first):
         synset = _WORDNET_ID.match(entry)
         if synset:
             wordnet[class_id] = synset[0]
-            entry = entry[synset.end() :].strip(" \t,:") or meanings.get(synset[0], synset[0])
+            entry = entry[synset.end() :].strip(" \t,:") or names_by_synset.get(synset[0], synset[0])
         if entry:
-            words[class_id] = entry
-    return Labels(words, wordnet, order, len(entries) + first, str(path))
+            names[class_id] = entry
+    return Labels(names, wordnet, order, len(entries) + first, str(path))
 
 
-def _meanings(dictionary: Path) -> dict[str, str]:
-    """Words by WordNet id; empty when the file is not there."""
+def _read_names(dictionary: Path) -> dict[str, str]:
+    """Read names by WordNet id; empty if the file does not exist."""
     if not dictionary.is_file():
         return {}
     split = (line.partition("\t") for line in _read_text(dictionary).splitlines())
     return {synset: meaning.strip() for synset, _, meaning in split}
 
 
-def _recognise(entries: Sequence[str]) -> tuple[Order, int]:
-    """The order of a list, and the id of its first entry.
+def _recognize_order(entries: Sequence[str]) -> tuple[Order, int]:
+    """Return the order of a label file, and the id of its first entry.
 
-    >>> _recognise(["cat", "dog"])
+    >>> _recognize_order(["cat", "dog"])
     (<Order.OWN: 'own'>, 0)
     """
-    # The ids of the 2012 challenge begin with 1: some lists leave out the place of 0.
+    # The ids of the 2012 challenge begin with 1: some label files omit the line of id 0.
     kinds = ((Order.ILSVRC2012, 0), (Order.ILSVRC2012, 1), (Order.SYNSETS_AFTER_0, 0), (Order.SYNSETS, 0))
     for order, first in kinds:
-        standing = 0
-        for synset, words, challenge_id, rank in _LANDMARKS:
-            sorted_place = rank + (order is Order.SYNSETS_AFTER_0)
-            place = challenge_id - first if order is Order.ILSVRC2012 else sorted_place
-            standing += place < len(entries) and _is_landmark(entries[place], synset, words)
-        if standing >= _LANDMARKS_NEEDED:
+        matches = 0
+        for synset, name, challenge_id, rank in _LANDMARKS:
+            sorted_index = rank + (order is Order.SYNSETS_AFTER_0)
+            index = challenge_id - first if order is Order.ILSVRC2012 else sorted_index
+            matches += index < len(entries) and _is_landmark(entries[index], synset, name)
+        if matches >= _LANDMARKS_NEEDED:
             return order, first
     return Order.OWN, 0
 
 
-def _is_landmark(entry: str, synset: str, words: str) -> bool:
+def _is_landmark(entry: str, synset: str, name: str) -> bool:
     if entry.startswith(synset):
         return True
-    return entry.partition(",")[0].strip().replace("_", " ").casefold() == words
+    return entry.partition(",")[0].strip().replace("_", " ").casefold() == name
 
 
-def _in_order(order: Order) -> str:
+def _order_text(order: Order) -> str:
     return "" if order is Order.OWN else f" {order}"

@@ -1,7 +1,7 @@
 """Input pipeline: from the samples of a dataset to the arrays that a model takes, the same one for every command.
 
 image    decode -> crop -> resize -> normalize -> layout of the input
-array    taken as it is, in the shape and type of the input; uint8 images are resized and normalized
+array    unchanged, in the shape and type of the input; uint8 images are resized and normalized
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ PIXEL_TOLERANCE = 0.01
 
 
 class Batch(NamedTuple):
-    """Samples that are fed together; `feeds` is padded to the batch size of the model."""
+    """Samples of one run; `feeds` is padded to the batch size of the model."""
 
     feeds: dict[str, Array]
     samples: tuple[Sample, ...]
@@ -40,8 +40,8 @@ class InputPipeline:
 
     Attributes:
         inputs: inputs of the session; a single one if it takes images.
-        preprocessing: preprocessing of images; None: arrays are taken as they are.
-        is_assumed: True if pixels are normalized with the defaults, because nothing is known of the model.
+        preprocessing: preprocessing of images; None if arrays are fed unchanged.
+        is_assumed: True if pixels are normalized with the defaults, because the model is not basis.
     """
 
     inputs: tuple[TensorInfo, ...]
@@ -53,7 +53,7 @@ class InputPipeline:
         cls,
         inputs: Sequence[TensorInfo],
         dataset: Dataset,
-        known: ModelCard | Preprocessing | None = None,
+        basis: ModelCard | Preprocessing | None = None,
         options: PreprocessingOptions = PreprocessingOptions(),
     ) -> Self:
         """Choose the preparation of a dataset for the inputs of a model.
@@ -61,8 +61,8 @@ class InputPipeline:
         Args:
             inputs: inputs of the session.
             dataset: the data.
-            known: card or preprocessing of the model.
-            options: preprocessing as the caller states it.
+            basis: card or preprocessing of the model.
+            options: preprocessing that the caller states.
 
         Raises:
             UsageError: the data does not name its inputs, or the input does not take images.
@@ -86,21 +86,21 @@ class InputPipeline:
         if any(not _is_image(array, inputs[0]) for array in arrays.values()):
             return cls(tuple(inputs), None)
         holds_pixels = all(array.dtype == np.uint8 for array in arrays.values())
-        is_known = known is not None or options.mean is not None or options.std is not None
+        is_known = basis is not None or options.mean is not None or options.std is not None
         is_assumed = holds_pixels and inputs[0].dtype.is_float and not is_known
-        return cls(tuple(inputs), infer_preprocessing(inputs[0], known, options), is_assumed)
+        return cls(tuple(inputs), infer_preprocessing(inputs[0], basis, options), is_assumed)
 
     def __str__(self) -> str:
-        return "arrays as they are" if self.preprocessing is None else str(self.preprocessing)
+        return "arrays unchanged" if self.preprocessing is None else str(self.preprocessing)
 
     @property
     def rank(self) -> int | None:
-        """Number of dimensions of the first input, batch included; None if it is not known."""
+        """Number of dimensions of the first input, batch included; None if it is not basis."""
         return rank_of(self.inputs)
 
     @property
     def batch_size(self) -> int | None:
-        """Number of samples that the model takes together; None: any number."""
+        """Number of samples per batch of the model; None for any number."""
         if self.preprocessing is None:
             return next((info.shape.dims[0] for info in self.inputs if info.shape.dims), None)
         return self.image_input.batch_size if self.image_input.has_batch_axis else 1
@@ -166,7 +166,7 @@ class InputPipeline:
                 for a uint8 input also normalized pixels.
 
         Raises:
-            UsageError: the input takes pixels, and the row holds other numbers.
+            UsageError: the input is uint8, and the row holds no pixels.
         """
         image_input, info = self.image_input, self.inputs[0]
         if row.dtype.kind == "f" and image_input.dtype is DType.UINT8:
@@ -188,8 +188,8 @@ class InputPipeline:
 
     def _to_pixels(self, row: Array) -> Array:
         """Invert the normalization of pixels; a row that is not normalized pixels is returned unchanged."""
-        known = self._image_preprocessing
-        values = row * np.asarray(known.std) + np.asarray(known.mean)
+        basis = self._image_preprocessing
+        values = row * np.asarray(basis.std) + np.asarray(basis.mean)
         pixels = np.rint(values)
         are_pixels = np.abs(values - pixels).max(initial=0) < PIXEL_TOLERANCE
         return pixels.astype(np.uint8) if are_pixels and pixels.min() >= 0 and pixels.max() <= 255 else row
@@ -203,10 +203,10 @@ def prepare_samples(
     Args:
         samples: samples of a dataset.
         pipelines: one pipeline for each model.
-        rejected: receives the reason for each image that cannot be read, by name; None: such an image is an error.
+        rejected: receives the reason for each image that cannot be read, by name; if None such an image is an error.
 
     Raises:
-        InputError: an image cannot be read, and `rejected` is None.
+        InputError: an image cannot be read, and there is no `rejected`.
         UsageError: an input does not take the data.
     """
     for sample in samples:
@@ -247,13 +247,13 @@ def batches(
 
 
 def rank_of(inputs: Sequence[TensorInfo]) -> int | None:
-    """Return the number of dimensions of the first input; None if it is not known."""
+    """Return the number of dimensions of the first input; None if it is not basis."""
     dims = inputs[0].shape.dims if inputs else None
     return None if dims is None else len(dims)
 
 
 def _is_image(row: Array, info: TensorInfo) -> bool:
-    """Return True if a row is an image for an input, False if it is taken as it is."""
+    """Return True if a row is an image for an input, False if it is fed unchanged."""
     dims = info.shape.dims
     # Three dimensions may be those of an image, or of a batch of sequences, whose rows then have two.
     is_sequence = dims is not None and len(dims) == 3 and row.ndim == 2

@@ -1,10 +1,10 @@
-"""From a picture's pixels to a network's input: crop, resize, normalise, as functions of arrays.
+"""Preprocessing of images: crop, resize, normalize, as functions of arrays.
 
     pixels (h, w, c) uint8  ->  crop  ->  resize  ->  (x - mean) / std  ->  (height, width, c) float32
 
-The resize is TensorFlow's `ResizeBilinear` as the released networks were trained and measured with it:
-corners not aligned, pixel centres not halved, nothing smoothed before shrinking. Other libraries'
-"bilinear" gives other numbers, and sometimes another answer.
+The resize is TensorFlow's `ResizeBilinear`, with which the released networks were trained and evaluated:
+unaligned corners, no half-pixel centers, no antialiasing. "Bilinear" of other libraries differs, and can
+change the predicted class.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import numpy as np
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array
 
-# Fraction of each side that TensorFlow's evaluation of the ImageNet networks keeps.
+# Fraction of each side that the evaluation of the ImageNet networks crops to.
 CENTRAL_FRACTION = 0.875
 
 Resize = Literal["bilinear", "bilinear_half_pixel"]
@@ -24,21 +24,21 @@ Crop = Literal["none", "central", "square"]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a network wants to be fed.
+    """Preprocessing of the images of a model.
 
     Attributes:
-        height: of its input, in pixels.
-        width: of its input, in pixels.
-        channels: 3 (red, green, blue) or 1 (grey).
-        mean: subtracted from the pixels (0 to 255), one number or one per channel.
-        std: the pixels are then divided by it, one number or one per channel.
-        resize: ``bilinear`` is TensorFlow's `ResizeBilinear`, ``bilinear_half_pixel`` the one with halved
-            pixel centres (TensorFlow 2, Keras).
-        crop: before resizing: ``none`` (the whole picture is squeezed), ``central`` (87.5 % of each side),
-            ``square`` (the largest central square).
+        height: height of the input in pixels.
+        width: width of the input in pixels.
+        channels: 3 (red, green, blue) or 1 (grayscale).
+        mean: mean that is subtracted from the pixels (0 to 255), a scalar or a value per channel.
+        std: standard deviation that the pixels are divided by, a scalar or a value per channel.
+        resize: ``bilinear``: TensorFlow's `ResizeBilinear`; ``bilinear_half_pixel``: the same with half-pixel
+            centers (TensorFlow 2, Keras).
+        crop: crop before resizing: ``none``, ``central`` (87.5 % of each side) or ``square`` (the largest
+            central square).
 
     Raises:
-        UsageError: a size is not positive, a deviation is zero, or a word is unknown.
+        UsageError: a size is not positive, a standard deviation is zero, or a method is unknown.
     """
 
     height: int = 299
@@ -52,19 +52,20 @@ class Preprocessing:
     def __post_init__(self) -> None:
         if self.height < 1 or self.width < 1:
             raise UsageError(
-                f"pictures can not be resized to {self.height} x {self.width} pixels", hint="give sizes from 1"
+                f"images cannot be resized to {self.height} x {self.width} pixels", hint="give sizes from 1"
             )
         if self.channels not in (1, 3):
             raise UsageError(
-                f"a network with {self.channels} input channels takes no pictures",
-                hint="pictures have 3 channels (colour) or 1 (grey): choose another input with --input-layer",
+                f"an input with {self.channels} channels does not take images",
+                hint="images have 3 channels (color) or 1 (grayscale): choose another input with --input-layer",
             )
         if not np.all(np.asarray(self.std)):
-            raise UsageError("pixels can not be divided by a standard deviation of 0", hint="give --input-std")
+            raise UsageError("pixels cannot be divided by a standard deviation of 0", hint="give --input-std")
         for name, numbers in (("mean", self.mean), ("std", self.std)):
             if isinstance(numbers, tuple) and len(numbers) != self.channels:
                 raise UsageError(
-                    f"{name} has {len(numbers)} numbers for {self.channels} channels", hint="give one, or one each"
+                    f"{name} has {len(numbers)} values for {self.channels} channels",
+                    hint="give one value, or one per channel",
                 )
         if self.resize not in ("bilinear", "bilinear_half_pixel"):
             raise UsageError(f"unknown resize {self.resize!r}", hint="bilinear or bilinear_half_pixel")
@@ -77,11 +78,11 @@ class Preprocessing:
 
 
 def prepare(pixels: Array, preprocessing: Preprocessing) -> Array:
-    """All steps in order.
+    """Apply all steps of a preprocessing.
 
     Args:
         pixels: (h, w, c) uint8.
-        preprocessing: what the network wants.
+        preprocessing: preprocessing of the model.
 
     Returns:
         (height, width, c) float32.
@@ -90,11 +91,11 @@ def prepare(pixels: Array, preprocessing: Preprocessing) -> Array:
 
 
 def resize(pixels: Array, preprocessing: Preprocessing) -> Array:
-    """Crop and resize, without normalising.
+    """Crop and resize, without normalizing.
 
     Args:
         pixels: (h, w, c) uint8.
-        preprocessing: crop, size and kind of resize.
+        preprocessing: crop, size and resize method.
 
     Returns:
         (height, width, c) float32, 0 to 255.
@@ -108,11 +109,11 @@ def resize(pixels: Array, preprocessing: Preprocessing) -> Array:
 
 
 def crop_central(pixels: Array, fraction: float) -> Array:
-    """The middle of a picture; sizes round as in TensorFlow's `tf.image.central_crop`.
+    """Crop the center of an image; sizes are rounded as in TensorFlow's `tf.image.central_crop`.
 
     Args:
         pixels: (h, w, c).
-        fraction: of each side to keep, above 0 and at most 1.
+        fraction: fraction of each side to keep, in (0, 1].
 
     Returns:
         A view of the pixels, about (h * fraction, w * fraction, c).
@@ -126,7 +127,7 @@ def crop_central(pixels: Array, fraction: float) -> Array:
 
 
 def crop_square(pixels: Array) -> Array:
-    """The largest central square of a picture.
+    """Crop the largest central square of an image.
 
     Args:
         pixels: (h, w, c).
@@ -144,7 +145,7 @@ def crop_square(pixels: Array) -> Array:
 
 
 def resize_bilinear(pixels: Array, height: int, width: int, *, half_pixel_centers: bool = False) -> Array:
-    """TensorFlow's `ResizeBilinear` with ``align_corners=False``, in its order of float32 operations.
+    """Resize like TensorFlow's `ResizeBilinear` with ``align_corners=False``, in its order of float32 operations.
 
         out[i, j] = top + (bottom - top) * fy,   top = left + (right - left) * fx
 
@@ -153,9 +154,9 @@ def resize_bilinear(pixels: Array, height: int, width: int, *, half_pixel_center
 
     Args:
         pixels: (h, w, c), any real type.
-        height: rows wanted.
-        width: columns wanted.
-        half_pixel_centers: positions are ``(i + 0.5) * h / height - 0.5``.
+        height: number of rows of the result.
+        width: number of columns of the result.
+        half_pixel_centers: True for positions ``(i + 0.5) * h / height - 0.5``.
 
     Returns:
         (height, width, c) float32.
@@ -165,7 +166,7 @@ def resize_bilinear(pixels: Array, height: int, width: int, *, half_pixel_center
     """
     above, below, fy = _positions(pixels.shape[0], height, half_pixel_centers)
     left, right, fx = _positions(pixels.shape[1], width, half_pixel_centers)
-    # Shrinking reads few of the rows: only those are interpolated across.
+    # A smaller result uses few of the rows: only these are interpolated.
     rows, where = np.unique(np.concatenate([above, below]), return_inverse=True)
     needed = pixels[rows]
     across = _blend(needed[:, left], needed[:, right], fx[:, None])
@@ -173,12 +174,12 @@ def resize_bilinear(pixels: Array, height: int, width: int, *, half_pixel_center
 
 
 def normalize(values: Array, mean: float | tuple[float, ...], std: float | tuple[float, ...]) -> Array:
-    """``(values - mean) / std``.
+    """Compute ``(values - mean) / std``.
 
     Args:
         values: (h, w, c).
-        mean: one number or c.
-        std: one number or c.
+        mean: scalar or (c,).
+        std: scalar or (c,).
 
     Returns:
         (h, w, c) float32.
@@ -186,21 +187,21 @@ def normalize(values: Array, mean: float | tuple[float, ...], std: float | tuple
     >>> normalize(np.uint8([[[0, 128, 192]]]), 128.0, 128.0)
     array([[[-1. ,  0. ,  0.5]]], dtype=float32)
     """
-    centred: Array = values.astype(np.float32)
-    centred -= np.asarray(mean, np.float32)
-    centred /= np.asarray(std, np.float32)
-    return centred
+    centered: Array = values.astype(np.float32)
+    centered -= np.asarray(mean, np.float32)
+    centered /= np.asarray(std, np.float32)
+    return centered
 
 
-def _positions(size: int, wanted: int, half_pixel_centers: bool) -> tuple[Array, Array, Array]:
-    """Index before, index after, and fraction between them, for every wanted row or column."""
-    scale = np.float32(size) / np.float32(wanted)
+def _positions(size: int, count: int, half_pixel_centers: bool) -> tuple[Array, Array, Array]:
+    """Return the index before, the index after and the fraction between them, for each row or column of the result."""
+    scale = np.float32(size) / np.float32(count)
     half = np.float32(0.5 if half_pixel_centers else 0.0)
-    position = (np.arange(wanted, dtype=np.float32) + half) * scale - half
+    position = (np.arange(count, dtype=np.float32) + half) * scale - half
     whole = np.floor(position)
     before = np.maximum(whole.astype(np.int64), 0)
     after = np.minimum(np.ceil(position).astype(np.int64), size - 1)
-    # In float32 the last position of a large enlargement can round up to `size` itself.
+    # In float32 the last position can be rounded up to `size` itself.
     return np.minimum(before, size - 1), after, position - whole
 
 

@@ -46,8 +46,8 @@ def as_dataset(value: Any, limit: int | None = None, skip: int = 0, *, keep_orde
               ``tf.data.Dataset``, a PyTorch ``DataLoader``; elements of single samples have no axis n;
             - a function that returns an iterator over such elements;
             - a `Dataset`.
-        limit: maximum number of samples; None: no maximum.
-        skip: number of samples to leave out at the beginning.
+        limit: maximum number of samples, or None.
+        skip: number of samples to skip at the beginning.
         keep_order: take files and arrays in their own order instead of the fixed random one.
 
     Raises:
@@ -131,7 +131,7 @@ def _dataset(value: Any) -> Dataset:
     if isinstance(value, Iterable) and not isinstance(value, bytes):
         return StreamDataset(name, lambda: iter(value))
     if callable(value):
-        return StreamDataset(f"the function {getattr(value, '__name__', name)}", _checked(value))
+        return StreamDataset(f"the function {getattr(value, '__name__', name)}", _check_result(value))
     raise UsageError(
         f"a {type(value).__name__} is not data",
         hint=f"give {DATA_KINDS}, arrays, or an iterable of arrays",
@@ -150,7 +150,7 @@ def _is_inputs_and_labels(value: Any) -> bool:
     return labels.ndim in (1, 2) and shape[:1] == labels.shape[:1]
 
 
-def _checked(function: Callable[[], Any]) -> Callable[[], Iterator[Any]]:
+def _check_result(function: Callable[[], Any]) -> Callable[[], Iterator[Any]]:
     """Return a function that checks that the result of another one can be iterated."""
 
     def open_stream() -> Iterator[Any]:
@@ -234,13 +234,13 @@ def _read_list(path: Path) -> FileDataset:
 
 def _entry(path: Path, number: int, line: str) -> Sample:
     """Parse a line ``path [label]``; a path may contain spaces, so the longest one that exists is taken."""
-    words = re.split(r"(\s+)", line)
-    for end in range(len(words), 0, -2):
-        image = path.parent / Path("".join(words[:end])).expanduser()
+    parts = re.split(r"(\s+)", line)
+    for end in range(len(parts), 0, -2):
+        image = path.parent / Path("".join(parts[:end])).expanduser()
         if image.is_file():
-            return Sample(image.name, "".join(words[end + 1 :]) or _wordnet_id(image.name), image)
+            return Sample(image.name, "".join(parts[end + 1 :]) or _wordnet_id(image.name), image)
     raise InputError(
-        f"line {number} of {path} names {words[0]!r}, which does not exist",
+        f"line {number} of {path} names {parts[0]!r}, which does not exist",
         hint="paths are relative to the folder of the list",
     )
 

@@ -253,8 +253,8 @@ def find_class(label: str, labels: Labels, num_classes: int) -> int | None:
         if synset == label:
             return index
     name = label.replace("_", " ").casefold()
-    first_names = {index: text.partition(",")[0] for index, text in labels.words.items()}
-    for names in (labels.words, first_names):
+    first_names = {index: text.partition(",")[0] for index, text in labels.names.items()}
+    for names in (labels.names, first_names):
         matches = [index for index, text in names.items() if text.casefold() == name]
         if len(matches) == 1:
             return matches[0]

@@ -164,7 +164,7 @@ class Model:
             "inputs": list(map(str, self.graph.inputs)) if can_read else None,
             "outputs": list(map(str, self.graph.outputs)) if can_read else None,
             "preprocessing": str(self.preprocessing) if can_read and self.preprocessing else None,
-            "labels": len(self.labels.words) if can_read else 0,
+            "labels": len(self.labels.names) if can_read else 0,
         }
 
     def __repr__(self) -> str:

@@ -4,6 +4,7 @@ While the runtime computes one run, a thread observes the outputs of the run bef
 two runs and one histogram per edge; the number of samples does not matter.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
@@ -11,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from quantkit.data.feeders import require_arrays
 from quantkit.errors import InputError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
@@ -59,7 +59,11 @@ def calibrate(
         UsageError: a sample does not fit the input.
         UnavailableError: no runtime can run the graph.
     """
-    require_arrays(batches)
+    if isinstance(batches, str | os.PathLike):
+        raise UsageError(
+            f"batches are arrays, and {os.fspath(batches)!r} is a path",
+            hint="use quantkit.quantize, which reads files, or read the file first: [np.load(FILE)]",
+        )
     with open_calibration_session(graph, plan, runtime) as session:
         runs = split_batches(session.inputs, batches, choose_batch(graph, plan))
         digest = graph_digest(graph)

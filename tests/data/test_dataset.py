@@ -1,5 +1,6 @@
 """`as_dataset`: the same samples from every kind of data."""
 
+import os
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -177,15 +178,15 @@ def test_an_iterator_is_read_once_and_a_function_again() -> None:
 
 
 def test_a_stream_is_not_read_ahead() -> None:
-    taken = []
+    elements = []
 
     def endless() -> Iterator[Any]:
         for number in range(10**9):
-            taken.append(number)
+            elements.append(number)
             yield VALUES
 
     assert len(rows(as_dataset(endless, limit=6))) == 6
-    assert len(taken) <= 2
+    assert len(elements) <= 2
 
 
 @pytest.mark.parametrize("value", [3, None, b"bytes", object()])
@@ -227,7 +228,7 @@ def test_missing_or_empty_data_is_named(tmp_path: Path) -> None:
     assert "images" in caught.value.hint
     with pytest.raises(InputError, match="no rows"):
         ArrayDataset.of(np.zeros((0, 3)))
-    with pytest.raises(InputError, match="different numbers of rows"):
+    with pytest.raises(InputError, match="has no rows, or"):
         as_dataset({"a": np.zeros((2, 3)), "b": np.zeros((3, 3))})
 
 
@@ -269,9 +270,35 @@ def test_records_of_arrays(tmp_path: Path) -> None:
     [
         ([example(name=[b"x"])], "hold neither images nor real numbers, but name"),
         ([example(x=np.ones(1, np.float32)), example(x=np.ones(2, np.float32))], "other arrays than the first record"),
-        ([b"\xff\xff"], "is no tf"),
+        ([b"\xff\xff"], "is not a tf"),
     ],
 )
 def test_records_of_something_else_are_named(tmp_path: Path, records: list[bytes], message: str) -> None:
     with pytest.raises(InputError, match=message):
         rows(as_dataset(write_records(tmp_path / "a.tfrecord", records)))
+
+
+def test_an_unreadable_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reject(folder: str) -> None:
+        raise PermissionError(13, "Permission denied", folder)
+
+    monkeypatch.setattr(os, "scandir", reject)
+    with pytest.raises(InputError, match="cannot be read: permission denied"):
+        find_images([tmp_path])
+
+
+def test_folders_are_walked_in_order(tmp_path: Path) -> None:
+    for name in ("b/2.PNG", "b/1.jpeg", "a.webp", "notes.txt", "b/.DS_Store"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    dataset = find_images([tmp_path, tmp_path / "a.webp"])
+    paths = [sample.path.relative_to(tmp_path).as_posix() for sample in dataset.samples if sample.path]
+    assert paths == ["a.webp", "b/1.jpeg", "b/2.PNG", "a.webp"]
+    assert dataset.skipped_files == 2
+
+
+def test_a_missing_image_gets_a_suggestion(tmp_path: Path) -> None:
+    (tmp_path / "panda.jpg").touch()
+    with pytest.raises(InputError, match="does not exist") as caught:
+        find_images([tmp_path / "pand.jpg"])
+    assert "panda.jpg" in caught.value.hint

@@ -1,4 +1,4 @@
-"""The input pipeline: images are preprocessed, arrays are taken as they are."""
+"""The input pipeline: images are preprocessed, arrays are fed unchanged."""
 
 from pathlib import Path
 
@@ -23,15 +23,15 @@ def feeds(inputs: list[TensorInfo], dataset: Dataset) -> list[dict[str, Array]]:
 
 
 @pytest.mark.parametrize("info", [VECTORS, SEQUENCES, TOKENS], ids=lambda info: str(info.name))
-def test_inputs_of_no_images_take_rows_as_they_are(info: TensorInfo) -> None:
+def test_arrays_are_fed_unchanged(info: TensorInfo) -> None:
     sizes = [size or 3 for size in info.shape.dims or ()]
     rows = np.arange(np.prod(sizes)).reshape(sizes).astype(np.float64 if info.dtype.is_float else np.int64)
-    found = feeds([info], as_dataset(rows))
-    np.testing.assert_array_equal(np.concatenate([one[info.name] for one in found]), rows)
-    assert {one[info.name].dtype for one in found} == {np.dtype(info.dtype.numpy)}
+    result = feeds([info], as_dataset(rows))
+    np.testing.assert_array_equal(np.concatenate([batch[info.name] for batch in result]), rows)
+    assert {batch[info.name].dtype for batch in result} == {np.dtype(info.dtype.numpy)}
 
 
-def test_pixels_of_a_image_are_normalised_and_numbers_are_not() -> None:
+def test_uint8_images_are_normalized_and_float_images_are_not() -> None:
     pixels = np.full((1, 4, 4, 3), 192, np.uint8)
     assert feeds([IMAGES], as_dataset(pixels))[0]["image"].max() == 0.5
     assert feeds([IMAGES], as_dataset(pixels.astype(np.float32)))[0]["image"].max() == 192
@@ -46,15 +46,15 @@ def test_pixels_of_a_image_are_normalised_and_numbers_are_not() -> None:
         (as_dataset(np.zeros((1, 4, 4, 3), np.float32)), PreprocessingOptions(), False),
     ],
 )
-def test_what_nobody_said_is_assumed(data: Dataset, flags: PreprocessingOptions, is_assumed: bool) -> None:
+def test_unknown_normalization_is_assumed(data: Dataset, flags: PreprocessingOptions, is_assumed: bool) -> None:
     assert InputPipeline.of([IMAGES], data, None, flags).is_assumed is is_assumed
     assert not InputPipeline.of([IMAGES], data, find_card("inception_v3"), flags).is_assumed
 
 
 def test_each_of_several_inputs_takes_the_array_of_its_name() -> None:
     data = as_dataset({"vector": np.ones((2, 6)), "image": np.zeros((2, 48)), "spare": np.zeros(2)})
-    for found in feeds([IMAGES, VECTORS], data):
-        assert {name: array.shape for name, array in found.items()} == {"image": (1, 4, 4, 3), "vector": (1, 6)}
+    for result in feeds([IMAGES, VECTORS], data):
+        assert {name: array.shape for name, array in result.items()} == {"image": (1, 4, 4, 3), "vector": (1, 6)}
 
 
 def test_a_fixed_batch_is_filled_up() -> None:
@@ -86,11 +86,11 @@ def test_data_that_fits_no_input_is_refused(infos: list[TensorInfo], arrays: dic
 def test_streams_of_images_are_preprocessed_like_arrays(count: int) -> None:
     """Elements of a stream are batches, or single images where they have one dimension less than the input."""
     pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), np.uint8)
-    wanted = np.concatenate([batch["image"] for batch in feeds([IMAGES], as_dataset(pixels, keep_order=True))])
+    expected = np.concatenate([batch["image"] for batch in feeds([IMAGES], as_dataset(pixels, keep_order=True))])
     elements = list(pixels) if count == 1 else [pixels]
-    found = feeds([IMAGES], as_dataset(elements))
-    np.testing.assert_array_equal(np.concatenate([batch["image"] for batch in found]), wanted)
-    assert wanted.shape == (3, 4, 4, 3)
+    result = feeds([IMAGES], as_dataset(elements))
+    np.testing.assert_array_equal(np.concatenate([batch["image"] for batch in result]), expected)
+    assert expected.shape == (3, 4, 4, 3)
 
 
 def test_batches_have_the_size_of_the_model_or_of_the_caller() -> None:

@@ -27,14 +27,14 @@ def pixels(shape: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(1).integers(0, 256, shape, np.uint8)
 
 
-def test_resize_of_a_small_picture_is_what_tensorflow_gives() -> None:
-    picture = np.float32([[0, 30], [60, 90]])[:, :, None]
-    # Written down from tf.compat.v1.image.resize_bilinear(picture, (3, 3)).
+def test_resize_of_a_small_image_equals_tensorflow() -> None:
+    image = np.float32([[0, 30], [60, 90]])[:, :, None]
+    # Written down from tf.compat.v1.image.resize_bilinear(image, (3, 3)).
     expected = [[0, 20, 30], [40, 60, 70], [60, 80, 90]]
-    np.testing.assert_allclose(resize_bilinear(picture, 3, 3)[..., 0], expected, rtol=1e-6)
+    np.testing.assert_allclose(resize_bilinear(image, 3, 3)[..., 0], expected, rtol=1e-6)
 
 
-def test_halved_pixel_centres_give_other_numbers() -> None:
+def test_half_pixel_centers_change_the_result() -> None:
     row = np.float32([0, 8])[None, :, None]
     assert resize_bilinear(row, 1, 4)[0, :, 0].tolist() == [0, 4, 8, 8]
     assert resize_bilinear(row, 1, 4, half_pixel_centers=True)[0, :, 0].tolist() == [0, 2, 6, 8]
@@ -47,12 +47,12 @@ def test_halved_pixel_centres_give_other_numbers() -> None:
 def test_resize_has_the_bits_of_tensorflows(shape: tuple[int, ...], half_pixel_centers: bool) -> None:
     import tensorflow as tf
 
-    picture = pixels(shape)
-    theirs = tf.raw_ops.ResizeBilinear(
-        images=picture[None], size=[299, 299], align_corners=False, half_pixel_centers=half_pixel_centers
+    image = pixels(shape)
+    expected = tf.raw_ops.ResizeBilinear(
+        images=image[None], size=[299, 299], align_corners=False, half_pixel_centers=half_pixel_centers
     )
-    ours = resize_bilinear(picture, 299, 299, half_pixel_centers=half_pixel_centers)
-    np.testing.assert_array_equal(ours, theirs.numpy()[0])
+    ours = resize_bilinear(image, 299, 299, half_pixel_centers=half_pixel_centers)
+    np.testing.assert_array_equal(ours, expected.numpy()[0])
 
 
 @pytest.mark.engine
@@ -67,28 +67,28 @@ def test_central_crop_is_tensorflows(shape: tuple[int, ...]) -> None:
 @given(
     height=st.integers(1, 40),
     width=st.integers(1, 40),
-    wanted=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    expected=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     half_pixel_centers=st.booleans(),
 )
 def test_resize_stays_between_the_extremes(
-    height: int, width: int, wanted: tuple[int, int], half_pixel_centers: bool
+    height: int, width: int, expected: tuple[int, int], half_pixel_centers: bool
 ) -> None:
-    picture = pixels((height, width, 3))
-    resized = resize_bilinear(picture, *wanted, half_pixel_centers=half_pixel_centers)
-    assert resized.shape == (*wanted, 3)
+    image = pixels((height, width, 3))
+    resized = resize_bilinear(image, *expected, half_pixel_centers=half_pixel_centers)
+    assert resized.shape == (*expected, 3)
     assert resized.dtype == np.float32
-    assert picture.min() - 1e-3 <= resized.min()
-    assert resized.max() <= picture.max() + 1e-3
+    assert image.min() - 1e-3 <= resized.min()
+    assert resized.max() <= image.max() + 1e-3
 
 
 def test_resize_to_the_same_size_changes_nothing() -> None:
-    picture = pixels((13, 17, 3))
-    np.testing.assert_array_equal(resize_bilinear(picture, 13, 17), picture)
+    image = pixels((13, 17, 3))
+    np.testing.assert_array_equal(resize_bilinear(image, 13, 17), image)
 
 
 def test_crop_square_takes_the_middle() -> None:
-    picture = np.arange(12).reshape(2, 6, 1)
-    np.testing.assert_array_equal(crop_square(picture)[..., 0], [[2, 3], [8, 9]])
+    image = np.arange(12).reshape(2, 6, 1)
+    np.testing.assert_array_equal(crop_square(image)[..., 0], [[2, 3], [8, 9]])
 
 
 def test_normalize_by_channel() -> None:
@@ -97,30 +97,30 @@ def test_normalize_by_channel() -> None:
 
 
 def test_prepare_crops_resizes_and_normalises() -> None:
-    picture = np.zeros((40, 80, 3), np.uint8)
-    picture[:, 20:60] = 255
-    prepared = prepare(picture, Preprocessing(8, 8, mean=127.5, std=127.5, crop="square"))
+    image = np.zeros((40, 80, 3), np.uint8)
+    image[:, 20:60] = 255
+    prepared = prepare(image, Preprocessing(8, 8, mean=127.5, std=127.5, crop="square"))
     assert prepared.shape == (8, 8, 3)
     np.testing.assert_array_equal(prepared, np.ones((8, 8, 3), np.float32))
 
 
-def test_crop_changes_what_is_seen() -> None:
-    picture = pixels((64, 64, 3))
-    whole, middle = (resize(picture, Preprocessing(8, 8, crop=crop)) for crop in ("none", "central"))
+def test_crop_changes_the_visible_part() -> None:
+    image = pixels((64, 64, 3))
+    whole, middle = (resize(image, Preprocessing(8, 8, crop=crop)) for crop in ("none", "central"))
     assert not np.array_equal(whole, middle)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"height": 0}, "0 x 299"),
-        ({"channels": 4}, "4 input channels"),
+        ({"channels": 4}, "an input with 4 channels"),
         ({"std": 0.0}, "deviation of 0"),
-        ({"mean": (1.0, 2.0)}, "2 numbers for 3 channels"),
+        ({"mean": (1.0, 2.0)}, "2 values for 3 channels"),
         ({"resize": "bicubic"}, "bicubic"),
         ({"crop": "left"}, "left"),
     ],
 )
-def test_impossible_preprocessing_is_refused(fields: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_impossible_preprocessing_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Preprocessing(**fields)  # type: ignore[arg-type]

@@ -1,0 +1,83 @@
+"""Endpoints of image classifiers."""
+
+import pytest
+
+from quantkit.errors import UsageError
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.tensor import DType, Shape
+from quantkit.model.endpoints import choose_image_endpoints, takes_encoded_images
+from quantkit.zoo import find_card, list_cards
+
+RELEASE, SLIM = (find_card(name) for name in ("inception_v3", "inception_v3_2016"))
+
+
+def placeholder(name: str, shape: tuple[int | None, ...] | None, dtype: DType = DType.FLOAT) -> Node:
+    return Node(name, "Placeholder", attrs={"dtype": dtype, "shape": Shape(shape)})
+
+
+def node(name: str, op: str, *sources: str) -> Node:
+    return Node(name, op, tuple(Edge(source) for source in sources))
+
+
+def endpoints(graph: Graph, input_layer: str = "", output_layer: str = "", card: object = None) -> tuple[str, str]:
+    restricted = choose_image_endpoints(graph, card, list_cards(), input_layer, output_layer)  # type: ignore[arg-type]
+    return str(restricted.inputs[0]), str(restricted.outputs[0])
+
+
+RELEASE_LIKE = Graph.of(
+    [
+        constant("DecodeJpeg/contents", b""),
+        node("DecodeJpeg", "DecodeJpeg", "DecodeJpeg/contents"),
+        node("Mul", "Mul", "DecodeJpeg"),
+        node("softmax", "Softmax", "Mul"),
+        node("aux", "Relu", "Mul"),
+    ]
+)
+
+
+def test_the_release_is_fed_at_mul() -> None:
+    assert endpoints(RELEASE_LIKE) == endpoints(RELEASE_LIKE, card=RELEASE) == ("Mul", "softmax")
+
+
+def test_the_choice_of_the_caller_comes_first() -> None:
+    assert endpoints(RELEASE_LIKE, "DecodeJpeg:0", "aux:0") == ("DecodeJpeg", "aux")
+
+
+def test_the_first_placeholder_for_images_is_the_input() -> None:
+    nodes = [
+        placeholder("training", (), DType.BOOL),
+        placeholder("vector", (None, 10)),
+        placeholder("image", (None, 8, 8, 3)),
+        placeholder("mask", (None, 8, 8, 1)),
+        node("out", "Relu", "image"),
+    ]
+    assert endpoints(Graph.of(nodes, (), ["out"])) == ("image", "out")
+    loss = node("loss", "AddN", "out", "training", "vector", "mask")
+    with pytest.raises(UsageError, match="'loss' depends on training, vector, mask and 'image'"):
+        endpoints(Graph.of([*nodes, loss], (), ["loss"]))
+
+
+def test_a_cards_output_is_known_among_several() -> None:
+    name = SLIM.outputs[0].name
+    graph = Graph.of([placeholder("input", None), node("other", "Relu", "input"), node(name, "Reshape", "input")])
+    assert endpoints(graph) == ("input", name)
+
+
+def test_no_input_and_no_single_output_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"no placeholder.*\(flag do not\)") as caught:
+        endpoints(Graph.of([placeholder("flag", (), DType.BOOL), node("out", "Not", "flag")]))
+    assert "--input-layer" in caught.value.hint
+    two = Graph.of([placeholder("input", None), node("a", "Relu", "input"), node("b", "Relu", "input")])
+    with pytest.raises(UsageError, match=r"2 outputs \(a, b\)"):
+        endpoints(two)
+
+
+def test_an_unknown_layer_gets_a_suggestion() -> None:
+    with pytest.raises(UsageError, match="not in the graph") as caught:
+        endpoints(RELEASE_LIKE, output_layer="softmx")
+    assert "softmax" in caught.value.hint
+
+
+def test_encoded_images_are_recognized() -> None:
+    assert takes_encoded_images(RELEASE_LIKE.with_endpoints(["DecodeJpeg/contents"], ["softmax"]))
+    assert not takes_encoded_images(RELEASE_LIKE.with_endpoints(["DecodeJpeg:0"], ["softmax"]))
