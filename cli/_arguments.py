@@ -4,7 +4,7 @@ import re
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, _ActionsContainer
 from collections.abc import Callable
 
-from quantkit.data.choices import Flags
+from quantkit.data import PreprocessingOptions
 from quantkit.runtimes.session import PRECISIONS, SessionOptions
 
 _SECONDS_IN = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -146,10 +146,10 @@ def add_boolean(parser: ArgumentParser, name: str, text: str, *, default: bool =
     )
 
 
-def preprocessing_flags(args: Namespace) -> Flags:
+def preprocessing_flags(args: Namespace) -> PreprocessingOptions:
     """Return the preprocessing that the command line sets; a size of 0 counts as absent, as in label_image."""
     height, width = (getattr(args, name, None) or None for name in ("input_height", "input_width"))
-    return Flags(height, width, args.input_mean, args.input_std)
+    return PreprocessingOptions(height, width, args.input_mean, args.input_std)
 
 
 def session_options(args: Namespace) -> SessionOptions:

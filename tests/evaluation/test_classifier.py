@@ -120,18 +120,18 @@ def test_nan_is_an_error(greys: list[Path]) -> None:
 
 
 def test_labels_are_checked_before_anything_runs() -> None:
-    with pytest.raises(InputError, match=r"gives 3 numbers.*lists 2"):
+    with pytest.raises(InputError, match=r"has 3 class scores.*has 2"):
         Classifier(session(brightness, output=(None, 3)), SMALL, LABELS)
 
 
 def test_labels_are_checked_at_the_first_run_where_the_shape_is_unknown(greys: list[Path]) -> None:
     classifier = Classifier(session(lambda batch: np.ones((1, 3), np.float32), output=None), SMALL, LABELS)
-    with pytest.raises(InputError, match=r"gives 3 numbers.*lists 2"):
+    with pytest.raises(InputError, match=r"has 3 class scores.*has 2"):
         list(classifier.classify(find_images(greys[:1]).samples))
 
 
 def test_the_cards_order_counts() -> None:
-    with pytest.raises(InputError, match="every answer would be wrong"):
+    with pytest.raises(InputError, match="every prediction would be wrong"):
         Classifier(
             session(brightness),
             SMALL,

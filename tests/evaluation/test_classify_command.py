@@ -155,7 +155,7 @@ def test_labels_of_the_wrong_length_are_rejected(
     (tmp_path / "labels.txt").write_text("zero\none\n")
     code, error = refusal(main, capsys, str(DIGITS[0]), "--model", "digits", "--labels", str(tmp_path / "labels.txt"))
     assert code == 3
-    assert "gives 10 numbers" in error
+    assert "has 10 class scores" in error
     assert "lists 2" in error
 
 
@@ -233,7 +233,7 @@ def test_labels_of_another_release_are_rejected(
     ]
     code, error = refusal(main, capsys, *arguments)
     assert code == 3
-    assert "every answer would be wrong" in error
+    assert "every prediction would be wrong" in error
 
 
 def test_interrupt_keeps_the_finished_images(
