@@ -69,10 +69,10 @@ def test_an_invalid_scheme_has_a_hint(text: str, hint: str, tmp_path: Path) -> N
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none\.toml can not be read"):
+    with pytest.raises(InputError, match=r"cannot read .*none\.toml"):
         Scheme.load(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("target onnx")
-    with pytest.raises(InputError, match="is no TOML"):
+    with pytest.raises(InputError, match="TOML"):
         Scheme.load(tmp_path / "bad.toml")
 
 
