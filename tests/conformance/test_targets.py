@@ -3,6 +3,7 @@
 A package with a target runs the suite with ``pytest tests/conformance/test_targets.py -k NAME``.
 """
 
+import ast
 import re
 import sys
 import tomllib
@@ -28,7 +29,8 @@ from quantkit.recipes import parse
 from quantkit.runtimes import open_session, runtimes
 from quantkit.runtimes.session import Session, SessionOptions
 
-TOY = Path(__file__).parent.parent / "support" / "toy_target"
+ROOT = Path(__file__).parent.parent.parent
+TOY = ROOT / "tests" / "support" / "toy_target"
 TOY_NAME = "simulated"
 LAYERS = ("Conv2D", "DepthwiseConv2dNative", "MatMul")
 
@@ -248,7 +250,7 @@ def test_a_file_is_written_to_existing_folders_only(target: Target, tmp_path: Pa
 
 
 def test_the_guide_shows_the_files_of_the_toy_target() -> None:
-    guide = (TOY.parent.parent.parent / "assets" / "guides" / "add-a-target.md").read_text()
+    guide = (ROOT / "assets" / "guides" / "add-a-target.md").read_text()
     blocks = re.findall(r"```(?:python|toml)\n(.*?)```", guide, re.DOTALL)
     assert blocks == [(TOY / name).read_text() for name in ("toy_target.py", "pyproject.toml")]
 
@@ -282,3 +284,22 @@ def test_a_target_of_a_taken_name_is_skipped_and_both_origins_are_named(
         monkeypatch.undo()
         sys.modules.pop("second_onnx", None)
         REGISTRY.reload()
+
+
+def test_no_other_file_compares_the_name_of_a_target() -> None:
+    """Outside `targets/`, only dialects are compared with strings that are also names of targets."""
+    names = set(targets())
+    checked = 0
+    for path in [*ROOT.glob("quantkit/quantization/**/*.py"), *ROOT.glob("cli/*.py")]:
+        if "targets" in path.relative_to(ROOT).parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare):
+                checked += 1
+                constants = {child.value for child in ast.walk(node) if isinstance(child, ast.Constant)}
+                text = ast.unparse(node)
+                assert not names & constants or "dialect" in text, f"{path}, line {node.lineno}: {text}"
+            elif isinstance(node, ast.Dict):
+                keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
+                assert len(names & keys) < 2, f"{path}, line {node.lineno}: a table of targets"
+    assert checked > 100
