@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code.
 
     Args:
-        arguments: command and flags; None: those of the process.
+        arguments: command and flags; None if those of the process are used.
     """
     arguments = _read_arguments() if arguments is None else list(arguments)
     debug = "--debug" in arguments

@@ -93,7 +93,7 @@ def add_precision(parser: ArgumentParser, subject: str = "") -> None:
 
     Args:
         parser: parser of the command.
-        subject: model that the flag applies to, with a leading space; empty: all models.
+        subject: model that the flag applies to, with a leading space; empty if it applies to all.
     """
     parser.add_argument(
         "--precision",
@@ -209,7 +209,7 @@ def parse_ratio(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a positive time with its unit: ``90s``, ``10m``, ``1h``; seconds without one."""
+    """Parse a positive time such as ``90s``, ``10m`` or ``1h``; a plain number counts seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if not match or float(match[1]) == 0:
         raise ArgumentTypeError(f"{text!r} is not a time such as 90s or 10m")

@@ -39,7 +39,7 @@ def write_line(text: str, stream: IO[str] | None = None) -> None:
 
     Args:
         text: one or more lines.
-        stream: destination; None: stdout.
+        stream: destination; None if stdout.
     """
     print(printable(text), file=stream)
 
@@ -69,7 +69,7 @@ def show_progress(args: Namespace) -> Iterator[OnProgress]:
     """Render progress reports as bars on stderr, one per stage; silent in a pipe and with ``--quiet``."""
     with ExitStack() as stack:
 
-        @cache  # rich is imported with the first report: most calls make none
+        @cache  # rich is imported with the first report: most calls report no progress
         def stages() -> "tuple[bars.Progress, dict[str, bars.TaskID]]":
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -101,7 +101,7 @@ def progress(args: Namespace) -> "bars.Progress":
 
 
 def size_text(num_bytes: int) -> str:
-    """Return a file size with its unit."""
+    """Format a file size in bytes, kB or MB."""
     if num_bytes < 1e6:
         return f"{num_bytes} bytes" if num_bytes < 1e4 else f"{num_bytes / 1e3:.0f} kB"
     return f"{num_bytes / 1e6:.1f} MB"

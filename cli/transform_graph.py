@@ -1,4 +1,4 @@
-"""``quantkit transform_graph``: the Graph Transform Tool, called as it was; `transform` is the same by today's name."""
+"""``quantkit transform_graph``: the Graph Transform Tool of 2016, with its flags; the same as `transform`."""
 
 from .transform import add_arguments, run
 

@@ -114,7 +114,7 @@ def _parse_or_find(text: str) -> Recipe:
         recipes = named_recipes()
         if text in recipes:
             return recipes[text]
-        # One word may stand for the name of a recipe.
+        # The text may be a misspelled name of a recipe.
         if near := did_you_mean(text, recipes):
             raise RecipeError(f"no transform and no recipe is named {text!r}", hint=near) from error
         raise

@@ -1,4 +1,4 @@
-"""Comparison of model outputs before and after a transform, within what the transform may change.
+"""Comparison of model outputs before and after a transform, within the limits of the transform.
 
 An exact transform may change numbers by rounding only: element types, shapes and the positions of NaN and infinity
 stay. A transform that reduces precision keeps shapes, finite numbers, and most of the signal.
@@ -50,7 +50,7 @@ def compare(old: Mapping[str, Array], new: Mapping[str, Array], transform: Claim
 
 def _compare_output(name: str, expected: Array, actual: Array, transform: Claim, tolerance: float) -> str:
     """Return the difference of two arrays of the same shape; only finite expected values are compared."""
-    # V is bfloat16, which NumPy does not know. Quantized values count as numbers if precision is reduced.
+    # V is bfloat16, which has no kind in NumPy. Quantized values count as numbers if precision is reduced.
     if expected.dtype.kind not in ("fcV" if transform.is_exact else "fcViu"):
         if not np.array_equal(expected, actual):
             raise CheckError(
@@ -78,8 +78,8 @@ def _compare_output(name: str, expected: Array, actual: Array, transform: Claim,
         raise CheckError(
             f"{transform.name} changes output {name!r} by {difference:.3g}; the tolerance is {tolerance:g}", NEXT
         )
-    remark = _check_variation(name, expected, actual, transform, rounding)
-    return f"{name}: largest difference {difference:.2g}{remark}"
+    note = _check_variation(name, expected, actual, transform, rounding)
+    return f"{name}: largest difference {difference:.2g}{note}"
 
 
 def _check_cosine(name: str, expected: Array, actual: Array, transform: Claim) -> float:
@@ -104,14 +104,14 @@ def _widen(values: Array) -> Array:
 
 
 def _check_variation(name: str, expected: Array, actual: Array, transform: Claim, rounding: float) -> str:
-    """Return a remark if the output hardly varies, else an empty string.
+    """Return a note if the output hardly varies, else an empty string.
 
     Raises:
         CheckError: outputs of small variation (of an untrained network, for example) changed by little in total, but by
             much of their variation.
     """
-    if remark := _describe_variation(expected):
-        return remark
+    if note := _describe_variation(expected):
+        return note
     change = float(np.linalg.norm(actual - expected) / np.linalg.norm(expected - expected.mean()))
     if change > max(VARIATION, rounding):
         raise CheckError(f"{transform.name} changes {change:.1%} of the variation of output {name!r}", NEXT)

@@ -1,7 +1,7 @@
-"""A trace as one HTML page that needs nothing else: the steps, the ops, and the graph before and after, drawn.
+"""A trace as one self-contained HTML page: the steps, the op counts, and both graphs as drawings.
 
-All is laid out here; the script of the page shows and hides, and writes names as text only. Its policy lets no other
-script run and loads nothing.
+The layout is computed here; the script of the page shows and hides parts, and writes names as text only. The content
+security policy of the page allows no other script and no other file.
 """
 
 import base64
@@ -16,23 +16,23 @@ from quantkit.drawing import BoxStyle, Item, Page, escape_text, render_svg, spli
 from quantkit.ir.graph import Graph
 from quantkit.recipes.trace_file import CHANGED, SAME, function_bodies
 
-# Lines of changes or skips of one step that the page lists; the JSON document has all.
-MOST_LINES = 300
+# Maximum number of listed changes or skips of one step; the JSON document has all.
+MAX_LINES = 300
 
 
 def html_page(document: Mapping[str, Any], before: Graph, after: Graph) -> str:
-    """The page of a trace.
+    """Return the page of a trace.
 
     Args:
-        document: what `trace_document` made.
-        before, after: the graphs it is about.
+        document: result of `trace_document`.
+        before, after: graphs before and after the run.
 
     Returns:
-        An HTML document that opens from disk, the same for the same trace.
+        An HTML document that opens from disk; equal traces give equal documents.
     """
-    drawn = {"before": _with_bodies(before), "after": _with_bodies(after)}
-    pages = {key: split_into_pages(graph) for key, graph in drawn.items()}
-    nodes = {key: _with_functions(document[key]) for key in drawn}
+    graphs = {"before": _with_bodies(before), "after": _with_bodies(after)}
+    pages = {key: split_into_pages(graph) for key, graph in graphs.items()}
+    nodes = {key: _with_functions(document[key]) for key in graphs}
     script = _part("page.js")
     digest = base64.b64encode(sha256(script.encode()).digest()).decode()
     return Template(_part("page.html")).substitute(
@@ -50,7 +50,7 @@ def html_page(document: Mapping[str, Any], before: Graph, after: Graph) -> str:
 
 
 def _with_bodies(graph: Graph) -> Graph:
-    """The graph with what its functions hold, each in a name scope of its own."""
+    """Return the graph with the nodes of its functions, each function in its own name scope."""
     nodes = [*graph.nodes.values()]
     for name, body in function_bodies(graph).items():
         scope = _scope(name)
@@ -62,11 +62,11 @@ def _with_bodies(graph: Graph) -> Graph:
 
 
 def _with_functions(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The nodes of one side, those of its functions by the names that `_with_bodies` gives them."""
+    """Return the nodes of one graph; those of its functions have the names that `_with_bodies` gives them."""
     nodes = list(document["nodes"])
-    for name, held in document["functions"].items():
+    for name, body in document["functions"].items():
         scope = _scope(name)
-        for node in held:
+        for node in body:
             edges = {key: [scope + edge for edge in node[key]] for key in ("inputs", "controls")}
             nodes.append({**node, **edges, "name": scope + node["name"]})
     return nodes
@@ -81,9 +81,9 @@ def _part(name: str) -> str:
 
 
 def _step(number: int, step: Mapping[str, Any]) -> str:
-    said = [f"verified: {step['check']}"] if step["check"] else []
-    said += [f"undone: {step['undone']}"] if step["undone"] else []
-    said += [f"ignored: {step['ignored_error']}"] if step["ignored_error"] else []
+    results = [f"verified: {step['check']}"] if step["check"] else []
+    results += [f"undone: {step['undone']}"] if step["undone"] else []
+    results += [f"ignored: {step['ignored_error']}"] if step["ignored_error"] else []
     ops = ", ".join(f"{count:+} {op}" for op, count in step["ops"].items())
     skips = [f"{skip['node']}: {skip['reason']}" if skip["node"] else skip["reason"] for skip in step["skips"]]
     cells = (
@@ -91,31 +91,31 @@ def _step(number: int, step: Mapping[str, Any]) -> str:
         f"<code>{escape_text(step['transform'])}</code>",
         f"{step['nodes_before']} &rarr; {step['nodes_after']}",
         escape_text(ops),
-        _list("did", step["changes"]) + _list("left", skips),
-        escape_text("; ".join(said)),
+        _list("changed", step["changes"]) + _list("skipped", skips),
+        escape_text("; ".join(results)),
         f"{step['seconds'] * 1e3:.0f} ms",
     )
-    idle = not (step["changes"] or step["ops"] or step["ignored_error"])
-    kind = ' class="undone"' if step["undone"] else ' class="idle"' if idle else ""
+    is_idle = not (step["changes"] or step["ops"] or step["ignored_error"])
+    kind = ' class="undone"' if step["undone"] else ' class="idle"' if is_idle else ""
     return f"<tr{kind}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
-def _list(word: str, lines: list[str]) -> str:
+def _list(title: str, lines: list[str]) -> str:
     if not lines:
         return ""
-    more = f"<li>{len(lines) - MOST_LINES} more</li>" if len(lines) > MOST_LINES else ""
-    items = "".join(f"<li>{escape_text(line)}</li>" for line in lines[:MOST_LINES])
-    return f"<details><summary>{word} {len(lines)}</summary><ul>{items}{more}</ul></details>"
+    more = f"<li>{len(lines) - MAX_LINES} more</li>" if len(lines) > MAX_LINES else ""
+    items = "".join(f"<li>{escape_text(line)}</li>" for line in lines[:MAX_LINES])
+    return f"<details><summary>{title} {len(lines)}</summary><ul>{items}{more}</ul></details>"
 
 
 def _ops(before: Mapping[str, int], after: Mapping[str, int]) -> str:
-    most = max([1, *before.values(), *after.values()])
+    largest = max([1, *before.values(), *after.values()])
     rows = []
     for op in sorted({*before, *after}, key=lambda op: (-before.get(op, 0), op)):
         old, new = before.get(op, 0), after.get(op, 0)
         kind = "same" if old == new else "gone" if not new else "new" if not old else "changed"
         bars = "".join(
-            f'<i class="{name}" style="width:{100 * count / most:.1f}%"></i>'
+            f'<i class="{name}" style="width:{100 * count / largest:.1f}%"></i>'
             for name, count in (("old", old), ("now", new))
         )
         rows.append(
@@ -128,25 +128,25 @@ def _ops(before: Mapping[str, int], after: Mapping[str, int]) -> str:
 def _figures(pages: tuple[Page, ...], nodes: list[dict[str, Any]]) -> str:
     numbers = {node["name"]: number for number, node in enumerate(nodes)}
 
-    def look(item: Item) -> BoxStyle:
+    def style(item: Item) -> BoxStyle:
         if item.page is not None:
-            return _group_look(item, [nodes[numbers[name]] for name in item.nodes])
+            return _group_style(item, [nodes[numbers[name]] for name in item.nodes])
         number = numbers[item.nodes[0]]
-        return _node_look(item, nodes[number], number)
+        return _node_style(item, nodes[number], number)
 
     return "\n".join(
-        f'<figure data-number="{number}">{render_svg(page, look)}</figure>' for number, page in enumerate(pages)
+        f'<figure data-number="{number}">{render_svg(page, style)}</figure>' for number, page in enumerate(pages)
     )
 
 
-def _group_look(item: Item, nodes: list[Mapping[str, Any]]) -> BoxStyle:
+def _group_style(item: Item, nodes: list[Mapping[str, Any]]) -> BoxStyle:
     fates = [node["fate"] for node in nodes if node["fate"] != SAME]
     counts = ", ".join(f"{fates.count(fate)} {fate}" for fate in sorted({*fates}))
     lines = (item.title, f"{len(nodes)} nodes", *([counts] if counts else []))
     return BoxStyle(lines, f"group {CHANGED if counts else SAME}", None, item.page, f"{item.title}: opens a page")
 
 
-def _node_look(item: Item, node: Mapping[str, Any], number: int) -> BoxStyle:
+def _node_style(item: Item, node: Mapping[str, Any], number: int) -> BoxStyle:
     shape = ", ".join(node["shapes"])
     attributes = [f"{key}: {value}" for key, value in node["attributes"].items()]
     hint = "\n".join([f"{node['op']} {node['name']}", shape, node["difference"], *attributes])
@@ -155,18 +155,18 @@ def _node_look(item: Item, node: Mapping[str, Any], number: int) -> BoxStyle:
 
 
 def _data(nodes: Mapping[str, list[dict[str, Any]]], pages: Mapping[str, tuple[Page, ...]]) -> str:
-    """Both graphs for the page's script, as JSON in which nothing can end the element it stands in."""
-    found = {}
-    for key, drawn in pages.items():
-        homes = {
+    """Return both graphs for the script of the page as JSON without characters that could end the script element."""
+    data = {}
+    for key, graph_pages in pages.items():
+        page_of_node = {
             item.nodes[0]: number
-            for number, page in enumerate(drawn)
+            for number, page in enumerate(graph_pages)
             for item in page.items
             if item.page is None and not item.is_outside
         }
-        found[key] = {
-            "pages": [{"title": page.title, "parent": page.parent} for page in drawn],
-            "nodes": [{**node, "page": homes.get(node["name"])} for node in nodes[key]],
+        data[key] = {
+            "pages": [{"title": page.title, "parent": page.parent} for page in graph_pages],
+            "nodes": [{**node, "page": page_of_node.get(node["name"])} for node in nodes[key]],
         }
-    text = json.dumps(found, separators=(",", ":"))
+    text = json.dumps(data, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -14,7 +14,7 @@ from quantkit.recipes.recipe import Recipe
 from quantkit.transforms.registry import Claim
 
 SCHEMA = "quantkit.transform/1"
-# After a failed check the run stops, or the step is undone and the run goes on.
+# Action after a failed check: stop the run, or undo the step and continue.
 STOP, SKIP = "stop", "skip"
 # Number of changes of one step in a text; the verbose text has all.
 MAX_CHANGES = 8

@@ -16,7 +16,7 @@ from quantkit.recipes.trace import Trace
 
 SCHEMA = "quantkit.trace/1"
 # State of a node: same, changed or gone in the graph before; same, changed or new in the graph after.
-SAME, CHANGED, GONE, NEW = "same", "changed", "gone", "new"
+SAME, CHANGED, REMOVED, NEW = "same", "changed", "gone", "new"
 EMPTY = Graph.of(())
 # Maximum number of characters of an attribute; attributes of usual graphs are shorter.
 MAX_CHARACTERS = 400
@@ -58,7 +58,7 @@ def trace_document(trace: Trace) -> dict[str, Any]:
         "model": trace.model,
         "recipe": str(trace.recipe),
         "steps": [record.to_json() for record in trace.records],
-        "before": _graph(trace.before, trace.after, GONE),
+        "before": _graph(trace.before, trace.after, REMOVED),
         "after": _graph(trace.after, trace.before, NEW),
     }
 

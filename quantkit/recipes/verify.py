@@ -72,17 +72,17 @@ class Verifier:
         )
 
     def _run(self, graph: Graph) -> tuple[Mapping[str, Array], str]:
-        """Return the outputs, and a remark if an input has another type than before; then outputs do not compare."""
-        remark = ""
+        """Return the outputs, and a note if an input has another type than before: such outputs do not compare."""
+        note = ""
         with self.open_session(graph) as session:
             for info in session.inputs:
                 feed = (self.feeds or {}).get(info.name)
                 if feed is not None and info.dtype is not DType.STRING and feed.dtype != info.dtype.numpy:
-                    remark = f"input {info.name!r} is {info.dtype.value} now: outputs cannot be compared"
-            if self.feeds is None or remark:
+                    note = f"input {info.name!r} is {info.dtype.value} now: outputs cannot be compared"
+            if self.feeds is None or note:
                 feeds = self.feeder(session.inputs) if self.feeder else {}
                 self.feeds = seeded_feeds(session.inputs, self.seed, feeds)
-            return session.run(self._feeds_of(session)), remark
+            return session.run(self._feeds_of(session)), note
 
     def _feeds_of(self, session: Session) -> dict[str, Array]:
         """Return the feeds of the inputs that the graph still has."""
@@ -152,14 +152,14 @@ def feed_dataset(model: Model, dataset: Dataset, inputs: tuple[TensorInfo, ...])
         UsageError: the data cannot be assigned to inputs, or no image can be read.
     """
     arrays = dataset.example(rank_of(inputs))
-    named = tuple(info for info in inputs if info.name in arrays)
-    if not named and (len(inputs) != 1 or len(arrays) > 1):
+    matching = tuple(info for info in inputs if info.name in arrays)
+    if not matching and (len(inputs) != 1 or len(arrays) > 1):
         raise UsageError(
             f"cannot tell which inputs {dataset.source} feeds",
             hint=f"give an array for each of {', '.join(info.name for info in inputs)}, by input name (.npz)",
         )
-    if named and len(inputs) > 1:
-        pipeline = InputPipeline(named, None)
+    if matching and len(inputs) > 1:
+        pipeline = InputPipeline(matching, None)
     else:
         pipeline = InputPipeline.of(inputs, dataset, model.origin)
     rejected: dict[str, str] = {}
@@ -182,7 +182,7 @@ def _compared_fields(graph: Graph) -> tuple[Any, ...]:
 def seeded_feeds(
     inputs: tuple[TensorInfo, ...], seed: int = 0, feeds: Mapping[str, Array] | None = None
 ) -> dict[str, Array]:
-    """Return random arrays: floats in [-1, 1), pixels in 0..255, small integers; unknown sizes are 1.
+    """Return random arrays: floats in [-1, 1), uint8 values in 0..255, small integers; unknown sizes are 1.
 
     Args:
         inputs: inputs of the session.

@@ -68,7 +68,7 @@ def transform(
         recipe: the name of a recipe, the path of a TOML file, a transforms string, a list of steps, or a `Recipe`;
             None if the model is only converted to the format of ``output``.
         inputs, outputs, signature, tags, checkpoint, random_weights, offline: see `quantkit.load`. Inputs and outputs
-            of a recipe file apply if they are None.
+            of a recipe file apply otherwise.
         plugins: Python files whose transforms are registered first.
         options: further keyword arguments:
             output: file or folder to write; None to write no file.
@@ -85,7 +85,7 @@ def transform(
             trace: file for the trace: ``.json``, or ``.html`` for a page that draws the graph before and after.
             evaluate_with: backend for constant folding: ``numpy`` or ``tensorflow``.
             on_progress: receives the bytes of a download and the number of finished steps.
-            on_message: receives messages about steps that were left out, undone or failed.
+            on_message: receives messages about steps that were omitted, undone or failed.
 
     Returns:
         The rewritten model; its ``trace`` holds the records of all steps.
@@ -225,7 +225,7 @@ def fit_recipe(recipe: Recipe, model: Model, graph: Graph, on_message: OnMessage
     unsupported = [step.name for step in recipe.steps if step.name not in names]
     if recipe.name and unsupported:
         on_message(
-            f"left out of {recipe.name}: {', '.join(unsupported)}: not for graphs of the dialect {graph.dialect}"
+            f"omitted from {recipe.name}: {', '.join(unsupported)}: not for graphs of the dialect {graph.dialect}"
         )
         recipe = replace(recipe, steps=tuple(step for step in recipe.steps if step.name in names))
     return _with_input_shape(recipe, model, graph)

@@ -34,7 +34,7 @@ def load_file(path: Path) -> tuple[Transform, ...]:
         raise RecipeError(f"plugin {path} does not exist", hint="name a Python file: --plugin my_transforms.py")
     spec = spec_from_file_location(f"{PLUGIN}{file}", file)
     if spec is None or spec.loader is None:
-        raise RecipeError(f"plugin {path} is not a Python file", hint="its name must end in .py")
+        raise RecipeError(f"plugin {path} is not a Python file", hint="the file name must end in .py")
     module = module_from_spec(spec)
     before = dict(REGISTRY)
     sys.modules[module.__name__] = module

@@ -53,7 +53,7 @@ class Option:
         kind: type of a single value: ``int``, ``float``, ``bool``, ``str`` or an Enum.
         is_list: True if the option may be repeated.
         default: value of an absent option, or `REQUIRED`.
-        choices: allowed values by their text; empty: every value of the kind.
+        choices: allowed values by their text; empty if every value is allowed.
     """
 
     name: str
@@ -188,7 +188,7 @@ class Transform:
     Attributes:
         name: name in recipes, and of the function.
         function: the function itself.
-        options: by name, in the order of the signature.
+        options: options by name, in the order of the signature.
         is_exact: True if the outputs stay equal up to float32 rounding.
         services: parameters that the caller provides and no recipe can write (``evaluate``).
         dialects: dialects of the graphs that it can rewrite.
@@ -314,10 +314,10 @@ class Transform:
                 names = (*self.options, "ignore_errors")
                 raise OptionError(
                     f"{self.name} has no option {name!r}",
-                    hint=did_you_mean(name, names) or f"its options: {', '.join(names)}",
+                    hint=did_you_mean(name, names) or f"{self.name} has the options {', '.join(names)}",
                     option=name,
                 )
-        values = {name: self.options[name].parse(given, self.name) for name, given in texts.items()}
+        values = {name: self.options[name].parse(option_texts, self.name) for name, option_texts in texts.items()}
         for name, option in self.options.items():
             if option.is_required and not values.get(name):
                 raise RecipeError(
@@ -348,7 +348,7 @@ def transform(
 
     Args:
         function: ``(graph, *, option=default, ...) -> Graph`` or ``-> Outcome``, or a `Rule`, which is applied until
-            it does not match any more.
+            it no longer matches.
         exact: True if the outputs stay equal up to float32 rounding; ``--verify`` checks it.
         dialects: dialects of the graphs that it can rewrite: ``tensorflow``, ``onnx``.
         services: parameters that are not options: the caller provides their values.
@@ -454,7 +454,7 @@ def find_transform(name: str, names: Iterable[str] | None = None) -> Transform:
 
     Args:
         name: name in recipes.
-        names: names that the hint may suggest; None: all.
+        names: names that the hint may suggest; None if all.
 
     Raises:
         RecipeError: the name is not registered; the hint suggests similar names.

@@ -1,4 +1,4 @@
-"""The command line: exit codes, sentences, flags in both spellings, and what goes to which stream."""
+"""Command line: exit codes, messages, flags in both spellings, stdout and stderr."""
 
 import json
 import os
@@ -87,14 +87,14 @@ def test_examples_parse(name: str) -> None:
     app = import_module("quantkit.cli._app")
     assert command.EXAMPLES
     for line in command.EXAMPLES:
-        words = shlex.split(line)
-        assert words[:2] == ["quantkit", name]
+        arguments = shlex.split(line)
+        assert arguments[:2] == ["quantkit", name]
         parser = app._parser(name, command)
-        parser.parse_args(app._kebab(words[2:], parser))
+        parser.parse_args(app._kebab(arguments[2:], parser))
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message", "hint"),
+    ("arguments", "code", "message", "hint"),
     [
         (["transfrom"], 2, "'transfrom' is not a command", "did you mean 'transform'"),
         (["transform", "--in_grph=x"], 2, "unrecognized arguments", "did you mean '--in-graph'"),
@@ -133,8 +133,8 @@ def test_examples_parse(name: str) -> None:
         (["classify", "--model", "digits", "missing.png"], 3, "missing.png", ""),
     ],
 )
-def test_mistakes_get_a_sentence_a_hint_and_a_code(
-    words: list[str],
+def test_errors_have_message_hint_and_exit_code(
+    arguments: list[str],
     code: int,
     message: str,
     hint: str,
@@ -144,7 +144,7 @@ def test_mistakes_get_a_sentence_a_hint_and_a_code(
 ) -> None:
     monkeypatch.chdir(graph_file.parent)
     os.rename("graph.pb", "G.pb")
-    assert main([word if word != "G" else "G.pb" for word in words]) == code
+    assert main([argument if argument != "G" else "G.pb" for argument in arguments]) == code
     err = capsys.readouterr().err
     assert message in err
     assert "Traceback" not in err
@@ -152,9 +152,9 @@ def test_mistakes_get_a_sentence_a_hint_and_a_code(
     assert os.listdir() == ["G.pb"], "nothing may be left behind"
 
 
-def test_the_classic_call(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_call_of_the_2016_tool(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = graph_file.parent / "out.pb"
-    words = [
+    arguments = [
         "transform",
         f"--in_graph={graph_file}",
         f"--out_graph={out}",
@@ -162,7 +162,7 @@ def test_the_classic_call(graph_file: Path, capsys: pytest.CaptureFixture[str]) 
         "--outputs=y",
         "--transforms=\n  strip_unused_nodes\n  remove_nodes(op=Identity, op=CheckNumerics)\n",
     ]
-    assert main(words) == 0
+    assert main(arguments) == 0
     assert sorted(load(out).nodes) == ["w", "x", "y"]
     captured = capsys.readouterr()
     assert "5 -> 3 nodes" in captured.out
@@ -171,16 +171,16 @@ def test_the_classic_call(graph_file: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_output_as_text(graph_file: Path) -> None:
     out = graph_file.parent / "out.txt"
-    words = ["transform", f"--in_graph={graph_file}", f"--out_graph={out}", "--transforms=remove_device"]
-    words[-1] = "--transforms=sort_by_execution_order"
-    assert main([*words, "--output_as_text"]) == 0
+    arguments = ["transform", f"--in_graph={graph_file}", f"--out_graph={out}", "--transforms=remove_device"]
+    arguments[-1] = "--transforms=sort_by_execution_order"
+    assert main([*arguments, "--output_as_text"]) == 0
     assert out.read_text().startswith("node {")
-    assert main([*words, "--output_as_text=false"]) == 0
+    assert main([*arguments, "--output_as_text=false"]) == 0
     assert not out.read_bytes().startswith(b"node {")
-    assert main([*words, "--output_as_text=maybe"]) == 2
+    assert main([*arguments, "--output_as_text=maybe"]) == 2
 
 
-def test_json_is_one_document_with_the_same_facts(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_document_with_the_same_content(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = graph_file.parent / "out.pb"
     assert (
         main(["transform", str(graph_file), "-o", str(out), "--recipe", "inference", "--outputs=y", "--json", "-q"])
@@ -194,17 +194,17 @@ def test_json_is_one_document_with_the_same_facts(graph_file: Path, capsys: pyte
     assert captured.err == ""
 
 
-def test_explain_says_what_was_done_and_what_was_left(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_changes_and_skips(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = graph_file.parent / "out.pb"
-    words = ["transform", str(graph_file), "-o", str(out), "--outputs", "same", "--explain", "--transforms"]
-    assert main([*words, "remove_nodes(op=Identity)"]) == 0
+    arguments = ["transform", str(graph_file), "-o", str(out), "--outputs", "same", "--explain", "--transforms"]
+    assert main([*arguments, "remove_nodes(op=Identity)"]) == 0
     assert "skipped  same: the node is a graph input or output" in capsys.readouterr().out
 
 
-def test_verify_with_the_reference_engine(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_with_the_reference_runtime(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = graph_file.parent / "out.pb"
-    words = ["transform", str(graph_file), "-o", str(out), "--recipe=inference", "--outputs=y", "--verify"]
-    assert main([*words, "--runtime", "reference"]) == 0
+    arguments = ["transform", str(graph_file), "-o", str(out), "--recipe=inference", "--outputs=y", "--verify"]
+    assert main([*arguments, "--runtime", "reference"]) == 0
     assert "verified: y: equal" in capsys.readouterr().out
 
 
@@ -231,21 +231,21 @@ def test_transforms_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert "max_inputs=int; default 1" in text
 
 
-def test_random_weights_say_that_answers_mean_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_weights_print_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["summarize", "inception_v3", "--random-weights"]) == 0
     text = capsys.readouterr().out
     assert "predictions are not" in text
     assert "5,713.2 million" in text
 
 
-def test_a_reader_that_leaves_is_no_error(graph_file: Path) -> None:
+def test_closed_pipe_is_not_an_error(graph_file: Path) -> None:
     command = f'"{sys.executable}" -m quantkit transforms list | head -1'
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
 
 
-def test_interrupting_is_130_and_leaves_nothing(
+def test_interrupt_exits_with_130_and_writes_no_file(
     graph_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(*arguments: Any, **options: Any) -> None:
@@ -258,7 +258,7 @@ def test_interrupting_is_130_and_leaves_nothing(
     assert os.listdir(graph_file.parent) == ["graph.pb"]
 
 
-def test_a_full_disk(graph_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk(graph_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -269,7 +269,7 @@ def test_a_full_disk(graph_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert os.listdir(graph_file.parent) == ["graph.pb"]
 
 
-def test_a_bug_says_so_and_debug_shows_it(
+def test_bug_is_reported_and_debug_prints_the_traceback(
     graph_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*arguments: Any, **options: Any) -> None:
@@ -284,36 +284,36 @@ def test_a_bug_says_so_and_debug_shows_it(
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["transforms", "show", "fold_constants"], ["models", "list", "--json"], ["--help"]])
-def test_a_reader_that_leaves_is_no_failure(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["transforms", "show", "fold_constants"], ["models", "list", "--json"], ["--help"]]
+)
+def test_closed_pipe_is_not_a_failed_check(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as closed:
-        command = [sys.executable, "-m", "quantkit", *words]
+        command = [sys.executable, "-m", "quantkit", *arguments]
         done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_full_disk_behind_the_output_is_no_bug(graph_file: Path) -> None:
+def test_full_disk_of_stdout_is_not_a_bug(graph_file: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     with open("/dev/full", "wb") as full:
-        words = [sys.executable, "-m", "quantkit", "summarize", str(graph_file)]
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        arguments = [sys.executable, "-m", "quantkit", "summarize", str(graph_file)]
+        done = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 3
     assert done.stderr.startswith("quantkit: the disk is full: cannot write the output\nhint: ")
 
 
-def test_what_can_not_be_written_is_refused_before_any_work(
-    graph_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unwritable_output_is_rejected_before_the_work(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for out in (graph_file.parent, graph_file.parent / "no" / "out.pb", graph_file.parent / "out.h5"):
         assert main(["transform", str(graph_file), "-o", str(out), "--recipe", "deploy"]) == 2
         assert "Applying" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", "\\xfc\\udcff"), ("utf-8", "ü\\udcff")])
-def test_letters_that_the_terminal_lacks_are_escaped(
+def test_characters_that_the_terminal_lacks_are_escaped(
     encoding: str, shown: str, graph_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = graph_file.with_name("ü\udcff.pb")  # a byte that is no UTF-8

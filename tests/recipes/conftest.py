@@ -1,4 +1,4 @@
-"""Tests of this folder may register transforms: afterwards the table is as it was."""
+"""Restore the registry of transforms after each test of this folder."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The transforms string: what it takes, what it refuses and where it points."""
+"""Transforms strings: grammar, errors and the marked column."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ CLASSIC = """
   fold_constants(ignore_errors=true)sort_by_execution_order"""
 
 
-def test_the_classic_string() -> None:
+def test_transforms_string() -> None:
     steps = parse(CLASSIC).steps
     assert [step.name for step in steps] == [
         "add_default_attributes",
@@ -65,7 +65,7 @@ def test_options(text: str, options: dict[str, tuple[str, ...]]) -> None:
         ("a\\\n b", "Looking for transform name", 2, ""),
     ],
 )
-def test_mistakes_are_pointed_at(text: str, message: str, column: int, hint: str) -> None:
+def test_error_marks_the_column(text: str, message: str, column: int, hint: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse_steps(text)
     assert message in caught.value.message
@@ -76,7 +76,7 @@ def test_mistakes_are_pointed_at(text: str, message: str, column: int, hint: str
     assert shown[pointer.index("^")] == text.splitlines()[0][column - 1]
 
 
-def test_the_pointer_is_under_the_mistake_on_later_lines() -> None:
+def test_error_marks_the_column_on_later_lines() -> None:
     with pytest.raises(RecipeError) as caught:
         parse_steps("first\n  second(x=1)\n  third(y:2)")
     lines = caught.value.message.splitlines()
@@ -98,7 +98,7 @@ def test_the_pointer_is_under_the_mistake_on_later_lines() -> None:
         ("fold_constants(ignore_errors=1)", "ignore_errors should be true or false, found 1", ""),
     ],
 )
-def test_unknown_words_are_refused_before_anything_runs(text: str, message: str, hint: str) -> None:
+def test_unknown_names_are_rejected_before_the_run(text: str, message: str, hint: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse(text)
     assert message in caught.value.message
@@ -116,7 +116,7 @@ def test_unknown_words_are_refused_before_anything_runs(text: str, message: str,
         ("fold_constants remove_nodes", 16, "r"),
     ],
 )
-def test_unknown_words_are_pointed_at(text: str, column: int, mark: str) -> None:
+def test_error_marks_unknown_names(text: str, column: int, mark: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse(text)
     first, *_, shown, pointer = caught.value.message.splitlines()
@@ -124,9 +124,9 @@ def test_unknown_words_are_pointed_at(text: str, column: int, mark: str) -> None
     assert shown[pointer.index("^")] == mark
 
 
-words = st.text("abcdefgXYZ_019", min_size=1, max_size=8)
+texts = st.text("abcdefgXYZ_019", min_size=1, max_size=8)
 values = st.one_of(st.text("abc-./_019", min_size=1), st.text("ab ,()='\n\u00e9", max_size=6))
-steps = st.builds(Step, words, st.dictionaries(words, st.lists(values, min_size=1, max_size=3).map(tuple), max_size=3))
+steps = st.builds(Step, texts, st.dictionaries(texts, st.lists(values, min_size=1, max_size=3).map(tuple), max_size=3))
 
 
 @given(st.lists(steps, min_size=1, max_size=4).map(tuple))
@@ -135,7 +135,7 @@ def test_text_round_trips(recipe: tuple[Step, ...]) -> None:
 
 
 @given(st.text("ab(=,)\"' \n\\:", max_size=30))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
     try:
         parse_steps(text)
     except RecipeError as error:

@@ -1,4 +1,4 @@
-"""The page of a trace: whole, the same each time, and safe whatever nodes are called."""
+"""HTML page of a trace: complete, deterministic, and safe for any node name."""
 
 import base64
 import json
@@ -29,7 +29,7 @@ def graph(names: list[str]) -> Graph:
     return Graph.of(nodes, ["x"], [nodes[-1].name])
 
 
-def made(names: list[str], recipe: str = "remove_nodes(op=Identity)") -> str:
+def make_page(names: list[str], recipe: str = "remove_nodes(op=Identity)") -> str:
     before = graph(names)
     steps = parse(recipe)
     after, trace = run(steps, before)
@@ -58,7 +58,7 @@ class Page(HTMLParser):
 
 
 def test_hostile_names_are_harmless() -> None:
-    page = Page(made(HOSTILE))
+    page = Page(make_page(HOSTILE))
     assert [attrs.get("type") for tag, attrs in page.elements if tag == "script"] == ["application/json", None]
     assert "img" not in {tag for tag, _ in page.elements}
     assert not any(key.startswith("on") for _, attrs in page.elements for key in attrs)
@@ -67,22 +67,22 @@ def test_hostile_names_are_harmless() -> None:
     assert "innerHTML" not in page.scripts[1]
 
 
-def test_the_policy_lets_only_the_pages_own_script_run() -> None:
-    page = Page(made(["a"]))
+def test_policy_allows_only_the_script_of_the_page() -> None:
+    page = Page(make_page(["a"]))
     digest = base64.b64encode(sha256(page.scripts[1].encode()).digest()).decode()
     (policy,) = [attrs["content"] for tag, attrs in page.elements if attrs.get("http-equiv")]
     assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
-def test_nothing_outside_is_needed() -> None:
-    text = made(["a", "b"])
+def test_page_loads_no_other_file() -> None:
+    text = make_page(["a", "b"])
     assert not re.search(r"\b(src|href)=|url\(|@import|https?://", text)
     assert text.count("<!doctype html>") == 1
     assert "prefers-color-scheme: dark" in text
 
 
 def test_steps_ops_and_both_graphs_are_shown() -> None:
-    text = made(["a", "b"], "remove_nodes(op=Identity) fold_constants")
+    text = make_page(["a", "b"], "remove_nodes(op=Identity) fold_constants")
     assert "<title>&lt;model&gt;: 6 -&gt; 5 nodes</title>" in text
     assert "<code>remove_nodes(op=Identity)</code>" in text
     assert "<li>a/same (Identity)</li>" in text
@@ -94,18 +94,18 @@ def test_steps_ops_and_both_graphs_are_shown() -> None:
     assert "box new" not in kinds
 
 
-def test_steps_that_did_nothing_stand_back() -> None:
-    text = made(["a", "b"], "remove_nodes(op=Identity) fold_pads")
+def test_steps_without_changes_are_dimmed() -> None:
+    text = make_page(["a", "b"], "remove_nodes(op=Identity) fold_pads")
     rows = [attrs.get("class") for tag, attrs in Page(text).elements if tag == "tr"]
     assert rows[:3] == [None, None, "idle"]
 
 
-def test_both_graphs_stand_side_by_side() -> None:
-    buttons = [attrs["data-view"] for tag, attrs in Page(made(["a"])).elements if tag == "button"]
+def test_both_graphs_are_side_by_side() -> None:
+    buttons = [attrs["data-view"] for tag, attrs in Page(make_page(["a"])).elements if tag == "button"]
     assert buttons == ["before", "after", "both"]
 
 
-def test_functions_are_drawn_in_a_scope_of_their_own() -> None:
+def test_functions_have_their_own_scope() -> None:
     before = from_text("""
         inputs: x
         outputs: y
@@ -129,20 +129,20 @@ def test_functions_are_drawn_in_a_scope_of_their_own() -> None:
     assert (add["name"], add["inputs"]) == ("functions()/double/s", ["functions()/double/a"] * 2)
 
 
-def test_the_same_trace_makes_the_same_page() -> None:
-    assert made(["a", "b"]) == made(["a", "b"])
+def test_equal_traces_give_equal_pages() -> None:
+    assert make_page(["a", "b"]) == make_page(["a", "b"])
 
 
-def test_a_large_graph_stays_small_on_each_page() -> None:
+def test_large_graph_is_split_into_pages() -> None:
     names = [f"block{number % 20}/conv{number}" for number in range(2500)]
-    text = made(names)
+    text = make_page(names)
     assert len(text) < 8e6
     data = json.loads(Page(text).scripts[0])
     assert all(node["page"] is not None for node in data["before"]["nodes"] if node["op"] != "Const")
     assert max(svg.count('<g class="box') for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL)) <= 60 + 16
 
 
-def test_the_document_tells_the_fate_of_nodes() -> None:
+def test_document_has_the_state_of_each_node() -> None:
     before = graph(["a"])
     steps = parse("remove_nodes(op=Identity) quantize_weights(minimum_size=1)")
     _, trace = run(steps, before)

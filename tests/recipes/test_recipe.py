@@ -32,7 +32,7 @@ GRAPH = Graph.of(
 )
 
 
-def test_a_run_gives_the_graph_and_a_record_for_each_step() -> None:
+def test_run_returns_the_graph_and_a_record_of_each_step() -> None:
     graph, trace = run(parse("strip_unused_nodes remove_nodes(op=Identity) fold_constants"), GRAPH)
     assert sorted(graph.nodes) == ["five/_0__cf__0", "x", "y"]
     assert [record.nodes for record in trace.records] == [(7, 6), (6, 5), (5, 3)]
@@ -50,11 +50,11 @@ def test_errors_name_the_transform_and_may_be_ignored() -> None:
     assert "odd" not in graph
 
 
-def test_the_function_for_python() -> None:
+def test_rewrite() -> None:
     assert "same" not in rewrite(GRAPH, "remove_nodes(op=Identity)")
 
 
-def test_the_function_for_python_takes_names_and_files(tmp_path: Path) -> None:
+def test_rewrite_takes_names_and_files(tmp_path: Path) -> None:
     assert "same" not in rewrite(GRAPH, "deploy")
     path = tmp_path / "mine.toml"
     path.write_text('outputs = ["same"]\n[[step]]\ntransform = "strip_unused_nodes"\n')
@@ -112,14 +112,14 @@ def test_an_unknown_recipe_name() -> None:
     assert "inference" in caught.value.hint
 
 
-@pytest.mark.parametrize("word", ["fold_constants", "remove_nodes(op=Identity) fold_constants"])
-def test_transforms_in_the_place_of_a_recipe_are_told_where_to_go(word: str) -> None:
+@pytest.mark.parametrize("text", ["fold_constants", "remove_nodes(op=Identity) fold_constants"])
+def test_transforms_instead_of_a_recipe_get_a_hint(text: str) -> None:
     with pytest.raises(RecipeError, match="no recipe is named") as caught:
-        find_recipe(word)
+        find_recipe(text)
     assert "--transforms" in caught.value.hint
 
 
-def test_a_misspelt_recipe_in_the_place_of_transforms_is_recognized() -> None:
+def test_misspelled_recipe_instead_of_transforms_gets_a_hint() -> None:
     with pytest.raises(RecipeError, match="no transform and no recipe is named 'inferense'") as caught:
         rewrite(GRAPH, "inferense")
     assert caught.value.hint == "did you mean 'inference'?"
@@ -129,12 +129,12 @@ def verifier() -> Verifier:
     return Verifier(lambda graph: open_session(graph, "reference"))
 
 
-def test_verify_passes_what_keeps_the_answers() -> None:
+def test_verify_passes_equal_outputs() -> None:
     _, trace = run(parse("strip_unused_nodes remove_nodes(op=Identity) fold_constants"), GRAPH, check=verifier())
     assert [record.check for record in trace.records] == ["y: equal"] * 3
 
 
-def test_verify_stops_at_the_first_that_changes_the_answers() -> None:
+def test_verify_stops_at_the_first_changed_output() -> None:
     def make_it_wrong(graph: Graph) -> Graph:
         """Scale wrongly."""
         return graph.with_nodes(
@@ -168,7 +168,7 @@ def test_a_recipe_is_a_value() -> None:
     assert parse("fold_constants") == Recipe(parse("fold_constants").steps)
 
 
-def test_verify_says_when_an_input_takes_another_type() -> None:
+def test_verify_reports_a_changed_input_type() -> None:
     _, trace = run(parse("strip_unused_nodes absorb_preprocessing(mean=128, std=128)"), PIXELS, check=verifier())
     assert trace.records[1].check == "input 'x' is uint8 now: outputs cannot be compared"
 

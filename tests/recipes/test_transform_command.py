@@ -1,4 +1,4 @@
-"""What ``quantkit transform`` does besides transforming: verify, undo, trace."""
+"""``quantkit transform``: verification, undone steps, traces and recipe files."""
 
 import json
 from importlib.metadata import entry_points
@@ -25,7 +25,7 @@ def scale_wrongly(graph):
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> list[str]:
+def arguments(tmp_path: Path) -> list[str]:
     nodes = "x = Placeholder[?x3]()\ns = Identity(x, T=float)\ntwo = Const(2.0)\ny = Mul(s, two, T=float)"
     save(from_text(f"inputs: x\noutputs: y\n{nodes}"), tmp_path / "graph.pb")
     (tmp_path / "wrong.py").write_text(WRONG)
@@ -34,17 +34,17 @@ def words(tmp_path: Path) -> list[str]:
     return ["transform", str(tmp_path / "graph.pb"), *out, "--transforms", recipe, "--runtime", "reference"]
 
 
-def test_a_mismatch_stops_with_1_and_writes_nothing(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_mismatch_exits_with_1_and_writes_no_file(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*words, "--verify", "--trace", str(tmp_path / "t.json")]) == 1
+    assert main([*arguments, "--verify", "--trace", str(tmp_path / "t.json")]) == 1
     assert "scale_wrongly changes output 'y'" in capsys.readouterr().err
     assert not (tmp_path / "out.pb").exists()
     assert not (tmp_path / "t.json").exists()
 
 
-def test_a_mismatch_may_be_skipped(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*words, "--on-mismatch", "skip", "--trace", str(tmp_path / "t.json")]) == 0
+def test_mismatch_may_be_skipped(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--on-mismatch", "skip", "--trace", str(tmp_path / "t.json")]) == 0
     out, err = capsys.readouterr()
     assert "scale_wrongly: undone: scale_wrongly changes output 'y'" in err
     assert "scale_wrongly: 4 -> 4 nodes" in out
@@ -57,11 +57,11 @@ def test_a_mismatch_may_be_skipped(words: list[str], tmp_path: Path, capsys: pyt
     assert document["steps"][1]["check"] == "y: equal"
 
 
-def test_the_tolerance_and_the_data_are_stated(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_tolerance_and_data_are_reported(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.savez(tmp_path / "data.npz", x=np.ones((5, 3), np.float32))
-    assert main([*words, "--tolerance", "0.1", "--data", str(tmp_path / "data.npz"), "--json"]) == 0
+    assert main([*arguments, "--tolerance", "0.1", "--data", str(tmp_path / "data.npz"), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["verification"] == {"data": "given", "seed": 0, "tolerance": 0.1, "min_cosine": 0.5}
     assert document["steps"][0]["check"] == "y: largest difference 0.01 (weak evidence: the output hardly varies)"
@@ -76,43 +76,65 @@ def test_the_tolerance_and_the_data_are_stated(
         (["--trace", "no/trace.html"], "no is not a folder"),
     ],
 )
-def test_wrong_flags_are_refused(
-    words: list[str], flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_flags_are_rejected(
+    arguments: list[str], flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*words, *flags]) == 2
+    assert main([*arguments, *flags]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_data_that_fits_no_input(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_that_matches_no_input(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(tmp_path / "data.npz", a=np.ones((5, 3), np.float32), b=np.ones((5, 3), np.float32))
-    assert main([*words, "--data", str(tmp_path / "data.npz")]) == 2
+    assert main([*arguments, "--data", str(tmp_path / "data.npz")]) == 2
     assert "cannot tell which inputs" in capsys.readouterr().err
 
 
-def test_pictures_are_fed_as_the_card_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = Path(__file__).parent.parent.parent / "assets" / "digit_3.png"
-    words = ["transform", "digits", "-o", str(tmp_path / "out.pb"), "--recipe", "inference", "--runtime", "reference"]
-    assert main([*words, "--verify", "--data", str(picture)]) == 0
+def test_images_are_preprocessed_for_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = Path(__file__).parent.parent.parent / "assets" / "digit_3.png"
+    arguments = [
+        "transform",
+        "digits",
+        "-o",
+        str(tmp_path / "out.pb"),
+        "--recipe",
+        "inference",
+        "--runtime",
+        "reference",
+    ]
+    assert main([*arguments, "--verify", "--data", str(image)]) == 0
     assert "verified on the given data" in capsys.readouterr().out
 
 
-def test_quiet_says_of_a_check_only_what_came_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["transform", "digits", "-o", str(tmp_path / "out.pb"), "--recipe", "inference", "--runtime", "reference"]
-    assert main([*words, "--verify", "-q"]) == 0
+def test_quiet_prints_only_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "transform",
+        "digits",
+        "-o",
+        str(tmp_path / "out.pb"),
+        "--recipe",
+        "inference",
+        "--runtime",
+        "reference",
+    ]
+    assert main([*arguments, "--verify", "-q"]) == 0
     captured = capsys.readouterr()
     assert [line.partition(" ")[0] for line in captured.out.splitlines()] == ["verified", f"{tmp_path}/out.pb:"]
     assert not captured.err
 
 
-def test_a_page_is_written(words: list[str], tmp_path: Path) -> None:
-    assert main([*words, "--trace", str(tmp_path / "t.html")]) == 0
+def test_page_is_written(arguments: list[str], tmp_path: Path) -> None:
+    assert main([*arguments, "--trace", str(tmp_path / "t.html")]) == 0
     assert (tmp_path / "t.html").read_text().startswith("<!doctype html>")
 
 
-def test_a_recipe_file_may_name_the_ends(words: list[str], tmp_path: Path) -> None:
+def test_recipe_file_may_set_inputs_and_outputs(arguments: list[str], tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('inputs = ["s"]\noutputs = ["y"]\n[[step]]\ntransform = "strip_unused_nodes"\n')
-    source = [word for word in words if word not in ("--transforms", "scale_wrongly remove_nodes(op=Identity)")]
+    source = [
+        argument
+        for argument in arguments
+        if argument not in ("--transforms", "scale_wrongly remove_nodes(op=Identity)")
+    ]
     assert main([*source, "--recipe", str(path)]) == 0
     assert load(tmp_path / "out.pb")["s"].op == "Placeholder"
 
@@ -124,16 +146,16 @@ def test_a_recipe_file_may_name_the_ends(words: list[str], tmp_path: Path) -> No
         ('inputs = "s"\n', "inputs is not a list of names"),
     ],
 )
-def test_what_a_recipe_file_can_not_say(
-    words: list[str], tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_keys_of_a_recipe_file_are_rejected(
+    arguments: list[str], tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text + '[[step]]\ntransform = "strip_unused_nodes"\n')
-    assert main([*words[:-4], "--recipe", str(path)]) == 2
+    assert main([*arguments[:-4], "--recipe", str(path)]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_the_reference_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_transforms_list_has_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["transforms", "list", "--json"]) == 0
     recipes = {recipe["name"]: recipe for recipe in json.loads(capsys.readouterr().out)["recipes"]}
     assert set(recipes) == set(RECIPES)
@@ -142,10 +164,10 @@ def test_the_reference_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> 
     assert "for an app bundle" in capsys.readouterr().out
 
 
-def test_summarize_looks_ahead(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["summarize", words[1], "--json"]) == 0
+def test_summarize_estimates_int8(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summarize", arguments[1], "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["file_bytes"] == Path(words[1]).stat().st_size
+    assert document["file_bytes"] == Path(arguments[1]).stat().st_size
     assert document["int8_outlook"]["layers"] == 0
-    assert main(["summarize", words[1]]) == 0
+    assert main(["summarize", arguments[1]]) == 0
     assert "no layer to quantize" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""``--verify`` as a check: what it passes, what it refuses, and what is undone."""
+"""Verification of steps: equal outputs pass, others are rejected or undone."""
 
 import numpy as np
 import pytest
@@ -29,8 +29,8 @@ GRAPH = from_text(
 
 
 @pytest.fixture
-def wrong() -> None:
-    """A transform that changes the answers by a thousandth, and one that makes what nobody runs."""
+def _register_wrong_transforms() -> None:
+    """Register a transform that changes the outputs by 0.1 %, and one that adds an unknown op."""
 
     def scale_wrongly(graph: Graph) -> Graph:
         """Scale wrongly."""
@@ -40,7 +40,7 @@ def wrong() -> None:
         )
 
     def use_unknown_op(graph: Graph) -> Graph:
-        """Make a node that no engine knows."""
+        """Add a node of an unknown op type."""
         return graph.with_nodes(
             node.with_(op="NoSuchOp") if node.name == "y" else node for node in graph.nodes.values()
         )
@@ -53,25 +53,25 @@ def verifier(**options: object) -> Verifier:
     return Verifier(lambda graph: open_session(graph, "reference"), **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("wrong")
-def test_a_refused_step_is_undone_and_the_run_goes_on() -> None:
+@pytest.mark.usefixtures("_register_wrong_transforms")
+def test_rejected_step_is_undone_and_the_run_continues() -> None:
     steps = parse("scale_wrongly remove_nodes(op=Identity) use_unknown_op")
     graph, trace = run(steps, GRAPH, check=verifier(), on_mismatch=SKIP)
     assert graph["scale"] == GRAPH["scale"]
     assert graph["y"].op == "Mul"
     assert "same" not in graph
-    refused, kept, broken = trace.records
-    assert "changes output 'y' by 0.00" in refused.undone
-    assert "the tolerance is 1e-05" in refused.undone
-    assert (refused.nodes, refused.changes, refused.check, refused.ops) == ((4, 4), (), "", {})
-    assert (kept.undone, kept.check, kept.ops) == ("", "y: equal", {"Identity": -1})
+    rejected, unchanged, broken = trace.records
+    assert "changes output 'y' by 0.00" in rejected.undone
+    assert "the tolerance is 1e-05" in rejected.undone
+    assert (rejected.nodes, rejected.changes, rejected.check, rejected.ops) == ((4, 4), (), "", {})
+    assert (unchanged.undone, unchanged.check, unchanged.ops) == ("", "y: equal", {"Identity": -1})
     assert "the graph after use_unknown_op cannot be run" in broken.undone
-    assert [record["undone"] for record in trace.to_json()["steps"]] == [refused.undone, "", broken.undone]
+    assert [record["undone"] for record in trace.to_json()["steps"]] == [rejected.undone, "", broken.undone]
 
 
-def test_a_step_that_makes_no_graph_is_undone() -> None:
+def test_step_with_a_broken_graph_is_undone() -> None:
     def lose_a_node(graph: Graph) -> Graph:
-        """Lose a node that others read."""
+        """Remove a node that has consumers."""
         return graph.with_nodes(node for node in graph.nodes.values() if node.name != "scale")
 
     register(lose_a_node)
@@ -83,19 +83,19 @@ def test_a_step_that_makes_no_graph_is_undone() -> None:
             run(parse("lose_a_node"), GRAPH, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("wrong")
-def test_the_tolerance_is_the_callers() -> None:
+@pytest.mark.usefixtures("_register_wrong_transforms")
+def test_tolerance_is_an_option() -> None:
     run(parse("scale_wrongly"), GRAPH, check=verifier(tolerance=1e-2))
     with pytest.raises(CheckError, match="the tolerance is 0.0001"):
         run(parse("scale_wrongly"), GRAPH, check=verifier(tolerance=1e-4))
     assert "exact steps within 0.01 of" in verifier(tolerance=1e-2).terms
 
 
-def test_given_data_is_fed() -> None:
-    seen = []
+def test_data_is_used() -> None:
+    recorded: list[np.ndarray] = []
 
     class Spy:
-        """A session that keeps what it is fed."""
+        """Session that records its feeds."""
 
         def __init__(self, session: Session) -> None:
             self.session = session
@@ -108,31 +108,31 @@ def test_given_data_is_fed() -> None:
             self.session.close()
 
         def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            seen.append(feeds["x"])
+            recorded.append(feeds["x"])
             return dict(self.session.run(feeds))
 
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
     check = Verifier(lambda graph: Spy(open_session(graph, "reference")), feeder=lambda infos: {"x": rows})  # type: ignore[arg-type,return-value]
     run(parse("remove_nodes(op=Identity)"), GRAPH, check=check)
-    assert all(np.array_equal(rows, fed) for fed in seen)
-    assert len(seen) == 2
+    assert all(np.array_equal(rows, feed) for feed in recorded)
+    assert len(recorded) == 2
     assert "on the given data" in check.terms
 
 
-def test_a_graph_that_never_ran_is_nobodys_fault() -> None:
+def test_graph_that_never_ran_blames_no_transform() -> None:
     graph = from_text("inputs: x\noutputs: y\nx = Placeholder[2]()\ny = NoSuchOp(x, T=float)")
     with pytest.raises(UnavailableError):
         run(parse("sort_by_execution_order"), graph, check=verifier(), on_mismatch=SKIP)
 
 
-def test_what_gives_up_precision_says_how_much() -> None:
+def test_reduced_precision_is_reported() -> None:
     graph = from_text("inputs: x\noutputs: y\nx = Placeholder[4x4]()\nw = Const[4x300]()\ny = MatMul(x, w, T=float)")
     _, trace = run(parse("round_weights(num_steps=16)"), graph, check=verifier())
     assert "largest difference" in trace.records[0].check
     assert "by design)" in trace.records[0].check
 
 
-def test_codes_are_compared_as_numbers_where_precision_is_given_up() -> None:
+def test_quantized_outputs_are_compared_as_numbers() -> None:
     names = {"y": np.uint8([10, 200, 30])}
     shifted = {"y": np.uint8([11, 201, 31])}
     assert "largest difference 1, cosine 1.0000" in compare(names, shifted, REGISTRY["quantize_nodes"], 1e-5)
@@ -145,7 +145,7 @@ EXACT, ROUNDED = REGISTRY["fold_pads"], REGISTRY["quantize_nodes"]
 
 
 @pytest.mark.parametrize(
-    ("want", "found", "reason"),
+    ("expected", "actual", "reason"),
     [
         (np.float32([1, 2]), np.float64([1, 2]), "it was float32 and is float64"),
         (np.float32([INF, 2]), np.float32([INF, 3]), "by 1; the tolerance"),
@@ -157,33 +157,33 @@ EXACT, ROUNDED = REGISTRY["fold_pads"], REGISTRY["quantize_nodes"]
         (np.float16([1, 2]), np.float16([1, 2.1]), "by 0.0996; the tolerance is 0.0039"),
     ],
 )
-def test_what_an_exact_transform_may_not_change(want: np.ndarray, found: np.ndarray, reason: str) -> None:
+def test_changes_that_exact_transforms_must_not_make(expected: np.ndarray, actual: np.ndarray, reason: str) -> None:
     with pytest.raises(CheckError, match=reason):
-        compare({"y": want}, {"y": found}, EXACT, 1e-5)
+        compare({"y": expected}, {"y": actual}, EXACT, 1e-5)
 
 
-def test_what_is_not_finite_stands_aside() -> None:
-    want, found = np.float32([NAN, INF, 3, 4]), np.float32([NAN, INF, 3.00001, 4])
-    assert compare({"y": want}, {"y": want}, EXACT, 1e-5) == "y (50.0% of it finite): equal"
-    assert "largest difference 1e-05" in compare({"y": want}, {"y": found}, EXACT, 1e-5)
-    assert "cosine 0.9999" in compare({"y": want}, {"y": np.float32([0, 0, 3.1, 4])}, ROUNDED, 1e-5)
+def test_non_finite_values_are_not_compared() -> None:
+    expected, actual = np.float32([NAN, INF, 3, 4]), np.float32([NAN, INF, 3.00001, 4])
+    assert compare({"y": expected}, {"y": expected}, EXACT, 1e-5) == "y (50.0% of it finite): equal"
+    assert "largest difference 1e-05" in compare({"y": expected}, {"y": actual}, EXACT, 1e-5)
+    assert "cosine 0.9999" in compare({"y": expected}, {"y": np.float32([0, 0, 3.1, 4])}, ROUNDED, 1e-5)
     with pytest.raises(CheckError, match="adds NaN"):
-        compare({"y": want}, {"y": np.float32([0, 0, NAN, 4])}, ROUNDED, 1e-5)
-    nowhere = np.full(3, NAN, np.float32)
-    assert compare({"y": nowhere}, {"y": nowhere}, EXACT, 1e-5) == "y (0.0% of it finite): equal"
+        compare({"y": expected}, {"y": np.float32([0, 0, NAN, 4])}, ROUNDED, 1e-5)
+    all_nan = np.full(3, NAN, np.float32)
+    assert compare({"y": all_nan}, {"y": all_nan}, EXACT, 1e-5) == "y (0.0% of it finite): equal"
 
 
-def test_narrow_types_round_by_themselves() -> None:
-    want = np.float16([1, -2, 0.5])
-    assert "largest difference" in compare({"y": want}, {"y": np.float16([1.001, -2, 0.5])}, EXACT, 1e-5)
+def test_narrow_types_round() -> None:
+    expected = np.float16([1, -2, 0.5])
+    assert "largest difference" in compare({"y": expected}, {"y": np.float16([1.001, -2, 0.5])}, EXACT, 1e-5)
 
 
-def test_empty_answers_are_equal() -> None:
-    nothing = np.zeros((0, 3), np.float32)
-    assert compare({"y": nothing}, {"y": nothing}, EXACT, 1e-5) == "y: equal"
+def test_empty_outputs_are_equal() -> None:
+    empty = np.zeros((0, 3), np.float32)
+    assert compare({"y": empty}, {"y": empty}, EXACT, 1e-5) == "y: equal"
 
 
-def test_what_became_of_nodes() -> None:
+def test_node_changes() -> None:
     after = from_text("x = Placeholder[?x3]()\nscale = Const(3.0)\ny = Add(x, scale, T=float)\nz = Neg(y, T=float)")
     assert node_changes(GRAPH, after) == (
         "same (Identity) removed",
@@ -193,7 +193,7 @@ def test_what_became_of_nodes() -> None:
     )
 
 
-def test_what_changes_in_functions_only_is_compared() -> None:
+def test_changes_in_functions_are_compared() -> None:
     function = "function f(r = n)\na = _Arg(index=0)\nn = {}(a)\nend"
     text = f"inputs: x\noutputs: y\nx = Placeholder[2]()\ny = Neg(x, T=float)\n{function}"
     before, after = from_text(text.format("Neg")), from_text(text.format("Abs"))

@@ -1,4 +1,4 @@
-"""Transforms from files and from installed distributions."""
+"""Transforms from files and from write_plugin distributions."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import quantkit.transforms  # noqa: F401  (fills the registry)
+import quantkit.transforms  # noqa: F401  (fills the _restore_registry)
 from quantkit.errors import RecipeError
 from quantkit.ir.text import from_text
 from quantkit.recipes import parse, rewrite, run
@@ -24,13 +24,13 @@ from quantkit.rewriting import transform
 
 @transform
 def drop_devices(graph, *, keep: str = ""):
-    """Forget where nodes were placed.
+    """Remove the device strings of nodes.
 
     Before:  y = Neg(x) @"/cpu:0"
     After:   y = Neg(x)
 
     Options:
-        keep: a device that stays.
+        keep: device string that stays.
 
     Skips when no node was placed.
 
@@ -46,7 +46,7 @@ def drop_devices(graph, *, keep: str = ""):
 
 
 @pytest.fixture(autouse=True)
-def registry() -> Iterator[None]:
+def _restore_registry() -> Iterator[None]:
     before, modules = dict(REGISTRY), set(sys.modules)
     yield
     REGISTRY.clear()
@@ -62,8 +62,8 @@ def plugin(tmp_path: Path) -> Path:
     return tmp_path / "mine.py"
 
 
-def installed(folder: Path, name: str, code: str, value: str | None = None) -> None:
-    """A distribution as pip leaves one: a module, and its metadata with an entry point."""
+def write_plugin(folder: Path, name: str, code: str, value: str | None = None) -> None:
+    """Write a distribution: a module, and its metadata with an entry point."""
     (folder / f"{name}.py").write_text(code)
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir()
@@ -71,16 +71,16 @@ def installed(folder: Path, name: str, code: str, value: str | None = None) -> N
     (info / "entry_points.txt").write_text(f"[quantkit.transforms]\n{name} = {value or name}\n")
 
 
-def test_a_file_joins_the_recipe_language(plugin: Path) -> None:
-    (made,) = load_file(plugin)
-    assert (made.name, made.is_built_in) == ("drop_devices", False)
+def test_file_registers_a_transform(plugin: Path) -> None:
+    (plugin_transform,) = load_file(plugin)
+    assert (plugin_transform.name, plugin_transform.is_built_in) == ("drop_devices", False)
     assert rewrite(GRAPH, "drop_devices")["y"].device == ""
     assert rewrite(GRAPH, 'drop_devices(keep="/cpu:0")') == GRAPH
 
 
-def test_a_file_may_be_loaded_twice(plugin: Path) -> None:
+def test_file_may_be_loaded_twice(plugin: Path) -> None:
     load_file(plugin)
-    assert [one.name for one in load_file(plugin)] == ["drop_devices"]
+    assert [each.name for each in load_file(plugin)] == ["drop_devices"]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_file_may_be_loaded_twice(plugin: Path) -> None:
         (GOOD.replace("*, keep", "keep"), "parameter 'keep' must be keyword-only"),
     ],
 )
-def test_mistakes_name_file_and_line(tmp_path: Path, code: str, message: str) -> None:
+def test_errors_have_file_and_line(tmp_path: Path, code: str, message: str) -> None:
     path = tmp_path / "mine.py"
     path.write_text(code)
     before = dict(REGISTRY)
@@ -110,7 +110,7 @@ def test_mistakes_name_file_and_line(tmp_path: Path, code: str, message: str) ->
     assert before == REGISTRY
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="does not exist"):
         load_file(tmp_path / "none.py")
 
@@ -123,7 +123,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         ("return graph.with_nodes(1)", "line 5: TypeError"),
     ],
 )
-def test_a_plugin_that_fails_is_one_sentence(tmp_path: Path, body: str, message: str) -> None:
+def test_exception_of_a_plugin_is_one_message(tmp_path: Path, body: str, message: str) -> None:
     path = tmp_path / "mine.py"
     path.write_text(f"from quantkit.rewriting import transform\n\n@transform\ndef crash(graph):\n    {body}\n")
     load_file(path)
@@ -133,7 +133,7 @@ def test_a_plugin_that_fails_is_one_sentence(tmp_path: Path, body: str, message:
     assert str(path) in caught.value.message
 
 
-def test_a_plugin_that_fails_may_be_passed_over_and_one_that_is_called_wrongly_may_not(tmp_path: Path) -> None:
+def test_exception_of_a_plugin_may_be_ignored_but_a_wrong_option_may_not(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
         "from quantkit.rewriting import transform\n\n@transform\ndef crash(graph, *, k: int = 1):\n    1 / 0\n"
@@ -146,26 +146,26 @@ def test_a_plugin_that_fails_may_be_passed_over_and_one_that_is_called_wrongly_m
         rewrite(GRAPH, "crash(ignore_errors=true, n=2)")
 
 
-def test_what_a_plugin_does_not_tell_is_found(plugin: Path) -> None:
+def test_changes_of_a_plugin_are_computed(plugin: Path) -> None:
     load_file(plugin)
     assert run(parse("drop_devices"), GRAPH)[1].records[0].changes == ("y (Neg) changed",)
 
 
-def test_installed_distributions_offer_transforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(tmp_path, "good_plugin", GOOD, "good_plugin:drop_devices")
+def test_installed_distributions_register_transforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_plugin(tmp_path, "good_plugin", GOOD, "good_plugin:drop_devices")
     monkeypatch.syspath_prepend(tmp_path)
     assert find_transform("drop_devices").function.__module__ == "good_plugin"
     assert rewrite(GRAPH, "drop_devices")["y"].device == ""
     assert load_installed() == ()
 
 
-def test_a_broken_distribution_keeps_nobody_from_the_others(
+def test_broken_distribution_does_not_hide_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    installed(tmp_path, "bad_plugin", "import nothing_of_this_name\n")
-    installed(tmp_path, "good_plugin", GOOD)
-    installed(tmp_path, "idle_plugin", "x = 1\n")
-    installed(tmp_path, "stolen_plugin", GOOD.replace("drop_devices", "fold_pads"))
+    write_plugin(tmp_path, "bad_plugin", "import nothing_of_this_name\n")
+    write_plugin(tmp_path, "good_plugin", GOOD)
+    write_plugin(tmp_path, "idle_plugin", "x = 1\n")
+    write_plugin(tmp_path, "stolen_plugin", GOOD.replace("drop_devices", "fold_pads"))
     monkeypatch.syspath_prepend(tmp_path)
     assert find_transform("drop_devices").is_built_in is False
     bad, idle, stolen = load_installed()
@@ -179,24 +179,33 @@ def test_a_broken_distribution_keeps_nobody_from_the_others(
     assert "bad_plugin" in caught.value.hint
     assert main(["transforms", "list"]) == 0
     out, err = capsys.readouterr()
-    assert "Forget where nodes were placed. (plugin)" in out
+    assert "Remove the device strings of nodes. (plugin)" in out
     assert "bad_plugin" in err
 
 
-def test_plugins_get_the_same_commands(plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_take_plugins(plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["transforms", "show", "drop_devices", "--plugin", str(plugin)]) == 0
     shown = capsys.readouterr().out
     assert "+ y = Neg(x)" in shown
     assert "keep=str" in shown
     assert main(["transforms", "check", "--plugin", str(plugin), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert [one["status"] for one in document["transforms"][0]["promises"]] == ["exercised"] * 9
-    words = ["--transforms", "drop_devices", "--plugin", str(plugin), "--explain", "--verify", "--runtime", "reference"]
-    assert main(["transform", "digits", "-o", str(tmp_path / "out.pb"), *words]) == 0
+    assert [each["status"] for each in document["transforms"][0]["promises"]] == ["exercised"] * 9
+    arguments = [
+        "--transforms",
+        "drop_devices",
+        "--plugin",
+        str(plugin),
+        "--explain",
+        "--verify",
+        "--runtime",
+        "reference",
+    ]
+    assert main(["transform", "digits", "-o", str(tmp_path / "out.pb"), *arguments]) == 0
     assert "drop_devices: 235 -> 235 nodes" in capsys.readouterr().out
 
 
-def test_a_plugin_that_breaks_promises_is_told_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_promises_of_a_plugin_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
         'from quantkit.rewriting import transform\n@transform\ndef mine(graph):\n    """Do."""\n    return graph\n'

@@ -333,7 +333,7 @@ def test_the_command_rewrites_onnx_models(tmp_path: Path, capsys: pytest.Capture
         "fold_batch_norms rewrites TensorFlow graphs, and the dialect of this graph is ONNX" in capsys.readouterr().err
     )
     assert main([*arguments, "--recipe", "inference"]) == 0
-    assert "left out of inference: " in capsys.readouterr().err
+    assert "omitted from inference: " in capsys.readouterr().err
     assert main(["compare", "--structure", f"{tmp_path}/in.onnx", f"{tmp_path}/out.onnx"]) == 0
     assert main([*arguments, "--transforms", "rename_node(old_node_name=y, new_node_name=z)"]) == 0
     assert main(["compare", "--structure", f"{tmp_path}/in.onnx", f"{tmp_path}/out.onnx"]) == 1
