@@ -35,7 +35,7 @@ class Pattern:
         return Pattern(self.ops, self.name, inputs, self.is_constant, self.either_order)
 
     def __str__(self) -> str:
-        """The pattern as an expression of op types: ``Mul(Conv2D|MatMul(any, const), const)``."""
+        """Return the pattern as an expression of op types: ``Mul(Conv2D|MatMul(any, const), const)``."""
         text = "|".join(sorted(self.ops)) or ("const" if self.is_constant else "any")
         return text if self.inputs is None else f"{text}({', '.join(map(str, self.inputs))})"
 

@@ -79,7 +79,7 @@ class Rule:
     name: str = ""
 
     def __str__(self) -> str:
-        """The name and the pattern."""
+        """Return the name and the pattern."""
         function = self.rewrite.func if isinstance(self.rewrite, partial) else self.rewrite
         return f"{self.name or function.__name__}: {self.pattern}"
 
