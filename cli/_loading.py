@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
-from quantkit.benchmark.candidate import split_runtime
 from quantkit.model import Model, load
 from quantkit.progress import OnProgress
+from quantkit.runtimes import split_runtime
 
 from ._render import log, progress
 

@@ -1,7 +1,7 @@
-"""The latency lab: models and engines measured side by side."""
+"""Latency of models in runtimes, measured side by side."""
 
 from quantkit.benchmark.report import Benchmark
-from quantkit.benchmark.rounds import Interrupted
-from quantkit.benchmark.side_by_side import benchmark
+from quantkit.benchmark.rounds import BenchmarkInterrupted
+from quantkit.benchmark.workflow import benchmark
 
-__all__ = ["Benchmark", "Interrupted", "benchmark"]
+__all__ = ["Benchmark", "BenchmarkInterrupted", "benchmark"]

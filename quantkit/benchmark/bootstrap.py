@@ -1,8 +1,8 @@
-"""Intervals by resampling: how far would the number move, had other rounds been drawn?
+"""Bootstrap confidence intervals of medians and ratios.
 
-Times of neighbouring calls resemble each other (the same clock frequency, the same neighbour on the
-machine), so whole blocks of calls are drawn, not single ones. Where two models took turns, what disturbed
-a round disturbed both: the ratio is taken within each round, and rounds are drawn.
+The latencies of consecutive calls are correlated (clock frequency, other programs), so that whole blocks of calls are
+resampled instead of single calls. If two models ran in the same rounds, a disturbance affects both: the ratio is
+computed within each round, and rounds are resampled.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ import numpy as np
 from quantkit.ir.tensor import Array
 
 RESAMPLES = 2000
-# Fewer blocks than this say nothing about how blocks differ; single calls are drawn then.
-FEWEST_BLOCKS = 5
+# With fewer blocks, their variance is unknown, and single calls are resampled.
+MIN_BLOCKS = 5
 
 Blocks = Sequence[Sequence[float]]
 Interval = tuple[float, float]
@@ -22,31 +22,31 @@ Estimate = tuple[float, Interval]
 
 
 def median_interval(blocks: Blocks, seed: int = 0, confidence: float = 0.95) -> Interval:
-    """Percentile bootstrap interval of the median over all calls.
+    """Return the percentile bootstrap interval of the median over all calls.
 
     Args:
         blocks: seconds of the calls of each block.
-        seed: of the draws; equal seeds give equal intervals.
-        confidence: share of resampled medians inside.
+        seed: seed of the resampling.
+        confidence: fraction of the resampled medians in the interval.
     """
-    blocks = _resamplable(blocks)
-    counts = _draws(len(blocks), np.random.default_rng(seed))
-    return _middle(_medians(blocks, counts), confidence)
+    blocks = _split_few_blocks(blocks)
+    counts = _draw_counts(len(blocks), np.random.default_rng(seed))
+    return _percentile_interval(_medians(blocks, counts), confidence)
 
 
 def paired_ratio(numerator: Blocks, denominator: Blocks, seed: int = 0, confidence: float = 0.95) -> Estimate:
-    """The ratio of two models that ran in the same rounds: the median, over the rounds, of each round's ratio.
+    """Return the median of the ratios in each round, for two models that ran in the same rounds.
 
     Args:
-        numerator, denominator: seconds of the calls of each block; equal indices ran in one round.
-        seed: of the draws.
-        confidence: share of resampled ratios inside.
+        numerator, denominator: seconds of the calls of each block; blocks of one index ran in one round.
+        seed: seed of the resampling.
+        confidence: fraction of the resampled ratios in the interval.
 
     Returns:
-        The ratio, and its percentile bootstrap interval.
+        The ratio and its percentile bootstrap interval.
     """
     rounds = min(len(numerator), len(denominator))
-    if rounds < FEWEST_BLOCKS:
+    if rounds < MIN_BLOCKS:
         return unpaired_ratio(numerator, denominator, seed, confidence)
     pairs = zip(numerator[:rounds], denominator[:rounds], strict=True)
     ratios = [[median(upper) / median(lower)] for upper, lower in pairs]
@@ -54,34 +54,38 @@ def paired_ratio(numerator: Blocks, denominator: Blocks, seed: int = 0, confiden
 
 
 def unpaired_ratio(numerator: Blocks, denominator: Blocks, seed: int = 0, confidence: float = 0.95) -> Estimate:
-    """The ratio of two medians of models that ran at different times.
+    """Return the ratio of two medians, for models that ran at different times.
 
     Args:
         numerator, denominator: seconds of the calls of each block.
-        seed: of the draws.
-        confidence: share of resampled ratios inside.
+        seed: seed of the resampling.
+        confidence: fraction of the resampled ratios in the interval.
 
     Returns:
         The ratio, and its percentile bootstrap interval.
     """
     random = np.random.default_rng(seed)
-    drawn = [_medians(blocks, _draws(len(blocks), random)) for blocks in map(_resamplable, (numerator, denominator))]
-    whole = [median(seconds for block in blocks for seconds in block) for blocks in (numerator, denominator)]
-    return whole[0] / whole[1], _middle(drawn[0] / drawn[1], confidence)
+    samples = [
+        _medians(blocks, _draw_counts(len(blocks), random))
+        for blocks in map(_split_few_blocks, (numerator, denominator))
+    ]
+    medians = [median(seconds for block in blocks for seconds in block) for blocks in (numerator, denominator)]
+    return medians[0] / medians[1], _percentile_interval(samples[0] / samples[1], confidence)
 
 
-def _resamplable(blocks: Blocks) -> Blocks:
-    return blocks if len(blocks) >= FEWEST_BLOCKS else [[seconds] for block in blocks for seconds in block]
+def _split_few_blocks(blocks: Blocks) -> Blocks:
+    """Return the blocks, or a block for each call if there are few."""
+    return blocks if len(blocks) >= MIN_BLOCKS else [[seconds] for block in blocks for seconds in block]
 
 
-def _draws(count: int, random: "np.random.Generator") -> Array:
-    """How often each of ``count`` blocks is drawn: (RESAMPLES, count) int."""
-    draws: Array = random.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
-    return draws
+def _draw_counts(count: int, random: "np.random.Generator") -> Array:
+    """Return the multiplicity of each of ``count`` blocks in each resample: (RESAMPLES, count) int."""
+    counts: Array = random.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
+    return counts
 
 
 def _medians(blocks: Blocks, counts: Array) -> Array:
-    """Median over all calls, each block taken ``counts`` times.
+    """Return the median over all calls, with ``counts`` copies of each block.
 
     Args:
         blocks: b blocks.
@@ -94,15 +98,15 @@ def _medians(blocks: Blocks, counts: Array) -> Array:
     values = np.concatenate([np.asarray(block, np.float64) for block in blocks])
     order = np.argsort(values, kind="stable")
     values = values[order]
-    reached = np.cumsum(counts[:, owners[order]], axis=1)
-    half = reached[:, -1:] / 2
-    low = values[np.argmax(reached >= half, axis=1)]
-    high = values[np.argmax(reached > half, axis=1)]
+    cumulative = np.cumsum(counts[:, owners[order]], axis=1)
+    half = cumulative[:, -1:] / 2
+    low = values[np.argmax(cumulative >= half, axis=1)]
+    high = values[np.argmax(cumulative > half, axis=1)]
     middle: Array = (low + high) / 2
     return middle
 
 
-def _middle(values: Array, confidence: float) -> Interval:
+def _percentile_interval(values: Array, confidence: float) -> Interval:
     tail = (1 - confidence) / 2
     low, high = np.quantile(values, (tail, 1 - tail))
     return float(low), float(high)

@@ -1,45 +1,51 @@
-"""What this machine and installation can run, found out by running it.
+"""Diagnosis of this machine and installation: which runtimes work, on which devices, and with which thread settings.
 
-Every engine opens the bundled model in a process of its own, so that what it loads and prints is its own.
+Each runtime opens the bundled model in a process of its own, which shows the libraries that it loads and its log.
 """
 
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from quantkit import formats
-from quantkit.benchmark.candidate import Candidate, Settings, find_candidate
+from quantkit.benchmark.candidate import Candidate, Settings
 from quantkit.benchmark.machine import Machine, this_machine
-from quantkit.benchmark.process import WorkerGone, WorkerProcess
-from quantkit.benchmark.report import Benchmark, aligned, openmp_text, threads_text
-from quantkit.benchmark.rounds import Progress, Schedule, measure
-from quantkit.ir.graph import Graph
+from quantkit.benchmark.process import WorkerError, WorkerProcess
+from quantkit.benchmark.report import Benchmark, align_columns, openmp_text, threads_text
+from quantkit.benchmark.rounds import SamplingOptions, measure
+from quantkit.benchmark.workflow import find_candidate
+from quantkit.errors import UnavailableError
 from quantkit.model import load
+from quantkit.progress import OnProgress, Progress, ignore_progress
 from quantkit.recipes import parse, run
 from quantkit.recipes.named import find_recipe
-from quantkit.runtimes import find_runtime, runtimes
+from quantkit.runtimes import AUTO, REGISTRY, find_runtime, runtimes
 from quantkit.runtimes.session import SessionOptions
 
-# Makes an engine that has oneDNN say so, and with which instructions and threads it computes. Logging each
-# execution as well ("1") would make OpenVINO's build of oneDNN fail.
-TELL = {"ONEDNN_VERBOSE": "dispatch", "TF_CPP_MIN_LOG_LEVEL": "0"}
-ANSWER_SECONDS = 120.0
+SCHEMA = "quantkit.doctor/1"
+# oneDNN logs its version, instructions and threads. The value "1" would also log each execution, with which OpenVINO's
+# build of oneDNN fails.
+LOG_ONEDNN = {"ONEDNN_VERBOSE": "dispatch", "TF_CPP_MIN_LOG_LEVEL": "0"}
+TIMEOUT = 120.0
+# A sweep has many settings: fewer rounds than a benchmark, enough for an interval.
+SWEEP_SAMPLING = SamplingOptions(runs=40, rounds=10, time_budget=300.0)
 
 
 @dataclass(frozen=True)
-class Engine:
-    """An engine as it is found here.
+class RuntimeDiagnosis:
+    """State of one runtime on this machine.
 
     Attributes:
-        name: as ``--runtime`` takes it.
-        version: of the package, or empty where it is not installed.
-        problem: why it does not run here, and what to do; empty: it does.
-        gpu: ``yes``, or why not.
-        openmp: OpenMP runtimes in its process.
-        onednn: what oneDNN says of itself, where the engine has it and lets it speak.
+        name: name on the command line.
+        version: version of the package; empty if it is not installed.
+        problem: reason why the runtime does not work here, with a remedy; empty if it works.
+        gpu: ``yes``, or the reason why it cannot use a GPU.
+        openmp: OpenMP libraries in its process.
+        onednn: version, threads and instructions of oneDNN, if the runtime uses it and logs them.
     """
 
     name: str
@@ -52,116 +58,122 @@ class Engine:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A machine, its engines, and how to set their threads."""
+    """Machine, runtimes, and advice on thread settings.
+
+    Attributes:
+        machine: this host.
+        runtimes: state of each runtime.
+        plugin_problems: a sentence for each runtime plugin that could not be loaded.
+        sweep: latency at several thread settings; None if it was not measured.
+    """
 
     machine: Machine
-    engines: tuple[Engine, ...]
+    runtimes: tuple[RuntimeDiagnosis, ...]
+    plugin_problems: tuple[str, ...] = ()
+    sweep: Benchmark | None = None
 
-    @property
-    def can_run(self) -> bool:
-        """Whether any engine runs."""
-        return any(not engine.problem for engine in self.engines)
+    def check_runtimes(self) -> None:
+        """Check that a runtime works.
+
+        Raises:
+            UnavailableError: no runtime works.
+        """
+        if all(runtime.problem for runtime in self.runtimes):
+            raise UnavailableError("no runtime works here", hint="pip install 'quantkit[all]'")
 
     def to_json(self) -> dict[str, Any]:
-        """The diagnosis as JSON values."""
-        return {
+        """Return the diagnosis as a JSON document."""
+        document = {
+            "schema": SCHEMA,
             "machine": self.machine.to_json(),
-            "engines": [asdict(engine) for engine in self.engines],
-            "advice": list(thread_advice(self.machine, self.engines)),
+            "engines": [asdict(runtime) for runtime in self.runtimes],
+            "advice": list(thread_advice(self.machine, self.runtimes)),
+            "plugin_problems": list(self.plugin_problems),
         }
+        if self.sweep is not None:
+            document["measured"] = self.sweep.to_json() | {"verdict": sweep_verdict(self.sweep)}
+        return document
 
     def __str__(self) -> str:
-        return "\n".join(
-            (
-                *_machine_table(self.machine),
-                "",
-                *_engine_table(self.engines),
-                "",
-                *(line for engine in self.engines for line in _engine_lines(engine)),
-                "",
-                *thread_advice(self.machine, self.engines),
-            )
-        )
+        sections = [
+            _machine_table(self.machine),
+            _runtime_table(self.runtimes),
+            [line for runtime in self.runtimes for line in _runtime_lines(runtime)] + list(self.plugin_problems),
+            thread_advice(self.machine, self.runtimes),
+        ]
+        if self.sweep is not None:
+            sections.append([str(self.sweep), sweep_verdict(self.sweep)])
+        return "\n\n".join("\n".join(section) for section in sections)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def diagnose(
-    model: str = "digits", *, offline: bool = False, progress: Progress = lambda message, share: None
-) -> Diagnosis:
-    """Look at the machine, and run a model in every engine.
-
-    Args:
-        model: what is run.
-        offline: fetch nothing.
-        progress: told what happens now, and which share (0 to 1) is done.
-    """
-    machine = this_machine()
-    engines = []
-    with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
-        found = _runnable(model, Path(folder) / "model.pb", offline)
-        for index, name in enumerate(runtimes()):
-            progress(f"running {model} in {name}", index / len(runtimes()))
-            engines.append(_engine(found, name, machine))
-    return Diagnosis(machine, tuple(engines))
-
-
-def _runnable(model: str, path: Path, offline: bool) -> Candidate:
-    """The model without the training-time operations that no engine but TensorFlow has."""
-    found = find_candidate(model, offline=offline)
-    loaded = load(model, offline=offline)
-    if not isinstance(loaded.runnable, Graph):
-        return found
-    recipe = parse(loaded.card.recipe) if loaded.card is not None else find_recipe("inference")
-    graph, _ = run(recipe, loaded.runnable)
-    formats.save(graph, path)
-    ends = Settings(inputs=tuple(map(str, graph.inputs)), outputs=tuple(map(str, graph.outputs)))
-    return replace(found, path=path, settings=ends)
-
-
-def sweep(
-    model: str,
-    runtime: str,
-    machine: Machine,
-    schedule: Schedule,
+    model: str = "digits",
     *,
+    measure_threads: bool = False,
+    runtime: str = AUTO,
     offline: bool = False,
-    progress: Progress = lambda message, share: None,
-) -> Benchmark:
-    """Measure one model at several thread settings, each in a process of its own; the engine's default comes first.
+    on_progress: OnProgress = ignore_progress,
+) -> Diagnosis:
+    """Examine the machine, and run a model in each runtime.
 
     Args:
-        model: what is run, made ready for inference.
-        runtime: engine.
-        machine: whose cores the settings use.
-        schedule: how much is measured.
-        offline: fetch nothing.
-        progress: as for `measure`.
+        model: path, or name of a model card.
+        measure_threads: also measure the latency at several thread settings.
+        runtime: runtime of that measurement; ``auto``: the one of the highest priority that works here.
+        offline: never download.
+        on_progress: receives the progress.
 
     Raises:
-        UsageError: no such runtime.
+        UsageError: there is no such model card or runtime.
     """
-    find_runtime(runtime)
+    if runtime != AUTO:
+        find_runtime(runtime)
+    machine = this_machine()
     with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
-        found = _runnable(model, Path(folder) / "model.pb", offline)
-        settings = [SessionOptions(intra_op=intra, inter_op=inter) for intra, inter in thread_settings(machine)]
-        candidates = [
-            replace(found, settings=replace(found.settings, runtime=runtime, options=options)) for options in settings
-        ]
-        return measure(candidates, schedule, progress)
+        candidate = _inference_candidate(model, Path(folder) / "model", offline)
+        states = []
+        for index, name in enumerate(runtimes()):
+            on_progress(Progress(f"running {model} in the runtimes", index, len(runtimes())))
+            states.append(_diagnose_runtime(candidate, name, machine))
+        sweep = _sweep(candidate, runtime, machine, on_progress) if measure_threads else None
+    return Diagnosis(machine, tuple(states), REGISTRY.problems(), sweep)
+
+
+def _inference_candidate(model: str, file: Path, offline: bool) -> Candidate:
+    """Return the candidate of a model without its training ops, for which only TensorFlow has kernels."""
+    loaded = load(model, offline=offline)
+    if isinstance(loaded.runnable, Path):
+        return find_candidate(loaded, Settings(), file)
+    recipe = parse(loaded.card.recipe) if loaded.card is not None else find_recipe("inference")
+    graph, _ = run(recipe, loaded.graph)
+    path = file.with_suffix(".pb")
+    formats.save(graph, path)
+    settings = Settings(inputs=tuple(map(str, graph.inputs)), outputs=tuple(map(str, graph.outputs)))
+    return Candidate(Path(loaded.name).name, path, settings)
+
+
+def _sweep(candidate: Candidate, runtime: str, machine: Machine, on_progress: OnProgress) -> Benchmark:
+    """Measure a model at several thread settings, the default of the runtime first."""
+    options = [SessionOptions(intra_op=intra, inter_op=inter) for intra, inter in thread_settings(machine)]
+    settings = [replace(candidate.settings, runtime=runtime, options=threads) for threads in options]
+    return measure([replace(candidate, settings=value) for value in settings], SWEEP_SAMPLING, on_progress)
 
 
 def thread_settings(machine: Machine) -> tuple[tuple[int | None, int | None], ...]:
-    """Settings (intra, inter) worth trying: the default, then 1, half and all cores, with 1 and 2 operations.
+    """Return pairs (intra, inter) to measure: the default, then 1, half and all cores, with 1 and 2 parallel ops.
 
     >>> thread_settings(Machine("a cpu", physical_cores=2, logical_cores=4))
     ((None, None), (1, 1), (1, 2), (2, 1), (2, 2))
     """
     cores = usable_cores(machine)
-    intra = sorted({1, max(cores // 2, 1), cores})
-    return ((None, None), *((inside, beside) for inside in intra for beside in (1, 2)))
+    return ((None, None), *((intra, inter) for intra in sorted({1, max(cores // 2, 1), cores}) for inter in (1, 2)))
 
 
 def usable_cores(machine: Machine) -> int:
-    """Cores that a process may keep busy: physical ones, as far as affinity and container allow."""
+    """Return the number of physical cores that affinity and container leave to a process."""
     limits = [machine.physical_cores or machine.logical_cores]
     if machine.affinity:
         limits.append(len(machine.affinity))
@@ -170,146 +182,147 @@ def usable_cores(machine: Machine) -> int:
     return min(limits)
 
 
-def thread_advice(machine: Machine, engines: Sequence[Engine]) -> tuple[str, ...]:
-    """What thread settings do here, in sentences."""
+def thread_advice(machine: Machine, states: Sequence[RuntimeDiagnosis]) -> tuple[str, ...]:
+    """Return sentences on thread settings for this machine."""
     cores = usable_cores(machine)
     lines = [
-        f"threads: start from --intra-op {cores} --inter-op {min(2, cores)}, and measure: "
-        "small 8-bit models are often fastest with --intra-op 1 --inter-op 2 (quantkit doctor --measure)",
-        "thread pools are made once in a process, and the variables are read as the engine loads: "
-        "quantkit benchmark starts a process for every setting",
+        f"threads: start with --intra-op {cores} --inter-op {min(2, cores)}, and measure: "
+        "small int8 models are often fastest with --intra-op 1 --inter-op 2 (quantkit doctor --measure)",
+        "a process creates its thread pools once, and reads the variables when the runtime is loaded: "
+        "quantkit benchmark starts a process for each setting",
     ]
-    heeding = [engine.name for engine in engines if engine.openmp]
-    without = [one.name for one in engines if not one.problem and not one.openmp and _has_own_threads(one.name)]
+    with_openmp = [state.name for state in states if state.openmp]
+    without = [state.name for state in states if not state.problem and not state.openmp and _has_threads(state.name)]
     if without:
         lines.append(
             f"KMP_AFFINITY, KMP_BLOCKTIME and OMP_NUM_THREADS have no effect in {', '.join(without)}: "
-            "no OpenMP runtime is loaded, the engine has a thread pool of its own"
+            "these builds do not use OpenMP"
         )
-    if heeding:
+    if with_openmp:
         is_smt = machine.physical_cores is not None and machine.logical_cores > machine.physical_cores
         affinity = "granularity=fine,compact,1,0" if is_smt else "granularity=fine,compact"
         lines.append(
-            f"{', '.join(heeding)} has OpenMP: published advice is OMP_NUM_THREADS={cores}, KMP_BLOCKTIME=0 or 1 and "
-            f"KMP_AFFINITY={affinity}; it hurts on some machines, so measure it"
+            f"{', '.join(with_openmp)} uses OpenMP: the published advice is OMP_NUM_THREADS={cores}, KMP_BLOCKTIME=0 "
+            f"or 1 and KMP_AFFINITY={affinity}; it is slower on some machines, so measure it"
         )
     return tuple(lines)
 
 
-def _has_own_threads(name: str) -> bool:
+def _has_threads(name: str) -> bool:
     runtime = runtimes().get(name)
     return runtime is not None and runtime.has_threads
 
 
-def sweep_verdict(measured: Benchmark) -> str:
-    """Which setting was fastest, and whether this is more than chance."""
+def sweep_verdict(sweep: Benchmark) -> str:
+    """Return a sentence on the fastest setting and its speed-up over the default."""
     rows = [
-        (measurement.summary.median, measurement, comparison)
-        for row, comparison in zip(measured.rows, measured.comparisons, strict=True)
+        (measurement.summary.median, measurement, speedup)
+        for row, speedup in zip(sweep.rows, sweep.speedups, strict=True)
         if (measurement := row.measurement) is not None
     ]
     if not rows:
         return "no setting could be measured"
-    _, best, comparison = min(rows, key=lambda row: row[0])
-    context = best.context
-    if comparison is None:
-        return f"{context.runtime}: its default setting is the fastest of these"
-    words = getattr(comparison, "verdict", str(comparison))
-    return f"{context.runtime}: fastest with intra,inter {threads_text(context)}; against the default: {words}"
+    _, fastest, speedup = min(rows, key=lambda row: row[0])
+    context = fastest.context
+    if speedup is None:
+        return f"{context.runtime}: the default setting is the fastest"
+    text = getattr(speedup, "verdict", str(speedup))
+    return f"{context.runtime}: fastest with intra,inter {threads_text(context)}; over the default: {text}"
 
 
-def _engine(found: Candidate, name: str, machine: Machine) -> Engine:
-    available = find_runtime(name).available()
+def _diagnose_runtime(candidate: Candidate, name: str, machine: Machine) -> RuntimeDiagnosis:
+    available = runtimes()[name].available()
     if not available.ok:
-        return Engine(name, problem=available.detail)
-    answer, said = _tried(found, name, "cpu")
-    if "error" in answer:
-        return Engine(name, available.detail, problem=_sentence(answer["error"]))
-    return Engine(
+        return RuntimeDiagnosis(name, problem=available.detail)
+    response, log = _try_open(candidate, name, "cpu")
+    if "error" in response:
+        return RuntimeDiagnosis(name, available.detail, problem=_error_text(response["error"]))
+    return RuntimeDiagnosis(
         name,
-        answer["version"],
-        gpu=_gpu(found, name, machine),
-        openmp=tuple(answer["openmp"]),
-        onednn=onednn_facts(said),
+        response["version"],
+        gpu=_diagnose_gpu(candidate, name, machine),
+        openmp=tuple(response["openmp"]),
+        onednn=onednn_facts(log),
     )
 
 
-def _gpu(found: Candidate, name: str, machine: Machine) -> str:
+def _diagnose_gpu(candidate: Candidate, name: str, machine: Machine) -> str:
     if not machine.gpus:
-        return "this machine shows none"
-    answer, _ = _tried(found, name, "gpu")
-    return _sentence(answer["error"]) if "error" in answer else "yes"
+        return "this machine has no GPU"
+    response, _ = _try_open(candidate, name, "gpu")
+    return _error_text(response["error"]) if "error" in response else "yes"
 
 
-def _tried(found: Candidate, name: str, device: str) -> tuple[Mapping[str, Any], str]:
-    """What a worker answers to opening and running the model, and what the engine said meanwhile."""
-    candidate = replace(found, settings=replace(found.settings, runtime=name, options=SessionOptions(device=device)))
-    with WorkerProcess(TELL) as worker:
+def _try_open(candidate: Candidate, name: str, device: str) -> tuple[Mapping[str, Any], str]:
+    """Open and run the model in a worker; return its response and the log of the runtime."""
+    settings = replace(candidate.settings, runtime=name, options=SessionOptions(device=device))
+    with WorkerProcess(LOG_ONEDNN) as worker:
         try:
-            opened = worker.ask(candidate.to_request(seed=0), ANSWER_SECONDS)
+            opened = worker.ask(replace(candidate, settings=settings).to_request(seed=0), TIMEOUT)
             if "error" in opened:
-                return opened, worker.said
-            return opened | worker.ask({"do": "warm_up", "calls": 1}, ANSWER_SECONDS), worker.said
-        except WorkerGone as gone:
-            return {"error": {"message": gone.message, "hint": gone.hint}}, worker.said
+                return opened, worker.log
+            return opened | worker.ask({"do": "warm_up", "calls": 1}, TIMEOUT), worker.log
+        except WorkerError as error:
+            return {"error": {"message": error.message, "hint": error.hint}}, worker.log
 
 
-def onednn_facts(said: str) -> tuple[str, ...]:
-    r"""What oneDNN's own log tells: version, threading, instructions.
+def onednn_facts(log: str) -> tuple[str, ...]:
+    r"""Return version, threads and instructions from a log of oneDNN.
 
     >>> onednn_facts("onednn_verbose,v1,info,oneDNN v3.7.3 (commit N/A)\nonednn_verbose,v1,info,cpu,isa:Intel AVX2\n")
     ('oneDNN v3.7.3', 'isa:Intel AVX2')
     """
     facts = re.findall(
-        r"^(?:one)?dnnl?_verbose,(?:v\d+,)?info,(oneDNN v[\d.]+|cpu,(?:runtime|isa):.*)", said, re.MULTILINE
+        r"^(?:one)?dnnl?_verbose,(?:v\d+,)?info,(oneDNN v[\d.]+|cpu,(?:runtime|isa):.*)", log, re.MULTILINE
     )
     return tuple(dict.fromkeys(fact.removeprefix("cpu,") for fact in facts))
 
 
-def _sentence(error: Mapping[str, Any]) -> str:
+def _error_text(error: Mapping[str, Any]) -> str:
     return f"{error['message']} (hint: {error['hint']})" if error["hint"] else str(error["message"])
 
 
 def _machine_table(machine: Machine) -> list[str]:
     cores = f"{machine.physical_cores or '?'} cores, {machine.logical_cores} threads"
     if machine.cpu_quota is not None:
-        cores += f", of which a container grants {machine.cpu_quota:g}"
+        cores += f", limited to {machine.cpu_quota:g} CPUs"
     memory = f"{machine.memory_bytes / 2**30:.1f} GiB" if machine.memory_bytes else "unknown"
     caches = ", ".join(f"{level} {size >> 10} KiB" for level, size in machine.cache_bytes)
-    rows = [
-        ("processor", f"{machine.cpu}, {cores}"),
-        ("instructions", " ".join(machine.isa) or "none of those that speed up 8 bits"),
-        ("memory", f"{memory}; caches {caches}" if caches else memory),
-        ("affinity", ",".join(map(str, machine.affinity)) or "unknown"),
-        ("governor", machine.governor or "not readable"),
-        ("gpu", ", ".join(machine.gpus) or "none"),
-        ("system", f"{machine.system}, Python {machine.python}"),
-        ("load", "unknown" if machine.load is None else f"{machine.load:g}"),
-    ]
-    return aligned(rows)
+    return align_columns(
+        [
+            ("processor", f"{machine.cpu}, {cores}"),
+            ("instructions", " ".join(machine.isa) or "none that accelerate int8"),
+            ("memory", f"{memory}; caches {caches}" if caches else memory),
+            ("affinity", ",".join(map(str, machine.affinity)) or "unknown"),
+            ("governor", machine.governor or "unknown"),
+            ("gpu", ", ".join(machine.gpus) or "none"),
+            ("system", f"{machine.system}, Python {machine.python}"),
+            ("load", "unknown" if machine.load is None else f"{machine.load:g}"),
+        ]
+    )
 
 
-def _engine_table(engines: Sequence[Engine]) -> list[str]:
-    rows = [("engine", "version", "cpu", "gpu", "OpenMP")]
+def _runtime_table(states: Sequence[RuntimeDiagnosis]) -> list[str]:
+    rows = [("runtime", "version", "cpu", "gpu", "OpenMP")]
     rows += [
         (
-            engine.name,
-            engine.version or "-",
-            "no" if engine.problem else "yes",
-            "yes" if engine.gpu == "yes" else "no",
-            ", ".join(engine.openmp) or "none",
+            state.name,
+            state.version or "-",
+            "no" if state.problem else "yes",
+            "yes" if state.gpu == "yes" else "no",
+            ", ".join(state.openmp) or "none",
         )
-        for engine in engines
+        for state in states
     ]
-    return aligned(rows)
+    return align_columns(rows)
 
 
-def _engine_lines(engine: Engine) -> list[str]:
-    if engine.problem:
-        return [f"{engine.name}: {engine.problem}"]
-    lines = [f"{engine.name}: {openmp_text(engine.name, engine.openmp)}"]
-    if engine.onednn:
-        lines.append(f"{engine.name}: {', '.join(engine.onednn)}")
-    if engine.gpu != "yes":
-        lines.append(f"{engine.name}: no GPU: {engine.gpu}")
+def _runtime_lines(state: RuntimeDiagnosis) -> list[str]:
+    if state.problem:
+        return [f"{state.name}: {state.problem}"]
+    lines = [f"{state.name}: {openmp_text(state.name, state.openmp)}"]
+    if state.onednn:
+        lines.append(f"{state.name}: {', '.join(state.onednn)}")
+    if state.gpu != "yes":
+        lines.append(f"{state.name}: no GPU: {state.gpu}")
     return lines

@@ -1,4 +1,4 @@
-"""What a model is fed while it is timed: seeded random data of its own types and shapes."""
+"""Seeded random arrays of the types and shapes of a model's inputs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,19 +12,19 @@ from quantkit.runtimes.session import TensorInfo
 def seeded_feeds(
     inputs: Sequence[TensorInfo], *, batch: int | None = None, shapes: Mapping[str, Shape] = {}, seed: int = 0
 ) -> dict[str, Array]:
-    """Arrays for every input.
+    """Return an array for each input.
 
-    The data depends on the seed, the input's position, its type and its shape only: two models that take
-    the same tensors are fed the same numbers, whatever they call them.
+    The values depend only on seed, index, type and shape of the input: two models with equal inputs get equal values,
+    even if the names differ.
 
     Args:
-        inputs: what the session takes.
-        batch: size of a first dimension that the model leaves open; None: 1.
-        shapes: what else is known about inputs, by name.
-        seed: of the numbers.
+        inputs: inputs of the session.
+        batch: batch size for models with a dynamic batch (default: 1).
+        shapes: known shapes by input name, for inputs with dynamic dimensions.
+        seed: seed of the values.
 
     Raises:
-        UsageError: a size is unknown, the batch is fixed to another one, or an input takes no numbers.
+        UsageError: a size is unknown, the model has another fixed batch size, or an input is not numeric.
     """
     return {
         info.name: _values(info, _dims(info, batch, shapes.get(info.name)), np.random.default_rng((seed, index)))
@@ -32,30 +32,30 @@ def seeded_feeds(
     }
 
 
-def _dims(info: TensorInfo, batch: int | None, known: Shape | None) -> tuple[int, ...]:
+def _dims(info: TensorInfo, batch: int | None, shape: Shape | None) -> tuple[int, ...]:
     dims = info.shape.dims
-    if known is not None and known.dims is not None and (dims is None or len(dims) == len(known.dims)):
-        own = dims or (None,) * len(known.dims)
-        rest = [size if size is not None else other for size, other in zip(own, known.dims, strict=True)][1:]
-        dims = (*own[:1], *rest)
+    if shape is not None and shape.dims is not None and (dims is None or len(dims) == len(shape.dims)):
+        sizes = dims or (None,) * len(shape.dims)
+        rest = [size if size is not None else other for size, other in zip(sizes, shape.dims, strict=True)][1:]
+        dims = (*sizes[:1], *rest)
     if dims is None or None in dims[1:]:
         raise UsageError(
-            f"input {info.name!r} has shape {info.shape}, and its sizes must be known to make data for it",
-            hint="write them into the graph: quantkit transform --transforms='strip_unused_nodes(shape=\"1,H,W,C\")'",
+            f"input {info.name!r} has the dynamic shape {info.shape}: random data needs all sizes but the batch",
+            hint="set the shape in the graph: quantkit transform --transforms='strip_unused_nodes(shape=\"1,H,W,C\")'",
         )
     if not dims:
         return ()
     if batch is not None and dims[0] not in (None, batch):
-        raise UsageError(f"input {info.name!r} is fixed to a batch of {dims[0]}, not {batch}", hint="leave --batch out")
+        raise UsageError(f"input {info.name!r} has a fixed batch size of {dims[0]}, not {batch}", hint="omit --batch")
     return tuple(batch or 1 if size is None else size for size in dims)
 
 
 def _values(info: TensorInfo, dims: tuple[int, ...], random: "np.random.Generator") -> Array:
-    """Real numbers from -1 to 1, pixels from 0 to 255, other integers 0 or 1 (good as ids and as masks)."""
+    """Return floats in [-1, 1], uint8 values from 0 to 255, or other integers 0 and 1 (valid as ids and masks)."""
     if info.dtype in (DType.STRING, DType.RESOURCE, DType.VARIANT):
         raise UsageError(
-            f"input {info.name!r} takes {info.dtype.value}, and random data is made of numbers",
-            hint="choose the tensor behind the decoder, e.g. --inputs Mul",
+            f"input {info.name!r} takes {info.dtype.value}, and random data is numeric",
+            hint="select the tensor after the decoder, for example --inputs Mul",
         )
     kind = info.dtype.numpy
     if info.dtype in (DType.UINT8, DType.QUINT8):

@@ -1,4 +1,4 @@
-"""Facts about the host: what a measurement needs to be understood later, and to be refused elsewhere."""
+"""Description of the host: the context of a measurement, which must not be compared with that of another host."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-# The instruction sets that decide how fast 8-bit and 16-bit arithmetic is on x86.
+# Instruction sets that determine the speed of int8 and 16-bit arithmetic on x86, and on Arm.
 ISA = (
     "avx2",
     "avx512bw",
@@ -18,31 +18,30 @@ ISA = (
     "amx_int8",
     "amx_bf16",
 )
-# On Arm the same question has these answers.
 ARM_ISA = ("asimd", "asimddp", "i8mm", "bf16", "sve")
 
-# PCI vendors whose render nodes compute; NVIDIA's are found by its driver.
+# PCI vendors of GPUs; NVIDIA GPUs are listed by their driver.
 GPU_VENDORS = {"0x8086": "Intel", "0x1002": "AMD"}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A host as a measurement finds it.
+    """Host of a measurement.
 
     Attributes:
-        cpu: the processor's name.
-        physical_cores: cores, or None where the system does not tell.
-        logical_cores: hardware threads.
-        isa: which of `ISA` and `ARM_ISA` it has.
-        memory_bytes: of main memory, or None.
-        cache_bytes: size of one data or unified cache, by level.
-        governor: of the clock frequency, or None where unreadable (most virtual machines).
+        cpu: name of the CPU.
+        physical_cores: number of cores; None if unknown.
+        logical_cores: number of hardware threads.
+        isa: supported instruction sets of `ISA` and `ARM_ISA`.
+        memory_bytes: size of the main memory; None if unknown.
+        cache_bytes: size of one data or unified cache by level.
+        governor: governor of the clock frequency; None if unknown (most virtual machines).
         affinity: hardware threads that this process may use.
-        cpu_quota: processors' worth of time that a container grants, or None.
-        gpus: names of the graphics processors that a driver shows.
+        cpu_quota: limit of the container in CPUs; None if there is no limit.
+        gpus: names of the GPUs that a driver lists.
         system: operating system.
-        python: version.
-        load: runnable processes over the last minute; it changes, and is no part of `likeness`.
+        python: Python version.
+        load: runnable processes over the last minute; it changes and is not part of `identity`.
     """
 
     cpu: str
@@ -60,8 +59,8 @@ class Machine:
     load: float | None = None
 
     @property
-    def likeness(self) -> Mapping[str, object]:
-        """What two machines must have in common for their times to be compared."""
+    def identity(self) -> Mapping[str, object]:
+        """Facts that must be equal for latencies to be comparable."""
         return {
             "cpu": self.cpu,
             "physical cores": self.physical_cores,
@@ -73,19 +72,19 @@ class Machine:
 
     @property
     def sentence(self) -> str:
-        """The machine in one line.
+        """Description in one line.
 
         >>> Machine("Xeon 6", 4, 8, ("avx2", "amx_int8"), memory_bytes=17 << 30).sentence
         'Xeon 6, 4 cores, 8 threads, avx2 amx_int8, 17 GiB'
         """
         parts = [self.cpu]
         if self.physical_cores is not None:
-            parts.append(_counted(self.physical_cores, "core"))
-        parts.append(_counted(self.logical_cores, "thread"))
+            parts.append(_count_text(self.physical_cores, "core"))
+        parts.append(_count_text(self.logical_cores, "thread"))
         if self.cpu_quota is not None:
-            parts.append(f"of which a container grants {self.cpu_quota:g}")
+            parts.append(f"limited to {self.cpu_quota:g} CPUs")
         if len(self.affinity) not in (0, self.logical_cores):
-            parts.append(f"bound to {','.join(map(str, self.affinity))}")
+            parts.append(f"affinity {','.join(map(str, self.affinity))}")
         if self.isa:
             parts.append(" ".join(self.isa))
         if self.memory_bytes is not None:
@@ -96,12 +95,12 @@ class Machine:
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """The machine as JSON knows it."""
+        """Return the machine as a JSON document."""
         return asdict(self) | {"cache_bytes": dict(self.cache_bytes)}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
+        """Return the machine of a JSON document."""
         fields = dict(document)
         for name in ("isa", "affinity", "gpus"):
             fields[name] = tuple(fields[name])
@@ -109,10 +108,10 @@ class Machine:
 
 
 def this_machine(root: Path = Path("/")) -> Machine:
-    """Read the facts of the host.
+    """Return the description of this host.
 
     Args:
-        root: where ``proc`` and ``sys`` are; what is missing there becomes None or empty.
+        root: folder that contains ``proc`` and ``sys``; facts without a file are empty.
     """
     processors = _processors(root)
     logical = len(processors) or os.cpu_count() or 1
@@ -135,8 +134,8 @@ def this_machine(root: Path = Path("/")) -> Machine:
     )
 
 
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+def _count_text(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _read(path: Path) -> str | None:
@@ -147,7 +146,7 @@ def _read(path: Path) -> str | None:
 
 
 def _processors(root: Path) -> list[dict[str, str]]:
-    """The stanzas of ``/proc/cpuinfo`` that describe a processor."""
+    """Return the stanzas of ``/proc/cpuinfo`` that describe a processor."""
     text = _read(root / "proc/cpuinfo") or ""
     stanzas = [
         {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in stanza.splitlines())}
@@ -157,7 +156,7 @@ def _processors(root: Path) -> list[dict[str, str]]:
 
 
 def _physical_cores(root: Path, logical: int) -> int | None:
-    """Sets of hardware threads that share a core."""
+    """Return the number of distinct sets of sibling threads."""
     siblings = {
         _read(root / f"sys/devices/system/cpu/cpu{index}/topology/thread_siblings_list") for index in range(logical)
     } - {None}
@@ -165,22 +164,22 @@ def _physical_cores(root: Path, logical: int) -> int | None:
 
 
 def _memory_bytes(root: Path) -> int | None:
-    found = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo") or "", re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    total = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo") or "", re.MULTILINE)
+    return int(total[1]) * 1024 if total else None
 
 
 def _cache_bytes(root: Path) -> tuple[tuple[str, int], ...]:
     sizes: dict[str, int] = {}
     for folder in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = (_read(folder / name) for name in ("level", "type", "size"))
-        found = re.fullmatch(r"(\d+)([KMG]?)", size or "")
-        if found and kind != "Instruction":
-            sizes[f"L{level}"] = int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2]]
+        match = re.fullmatch(r"(\d+)([KMG]?)", size or "")
+        if match and kind != "Instruction":
+            sizes[f"L{level}"] = int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
     return tuple(sizes.items())
 
 
 def _cpu_quota(root: Path) -> float | None:
-    """Control groups, version 2, then 1: microseconds of time in each period."""
+    """Return the quota of control groups version 2, else 1: microseconds of CPU time per period."""
     quota, _, period = (_read(root / "sys/fs/cgroup/cpu.max") or "max").partition(" ")
     if quota == "max":
         quota = _read(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us") or "-1"
@@ -191,9 +190,9 @@ def _cpu_quota(root: Path) -> float | None:
 def _gpus(root: Path) -> tuple[str, ...]:
     names = []
     for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
-        found = re.search(r"^Model:\s+(.+)$", _read(path) or "", re.MULTILINE)
-        names.append(found[1] if found else "NVIDIA GPU")
-    # Containers often show the device nodes and hide the driver's pages.
+        model = re.search(r"^Model:\s+(.+)$", _read(path) or "", re.MULTILINE)
+        names.append(model[1] if model else "NVIDIA GPU")
+    # Containers often contain the device nodes without the files of the driver.
     names = names or ["NVIDIA GPU" for _ in (root / "dev").glob("nvidia[0-9]*")]
     for path in sorted((root / "sys/class/drm").glob("renderD*/device/vendor")):
         vendor = GPU_VENDORS.get(_read(path) or "")

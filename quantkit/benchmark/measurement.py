@@ -1,4 +1,4 @@
-"""What was timed, and under which circumstances; what it means is computed, never stored."""
+"""Raw samples of one model with their context; summaries are computed from them."""
 
 import statistics
 from collections.abc import Mapping
@@ -14,40 +14,42 @@ from quantkit.errors import InputError
 
 SCHEMA = "quantkit.measurement/1"
 
-# A first call this many times as slow as the median is a warm-up that was not made.
+# Warn of a missing warm-up if the first call is slower than the median by this factor.
 SLOW_FIRST_CALL = 3.0
-# A slowest tenth this much above the median is somebody else's work on the same machine.
+# Warn of other programs if the 90th percentile exceeds the median by this factor.
 WIDE_SPREAD = 1.3
-# First against last third of the calls: more than this is a machine that changes while it is measured.
+# Warn of a changing machine if first and last third of the calls differ by this fraction.
 LARGE_DRIFT = 0.1
-# Half the interval's width against the median.
+# Warn of few samples if half the width of the interval exceeds this fraction of the median.
 WIDE_INTERVAL = 0.1
+# Keys of a JSON document that differ from the names of the attributes.
+_JSON_KEYS = {"runtime_device": "engine_device", "skipped_runtimes": "passed_over"}
 
 
 @dataclass(frozen=True)
-class Context:
-    """The circumstances of a measurement.
+class MeasurementContext:
+    """Context of a measurement: model, runtime, options and machine.
 
     Attributes:
-        model: path, or name of the card.
+        model: label: path, or name of the model card.
         digest: SHA-256 of the file.
         num_bytes: size of the file.
-        runtime: the engine's name.
-        version: the engine's version.
+        runtime: name of the runtime.
+        version: version of the runtime.
         machine: the host.
-        started: when the benchmark began (UTC, ISO 8601); measurements that share it were interleaved.
-        seed: of the data, and of the order of the rounds.
-        batch: pictures, or whatever the model takes, in one call.
-        intra_op, inter_op: threads asked for; None: the engine's default.
-        cpus: hardware threads that the process was bound to; empty: not bound.
+        started: start of the benchmark (UTC, ISO 8601); measurements with one start were interleaved.
+        seed: seed of the data and of the order in each round.
+        batch: number of samples in one call.
+        intra_op, inter_op: thread options; None for the default of the runtime.
+        cpus: hardware threads of the process; empty if it may use all.
         device: ``cpu``, ``gpu`` or ``gpu:N``.
-        precision: arithmetic that the engine was allowed.
-        environment: variables set for this process only.
-        inputs: type and shape by name, as ``float 1x299x299x3``.
-        engine_device: where it ran, in the engine's words.
-        placement: where each operation ran, a line for each, where this was asked for.
-        passed_over: engines that ``auto`` tried first, with reasons.
-        openmp: OpenMP libraries found in the process after loading the engine.
+        precision: arithmetic that the runtime may use.
+        environment: environment variables of the process.
+        inputs: type and shape by input name, as ``float 1x299x299x3``.
+        runtime_device: name of the device in the runtime.
+        placement: device of each op, one line per op, if it was recorded.
+        skipped_runtimes: runtimes that ``auto`` skipped, with reasons.
+        openmp: OpenMP libraries in the process.
     """
 
     model: str
@@ -66,34 +68,36 @@ class Context:
     precision: str = "float32"
     environment: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
-    engine_device: str = ""
+    runtime_device: str = ""
     placement: tuple[str, ...] = ()
-    passed_over: tuple[str, ...] = ()
+    skipped_runtimes: tuple[str, ...] = ()
     openmp: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The context as JSON knows it."""
-        return asdict(self) | {"machine": self.machine.to_json()}
+        """Return the context as a JSON document."""
+        document = asdict(self) | {"machine": self.machine.to_json()}
+        return {_JSON_KEYS.get(name) or name: value for name, value in document.items()}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
-        fields = dict(document)
-        for name in ("cpus", "placement", "passed_over", "openmp"):
+        """Return the context of a JSON document."""
+        names = {key: name for name, key in _JSON_KEYS.items()}
+        fields: dict[str, Any] = {names.get(key, key): value for key, value in document.items()}
+        for name in ("cpus", "placement", "skipped_runtimes", "openmp"):
             fields[name] = tuple(fields[name])
         return cls(**fields | {"machine": Machine.from_json(fields["machine"])})
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What the samples say.
+class LatencySummary:
+    """Statistics of the samples, in seconds.
 
     Attributes:
-        median: seconds of the middle call.
+        median: median of all calls.
         low, high: 95 % bootstrap interval of the median.
-        p90: seconds that nine of ten calls stay below.
-        minimum: seconds of the fastest call.
-        warnings: why the numbers may not come out the same again, and what to do; empty: stable.
+        p90: 90th percentile.
+        minimum: fastest call.
+        warnings: reasons why the result may not be reproducible, with a remedy; empty if it is stable.
     """
 
     median: float
@@ -110,42 +114,42 @@ class Summary:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Raw samples of one model in one engine.
+    """Raw samples of one model in one runtime.
 
     Attributes:
-        seconds: every timed call, in order; at least one.
-        warmup_seconds: every call that was not counted: the warm-up, and the lead-in of each block.
-        context: circumstances.
-        block_sizes: calls of each round, in order; their sum is the number of calls. Empty: one round.
-        is_settled: whether the warm-up ended because the times stood still; None: a fixed number of calls.
-        warmup_calls: how many of ``warmup_seconds`` came before the first round.
+        seconds: duration of each timed call, in order; at least one.
+        warmup_seconds: duration of each other call: the warm-up, and the lead-in of each block.
+        context: model, runtime, options and machine.
+        block_sizes: number of calls in each round; empty for one round.
+        is_settled: True if the latency was stable after the warm-up; None for a fixed number of warm-up calls.
+        warmup_calls: number of calls before the first round.
     """
 
     seconds: tuple[float, ...]
     warmup_seconds: tuple[float, ...]
-    context: Context
+    context: MeasurementContext
     block_sizes: tuple[int, ...] = ()
     is_settled: bool | None = None
     warmup_calls: int = 0
 
     @property
     def blocks(self) -> tuple[tuple[float, ...], ...]:
-        """Seconds of the calls of each round."""
+        """Durations of the calls of each round."""
         ends = np.cumsum(self.block_sizes or (len(self.seconds),))
         starts = (0, *ends[:-1])
         return tuple(self.seconds[start:end] for start, end in zip(starts, ends, strict=True))
 
     @cached_property
-    def summary(self) -> Summary:
+    def summary(self) -> LatencySummary:
         median = statistics.median(self.seconds)
         low, high = median_interval(self.blocks, self.context.seed)
-        # The median itself is always inside, which a resampled quantile does not promise.
+        # A resampled quantile may exclude the median itself.
         low, high = min(low, median), max(high, median)
         p90 = float(np.quantile(self.seconds, 0.9))
-        return Summary(median, low, high, p90, min(self.seconds), _warnings(self, median, high - low, p90))
+        return LatencySummary(median, low, high, p90, min(self.seconds), _warnings(self, median, high - low, p90))
 
     def to_json(self) -> dict[str, Any]:
-        """The measurement and its summary as JSON knows them."""
+        """Return the measurement and its summary as a JSON document."""
         return {
             "schema": SCHEMA,
             "context": self.context.to_json(),
@@ -159,60 +163,62 @@ class Measurement:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`; the summary is computed again.
+        """Return the measurement of a JSON document; the summary is computed again.
 
         Raises:
-            InputError: it is no measurement, or of a version this quantkit does not know.
+            InputError: the document is not a measurement, is incomplete, or has another version.
         """
         if document.get("schema") != SCHEMA:
             raise InputError(
-                f"this is {document.get('schema', 'no measurement')!r}, and {SCHEMA!r} is needed",
+                f"the schema is {document.get('schema', 'missing')!r}, and {SCHEMA!r} is required",
                 hint="measure again with this version of quantkit",
             )
         try:
             return cls(
                 seconds=tuple(document["seconds"]),
                 warmup_seconds=tuple(document["warmup_seconds"]),
-                context=Context.from_json(document["context"]),
+                context=MeasurementContext.from_json(document["context"]),
                 block_sizes=tuple(document["block_sizes"]),
                 is_settled=document["is_settled"],
                 warmup_calls=document["warmup_calls"],
             )
         except (KeyError, TypeError) as error:
-            raise InputError(f"the measurement is not complete: {error}") from None
+            raise InputError(f"the measurement is incomplete: {error}") from None
 
 
 def _warnings(measurement: Measurement, median: float, width: float, p90: float) -> tuple[str, ...]:
-    """Reasons to doubt the numbers, each with what to do about it."""
-    found = []
+    """Return the reasons why the result may not be reproducible, each with a remedy."""
+    warnings = []
     first, rest = measurement.seconds[0], measurement.seconds[1:]
-    usual = statistics.median(rest) if rest else first
+    typical = statistics.median(rest) if rest else first
     machine = measurement.context.machine
     if measurement.is_settled is False:
-        found.append(
-            f"still drifting after {measurement.warmup_calls} warm-up calls: "
-            f"close other programs, or set a longer --warmup"
+        warnings.append(
+            f"latency is not stable after {measurement.warmup_calls} warm-up calls: "
+            "close other programs, or raise --warmup"
         )
-    if first > SLOW_FIRST_CALL * usual > 0 and first == max(measurement.seconds):
-        found.append(
-            f"first call {first / usual:.1f}x slower than the rest: raise --warmup (now {measurement.warmup_calls})"
+    if first > SLOW_FIRST_CALL * typical > 0 and first == max(measurement.seconds):
+        warnings.append(
+            f"first call {first / typical:.1f}x slower than the rest: raise --warmup (now {measurement.warmup_calls})"
         )
     drift = _drift(measurement.seconds)
     if abs(drift) > LARGE_DRIFT:
-        found.append(
-            f"the last third is {abs(drift):.0%} {'slower' if drift > 0 else 'faster'} than the first: "
-            "the machine changed meanwhile (heat, clock frequency, other programs); measure again"
+        warnings.append(
+            f"the last third of the calls is {abs(drift):.0%} {'slower' if drift > 0 else 'faster'} than the first: "
+            "heat, clock frequency or other programs changed; measure again"
         )
     if median > 0 and p90 > WIDE_SPREAD * median:
-        load = "" if machine.load is None else f" (load {machine.load:.1f} on {machine.logical_cores} processors)"
-        found.append(f"one call in ten takes {p90 / median:.1f}x the median or more{load}: close other programs")
+        load = "" if machine.load is None else f" (load {machine.load:.1f} on {machine.logical_cores} CPUs)"
+        warnings.append(f"one call in ten takes {p90 / median:.1f}x the median or more{load}: close other programs")
     if median > 0 and width / 2 > WIDE_INTERVAL * median:
-        found.append(f"the median is known to ±{width / 2 / median:.0%} only: raise --runs (now {1 + len(rest)})")
-    return tuple(found)
+        warnings.append(
+            f"the uncertainty of the median is ±{width / 2 / median:.0%}: raise --runs (now {1 + len(rest)})"
+        )
+    return tuple(warnings)
 
 
 def _drift(seconds: tuple[float, ...]) -> float:
-    """Median of the last third of the calls against the first's, minus one; 0 where there are few calls."""
+    """Return the relative change of the median from the first to the last third of the calls; 0 for few calls."""
     third = len(seconds) // 3
     if third < 5:
         return 0.0

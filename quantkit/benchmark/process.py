@@ -1,7 +1,7 @@
-"""A worker seen from the process that asks: started, asked, stopped while others are timed, ended.
+"""Worker processes from the parent's side: start, request, halt while others are measured, end.
 
-A worker that is not being asked is halted by a signal, threads and all: an OpenMP pool that spins while
-it waits (``KMP_BLOCKTIME``) would otherwise run on the cores that another engine is measured on.
+A worker without a request is halted by a signal, with all its threads: an OpenMP pool that spins while it is idle
+(``KMP_BLOCKTIME``) would otherwise occupy the cores on which another runtime is measured.
 """
 
 import json
@@ -21,7 +21,7 @@ from quantkit.errors import UnavailableError
 
 Document = dict[str, Any]
 
-# The affinity must be set before any library starts a thread: threads inherit it where they are made.
+# The affinity is set before any library starts a thread, because threads inherit it.
 BOOTSTRAP = """
 import json, os, sys
 start = json.loads(sys.argv[1])
@@ -35,30 +35,30 @@ main()
 CAN_HALT = hasattr(signal, "SIGSTOP")
 
 
-class WorkerGone(UnavailableError):  # noqa: N818  an event of the worker, told as the reason of its row
-    """The worker ended, was ended, or did not answer in time."""
+class WorkerError(UnavailableError):
+    """The worker process ended, or did not respond in time."""
 
 
 class WorkerProcess:
-    """A child process that opens one model in one engine; a context manager that ends it.
+    """Child process that opens one model in one runtime; a context manager that ends it.
 
     Args:
-        environment: variables set for it only.
-        cpus: hardware threads it is bound to; empty: all.
+        environment: environment variables of the process, in addition to those of the parent.
+        cpus: hardware threads of the process; empty for all.
     """
 
     def __init__(self, environment: Mapping[str, str] = {}, cpus: tuple[int, ...] = ()) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         self._buffer = b""
         start = json.dumps({"path": sys.path, "cpus": list(cpus)})
         self._process = subprocess.Popen(
             [sys.executable, "-c", BOOTSTRAP, start],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
-            # Nobody is disturbed here by what TensorFlow warns of, and it may explain an end.
+            stderr=self._log,
+            # The warnings of TensorFlow go to the log, where they may explain an exit.
             env={"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, **environment},
-            # A Ctrl-C at the terminal is for the parent, which ends its workers itself.
+            # Ctrl-C at the terminal interrupts the parent only, which ends its workers.
             start_new_session=True,
         )
 
@@ -67,20 +67,20 @@ class WorkerProcess:
         return self._process.pid
 
     @property
-    def said(self) -> str:
-        """What the engine wrote on its standard output and error so far."""
-        self._said.seek(0)
-        return self._said.read().decode(errors="replace")
+    def log(self) -> str:
+        """Standard output and error of the runtime so far."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
 
     def ask(self, request: Document, timeout: float) -> Document:
-        """Send a request and wait for the answer; the worker runs in between only.
+        """Send a request and return the response; the worker runs only in between.
 
         Args:
-            request: a JSON object with the key ``do``.
+            request: JSON object with the key ``do``.
             timeout: seconds.
 
         Raises:
-            WorkerGone: no answer will come.
+            WorkerError: the process ended, or did not respond in time.
         """
         assert self._process.stdin is not None
         self._signal("SIGCONT")
@@ -88,18 +88,18 @@ class WorkerProcess:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise self._gone() from None
-        answer: Document = json.loads(self._line(monotonic() + timeout, timeout))
+            raise self._exit_error() from None
+        response: Document = json.loads(self._read_line(monotonic() + timeout, timeout))
         self._signal("SIGSTOP")
-        return answer
+        return response
 
     def close(self) -> None:
-        """End the worker, whatever it is doing."""
+        """End the process."""
         with suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._said):
-            # Closing flushes what a dead worker did not read.
+        for stream in (self._process.stdin, self._process.stdout, self._log):
+            # Closing flushes input that the ended process did not read.
             with suppress(BrokenPipeError):
                 if stream is not None:
                     stream.close()
@@ -112,30 +112,30 @@ class WorkerProcess:
     ) -> None:
         self.close()
 
-    def _line(self, deadline: float, timeout: float) -> bytes:
+    def _read_line(self, deadline: float, timeout: float) -> bytes:
         assert self._process.stdout is not None
         source = self._process.stdout.fileno()
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([source], [], [], max(0.0, deadline - monotonic()))
             if not ready:
                 self._process.kill()
-                raise WorkerGone(f"no answer within {timeout:.0f} s, so its process was ended")
+                raise WorkerError(f"the process did not respond within {timeout:.0f} s and was ended")
             data = os.read(source, 1 << 16)
             if not data:
-                raise self._gone()
+                raise self._exit_error()
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
-    def _gone(self) -> WorkerGone:
+    def _exit_error(self) -> WorkerError:
         code = self._process.wait()
-        last = next((line.strip() for line in reversed(self.said.splitlines()) if line.strip()), "")
-        after = f"; its last words: {last[:200]}" if last else ""
+        last = next((line.strip() for line in reversed(self.log.splitlines()) if line.strip()), "")
+        suffix = f"; last line of its log: {last[:200]}" if last else ""
         if code < 0:
             name = signal.Signals(-code).name
             hint = "the system ends the largest process when memory runs out" if name == "SIGKILL" else ""
-            return WorkerGone(f"its process was ended by {name}{after}", hint)
-        return WorkerGone(f"its process ended with exit code {code}{after}")
+            return WorkerError(f"the process was ended by {name}{suffix}", hint)
+        return WorkerError(f"the process ended with exit code {code}{suffix}")
 
     def _signal(self, name: str) -> None:
         if CAN_HALT:

@@ -1,27 +1,36 @@
-"""A benchmark as a value, and as the text of a table."""
+"""Result of a benchmark, with its text, HTML and JSON forms."""
 
+import json
+import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from html import escape
+from pathlib import Path
 from typing import Any, Self
 
-from quantkit.benchmark.comparison import Comparison
-from quantkit.benchmark.measurement import Context, Measurement
-from quantkit.errors import InputError, UsageError
+from quantkit.benchmark.measurement import Measurement, MeasurementContext
+from quantkit.benchmark.speedup import Speedup
+from quantkit.errors import CheckError, InputError, QuantkitError, UsageError
+from quantkit.formats.files import write_whole
 from quantkit.runtimes import runtimes
 from quantkit.runtimes.openmp import READS_KMP
 
 SCHEMA = "quantkit.benchmark/1"
+COLUMNS = ("model", "runtime", "threads", "median ms", "95 % interval", "p90", "speed-up", "MB", "flags")
+# Exit codes of failures that are errors of the caller or of the input, even if other candidates were measured.
+CALLER_ERRORS = (2, 3)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a candidate was not measured.
+    """Reason why a candidate was not measured.
 
     Attributes:
         reason: one sentence.
-        hint: what to do.
-        exit_code: of the command, had it been the only candidate.
+        hint: remedy, or empty.
+        exit_code: exit code of the command if no candidate was measured.
     """
 
     reason: str
@@ -30,20 +39,20 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A candidate and what came of it.
+class BenchmarkRow:
+    """Result of one candidate.
 
     Attributes:
-        label: the model, as it was asked for.
-        runtime: the engine that was asked for; the measurement knows which one it became.
-        outcome: the measurement, or why there is none.
-        said: what the engine wrote while it worked (with ``KMP_SETTINGS``, its settings); not saved.
+        label: name of the model.
+        runtime: requested runtime; after a measurement, the runtime that ran.
+        outcome: measurement, or the reason of its failure.
+        log: output of the runtime (with ``KMP_SETTINGS``, its settings); not part of the JSON form.
     """
 
     label: str
     runtime: str
     outcome: Measurement | Failure
-    said: str = field(default="", compare=False, repr=False)
+    log: str = field(default="", compare=False, repr=False)
 
     @property
     def measurement(self) -> Measurement | None:
@@ -52,96 +61,166 @@ class Row:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Models side by side.
+    """Latency of several models, measured side by side.
 
     Attributes:
-        rows: in the order asked for.
-        notes: what the reader must know about all of them.
-        is_complete: whether every round was run.
+        rows: results in the order of the candidates.
+        notes: messages on all rows.
+        is_complete: True if all rounds are finished.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[BenchmarkRow, ...]
     notes: tuple[str, ...] = ()
     is_complete: bool = True
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """Of the rows that have one."""
+        """Measurements of the rows that have one."""
         return tuple(row.measurement for row in self.rows if row.measurement is not None)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """Of the rows that have no measurement."""
+        """Failures of the rows without a measurement."""
         return tuple(row.outcome for row in self.rows if isinstance(row.outcome, Failure))
 
     @cached_property
-    def comparisons(self) -> tuple[Comparison | UsageError | None, ...]:
-        """Each row against the first that was measured, which has None; an error where they can not be compared."""
+    def speedups(self) -> tuple[Speedup | UsageError | None, ...]:
+        """Speed-up of each row over the first measured row: None for that row, an error for different machines."""
         first = next((row for row in self.rows if row.measurement is not None), None)
-        return tuple(None if first is None or row is first else _compared(first, row) for row in self.rows)
+        return tuple(None if first is None or row is first else _compare(first, row) for row in self.rows)
+
+    def check_measured(self) -> None:
+        """Check that a candidate was measured, and that no failure is an error of the caller or the input.
+
+        Raises:
+            QuantkitError: with the exit code of the failure.
+        """
+        if self.measurements:
+            failures = [failure for failure in self.failures if failure.exit_code in CALLER_ERRORS]
+            prefix = "a candidate could not be measured"
+        else:
+            failures, prefix = list(self.failures), "no candidate could be measured"
+        if failures:
+            error = QuantkitError(f"{prefix}: {failures[0].reason}", failures[0].hint)
+            error.exit_code = failures[0].exit_code
+            raise error
+
+    def check_speedups(self, minimum: float) -> None:
+        """Check the speed-up of each row over the first.
+
+        Args:
+            minimum: smallest accepted speed-up.
+
+        Raises:
+            CheckError: a speed-up is smaller or missing.
+        """
+        for row, speedup in list(zip(self.rows, self.speedups, strict=True))[1:]:
+            if not isinstance(speedup, Speedup):
+                raise CheckError(
+                    f"{row.label} in {row.runtime} has no speed-up to compare with {minimum:g}",
+                    hint="the table gives the reason; omit --fail-below, or measure candidates that run here",
+                )
+            if speedup.ratio < minimum:
+                raise CheckError(
+                    f"{row.label} in {row.runtime} is {speedup.ratio:.2f}x as fast as the first model "
+                    f"({speedup.low:.2f} to {speedup.high:.2f}), below {minimum:g}",
+                    hint="--runs 300 narrows the interval; quantkit doctor --measure compares thread settings",
+                )
+
+    def placement_lines(self, *, is_verbose: bool = False) -> list[str]:
+        """Return the number of ops by device for each measurement; with ``is_verbose`` also the device of each op."""
+        lines = []
+        for row in self.rows:
+            if row.measurement is None:
+                continue
+            context = row.measurement.context
+            counts = Counter(line.rpartition(": ")[2] for line in context.placement)
+            text = ", ".join(f"{count} on {device}" for device, count in counts.items())
+            lines.append(f"placement: {row.label} in {context.runtime}: {text}")
+            if is_verbose:
+                lines.extend(f"  {line}" for line in context.placement)
+        return lines
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON form to a file, which appears complete or not at all."""
+        data = json.dumps(self.to_json(), indent=1).encode()
+        write_whole(Path(path), lambda file: file.write(data))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as JSON knows it, raw samples included."""
+        """Return the benchmark as a JSON document, with all samples."""
         rows = []
-        for row, comparison in zip(self.rows, self.comparisons, strict=True):
+        for row, speedup in zip(self.rows, self.speedups, strict=True):
             document: dict[str, Any] = {"label": row.label, "runtime": row.runtime}
             if isinstance(row.outcome, Failure):
                 document["failure"] = asdict(row.outcome)
             else:
                 document["measurement"] = row.outcome.to_json()
-            if isinstance(comparison, Comparison):
-                document["comparison"] = comparison.to_json()
+            if isinstance(speedup, Speedup):
+                document["comparison"] = speedup.to_json()
             rows.append(document)
         return {"schema": SCHEMA, "rows": rows, "notes": list(self.notes), "is_complete": self.is_complete}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`; summaries and comparisons are computed again.
+        """Return the benchmark of a JSON document; summaries and speed-ups are computed again.
 
         Raises:
-            InputError: it is no benchmark, or of a version this quantkit does not know.
+            InputError: the document is not a benchmark, is incomplete, or has another version.
         """
         if document.get("schema") != SCHEMA:
-            raise InputError(f"this is {document.get('schema', 'no benchmark')!r}, and {SCHEMA!r} is needed")
+            raise InputError(f"the schema is {document.get('schema', 'missing')!r}, and {SCHEMA!r} is required")
         try:
-            rows = tuple(_row(row) for row in document["rows"])
+            rows = tuple(_parse_row(row) for row in document["rows"])
             return cls(rows, tuple(document["notes"]), document["is_complete"])
         except (KeyError, TypeError) as error:
-            raise InputError(f"the benchmark is not complete: {error}") from None
+            raise InputError(f"the benchmark is incomplete: {error}") from None
 
     def __str__(self) -> str:
-        return "\n".join(
-            (
-                *_table(self),
-                "",
-                "median, p90: ms a call, lower is better. speed-up: times as fast as the first row, higher is better.",
-                *_threads_legend(self),
-                *_machine_lines(self),
-                *openmp_lines(self.measurements),
-                *_remarks(self),
-            )
-        )
+        return "\n".join((*align_columns(self._table(), right=(3, 4, 5, 7)), "", *self._messages()))
+
+    def _repr_html_(self) -> str:
+        heading, *rows = self._table()
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        messages = "".join(f"<p>{escape(line)}</p>" for line in self._messages())
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{messages}"
+
+    def _table(self) -> list[tuple[str, ...]]:
+        return [COLUMNS, *(_cells(row, speedup) for row, speedup in zip(self.rows, self.speedups, strict=True))]
+
+    def _messages(self) -> list[str]:
+        """Return the lines below the table."""
+        lines = ["median, p90: ms per call, lower is better. speed-up: over the first row, higher is better."]
+        contexts = [measurement.context for measurement in self.measurements]
+        if any((context.intra_op, context.inter_op) != (None, None) for context in contexts):
+            lines.append("threads: inside one op, ops in parallel; a dot for the default of the runtime.")
+        if contexts:
+            lines.append(contexts[0].machine.sentence)
+        lines.extend(openmp_lines(self.measurements))
+        for row, speedup in zip(self.rows, self.speedups, strict=True):
+            lines.extend(_row_messages(row, speedup))
+        return [*lines, *self.notes]
 
 
-def threads_text(context: Context) -> str:
-    """Threads as ``intra,inter``; a dot where the engine decides."""
+def threads_text(context: MeasurementContext) -> str:
+    """Return the thread options as ``intra,inter``, with a dot for the default of the runtime."""
     counts = (context.intra_op, context.inter_op)
     text = "default" if counts == (None, None) else ",".join("." if count is None else str(count) for count in counts)
     return f"{text} on {','.join(map(str, context.cpus))}" if context.cpus else text
 
 
-def runtime_text(context: Context) -> str:
-    """The engine, and its arithmetic where that is not float32."""
+def runtime_text(context: MeasurementContext) -> str:
+    """Return the runtime, with its arithmetic unless that is float32."""
     return context.runtime if context.precision == "float32" else f"{context.runtime} {context.precision}"
 
 
 def openmp_lines(measurements: Iterable[Measurement]) -> tuple[str, ...]:
-    """A sentence for each engine: whether its process has an OpenMP runtime that heeds ``KMP_*`` and ``OMP_*``."""
-    engines = {
+    """Return a sentence on the effect of ``KMP_*`` and ``OMP_*`` for each runtime."""
+    texts = {
         (context.runtime, context.version): openmp_text(context.runtime, context.openmp)
         for context in (measurement.context for measurement in measurements)
     }
-    return tuple(f"{name} {version}: {text}" for (name, version), text in engines.items())
+    return tuple(f"{name} {version}: {text}" for (name, version), text in texts.items())
 
 
 def openmp_text(runtime: str, libraries: Sequence[str]) -> str:
@@ -157,108 +236,85 @@ def openmp_text(runtime: str, libraries: Sequence[str]) -> str:
             f"{name} is loaded: it reads {'KMP_* and OMP_*' if name in READS_KMP else 'OMP_*, not KMP_*'}"
             for name in libraries
         )
-    known = runtimes().get(runtime)
-    variables = known.variables if known else {}
+    properties = runtimes().get(runtime)
+    variables = properties.variables if properties else {}
     effects = ["KMP_* have no effect" if variables else "KMP_* and OMP_* have no effect"]
     effects += [f"{name} {effect}" for name, effect in variables.items()]
-    if known and known.has_threads:
+    if properties and properties.has_threads:
         effects.append("--intra-op and --inter-op set its threads")
     return "; ".join(["this build does not use OpenMP", *effects])
 
 
-def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
-    """Lines of a table.
+def align_columns(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
+    """Return the lines of a table.
 
     Args:
         rows: cells; the first row is the heading.
-        right: columns that are flush right.
+        right: indices of right-aligned columns.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    flush = set(right)
+    right_aligned = set(right)
     return [
         "  ".join(
-            cell.rjust(width) if index in flush else cell.ljust(width)
+            cell.rjust(width) if index in right_aligned else cell.ljust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
 
 
-def _compared(first: Row, row: Row) -> Comparison | UsageError | None:
+def _compare(first: BenchmarkRow, row: BenchmarkRow) -> Speedup | UsageError | None:
     if first.measurement is None or row.measurement is None:
         return None
     try:
-        return Comparison.of(first.measurement, row.measurement)
+        return Speedup.of(first.measurement, row.measurement)
     except UsageError as error:
         return error
 
 
-def _row(document: Mapping[str, Any]) -> Row:
+def _parse_row(document: Mapping[str, Any]) -> BenchmarkRow:
     outcome = (
         Failure(**document["failure"]) if "failure" in document else Measurement.from_json(document["measurement"])
     )
-    return Row(document["label"], document["runtime"], outcome)
+    return BenchmarkRow(document["label"], document["runtime"], outcome)
 
 
-def _table(benchmark: Benchmark) -> list[str]:
-    heading = ("model", "runtime", "threads", "median ms", "95 % interval", "p90", "speed-up", "MB", "flags")
-    cells = [_cells(row, comparison) for row, comparison in zip(benchmark.rows, benchmark.comparisons, strict=True)]
-    return aligned([heading, *cells], right=(3, 4, 5, 7))
-
-
-def _cells(row: Row, comparison: Comparison | UsageError | None) -> tuple[str, ...]:
+def _cells(row: BenchmarkRow, speedup: Speedup | UsageError | None) -> tuple[str, ...]:
     if isinstance(row.outcome, Failure):
         return (row.label, row.runtime, "", "-", "-", "-", "-", "-", "not measured")
     context, summary = row.outcome.context, row.outcome.summary
-    speed = comparison.verdict if isinstance(comparison, Comparison) else "first" if comparison is None else "-"
     return (
         row.label,
         runtime_text(context),
         threads_text(context),
-        _ms(summary.median),
-        f"{_ms(summary.low)} to {_ms(summary.high)}",
-        _ms(summary.p90),
-        speed,
+        _milliseconds(summary.median),
+        f"{_milliseconds(summary.low)} to {_milliseconds(summary.high)}",
+        _milliseconds(summary.p90),
+        speedup.verdict if isinstance(speedup, Speedup) else "first" if speedup is None else "-",
         f"{context.num_bytes / 1e6:.{1 if context.num_bytes >= 1e6 else 3}f}",
         "" if summary.is_stable else "unstable",
     )
 
 
-def _ms(seconds: float) -> str:
-    """Milliseconds with three or more significant digits.
+def _milliseconds(seconds: float) -> str:
+    """Format a duration in milliseconds with three or more significant digits.
 
-    >>> _ms(0.0612), _ms(0.27649), _ms(0.0001234)
+    >>> _milliseconds(0.0612), _milliseconds(0.27649), _milliseconds(0.0001234)
     ('61.20', '276.5', '0.123')
     """
     value = seconds * 1000
     return f"{value:.{3 if value < 10 else 2 if value < 100 else 1}f}"
 
 
-def _threads_legend(benchmark: Benchmark) -> list[str]:
-    contexts = [measurement.context for measurement in benchmark.measurements]
-    if all((context.intra_op, context.inter_op) == (None, None) for context in contexts):
-        return []
-    return ["threads: inside an operation, operations side by side; a dot where the engine decides."]
-
-
-def _machine_lines(benchmark: Benchmark) -> list[str]:
-    if not benchmark.measurements:
-        return []
-    return [benchmark.measurements[0].context.machine.sentence]
-
-
-def _remarks(benchmark: Benchmark) -> list[str]:
-    lines = []
-    for row, comparison in zip(benchmark.rows, benchmark.comparisons, strict=True):
-        if isinstance(row.outcome, Failure):
-            hint = f" (hint: {row.outcome.hint})" if row.outcome.hint else ""
-            lines.append(f"not measured: {row.label} in {row.runtime}: {row.outcome.reason}{hint}")
-            continue
-        context = row.outcome.context
-        threads = threads_text(context)
-        where = f"{row.label} in {runtime_text(context)}" + (f" with threads {threads}" if threads != "default" else "")
-        lines.extend(f"unstable: {where}: {warning}" for warning in row.outcome.summary.warnings)
-        lines.extend(f"{where}: auto passed over {skipped}" for skipped in context.passed_over)
-        if isinstance(comparison, UsageError):
-            lines.append(f"not compared: {where}: {comparison.message}")
-    return [*lines, *benchmark.notes]
+def _row_messages(row: BenchmarkRow, speedup: Speedup | UsageError | None) -> list[str]:
+    if isinstance(row.outcome, Failure):
+        hint = f" (hint: {row.outcome.hint})" if row.outcome.hint else ""
+        return [f"not measured: {row.label} in {row.runtime}: {row.outcome.reason}{hint}"]
+    context = row.outcome.context
+    threads = threads_text(context)
+    name = f"{row.label} in {runtime_text(context)}" + (f" with threads {threads}" if threads != "default" else "")
+    lines = [f"unstable: {name}: {warning}" for warning in row.outcome.summary.warnings]
+    lines.extend(f"{name}: auto skipped {skipped}" for skipped in context.skipped_runtimes)
+    if isinstance(speedup, UsageError):
+        lines.append(f"no speed-up: {name}: {speedup.message}")
+    return lines

@@ -1,7 +1,7 @@
-"""Candidates take turns: every round measures each of them once, in a random order.
+"""Interleaved measurement: each round measures each candidate once, in a random order.
 
-What disturbs the machine for a second then disturbs all of them, and cancels in the ratios of a round.
-Each candidate has a process of its own; only one of the processes runs at a time.
+A disturbance of the machine then affects all candidates, and cancels in the ratios of a round. Each candidate has a
+process of its own; only one of the processes runs at a time.
 """
 
 import os
@@ -17,29 +17,28 @@ from typing import Any
 
 from quantkit.benchmark.candidate import Candidate, digest
 from quantkit.benchmark.machine import this_machine
-from quantkit.benchmark.measurement import Context, Measurement
-from quantkit.benchmark.process import WorkerGone, WorkerProcess
-from quantkit.benchmark.report import Benchmark, Failure, Row
+from quantkit.benchmark.measurement import Measurement, MeasurementContext
+from quantkit.benchmark.process import WorkerError, WorkerProcess
+from quantkit.benchmark.report import Benchmark, BenchmarkRow, Failure
+from quantkit.progress import OnProgress, Progress, ignore_progress
 
-Progress = Callable[[str, float], object]
-
-# Left to itself, a candidate is given about so many seconds of timed calls, within these bounds.
+# Default number of timed calls: enough for this duration, within these bounds.
 TARGET_SECONDS = 2.0
-FEWEST_RUNS, MOST_RUNS = 60, 1000
-# A worker that is asked at the very end of the budget may still answer.
-LEAST_TIMEOUT = 5.0
+MIN_RUNS, MAX_RUNS = 60, 1000
+# Minimum time for a response, also at the end of the time budget.
+MIN_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """How much is measured.
+class SamplingOptions:
+    """Number of calls and time limit of a benchmark.
 
     Attributes:
-        runs: timed calls of each candidate; None: what fits `TARGET_SECONDS`.
-        warmup: calls before them; None: until the times stand still.
-        rounds: turns that each candidate's calls are dealt into.
-        seed: of the data, the order in a round, and the intervals.
-        time_budget: seconds for everything; then the round that runs is ended, and what was finished is kept.
+        runs: timed calls of each candidate (default: about `TARGET_SECONDS`).
+        warmup: warm-up calls (default: until latency is stable).
+        rounds: number of rounds that the timed calls are distributed over.
+        seed: seed of the data, of the order in each round, and of the intervals.
+        time_budget: total time limit in seconds; finished rounds are kept.
     """
 
     runs: int | None = None
@@ -49,61 +48,66 @@ class Schedule:
     time_budget: float = 600.0
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C while measuring; ``benchmark`` holds what was finished."""
+class BenchmarkInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a benchmark; `benchmark` contains the finished rounds."""
 
     def __init__(self, benchmark: Benchmark) -> None:
         super().__init__()
         self.benchmark = benchmark
 
 
-class _OutOfTimeError(Exception):
-    """The budget is spent."""
+class _TimeBudgetExhaustedError(Exception):
+    """The time budget is exhausted."""
 
 
 def measure(
-    candidates: Sequence[Candidate], schedule: Schedule = Schedule(), progress: Progress = lambda message, share: None
+    candidates: Sequence[Candidate],
+    options: SamplingOptions = SamplingOptions(),
+    on_progress: OnProgress = ignore_progress,
 ) -> Benchmark:
-    """Measure candidates side by side; one that fails becomes a row with the reason.
+    """Measure candidates side by side; a failed one becomes a row with the reason.
 
     Args:
-        candidates: what to measure; all take part in every round.
-        schedule: how much.
-        progress: told what happens now, and which share (0 to 1) is done.
+        candidates: candidates; each takes part in each round.
+        options: number of calls and time limit.
+        on_progress: receives the progress.
 
     Raises:
-        InputError: a model's file is missing or broken.
-        Interrupted: by Ctrl-C.
+        InputError: a model file is missing or broken.
+        BenchmarkInterrupted: Ctrl-C.
     """
-    with opening(candidates, schedule, progress) as finish:
-        return finish()
+    with open_candidates(candidates, options, on_progress) as measure_rounds:
+        return measure_rounds()
 
 
 @contextmanager
-def opening(
-    candidates: Sequence[Candidate], schedule: Schedule = Schedule(), progress: Progress = lambda message, share: None
+def open_candidates(
+    candidates: Sequence[Candidate],
+    options: SamplingOptions = SamplingOptions(),
+    on_progress: OnProgress = ignore_progress,
 ) -> Iterator[Callable[[], Benchmark]]:
-    """Let candidates open, each in its process, while the caller does something else.
+    """Open candidates in the background, each in its process.
 
     Args:
-        candidates, schedule, progress: as for `measure`.
+        candidates, options, on_progress: see `measure`.
 
     Yields:
-        What waits until all are open and then measures them; nothing else should run meanwhile.
+        Function that measures all candidates as soon as they are open; no other work should run meanwhile.
 
     Raises:
-        InputError: a model's file is missing or broken.
+        InputError: a model file is missing or broken.
     """
     digests = {candidate.path: digest(candidate.path) for candidate in candidates}
-    lineup = _Lineup([_Turn(candidate, *digests[candidate.path]) for candidate in candidates], schedule, progress)
+    runs = [_CandidateRun(candidate, *digests[candidate.path]) for candidate in candidates]
+    benchmark_run = _BenchmarkRun(runs, options, on_progress)
     with ExitStack() as workers:
-        lineup.start(workers)
-        yield lineup.measure
+        benchmark_run.start(workers)
+        yield benchmark_run.measure
 
 
 @dataclass
-class _Turn:
-    """A candidate while it is measured."""
+class _CandidateRun:
+    """State of one candidate during the measurement."""
 
     candidate: Candidate
     digest: str
@@ -114,62 +118,62 @@ class _Turn:
     lead_ins: list[float] = field(default_factory=list)
     blocks: list[list[float]] = field(default_factory=list)
     failure: Failure | None = None
-    said: str = ""
+    log: str = ""
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any] | None:
-        """The worker's answer, or None after a failure, which is kept and ends the worker."""
+        """Return the response of the worker; None after a failure, which ends the worker."""
         assert self.process is not None
         try:
-            answer = self.process.ask(request, timeout)
-        except WorkerGone as gone:
-            self.failure = Failure(gone.message, gone.hint, gone.exit_code)
+            response = self.process.ask(request, timeout)
+        except WorkerError as error:
+            self.failure = Failure(error.message, error.hint, error.exit_code)
         else:
-            if "error" not in answer:
-                return answer
-            error = answer["error"]
-            self.failure = Failure(error["message"], error["hint"], error["exit_code"])
+            if "error" not in response:
+                return response
+            details = response["error"]
+            self.failure = Failure(details["message"], details["hint"], details["exit_code"])
         self.end()
         return None
 
     def end(self) -> None:
-        """Keep what the engine said, and end its process."""
+        """End the process and keep its log."""
         if self.process is not None:
-            self.said = self.process.said
+            self.log = self.process.log
             self.process.close()
             self.process = None
 
-    def open(self, schedule: Schedule, timeout: float) -> None:
-        """Load the engine and the model."""
-        self.opened = self.ask(self.candidate.to_request(schedule.seed), timeout) or {}
+    def open(self, options: SamplingOptions, timeout: float) -> None:
+        """Load the runtime and the model."""
+        self.opened = self.ask(self.candidate.to_request(options.seed), timeout) or {}
 
-    def warm_up(self, schedule: Schedule, timeout: float) -> None:
-        """Call it until the times stand still."""
-        self.warm = self.ask({"do": "warm_up", "calls": schedule.warmup}, timeout) or {}
+    def warm_up(self, options: SamplingOptions, timeout: float) -> None:
+        """Call the model until its latency is stable."""
+        self.warm = self.ask({"do": "warm_up", "calls": options.warmup}, timeout) or {}
 
-    def sizes(self, schedule: Schedule) -> list[int]:
-        """Calls in each round."""
-        usual = statistics.median(self.warm["seconds"][-20:])
-        fitting = min(max(int(TARGET_SECONDS / max(usual, 1e-9)), FEWEST_RUNS), MOST_RUNS)
-        runs = schedule.runs or fitting
-        rounds = min(schedule.rounds, runs)
+    def block_sizes(self, options: SamplingOptions) -> list[int]:
+        """Return the number of calls in each round."""
+        latency = statistics.median(self.warm["seconds"][-20:])
+        default = min(max(int(TARGET_SECONDS / max(latency, 1e-9)), MIN_RUNS), MAX_RUNS)
+        runs = options.runs or default
+        rounds = min(options.rounds, runs)
         return [runs // rounds + (index < runs % rounds) for index in range(rounds)]
 
     def run(self, calls: int, timeout: float) -> None:
-        """One round."""
-        answer = self.ask({"do": "run", "calls": calls}, timeout)
-        if answer is not None:
-            self.lead_ins.extend(answer["lead_in"])
-            self.blocks.append(answer["seconds"])
+        """Measure the calls of one round."""
+        response = self.ask({"do": "run", "calls": calls}, timeout)
+        if response is not None:
+            self.lead_ins.extend(response["lead_in"])
+            self.blocks.append(response["seconds"])
 
-    def row(self, context: dict[str, Any], cut_short: str) -> Row:
-        """What came of it."""
+    def row(self, context: dict[str, Any], stop_reason: str) -> BenchmarkRow:
+        """Return the row of the report."""
         label, settings = self.candidate.label, self.candidate.settings
         if self.failure is None and not self.blocks:
             self.failure = Failure(
-                f"{cut_short} before its first round", "raise --time-budget, or measure fewer models"
+                f"{stop_reason} before its first round", "raise --time-budget, or measure fewer models"
             )
         if self.failure is not None:
-            return Row(label, self.opened.get("runtime", settings.runtime), self.failure, self.said)
+            return BenchmarkRow(label, self.opened.get("runtime", settings.runtime), self.failure, self.log)
         warmup = self.warm["seconds"]
         measurement = Measurement(
             seconds=tuple(seconds for block in self.blocks for seconds in block),
@@ -179,11 +183,11 @@ class _Turn:
             is_settled=self.warm["is_settled"],
             warmup_calls=len(warmup),
         )
-        return Row(label, measurement.context.runtime, measurement, self.said)
+        return BenchmarkRow(label, measurement.context.runtime, measurement, self.log)
 
-    def _context(self, shared: dict[str, Any]) -> Context:
+    def _context(self, shared: dict[str, Any]) -> MeasurementContext:
         settings, opened = self.candidate.settings, self.opened
-        return Context(
+        return MeasurementContext(
             model=self.candidate.label,
             digest=self.digest,
             num_bytes=self.num_bytes,
@@ -197,93 +201,96 @@ class _Turn:
             precision=settings.options.precision,
             environment=dict(settings.environment),
             inputs=opened["inputs"],
-            engine_device=opened["engine_device"],
-            passed_over=tuple(opened["passed_over"]),
+            runtime_device=opened["runtime_device"],
+            skipped_runtimes=tuple(opened["skipped_runtimes"]),
             placement=tuple(self.warm["placement"]),
             openmp=tuple(self.warm["openmp"]),
             **shared,
         )
 
 
-class _Lineup:
-    """All candidates of one call."""
+class _BenchmarkRun:
+    """State of all candidates of one call."""
 
-    def __init__(self, turns: list[_Turn], schedule: Schedule, progress: Progress) -> None:
-        self._turns = turns
-        self._schedule = schedule
-        self._progress = progress
-        self._rounds = schedule.rounds
-        self._deadline = monotonic() + schedule.time_budget
-        self._opening: list[Future[None]] = []
+    def __init__(self, runs: list[_CandidateRun], options: SamplingOptions, on_progress: OnProgress) -> None:
+        self._runs = runs
+        self._options = options
+        self._on_progress = on_progress
+        self._rounds = options.rounds
+        self._deadline = monotonic() + options.time_budget
+        self._openings: list[Future[None]] = []
+        self._random = random.Random(options.seed)
+        # The candidates start in a random order, so that no position has an advantage in memory.
+        self._start_order = self._random.sample(runs, len(runs))
         self._shared = {
             "machine": this_machine(),
             "started": datetime.now(UTC).isoformat(timespec="microseconds"),
-            "seed": schedule.seed,
+            "seed": options.seed,
         }
 
     def start(self, workers: ExitStack) -> None:
-        """Begin to open all, as many at once as there are processors."""
-        timeout = max(self._deadline - monotonic(), LEAST_TIMEOUT)
-        for turn in self._turns:
-            settings = turn.candidate.settings
-            turn.process = workers.enter_context(WorkerProcess(settings.environment, settings.cpus))
+        """Start to open all candidates, one per CPU at a time."""
+        timeout = max(self._deadline - monotonic(), MIN_TIMEOUT)
+        for run in self._start_order:
+            settings = run.candidate.settings
+            run.process = workers.enter_context(WorkerProcess(settings.environment, settings.cpus))
         pool = ThreadPoolExecutor(os.cpu_count())
-        self._opening = [pool.submit(turn.open, self._schedule, timeout) for turn in self._turns]
-        # After an interruption, threads end with the workers they wait for, which `workers` ends.
+        self._openings = [pool.submit(run.open, self._options, timeout) for run in self._start_order]
+        # After Ctrl-C, the threads end with their workers, which `workers` ends.
         workers.callback(pool.shutdown, wait=False, cancel_futures=True)
 
     def measure(self) -> Benchmark:
-        """What came of all rounds.
+        """Return the result of all rounds.
 
         Raises:
-            Interrupted: by Ctrl-C.
+            BenchmarkInterrupted: Ctrl-C.
         """
         try:
-            self.open()
-            self.run()
+            self._warm_up()
+            self._measure_rounds()
         except KeyboardInterrupt:
-            raise Interrupted(self.benchmark("interrupted")) from None
-        except _OutOfTimeError:
-            return self.benchmark(f"the time budget of {self._schedule.time_budget:g} s was over")
-        return self.benchmark()
+            raise BenchmarkInterrupted(self._benchmark("interrupted")) from None
+        except _TimeBudgetExhaustedError:
+            return self._benchmark(f"time budget of {self._options.time_budget:g} s exhausted")
+        return self._benchmark()
 
-    def open(self) -> None:
-        """See all opened; then warm up one after the other, undisturbed."""
-        for index, (turn, opened) in enumerate(zip(self._turns, self._opening, strict=True)):
-            self._progress(f"opening {turn.candidate}", index / len(self._turns) / 4)
-            opened.result()
-        for index, turn in enumerate(self._turns):
-            if turn.failure is None:
-                self._progress(f"warming up {turn.candidate}", (1 + index / len(self._turns)) / 4)
-                turn.warm_up(self._schedule, self._timeout())
+    def _warm_up(self) -> None:
+        """Warm up one candidate after the other, as soon as all are open."""
+        total = len(self._runs)
+        for index, opening in enumerate(self._openings):
+            self._on_progress(Progress("opening", index, total))
+            opening.result()
+        for index, run in enumerate(self._start_order):
+            if run.failure is None:
+                self._on_progress(Progress("warming up", index, total))
+                run.warm_up(self._options, self._timeout())
 
-    def run(self) -> None:
-        """All rounds."""
-        chance = random.Random(self._schedule.seed)
-        sizes = {id(turn): turn.sizes(self._schedule) for turn in self._turns if turn.failure is None}
+    def _measure_rounds(self) -> None:
+        sizes = {id(run): run.block_sizes(self._options) for run in self._runs if run.failure is None}
         self._rounds = max(map(len, sizes.values()), default=0)
         for index in range(self._rounds):
-            self._progress(f"round {index + 1} of {self._rounds}", (1 + index / self._rounds) / 2)
-            running = [turn for turn in self._turns if turn.failure is None]
-            for turn in chance.sample(running, len(running)):
-                turn.run(sizes[id(turn)][index], self._timeout())
+            self._on_progress(Progress("measuring", index, self._rounds))
+            running = [run for run in self._runs if run.failure is None]
+            for run in self._random.sample(running, len(running)):
+                run.run(sizes[id(run)][index], self._timeout())
+        self._on_progress(Progress("measuring", self._rounds, self._rounds))
 
-    def benchmark(self, cut_short: str = "") -> Benchmark:
-        """The rows as far as they are; ``cut_short`` says why they are not complete."""
-        for turn in self._turns:
-            turn.end()
-        rows = tuple(turn.row(self._shared, cut_short) for turn in self._turns)
-        done = max((len(turn.blocks) for turn in self._turns), default=0)
-        notes = (f"{cut_short} after {done} of {self._rounds} rounds",) if cut_short else ()
-        return Benchmark(rows, notes, is_complete=not cut_short)
+    def _benchmark(self, stop_reason: str = "") -> Benchmark:
+        """Return the finished rounds; ``stop_reason`` is empty if all are finished."""
+        for run in self._runs:
+            run.end()
+        rows = tuple(run.row(self._shared, stop_reason) for run in self._runs)
+        done = max((len(run.blocks) for run in self._runs), default=0)
+        notes = (f"{stop_reason} after {done} of {self._rounds} rounds",) if stop_reason else ()
+        return Benchmark(rows, notes, is_complete=not stop_reason)
 
     def _timeout(self) -> float:
-        """Seconds that a worker may take to answer.
+        """Return the time limit of a response in seconds.
 
         Raises:
-            _OutOfTimeError: there are none left.
+            _TimeBudgetExhaustedError: the time budget is exhausted.
         """
-        left = self._deadline - monotonic()
-        if left <= 0:
-            raise _OutOfTimeError
-        return max(left, LEAST_TIMEOUT)
+        remaining = self._deadline - monotonic()
+        if remaining <= 0:
+            raise _TimeBudgetExhaustedError
+        return max(remaining, MIN_TIMEOUT)

@@ -1,7 +1,7 @@
-"""Timed calls: warm up until the times stop drifting, then sample.
+"""Timed calls: warm up until the latency is stable, then sample.
 
-Calls are grouped in windows; the median of a window ignores stray slow calls. Warm-up ends when the
-window medians stop moving:
+Calls are grouped in windows; the median of a window ignores single slow calls. Warm-up ends when the window medians
+are stable:
 
     |median_i / median_(i-1) - 1| < tolerance      for `quiet` windows in a row
 """
@@ -19,15 +19,15 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class WarmUpRule:
-    """When a warm-up is over.
+    """Condition that ends a warm-up.
 
     Attributes:
-        calls: exactly so many calls, no questions asked; None: until stable.
-        window_calls, window_seconds: a window has at least so many calls and lasts at least so long
-            (short calls are noisy: more of them go into a median).
-        tolerance: largest drift between two windows that counts as none.
-        quiet: windows in a row that must not drift.
-        cap_calls, cap_seconds: give up after either, once a first call was made.
+        calls: fixed number of calls (default: until the latency is stable).
+        window_calls, window_seconds: minimum number of calls and minimum duration of a window (a median of short,
+            noisy calls needs more of them).
+        tolerance: maximum relative drift between two stable windows.
+        quiet: number of consecutive stable windows.
+        cap_calls, cap_seconds: maximum number of calls and maximum duration.
     """
 
     calls: int | None = None
@@ -41,11 +41,11 @@ class WarmUpRule:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What a warm-up saw.
+    """Result of a warm-up.
 
     Attributes:
-        seconds: of every call, in order.
-        is_settled: whether the times had stopped drifting; None where nobody looked (a fixed number of calls).
+        seconds: duration of each call, in order.
+        is_settled: True if the latency was stable at the end; None for a fixed number of calls.
     """
 
     seconds: tuple[float, ...]
@@ -53,34 +53,34 @@ class WarmUp:
 
 
 def warm_up(call: Call, rule: WarmUpRule = WarmUpRule(), clock: Clock = perf_counter) -> WarmUp:
-    """Make calls until the rule is content.
+    """Make calls until the condition of a rule is met.
 
     Args:
-        call: what is timed.
-        rule: when to stop.
-        clock: seconds from any origin; it never goes back.
+        call: function to time.
+        rule: condition that ends the warm-up.
+        clock: monotonic clock in seconds.
     """
     if rule.calls is not None:
-        return WarmUp(timed(call, rule.calls, clock), None)
+        return WarmUp(time_calls(call, rule.calls, clock), None)
     seconds: list[float] = []
     spent = 0.0
     previous: float | None = None
     quiet = 0
     while quiet < rule.quiet:
-        begin, begun = len(seconds), spent
-        while len(seconds) - begin < rule.window_calls or spent - begun < rule.window_seconds:
-            seconds.extend(timed(call, 1, clock))
+        first, start = len(seconds), spent
+        while len(seconds) - first < rule.window_calls or spent - start < rule.window_seconds:
+            seconds.extend(time_calls(call, 1, clock))
             spent += seconds[-1]
             if len(seconds) >= rule.cap_calls or spent >= rule.cap_seconds:
                 return WarmUp(tuple(seconds), False)
-        now = median(seconds[begin:])
-        quiet = quiet + 1 if previous is not None and abs(now - previous) < rule.tolerance * previous else 0
-        previous = now
+        current = median(seconds[first:])
+        quiet = quiet + 1 if previous is not None and abs(current - previous) < rule.tolerance * previous else 0
+        previous = current
     return WarmUp(tuple(seconds), True)
 
 
-def timed(call: Call, count: int, clock: Clock = perf_counter) -> tuple[float, ...]:
-    """Seconds of ``count`` calls, one by one; the garbage collector waits until they are over."""
+def time_calls(call: Call, count: int, clock: Clock = perf_counter) -> tuple[float, ...]:
+    """Return the duration of each of ``count`` calls; garbage collection is disabled meanwhile."""
     seconds = []
     with garbage_collection_paused():
         for _ in range(count):
@@ -90,16 +90,16 @@ def timed(call: Call, count: int, clock: Clock = perf_counter) -> tuple[float, .
     return tuple(seconds)
 
 
-def lead_in(call: Call, least_seconds: float = 0.005, cap: int = 100, clock: Clock = perf_counter) -> tuple[float, ...]:
-    """Calls that bring caches and threads back after another process had the machine.
+def lead_in(call: Call, min_seconds: float = 0.005, cap: int = 100, clock: Clock = perf_counter) -> tuple[float, ...]:
+    """Make calls that restore caches and threads after another process ran; return their durations.
 
     Args:
-        call: what is timed.
-        least_seconds: they last so long together,
-        cap: unless so many calls were made; at least one is.
-        clock: seconds from any origin.
+        call: function to time.
+        min_seconds: minimum total duration.
+        cap: maximum number of calls; at least one is made.
+        clock: monotonic clock in seconds.
     """
-    seconds = list(timed(call, 1, clock))
-    while sum(seconds) < least_seconds and len(seconds) < cap:
-        seconds.extend(timed(call, 1, clock))
+    seconds = list(time_calls(call, 1, clock))
+    while sum(seconds) < min_seconds and len(seconds) < cap:
+        seconds.extend(time_calls(call, 1, clock))
     return tuple(seconds)

@@ -1,11 +1,11 @@
-"""The worker's side: one process, one model in one engine, JSON lines in and out.
+"""Worker processes from the child's side: one model in one runtime, JSON lines in and out.
 
     {"do": "open", "model": ..., "runtime": ..., ...}  ->  {"runtime": ..., "version": ..., "inputs": ..., ...}
     {"do": "warm_up", ...}                             ->  {"seconds": [...], "is_settled": ..., "openmp": [...], ...}
     {"do": "run", "calls": 5}                          ->  {"lead_in": [...], "seconds": [...]}
 
-A request that fails is answered {"error": {"message": ..., "hint": ..., "exit_code": ...}}, and the worker stays.
-The end of its input ends it.
+The response to a failed request is {"error": {"message": ..., "hint": ..., "exit_code": ...}}. The worker ends at the
+end of its input.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from quantkit.benchmark.feeds import seeded_feeds
-from quantkit.benchmark.sampler import Call, Clock, WarmUpRule, lead_in, timed, warm_up
+from quantkit.benchmark.sampler import Call, Clock, WarmUpRule, lead_in, time_calls, warm_up
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Shape
@@ -34,37 +34,37 @@ Document = dict[str, Any]
 
 
 def main() -> None:
-    """Serve standard input; what the engine prints goes to standard error, where it disturbs no answer."""
+    """Serve standard input; the output of the runtime goes to standard error, apart from the responses."""
     _end_with_parent()
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    responses = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    serve(sys.stdin, answers.write)
+    serve(sys.stdin, responses.write)
 
 
 def serve(requests: Iterable[str], send: Callable[[str], object], clock: Clock = perf_counter) -> None:
-    """Answer requests, a line for each.
+    """Respond to requests, one line per request.
 
     Args:
         requests: JSON lines.
-        send: takes an answer with its line end.
-        clock: what calls are timed with.
+        send: function that takes a response with its line end.
+        clock: clock of the measurement.
     """
     worker = _Worker(clock)
     for line in requests:
         request = json.loads(line)
         try:
-            answer = worker.answer(request)
+            response = worker.respond(request)
         except QuantkitError as error:
-            answer = {"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}}
-        except Exception as error:  # whatever an engine throws becomes the reason of a row
+            response = {"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}}
+        except Exception as error:  # a runtime may raise any class
             first = (str(error).strip().splitlines() or [""])[0][:300]
-            answer = {"error": {"message": f"{type(error).__name__}: {first}", "hint": "", "exit_code": 4}}
-        send(json.dumps(answer) + "\n")
+            response = {"error": {"message": f"{type(error).__name__}: {first}", "hint": "", "exit_code": 4}}
+        send(json.dumps(response) + "\n")
     worker.close()
 
 
 class _Worker:
-    """The open session between two requests."""
+    """State of the process between two requests."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -72,7 +72,7 @@ class _Worker:
         self._call: Call | None = None
         self._first: tuple[float, ...] = ()
 
-    def answer(self, request: Document) -> Document:
+    def respond(self, request: Document) -> Document:
         requests: Mapping[str, Callable[..., Document]] = {
             "open": self._open,
             "warm_up": self._warm_up,
@@ -97,28 +97,28 @@ class _Worker:
     ) -> Document:
         session = open_session(read_model(Path(model), inputs, outputs), runtime, SessionOptions(**options))
         self._session = session
-        shapes = known_shapes(session.inputs, session.outputs, list_cards())
+        shapes = find_card_shapes(session.inputs, session.outputs, list_cards())
         feeds = seeded_feeds(session.inputs, batch=batch, shapes=shapes, seed=seed)
         self._call = lambda: session.run(feeds)
-        # Engines compile at the first call, which is never one that counts; here it disturbs nobody who is timed.
-        self._first = timed(self._call, 1, self._clock)
-        shown = {info.name: f"{info.dtype.value} {Shape(feeds[info.name].shape)}" for info in session.inputs}
+        # Runtimes compile in the first call, which is not a sample; no measurement runs at this time.
+        self._first = time_calls(self._call, 1, self._clock)
+        shapes_text = {info.name: f"{info.dtype.value} {Shape(feeds[info.name].shape)}" for info in session.inputs}
         first = next(iter(feeds.values()), None)
         return {
             "runtime": session.runtime.name,
             "version": session.runtime.version,
-            "engine_device": session.runtime.device,
-            "passed_over": [str(skipped) for skipped in session.skipped],
-            "inputs": shown,
+            "runtime_device": session.runtime.device,
+            "skipped_runtimes": [str(skipped) for skipped in session.skipped],
+            "inputs": shapes_text,
             "batch": first.shape[0] if first is not None and first.ndim else 1,
         }
 
     def _warm_up(self, **rule: Any) -> Document:
         done = warm_up(self._opened, WarmUpRule(**rule), self._clock)
-        return {"seconds": (*self._first, *done.seconds), "is_settled": done.is_settled, **self._circumstances()}
+        return {"seconds": (*self._first, *done.seconds), "is_settled": done.is_settled, **self._process_facts()}
 
-    def _circumstances(self) -> Document:
-        """What the engine's process shows after a run."""
+    def _process_facts(self) -> Document:
+        """Return the facts about the process that are known after a run."""
         if self._session is None:
             return {}
         libraries = openmp_libraries(find_runtime(self._session.runtime.name).package)
@@ -127,7 +127,7 @@ class _Worker:
     def _run(self, calls: int) -> Document:
         return {
             "lead_in": lead_in(self._opened, clock=self._clock),
-            "seconds": timed(self._opened, calls, self._clock),
+            "seconds": time_calls(self._opened, calls, self._clock),
         }
 
     @property
@@ -138,42 +138,42 @@ class _Worker:
 
 
 def read_model(path: Path, inputs: list[str] | None, outputs: list[str] | None) -> Graph | Path:
-    """What an engine is to open.
+    """Return the graph or file that the runtime opens.
 
-    A graph without placeholders, such as the 2015 Inception release, takes the ends of a card that it fits.
+    A graph without placeholders, such as the 2015 Inception release, gets the inputs and outputs of the model card
+    whose tensors it contains.
 
     Raises:
-        UsageError: nothing says where the graph is fed.
+        UsageError: the inputs of the graph are unknown.
     """
-    model = load(path, inputs=inputs, outputs=outputs)
-    graph = model.runnable
-    if isinstance(graph, Path):
+    runnable = load(path, inputs=inputs, outputs=outputs).runnable
+    if isinstance(runnable, Path):
         if inputs or outputs:
-            raise UsageError(f"{path.name} has inputs and outputs of its own", hint="leave --inputs and --outputs out")
-        return graph
-    if graph.inputs:
-        return graph
+            raise UsageError(f"{path.name} defines its inputs and outputs itself", hint="omit --inputs and --outputs")
+        return runnable
+    if runnable.inputs:
+        return runnable
     for card in list_cards():
-        ends = [[end.name for end in ends] for ends in (card.inputs, card.outputs)]
-        if all(name in graph for names in ends for name in names):
-            return graph.with_endpoints(ends[0], outputs or ends[1])
-    raise UsageError(f"{path.name} has no placeholder, so it is not known where it is fed", hint="give --inputs NODE")
+        names = [[tensor.name for tensor in tensors] for tensors in (card.inputs, card.outputs)]
+        if all(name in runnable for tensors in names for name in tensors):
+            return runnable.with_endpoints(names[0], outputs or names[1])
+    raise UsageError(f"{path.name} has no placeholder, so that its inputs are unknown", hint="pass --inputs NODE")
 
 
-def known_shapes(
+def find_card_shapes(
     inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], cards: Iterable[ModelCard]
 ) -> Mapping[str, Shape]:
-    """Shapes of inputs as the card has them whose ends have these names, and as many classes."""
+    """Return the input shapes of the model card with the same input names and number of classes, or no shapes."""
     for card in cards:
-        is_named_so = {info.name for info in inputs} == {end.name for end in card.inputs}
+        has_same_names = {info.name for info in inputs} == {tensor.name for tensor in card.inputs}
         counts = {info.shape.dims[-1] for info in outputs if info.shape.dims}
-        if is_named_so and card.num_classes in counts:
-            return {end.name: Shape([None if size < 0 else size for size in end.shape]) for end in card.inputs}
+        if has_same_names and card.num_classes in counts:
+            return {tensor.name: Shape([None if size < 0 else size for size in tensor.shape]) for tensor in card.inputs}
     return {}
 
 
 def _end_with_parent() -> None:
-    """Linux: be killed when the parent is, even while halted."""
+    """Ask Linux to kill this process when its parent ends, even while it is halted."""
     if sys.platform != "linux":
         return
     set_parent_death_signal = 1

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantkit.benchmark.comparison import Comparison
+from quantkit.benchmark.speedup import Speedup
 from quantkit.errors import CheckError
 from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
 from quantkit.evaluation.output_sqnr import OutputSqnr
@@ -49,13 +49,13 @@ class Latency:
     """Latency of a quantized model compared with the float model's.
 
     Attributes:
-        comparison: speed-up with its interval; None if it was not measured.
+        speedup: speed-up with its interval; None if it was not measured.
         milliseconds: median latency of the float model and of the quantized model.
         runtime: runtime of both.
         skipped: the reason for no measurement.
     """
 
-    comparison: Comparison | None = None
+    speedup: Speedup | None = None
     milliseconds: tuple[float, float] | None = None
     runtime: RuntimeVersion | None = None
     skipped: str = ""
@@ -162,7 +162,7 @@ class QuantizationReport:
             "sqnr": None if sqnr is None else {**samples, **sqnr.to_json()},
             "float_top1": None if accuracy.float_top1 is None else accuracy.float_top1.to_json(),
             "failed_runtimes": list(accuracy.failures),
-            "speed_up": None if latency.comparison is None else latency.comparison.to_json(),
+            "speed_up": None if latency.speedup is None else latency.speedup.to_json(),
             "milliseconds": None if latency.milliseconds is None else list(latency.milliseconds),
             "not_measured": latency.skipped or None,
             "threads": self.threads,

@@ -105,9 +105,9 @@ def _accuracy_lines(report: QuantizationReport) -> Iterator[str]:
 
 def _latency_lines(report: QuantizationReport) -> Iterator[str]:
     latency = report.latency
-    if latency.comparison is not None and latency.milliseconds is not None:
+    if latency.speedup is not None and latency.milliseconds is not None:
         before, after = latency.milliseconds
-        yield f"in {latency.runtime}: {latency.comparison.verdict}, {_format_ms(before)} -> {_format_ms(after)} ms"
+        yield f"in {latency.runtime}: {latency.speedup.verdict}, {_format_ms(before)} -> {_format_ms(after)} ms"
     elif latency.skipped:
         yield f"latency not measured: {latency.skipped}"
     yield f"threads: {report.threads}"

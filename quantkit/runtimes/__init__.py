@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from quantkit.errors import UnavailableError
+from quantkit.errors import UnavailableError, UsageError, did_you_mean
 from quantkit.formats.files import load
 from quantkit.formats.kinds import kind_of
 from quantkit.ir.graph import Graph
@@ -26,6 +26,7 @@ __all__ = [
     "observing_runtime",
     "open_session",
     "runtimes",
+    "split_runtime",
 ]
 
 # Name that stands for the runtime of the highest priority that can run the model here.
@@ -49,6 +50,22 @@ def find_runtime(name: str) -> Runtime:
         UnavailableError: a plugin of that name could not be loaded.
     """
     return REGISTRY.find(name)
+
+
+def split_runtime(text: str) -> tuple[str, str | None]:
+    """Split ``MODEL@RUNTIME``; without a runtime, or if a file has this name, the whole text is the model.
+
+    Raises:
+        UsageError: there is no such runtime.
+    """
+    model, at, runtime = text.rpartition("@")
+    if not at or Path(text).exists():
+        return text, None
+    names = (AUTO, *runtimes())
+    if runtime not in names:
+        hint = did_you_mean(runtime, names) or f"use one of {', '.join(names)}"
+        raise UsageError(f"{text}: {runtime!r} is not a runtime", hint)
+    return model, runtime
 
 
 def observing_runtime(dialect: str) -> str:

@@ -22,10 +22,10 @@ import numpy as np
 
 from quantkit import formats
 from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.comparison import Comparison
 from quantkit.benchmark.machine import this_machine
 from quantkit.benchmark.measurement import Measurement
-from quantkit.benchmark.rounds import Schedule, measure
+from quantkit.benchmark.rounds import SamplingOptions, measure
+from quantkit.benchmark.speedup import Speedup
 from quantkit.ir.graph import Graph
 from quantkit.model import load
 from quantkit.recipes import parse, run
@@ -102,7 +102,7 @@ def rows(card: str, found: list[Trial], engine: str, runs: int, folder: Path) ->
             formats.save(graph, path)
         ends = (tuple(map(str, graph.inputs)), tuple(map(str, graph.outputs)))
         candidates.append(Candidate(label, path, Settings(engine, inputs=ends[0], outputs=ends[1])))
-    made = measure(candidates, Schedule(runs))
+    made = measure(candidates, SamplingOptions(runs))
     measured = {one.label: one.measurement for one in made.rows}
     for failure in made.failures:
         print(f"{card} in {engine}: {failure.reason}", file=sys.stderr)
@@ -113,7 +113,7 @@ def rows(card: str, found: list[Trial], engine: str, runs: int, folder: Path) ->
 def row(card: str, one: Trial, engine: str, before: Measurement, after: Measurement) -> dict[str, Any]:
     """What one rewrite did in one engine."""
     said = answers(one.before, engine), answers(one.after, engine)
-    speed = Comparison.of(before, after)
+    speed = Speedup.of(before, after)
     return {
         "model": card,
         "rewrite": one.name,

@@ -29,8 +29,8 @@ from zoo_graphs import BUILDERS  # noqa: E402
 
 from quantkit import formats  # noqa: E402
 from quantkit.benchmark import Benchmark, benchmark  # noqa: E402
-from quantkit.benchmark.comparison import Comparison  # noqa: E402
 from quantkit.benchmark.machine import this_machine  # noqa: E402
+from quantkit.benchmark.speedup import Speedup  # noqa: E402
 from quantkit.errors import GraphError  # noqa: E402
 from quantkit.formats import graphdef  # noqa: E402
 from quantkit.ir.graph import Graph  # noqa: E402
@@ -129,7 +129,7 @@ def speed_up(found: list[Benchmark], tool: str) -> dict[str, float]:
     ratios = []
     for one in found:
         of_tool = {found.context.model.split(".")[-2]: found for found in one.measurements}
-        ratios.append(Comparison.of(of_tool[tool], of_tool["quantkit"]).ratio)
+        ratios.append(Speedup.of(of_tool[tool], of_tool["quantkit"]).ratio)
     return {"ratio": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
 
 

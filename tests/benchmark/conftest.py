@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from lab import tiny_graph
+from measurements import tiny_graph
 
 from quantkit import formats
 

@@ -13,20 +13,20 @@ BLOCKS = st.lists(st.lists(SECONDS, min_size=1, max_size=6), min_size=5, max_siz
 
 
 @given(BLOCKS)
-def test_every_block_once_gives_the_median(blocks: list[list[float]]) -> None:
+def test_each_block_once_is_the_median(blocks: list[list[float]]) -> None:
     values = [value for block in blocks for value in block]
     assert_allclose(_medians(blocks, np.ones((1, len(blocks)), int)), [np.median(values)])
 
 
 @given(BLOCKS, st.data())
-def test_blocks_taken_several_times_count_as_often(blocks: list[list[float]], data: st.DataObject) -> None:
+def test_repeated_blocks_count_repeatedly(blocks: list[list[float]], data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(1, 3), min_size=len(blocks), max_size=len(blocks)))
     repeated = [value for block, count in zip(blocks, counts, strict=True) for value in block * count]
     assert_allclose(_medians(blocks, np.array([counts])), [np.median(repeated)])
 
 
 @given(BLOCKS)
-def test_the_interval_lies_among_the_samples(blocks: list[list[float]]) -> None:
+def test_interval_is_within_the_samples(blocks: list[list[float]]) -> None:
     low, high = median_interval(blocks)
     values = [value for block in blocks for value in block]
     assert min(values) <= low <= high <= max(values)
@@ -38,24 +38,24 @@ def test_equal_seeds_give_equal_intervals(blocks: list[list[float]], seed: int) 
 
 
 @given(BLOCKS)
-def test_the_unit_of_time_does_not_matter(blocks: list[list[float]]) -> None:
+def test_interval_is_proportional_to_the_samples(blocks: list[list[float]]) -> None:
     doubled = [[2 * value for value in block] for block in blocks]
     assert_allclose(median_interval(doubled), np.multiply(2, median_interval(blocks)))
 
 
 @given(BLOCKS)
-def test_a_model_against_itself_is_exactly_as_fast(blocks: list[list[float]]) -> None:
+def test_ratio_of_a_model_to_itself_is_one(blocks: list[list[float]]) -> None:
     assert paired_ratio(blocks, blocks) == (1.0, (1.0, 1.0))
 
 
 @given(BLOCKS, st.floats(0.1, 10.0))
-def test_a_ratio_that_is_the_same_in_every_round_is_certain(blocks: list[list[float]], factor: float) -> None:
+def test_constant_ratio_has_an_interval_of_width_zero(blocks: list[list[float]], factor: float) -> None:
     slower = [[factor * value for value in block] for block in blocks]
     ratio, interval = paired_ratio(slower, blocks)
     assert_allclose((ratio, *interval), (factor,) * 3)
 
 
-def test_pairing_cancels_what_disturbed_a_whole_round() -> None:
+def test_pairing_cancels_disturbances_of_a_round() -> None:
     disturbance = [1.0, 1.5, 1.0, 3.0, 1.2, 1.0, 2.0, 1.1, 1.0, 1.7]
     first = [[2 * slow] * 3 for slow in disturbance]
     other = [[1 * slow] * 3 for slow in disturbance]
@@ -70,7 +70,7 @@ def test_too_few_rounds_are_not_paired() -> None:
 
 
 @pytest.mark.parametrize("estimate", [paired_ratio, unpaired_ratio])
-def test_the_interval_holds_the_truth_about_as_often_as_it_says(estimate: Callable[..., Estimate]) -> None:
+def test_interval_contains_the_true_ratio_with_its_confidence(estimate: Callable[..., Estimate]) -> None:
     random = np.random.default_rng(7)
     trials, hits = 60, 0
     for _ in range(trials):
@@ -79,5 +79,5 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says(estimate: Callab
         other = disturbance * random.lognormal(0, 0.1, (20, 5))
         _, (low, high) = estimate(first.tolist(), other.tolist())
         hits += low <= 1.1 <= high
-    # 95 % is promised in the limit; with 20 rounds a bootstrap is a little narrow.
+    # The confidence of 95 % holds in the limit; with 20 rounds, bootstrap intervals are narrower.
     assert hits >= 0.85 * trials

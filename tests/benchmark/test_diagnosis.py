@@ -3,15 +3,24 @@ from dataclasses import replace
 from importlib import import_module
 
 import pytest
-from lab import MACHINE, measured
+from measurements import MACHINE, make_measurement
 
 from quantkit.benchmark import diagnosis
-from quantkit.benchmark.diagnosis import Diagnosis, Engine, sweep_verdict, thread_advice, thread_settings, usable_cores
-from quantkit.benchmark.report import Benchmark, Row
+from quantkit.benchmark.diagnosis import (
+    Diagnosis,
+    RuntimeDiagnosis,
+    sweep_verdict,
+    thread_advice,
+    thread_settings,
+    usable_cores,
+)
+from quantkit.benchmark.report import Benchmark, BenchmarkRow
 
-TENSORFLOW = Engine("tensorflow", "2.21", gpu="this machine shows none", onednn=("oneDNN v3.7.3", "isa:Intel AVX2"))
-MKL_BUILD = Engine("tensorflow", "1.15", gpu="yes", openmp=("libiomp5",))
-ABSENT = Engine("openvino", problem="OpenVINO is not installed: pip install 'quantkit[openvino]'")
+TENSORFLOW = RuntimeDiagnosis(
+    "tensorflow", "2.21", gpu="this machine has no GPU", onednn=("oneDNN v3.7.3", "isa:Intel AVX2")
+)
+MKL_BUILD = RuntimeDiagnosis("tensorflow", "1.15", gpu="yes", openmp=("libiomp5",))
+MISSING = RuntimeDiagnosis("openvino", problem="OpenVINO is not installed: pip install 'quantkit[openvino]'")
 
 
 @pytest.mark.parametrize(
@@ -35,8 +44,8 @@ def test_settings_begin_with_the_default_and_are_distinct() -> None:
     assert len(thread_settings(replace(MACHINE, physical_cores=1))) == 3
 
 
-def test_advice_without_openmp_is_not_to_bother() -> None:
-    text = "\n".join(thread_advice(MACHINE, [TENSORFLOW, ABSENT]))
+def test_advice_without_openmp_names_no_affinity() -> None:
+    text = "\n".join(thread_advice(MACHINE, [TENSORFLOW, MISSING]))
     assert "no effect in tensorflow" in text
     assert "openvino" not in text
     assert "KMP_AFFINITY=" not in text
@@ -52,28 +61,31 @@ def test_advice_with_openmp_depends_on_hyper_threading(logical: int, affinity: s
     assert "measure it" in text
 
 
-def test_the_text_says_what_runs_and_what_does_not() -> None:
-    text = str(Diagnosis(MACHINE, (TENSORFLOW, ABSENT)))
+def test_text_lists_working_and_missing_runtimes() -> None:
+    text = str(Diagnosis(MACHINE, (TENSORFLOW, MISSING)))
     assert "a processor, 2 cores" in text
     assert "tensorflow: oneDNN v3.7.3, isa:Intel AVX2" in text
     assert "pip install 'quantkit[openvino]'" in text
-    assert "tensorflow: no GPU: this machine shows none" in text
+    assert "tensorflow: no GPU: this machine has no GPU" in text
 
 
-def test_the_verdict_names_the_fastest_setting_and_its_margin() -> None:
+def test_verdict_names_the_fastest_setting_and_its_speed_up() -> None:
     slow, fast = [0.02] * 20, [0.01] * 20
-    rows = (Row("m", "x", measured(slow, 5)), Row("m", "x", measured(fast, 5, intra_op=1, inter_op=2)))
-    assert "fastest with intra,inter 1,2; against the default: 2.00x as fast" in sweep_verdict(Benchmark(rows))
-    assert "its default setting is the fastest" in sweep_verdict(Benchmark(rows[:1]))
+    rows = (
+        BenchmarkRow("m", "x", make_measurement(slow, 5)),
+        BenchmarkRow("m", "x", make_measurement(fast, 5, intra_op=1, inter_op=2)),
+    )
+    assert "fastest with intra,inter 1,2; over the default: 2.00x as fast" in sweep_verdict(Benchmark(rows))
+    assert "the default setting is the fastest" in sweep_verdict(Benchmark(rows[:1]))
     assert sweep_verdict(Benchmark(())) == "no setting could be measured"
 
 
-def doctor(*words: str) -> int:
-    code: int = import_module("quantkit.cli").main(["doctor", "-q", *words])
+def doctor(*arguments: str) -> int:
+    code: int = import_module("quantkit.cli").main(["doctor", "-q", *arguments])
     return code
 
 
-def test_the_command_runs_the_model_in_each_engine(
+def test_command_runs_the_model_in_each_runtime(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     only_numpy = {"reference": diagnosis.find_runtime("reference")}
@@ -81,25 +93,27 @@ def test_the_command_runs_the_model_in_each_engine(
     assert doctor("--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "quantkit.doctor/1"
-    (engine,) = document["engines"]
-    assert (engine["name"], engine["problem"]) == ("reference", "")
+    (state,) = document["engines"]
+    assert (state["name"], state["problem"]) == ("reference", "")
     assert document["machine"]["logical_cores"] >= 1
 
 
-def test_nothing_that_runs_is_exit_code_4(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_code_is_4_if_no_runtime_works(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = import_module("quantkit.cli.doctor")
-    monkeypatch.setattr(command, "diagnose", lambda *_, **__: Diagnosis(MACHINE, (ABSENT,)))
+    monkeypatch.setattr(command, "diagnose", lambda *_, **__: Diagnosis(MACHINE, (MISSING,)))
     assert doctor() == 4
     assert "no runtime works here" in capsys.readouterr().err
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", ["tensorflow", "openvino"])
-def test_engines_run_while_onednn_says_how_it_computes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_log_of_onednn_is_read(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     runtime = diagnosis.find_runtime(name)
     if not runtime.available().ok:
         pytest.skip(runtime.available().detail)
     monkeypatch.setattr(diagnosis, "runtimes", lambda: {name: runtime})
-    (engine,) = diagnosis.diagnose().engines
-    assert engine.problem == ""
-    assert engine.version
+    (state,) = diagnosis.diagnose().runtimes
+    assert state.problem == ""
+    assert state.version

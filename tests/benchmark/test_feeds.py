@@ -11,14 +11,14 @@ def info(dims: tuple[int | None, ...] | None, dtype: DType = DType.FLOAT, name: 
     return TensorInfo(name, dtype, Shape(dims))
 
 
-def test_equal_tensors_are_fed_equal_numbers_whatever_their_names() -> None:
-    one = seeded_feeds([info((2, 3), name="Mul")])["Mul"]
+def test_equal_inputs_get_equal_values_under_any_name() -> None:
+    first = seeded_feeds([info((2, 3), name="Mul")])["Mul"]
     other = seeded_feeds([info((2, 3), name="input")])["input"]
-    np.testing.assert_array_equal(one, other)
-    assert not np.array_equal(one, seeded_feeds([info((2, 3))], seed=1)["x"])
+    np.testing.assert_array_equal(first, other)
+    assert not np.array_equal(first, seeded_feeds([info((2, 3))], seed=1)["x"])
 
 
-def test_two_inputs_are_fed_different_numbers() -> None:
+def test_two_inputs_get_different_values() -> None:
     feeds = seeded_feeds([info((9,), name="a"), info((9,), name="b")])
     assert not np.array_equal(feeds["a"], feeds["b"])
 
@@ -27,35 +27,35 @@ def test_two_inputs_are_fed_different_numbers() -> None:
     ("dtype", "low", "high"),
     [(DType.FLOAT, -1, 1), (DType.HALF, -1, 1), (DType.UINT8, 0, 255), (DType.INT64, 0, 1), (DType.BOOL, 0, 1)],
 )
-def test_numbers_suit_their_type(dtype: DType, low: int, high: int) -> None:
+def test_values_are_in_the_range_of_the_type(dtype: DType, low: int, high: int) -> None:
     values = seeded_feeds([info((500,), dtype)])["x"]
     assert values.dtype == dtype.numpy
     assert low <= values.min() < values.max() <= high
 
 
-def test_an_open_batch_is_one_or_what_was_asked() -> None:
+def test_dynamic_batch_is_one_or_the_requested_size() -> None:
     assert seeded_feeds([info((None, 4))])["x"].shape == (1, 4)
     assert seeded_feeds([info((None, 4))], batch=8)["x"].shape == (8, 4)
 
 
-def test_a_fixed_batch_is_not_overruled() -> None:
-    with pytest.raises(UsageError, match="fixed to a batch of 1, not 8"):
+def test_fixed_batch_size_is_kept() -> None:
+    with pytest.raises(UsageError, match="has a fixed batch size of 1, not 8"):
         seeded_feeds([info((1, 4))], batch=8)
 
 
-def test_a_card_fills_sizes_that_the_graph_leaves_open() -> None:
-    known = {"x": Shape((1, 16, 16, 1))}
-    assert seeded_feeds([info(None)], shapes=known)["x"].shape == (1, 16, 16, 1)
-    assert seeded_feeds([info((None, None, None, 1))], batch=4, shapes=known)["x"].shape == (4, 16, 16, 1)
+def test_card_defines_dynamic_sizes() -> None:
+    shapes = {"x": Shape((1, 16, 16, 1))}
+    assert seeded_feeds([info(None)], shapes=shapes)["x"].shape == (1, 16, 16, 1)
+    assert seeded_feeds([info((None, None, None, 1))], batch=4, shapes=shapes)["x"].shape == (4, 16, 16, 1)
 
 
-def test_unknown_sizes_are_an_error_with_a_way_out() -> None:
-    with pytest.raises(UsageError, match="sizes must be known") as error:
+def test_unknown_sizes_are_an_error_with_a_hint() -> None:
+    with pytest.raises(UsageError, match="needs all sizes but the batch") as error:
         seeded_feeds([info((1, None, None, 3))])
     assert "strip_unused_nodes" in error.value.hint
 
 
-def test_strings_are_an_error_with_a_way_out() -> None:
+def test_strings_are_an_error_with_a_hint() -> None:
     with pytest.raises(UsageError, match="takes string") as error:
         seeded_feeds([info((), DType.STRING)])
     assert "--inputs" in error.value.hint

@@ -46,7 +46,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_facts_are_read_where_linux_writes_them(root: Path) -> None:
+def test_facts_are_read_from_proc_and_sys(root: Path) -> None:
     machine = this_machine(root)
     assert machine.cpu == "A Processor"
     assert (machine.physical_cores, machine.logical_cores) == (1, 2)
@@ -58,13 +58,13 @@ def test_facts_are_read_where_linux_writes_them(root: Path) -> None:
     assert machine.gpus == ("NVIDIA H200",)
 
 
-def test_the_older_control_groups_are_read_too(root: Path) -> None:
+def test_control_groups_of_version_1_are_read(root: Path) -> None:
     (root / "sys/fs/cgroup/cpu.max").unlink()
     write(root, {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"})
     assert this_machine(root).cpu_quota == 2.0
 
 
-def test_a_system_that_tells_nothing_is_a_machine_too(tmp_path: Path) -> None:
+def test_fact_of_a_missing_file_is_unknown(tmp_path: Path) -> None:
     machine = this_machine(tmp_path)
     assert machine.cpu
     assert machine.logical_cores >= 1
@@ -77,7 +77,7 @@ def test_json_round_trip(root: Path) -> None:
     assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine
 
 
-def test_the_sentence_names_what_decides(root: Path) -> None:
+def test_sentence_names_the_facts_that_determine_speed(root: Path) -> None:
     sentence = this_machine(root).sentence
-    for part in ("A Processor", "1 core, 2 threads", "grants 1.5", "avx512_vnni", "16 GiB", "NVIDIA H200"):
-        assert part in sentence
+    for text in ("A Processor", "1 core, 2 threads", "limited to 1.5 CPUs", "avx512_vnni", "16 GiB", "NVIDIA H200"):
+        assert text in sentence

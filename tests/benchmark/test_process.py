@@ -9,14 +9,14 @@ import pytest
 
 from quantkit.benchmark import process
 from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.process import WorkerGone, WorkerProcess
+from quantkit.benchmark.process import WorkerError, WorkerProcess
 
 SECONDS = 30.0
 
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that run what the variable SCRIPT says instead of serving."""
+    """Workers that run the code in the variable SCRIPT instead of serving."""
     monkeypatch.setattr(process, "BOOTSTRAP", "import os, sys; exec(os.environ['SCRIPT'])")
 
 
@@ -28,7 +28,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_a_worker_measures_in_its_own_process(tiny_model: Path) -> None:
+def test_worker_measures_in_its_own_process(tiny_model: Path) -> None:
     request = Candidate("tiny", tiny_model, Settings(runtime="reference")).to_request(seed=0)
     with WorkerProcess() as worker:
         assert worker.ask(request, SECONDS)["runtime"] == "reference"
@@ -38,8 +38,8 @@ def test_a_worker_measures_in_its_own_process(tiny_model: Path) -> None:
     assert not is_alive(pid)
 
 
-@pytest.mark.skipif(not process.CAN_HALT, reason="this system can not halt a process")
-def test_a_worker_that_is_not_asked_is_halted() -> None:
+@pytest.mark.skipif(not process.CAN_HALT, reason="this system cannot halt a process")
+def test_worker_without_a_request_is_halted() -> None:
     with WorkerProcess() as worker:
         worker.ask({"do": "run", "calls": 1}, SECONDS)
         event = os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
@@ -48,14 +48,14 @@ def test_a_worker_that_is_not_asked_is_halted() -> None:
 
 
 @pytest.mark.usefixtures("scripted")
-def test_variables_are_set_before_anything_is_imported() -> None:
+def test_variables_are_set_before_the_first_import() -> None:
     script = "print(chr(34) + os.environ['KMP_BLOCKTIME'] + chr(34)); sys.stdout.flush(); sys.stdin.read()"
     with WorkerProcess({"SCRIPT": script, "KMP_BLOCKTIME": "0"}) as worker:
         assert worker.ask({}, SECONDS) == "0"
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system can not bind a process to processors")
-def test_a_worker_is_bound_before_it_starts_threads() -> None:
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity")
+def test_affinity_is_set_before_threads_start() -> None:
     cpu = min(os.sched_getaffinity(0))
     with WorkerProcess(cpus=(cpu,)) as worker:
         worker.ask({"do": "run", "calls": 1}, SECONDS)
@@ -64,41 +64,41 @@ def test_a_worker_is_bound_before_it_starts_threads() -> None:
     assert bound == {True}
 
 
-def test_a_killed_worker_is_a_reason_not_a_hang() -> None:
+def test_killed_worker_is_an_error() -> None:
     with WorkerProcess() as worker:
         worker.ask({"do": "run", "calls": 1}, SECONDS)
         os.kill(worker.pid, signal.SIGKILL)
-        with pytest.raises(WorkerGone, match="ended by SIGKILL") as error:
+        with pytest.raises(WorkerError, match="ended by SIGKILL") as error:
             worker.ask({"do": "run", "calls": 1}, SECONDS)
     assert "memory" in error.value.hint
 
 
 @pytest.mark.usefixtures("scripted")
-def test_a_crash_is_told_with_its_last_words() -> None:
+def test_exit_is_reported_with_the_last_line_of_the_log() -> None:
     script = "sys.stderr.write('loading\\nno such library'); sys.exit(3)"
-    with WorkerProcess({"SCRIPT": script}) as worker, pytest.raises(WorkerGone) as error:
+    with WorkerProcess({"SCRIPT": script}) as worker, pytest.raises(WorkerError) as error:
         worker.ask({"do": "open"}, SECONDS)
-    assert error.value.message == "its process ended with exit code 3; its last words: no such library"
+    assert error.value.message == "the process ended with exit code 3; last line of its log: no such library"
 
 
 @pytest.mark.usefixtures("scripted")
-def test_a_worker_that_does_not_answer_is_ended() -> None:
+def test_worker_without_a_response_is_ended() -> None:
     with WorkerProcess({"SCRIPT": "sys.stdin.read()"}) as worker:
-        with pytest.raises(WorkerGone, match="no answer within 0 s"):
+        with pytest.raises(WorkerError, match="did not respond within 0 s"):
             worker.ask({"do": "open"}, 0.05)
-        with pytest.raises(WorkerGone):
+        with pytest.raises(WorkerError):
             worker.ask({"do": "open"}, 0.05)
 
 
-def test_what_engines_print_disturbs_no_answer(tiny_model: Path) -> None:
+def test_output_of_the_runtime_is_apart_from_the_responses(tiny_model: Path) -> None:
     with WorkerProcess({"PYTHONWARNINGS": "default", "PYTHONVERBOSE": "1"}) as worker:
-        answer = worker.ask({"do": "run", "calls": 1}, SECONDS)
-        assert "error" in answer
-        assert "import" in worker.said
+        response = worker.ask({"do": "run", "calls": 1}, SECONDS)
+        assert "error" in response
+        assert "import" in worker.log
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end children with their parent")
-def test_workers_end_with_a_parent_that_is_killed() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+def test_workers_end_with_a_killed_parent() -> None:
     script = (
         "import os, signal\n"
         "from quantkit.benchmark.process import WorkerProcess\n"

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import scripted_clock
+from measurements import scripted_clock
 
 from quantkit import formats
 from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.worker import known_shapes, read_model, serve
+from quantkit.benchmark.worker import find_card_shapes, read_model, serve
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType, Shape
@@ -19,21 +19,21 @@ from quantkit.zoo import list_cards
 
 
 def ask(*requests: dict[str, Any], durations: list[float] | None = None) -> list[dict[str, Any]]:
-    """The answers of a worker in this process."""
-    answers: list[str] = []
+    """Return the responses of a worker in this process."""
+    responses: list[str] = []
     clock = scripted_clock(durations or [1.0] * 100)
-    serve((json.dumps(request) for request in requests), answers.append, clock)
-    assert all(answer.endswith("\n") for answer in answers)
-    return [json.loads(answer) for answer in answers]
+    serve((json.dumps(request) for request in requests), responses.append, clock)
+    assert all(response.endswith("\n") for response in responses)
+    return [json.loads(response) for response in responses]
 
 
-def opening(path: Path, **settings: Any) -> dict[str, Any]:
+def open_request(path: Path, **settings: Any) -> dict[str, Any]:
     return Candidate("a model", path, Settings(runtime="reference", **settings)).to_request(seed=0)
 
 
 def test_open_warm_up_and_run(tiny_model: Path) -> None:
     opened, warm, done = ask(
-        opening(tiny_model, batch=2),
+        open_request(tiny_model, batch=2),
         {"do": "warm_up", "calls": 2},
         {"do": "run", "calls": 3},
         durations=[5.0, 4.0, 1.0, 1.0, 0.1, 0.2, 0.3],
@@ -46,41 +46,41 @@ def test_open_warm_up_and_run(tiny_model: Path) -> None:
     assert done["seconds"] == pytest.approx([0.1, 0.2, 0.3])
 
 
-def test_without_warm_up_the_first_call_still_counts_nowhere(tiny_model: Path) -> None:
-    _, warm = ask(opening(tiny_model), {"do": "warm_up", "calls": 0})
+def test_first_call_is_never_a_sample(tiny_model: Path) -> None:
+    _, warm = ask(open_request(tiny_model), {"do": "warm_up", "calls": 0})
     assert len(warm["seconds"]) == 1
 
 
-def test_placement_is_told_where_it_was_asked_for(tiny_model: Path) -> None:
-    request = opening(tiny_model)
+def test_placement_is_recorded_on_request(tiny_model: Path) -> None:
+    request = open_request(tiny_model)
     request["options"]["log_placement"] = True
     _, warm = ask(request, {"do": "warm_up", "calls": 1})
     assert all(isinstance(line, str) for line in warm["placement"])
 
 
-def test_an_error_is_an_answer_and_the_worker_stays(tiny_model: Path, tmp_path: Path) -> None:
-    missing, opened = ask(opening(tmp_path / "missing.pb"), opening(tiny_model))
+def test_error_is_a_response(tiny_model: Path, tmp_path: Path) -> None:
+    missing, opened = ask(open_request(tmp_path / "missing.pb"), open_request(tiny_model))
     assert "does not exist" in missing["error"]["message"]
     assert missing["error"]["exit_code"] == 3
     assert opened["runtime"] == "reference"
 
 
-def test_what_an_engine_throws_is_an_answer(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def explode(*_: object) -> None:
+def test_exception_of_the_runtime_is_a_response(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
         raise MemoryError("too much\nand more")
 
-    monkeypatch.setattr(import_module("quantkit.benchmark.worker"), "open_session", explode)
-    (answer,) = ask(opening(tiny_model))
-    assert answer["error"]["message"] == "MemoryError: too much"
+    monkeypatch.setattr(import_module("quantkit.benchmark.worker"), "open_session", fail)
+    (response,) = ask(open_request(tiny_model))
+    assert response["error"]["message"] == "MemoryError: too much"
 
 
-def test_calls_before_a_model_is_open_are_refused() -> None:
-    (answer,) = ask({"do": "run", "calls": 1})
-    assert "no model is open" in answer["error"]["message"]
+def test_run_without_a_model_is_rejected() -> None:
+    (response,) = ask({"do": "run", "calls": 1})
+    assert "no model is open" in response["error"]["message"]
 
 
 @pytest.mark.parametrize("inputs", [None, ["Mul"]])
-def test_a_graph_without_placeholders_takes_the_ends_of_its_card(inputs: list[str] | None) -> None:
+def test_graph_without_placeholders_has_the_inputs_and_outputs_of_its_card(inputs: list[str] | None) -> None:
     path = load("digits").path
     assert path is not None
     graph = read_model(path, inputs, None if inputs is None else ["softmax"])
@@ -89,7 +89,7 @@ def test_a_graph_without_placeholders_takes_the_ends_of_its_card(inputs: list[st
     assert [str(edge) for edge in graph.outputs] == ["softmax"]
 
 
-def test_a_graph_that_nobody_knows_needs_its_inputs_named(tmp_path: Path, tiny_model: Path) -> None:
+def test_unknown_graph_without_placeholders_needs_inputs(tmp_path: Path, tiny_model: Path) -> None:
     graph = formats.load(tiny_model)
     nodes = [node.with_(op="Variable") if node.name == "x" else node for node in graph.nodes.values()]
     path = tmp_path / "unknown.pb"
@@ -100,17 +100,17 @@ def test_a_graph_that_nobody_knows_needs_its_inputs_named(tmp_path: Path, tiny_m
 
 
 @pytest.mark.parametrize(("classes", "size"), [(10, 16), (1008, 299), (7, None)])
-def test_cards_that_share_names_are_told_apart_by_their_classes(classes: int, size: int | None) -> None:
+def test_cards_with_equal_names_differ_in_the_number_of_classes(classes: int, size: int | None) -> None:
     source = TensorInfo("Mul", DType.FLOAT, Shape(None))
     result = TensorInfo("softmax", DType.FLOAT, Shape((None, classes)))
-    found = known_shapes([source], [result], list_cards())
-    assert (found["Mul"].dims[1] if found and found["Mul"].dims else None) == size
+    shapes = find_card_shapes([source], [result], list_cards())
+    assert (shapes["Mul"].dims[1] if shapes and shapes["Mul"].dims else None) == size
 
 
-def test_requests_are_read_until_their_end() -> None:
+def test_worker_ends_with_its_requests() -> None:
     def requests() -> Iterator[str]:
         yield json.dumps({"do": "run", "calls": 1})
 
-    answers: list[str] = []
-    serve(requests(), answers.append)
-    assert len(answers) == 1
+    responses: list[str] = []
+    serve(requests(), responses.append)
+    assert len(responses) == 1

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from quantkit.benchmark.comparison import Comparison
 from quantkit.benchmark.machine import this_machine
+from quantkit.benchmark.speedup import Speedup
 from quantkit.data import PreprocessingOptions
 from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
 from quantkit.quantization import Scheme
@@ -17,7 +17,7 @@ from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.next_steps import Commands, recommend
 from quantkit.quantization.workflow.options import Options
 
-SLOWER = Comparison(0.9, 0.8, 0.95, True)
+SLOWER = Speedup(0.9, 0.8, 0.95, True)
 
 
 def recommend_after(target: str = "onnx", **measurements: Any) -> NextStep | None:

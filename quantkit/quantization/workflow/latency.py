@@ -7,9 +7,9 @@ from pathlib import Path
 
 from quantkit import formats
 from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.comparison import Comparison
 from quantkit.benchmark.report import Benchmark
-from quantkit.benchmark.rounds import Schedule, opening
+from quantkit.benchmark.rounds import SamplingOptions, open_candidates
+from quantkit.benchmark.speedup import Speedup
 from quantkit.quantization.census import FLOAT, INT8
 from quantkit.quantization.report import Latency
 from quantkit.quantization.workflow.conversion import Conversion
@@ -37,7 +37,7 @@ def open_race(
     source = folder / "float.pb"
     formats.save(conversion.graph, source)
     candidates = _candidates(conversion, source, file)
-    with opening(candidates, Schedule(num_runs, WARMUP_RUNS, rounds=min(num_runs, ROUNDS))) as measure:
+    with open_candidates(candidates, SamplingOptions(num_runs, WARMUP_RUNS, rounds=min(num_runs, ROUNDS))) as measure:
         yield measure
 
 
@@ -58,9 +58,9 @@ def measure_latency(measure: Callable[[], Benchmark] | None) -> Latency:
     benchmark = measure()
     if benchmark.failures:
         return Latency(skipped=benchmark.failures[0].reason)
-    comparison = benchmark.comparisons[1]
-    if not isinstance(comparison, Comparison):
-        return Latency(skipped=comparison.message if comparison else "there is no float measurement")
+    speedup = benchmark.speedups[1]
+    if not isinstance(speedup, Speedup):
+        return Latency(skipped=speedup.message if speedup else "there is no float measurement")
     before, after = (measurement.summary.median * 1e3 for measurement in benchmark.measurements)
     context = benchmark.measurements[1].context
-    return Latency(comparison, (before, after), RuntimeVersion(context.runtime, context.version))
+    return Latency(speedup, (before, after), RuntimeVersion(context.runtime, context.version))

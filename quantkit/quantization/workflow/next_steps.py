@@ -84,8 +84,8 @@ def recommend(report: QuantizationReport, commands: Commands) -> NextStep | None
 
 def recommend_for_speed(report: QuantizationReport, commands: Commands) -> NextStep | None:
     """Return the reason for a missing speed-up with the next command; None if the model is faster."""
-    comparison = report.latency.comparison
-    if comparison is None or comparison.low > 1:
+    speedup = report.latency.speedup
+    if speedup is None or speedup.low > 1:
         return None
     census, target = report.census, find_target(report.target)
     if report.scheme.weights_only:

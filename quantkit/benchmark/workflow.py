@@ -1,0 +1,236 @@
+"""Benchmark of models and runtimes: candidates from any value that names a model, then rounds of measurements."""
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from quantkit import formats
+from quantkit.benchmark.candidate import Candidate, Settings
+from quantkit.benchmark.report import Benchmark
+from quantkit.benchmark.rounds import SamplingOptions, measure
+from quantkit.errors import UsageError
+from quantkit.formats import onnx
+from quantkit.ir.graph import Graph
+from quantkit.model import RANDOM_WEIGHTS_NOTE, LoadOptions, as_model
+from quantkit.progress import OnProgress, ignore_progress
+from quantkit.runtimes import AUTO, find_runtime, split_runtime
+from quantkit.runtimes.session import PRECISIONS, SessionOptions
+from quantkit.zoo import fetch, find_card, list_cards
+
+# Options of `quantkit.load` that do not change the model: the process of a candidate reads the file itself.
+DOWNLOAD_OPTIONS = {"offline", "on_progress"}
+
+
+def benchmark(
+    models: Any,
+    runtime: str = AUTO,
+    *,
+    intra_op: int | None = None,
+    inter_op: int | None = None,
+    device: str = "cpu",
+    precision: str | Iterable[str] = "float32",
+    cpus: Iterable[int] = (),
+    environment: Mapping[str, str] | None = None,
+    batch: int | None = None,
+    inputs: Iterable[str] | None = None,
+    outputs: Iterable[str] | None = None,
+    signature: str | None = None,
+    tags: Iterable[str] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    runs: int | None = None,
+    warmup: int | None = None,
+    seed: int = 0,
+    time_budget: float = 600.0,
+    log_placement: bool = False,
+    random_weights: bool = False,
+    offline: bool = False,
+    on_progress: OnProgress = ignore_progress,
+) -> Benchmark:
+    """Measure the latency of models side by side, each in a process of its own.
+
+    Args:
+        models: list of models: each a `Model`, a `Graph`, a path or the name of a model card; a path or name may end
+            with ``@RUNTIME``. A single model is a list of one.
+        runtime: runtime for models without ``@RUNTIME``; ``auto``: the one of the highest priority that can run the
+            model here.
+        intra_op: threads inside one op (default: the default of the runtime).
+        inter_op: ops that run in parallel (default: the default of the runtime).
+        device: ``cpu``, ``gpu`` or ``gpu:N``.
+        precision: arithmetic that runtimes may use, one of `PRECISIONS`; several give each model one row per precision.
+        cpus: hardware threads of the processes (default: all).
+        environment: variables (``KMP_AFFINITY``, ``OMP_NUM_THREADS`` ...), set before a runtime is loaded.
+        batch: batch size for models with a dynamic batch (default: 1).
+        inputs, outputs: names of the inputs and outputs (default: those of the file or its model card).
+        signature, tags, checkpoint: see `quantkit.load`.
+        runs: timed calls of each model (default: about two seconds, at least 60).
+        warmup: warm-up calls (default: until latency is stable).
+        seed: seed of the data, of the order in each round, and of the intervals.
+        time_budget: total time limit in seconds; finished rounds are kept.
+        log_placement: record the device of each op.
+        random_weights: build the architectures of model cards with random weights instead of downloading the models.
+        offline: never download; fail if a model is not cached.
+        on_progress: receives the progress of downloads and measurements.
+
+    Returns:
+        One row per model and precision: a measurement, or the reason of its failure.
+
+    Raises:
+        UsageError: there is no such runtime, model card or CPU, or a number is out of range.
+        InputError: a model file is missing or broken, or a download failed.
+        BenchmarkInterrupted: Ctrl-C, with the finished rounds.
+    """
+    precisions = (precision,) if isinstance(precision, str) else tuple(precision)
+    _check_names(runtime, precisions)
+    _check_counts(intra_op=intra_op, inter_op=inter_op, batch=batch, runs=runs)
+    options = SessionOptions(intra_op, inter_op, device, log_placement=log_placement)
+    options.gpu_index  # noqa: B018  a wrong device name is an error before any work
+    settings = Settings(
+        runtime=runtime,
+        options=options,
+        environment=dict(environment or {}),
+        cpus=_check_cpus(cpus),
+        batch=batch,
+        inputs=None if inputs is None else tuple(inputs),
+        outputs=None if outputs is None else tuple(outputs),
+    )
+    load_options: LoadOptions = {"offline": offline, "on_progress": on_progress}
+    if random_weights:
+        load_options |= {"random_weights": True, "seed": seed}
+    if signature or tags or checkpoint:
+        load_options |= {"signature": signature, "tags": tags, "checkpoint": checkpoint}
+    sampling = SamplingOptions(runs, warmup, seed=seed, time_budget=time_budget)
+    with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
+        candidates = [
+            find_candidate(model, settings, Path(folder) / str(index), **load_options)
+            for index, model in enumerate(_as_list(models))
+        ]
+        if not candidates:
+            raise UsageError("there is no model to benchmark", hint="name a model file, or a model card: digits")
+        rows = [
+            _with_precision(candidate, name) for candidate in _distinguish_labels(candidates) for name in precisions
+        ]
+        result = measure(rows, sampling, on_progress)
+    return replace(result, notes=(*result.notes, RANDOM_WEIGHTS_NOTE)) if random_weights else result
+
+
+def find_candidate(model: Any, settings: Settings, file: Path, **load_options: Unpack[LoadOptions]) -> Candidate:
+    """Return the candidate of a model.
+
+    Args:
+        model: a `Model`, a `Graph`, a path or the name of a model card, with ``@RUNTIME`` or without.
+        settings: settings of the process; a runtime in ``model`` overrides `Settings.runtime`.
+        file: path without suffix for the file of a model that is not a file yet.
+        load_options: keyword arguments of `quantkit.load`.
+
+    Raises:
+        UsageError: there is no such runtime or model card, or the value is not a model.
+        InputError: the file is missing or broken, or the download failed.
+    """
+    if isinstance(model, str | os.PathLike):
+        model, runtime = split_runtime(os.fspath(model))
+        settings = settings if runtime is None else replace(settings, runtime=runtime)
+        if load_options.keys() <= DOWNLOAD_OPTIONS:
+            return _file_candidate(model, settings, load_options)
+        load_options |= {"inputs": settings.inputs, "outputs": settings.outputs}
+    loaded = as_model(model, **load_options) if load_options.keys() - DOWNLOAD_OPTIONS else as_model(model)
+    if isinstance(loaded.runnable, Path):
+        return Candidate(loaded.name, loaded.runnable, settings)
+    label = f"graph of {len(loaded.runnable)} nodes" if isinstance(model, Graph) else loaded.name
+    return _write_candidate(label, loaded.runnable, settings, file)
+
+
+def _file_candidate(name: str, settings: Settings, load_options: LoadOptions) -> Candidate:
+    """Return the candidate of a file, which its process reads, or of a model card, which is downloaded."""
+    path = Path(name).expanduser()
+    is_card = name in {card.name for card in list_cards()}
+    if is_card or not (path.suffix or os.sep in name or path.exists()):
+        offline, on_progress = load_options.get("offline", False), load_options.get("on_progress", ignore_progress)
+        path = fetch(find_card(name), offline=offline, on_progress=on_progress)
+    return Candidate(name, path, settings)
+
+
+def _write_candidate(label: str, graph: Graph, settings: Settings, file: Path) -> Candidate:
+    """Write a graph to a file for its process; only ONNX files define their inputs and outputs."""
+    if graph.dialect == onnx.DIALECT:
+        path = file.with_name(f"{file.name}.onnx")
+    else:
+        path = file.with_name(f"{file.name}.pb")
+        settings = replace(
+            settings,
+            inputs=settings.inputs or tuple(map(str, graph.inputs)) or None,
+            outputs=settings.outputs or tuple(map(str, graph.outputs)) or None,
+        )
+    formats.save(graph, path)
+    return Candidate(label, path, settings)
+
+
+def _as_list(models: Any) -> list[Any]:
+    """Return the models; texts and a `Graph`, which are iterable, are single models."""
+    if isinstance(models, str | bytes | os.PathLike | Graph) or not isinstance(models, Iterable):
+        return [models]
+    return list(models)
+
+
+def _check_names(runtime: str, precisions: Iterable[str]) -> None:
+    """Check names before any work.
+
+    Raises:
+        UsageError: there is no such runtime or precision.
+    """
+    if runtime != AUTO:
+        find_runtime(runtime)
+    for name in precisions:
+        if name not in PRECISIONS:
+            raise UsageError(f"{name!r} is not a precision", hint=f"use {', '.join(PRECISIONS)}")
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise UsageError(f"{name} is {count}, and the minimum is 1", hint=f"omit {name}, or pass 1 or more")
+
+
+def _with_precision(candidate: Candidate, precision: str) -> Candidate:
+    options = replace(candidate.settings.options, precision=precision)
+    return replace(candidate, settings=replace(candidate.settings, options=options))
+
+
+def _distinguish_labels(candidates: list[Candidate]) -> list[Candidate]:
+    """Label candidates with the names of their files if these are distinct, and number different models of one name."""
+    names = {candidate.label: Path(candidate.label).name for candidate in candidates}
+    if len(set(names.values())) == len(names):
+        candidates = [replace(candidate, label=names[candidate.label]) for candidate in candidates]
+    paths: dict[str, list[Path]] = {}
+    for candidate in candidates:
+        same_label = paths.setdefault(candidate.label, [])
+        if candidate.path not in same_label:
+            same_label.append(candidate.path)
+    return [
+        replace(candidate, label=f"{candidate.label} #{paths[candidate.label].index(candidate.path) + 1}")
+        if len(paths[candidate.label]) > 1
+        else candidate
+        for candidate in candidates
+    ]
+
+
+def _check_cpus(cpus: Iterable[int]) -> tuple[int, ...]:
+    """Return the CPUs, sorted.
+
+    Raises:
+        UsageError: this process may not use a CPU, or the system has no CPU affinity.
+    """
+    unique = tuple(sorted(set(cpus)))
+    if not unique:
+        return ()
+    if not hasattr(os, "sched_getaffinity"):
+        raise UsageError("this system has no CPU affinity", hint="omit --cpus")
+    allowed = os.sched_getaffinity(0)
+    missing = [cpu for cpu in unique if cpu not in allowed]
+    if missing:
+        raise UsageError(
+            f"CPU {missing[0]} is not available", hint=f"--cpus accepts {','.join(map(str, sorted(allowed)))}"
+        )
+    return unique
