@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.benchmark import Benchmark
-from quantkit.benchmark.comparison import Comparison
 from quantkit.benchmark.machine import Machine
+from quantkit.benchmark.speedup import Speedup
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "assets" / "guides").glob("*.md")))
@@ -126,7 +126,7 @@ def benchmark_table(document: dict[str, Any], link: str) -> list[str]:
     """Return the table of a document that ``quantkit benchmark --save`` has written."""
     benchmark = Benchmark.from_json(document)
     lines = ["| model | runtime | median | 95 % interval | speed-up | size |", "|---|---|---|---|---|---|"]
-    for row, comparison in zip(benchmark.rows, benchmark.comparisons, strict=True):
+    for row, speedup in zip(benchmark.rows, benchmark.speedups, strict=True):
         if row.measurement is None:
             continue
         context, summary = row.measurement.context, row.measurement.summary
@@ -135,7 +135,7 @@ def benchmark_table(document: dict[str, Any], link: str) -> list[str]:
             f"{context.runtime} {context.version}",
             f"{summary.median * 1e3:.1f} ms",
             f"{summary.low * 1e3:.1f} to {summary.high * 1e3:.1f}",
-            interval(vars(comparison)) if isinstance(comparison, Comparison) else "1",
+            interval(vars(speedup)) if isinstance(speedup, Speedup) else "1",
             f"{context.num_bytes / 1e6:.1f} MB",
         )
         lines.append(f"| {' | '.join(cells)} |")
