@@ -19,7 +19,7 @@ class Pattern:
 
     Attributes:
         ops: allowed op types; empty for any.
-        name: name that the node is bound to; empty for none.
+        name: name that the node is bound to; empty if it is not bound.
         inputs: patterns of the inputs; None for any inputs.
         is_constant: the node must be a constant with a value.
         either_order: the two inputs may be in any order.

@@ -253,7 +253,7 @@ def free_name(graph: Graph, name: str) -> str:
 
 
 def sharing_reason(graph: Graph, node: Node, consumer: Node) -> str:
-    """Return a clause with the use of ``node`` besides one input of ``consumer``; empty if there is none.
+    """Return a clause with the other use of ``node`` than one input of ``consumer``; empty without other uses.
 
     Control dependencies on ``node`` do not use its values and do not count.
     """
@@ -316,7 +316,7 @@ class _NodeUses(Mapping[str, Sequence[Use]]):
         return any(use.slot >= 0 for use in self[name])
 
     def change(self, old: Node | None, new: Node | None) -> None:
-        """Update the index after a node was added (old is None), removed (new is None) or replaced."""
+        """Update the index after a node was added (``old`` None), removed (``new`` None) or replaced."""
         for node, is_new in ((old, False), (new, True)):
             if node is None:
                 continue

@@ -67,6 +67,27 @@ def test_help_takes_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> 
     assert text.startswith(f"usage: quantkit {name} ")
 
 
+# Commands that take a MODEL; benchmark and the TensorFlow tools have their own flags.
+MODEL_COMMANDS = ("transform", "quantize", "classify", "evaluate", "compare", "summarize")
+MODEL_FLAGS = {
+    *("--inputs", "--outputs", "--signature", "--tags", "--checkpoint", "--random-weights", "--offline", "--plugin"),
+    *("--json", "--quiet", "--verbose", "--debug"),
+}
+
+
+@pytest.mark.parametrize("name", MODEL_COMMANDS)
+def test_model_commands_share_their_flags(name: str) -> None:
+    parser = import_module("quantkit.cli._app")._parser(name, import_module(f"quantkit.cli.{name}"))
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    assert flags >= MODEL_FLAGS
+
+
+def test_every_command_loads_plugins(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text("1 / 0\n")
+    assert main(["summarize", str(graph_file), "--plugin", str(tmp_path / "mine.py")]) == 2
+    assert f"{tmp_path / 'mine.py'}, line 1: ZeroDivisionError" in capsys.readouterr().err
+
+
 def test_control_characters_of_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "evil\x1b[2J\x9b1m"
     nodes = [GRAPH["x"].with_(name=name), GRAPH["same"].with_(inputs=(Edge(name),))]
