@@ -106,7 +106,7 @@ def _link(graph: Graph, node: Node, shapes: Mapping[str, Shape]) -> _Link | None
     strides = attribute(node, "strides")[1:3]
     if node.attrs["padding"] == b"VALID":
         padding_list = padding_list or (0,) * 8
-        pads = (padding_list[2:4], padding_list[4:6])
+        pads = ((padding_list[2], padding_list[3]), (padding_list[4], padding_list[5]))
     elif node.op == CONVOLUTION:
         rows, columns = (
             max((output_size[axis] - 1) * strides[axis] + kernel[axis] - input_size[axis], 0) for axis in (0, 1)
