@@ -39,7 +39,7 @@ PENDING: tuple[str, ...] = (
     "quantkit/__main__.py",
     "quantkit/compat/",
     "quantkit/convert/",
-    "quantkit/ops/",
+    "quantkit/ops/kernels/",
     "quantkit/transforms/",
     "quantkit/zoo/",
     "tests/bench/",

@@ -103,7 +103,7 @@ def _computed_nodes(graph: Graph) -> list[Node]:
 
 
 def _buffers(graph: Graph, order: list[Node]) -> dict[Edge, Edge]:
-    """Return the edge whose memory each used edge shares; constants have none."""
+    """Return the edge whose memory each used edge shares; constants share no memory."""
     nodes = {node.name: node for node in order}
     edges = dict.fromkeys([edge for node in order for edge in node.inputs if edge.node in nodes])
     edges |= dict.fromkeys(edge for edge in graph.outputs if edge.node in nodes)

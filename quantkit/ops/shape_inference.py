@@ -1,7 +1,7 @@
 """Static shape inference.
 
-An unknown size is None; the outputs of an op without a rule have unknown rank. Inference does not raise on a graph with
-unusual nodes.
+None stands for an unknown size. The outputs of an op without a rule have unknown rank. Inference does not raise on a
+graph with unusual nodes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,30 +35,30 @@ class Inference(NamedTuple):
     sizes: Mapping[Edge, Sizes]
 
 
-def infer_shapes(graph: Graph, known: Mapping[Edge, Shape] | None = None) -> Mapping[Edge, Shape]:
+def infer_shapes(graph: Graph, known_shapes: Mapping[Edge, Shape] | None = None) -> Mapping[Edge, Shape]:
     """Infer the shapes of all edges.
 
     Args:
         graph: graph of either dialect.
-        known: shapes by edge as stated by the file, for ops without a rule.
+        known_shapes: shapes by edge as stated by the file, for ops without a rule.
 
     Raises:
         GraphError: the nodes form a cycle.
     """
-    return infer(graph, known).shapes
+    return infer(graph, known_shapes).shapes
 
 
-def infer(graph: Graph, known: Mapping[Edge, Shape] | None = None) -> Inference:
+def infer(graph: Graph, known_shapes: Mapping[Edge, Shape] | None = None) -> Inference:
     """Infer the shapes of all edges, and the integers that the graph computes from shapes.
 
     Args:
         graph: graph of either dialect.
-        known: shapes by edge as stated by the file, for ops without a rule.
+        known_shapes: shapes by edge as stated by the file, for ops without a rule.
 
     Raises:
         GraphError: the nodes form a cycle.
     """
-    shapes: dict[Edge, Shape] = dict(known or {})
+    shapes: dict[Edge, Shape] = dict(known_shapes or {})
     sizes: dict[Edge, Sizes] = {}
     values: dict[Edge, Tensor] = {}
     rules, size_ops = (

@@ -46,7 +46,7 @@ def find_invalid_node(graph: Graph) -> str:
 
 
 def _check_attrs(node: Node, op: OpDef) -> str:
-    """Return a clause about the first invalid attribute; empty if there is none."""
+    """Return a clause about the first invalid attribute; empty if all are valid."""
     for name, attr in op.attrs.items():
         if attr.default is None and name not in node.attrs and attr.kind != "type":
             return f"has no attribute {name!r}"
@@ -76,7 +76,7 @@ def _is_of_kind(value: Attr, kind: str) -> bool:
 
 
 def _check_inputs(graph: Graph, node: Node) -> str:
-    """Return a clause about the first invalid input; empty if there is none."""
+    """Return a clause about the first invalid input; empty if all are valid."""
     dtypes = input_dtypes(node)
     if len(node.inputs) != len(dtypes):
         return f"has {len(node.inputs)} inputs instead of {len(dtypes)}"

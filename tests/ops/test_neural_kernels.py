@@ -230,7 +230,7 @@ def test_resizing(check: Check, op: str, size: tuple[int, int], align: bool, hal
             [real(1, 4, 4, 3), real(3, 3, 3, 4)],
             "height and width",
         ),
-        (layer("Conv2D", padding=b"SAME"), [real(1, 4, 4, 3), real(3, 3, 3, 4)], "lacks the attribute 'strides'"),
+        (layer("Conv2D", padding=b"SAME"), [real(1, 4, 4, 3), real(3, 3, 3, 4)], "has no attribute 'strides'"),
         (layer("Conv2D", strides=(1, 1, 1, 1), padding=b"SAME"), [real(4, 3), real(3, 3, 3, 4)], "four dimensions"),
         (layer("BiasAdd"), [real(2, 3), real(2)], "the bias must have 3 numbers"),
         (layer("MatMul"), [real(2, 3), real(2, 3)], r"'layer' \(MatMul\), given 2x3, 2x3"),

@@ -78,7 +78,7 @@ def test_number_of_outputs() -> None:
 
 
 def test_a_missing_attribute_is_named() -> None:
-    with pytest.raises(GraphError, match=r"'s' \(Split\) lacks the attribute 'num_split'"):
+    with pytest.raises(GraphError, match=r"'s' \(Split\) has no attribute 'num_split'"):
         num_outputs(Node("s", "Split"))
     assert attribute(Node("c", "Conv2D"), "data_format") == b"NHWC"
 

@@ -15,7 +15,7 @@ CONVOLUTION = "T=float, padding=SAME, strides=[1, 1, 1, 1]"
         (f"y = Conv2D(x, w, {CONVOLUTION})", ""),
         ("y = NobodyKnows(x, x, x, strides=7)", ""),
         (f"y = Conv2D(x, {CONVOLUTION})", "node 'y' (Conv2D) has 1 inputs instead of 2"),
-        ("y = Conv2D(x, w, T=float, padding=SAME)", "lacks the attribute 'strides'"),
+        ("y = Conv2D(x, w, T=float, padding=SAME)", "has no attribute 'strides'"),
         ("y = Conv2D(x, w, T=float, padding=SAME, strides=7)", "strides=7, which is not of type list(int)"),
         ("y = Conv2D(x, w, T=float, padding=SAME, strides=[2])", "must have 4 entries"),
         ("y = Conv2D(x, w, T=float, padding=1, strides=[1, 1, 1, 1])", "padding=1, which is not of type string"),

@@ -1,4 +1,4 @@
-"""What TensorFlow's ops do to shapes."""
+"""Shape rules of TensorFlow ops."""
 
 import math
 import re
@@ -22,42 +22,42 @@ RULES: Rules[ShapeRule] = Rules()
     "FakeQuantWithMinMaxArgs Erf Erfc Sign LogicalNot PlaceholderWithDefault Dequantize Softsign Reciprocal Inv Expm1 "
     "Log1p Sin Cos Tan Rint Cumsum ClipByValue"
 )
-def _same(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return given[:1]
+def _same(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return shapes[:1]
 
 
 @RULES.rule(
     "QuantizeV2 Requantize QuantizedRelu QuantizedRelu6 QuantizedBiasAdd QuantizedReshape FusedBatchNorm "
     "FusedBatchNormV2 FusedBatchNormV3 BatchNormWithGlobalNormalization"
 )
-def _same_and_scalars(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+def _same_and_scalars(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     if node.op == "QuantizedReshape":
-        return [*_reshape(node, given, constants), SCALAR, SCALAR]
-    return given[:1] if "BatchNorm" in node.op else [given[0], SCALAR, SCALAR]
+        return [*_reshape(node, shapes, constants), SCALAR, SCALAR]
+    return shapes[:1] if "BatchNorm" in node.op else [shapes[0], SCALAR, SCALAR]
 
 
 @RULES.rule("IdentityN")
-def _same_each(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return given
+def _same_each(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return shapes
 
 
 @RULES.rule("Placeholder")
-def _placeholder(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+def _placeholder(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     shape = node.attrs.get("shape")
     return [shape if isinstance(shape, Shape) else UNKNOWN]
 
 
 @RULES.rule("EnsureShape")
-def _ensured(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+def _ensure_shape(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     stated = node.attrs["shape"]
-    if not isinstance(stated, Shape) or stated.dims is None or given[0].dims is None:
-        return [stated if isinstance(stated, Shape) and stated.dims is not None else given[0]]
-    pairs = zip(stated.dims, given[0].dims, strict=True)
-    return [Shape(tuple(found if size is None else size for size, found in pairs))]
+    if not isinstance(stated, Shape) or stated.dims is None or shapes[0].dims is None:
+        return [stated if isinstance(stated, Shape) and stated.dims is not None else shapes[0]]
+    pairs = zip(stated.dims, shapes[0].dims, strict=True)
+    return [Shape(tuple(inferred if size is None else size for size, inferred in pairs))]
 
 
 @RULES.rule("Const")
-def _const(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+def _const(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     return [Shape(node.value.shape)]
 
 
@@ -65,8 +65,8 @@ def _const(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) 
     "Add AddV2 Sub Mul Div RealDiv Maximum Minimum Pow SquaredDifference FloorDiv FloorMod Greater GreaterEqual Less "
     "LessEqual Equal NotEqual LogicalAnd LogicalOr QuantizedAdd QuantizedMul"
 )
-def _broadcast(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    first, second = dims_of(given[0]), dims_of(given[1])
+def _broadcast(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    first, second = dims_of(shapes[0]), dims_of(shapes[1])
     rank = max(len(first), len(second))
     pairs = zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second, strict=True)
     dims = [b if a == 1 else a if b in (1, a) else a if b is None and a is not None else b for a, b in pairs]
@@ -74,24 +74,24 @@ def _broadcast(node: Node, given: Sequence[Shape], constants: Mapping[int, Tenso
 
 
 def _window(size: int | None, kernel: int, stride: int, padding: Any, dilation: int = 1) -> int | None:
-    """Positions of a window along one axis."""
+    """Return the number of windows along one axis; an integer as padding is the sum of both sides."""
     if size is None:
         return None
     if padding == b"SAME":
         return -(-size // stride)
-    reach = (kernel - 1) * dilation + 1
-    before_after = padding if isinstance(padding, int) else 0
-    return (size + before_after - reach) // stride + 1
+    span = (kernel - 1) * dilation + 1
+    total_padding = padding if isinstance(padding, int) else 0
+    return (size + total_padding - span) // stride + 1
 
 
 def _spatial(node: Node) -> tuple[int, int, int]:
-    """(height, width, channel) axes."""
+    """Return the (height, width, channel) axes."""
     return (2, 3, 1) if node.attrs.get("data_format", b"NHWC") == b"NCHW" else (1, 2, 3)
 
 
-def _windowed(node: Node, given: Shape, kernel: Sequence[int], channels: int | None) -> Shape:
+def _slide_window(node: Node, shape: Shape, kernel: Sequence[int], channels: int | None) -> Shape:
     height, width, channel = _spatial(node)
-    dims = list(dims_of(given))
+    dims = list(dims_of(shape))
     strides: Any = node.attrs.get("strides", (1, 1, 1, 1))
     dilations: Any = node.attrs.get("dilations") or (1, 1, 1, 1)
     explicit: Any = node.attrs.get("explicit_paddings") or ()
@@ -104,30 +104,30 @@ def _windowed(node: Node, given: Shape, kernel: Sequence[int], channels: int | N
     return Shape(tuple(dims))
 
 
-def _quantized(layer: str) -> str:
-    """All 8-bit forms of a layer, separated by spaces."""
+def _quantized_ops(layer: str) -> str:
+    """Return the 8-bit op types of a layer, separated by spaces."""
     return " ".join(name for name in op_names() if re.match(f"_?(Fused)?Quantized(Depthwise)?{layer}", name))
 
 
-@RULES.rule(f"Conv2D DepthwiseConv2dNative _FusedConv2D _FusedDepthwiseConv2dNative {_quantized('Conv2D')}")
-def _conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    kernel = given[1].sizes
+@RULES.rule(f"Conv2D DepthwiseConv2dNative _FusedConv2D _FusedDepthwiseConv2dNative {_quantized_ops('Conv2D')}")
+def _conv(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    kernel = shapes[1].sizes
     channels = kernel[2] * kernel[3] if "Depthwise" in node.op else kernel[3]
-    before: Any = node.attrs.get("padding_list")
-    padded = Shape(_widened(dims_of(given[0]), before)) if before else given[0]
-    made = _windowed(node, padded, kernel[:2], channels)
-    return [made, SCALAR, SCALAR] if node.op in ("QuantizedConv2D", "QuantizedDepthwiseConv2D") else [made]
+    paddings: Any = node.attrs.get("padding_list")
+    padded = Shape(_pad_dims(dims_of(shapes[0]), paddings)) if paddings else shapes[0]
+    output = _slide_window(node, padded, kernel[:2], channels)
+    return [output, SCALAR, SCALAR] if node.op in ("QuantizedConv2D", "QuantizedDepthwiseConv2D") else [output]
 
 
-def _widened(dims: Dims, widths: Sequence[int]) -> Dims:
-    """Sizes with so much added before and after, dimension by dimension."""
+def _pad_dims(dims: Dims, widths: Sequence[int]) -> Dims:
+    """Add the padding before and after each dimension to its size."""
     sums = [low + high for low, high in zip(widths[::2], widths[1::2], strict=True)]
-    return tuple(None if size is None else size + more for size, more in zip(dims, sums, strict=True))
+    return tuple(None if size is None else size + width for size, width in zip(dims, sums, strict=True))
 
 
 @RULES.rule("Conv3D")
-def _conv3d(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims, kernel = list(dims_of(given[0])), given[1].sizes
+def _conv3d(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims, kernel = list(dims_of(shapes[0])), shapes[1].sizes
     strides, dilations, padding = (attribute(node, name) for name in ("strides", "dilations", "padding"))
     first = 2 if attribute(node, "data_format") == b"NCDHW" else 1
     for axis, size in enumerate(kernel[:3], first):
@@ -137,147 +137,149 @@ def _conv3d(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor])
 
 
 @RULES.rule("BroadcastTo Conv2DBackpropInput Fill RandomStandardNormal RandomUniform TruncatedNormal")
-def _sized(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+def _shape_from_input(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     sizes = constants[1 if node.op == "BroadcastTo" else 0]
     return [Shape(tuple(int(size) for size in sizes.array))]
 
 
 @RULES.rule("ReverseV2 Slice StridedSlice")
-def _sliced(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    # A view of a single number: the kernel tells which part of the tensor is taken.
-    whole = np.broadcast_to(np.int8(0), given[0].sizes)
-    places = [constants[slot].array for slot in range(1, len(given))]
-    (made,) = evaluate(node.with_attrs(T=DType.INT8), [whole, *places])
-    return [Shape(made.shape)]
+def _slice(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    # A broadcast view of one element: the kernel computes the shape of the slice without allocating the tensor.
+    whole = np.broadcast_to(np.int8(0), shapes[0].sizes)
+    arguments = [constants[slot].array for slot in range(1, len(shapes))]
+    (output,) = evaluate(node.with_attrs(T=DType.INT8), [whole, *arguments])
+    return [Shape(output.shape)]
 
 
 @RULES.rule("RequantizationRange")
-def _two_numbers(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+def _range(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     return [SCALAR, SCALAR]
 
 
 @RULES.rule("Bitcast")
-def _bitcast(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    one, other = (attribute(node, name).numpy.itemsize for name in ("T", "type"))
-    return [given[0] if one == other else UNKNOWN]
+def _bitcast(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    source, target = (attribute(node, name).numpy.itemsize for name in ("T", "type"))
+    return [shapes[0] if source == target else UNKNOWN]
 
 
 @RULES.rule("Unpack")
-def _unpack(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(given[0])
+def _unpack(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = dims_of(shapes[0])
     axis = attribute(node, "axis") % len(dims)
     return [Shape((*dims[:axis], *dims[axis + 1 :]))] * attribute(node, "num")
 
 
 @RULES.rule("Gather GatherV2")
-def _gather(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims, places = dims_of(given[0]), dims_of(given[1])
+def _gather(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims, indices = dims_of(shapes[0]), dims_of(shapes[1])
     axis = constants[2].array.item() % len(dims) if node.op == "GatherV2" else 0
-    shared: Any = node.attrs.get("batch_dims", 0)
-    return [Shape((*dims[:axis], *places[shared:], *dims[axis + 1 :]))]
+    batch_dims: Any = node.attrs.get("batch_dims", 0)
+    return [Shape((*dims[:axis], *indices[batch_dims:], *dims[axis + 1 :]))]
 
 
 @RULES.rule("Einsum")
-def _einsum(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    words, _, result = attribute(node, "equation").decode().replace(" ", "").partition("->")
+def _einsum(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    operands, _, result = attribute(node, "equation").decode().replace(" ", "").partition("->")
     sizes: dict[str, int | None] = {}
-    for word, shape in zip(words.split(","), given, strict=True):
-        sizes |= dict(zip(word, dims_of(shape), strict=True))  # dots stand for several letters, and do not fit
+    for letters, shape in zip(operands.split(","), shapes, strict=True):
+        sizes |= dict(zip(letters, dims_of(shape), strict=True))  # an ellipsis raises ValueError: unknown shape
     return [Shape(tuple(sizes[letter] for letter in result))]
 
 
 @RULES.rule("FusedPadConv2D FusedResizeAndPadConv2D")
-def _fused_conv(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    batch, height, width, channels = dims_of(given[0])
+def _fused_conv(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    batch, height, width, channels = dims_of(shapes[0])
     if node.op == "FusedResizeAndPadConv2D":
         height, width = (int(size) for size in constants[1].array)
-    paddings = constants[len(given) - 2].array.sum(1)
+    paddings = constants[len(shapes) - 2].array.sum(1)
     height, width = (
         None if size is None else size + int(w) for size, w in zip((height, width), paddings[1:3], strict=True)
     )
-    kernel = given[-1].sizes
-    return [_windowed(node, Shape((batch, height, width, channels)), kernel[:2], kernel[3])]
+    kernel = shapes[-1].sizes
+    return [_slide_window(node, Shape((batch, height, width, channels)), kernel[:2], kernel[3])]
 
 
 @RULES.rule("MaxPool AvgPool QuantizedMaxPool QuantizedAvgPool")
-def _pool(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+def _pool(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     size: Any = node.attrs["ksize"]
     height, width, _ = _spatial(node)
-    made = _windowed(node, given[0], (size[height], size[width]), None)
-    return [made, SCALAR, SCALAR] if node.op.startswith("Quantized") else [made]
+    output = _slide_window(node, shapes[0], (size[height], size[width]), None)
+    return [output, SCALAR, SCALAR] if node.op.startswith("Quantized") else [output]
 
 
-@RULES.rule(f"MatMul _FusedMatMul {_quantized('MatMul')}")
-def _matmul(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    first, second = dims_of(given[0]), dims_of(given[1])
+@RULES.rule(f"MatMul _FusedMatMul {_quantized_ops('MatMul')}")
+def _matmul(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    first, second = dims_of(shapes[0]), dims_of(shapes[1])
     rows = first[1] if node.attrs.get("transpose_a") else first[0]
     columns = second[0] if node.attrs.get("transpose_b") else second[1]
-    made = Shape((rows, columns))
-    return [made, SCALAR, SCALAR] if node.op.startswith("Quantized") else [made]
+    output = Shape((rows, columns))
+    return [output, SCALAR, SCALAR] if node.op.startswith("Quantized") else [output]
 
 
 @RULES.rule("BatchMatMul BatchMatMulV2 BatchMatMulV3")
-def _products(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    (*batch, rows, depth), (*other, inner, columns) = (dims_of(shape) for shape in given)
-    (together,) = _broadcast(node, [Shape(batch), Shape(other)], constants)
+def _batch_matmul(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    (*batch, rows, depth), (*other, inner, columns) = (dims_of(shape) for shape in shapes)
+    (batch_shape,) = _broadcast(node, [Shape(batch), Shape(other)], constants)
     row = depth if node.attrs.get("adj_x") else rows
-    return [Shape((*dims_of(together), row, inner if node.attrs.get("adj_y") else columns))]
+    return [Shape((*dims_of(batch_shape), row, inner if node.attrs.get("adj_y") else columns))]
 
 
 @RULES.rule("Concat ConcatV2 QuantizedConcat")
-def _concat(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    slot = len(given) - 1 if node.op == "ConcatV2" else 0
-    count: Any = node.attrs.get("N", len(given) - 1)
-    joined = [dims_of(shape) for shape in (given[:slot] if slot else given[1 : 1 + count])]
-    axis = constants[slot].array.item() % len(joined[0])
-    dims = list(joined[0])
-    sizes = [dims_[axis] for dims_ in joined]
+def _concat(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    slot = len(shapes) - 1 if node.op == "ConcatV2" else 0
+    count: Any = node.attrs.get("N", len(shapes) - 1)
+    inputs = [dims_of(shape) for shape in (shapes[:slot] if slot else shapes[1 : 1 + count])]
+    axis = constants[slot].array.item() % len(inputs[0])
+    dims = list(inputs[0])
+    sizes = [dims_[axis] for dims_ in inputs]
     dims[axis] = None if None in sizes else sum(size for size in sizes if size is not None)
     return [Shape(tuple(dims)), SCALAR, SCALAR][: 3 if node.op.startswith("Quantized") else 1]
 
 
 @RULES.rule("Reshape")
-def _reshape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    wanted = [int(size) for size in constants[1].array.reshape(-1)]
-    if -1 in wanted and given[0].is_known:
-        rest = math.prod(size for size in wanted if size != -1)
-        wanted[wanted.index(-1)] = math.prod(given[0].sizes) // rest
-    return [Shape(tuple(None if size < 0 else size for size in wanted))]
+def _reshape(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    sizes = [int(size) for size in constants[1].array.reshape(-1)]
+    if -1 in sizes and shapes[0].is_known:
+        rest = math.prod(size for size in sizes if size != -1)
+        sizes[sizes.index(-1)] = math.prod(shapes[0].sizes) // rest
+    return [Shape(tuple(None if size < 0 else size for size in sizes))]
 
 
 @RULES.rule("Squeeze")
-def _squeeze(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(given[0])
-    listed: Any = node.attrs.get("squeeze_dims") or ()
-    axes = {axis % len(dims) for axis in listed} or {axis for axis, size in enumerate(dims) if size == 1}
+def _squeeze(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = dims_of(shapes[0])
+    squeezed: Any = node.attrs.get("squeeze_dims") or ()
+    axes = {axis % len(dims) for axis in squeezed} or {axis for axis, size in enumerate(dims) if size == 1}
     return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
 
 
 @RULES.rule("ExpandDims")
-def _expand_dims(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(given[0])
+def _expand_dims(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = dims_of(shapes[0])
     axis = constants[1].array.item() % (len(dims) + 1)
     return [Shape((*dims[:axis], 1, *dims[axis:]))]
 
 
 @RULES.rule("Tile")
-def _tile(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+def _tile(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     times = constants[1].array.tolist()
-    pairs = zip(given[0].dims or (), times, strict=True)
-    return [Shape([None if size is None else size * count for size, count in pairs])] if given[0].dims else [UNKNOWN]
+    pairs = zip(shapes[0].dims or (), times, strict=True)
+    return [Shape([None if size is None else size * count for size, count in pairs])] if shapes[0].dims else [UNKNOWN]
 
 
 @RULES.rule("Pad PadV2 MirrorPad")
-def _pad(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+def _pad(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     widths = constants[1].array.sum(1)
     return [
-        Shape(tuple(None if size is None else size + int(w) for size, w in zip(dims_of(given[0]), widths, strict=True)))
+        Shape(
+            tuple(None if size is None else size + int(w) for size, w in zip(dims_of(shapes[0]), widths, strict=True))
+        )
     ]
 
 
 @RULES.rule("Mean Sum Max Min Prod All Any")
-def _reduction(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(given[0])
+def _reduction(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = dims_of(shapes[0])
     axes = {int(axis) % len(dims) for axis in constants[1].array.reshape(-1)}
     if node.attrs.get("keep_dims"):
         return [Shape(tuple(1 if axis in axes else size for axis, size in enumerate(dims)))]
@@ -285,29 +287,29 @@ def _reduction(node: Node, given: Sequence[Shape], constants: Mapping[int, Tenso
 
 
 @RULES.rule("Transpose")
-def _transpose(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(given[0])
+def _transpose(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = dims_of(shapes[0])
     return [Shape(tuple(dims[int(axis)] for axis in constants[1].array))]
 
 
 @RULES.rule("ResizeBilinear ResizeNearestNeighbor ResizeBicubic QuantizedResizeBilinear")
-def _resize(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    batch, _, _, channels = dims_of(given[0])
+def _resize(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    batch, _, _, channels = dims_of(shapes[0])
     height, width = (int(size) for size in constants[1].array)
     return [Shape((batch, height, width, channels)), SCALAR, SCALAR][: 3 if node.op.startswith("Quantized") else 1]
 
 
 @RULES.rule("Pack")
-def _pack(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(given[0])
+def _pack(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = dims_of(shapes[0])
     axis: Any = node.attrs.get("axis", 0)
     axis %= len(dims) + 1
-    return [Shape((*dims[:axis], len(given), *dims[axis:]))]
+    return [Shape((*dims[:axis], len(shapes), *dims[axis:]))]
 
 
 @RULES.rule("Split")
-def _split(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = list(dims_of(given[1]))
+def _split(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = list(dims_of(shapes[1]))
     count: Any = node.attrs["num_split"]
     axis = constants[0].array.item() % len(dims)
     size = dims[axis]
@@ -316,8 +318,8 @@ def _split(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) 
 
 
 @RULES.rule("SplitV")
-def _split_by_sizes(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(given[0])
+def _split_by_sizes(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = dims_of(shapes[0])
     axis = constants[2].array.item() % len(dims)
     sizes = [int(size) for size in constants[1].array.reshape(-1)]
     whole = dims[axis]
@@ -327,31 +329,31 @@ def _split_by_sizes(node: Node, given: Sequence[Shape], constants: Mapping[int, 
 
 
 @RULES.rule("Shape")
-def _shape(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [Shape((len(dims_of(given[0])),))]
+def _shape(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return [Shape((len(dims_of(shapes[0])),))]
 
 
 @RULES.rule("DecodeJpeg DecodePng")
-def _decoded(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+def _decode_image(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     channels: Any = node.attrs.get("channels") or None
     return [Shape((None, None, channels))]
 
 
 @RULES.rule("SpaceToBatchND BatchToSpaceND")
-def _blocks(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+def _space_batch(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     blocks, widths = constants[1].array.tolist(), constants[2].array.sum(1).tolist()
-    batch, *sizes = dims_of(given[0])
+    batch, *sizes = dims_of(shapes[0])
     times = math.prod(blocks)
-    is_back = node.op == "BatchToSpaceND"
+    is_inverse = node.op == "BatchToSpaceND"
     for axis, (block, width) in enumerate(zip(blocks, widths, strict=True)):
         size = sizes[axis]
         if size is not None:
-            sizes[axis] = size * block - width if is_back else (size + width) // block
+            sizes[axis] = size * block - width if is_inverse else (size + width) // block
     if batch is not None:
-        batch = batch // times if is_back else batch * times
+        batch = batch // times if is_inverse else batch * times
     return [Shape((batch, *sizes))]
 
 
 @RULES.rule("Select SelectV2")
-def _select(node: Node, given: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [given[1]] if node.op == "Select" else _broadcast(node, given[1:], constants)
+def _select(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return [shapes[1]] if node.op == "Select" else _broadcast(node, shapes[1:], constants)

@@ -1,7 +1,7 @@
-"""What TensorFlow's ops take and give, without TensorFlow.
+"""Signatures of TensorFlow ops, without TensorFlow.
 
-The table `tensorflow_ops.json` is made by ``assets/generate_op_table.py`` from TensorFlow's registry;
-its entries become `OpDef` values when they are first asked for.
+``assets/generate_op_table.py`` generates the table `tensorflow_ops.json` from TensorFlow's registry.
+An entry is parsed into an `OpDef` at its first use.
 """
 
 import json
@@ -17,20 +17,20 @@ from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Node
 from quantkit.ir.tensor import DType, Shape, Tensor
 
-_WORDS = {dtype.value: dtype for dtype in DType}
+_DTYPES = {dtype.value: dtype for dtype in DType}
 
 
 @dataclass(frozen=True, slots=True)
 class ArgDef:
-    """One argument of an op: a tensor, or a run of tensors.
+    """Input or output of an op: a tensor, or a list of tensors.
 
     Attributes:
-        name: as TensorFlow documents it.
-        dtype: element type where it is always the same.
-        type_attr: the attribute that holds the element type.
-        number_attr: the attribute that holds how many tensors there are, all of one type.
-        type_list_attr: the attribute that holds one element type for each tensor.
-        is_ref: whether it is a reference to a variable.
+        name: name in TensorFlow's documentation.
+        dtype: element type if it is fixed.
+        type_attr: name of the attribute with the element type.
+        number_attr: name of the attribute with the number of tensors, which have one type.
+        type_list_attr: name of the attribute with the element type of each tensor.
+        is_ref: the argument is a reference to a variable.
     """
 
     name: str
@@ -43,12 +43,12 @@ class ArgDef:
 
 @dataclass(frozen=True, slots=True)
 class AttrDef:
-    """One attribute of an op.
+    """Attribute of an op.
 
     Attributes:
-        name: as nodes write it.
-        kind: TensorFlow's word: ``int``, ``type``, ``list(shape)`` ...
-        default: its value when absent, or None where it must be given.
+        name: key in ``Node.attrs``.
+        kind: type of the value in TensorFlow's notation: ``int``, ``type``, ``list(shape)`` ...
+        default: value if the node has no such attribute; None if the attribute is required.
     """
 
     name: str
@@ -58,16 +58,16 @@ class AttrDef:
 
 @dataclass(frozen=True, slots=True)
 class OpDef:
-    """The signature of an op.
+    """Signature of an op.
 
     Attributes:
         name: op type.
         inputs: data inputs, in order.
-        outputs: in order of ports.
-        attrs: by name, in TensorFlow's order.
-        is_stateful: whether two equal nodes may give different results or do something.
-        is_commutative: whether its two inputs may be swapped.
-        deprecated: the GraphDef producer version from which it no longer loads; 0: never.
+        outputs: outputs, in order of ports.
+        attrs: attributes by name, in TensorFlow's order.
+        is_stateful: two equal nodes can have different outputs, or the op has side effects.
+        is_commutative: the two inputs can be swapped.
+        deprecated: GraphDef producer version from which TensorFlow rejects the op; 0 if it is not deprecated.
     """
 
     name: str
@@ -86,7 +86,7 @@ def _table() -> dict[str, Any]:
 
 @cache
 def find_op(name: str) -> OpDef | None:
-    """The signature of an op, or None where TensorFlow has no such op.
+    """Return the signature of an op; None if TensorFlow has no such op.
 
     >>> find_op("Conv2D").attrs["data_format"].default
     b'NHWC'
@@ -109,15 +109,15 @@ def find_op(name: str) -> OpDef | None:
 
 
 def op_names() -> tuple[str, ...]:
-    """All ops of the table, sorted."""
+    """Return all op types of the table, sorted."""
     return tuple(_table())
 
 
 def attribute(node: Node, name: str) -> Any:
-    """The value of an attribute: the node's, or else the op's default.
+    """Return the value of an attribute: the node's value, else the op's default.
 
     Raises:
-        GraphError: the node lacks it and the op has no default for it.
+        GraphError: the node has no such attribute, and it has no default.
     """
     value = node.attrs.get(name)
     if value is not None:
@@ -126,63 +126,66 @@ def attribute(node: Node, name: str) -> Any:
     default = op.attrs[name].default if op is not None and name in op.attrs else None
     if default is None:
         raise GraphError(
-            f"node {node.name!r} ({node.op}) lacks the attribute {name!r}",
-            hint="the file is damaged, or was written by a tool that drops attributes",
+            f"node {node.name!r} ({node.op}) has no attribute {name!r}",
+            hint="export the model again: the file is damaged, or a tool removed attributes",
         )
     return default
 
 
 def input_dtypes(node: Node) -> tuple[DType | None, ...]:
-    """Element types of the data inputs, None where unknown; empty for an op that is not in the table.
+    """Return the element types of the data inputs, None for an unknown type; empty for an unknown op.
 
     Raises:
-        GraphError: the attribute that says how many there are is missing.
+        GraphError: the attribute with the number of inputs is missing.
     """
     op = find_op(node.op)
     return () if op is None else _dtypes(node, op.inputs)
 
 
 def output_dtypes(node: Node) -> tuple[DType | None, ...]:
-    """Element types of the outputs, None where unknown; empty for an op that is not in the table.
+    """Return the element types of the outputs, None for an unknown type; empty for an unknown op.
 
     Raises:
-        GraphError: the attribute that says how many there are is missing.
+        GraphError: the attribute with the number of outputs is missing.
     """
     op = find_op(node.op)
     return () if op is None else _dtypes(node, op.outputs)
 
 
 def num_outputs(node: Node) -> int | None:
-    """How many tensors a node makes, or None for an op that is not in the table.
+    """Return the number of outputs of a node; None for an unknown op.
 
     Raises:
-        GraphError: the attribute that says so is missing.
+        GraphError: the attribute with the number of outputs is missing.
     """
     return None if find_op(node.op) is None else len(output_dtypes(node))
 
 
 def _dtypes(node: Node, args: tuple[ArgDef, ...]) -> tuple[DType | None, ...]:
-    found: list[DType | None] = []
+    dtypes: list[DType | None] = []
     for arg in args:
         if arg.type_list_attr:
-            found.extend(_known(dtype) for dtype in attribute(node, arg.type_list_attr))
+            dtypes.extend(_dtype_or_none(dtype) for dtype in attribute(node, arg.type_list_attr))
             continue
-        dtype = arg.dtype or _known(node.attrs.get(arg.type_attr)) or _default_type(node, arg.type_attr)
-        found.extend([dtype] * (attribute(node, arg.number_attr) if arg.number_attr else 1))
-    return tuple(found)
+        dtype = arg.dtype or _dtype_or_none(node.attrs.get(arg.type_attr)) or _default_type(node, arg.type_attr)
+        dtypes.extend([dtype] * (attribute(node, arg.number_attr) if arg.number_attr else 1))
+    return tuple(dtypes)
 
 
-def _known(value: Any) -> DType | None:
+def _dtype_or_none(value: Any) -> DType | None:
     return value if isinstance(value, DType) else None
 
 
 def _default_type(node: Node, name: str) -> DType | None:
     op = find_op(node.op)
-    return _known(op.attrs[name].default) if op is not None and name in op.attrs else None
+    return _dtype_or_none(op.attrs[name].default) if op is not None and name in op.attrs else None
 
 
 def _arg_def(text: str, attrs: Mapping[str, AttrDef]) -> ArgDef:
-    """An argument as the table writes it: ``name:TYPE``, ``&`` reference, ``N*T`` run, ``*T`` list."""
+    """Parse an argument of the table: ``name:TYPE``.
+
+    ``&T`` is a reference, ``N*T`` a list of one type, ``*T`` a list of types.
+    """
     name, _, kind = text.partition(":")
     is_ref, kind = kind.startswith("&"), kind.removeprefix("&")
     if kind.startswith("*"):
@@ -190,7 +193,7 @@ def _arg_def(text: str, attrs: Mapping[str, AttrDef]) -> ArgDef:
     number, _, kind = kind.rpartition("*")
     if kind in attrs:
         return ArgDef(name, type_attr=kind, number_attr=number, is_ref=is_ref)
-    return ArgDef(name, _WORDS[kind], number_attr=number, is_ref=is_ref)
+    return ArgDef(name, _DTYPES[kind], number_attr=number, is_ref=is_ref)
 
 
 def _attr_def(name: str, value: Any) -> AttrDef:
@@ -198,16 +201,16 @@ def _attr_def(name: str, value: Any) -> AttrDef:
         return AttrDef(name, value)
     kind, default = value
     if kind.startswith("list("):
-        return AttrDef(name, kind, tuple(_READ[kind[5:-1]](item) for item in default))
-    return AttrDef(name, kind, _READ[kind](default))
+        return AttrDef(name, kind, tuple(_PARSERS[kind[5:-1]](item) for item in default))
+    return AttrDef(name, kind, _PARSERS[kind](default))
 
 
 def _tensor(value: Any) -> Tensor:
-    return Tensor.of(value["values"], _WORDS[value["dtype"]])
+    return Tensor.of(value["values"], _DTYPES[value["dtype"]])
 
 
-_READ: Mapping[str, Callable[[Any], Attr]] = {
-    "type": _WORDS.__getitem__,
+_PARSERS: Mapping[str, Callable[[Any], Attr]] = {
+    "type": _DTYPES.__getitem__,
     "shape": Shape,
     "string": str.encode,
     "float": lambda value: float(np.float32(value)),
