@@ -84,7 +84,7 @@ def load(
     """
     options = ImportOptions(_edges(inputs), _edges(outputs), signature, tags, checkpoint)
     if isinstance(model, str | os.PathLike):
-        text = os.fspath(model)
+        text = os.path.expanduser(model)
         card = _card(text)
         if random_weights:
             return _random(text, card, options, seed)

@@ -156,7 +156,7 @@ def test_labels_of_the_wrong_length_are_rejected(
     code, error = refusal(main, capsys, str(DIGITS[0]), "--model", "digits", "--labels", str(tmp_path / "labels.txt"))
     assert code == 3
     assert "has 10 class scores" in error
-    assert "lists 2" in error
+    assert "has 2" in error
 
 
 @pytest.mark.engine
