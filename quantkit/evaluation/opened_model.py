@@ -15,7 +15,7 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
 from quantkit.model.endpoints import choose_image_endpoints, takes_encoded_images
-from quantkit.runtimes import AUTO, open_session
+from quantkit.runtimes import AUTO, open_session, runtimes
 from quantkit.runtimes.session import Session, SessionOptions
 from quantkit.zoo import ModelCard, list_cards
 
@@ -125,13 +125,14 @@ def _decoding_runtime(graph: Graph, runtime: str) -> str:
     Raises:
         UnavailableError: the caller chose another runtime.
     """
-    if runtime not in (AUTO, "tensorflow"):
+    decoding = {name: properties.title for name, properties in runtimes().items() if properties.decodes_images}
+    if runtime not in (AUTO, *decoding):
         raise UnavailableError(
-            f"input {str(graph.inputs[0])!r} takes encoded images, which only TensorFlow decodes inside a graph; "
-            f"{runtime} cannot",
-            hint="use --runtime tensorflow, or omit --input-layer: quantkit then decodes the images",
+            f"input {str(graph.inputs[0])!r} takes encoded images, which only {' or '.join(decoding.values())} decodes "
+            f"inside a graph; {runtime} cannot",
+            hint=f"use --runtime {' or '.join(decoding)}, or omit --input-layer: quantkit then decodes the images",
         )
-    return "tensorflow"
+    return next(iter(decoding)) if runtime == AUTO else runtime
 
 
 def _between_endpoints(

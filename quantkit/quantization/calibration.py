@@ -22,7 +22,7 @@ from quantkit.quantization.observation import Observation
 from quantkit.quantization.observers import BINS
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges, graph_digest
-from quantkit.runtimes import AUTO, open_session
+from quantkit.runtimes import AUTO, Runtime, find_runtime, open_session
 from quantkit.runtimes.session import Session, TensorInfo
 
 Feeds = Mapping[str, Array]
@@ -30,9 +30,6 @@ Batch = Array | Feeds
 # Memory limit of the observed tensors of one run, if the graph accepts any batch size.
 RUN_BYTES = 32 << 20
 LARGEST_BATCH = 64
-# Copies of the weights in memory while a runtime loads, measured; TensorFlow also keeps protobuf messages.
-WEIGHT_COPIES = {"tensorflow": 12}
-USUAL_WEIGHT_COPIES = 4
 
 
 def calibrate(
@@ -81,7 +78,7 @@ def estimate_memory(graph: Graph, plan: Plan, *, runtime: str = "", batch: int =
     sizes = {edge: prod(size or batch for size in shape.dims or ()) * 4 for edge, shape in shapes.items()}
     activations = sum(size for edge, size in sizes.items() if not graph[edge.node].is_constant)
     observed = sum(sizes.get(edge, 0) for edge in {*plan.edges, *plan.mean_edges})
-    copies = WEIGHT_COPIES.get(runtime, USUAL_WEIGHT_COPIES)
+    copies = find_runtime(runtime).weight_copies if runtime else Runtime.weight_copies
     return copies * weights + activations + 3 * observed + len(plan.edges) * BINS * 16
 
 

@@ -27,7 +27,7 @@ from quantkit.ir.text import from_text, to_text
 from quantkit.recipes.example import read_examples, run_examples, runnable
 from quantkit.recipes.recipe import IGNORE_ERRORS
 from quantkit.recipes.verify import Verifier
-from quantkit.runtimes import open_session
+from quantkit.runtimes import REFERENCE, open_session
 from quantkit.transforms.registry import Transform
 
 # Small graphs with features that rewrites often get wrong.
@@ -328,7 +328,7 @@ def _check_outputs(transform: Transform, trial: Trial) -> Finding:
         return NotExercised(
             "the transform renames the outputs", "add an example in which it keeps the names of the outputs"
         )
-    check = Verifier(lambda graph: open_session(graph, "reference"))
+    check = Verifier(lambda graph: open_session(graph, REFERENCE))
     try:
         check(before, runnable(after), transform)
     except CheckError as error:

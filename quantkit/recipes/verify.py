@@ -13,7 +13,7 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType
 from quantkit.model import Model
 from quantkit.recipes.outputs import MIN_COSINE, TOLERANCE, compare
-from quantkit.runtimes import AUTO, find_runtime, open_session
+from quantkit.runtimes import AUTO, find_runtime, observing_runtime, open_session
 from quantkit.runtimes.session import Session, TensorInfo
 from quantkit.transforms.registry import Claim
 
@@ -140,9 +140,7 @@ def make_verifier(
 
 
 def _native_runtime(graph: Graph) -> str:
-    if graph.dialect == "onnx":
-        return AUTO
-    return "tensorflow" if find_runtime("tensorflow").available().ok else "reference"
+    return AUTO if graph.dialect == "onnx" else observing_runtime(graph.dialect)
 
 
 def feed_dataset(model: Model, dataset: Dataset, inputs: tuple[TensorInfo, ...]) -> Mapping[str, Array]:

@@ -19,6 +19,7 @@ from quantkit.runtimes.session import Session, SessionOptions, SkippedRuntime
 
 __all__ = [
     "AUTO",
+    "REFERENCE",
     "Runtime",
     "Session",
     "SessionOptions",
@@ -31,6 +32,8 @@ __all__ = [
 
 # Name that stands for the runtime of the highest priority that can run the model here.
 AUTO = "auto"
+# Name of the NumPy runtime, which is always installed.
+REFERENCE = reference.RUNTIME.name
 REGISTRY: Registry[Runtime] = Registry(
     "runtime", Runtime, (module.RUNTIME for module in (openvino, onnxruntime, tensorflow, litert, reference))
 )

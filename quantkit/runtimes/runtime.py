@@ -30,6 +30,8 @@ class Runtime:
         devices: ``cpu``, and ``gpu`` if the runtime has GPU kernels.
         precisions: arithmetic that the runtime can use, as in `SessionOptions.precision`.
         has_threads: True if the runtime has thread options (``intra_op``, ``inter_op``).
+        decodes_images: True if the runtime has kernels for ops such as DecodeJpeg.
+        weight_copies: copies of the weights in memory while a model is loaded, for memory estimates.
         package: Python package with the libraries of the runtime.
         variables: environment variables with an effect on the runtime, next to those of OpenMP.
         priority: rank for ``auto``; the runtime with the highest one is tried first.
@@ -46,6 +48,8 @@ class Runtime:
     devices: tuple[str, ...] = ("cpu",)
     precisions: tuple[str, ...] = ("float32",)
     has_threads: bool = True
+    decodes_images: bool = False
+    weight_copies: int = 4
     package: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
     priority: int = 10

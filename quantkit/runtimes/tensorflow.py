@@ -207,6 +207,8 @@ RUNTIME = Runtime(
     keeps_tensors=True,
     devices=("cpu", "gpu"),
     precisions=("float32", "bfloat16", "float16"),
+    decodes_images=True,
+    weight_copies=12,  # measured; protobuf messages of the graph are kept
     package="tensorflow",
     priority=30,
 )

@@ -1,4 +1,4 @@
-"""Small graphs, what to feed them, and what plain NumPy says they compute."""
+"""Small graphs with random inputs and the outputs that NumPy computes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ FLOAT, INT32, BOOL = DType.FLOAT, DType.INT32, DType.BOOL
 
 @dataclass(frozen=True)
 class Case:
-    """A graph and its answers.
+    """Graph with its expected outputs.
 
     Attributes:
-        graph: what to run.
+        graph: graph to run.
         inputs, outputs: element type and shape of each, by name.
-        feeds: random arrays for a batch of n.
-        expected: the outputs, by NumPy.
+        feeds: function that returns random inputs for a batch of n.
+        expected: function that computes the outputs with NumPy.
     """
 
     graph: Graph
@@ -41,7 +41,7 @@ def node(name: str, op: str, *inputs: str, **attrs: Any) -> Node:
 
 
 def random(*shape: int) -> npt.NDArray[np.float32]:
-    """The same numbers for the same shape, in -1 .. 1."""
+    """Return random values in [-1, 1] that depend only on the shape."""
     return np.random.default_rng(shape).uniform(-1, 1, shape).astype(np.float32)
 
 
@@ -147,7 +147,7 @@ def split() -> Case:
     )
 
 
-def whole_numbers() -> Case:
+def integers() -> Case:
     graph = Graph.of(
         [
             placeholder("a", INT32, None, 3),
@@ -176,7 +176,7 @@ def whole_numbers() -> Case:
 
 
 def middle() -> Case:
-    """Fed in its middle; what is fed is also asked for, and one input matters to nothing."""
+    """Return a graph with an input in its middle that is also an output, and an input without consumers."""
     graph = Graph.of(
         [
             placeholder("pixels", FLOAT, 1, 4),
@@ -197,4 +197,4 @@ def middle() -> Case:
     )
 
 
-CASES: Mapping[str, Case] = {make.__name__: make() for make in (dense, convolution, split, whole_numbers, middle)}
+CASES: Mapping[str, Case] = {make.__name__: make() for make in (dense, convolution, split, integers, middle)}
