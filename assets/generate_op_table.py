@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 TABLE = Path(__file__).parent.parent / "quantkit" / "ops" / "tensorflow" / "tensorflow_ops.json"
-SHORT_WORDS = {"float32": "float", "float64": "double", "float16": "half"}
+SHORT_NAMES = {"float32": "float", "float64": "double", "float16": "half"}
 
 
 def registry() -> list[Any]:
-    """The OpDefs TensorFlow knows, by name, without those its oneDNN graph pass swaps in while it runs."""
+    """Return the OpDefs of TensorFlow sorted by name, without those that its oneDNN graph pass inserts at run time."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from tensorflow.core.framework import op_def_pb2
     from tensorflow.python.client import pywrap_tf_session
@@ -26,40 +26,40 @@ def registry() -> list[Any]:
     return sorted((op for op in ops.op if not op.name.lstrip("_").startswith("Mkl")), key=lambda op: op.name)
 
 
-def short_word(number: int) -> str:
-    """The recipe word of a DataType number."""
+def short_name(number: int) -> str:
+    """Return the name of a DataType number in recipes."""
     from tensorflow import dtypes
 
     name = dtypes.as_dtype(number).name
-    return SHORT_WORDS.get(name, name)
+    return SHORT_NAMES.get(name, name)
 
 
 def argument(arg: Any) -> str:
-    """``name:TYPE`` of an ArgDef."""
-    kind = arg.type_attr or (f"*{arg.type_list_attr}" if arg.type_list_attr else short_word(arg.type))
+    """Return ``name:TYPE`` of an ArgDef."""
+    kind = arg.type_attr or (f"*{arg.type_list_attr}" if arg.type_list_attr else short_name(arg.type))
     many = f"{arg.number_attr}*" if arg.number_attr else ""
     return f"{arg.name}:{'&' if arg.is_ref else ''}{many}{kind}"
 
 
 def shape(proto: Any) -> list[int | None] | None:
-    """Sizes, None for unknown ones, or None for an unknown rank."""
+    """Return the sizes of a shape, None for an unknown size, or None for an unknown rank."""
     return None if proto.unknown_rank else [None if dim.size < 0 else dim.size for dim in proto.dim]
 
 
 def single(kind: str, value: Any) -> Any:
-    """A default of one kind as JSON."""
+    """Return a default value of one kind as JSON."""
     if kind == "type":
-        return short_word(value)
+        return short_name(value)
     if kind == "shape":
         return shape(value)
     if kind == "string":
         return value.decode()
     if kind == "float":
-        return float(f"{value:.9g}")  # nine digits name a float32 exactly
+        return float(f"{value:.9g}")  # nine digits identify a float32
     if kind == "tensor":
         from tensorflow import make_ndarray
 
-        return {"dtype": short_word(value.dtype), "values": make_ndarray(value).tolist()}
+        return {"dtype": short_name(value.dtype), "values": make_ndarray(value).tolist()}
     return value
 
 
@@ -76,7 +76,7 @@ FIELDS = {
 
 
 def attribute(attr: Any) -> Any:
-    """The kind of an AttrDef, or [kind, default]."""
+    """Return the kind of an AttrDef, or [kind, default]."""
     if not attr.HasField("default_value"):
         return attr.type
     kind = attr.type.removeprefix("list(").removesuffix(")")
@@ -84,12 +84,12 @@ def attribute(attr: Any) -> Any:
         return [kind, single(kind, getattr(attr.default_value, FIELDS[kind]))]
     values = getattr(attr.default_value.list, FIELDS[kind])
     if kind == "func" and values:
-        raise ValueError(f"attribute {attr.name!r} has functions as default, which the table can not hold")
+        raise ValueError(f"attribute {attr.name!r} has functions as default, which the table does not support")
     return [attr.type, [single(kind, value) for value in values]]
 
 
 def entry(op: Any) -> dict[str, Any]:
-    """One op as JSON; fields that say nothing are left out."""
+    """Return one op as JSON without empty fields."""
     flags = {"is_stateful": op.is_stateful, "is_commutative": op.is_commutative}
     fields: dict[str, Any] = {
         "inputs": [argument(arg) for arg in op.input_arg],
@@ -102,7 +102,7 @@ def entry(op: Any) -> dict[str, Any]:
 
 
 def table() -> dict[str, Any]:
-    """All ops as JSON."""
+    """Return all ops as JSON."""
     return {op.name: entry(op) for op in registry()}
 
 

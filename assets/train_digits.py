@@ -1,11 +1,11 @@
-"""Train the bundled network and write it, its card, and its held-out pictures.
+"""Train the bundled network and write it, its model card, and its held-out images.
 
     python assets/train_digits.py
 
 A small Inception for handwritten digits, in the idioms of the 2015 release. The data are scikit-learn's digits: 1797
-pictures of 8x8 from UCI's test set of handwritten digits. A fifth, drawn evenly over the classes with a fixed seed, is
-held out and is neither trained on nor looked at before the network is written. Needs scikit-learn; takes about two
-minutes on two cores. Seeds and thread counts are fixed: on one machine the same file comes out again.
+images of 8x8 from UCI's test set of handwritten digits. A fifth, stratified by class with a fixed seed, is
+held out and not used before the network is written. Needs scikit-learn; takes about two
+minutes on two cores. Seeds and thread counts are fixed: the same machine writes the same file again.
 
 Writes models/digits.pb, models/digits.toml, assets/digits_heldout.npz and assets/digit_*.png.
 """
@@ -43,7 +43,7 @@ MOMENTUM = 0.98
 
 
 class Layers(Protocol):
-    """What a network is made of; `x` stands for whatever passes between layers."""
+    """Builders of layers; the type of `x` depends on the implementation."""
 
     def conv(
         self, name: str, x: Any, filters: int, kernel: tuple[int, int] = (1, 1), stride: int = 1, padding: str = "SAME"
@@ -54,7 +54,7 @@ class Layers(Protocol):
 
 
 def network(layers: Layers, x: Any) -> Any:
-    """The three kinds of module that Inception v3 has, small: from (n, 16, 16, 1) to (n, 10)."""
+    """Build a small network with the three module types of Inception v3: (n, 16, 16, 1) to (n, 10)."""
     conv, pool = layers.conv, layers.pool
     x = conv("conv", x, 16, (3, 3))
     x = conv("conv_1", x, 24, (3, 3))
@@ -140,10 +140,10 @@ class TrainedConv(NamedTuple):
 
 
 class Writing:
-    """Layers that are written down as nodes, with trained parameters.
+    """Layers as graph nodes with trained parameters.
 
     Args:
-        values: of `Training`, by name.
+        values: trained parameters by name.
     """
 
     def __init__(self, values: Mapping[str, Array]) -> None:
@@ -167,37 +167,37 @@ class Writing:
         return self.write.head(x, size, weights, biases)
 
     def graph(self) -> Graph:
-        """From encoded picture to probabilities."""
+        """Return the graph from an encoded image to probabilities."""
         network(self, self.write.preprocessing((SIZE, SIZE), 1))
         return Graph.of(self.write.nodes, ["Mul"], ["softmax"], versions=VERSIONS)
 
 
 class Digits(NamedTuple):
-    """Pictures (n, 8, 8) with values 0..16, more is more ink, and what they show (n,)."""
+    """Images (n, 8, 8) with ink values 0..16, and labels (n,)."""
 
     images: Array
     labels: Array
 
     def pixels(self, size: int) -> Array:
-        """(n, size, size, 1) uint8: each value a square of equal pixels, white on black."""
+        """Return images (n, size, size, 1) uint8, white on black; each value is a square of equal pixels."""
         grey = np.round(self.images * (255 / 16)).astype(np.uint8)
         return grey.repeat(size // 8, 1).repeat(size // 8, 2)[..., None]
 
 
 def load_split() -> tuple[Digits, Digits]:
-    """Four fifths to train with, and the fifth that is held out."""
+    """Return the training data (four fifths) and the held-out data (one fifth)."""
     images, labels = load_digits(return_X_y=True)
     split = train_test_split(images.reshape(-1, 8, 8), labels, test_size=0.2, stratify=labels, random_state=SEED)
     return Digits(split[0], split[2]), Digits(split[1], split[3])
 
 
-def normalized(pixels: Array) -> Array:
-    """Pixels 0..255 to -1..1, as the graph's own head does."""
+def normalize(pixels: Array) -> Array:
+    """Normalize pixels 0..255 to -1..1 like the first nodes of the graph."""
     return (np.asarray(pixels, np.float32) - 128) / 128
 
 
-def distorted(pixels: Array, random: np.random.Generator) -> Any:
-    """Pictures of twice the size, turned, stretched and moved a little, and brought to (n, 16, 16, 1)."""
+def distort(pixels: Array, random: np.random.Generator) -> Any:
+    """Rotate, stretch and shift images of twice the size slightly, and resize them to (n, 16, 16, 1)."""
     count, size = len(pixels), pixels.shape[1]
     angle, slant = random.normal(0, 0.12, (2, count))
     stretch = np.exp(random.normal(0, 0.08, (2, count)))
@@ -218,11 +218,11 @@ def distorted(pixels: Array, random: np.random.Generator) -> Any:
         fill_mode="CONSTANT",
     )
     method = "area" if random.random() < 0.5 else "bilinear"
-    return normalized(tf.image.resize(moved, (SIZE, SIZE), method).numpy())
+    return normalize(tf.image.resize(moved, (SIZE, SIZE), method).numpy())
 
 
 def train(digits: Digits) -> dict[str, Array]:
-    """Parameters by name, after `EPOCHS` rounds of Adam with a rate that falls along a cosine."""
+    """Train for `EPOCHS` epochs with Adam and a cosine learning rate schedule; return the parameters by name."""
     layers = Training()
     pixels = digits.pixels(2 * SIZE)
     steps = EPOCHS * (len(pixels) // BATCH)
@@ -248,27 +248,27 @@ def train(digits: Digits) -> dict[str, Array]:
         losses = []
         for start in range(0, len(order) - BATCH + 1, BATCH):
             rows = order[start : start + BATCH]
-            losses.append(compiled(tf.constant(distorted(pixels[rows], random)), tf.constant(digits.labels[rows])))
+            losses.append(compiled(tf.constant(distort(pixels[rows], random)), tf.constant(digits.labels[rows])))
         if epoch % 10 == 9:
             print(f"epoch {epoch + 1}: loss {np.mean(losses):.4f}")
     return layers.values
 
 
 def probabilities(pixels: Array) -> Array:
-    """What the written file says, (n, 10): one picture at a time, because its decoder makes one."""
+    """Return the outputs (n, 10) of the written file, one image at a time: its decoder has batch size 1."""
     with open_session(load(MODEL, ["Mul"], ["softmax"]), "tensorflow") as session:
-        return np.concatenate([session.run({"Mul": picture[None]})["softmax"] for picture in normalized(pixels)])
+        return np.concatenate([session.run({"Mul": image[None]})["softmax"] for image in normalize(pixels)])
 
 
-def write_pictures(heldout: Digits, predicted: Array) -> None:
-    """The first held-out picture of each class that the network reads right, eight times its size."""
+def write_images(heldout: Digits, predicted: Array) -> None:
+    """Write the first correctly classified held-out image of each class, enlarged eight times."""
     for digit in range(CLASSES):
         row = np.flatnonzero((heldout.labels == digit) & (predicted == digit))[0]
         Image.fromarray(heldout.pixels(64)[row, :, :, 0]).save(ROOT / f"assets/digit_{digit}.png", optimize=True)
 
 
 def card(accuracy: float, count: int) -> str:
-    """The card, in the format of models/README.md."""
+    """Return the model card in the format of models/README.md."""
     names = ", ".join(f'"{digit}"' for digit in range(CLASSES))
     contents = MODEL.read_bytes()
     return f'''\
@@ -319,13 +319,13 @@ order = "own"
 names = [{names}]
 
 [accuracy]
-data = "scikit-learn's digits, {count} pictures held out"
+data = "scikit-learn's digits, {count} held-out images"
 top1 = {accuracy:.4f}
 '''
 
 
 def main() -> None:
-    """Train, write, and measure what was written."""
+    """Train the network, write it, and measure its accuracy."""
     tf.keras.utils.set_random_seed(SEED)
     tf.config.experimental.enable_op_determinism()
     tf.config.threading.set_intra_op_parallelism_threads(2)
@@ -335,7 +335,7 @@ def main() -> None:
     predicted = probabilities(pixels).argmax(1)
     accuracy = float(np.mean(predicted == heldout.labels))
     np.savez_compressed(HELDOUT, images=pixels, labels=heldout.labels.astype(np.uint8))
-    write_pictures(heldout, predicted)
+    write_images(heldout, predicted)
     CARD.write_text(card(accuracy, len(pixels)), encoding="utf-8")
     print(f"{MODEL.name}: {MODEL.stat().st_size} bytes, {accuracy:.4f} of {len(pixels)} held-out digits")
 

@@ -1,6 +1,6 @@
 """Rewrite, quantize, run and benchmark TensorFlow and ONNX models.
 
-Importing quantkit loads no engine: each name is imported on first use.
+Importing quantkit loads no runtime: each name is imported on first use.
 """
 
 import sys

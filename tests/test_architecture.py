@@ -1,4 +1,4 @@
-"""The layers hold: imports point downward, engines stay in their files, and importing is light."""
+"""Imports point downward, runtimes are imported in their own files only, and importing quantkit is light."""
 
 import ast
 import subprocess
@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# From the bottom to the top; quantkit/README.md tells what each is. Modules of one line do not import one another,
-# unless one package holds both.
+# From the bottom to the top; see quantkit/README.md. Packages of one line do not import each other.
 LAYERS = [
     {"quantkit.errors", "quantkit.progress"},
     {"quantkit.registry"},
@@ -30,7 +29,7 @@ LAYERS = [
     {"quantkit.compat"},
     {"quantkit.cli"},
 ]
-# Which files may import what only they know.
+# Packages that only some files may import.
 HARD_BORDERS = {
     "google": ("quantkit/formats/",),
     "onnx": ("quantkit/formats/", "quantkit/convert/"),
@@ -43,7 +42,7 @@ HARD_BORDERS = {
     "quantkit.cli": ("cli/",),
     "quantkit.models": (),
 }
-ENGINES = {"ai_edge_litert", "tensorflow", "onnxruntime", "openvino", "tf2onnx", "onnx"}
+RUNTIME_PACKAGES = {"ai_edge_litert", "tensorflow", "onnxruntime", "openvino", "tf2onnx", "onnx"}
 
 
 def sources() -> list[Path]:
@@ -110,13 +109,13 @@ def test_imports_point_downward(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sources(), ids=module_name)
 def test_hard_borders_hold(path: Path) -> None:
-    place = path.relative_to(ROOT).as_posix()
+    file = path.relative_to(ROOT).as_posix()
     for imported in imports_of(path):
         for name, homes in HARD_BORDERS.items():
             if imported == name or imported.startswith(f"{name}."):
-                assert place.startswith(homes) if homes else False, f"{place} imports {imported}"
+                assert file.startswith(homes) if homes else False, f"{file} imports {imported}"
     for imported in imports_of(path, top_level_only=True):
-        assert imported.split(".")[0] not in ENGINES, f"{place} imports {imported} before it is asked to"
+        assert imported.split(".")[0] not in RUNTIME_PACKAGES, f"{file} imports {imported} at the top level"
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("quantkit/**/*.py")), ids=module_name)
@@ -143,4 +142,4 @@ def test_starting_is_light(statement: str) -> None:
     script = f"{statement}\nimport sys; print('LOADED', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.rpartition("LOADED")[2].split())
-    assert not loaded & {*ENGINES, "torch", "keras", "sklearn"}
+    assert not loaded & {*RUNTIME_PACKAGES, "torch", "keras", "sklearn"}

@@ -1,4 +1,4 @@
-"""Every golden file: the text, and the numbers."""
+"""Golden files: texts of transformed graphs, and their outputs."""
 
 from pathlib import Path
 
@@ -20,11 +20,11 @@ def test_golden(path: Path, update_goldens: bool) -> None:
     before = case.before
     if "error" not in case.sections:
         verify(before)
-    found, after = results(case)
+    sections, after = results(case)
     if update_goldens:
-        path.write_text(case.written(found))
+        path.write_text(case.written(sections))
     else:
-        assert found == {name: case.sections[name] for name in ("after", "error", "skips") if name in case.sections}
+        assert sections == {name: case.sections[name] for name in ("after", "error", "skips") if name in case.sections}
     assert before == from_text("\n".join(case.sections["before"])), "the input graph was changed"
     if after is not None and "numbers" not in case.sections:
         last = REGISTRY[parse(" ".join(case.sections["recipe"])).steps[-1].name]

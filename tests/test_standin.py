@@ -43,8 +43,12 @@ def transformed(standin: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     """The graphs that the old tutorial's command makes, with and without the quantize steps."""
     folder = tmp_path_factory.mktemp("transformed")
     for name, recipe in RECIPES.items():
-        words = ["transform", f"--in_graph={standin}/classify_image_graph_def.pb", f"--out_graph={folder}/{name}.pb"]
-        assert main([*words, "--inputs=Mul", "--outputs=softmax", f"--transforms={recipe}", "-q"]) == 0
+        arguments = [
+            "transform",
+            f"--in_graph={standin}/classify_image_graph_def.pb",
+            f"--out_graph={folder}/{name}.pb",
+        ]
+        assert main([*arguments, "--inputs=Mul", "--outputs=softmax", f"--transforms={recipe}", "-q"]) == 0
     return {name: folder / f"{name}.pb" for name in RECIPES}
 
 
@@ -55,15 +59,15 @@ def test_it_is_the_original_tools_graph_bit_for_bit(name: str, transformed: dict
 
 
 @pytest.mark.engine
-def test_folding_keeps_the_answers(standin: Path, transformed: dict[str, Path]) -> None:
+def test_folding_keeps_the_outputs(standin: Path, transformed: dict[str, Path]) -> None:
     pytest.importorskip("tensorflow", reason="pip install tensorflow")
-    answers = []
+    outputs = []
     for path in (standin / "classify_image_graph_def.pb", transformed["float"]):
         with open_session(load(path, ["Mul"], ["softmax"]), "tensorflow") as session:
-            answers.append(session.run(seeded_feeds(session.inputs))["softmax"])
-    np.testing.assert_allclose(answers[1], answers[0], rtol=0, atol=1e-5)
-    # The same in units of what the answers are: at most a rounding error of a hundred layers.
-    assert np.linalg.norm(answers[1] - answers[0]) < 1e-4 * np.linalg.norm(answers[0])
+            outputs.append(session.run(seeded_feeds(session.inputs))["softmax"])
+    np.testing.assert_allclose(outputs[1], outputs[0], rtol=0, atol=1e-5)
+    # Relative to the outputs: at most the rounding error of a hundred layers.
+    assert np.linalg.norm(outputs[1] - outputs[0]) < 1e-4 * np.linalg.norm(outputs[0])
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -78,9 +82,9 @@ def test_memory_stays_below_two_and_a_half_files(name: str, standin: Path, tmp_p
         "assert code == 0\n"
         "print(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0], file=sys.stderr)"
     )
-    words = ["transform", str(source), "-o", str(tmp_path / "out.pb"), "-q", "--inputs=Mul", "--outputs=softmax"]
+    arguments = ["transform", str(source), "-o", str(tmp_path / "out.pb"), "-q", "--inputs=Mul", "--outputs=softmax"]
     done = subprocess.run(
-        [sys.executable, "-c", script, *words, f"--transforms={RECIPES[name]}"],
+        [sys.executable, "-c", script, *arguments, f"--transforms={RECIPES[name]}"],
         capture_output=True,
         text=True,
         check=True,
@@ -91,8 +95,8 @@ def test_memory_stays_below_two_and_a_half_files(name: str, standin: Path, tmp_p
 def test_explain_and_verify(standin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tensorflow", reason="pip install tensorflow")
     source = standin / "classify_image_graph_def.pb"
-    words = ["transform", str(source), "-o", str(tmp_path / "out.pb"), "--inputs=Mul", "--outputs=softmax"]
-    assert main([*words, f"--transforms={RECIPES['float']}", "--explain", "--verify", "-q"]) == 0
+    arguments = ["transform", str(source), "-o", str(tmp_path / "out.pb"), "--inputs=Mul", "--outputs=softmax"]
+    assert main([*arguments, f"--transforms={RECIPES['float']}", "--explain", "--verify", "-q"]) == 0
     text = capsys.readouterr().out
     assert text.count("verified: ") == 8, "one for each transform of the recipe"
     assert "fold_old_batch_norms: 796 -> 514 nodes" in text
@@ -106,8 +110,8 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def address(standin: Path) -> Any:
-    """Where a local server offers the archive."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *words: Quiet(*words, directory=str(standin)))
+    """Return the URL of the archive on a local server."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *arguments: Quiet(*arguments, directory=str(standin)))
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/inception-2015-12-05.tgz"
     server.shutdown()

@@ -50,7 +50,7 @@ class Function(Generic[Body]):
 
 
 @dataclass(frozen=True)
-class Stored(Generic[Body]):
+class StoredFunction(Generic[Body]):
     """Function that is not decoded yet.
 
     Attributes:
@@ -74,12 +74,12 @@ class Library(Mapping[str, Function[Body]], Generic[Body]):
         extra: all other fields of the file, serialized.
 
     Attributes:
-        entries: decoded or stored functions; only the reader of the format decodes a `Stored` entry.
+        entries: decoded or stored functions; only the reader of the format decodes a `StoredFunction` entry.
     """
 
     def __init__(
         self,
-        entries: Mapping[str, Function[Body] | Stored[Body]] | None = None,
+        entries: Mapping[str, Function[Body] | StoredFunction[Body]] | None = None,
         gradients: Mapping[str, str] | None = None,
         extra: bytes = b"",
     ) -> None:
@@ -116,7 +116,7 @@ class Library(Mapping[str, Function[Body]], Generic[Body]):
     def is_open(self, name: str) -> bool:
         """Return True if the types of a function depend on the attributes of the call."""
         entry = self.entries[name]
-        return isinstance(entry, Stored) and entry.is_open
+        return isinstance(entry, StoredFunction) and entry.is_open
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
@@ -152,7 +152,7 @@ class Library(Mapping[str, Function[Body]], Generic[Body]):
         return self._copy(entries, gradients)
 
     def _copy(
-        self, entries: Mapping[str, Function[Body] | Stored[Body]], gradients: Mapping[str, str]
+        self, entries: Mapping[str, Function[Body] | StoredFunction[Body]], gradients: Mapping[str, str]
     ) -> "Library[Body]":
         """Return a library with other entries that shares the functions decoded so far."""
         library = Library(entries, gradients, self.extra)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quantkit.ir.functions import Function, FunctionName, Library, Stored, function_names
+from quantkit.ir.functions import Function, FunctionName, Library, StoredFunction, function_names
 from quantkit.ir.graph import Graph, Node
 
 BODY = Graph.of([Node("a", "_Arg")], ["a"], ["a"])
@@ -17,7 +17,7 @@ def test_function_is_decoded_once_on_first_access() -> None:
         assert "same" in library
         return SAME
 
-    library = Library({"same": Stored(b"..", load)})
+    library = Library({"same": StoredFunction(b"..", load)})
     assert (list(library), decoded_names) == (["same"], [])
     assert library["same"] is library["same"] is SAME
     assert decoded_names == ["same"]

@@ -7,7 +7,7 @@ import pytest
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 
-# In the file the sum stands before the nodes that it depends on.
+# The file lists the sum before the nodes that it depends on.
 GRAPH = Graph.of(
     [
         Node("sum", "AddN", (Edge("split"), Edge("split", 1), Edge("split", 1))),
@@ -32,7 +32,7 @@ def test_a_graph_is_a_mapping_in_topological_order() -> None:
         GRAPH["nothing"]
 
 
-def test_consumers_are_unique_and_leave_out_control_dependencies() -> None:
+def test_consumers_are_unique_and_exclude_control_dependencies() -> None:
     assert [node.name for node in GRAPH.consumers("split")] == ["sum", "relu"]
     assert [node.name for node in GRAPH.consumers(Edge("split", 1))] == ["sum"]
     assert GRAPH.consumers("sum") == ()

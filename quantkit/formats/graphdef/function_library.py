@@ -13,7 +13,7 @@ from quantkit.formats.graphdef.generic_functions import MAX_TENSORS, Binding
 from quantkit.formats.graphdef.nodes import decode_attr, decode_name, decode_node, encode_attr, encode_node
 from quantkit.formats.graphdef.schema import message_class, parse
 from quantkit.formats.graphdef.tensors import type_number
-from quantkit.ir.functions import Function, Library, Stored, function_names
+from quantkit.ir.functions import Function, Library, StoredFunction, function_names
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import DType
 from quantkit.ops.tensorflow.signatures import ArgDef, attribute, find_op, output_dtypes
@@ -30,7 +30,7 @@ def decode_library(data: wire.Buffer) -> Library[Graph]:
         InputError: the bytes are not a library, or two functions have the same name.
     """
     view = memoryview(data)
-    entries: dict[str, Function[Graph] | Stored[Graph]] = {}
+    entries: dict[str, Function[Graph] | StoredFunction[Graph]] = {}
     gradients: dict[str, str] = {}
     rest: list[bytes] = []
     for number, kind, begin, start, end in wire.fields(view, 0, len(view)):
@@ -38,7 +38,7 @@ def decode_library(data: wire.Buffer) -> Library[Graph]:
             name, is_open = _read_signature(view, start, end)
             if name in entries:
                 raise InputError(f"two functions are named {name!r}")
-            entries[name] = Stored(bytes(view[start:end]), _decode_function, is_open)
+            entries[name] = StoredFunction(bytes(view[start:end]), _decode_function, is_open)
         elif number == GRADIENT and kind == wire.LENGTH:
             message = parse("GradientDef", view[start:end])
             gradients[message.function_name] = message.gradient_func
@@ -127,7 +127,7 @@ def nodes_in(library: Library[Graph], name: str) -> list[Node]:
         return list(library[name].graph.nodes.values())
     except GraphError:
         entry = library.entries[name]
-        return _split(memoryview(entry.data))[0] if isinstance(entry, Stored) else []
+        return _split(memoryview(entry.data))[0] if isinstance(entry, StoredFunction) else []
 
 
 def names_in(library: Library[Graph], name: str) -> Iterator[str]:
@@ -286,7 +286,7 @@ def encode_function(library: Library[Graph], name: str) -> bytes:
         GraphError: an input in the function names an output that the op does not have.
     """
     entry = library.entries[name]
-    return entry.data if isinstance(entry, Stored) else _encode_function(entry, library)
+    return entry.data if isinstance(entry, StoredFunction) else _encode_function(entry, library)
 
 
 def _encode_function(function: Function[Graph], library: Library[Graph]) -> bytes:
