@@ -15,6 +15,7 @@ from quantkit.benchmark.diagnosis import (
     usable_cores,
 )
 from quantkit.benchmark.report import Benchmark, BenchmarkRow
+from quantkit.benchmark.rounds import SamplingOptions
 
 TENSORFLOW = RuntimeDiagnosis(
     "tensorflow", "2.21", gpu="this machine has no GPU", onednn=("oneDNN v3.7.3", "isa:Intel AVX2")
@@ -117,3 +118,41 @@ def test_log_of_onednn_is_read(monkeypatch: pytest.MonkeyPatch, name: str) -> No
     (state,) = diagnosis.diagnose().runtimes
     assert state.problem == ""
     assert state.version
+
+
+def test_measurement_has_a_row_per_thread_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only_numpy = {"reference": diagnosis.find_runtime("reference")}
+    monkeypatch.setattr(diagnosis, "runtimes", lambda: only_numpy)
+    monkeypatch.setattr(diagnosis, "SWEEP_SAMPLING", SamplingOptions(runs=1, warmup=1, rounds=1))
+    assert doctor("--json", "--measure", "--runtime", "reference") == 0
+    sweep = json.loads(capsys.readouterr().out)["measured"]
+    assert len(sweep["rows"]) == len(thread_settings(diagnosis.this_machine()))
+    assert sweep["verdict"].startswith("reference: ")
+
+
+def test_library_and_command_give_the_same_document(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only_numpy = {"reference": diagnosis.find_runtime("reference")}
+    monkeypatch.setattr(diagnosis, "runtimes", lambda: only_numpy)
+    assert doctor("--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    expected = json.loads(json.dumps(diagnosis.diagnose().to_json()))
+    document["machine"].pop("load")
+    expected["machine"].pop("load")
+    assert document == expected
+
+
+def test_problems_of_plugins_are_listed() -> None:
+    problem = "runtime plugin toy:RUNTIME of toy cannot be loaded: ImportError"
+    state = Diagnosis(MACHINE, (TENSORFLOW,), (problem,))
+    assert problem in str(state)
+    assert state.to_json()["plugin_problems"] == [problem]
+    assert problem in state._repr_html_()
+
+
+def test_unknown_runtime_is_rejected_before_a_model_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor("--measure", "--runtime", "tensorfow") == 2
+    assert "did you mean 'tensorflow'?" in capsys.readouterr().err
