@@ -50,6 +50,10 @@ ALL = COMMANDS | TENSORFLOW_TOOLS
 DESCRIPTION = "Rewrite trained networks, quantize them to int8, and verify accuracy and speed."
 
 
+# Flags of the first release, with their present names.
+RENAMED_FLAGS = {"--half-range": "--reduce-range", "--pixels": "--uint8-input"}
+
+
 class Parser(ArgumentParser):
     """Argument parser that raises UsageError for a wrong command line."""
 
@@ -58,7 +62,9 @@ class Parser(ArgumentParser):
             near = did_you_mean(choice[1], re.findall(r"'(.*?)'", choice[2]))
         elif message.startswith("unrecognized"):
             flags = [flag for action in self._actions for flag in action.option_strings]
-            near = did_you_mean(message.removeprefix("unrecognized arguments: ").split()[0].split("=")[0], flags)
+            flag = message.removeprefix("unrecognized arguments: ").split()[0].split("=")[0]
+            renamed = RENAMED_FLAGS.get(flag.replace("_", "-"))
+            near = f"did you mean {renamed!r}?" if renamed in flags else did_you_mean(flag, flags)
         else:
             near = ""
         raise UsageError(message, hint=near or f"{self.prog} --help lists the flags")

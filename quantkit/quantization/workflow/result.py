@@ -10,6 +10,7 @@ from quantkit.model import Model
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.report import QuantizationReport
+from quantkit.quantization.report_text import format_size
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.options import check_output
 from quantkit.quantization.workflow.planning import with_digest
@@ -45,6 +46,10 @@ class QuantizationResult:
     def ranges(self) -> Ranges:
         """Calibrated ranges; empty with weights only."""
         return self.conversion.ranges
+
+    def __repr__(self) -> str:
+        report = self.report
+        return f"QuantizationResult({report.model!r}, target={report.target!r}, {format_size(report.num_bytes)})"
 
     def __str__(self) -> str:
         return str(self.report)
