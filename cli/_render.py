@@ -100,13 +100,6 @@ def progress(args: Namespace) -> "bars.Progress":
     )
 
 
-def size_text(num_bytes: int) -> str:
-    """Format a file size in bytes, kB or MB."""
-    if num_bytes < 1e6:
-        return f"{num_bytes} bytes" if num_bytes < 1e4 else f"{num_bytes / 1e3:.0f} kB"
-    return f"{num_bytes / 1e6:.1f} MB"
-
-
 def log(args: Namespace, message: str) -> None:
     """Print a message to stderr, unless ``--quiet``."""
     if not args.quiet:

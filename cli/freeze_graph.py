@@ -5,12 +5,13 @@ from pathlib import Path
 
 from quantkit import formats
 from quantkit.errors import UsageError
+from quantkit.formats.sizes import format_size
 from quantkit.ir.graph import Graph
 from quantkit.recipes import rewrite
 
 from ._arguments import add_boolean, add_offline, parse_names
 from ._loading import named_model
-from ._render import emit, size_text
+from ._render import emit
 
 EXAMPLES = (
     "quantkit freeze_graph --input_graph=graph.pbtxt --input_checkpoint=model.ckpt-1000 --output_graph=frozen.pb "
@@ -60,7 +61,7 @@ def run(args: Namespace) -> int:
     formats.files.save_graphdef(graph, target)
     num_bytes = target.stat().st_size
     document = {"output": str(target), "nodes": len(graph), "num_bytes": num_bytes}
-    text = f"{target}: {len(graph)} nodes, {size_text(num_bytes)}"
+    text = f"{target}: {len(graph)} nodes, {format_size(num_bytes)}"
     emit(args, "quantkit.freeze_graph/1", document, lambda console: console.print(text, markup=False))
     return 0
 

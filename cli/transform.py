@@ -6,6 +6,7 @@ from typing import Any
 
 from quantkit import formats
 from quantkit.errors import RecipeError, UsageError
+from quantkit.formats.sizes import format_size
 from quantkit.model import RANDOM_WEIGHTS_NOTE
 from quantkit.model.exporters.files import KINDS
 from quantkit.recipes import Recipe, Trace, parse, transform
@@ -14,7 +15,7 @@ from quantkit.recipes.outputs import TOLERANCE
 from quantkit.recipes.trace import SKIP, STOP
 
 from ._arguments import add_boolean, add_model_flags, parse_names
-from ._render import emit, log, show_progress, size_text
+from ._render import emit, log, show_progress
 
 EXAMPLES = (
     "quantkit transform digits -o digits_folded.pb --recipe inference --explain",
@@ -116,7 +117,7 @@ def run(args: Namespace) -> int:
 
 def _text(args: Namespace, trace: Trace) -> str:
     lines = [*trace.lines(explain=args.explain, verbose=args.verbose, quiet=args.quiet)]
-    lines.append(f"{trace.output}: {len(trace.before)} -> {len(trace.after)} nodes, {size_text(trace.num_bytes)}")
+    lines.append(f"{trace.output}: {len(trace.before)} -> {len(trace.after)} nodes, {format_size(trace.num_bytes)}")
     return "\n".join([*lines, RANDOM_WEIGHTS_NOTE] if trace.has_random_weights else lines)
 
 

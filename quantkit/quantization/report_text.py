@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import floor
 
+from quantkit.formats.sizes import format_size
 from quantkit.quantization.census import FLOAT, INT8
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.report import QuantizationReport
@@ -114,17 +115,6 @@ def _latency_lines(report: QuantizationReport) -> Iterator[str]:
     if report.next_step is not None:
         yield report.next_step.reason
         yield f"next: {report.next_step.command}"
-
-
-def format_size(num_bytes: int) -> str:
-    """Return a file size as text.
-
-    >>> format_size(24_100_000)
-    '24.1 MB'
-    """
-    if num_bytes < 1e6:
-        return f"{num_bytes} bytes" if num_bytes < 1e4 else f"{num_bytes / 1e3:.0f} kB"
-    return f"{num_bytes / 1e6:.1f} MB"
 
 
 def _format_count(number: int) -> str:

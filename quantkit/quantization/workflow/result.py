@@ -6,11 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from quantkit.formats.sizes import format_size
 from quantkit.model import Model
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.report import QuantizationReport
-from quantkit.quantization.report_text import format_size
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.options import check_output
 from quantkit.quantization.workflow.planning import with_digest
