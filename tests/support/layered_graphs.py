@@ -1,4 +1,4 @@
-"""Random networks of layers with factors, sums and batch norms behind them, as folding meets them."""
+"""Random networks of layers followed by factors, sums and batch norms: inputs for folding."""
 
 from collections.abc import Mapping
 
@@ -34,26 +34,26 @@ OPERANDS: Mapping[str, list[list[tuple[int, ...]]]] = {
     **{kind: [[(CHANNELS,)]] * 4 for kind in ATTRS if "BatchNorm" in kind},
 }
 LAYERS = ("Conv2D", "DepthwiseConv2dNative")
-# What follows a layer, most often, and what follows anything.
-BEHIND_LAYERS = sorted({*OPERANDS} - {*LAYERS})
-KINDS = [*LAYERS, *LAYERS, *LAYERS, *BEHIND_LAYERS, "Relu", "Identity", "ConcatV2"]
+# Op types that usually follow a layer, and the op types that follow any node.
+FOLLOWING_LAYERS = sorted({*OPERANDS} - {*LAYERS})
+KINDS = [*LAYERS, *LAYERS, *LAYERS, *FOLLOWING_LAYERS, "Relu", "Identity", "ConcatV2"]
 COMMUTATIVE = ("Mul", "Add", "AddV2")
 
 
 @st.composite
 def layered_graphs(draw: st.DrawFn) -> Graph:
-    """Nodes that each read an earlier one, most often the last; constants and tensors are shared now and then."""
+    """Return a graph whose nodes usually consume the last node; some constants and tensors are shared."""
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     nodes = [
         Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, ROWS, 3, CHANNELS))}),
         constant("batch", np.int32(0)),
     ]
     tensors = ["x"]
-    known: dict[tuple[int, ...], list[str]] = {}
+    operands: dict[tuple[int, ...], list[str]] = {}
 
     def operand(shapes: list[tuple[int, ...]]) -> str:
         shape = draw(st.sampled_from(shapes))
-        others = known.setdefault(shape, [])
+        others = operands.setdefault(shape, [])
         if not others or draw(st.integers(0, 7)) < 7:
             others.append(f"c{len(nodes)}")
             nodes.append(constant(others[-1], random.uniform(0.5, 2, shape).astype(np.float32)))
@@ -61,8 +61,8 @@ def layered_graphs(draw: st.DrawFn) -> Graph:
 
     kind = ""
     for number in range(draw(st.integers(2, 12))):
-        follows_layer = kind in (*LAYERS, *BEHIND_LAYERS) and draw(st.integers(0, 3)) < 3
-        kind = draw(st.sampled_from(BEHIND_LAYERS if follows_layer else KINDS))
+        follows_layer = kind in (*LAYERS, *FOLLOWING_LAYERS) and draw(st.integers(0, 3)) < 3
+        kind = draw(st.sampled_from(FOLLOWING_LAYERS if follows_layer else KINDS))
         inputs = [draw(st.sampled_from([tensors[-1]] * 20 + tensors))]
         inputs += [operand(shapes) for shapes in OPERANDS.get(kind, [])]
         if kind == "ConcatV2":
@@ -74,23 +74,23 @@ def layered_graphs(draw: st.DrawFn) -> Graph:
     return Graph.of(nodes, ["x"], dict.fromkeys([tensors[-1], draw(st.sampled_from(tensors[:0:-1]))]))
 
 
-def answers(graph: Graph) -> dict[str, Array]:
-    """The outputs for one seeded input."""
+def compute_outputs(graph: Graph) -> dict[str, Array]:
+    """Return the outputs for one seeded input."""
     x = np.random.default_rng(0).uniform(-1, 1, (1, ROWS, 3, CHANNELS)).astype(np.float32)
     with find_runtime("reference").open(graph) as session:
         return session.run({"x": x})
 
 
 def check_promises(transform: Transform, graph: Graph) -> None:
-    """Folding keeps ends and answers, leaves its argument alone, and is done after one call."""
-    kept = Graph.of(graph.nodes.values(), graph.inputs, graph.outputs)
+    """Check that folding keeps endpoints and outputs, does not change its argument, and is idempotent."""
+    copy = Graph.of(graph.nodes.values(), graph.inputs, graph.outputs)
     outcome = transform.outcome(graph)
     verify(outcome.graph, blame=transform.name)
-    assert graph == kept
+    assert graph == copy
     assert (outcome.graph.inputs, outcome.graph.outputs) == (graph.inputs, graph.outputs)
-    want, found = answers(graph), answers(outcome.graph)
-    for name, values in want.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-5 * np.abs(values).max())
+    expected, actual = compute_outputs(graph), compute_outputs(outcome.graph)
+    for name, values in expected.items():
+        np.testing.assert_allclose(actual[name], values, rtol=1e-5, atol=1e-5 * np.abs(values).max())
     again = transform.outcome(outcome.graph)
     assert (again.graph, again.changes) == (outcome.graph, ())
     assert [skip.node for skip in again.skips] == [skip.node for skip in outcome.skips]

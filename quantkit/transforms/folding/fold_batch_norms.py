@@ -1,4 +1,4 @@
-"""Fold constant factors into the layers before them, and batch norms that are written out as such.
+"""Fold constant factors into the layers before them, and batch norms that consist of such factors.
 
 (x * W) s          ==  x * (W s)
 (x * W + b) s + o  ==  x * (W s) + (b s + o)
@@ -16,32 +16,33 @@ from quantkit.transforms.folding._channels import (
     Foldable,
     bias_slot,
     bias_values,
-    described,
+    describe_constant,
+    explain_not_constant,
     find_foldable,
     is_computed_from_constants,
-    not_constant,
 )
 from quantkit.transforms.registry import transform
 
 
 @transform
 def fold_batch_norms(graph: Graph) -> Outcome:
-    """Multiply constant factors per channel into the weights before them.
+    """Fold constant per-channel factors into the weights of the layer before them.
 
-    A batch norm that is written out as a factor and a summand costs two passes over the tensor; folded, the
-    factor costs nothing. Factors behind a bias scale the bias along, and a summand behind that joins it.
+    A batch norm decomposed into Mul and Add reads and writes the tensor twice. Folding removes the
+    Mul. A factor after a bias also scales the bias, and an Add after that is folded into the bias.
 
     Before:  conv(x, weights) -> Mul(scale) -> Add(offset)
     After:   conv(x, weights * scale) -> Add(offset)
 
-    Options: none. Run fold_constants first, which turns the statistics into one factor and one summand.
+    Options: none. Run fold_constants first, which computes one factor and one offset from the
+    statistics.
 
-    Folds behind Conv2D, DepthwiseConv2dNative, Conv2DBackpropInput and MatMul, with BiasAdd, Add or Sub between,
-    also through concat, BatchToSpaceND, Identity, and a Reshape that keeps the last dimension. The layer takes
-    the name of the Mul.
+    Folds after Conv2D, DepthwiseConv2dNative, Conv2DBackpropInput and MatMul, with BiasAdd, Add or Sub
+    between, also through concat, BatchToSpaceND, Identity, and a Reshape that keeps the last dimension.
+    The layer takes the name of the Mul.
 
-    Skips when layer, bias sum or weights are read elsewhere or are ends of the graph, when the weights are not
-    constant, or when the factor is not one finite number per channel.
+    Skips if the layer, its bias or its weights have other consumers or are graph inputs or outputs,
+    if the weights are not constant, or if the factor is not one finite number per channel.
 
     Example:
         fold_batch_norms
@@ -79,61 +80,61 @@ def fold_batch_norms(graph: Graph) -> Outcome:
 
 @rule(commutative("Mul")(any_(), const("factor")))
 def _fold_factor(graph: Graph, root: Node, factor: Node) -> list[Node] | Skip | None:
-    """The layer behind ``y`` in ``y s`` takes ``s``."""
+    """Fold ``s`` of ``y s`` into the layer that produces ``y``."""
     slot = 0 if root.inputs[1].node == factor.name else 1
-    return _folded(graph, root, root.inputs[slot], factor, is_divisor=False)
+    return _fold_scale(graph, root, root.inputs[slot], factor, is_divisor=False)
 
 
 @rule(op("RealDiv|Div")(any_(), const("divisor")))
 def _fold_divisor(graph: Graph, root: Node, divisor: Node) -> list[Node] | Skip | None:
-    """The layer behind ``y`` in ``y / d`` takes ``1 / d``."""
-    return _folded(graph, root, root.inputs[0], divisor, is_divisor=True)
+    """Fold ``1 / d`` of ``y / d`` into the layer that produces ``y``."""
+    return _fold_scale(graph, root, root.inputs[0], divisor, is_divisor=True)
 
 
-def _folded(graph: Graph, root: Node, source: Edge, factor: Node, *, is_divisor: bool) -> list[Node] | Skip | None:
+def _fold_scale(graph: Graph, root: Node, source: Edge, factor: Node, *, is_divisor: bool) -> list[Node] | Skip | None:
     if root.name in graph.input_names:
         return None
-    found = find_foldable(graph, source, root)
-    if not isinstance(found, Foldable):
-        return found
-    values = found.per_channel(factor.value)
+    target = find_foldable(graph, source, root)
+    if not isinstance(target, Foldable):
+        return target
+    values = target.per_channel(factor.value)
     if values is None:
-        return Skip(f"{described(factor)} is not one factor per channel of {found.name}")
-    scale = _inverse(values) if is_divisor else values
+        return Skip(f"{describe_constant(factor)} is not one factor per channel of {target.name}")
+    scale = _reciprocal(values) if is_divisor else values
     if not np.isfinite(scale).all():
-        return Skip(f"{factor.name} makes factors that are not finite")
-    return found.fold(Affine(scale), root.name)
+        return Skip(f"{factor.name} gives factors that are not finite")
+    return target.fold(Affine(scale), root.name)
 
 
-def _inverse(values: Array) -> Array:
+def _reciprocal(values: Array) -> Array:
     with np.errstate(divide="ignore", over="ignore"):
         return np.reciprocal(values)
 
 
 @rule(op("|".join(BIAS_OPS)))
 def _join_sums(graph: Graph, root: Node) -> list[Node] | None:
-    """``(y + b) + o  ==  y + (b + o)``."""
+    """Replace ``(y + b) + o`` by ``y + (b + o)``."""
     slot = bias_slot(graph, root)
     if slot is None or root.name in graph.input_names:
         return None
     source = root.inputs[1 - slot]
     if source.node not in graph or graph[source.node].op not in BIAS_OPS:
         return None
-    found = find_foldable(graph, source, root)
-    if not isinstance(found, Foldable):
+    target = find_foldable(graph, source, root)
+    if not isinstance(target, Foldable):
         return None
-    values = bias_values(found, root, graph[root.inputs[slot].node])
+    values = bias_values(target, root, graph[root.inputs[slot].node])
     if values is None:
         return None
-    return found.fold(Affine(offset=-values if root.op == "Sub" else values), root.name)
+    return target.fold(Affine(offset=-values if root.op == "Sub" else values), root.name)
 
 
 @rule(op("Mul|RealDiv|Div"))
 def _explain_factor(graph: Graph, root: Node) -> Skip | None:
-    """A factor that would be constant, had constants been folded."""
+    """Skip a factor that fold_constants would make constant."""
     if len(root.inputs) != 2:
         return None
     for layer, factor in (root.inputs, root.inputs[::-1])[: 2 if root.op == "Mul" else 1]:
         if is_computed_from_constants(graph, factor.node) and find_foldable(graph, layer, root):
-            return Skip(not_constant(graph, factor.node, "the factor"))
+            return Skip(explain_not_constant(graph, factor.node, "the factor"))
     return None

@@ -1,7 +1,7 @@
-"""Sums with one constant a channel, as the BiasAdd they are.
+"""Replace the sum of a layer and one constant per channel by BiasAdd.
 
 layer(x) + [b0, b1, ...]  ==  BiasAdd(layer(x), b)
-Reshape(x @ w) + b        ==  Reshape(BiasAdd(x @ w, b))        where b numbers the columns of w
+Reshape(x @ w) + b        ==  Reshape(BiasAdd(x @ w, b))        if b has one number per column of w
 """
 
 from collections.abc import Mapping
@@ -20,25 +20,26 @@ ADDITIONS = ("Add", "AddV2")
 
 @transform
 def fold_biases(graph: Graph) -> Outcome:
-    """Write a sum of a layer and one constant a channel as BiasAdd.
+    """Replace the sum of a layer and one constant per channel by BiasAdd.
 
-    TensorFlow fuses a layer with its BiasAdd and with the activation or the residual sum behind it. It moves
-    activations behind other sums past a concat, where they become passes over the tensor, and joins such sums with
-    residual ones: decomposed batch norms are slower so.
+    TensorFlow fuses a layer with a BiasAdd and with the activation or the residual sum after it. An
+    Add of a constant, as in a decomposed batch norm, is slower: TensorFlow fuses it with the residual
+    sum instead, or moves the activation after a concat, where the activation is not fused.
 
     Before:  x -> Conv2D -> Add([b0, b1, ...])
     After:   x -> Conv2D -> BiasAdd([b0, b1, ...])
 
-    Frameworks multiply sequences as a matrix and add the bias when they are sequences again; it goes back to its
-    product:
+    Frameworks multiply sequences as one matrix and add the bias after the Reshape back to sequences.
+    The bias moves to its product:
 
     Before:  x -> MatMul -> Reshape -> BiasAdd
     After:   x -> MatMul -> BiasAdd -> Reshape
 
-    Options: none. Conv2D, DepthwiseConv2dNative, Conv2DBackpropInput and MatMul; both orders of the operands.
+    Options: none. Conv2D, DepthwiseConv2dNative, Conv2DBackpropInput and MatMul; both orders of the
+    operands.
 
-    Skips when the constant is one number for all channels, differs within a channel, or is fed, when the number
-    of channels is not known, and when others read what is reshaped.
+    Skips if the constant is one number for all channels, varies within a channel, or is a graph
+    input, if the number of channels is unknown, or if the product or the Reshape has other consumers.
 
     Example:
         fold_biases
@@ -68,12 +69,12 @@ def fold_biases(graph: Graph) -> Outcome:
     shapes = infer_shapes(graph)
     return apply_rules(
         graph,
-        Rule(op("|".join(ADDITIONS)), partial(_as_bias, shapes), ("root",)),
-        Rule(op("|".join((*ADDITIONS, "BiasAdd"))), partial(_before_reshape, shapes), ("root",)),
+        Rule(op("|".join(ADDITIONS)), partial(_replace_by_bias, shapes), ("root",)),
+        Rule(op("|".join((*ADDITIONS, "BiasAdd"))), partial(_move_before_reshape, shapes), ("root",)),
     )
 
 
-def _as_bias(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Node] | Skip | None:
+def _replace_by_bias(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Node] | Skip | None:
     if root.name in graph.input_names:
         return None
     for slot in (0, 1):
@@ -85,23 +86,23 @@ def _as_bias(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Nod
             return Skip(f"{summand.node} is an input of the graph")
         weights = shapes.get(graph[source.node].inputs[WEIGHTS_INDEX], UNKNOWN)
         if not weights.is_known:
-            return Skip(f"the number of channels of {source} is not known")
+            return Skip(f"the number of channels of {source} is unknown")
         num_channels = layer.num_channels(weights.sizes)
         biases = broadcast_channels(value, rank=layer.rank, axis=layer.axis, num_channels=num_channels)
         if biases is None or value.array.size != num_channels:
             return Skip(f"{summand.node} is not one number for each of {num_channels} channels")
-        made = []
+        new_constants = []
         if value.shape != biases.shape:
-            made.append(constant(free_name(graph, f"{root.name}/bias"), biases, value.dtype))
-            summand = Edge(made[0].name)
-        format_ = graph[source.node].attrs.get("data_format", b"NHWC")
-        attrs = {"T": value.dtype, "data_format": format_}
-        return [*made, root.with_(op="BiasAdd", inputs=(source, summand), attrs=attrs)]
+            new_constants.append(constant(free_name(graph, f"{root.name}/bias"), biases, value.dtype))
+            summand = Edge(new_constants[0].name)
+        data_format = graph[source.node].attrs.get("data_format", b"NHWC")
+        attrs = {"T": value.dtype, "data_format": data_format}
+        return [*new_constants, root.with_(op="BiasAdd", inputs=(source, summand), attrs=attrs)]
     return None
 
 
-def _before_reshape(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Node] | Skip | None:
-    """The bias of a product, added before the product gets another shape."""
+def _move_before_reshape(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Node] | Skip | None:
+    """Move the bias of a matrix product before the Reshape of the product."""
     for slot in (0, 1) if root.op != "BiasAdd" else (0,):
         source, summand = root.inputs[slot], root.inputs[1 - slot]
         reshape, value = graph[source.node], graph.constant_of(summand)
@@ -109,18 +110,19 @@ def _before_reshape(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> l
             continue
         product = graph[reshape.inputs[0].node]
         columns, dims = shapes.get(Edge(product.name), UNKNOWN).dims, shapes.get(source, UNKNOWN).dims
-        fed = {root.name, reshape.name, product.name, summand.node} & graph.input_names
-        if fed or reshape.controls or root.attrs.get("data_format", b"NHWC") != b"NHWC":
+        has_graph_input = {root.name, reshape.name, product.name, summand.node} & graph.input_names
+        if has_graph_input or reshape.controls or root.attrs.get("data_format", b"NHWC") != b"NHWC":
             continue
-        if graph.is_shared(reshape) or graph.is_shared(product):
-            return Skip(f"others read {reshape.name if graph.is_shared(reshape) else product.name} without the bias")
-        # As many of the last sizes as the bias has: together they are the columns.
+        for node in (reshape, product):
+            if graph.is_shared(node):
+                return Skip(f"{node.name} has other consumers")
+        # The bias must cover all dimensions into which the columns are split.
         last = dims[-len(value.shape) :] if dims and value.shape else ()
         if columns is None or columns[1] != value.num_elements or last != value.shape:
-            return Skip(f"{summand.node} is not known to be one number for each column of {product.name}")
+            return Skip(f"shapes do not show that {summand.node} is one number per column of {product.name}")
         flat = constant(free_name(graph, f"{root.name}/bias"), value.array.reshape(-1), value.dtype)
-        reads = (Edge(product.name), Edge(flat.name))
+        inputs = (Edge(product.name), Edge(flat.name))
         attrs: dict[str, Attr] = {"T": value.dtype, "data_format": b"NHWC"}
-        biased = Node(free_name(graph, f"{root.name}/biased"), "BiasAdd", reads, attrs=attrs)
+        biased = Node(free_name(graph, f"{root.name}/biased"), "BiasAdd", inputs, attrs=attrs)
         return [flat, biased, reshape.with_(name=root.name, inputs=(Edge(biased.name), reshape.inputs[1]))]
     return None

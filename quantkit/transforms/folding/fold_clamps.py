@@ -1,4 +1,4 @@
-"""Clamps as the activations they are.
+"""Replace Maximum and Minimum with constant bounds by activations.
 
 max(x, 0)          ==  relu(x)
 min(relu(x), 6)    ==  relu6(x)
@@ -13,17 +13,17 @@ from quantkit.transforms.registry import transform
 
 @transform
 def fold_clamps(graph: Graph) -> Outcome:
-    """Write maximum and minimum with constant bounds as Relu and Relu6.
+    """Replace Maximum and Minimum with constant bounds by Relu and Relu6.
 
-    Engines fuse these with the layer before them; a Maximum and a Minimum are passes over the tensor.
+    Runtimes fuse Relu and Relu6 with the layer before them, but not Maximum and Minimum.
 
     Before:  x -> Maximum(0) -> Minimum(6)
     After:   x -> Relu6
 
-    Options: none. Both orders, both orders of the operands, and ClipByValue. Where 0 meets -0, either may be the
-    larger: Maximum and Relu need not agree, nor the kernels of one engine.
+    Options: none. Both orders of the ops, both orders of the operands, and ClipByValue. For the maximum
+    of 0 and -0, Maximum and Relu may return zeros of different sign, as may two kernels of one runtime.
 
-    Skips when the bounds are others than 0 and 6, are no single numbers, or are not constant.
+    Skips if a bound differs from 0 and 6, is not a scalar, or is not constant.
 
     Example:
         fold_clamps
@@ -46,49 +46,49 @@ def fold_clamps(graph: Graph) -> Outcome:
         y = Relu(high)
         z = ClipByValue(x, zero, six)
     """
-    return apply_rules(graph, _floor, _ceiling, _floor_of_ceiling, _clip)
+    return apply_rules(graph, _fold_maximum, _fold_minimum, _fold_relu_of_minimum, _fold_clip)
 
 
 def _bound(constant: Node) -> float | None:
-    """The one number of a float constant."""
+    """Return the value of a float scalar; None for other constants."""
     value = constant.value
     return float(value.array) if value.dtype.is_float and value.shape == () else None
 
 
 def _activation(root: Node, op: str, source: Node, slot: int, bound: Node) -> list[Node]:
-    """The root as an activation of what ``source`` reads in a slot."""
+    """Return the root as an activation of input ``slot`` of ``source``."""
     return [root.with_(op=op, inputs=(source.inputs[slot],), attrs={"T": bound.value.dtype})]
 
 
 @rule(commutative("Maximum")(any_(), const("low")))
-def _floor(graph: Graph, root: Node, low: Node) -> list[Node] | None:
+def _fold_maximum(graph: Graph, root: Node, low: Node) -> list[Node] | None:
     if _bound(low) != 0 or root.name in graph.input_names:
         return None
     return _activation(root, "Relu", root, 0 if root.inputs[1].node == low.name else 1, low)
 
 
-@rule(commutative("Minimum")(op("Relu", "floor"), const("high")))
-def _ceiling(graph: Graph, root: Node, floor: Node, high: Node) -> list[Node] | Skip | None:
-    if root.name in graph.input_names or floor.name in graph.input_names:
+@rule(commutative("Minimum")(op("Relu", "relu"), const("high")))
+def _fold_minimum(graph: Graph, root: Node, relu: Node, high: Node) -> list[Node] | Skip | None:
+    if root.name in graph.input_names or relu.name in graph.input_names:
         return None
     if _bound(high) != 6:
-        return Skip(f"it is bounded by {high.name}, not by 6, the only bound with an op of its own")
-    return _activation(root, "Relu6", floor, 0, high)
+        return Skip(f"upper bound {high.name} is not 6, the only bound that an activation has")
+    return _activation(root, "Relu6", relu, 0, high)
 
 
-@rule(op("Relu")(commutative("Minimum", "ceiling")(any_(), const("high"))))
-def _floor_of_ceiling(graph: Graph, root: Node, ceiling: Node, high: Node) -> list[Node] | Skip | None:
-    if root.name in graph.input_names or ceiling.name in graph.input_names:
+@rule(op("Relu")(commutative("Minimum", "minimum")(any_(), const("high"))))
+def _fold_relu_of_minimum(graph: Graph, root: Node, minimum: Node, high: Node) -> list[Node] | Skip | None:
+    if root.name in graph.input_names or minimum.name in graph.input_names:
         return None
     if _bound(high) != 6:
-        return Skip(f"{ceiling.name} is bounded by {high.name}, not by 6, the only bound with an op of its own")
-    return _activation(root, "Relu6", ceiling, 0 if ceiling.inputs[1].node == high.name else 1, high)
+        return Skip(f"upper bound {high.name} of {minimum.name} is not 6, the only bound that an activation has")
+    return _activation(root, "Relu6", minimum, 0 if minimum.inputs[1].node == high.name else 1, high)
 
 
 @rule(op("ClipByValue")(any_(), const("low"), const("high")))
-def _clip(graph: Graph, root: Node, low: Node, high: Node) -> list[Node] | Skip | None:
+def _fold_clip(graph: Graph, root: Node, low: Node, high: Node) -> list[Node] | Skip | None:
     if root.name in graph.input_names:
         return None
     if (_bound(low), _bound(high)) != (0, 6):
-        return Skip(f"it is bounded by {low.name} and {high.name}, not by 0 and 6")
+        return Skip(f"bounds {low.name} and {high.name} are not 0 and 6")
     return _activation(root, "Relu6", root, 0, high)

@@ -1,4 +1,4 @@
-"""Compute now what does not depend on the inputs."""
+"""Replace nodes that do not depend on the inputs by constants."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,18 +13,18 @@ from quantkit.ops import kernels
 from quantkit.ops.tensorflow.signatures import find_op, num_outputs, output_dtypes
 from quantkit.transforms.registry import transform
 
-# They run parts of a graph conditionally or repeatedly.
+# Ops that run parts of a graph conditionally or repeatedly.
 CONTROL_FLOW = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond", "RefSwitch", "RefMerge"})
-FED = frozenset({"Placeholder", "PlaceholderV2"})
-# Their results depend on the shape of what they read, not on its values.
+PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
+# Ops whose result depends on the shape of the input, not on its values.
 SHAPE_OPS = frozenset({"Shape", "ShapeN", "Rank", "Size"})
 
-# (node, values of its inputs) -> values of its outputs; None where it has no way to compute them.
+# (node, values of its inputs) -> values of its outputs; None if the op is not supported.
 Evaluate = Callable[[Node, Sequence[Array]], tuple[Array, ...] | None]
 
 
 def evaluate_with_kernels(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...] | None:
-    """Outputs by quantkit's own NumPy kernels, or None for an op that has none."""
+    """Compute the outputs with quantkit's NumPy kernels; None for an op without a kernel."""
     return kernels.evaluate(node, list(inputs)) if kernels.has_kernel(node.op) else None
 
 
@@ -38,20 +38,22 @@ def fold_constants(
     clear_output_shapes: bool = True,
     evaluate: Evaluate = evaluate_with_kernels,
 ) -> Outcome:
-    """Replace what depends on constants only by its value, and drop what the outputs do not need.
+    """Replace nodes that depend only on constants by their value, and remove unused nodes.
 
     Before:  scale = Rsqrt(Add(variance, 0.001))    y = Mul(x, scale)
     After:   scale/_0__cf__0 = Const                y = Mul(x, scale/_0__cf__0)
 
     Options:
-        exclude_op: op types to leave alone.
-        exclude_node: nodes to leave alone.
-        max_constant_size_in_bytes: leave a node alone whose value would be larger (10485760).
-        clear_output_shapes: drop the attribute ``_output_shapes``, which may be stale (true).
+        exclude_op: op types to skip.
+        exclude_node: nodes to skip.
+        max_constant_size_in_bytes: skip values larger than this (default: 10485760).
+        clear_output_shapes: remove the attribute ``_output_shapes``, which may be stale
+            (default: true).
 
-    Nobody waits for a constant any more, nor for a NoOp that waits for one node only, but for that node.
+    Control dependencies on constants are removed. A control dependency on a NoOp that has a single
+    control dependency is replaced by that dependency.
 
-    Skips when an op has no kernel (``--evaluate-with tensorflow`` has one for every op), has side effects or
+    Skips an op that has no kernel (``--evaluate-with tensorflow`` supports every op), has side effects,
     belongs to a loop or branch, or fails on its inputs.
 
     Example:
@@ -78,7 +80,14 @@ def _without_output_shapes(graph: Graph) -> Graph:
 
 @dataclass
 class _Folding:
-    """One run over one graph."""
+    """State of constant folding in one graph.
+
+    Attributes:
+        limit: maximum size of a new constant in bytes.
+        values: computed values by edge.
+        aliases: source edge of each folded Identity output.
+        controls: control dependencies that the constants of a folded node need, by node name.
+    """
 
     graph: Graph
     exclude_op: frozenset[str]
@@ -87,22 +96,22 @@ class _Folding:
     evaluate: Evaluate
     values: dict[Edge, Tensor] = field(default_factory=dict)
     aliases: dict[Edge, Edge] = field(default_factory=dict)
-    waited: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    controls: dict[str, tuple[str, ...]] = field(default_factory=dict)
     skips: list[Skip] = field(default_factory=list)
 
     def outcome(self) -> Outcome:
         graph = self.graph
-        needed = _needed(graph) if graph.outputs else set(graph.nodes)
+        needed = _needed_nodes(graph) if graph.outputs else set(graph.nodes)
         for name in graph.order:
             if name in needed:
                 self._visit(graph[name])
-        nodes, changes = self._replaced(needed)
-        shorter, dropped = _without_idle_waits(graph.with_nodes(nodes))
-        return Outcome(_pruned(shorter), (*changes, *dropped), tuple(self.skips))
+        nodes, changes = self._replace_nodes(needed)
+        simplified, control_changes = _remove_idle_controls(graph.with_nodes(nodes))
+        return Outcome(_prune(simplified), (*changes, *control_changes), tuple(self.skips))
 
     def _visit(self, node: Node) -> None:
-        """Compute the node if all that it reads is computed."""
-        if node.name in self.graph.input_names or node.op in FED:
+        """Compute the node if the values of all its inputs are known."""
+        if node.name in self.graph.input_names or node.op in PLACEHOLDERS:
             return
         if node.is_constant:
             if not node.controls and isinstance(node.attrs.get("value"), Tensor):
@@ -119,10 +128,10 @@ class _Folding:
         if node.op in SHAPE_OPS:
             shapes = [self._static_shape(edge) for edge in node.inputs]
             if all(shape is not None for shape in shapes):
-                return [_standing_for(shape) for shape in shapes if shape is not None]
+                return [_placeholder_tensor(shape) for shape in shapes if shape is not None]
             return None
-        found = [self.values[edge] for edge in node.inputs if edge in self.values]
-        return found if len(found) == len(node.inputs) else None
+        values = [self.values[edge] for edge in node.inputs if edge in self.values]
+        return values if len(values) == len(node.inputs) else None
 
     def _static_shape(self, edge: Edge) -> tuple[int, ...] | None:
         if edge in self.values:
@@ -132,21 +141,23 @@ class _Folding:
         return shape.sizes if isinstance(shape, Shape) and shape.is_known and shape.rank else None
 
     def _reason_to_stay(self, node: Node) -> str:
-        if node.op in self.exclude_op or node.name in self.exclude_node:
-            return "it is excluded"
+        if node.op in self.exclude_op:
+            return f"exclude_op={node.op}"
+        if node.name in self.exclude_node:
+            return "the node is listed in exclude_node"
         if node.op in CONTROL_FLOW:
             return f"{node.op} belongs to a loop or a branch"
         definition = find_op(node.op)
         if definition is not None and definition.is_stateful:
-            return f"{node.op} keeps state or gives another result each time"
+            return f"{node.op} is stateful or random"
         return ""
 
     def _compute(self, node: Node, inputs: list[Tensor]) -> str:
-        """Note the node's values; what stands in the way, if anything does."""
-        controls = dict.fromkeys(name for edge in node.inputs for name in self.waited.get(edge.node, ()))
+        """Compute the node's values; return a reason if that is impossible, else an empty text."""
+        controls = dict.fromkeys(name for edge in node.inputs for name in self.controls.get(edge.node, ()))
         for name in node.controls:
             is_folded = Edge(name) in self.values and not self.graph[name].is_constant
-            controls.update(dict.fromkeys(self.waited.get(name, ()) if is_folded else (name,)))
+            controls.update(dict.fromkeys(self.controls.get(name, ()) if is_folded else (name,)))
         if node.op == "Identity" and not controls:
             self.values[Edge(node.name)] = inputs[0]
             self.aliases[Edge(node.name)] = self.aliases.get(node.inputs[0], node.inputs[0])
@@ -154,20 +165,20 @@ class _Folding:
         try:
             arrays = self.evaluate(node, [tensor.array for tensor in inputs])
         except (QuantkitError, ValueError, TypeError, IndexError, ArithmeticError) as error:
-            return f"computing it fails: {str(error).splitlines()[0]}"
+            return f"evaluation fails: {str(error).splitlines()[0]}"
         if arrays is None:
-            return f"there is no NumPy kernel for {node.op}; --evaluate-with tensorflow computes it"
+            return f"no NumPy kernel for {node.op}; use --evaluate-with tensorflow"
         num_bytes = sum(array.nbytes for array in arrays)
         if num_bytes > self.limit:
-            return f"its value would take {num_bytes:,} bytes, more than max_constant_size_in_bytes={self.limit}"
+            return f"the value has {num_bytes:,} bytes, more than max_constant_size_in_bytes={self.limit}"
         dtypes = output_dtypes(node) if num_outputs(node) == len(arrays) else (None,) * len(arrays)
         for port, (array, dtype) in enumerate(zip(arrays, dtypes, strict=True)):
             self.values[Edge(node.name, port)] = Tensor.of(array, dtype)
-        self.waited[node.name] = tuple(controls)
+        self.controls[node.name] = tuple(controls)
         return ""
 
-    def _replaced(self, needed: set[str]) -> tuple[list[Node], list[str]]:
-        """The nodes that stay, reading constants where they read folded nodes; the new constants at the end."""
+    def _replace_nodes(self, needed: set[str]) -> tuple[list[Node], list[str]]:
+        """Return the remaining nodes, followed by the new constants that replace folded inputs."""
         folded = {edge.node for edge in self.values if not self.graph[edge.node].is_constant}
         consts: dict[Edge, Node] = {}
         nodes: list[Node] = []
@@ -178,17 +189,17 @@ class _Folding:
                 continue
             if name in folded and Edge(name, 1) not in self.values:
                 value = self.values[Edge(name)]
-                nodes.append(constant(name, value).with_(controls=self.waited.get(name, ())))
+                nodes.append(constant(name, value).with_(controls=self.controls.get(name, ())))
                 continue
-            nodes.append(_fed(self._rewired(node, folded, consts), self.graph))
+            nodes.append(_drop_unused_default(self._reconnect(node, folded, consts), self.graph))
         changes = [f"{edge} ({self.graph[edge.node].op}) becomes {node.name}" for edge, node in consts.items()]
         return [*nodes, *consts.values()], changes
 
-    def _rewired(self, node: Node, folded: set[str], consts: dict[Edge, Node]) -> Node:
+    def _reconnect(self, node: Node, folded: set[str], consts: dict[Edge, Node]) -> Node:
         inputs = tuple(self._source(edge, folded, consts) for edge in node.inputs)
         controls = node.controls
         if any(name in folded for name in controls):
-            names = (self.waited.get(name, ()) if name in folded else (name,) for name in controls)
+            names = (self.controls.get(name, ()) if name in folded else (name,) for name in controls)
             controls = tuple(dict.fromkeys(name for group in names for name in group))
         if inputs == node.inputs and controls == node.controls:
             return node
@@ -204,51 +215,54 @@ class _Folding:
             number = len(consts)
             while (name := f"{edge.node}/_{edge.port}__cf__{number}") in self.graph:
                 number += 1
-            made = constant(name, self.values[edge])
-            consts[edge] = made.with_(controls=self.waited.get(edge.node, ()))
+            consts[edge] = constant(name, self.values[edge]).with_(controls=self.controls.get(edge.node, ()))
         return Edge(consts[edge].name)
 
 
-def _without_idle_waits(graph: Graph) -> tuple[Graph, list[str]]:
-    """The graph where nobody waits for a constant, nor by way of a NoOp that waits for one node; and who did."""
+def _remove_idle_controls(graph: Graph) -> tuple[Graph, list[str]]:
+    """Remove control dependencies on constants, and bypass NoOps that have a single one.
+
+    Returns:
+        The graph, and one line per changed node.
+    """
     if not any(node.controls for node in graph.nodes.values()):
         return graph, []
-    instead: dict[str, tuple[str, ...]] = {}
+    replacements: dict[str, tuple[str, ...]] = {}
     changed: dict[str, Node] = {}
     for name in graph.order:
         node = graph[name]
-        if any(control in instead for control in node.controls):
-            waits = (one for control in node.controls for one in instead.get(control, (control,)))
-            node = changed[name] = node.with_(controls=tuple(dict.fromkeys(waits)))
+        if any(control in replacements for control in node.controls):
+            controls = (new for control in node.controls for new in replacements.get(control, (control,)))
+            node = changed[name] = node.with_(controls=tuple(dict.fromkeys(controls)))
         if not node.inputs and (
             (node.is_constant and not node.controls) or (node.op == "NoOp" and len(node.controls) < 2)
         ):
-            instead[name] = node.controls
+            replacements[name] = node.controls
     if not changed:
         return graph, []
     nodes = [changed.get(name, node) for name, node in graph.nodes.items()]
-    return graph.with_nodes(nodes), [f"{name} waits for no constant" for name in changed]
+    return graph.with_nodes(nodes), [f"{name} has fewer control dependencies" for name in changed]
 
 
-def _standing_for(shape: tuple[int, ...]) -> Tensor:
-    """A tensor of that shape that takes no memory: shape ops do not look at values."""
+def _placeholder_tensor(shape: tuple[int, ...]) -> Tensor:
+    """Return a tensor of a shape that takes no memory: shape ops do not use values."""
     return Tensor(DType.FLOAT, shape, lambda: np.broadcast_to(np.float32(0), shape))
 
 
-def _fed(node: Node, graph: Graph) -> Node:
-    """A default that is always fed is none."""
+def _drop_unused_default(node: Node, graph: Graph) -> Node:
+    """Return a Placeholder for a PlaceholderWithDefault that is a graph input."""
     if node.op == "PlaceholderWithDefault" and node.name in graph.input_names:
         return node.with_(op="Placeholder", inputs=())
     return node
 
 
-def _pruned(graph: Graph) -> Graph:
+def _prune(graph: Graph) -> Graph:
     if not graph.outputs:
         return graph
-    kept = _needed(graph)
-    return graph.with_nodes(node for node in graph.nodes.values() if node.name in kept)
+    needed = _needed_nodes(graph)
+    return graph.with_nodes(node for node in graph.nodes.values() if node.name in needed)
 
 
-def _needed(graph: Graph) -> set[str]:
-    """Names of the nodes that the outputs and the inputs need, which keep what they read even where they are fed."""
+def _needed_nodes(graph: Graph) -> set[str]:
+    """Return the ancestors of the outputs and inputs; inputs of nodes that are graph inputs count."""
     return graph.with_(outputs=(*graph.outputs, *graph.inputs)).reachable(stop_at_inputs=False)

@@ -13,7 +13,13 @@ from quantkit.ir.rewrite import Outcome, Skip, apply_rules, rule
 from quantkit.ir.tensor import Array
 from quantkit.ops.layers import channel_axis
 from quantkit.ops.tensorflow.signatures import attribute
-from quantkit.transforms.folding._channels import Affine, described, find_foldable, is_constant, not_constant
+from quantkit.transforms.folding._channels import (
+    Affine,
+    describe_constant,
+    explain_not_constant,
+    find_foldable,
+    is_constant,
+)
 from quantkit.transforms.registry import transform
 
 GLOBAL = "BatchNormWithGlobalNormalization"
@@ -24,20 +30,22 @@ FUSED = "FusedBatchNorm|FusedBatchNormV2|FusedBatchNormV3"
 def fold_old_batch_norms(graph: Graph) -> Outcome:
     """Replace batch norm ops by scaled weights and a bias.
 
-    At inference a batch norm is a factor and a summand per channel: the layer before it takes the factor into its
-    weights, and a BiasAdd is left.
+    At inference, a batch norm is a scale and an offset per channel: the scale is folded into the
+    weights of the layer before it, and a BiasAdd adds the offset.
 
     Before:  conv(x, weights) -> FusedBatchNorm(gamma, beta, mean, variance)
     After:   conv(x, weights * scale) -> BiasAdd(offset)
 
-    Options: none. Run fold_constants first where the statistics are computed.
+    Options: none. Run fold_constants first if the statistics are computed.
 
-    Folds BatchNormWithGlobalNormalization and FusedBatchNorm, V2 and V3, behind Conv2D, DepthwiseConv2dNative,
-    Conv2DBackpropInput and MatMul, with BiasAdd, Add or Sub between, also through concat, BatchToSpaceND, Identity,
-    and a Reshape that keeps the last dimension. The BiasAdd takes the name of the norm.
+    Folds BatchNormWithGlobalNormalization and FusedBatchNorm, V2 and V3, after Conv2D,
+    DepthwiseConv2dNative, Conv2DBackpropInput and MatMul, with BiasAdd, Add or Sub between, also through
+    concat, BatchToSpaceND, Identity, and a Reshape that keeps the last dimension. The BiasAdd takes the
+    name of the norm.
 
-    Skips when the norm is in training mode, its other outputs are read, its statistics or the weights are not
-    constant, or layer, bias sum or weights are read elsewhere or are ends of the graph.
+    Skips if the norm is in training mode, if its other outputs have consumers, if its statistics or
+    the weights are not constant, or if the layer, its bias or its weights have other consumers or are
+    graph inputs or outputs.
 
     Example:
         fold_old_batch_norms
@@ -77,7 +85,7 @@ def _fold_global(
     graph: Graph, root: Node, mean: Node, variance: Node, beta: Node, gamma: Node
 ) -> list[Node] | Skip | None:
     scale = gamma if attribute(root, "scale_after_normalization") else None
-    return _folded(graph, root, mean, variance, beta, scale, attribute(root, "variance_epsilon"))
+    return _fold_norm(graph, root, mean, variance, beta, scale, attribute(root, "variance_epsilon"))
 
 
 @rule(op(FUSED)(any_(), const("gamma"), const("beta"), const("mean"), const("variance")))
@@ -85,60 +93,61 @@ def _fold_fused(
     graph: Graph, root: Node, gamma: Node, beta: Node, mean: Node, variance: Node
 ) -> list[Node] | Skip | None:
     if attribute(root, "is_training"):
-        return Skip("it is in training mode: its statistics are those of each batch")
+        return Skip("BatchNorm is in training mode: it normalizes with batch statistics")
     if any(use.slot >= 0 and use.node.inputs[use.slot].port for use in graph.node_uses.get(root.name, ())) or any(
         edge.node == root.name and edge.port for edge in graph.outputs
     ):
-        return Skip("its other outputs, the batch statistics, are read")
-    return _folded(graph, root, mean, variance, beta, gamma, attribute(root, "epsilon"))
+        return Skip("the other outputs, the batch statistics, have consumers")
+    return _fold_norm(graph, root, mean, variance, beta, gamma, attribute(root, "epsilon"))
 
 
 @rule(op(f"{GLOBAL}|{FUSED}"))
 def _explain_norm(graph: Graph, root: Node) -> Skip | None:
-    """A norm that has no constant statistics."""
+    """Skip a norm whose statistics are not constant."""
     if root.name in graph.input_names:
         return None
     roles = ("mean", "variance", "beta", "gamma") if root.op == GLOBAL else ("gamma", "beta", "mean", "variance")
     for edge, role in zip(root.inputs[1:], roles, strict=False):
         if not is_constant(graph, edge):
-            return Skip(not_constant(graph, edge.node, f"its {role}"))
+            return Skip(explain_not_constant(graph, edge.node, f"the {role}"))
     return None
 
 
-def _folded(
+def _fold_norm(
     graph: Graph, root: Node, mean: Node, variance: Node, beta: Node, gamma: Node | None, epsilon: float
 ) -> list[Node] | Skip | None:
     if root.name in graph.input_names:
         return None
     source = root.inputs[0]
-    found = find_foldable(graph, source, root)
-    if found is None:
-        before = graph[source.node]
-        return Skip(f"it follows {before.name} ({before.op}), which has no weights that could take the scale")
-    if isinstance(found, Skip):
-        return found
-    if channel_axis(root, found.rank) != found.axis:
-        return Skip(f"its data_format is not that of {found.name}")
+    target = find_foldable(graph, source, root)
+    if target is None:
+        producer = graph[source.node]
+        return Skip(f"the input is {producer.name} ({producer.op}), which has no weights to scale")
+    if isinstance(target, Skip):
+        return target
+    if channel_axis(root, target.rank) != target.axis:
+        return Skip(f"data_format differs from that of {target.name}")
     statistics = [node for node in (mean, variance, beta, gamma) if node is not None]
     for node in statistics:
-        if node.value.shape != (found.num_channels,):
-            return Skip(f"{described(node)} is not one value for each of the {found.num_channels} channels")
-    affine = _affine(*(node.value.array for node in statistics), epsilon=epsilon)
+        if node.value.shape != (target.num_channels,):
+            return Skip(f"{describe_constant(node)} is not one value for each of the {target.num_channels} channels")
+    affine = _compute_affine(*(node.value.array for node in statistics), epsilon=epsilon)
     if affine is None:
-        return Skip("its statistics do not make finite factors")
-    return found.fold(affine, root.name)
+        return Skip("the statistics give factors that are not finite")
+    return target.fold(affine, root.name)
 
 
-def _affine(mean: Array, variance: Array, beta: Array, gamma: Array | None = None, *, epsilon: float) -> Affine | None:
-    """The factor and summand of a norm, in the arithmetic of its statistics; None where they are not finite.
+def _compute_affine(
+    mean: Array, variance: Array, beta: Array, gamma: Array | None = None, *, epsilon: float
+) -> Affine | None:
+    """Return scale and offset of a norm, computed in the type of its statistics; None if not finite.
 
     Args:
         mean, variance, beta, gamma: (c,).
-        epsilon: added to the variance.
+        epsilon: summand of the variance.
     """
-    one = variance.dtype.type(1)
     with np.errstate(all="ignore"):
-        scale = one / np.sqrt(variance + variance.dtype.type(epsilon))
+        scale = variance.dtype.type(1) / np.sqrt(variance + variance.dtype.type(epsilon))
         if gamma is not None:
             scale = scale * gamma
         offset = (-mean * scale) + beta

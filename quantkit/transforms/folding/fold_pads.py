@@ -1,4 +1,4 @@
-"""Zeros around a tensor, as the padding of what reads it.
+"""Fold Pad into the padding of the following convolution or pooling op.
 
 conv(pad(x), VALID)  ==  conv(x, EXPLICIT)
 """
@@ -19,27 +19,27 @@ from quantkit.transforms.registry import transform
 
 PADS = ("Pad", "PadV2")
 LAYERS = ("Conv2D", "DepthwiseConv2dNative")
-# A maximum does not see zeros beside such numbers.
+# The outputs of these ops are never negative: zero padding does not change a maximum over them.
 NEVER_NEGATIVE = ("Relu", "Relu6", "Sigmoid", "Softmax", "Abs", "Square", "Exp")
 Shapes = Mapping[Edge, Shape]
 
 
 @transform
 def fold_pads(graph: Graph) -> Outcome:
-    """Let convolutions and maximum pools pad by themselves, instead of reading a tensor that was padded.
+    """Fold Pad into the padding of the following convolution or MaxPool.
 
-    A Pad writes the whole tensor once more; the kernels behind it pad on the way. Where the padding is what SAME
-    gives, it becomes SAME, which every engine knows; else EXPLICIT.
+    A Pad copies the whole tensor; the kernel of a convolution pads without a copy. The new padding is
+    SAME, which every runtime supports, if SAME adds the same widths, else EXPLICIT.
 
     Before:  x -> Pad([0, 1, 1, 0]) -> Conv2D(VALID)
     After:   x -> Conv2D(SAME) or Conv2D(EXPLICIT)
 
-    Options: none. A Pad that adds nothing becomes an Identity, which remove_nodes splices out.
+    Options: none. A Pad of zero widths becomes an Identity, which remove_nodes removes.
 
-    Skips when what is padded with is not a constant zero, when batch or channels are padded, for average pools
-    (they do not count their own padding, but would count those zeros), for depthwise convolutions unless SAME adds
-    as much, and for maximum pools, which ignore their padding, unless what they read is never negative or the padding
-    is the lowest number, and SAME adds as much.
+    Skips if the padded value is not a constant zero, or if batch or channels are padded. Skips AvgPool,
+    which averages over the zeros of a Pad but not over its own padding. Skips DepthwiseConv2dNative
+    unless SAME adds the same widths. Skips MaxPool, which ignores its own padding, unless SAME adds the
+    same widths and the input is never negative or the padded value is the lowest float.
 
     Example:
         fold_pads
@@ -62,12 +62,13 @@ def fold_pads(graph: Graph) -> Outcome:
     """
     if graph.op_counts.keys().isdisjoint(PADS):
         return Outcome(graph)
-    readers = Rule(op("Conv2D|DepthwiseConv2dNative|MaxPool|AvgPool"), partial(_folded, infer_shapes(graph)), ("root",))
-    return apply_rules(graph, readers, Rule(op("Pad|PadV2"), _spared, ("root",)))
+    layers = op("Conv2D|DepthwiseConv2dNative|MaxPool|AvgPool")
+    fold_pad = Rule(layers, partial(_fold_pad, infer_shapes(graph)), ("root",))
+    return apply_rules(graph, fold_pad, Rule(op("Pad|PadV2"), _replace_empty_pad, ("root",)))
 
 
-def _spared(graph: Graph, root: Node) -> list[Node] | None:
-    """A Pad of no width."""
+def _replace_empty_pad(graph: Graph, root: Node) -> list[Node] | None:
+    """Replace a Pad of zero widths by Identity."""
     widths = _constant(graph, root, 1)
     if widths is None or widths.any() or root.name in graph.input_names:
         return None
@@ -75,7 +76,7 @@ def _spared(graph: Graph, root: Node) -> list[Node] | None:
     return [root.with_(op="Identity", inputs=root.inputs[:1], attrs=attrs)]
 
 
-def _folded(shapes: Shapes, graph: Graph, root: Node) -> list[Node] | Skip | None:
+def _fold_pad(shapes: Shapes, graph: Graph, root: Node) -> list[Node] | Skip | None:
     pad = graph[root.inputs[0].node]
     if pad.op not in PADS or root.name in graph.input_names:
         return None
@@ -89,19 +90,19 @@ def _folded(shapes: Shapes, graph: Graph, root: Node) -> list[Node] | Skip | Non
         return Skip(reason)
     own = _own_padding(shapes, root)
     if own is None:
-        return Skip(f"the size of {pad.name} is not known, and with it what SAME adds")
+        return Skip(f"the widths of SAME are unknown, because the size of {pad.name} is unknown")
     if root.op == "MaxPool" and ((own + widths).max(1) >= attribute(root, "ksize")).any():
-        return Skip(f"{pad.name} is so wide that windows would see nothing else")
-    same = _all_same(shapes, root, shapes.get(pad.inputs[0], UNKNOWN))
+        return Skip(f"{pad.name} is as wide as the window: some windows would contain only padding")
+    same = _same_widths(shapes, root, shapes.get(pad.inputs[0], UNKNOWN))
     if root.op == "DepthwiseConv2dNative" and (same is None or not np.array_equal(own + widths, same)):
-        return Skip(f"{pad.name} is not what SAME adds, and TensorFlow breaks down where it fuses another padding")
+        return Skip(f"the widths of {pad.name} differ from SAME, and TensorFlow crashes when it fuses EXPLICIT padding")
     if root.op == "MaxPool" and (same is None or not np.array_equal(own + widths, same)):
-        return Skip(f"{pad.name} is not what SAME adds, and few engines know another padding of a MaxPool")
-    return [_padding(root, own + widths, same).with_input(0, pad.inputs[0])]
+        return Skip(f"the widths of {pad.name} differ from SAME, and few runtimes support EXPLICIT padding of MaxPool")
+    return [_set_padding(root, own + widths, same).with_input(0, pad.inputs[0])]
 
 
 def _constant(graph: Graph, node: Node, slot: int) -> Array | None:
-    """The values of a constant input that nobody feeds."""
+    """Return the value of a constant input that is not a graph input."""
     value = graph.constant_of(node.inputs[slot]) if len(node.inputs) > slot else None
     return None if value is None or node.inputs[slot].node in graph.input_names else value.array
 
@@ -113,21 +114,21 @@ def _reason_to_stay(graph: Graph, root: Node, pad: Node, widths: Array) -> str:
     if (widths < 0).any():
         return f"{pad.name} has negative widths"
     if root.op == "AvgPool" and widths.any():
-        return f"it would not count the zeros of {pad.name}, which belong to its averages"
+        return f"AvgPool averages over the zeros of {pad.name}, but not over its own padding"
     values = _constant(graph, pad, 2) if pad.op == "PadV2" else np.float32(0)
     if values is None or values.size != 1:
-        return f"what {pad.name} adds is not constant"
+        return f"the padded value of {pad.name} is not constant"
     value = values.reshape(())
     if root.op in LAYERS:
-        return f"{pad.name} adds {value:g}, not zeros" if value else ""
-    is_unseen = value.dtype.kind == "f" and value <= np.finfo(value.dtype).min
-    if not is_unseen and (value or graph[pad.inputs[0].node].op not in NEVER_NEGATIVE):
-        return f"{pad.inputs[0]} may be below {value:g}, which {pad.name} adds: it would be the maximum at the border"
+        return f"{pad.name} pads with {value:g}, not 0" if value else ""
+    is_lowest = value.dtype.kind == "f" and value <= np.finfo(value.dtype).min
+    if not is_lowest and (value or graph[pad.inputs[0].node].op not in NEVER_NEGATIVE):
+        return f"{pad.inputs[0]} may be less than {value:g}, the padded value, which is then the maximum at the border"
     return ""
 
 
 def _windows(shapes: Shapes, root: Node) -> list[tuple[int, int, int]] | None:
-    """(axis, span, stride) along height and width; None: the size of the windows is not known."""
+    """Return (axis, span, stride) along height and width; None if the window size is unknown."""
     axes = [axis for axis in range(1, 4) if axis != channel_axis(root, 4)]
     strides = attribute(root, "strides")
     if root.op == "MaxPool":
@@ -142,28 +143,31 @@ def _windows(shapes: Shapes, root: Node) -> list[tuple[int, int, int]] | None:
 
 
 def _own_padding(shapes: Shapes, root: Node) -> Array | None:
-    """What the node itself adds around the padded tensor: (4, 2); None: not known."""
+    """Return the widths of the node's own padding, (4, 2); None if unknown."""
     padding = attribute(root, "padding")
     if padding == b"EXPLICIT":
         return np.array(attribute(root, "explicit_paddings")).reshape(4, 2)
     if padding == b"VALID":
         return np.zeros((4, 2), int)
-    return _all_same(shapes, root, shapes.get(root.inputs[0], UNKNOWN))
+    return _same_widths(shapes, root, shapes.get(root.inputs[0], UNKNOWN))
 
 
-def _all_same(shapes: Shapes, root: Node, given: Shape) -> Array | None:
-    """What SAME adds around a tensor of a shape: (4, 2); None: not known."""
-    made = np.zeros((4, 2), int)
-    for axis, span, stride in _windows(shapes, root) or ():
-        same = same_padding(given.dims[axis] if given.dims and given.rank == 4 else None, span, stride)
+def _same_widths(shapes: Shapes, root: Node, shape: Shape) -> Array | None:
+    """Return the widths that SAME adds around a tensor of a shape, (4, 2); None if unknown."""
+    windows = _windows(shapes, root)
+    if not windows:
+        return None
+    widths = np.zeros((4, 2), int)
+    for axis, span, stride in windows:
+        same = same_padding(shape.dims[axis] if shape.dims and shape.rank == 4 else None, span, stride)
         if same is None:
             return None
-        made[axis] = same
-    return made if _windows(shapes, root) else None
+        widths[axis] = same
+    return widths
 
 
-def _padding(root: Node, widths: Array, same: Array | None) -> Node:
-    """The node with these widths as its padding."""
+def _set_padding(root: Node, widths: Array, same: Array | None) -> Node:
+    """Return the node with padding of these widths."""
     if same is not None and np.array_equal(widths, same):
         return root.with_attrs(padding=b"SAME", explicit_paddings=None)
     if not widths.any():

@@ -17,7 +17,7 @@ from quantkit.ir.tensor import Array, Shape
 from quantkit.ops.layers import channel_axis
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.ops.tensorflow.signatures import attribute
-from quantkit.transforms.folding._channels import is_constant, not_constant
+from quantkit.transforms.folding._channels import explain_not_constant, is_constant
 from quantkit.transforms.registry import transform
 
 LAYERS = "Conv2D|DepthwiseConv2dNative"
@@ -69,7 +69,7 @@ def _flattened(shapes: Shapes, graph: Graph, root: Node, layer: Node, moved: Nod
         (root, 2, "crops"),
     ):
         if not is_constant(graph, node.inputs[slot]):
-            return Skip(not_constant(graph, node.inputs[slot].node, f"the {role} of {node.name}"))
+            return Skip(explain_not_constant(graph, node.inputs[slot].node, f"the {role} of {node.name}"))
     if moved.name in graph.input_names:
         return Skip(f"{moved.name} is an input of the graph")
     block, paddings = (graph[edge.node].value.array for edge in moved.inputs[1:])

@@ -1,4 +1,4 @@
-"""Pixels in, the same answers out: preparation in the graph, before it, or both, in front of every kind of layer."""
+"""Preprocessing in the graph, before the graph, or both, in front of all kinds of layers."""
 
 import numpy as np
 import pytest
@@ -23,8 +23,8 @@ def outputs(graph: Graph, pixels: Array) -> dict[str, Array]:
 
 
 @st.composite
-def prepared(draw: st.DrawFn) -> Graph:
-    """Arithmetic on a picture, and what reads it."""
+def preprocessed_images(draw: st.DrawFn) -> Graph:
+    """Return a graph with arithmetic on an image, and with consumers of the result."""
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     nodes = [placeholder((1, 5, 5, 3))]
     last = "x"
@@ -39,11 +39,11 @@ def prepared(draw: st.DrawFn) -> Graph:
             edges.reverse()
         last = f"p{number}"
         nodes.append(Node(last, kind, tuple(edges), attrs=FLOAT))
-    ends = []
+    names = []
     for number in range(draw(st.integers(1, 2))):
         kind = draw(st.sampled_from(["Conv2D", "Conv2D", "DepthwiseConv2dNative", "Relu"]))
         name = f"y{number}"
-        ends.append(name)
+        names.append(name)
         if kind == "Relu":
             if draw(st.booleans()):
                 nodes.append(Node(name, kind, (Edge(last),), attrs=FLOAT))
@@ -60,27 +60,27 @@ def prepared(draw: st.DrawFn) -> Graph:
             nodes.append(constant(f"b{number}", random.uniform(-1, 1, channels).astype(np.float32)))
             nodes.append(Node(name, "BiasAdd", (Edge(layer), Edge(f"b{number}")), attrs=FLOAT))
             if draw(st.booleans()):
-                ends.append(layer)
-    return Graph.of(nodes, ["x"], ends)
+                names.append(layer)
+    return Graph.of(nodes, ["x"], names)
 
 
 @given(
-    prepared(),
+    preprocessed_images(),
     st.sampled_from([(), (128.0,), (120.0, 100.0, 110.0)]),
     st.sampled_from([(), (64.0,), (50.0, 60.0, 70.0)]),
 )
-def test_promises(graph: Graph, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-    kept = Graph.of(graph.nodes.values(), graph.inputs, graph.outputs)
+def test_outputs_stay_equal_for_uint8_input(graph: Graph, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    copy = Graph.of(graph.nodes.values(), graph.inputs, graph.outputs)
     outcome = absorb_preprocessing.outcome(graph, mean=mean, std=std)
     verify(outcome.graph)
-    assert graph == kept
+    assert graph == copy
     assert (outcome.graph.inputs, outcome.graph.outputs) == (graph.inputs, graph.outputs)
     if outcome.changes:
         assert outcome.graph["x"].attrs["dtype"] is DType.UINT8
-        fed = ((PIXELS - np.float64(mean or 0)) / np.float64(std or 1)).astype(np.float32)
-        want, found = outputs(graph, fed), outputs(outcome.graph, PIXELS)
-        for name, values in want.items():
-            np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-5 * max(1, np.abs(values).max()))
+        image = ((PIXELS - np.float64(mean or 0)) / np.float64(std or 1)).astype(np.float32)
+        expected, actual = outputs(graph, image), outputs(outcome.graph, PIXELS)
+        for name, values in expected.items():
+            np.testing.assert_allclose(actual[name], values, rtol=1e-5, atol=1e-5 * max(1, np.abs(values).max()))
     else:
         assert outcome.graph == graph
         assert outcome.skips
@@ -89,17 +89,17 @@ def test_promises(graph: Graph, mean: tuple[float, ...], std: tuple[float, ...])
     assert again.graph == outcome.graph or not outcome.changes
 
 
-def test_mean_and_std_must_fit() -> None:
+def test_mean_and_std_of_other_channels_are_rejected() -> None:
     graph = Graph.of([placeholder((1, 5, 5, 3))], ["x"], [])
     with pytest.raises(RecipeError, match="do not fit"):
         absorb_preprocessing(graph, mean=(1.0, 2.0, 3.0), std=(1.0, 2.0))
     with pytest.raises(RecipeError, match="do not fit"):
         absorb_preprocessing(graph, std=(0.0,))
     outcome = absorb_preprocessing.outcome(graph, mean=(1.0, 2.0))
-    assert "its last dimension is 3" in outcome.skips[0].reason
+    assert "the last dimension of the input is 3" in outcome.skips[0].reason
 
 
-def test_a_long_chain_takes_linear_time() -> None:
+def test_long_chain_folds_in_linear_time() -> None:
     def chain(length: int) -> Graph:
         nodes = [
             placeholder((1, 5, 5, 3)),

@@ -10,22 +10,22 @@ from quantkit.transforms.folding.fold_batch_norms import fold_batch_norms
 
 
 @given(layered_graphs())
-def test_promises(graph: Graph) -> None:
+def test_outputs_stay_equal_and_fold_is_idempotent(graph: Graph) -> None:
     check_promises(fold_batch_norms, graph)
 
 
 @given(layered_graphs())
-def test_every_factor_behind_a_layer_is_folded_or_explained(graph: Graph) -> None:
+def test_every_factor_after_layer_is_folded_or_skipped(graph: Graph) -> None:
     outcome = fold_batch_norms.outcome(graph)
-    explained = {skip.node for skip in outcome.skips}
+    skipped = {skip.node for skip in outcome.skips}
     for node in outcome.graph.nodes.values():
         sources = [outcome.graph[edge.node] for edge in node.inputs]
         is_factor = node.op in ("Mul", "RealDiv") and any(source.is_constant for source in sources)
         if is_factor and any(source.op in ("Conv2D", "DepthwiseConv2dNative") for source in sources):
-            assert node.name in explained
+            assert node.name in skipped
 
 
-def test_folded_weights_are_those_of_the_classic_tool_to_the_bit() -> None:
+def test_folded_weights_equal_classic_tool_bitwise() -> None:
     graph = from_text("""
         outputs: b
         x = Placeholder[1x5x5x2]()
@@ -35,7 +35,7 @@ def test_folded_weights_are_those_of_the_classic_tool_to_the_bit() -> None:
         b = Mul(a, s)
     """)
     flat, scale = graph["w"].value.array.reshape(-1), graph["s"].value.array
-    classic = np.array([weight * scale[place % 6] for place, weight in enumerate(flat)], dtype=np.float32)
+    classic = np.array([weight * scale[index % 6] for index, weight in enumerate(flat)], dtype=np.float32)
     assert np.array_equal(fold_batch_norms(graph)["w"].value.array.reshape(-1), classic)
 
 
@@ -53,7 +53,7 @@ def large_layer(weights: Tensor) -> Graph:
     )
 
 
-def test_large_weights_are_read_only_when_the_product_is() -> None:
+def test_large_weights_are_loaded_with_product() -> None:
     reads = []
 
     def load() -> np.ndarray:
@@ -66,7 +66,7 @@ def test_large_weights_are_read_only_when_the_product_is() -> None:
     assert len(reads) == 1
 
 
-def test_what_is_unknown_about_a_weight_survives() -> None:
+def test_unknown_attributes_controls_and_devices_stay() -> None:
     graph = from_text("""
         outputs: b
         x = Placeholder[1x2]()
@@ -81,41 +81,41 @@ def test_what_is_unknown_about_a_weight_survives() -> None:
     assert list(after.nodes) == ["x", "w", "b"]
 
 
-def test_a_long_chain_of_factors_folds_into_one_layer() -> None:
+def test_long_chain_of_factors_folds_into_one_layer() -> None:
     factors = [Node(f"m{n}", "Mul", (Edge(f"m{n - 1}" if n else "a"), Edge("s"))) for n in range(3000)]
     graph = large_layer(Tensor.of(np.ones((2, 64), np.float32)))
-    kept = [graph[name] for name in ("x", "w", "a")]
-    after = fold_batch_norms(Graph.of([*kept, constant("s", np.float32(1.0)), *factors], ["x"], ["m2999"]))
+    layer = [graph[name] for name in ("x", "w", "a")]
+    after = fold_batch_norms(Graph.of([*layer, constant("s", np.float32(1.0)), *factors], ["x"], ["m2999"]))
     assert list(after.nodes) == ["x", "w", "m2999"]
     assert np.array_equal(after["w"].value.array, graph["w"].value.array)
 
 
-def test_forms_nest_only_so_deep() -> None:
-    passing = [Node(f"i{n}", "Identity", (Edge(f"i{n - 1}" if n else "a"),)) for n in range(2000)]
+def test_factor_far_from_layer_stays() -> None:
+    identities = [Node(f"i{n}", "Identity", (Edge(f"i{n - 1}" if n else "a"),)) for n in range(2000)]
     graph = large_layer(Tensor.of(np.ones((2, 64), np.float32)))
     root = graph["b"].with_input(0, "i1999")
-    nodes = [*(node for node in graph.nodes.values() if node.name != "b"), *passing, root]
+    nodes = [*(node for node in graph.nodes.values() if node.name != "b"), *identities, root]
     deep = graph.with_nodes(nodes)
     assert fold_batch_norms(deep) == deep
 
 
 @pytest.mark.parametrize("dtype", [DType.DOUBLE, DType.HALF, DType.BFLOAT16])
-def test_other_floats_are_scaled_in_their_own_type(dtype: DType) -> None:
-    word = dtype.value
+def test_other_float_types_are_scaled_in_their_type(dtype: DType) -> None:
+    name = dtype.value
     graph = from_text(f"""
         outputs: b
-        x = Placeholder[{word} 1x2]()
-        w = Const[{word} 2x2]()
-        s = Const[{word}]([0.5, 4.0])
-        a = MatMul(x, w, T={word})
-        b = Mul(a, s, T={word})
+        x = Placeholder[{name} 1x2]()
+        w = Const[{name} 2x2]()
+        s = Const[{name}]([0.5, 4.0])
+        a = MatMul(x, w, T={name})
+        b = Mul(a, s, T={name})
     """)
     weights = fold_batch_norms(graph)["w"].value
     assert weights.dtype is dtype
     assert np.array_equal(weights.array, graph["w"].value.array * graph["s"].value.array)
 
 
-def test_a_factor_of_another_type_than_the_layer_is_left_alone() -> None:
+def test_factor_of_other_type_than_layer_is_skipped() -> None:
     graph = from_text("""
         outputs: b
         x = Placeholder[1x2]()

@@ -1,4 +1,4 @@
-"""Sums behind layers keep their answers as biases."""
+"""Outputs of sums after layers stay equal when the sums become BiasAdd."""
 
 import numpy as np
 from hypothesis import given
@@ -15,7 +15,7 @@ SHAPES = [(), (1,), (3,), (1, 3), (1, 1, 1, 3), (1, 4, 1, 1), (4, 3), (2, 4, 4, 
 
 
 def layer(name: str, kind: str, source: str) -> list[Node]:
-    """A layer that keeps its channels, and its weights."""
+    """Return a layer with as many output channels as input channels, and its weights."""
     shape = (3, 3, CHANNELS, 1 if kind.startswith("Depthwise") else CHANNELS)
     weights = np.random.default_rng(0).standard_normal(shape).astype(np.float32) / 10
     return [constant(f"{name}/w", weights), Node(name, kind, (Edge(source), Edge(f"{name}/w")), attrs=CONVOLUTION)]
@@ -23,34 +23,34 @@ def layer(name: str, kind: str, source: str) -> list[Node]:
 
 @st.composite
 def sums(draw: st.DrawFn) -> Graph:
-    """Layers, and sums of them with constants of all shapes and with one another."""
+    """Return layers, and sums of layers with constants of all shapes and with each other."""
     nodes = [placeholder((1, 4, 4, CHANNELS))]
     names = ["x"]
     for number in range(draw(st.integers(1, 5))):
-        made = layer(f"layer{number}", draw(st.sampled_from(["Conv2D", "DepthwiseConv2dNative"])), names[-1])
+        new_layer = layer(f"layer{number}", draw(st.sampled_from(["Conv2D", "DepthwiseConv2dNative"])), names[-1])
         shape = draw(st.sampled_from(SHAPES))
         values = np.random.default_rng(number).standard_normal(shape).astype(np.float32)
         inputs = [
-            Edge(made[-1].name),
+            Edge(new_layer[-1].name),
             Edge(f"b{number}") if draw(st.booleans()) else Edge(draw(st.sampled_from(names))),
         ]
         if draw(st.booleans()):
             inputs.reverse()
         kind = draw(st.sampled_from(["Add", "AddV2"]))
         added = Node(f"sum{number}", kind, tuple(inputs), attrs={"T": DType.FLOAT})
-        nodes += [*made, constant(f"b{number}", values), added]
+        nodes += [*new_layer, constant(f"b{number}", values), added]
         names.append(added.name)
     return Graph.of(nodes, ["x"], dict.fromkeys([names[-1], draw(st.sampled_from(names[1:]))]))
 
 
 @given(sums())
-def test_promises(graph: Graph) -> None:
+def test_outputs_of_sums_stay_equal(graph: Graph) -> None:
     check_exact_transform(fold_biases, graph)
 
 
 @st.composite
 def sequences(draw: st.DrawFn) -> Graph:
-    """Products that get another shape before they get a constant, of which some are biases."""
+    """Return a matrix product with a Reshape and a sum, which is a bias for some shapes."""
     columns = draw(st.sampled_from([(6,), (2, 3), (3, 2)]))
     shape = draw(st.sampled_from([(6,), (2, 3), (3, 2), (3,), (1,), (), (1, 6)]))
     bias = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
@@ -72,11 +72,11 @@ def sequences(draw: st.DrawFn) -> Graph:
 
 
 @given(sequences())
-def test_promises_of_what_is_reshaped(graph: Graph) -> None:
+def test_outputs_of_reshaped_products_stay_equal(graph: Graph) -> None:
     check_exact_transform(fold_biases, graph)
 
 
-def test_work_grows_linearly() -> None:
+def test_fold_biases_runs_in_linear_time() -> None:
     def chain(length: int) -> Graph:
         nodes = [placeholder((1, 4, 4, CHANNELS)), constant("b", np.arange(CHANNELS, dtype=np.float32))]
         source = "x"

@@ -1,4 +1,4 @@
-"""Clamps in every order and with every bound keep their answers."""
+"""Outputs of clamps stay equal for every order and every bound."""
 
 import numpy as np
 from hypothesis import given
@@ -12,7 +12,7 @@ from quantkit.transforms.folding.fold_clamps import fold_clamps
 
 @st.composite
 def clamps(draw: st.DrawFn) -> Graph:
-    """Maxima, minima and activations of earlier tensors."""
+    """Return a graph of Maximum, Minimum and Relu nodes."""
     bounds = {"zero": 0.0, "six": 6.0, "minus": -0.5}
     nodes = [placeholder((2, 3)), *(constant(name, np.float32(value)) for name, value in bounds.items())]
     names = ["x"]
@@ -31,11 +31,11 @@ def clamps(draw: st.DrawFn) -> Graph:
 
 
 @given(clamps())
-def test_promises(graph: Graph) -> None:
+def test_outputs_of_clamps_stay_equal(graph: Graph) -> None:
     check_exact_transform(fold_clamps, graph)
 
 
-def test_work_grows_linearly() -> None:
+def test_fold_clamps_runs_in_linear_time() -> None:
     def chain(length: int) -> Graph:
         nodes = [placeholder((2, 3)), constant("zero", np.float32(0)), constant("six", np.float32(6))]
         source = "x"

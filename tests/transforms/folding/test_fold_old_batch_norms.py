@@ -19,19 +19,19 @@ NORMS = ("BatchNormWithGlobalNormalization", "FusedBatchNorm", "FusedBatchNormV2
 
 
 @given(layered_graphs())
-def test_promises(graph: Graph) -> None:
+def test_outputs_stay_equal_and_fold_is_idempotent(graph: Graph) -> None:
     check_promises(fold_old_batch_norms, graph)
 
 
 @given(layered_graphs())
-def test_every_norm_is_folded_or_explained(graph: Graph) -> None:
+def test_every_norm_is_folded_or_skipped(graph: Graph) -> None:
     outcome = fold_old_batch_norms.outcome(graph)
-    left = [node.name for node in outcome.graph.nodes.values() if node.op in NORMS]
-    assert left == [skip.node for skip in outcome.skips]
+    remaining = [node.name for node in outcome.graph.nodes.values() if node.op in NORMS]
+    assert remaining == [skip.node for skip in outcome.skips]
 
 
 @pytest.mark.parametrize("is_scaled", [True, False])
-def test_weights_and_bias_are_those_of_the_classic_tool_to_the_bit(is_scaled: bool) -> None:
+def test_weights_and_bias_equal_classic_tool_bitwise(is_scaled: bool) -> None:
     graph = from_text(
         f"""
         outputs: b
@@ -57,7 +57,7 @@ def test_weights_and_bias_are_those_of_the_classic_tool_to_the_bit(is_scaled: bo
 
 
 def towers(count: int) -> Graph:
-    """A chain of convolutions, each with a bias and a norm; all norms share their statistics."""
+    """Return a chain of convolutions, each with a bias and a norm; all norms share their statistics."""
     nodes = [
         Node("r0", "Placeholder"),
         constant("one", np.ones(2, np.float32)),
@@ -76,7 +76,7 @@ def towers(count: int) -> Graph:
     return Graph.of(nodes, ["r0"], [f"r{count}"])
 
 
-def test_work_grows_with_the_graph_only() -> None:
+def test_fold_old_batch_norms_runs_in_linear_time() -> None:
     def work(count: int) -> Callable[[], object]:
         graph = towers(count)
         return lambda: fold_old_batch_norms(graph)
@@ -84,7 +84,7 @@ def test_work_grows_with_the_graph_only() -> None:
     check_work_is_linear(work, 20)
 
 
-def test_products_of_large_weights_wait_until_they_are_read() -> None:
+def test_products_of_large_weights_are_computed_on_access() -> None:
     reads = []
 
     def load() -> np.ndarray:
@@ -114,7 +114,7 @@ def test_products_of_large_weights_wait_until_they_are_read() -> None:
     assert np.array_equal(folded["w"].value.array, np.full((1, 1, 2, count), 0.5, np.float32))
 
 
-def test_a_network_folds_completely() -> None:
+def test_norms_of_digits_model_fold_completely() -> None:
     path = Path(__file__).parents[3] / "models" / "digits.pb"
     network = strip_unused_nodes(graphdef.decode(path.read_bytes()).with_endpoints(None, ["softmax"]))
     outcome = fold_old_batch_norms.outcome(remove_nodes(network, op=("Identity", "CheckNumerics")))

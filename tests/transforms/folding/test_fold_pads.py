@@ -1,4 +1,4 @@
-"""Pads before convolutions and pools of every kind."""
+"""Pads before all kinds of convolutions and pooling ops."""
 
 import numpy as np
 from hypothesis import given
@@ -11,8 +11,8 @@ from quantkit.transforms.folding.fold_pads import fold_pads
 
 
 @st.composite
-def padded(draw: st.DrawFn) -> Graph:
-    """A tensor, padded somehow, and some readers."""
+def pads(draw: st.DrawFn) -> Graph:
+    """Return a graph with a Pad and several consumers."""
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     height, width = draw(st.integers(5, 8)), draw(st.integers(5, 8))
     is_first = draw(st.booleans())
@@ -20,7 +20,7 @@ def padded(draw: st.DrawFn) -> Graph:
     spatial = (2, 3) if is_first else (1, 2)
     widths = np.zeros((4, 2), np.int32)
     widths[spatial, :] = draw(
-        st.lists(st.integers(0, 2), min_size=4, max_size=4).map(lambda one: np.reshape(one, (2, 2)))
+        st.lists(st.integers(0, 2), min_size=4, max_size=4).map(lambda flat: np.reshape(flat, (2, 2)))
     )
     value = draw(st.sampled_from([0.0, 0.0, 0.0, 1.0, -np.inf]))
     nodes = [placeholder(shape), Node("relu", "Relu", (Edge("x"),), attrs={"T": DType.FLOAT})]
@@ -49,7 +49,7 @@ def padded(draw: st.DrawFn) -> Graph:
         else:
             attrs["data_format"] = b"NCHW" if is_first else b"NHWC"
             if padding == b"EXPLICIT" and kind != "AvgPool":
-                attrs["explicit_paddings"] = tuple(int(one) for one in own)
+                attrs["explicit_paddings"] = tuple(int(size) for size in own)
             elif kind == "AvgPool" and padding == b"EXPLICIT":
                 attrs["padding"] = b"SAME"
         if kind.endswith("Pool"):
@@ -63,25 +63,25 @@ def padded(draw: st.DrawFn) -> Graph:
         nodes.append(Node(f"n{number}", kind, tuple(edges), attrs=attrs))
         outputs.append(f"n{number}")
     if value and np.isinf(value):
-        outputs = [name for name in outputs if nodes[[one.name for one in nodes].index(name)].op == "MaxPool"]
+        outputs = [node.name for node in nodes if node.name in outputs and node.op == "MaxPool"]
     return Graph.of(nodes, ["x"], outputs or ["relu"])
 
 
-@given(padded())
-def test_promises(graph: Graph) -> None:
+@given(pads())
+def test_outputs_of_padded_layers_stay_equal(graph: Graph) -> None:
     check_exact_transform(fold_pads, graph)
 
 
-@given(padded())
-def test_a_pad_that_stays_is_explained(graph: Graph) -> None:
+@given(pads())
+def test_every_remaining_pad_is_skipped_with_reason(graph: Graph) -> None:
     outcome = fold_pads.outcome(graph)
-    explained = {skip.node for skip in outcome.skips}
+    skipped = {skip.node for skip in outcome.skips}
     for node in outcome.graph.nodes.values():
         if node.op != "Neg" and node.inputs and outcome.graph[node.inputs[0].node].op in ("Pad", "PadV2"):
-            assert node.name in explained
+            assert node.name in skipped
 
 
-def test_work_grows_linearly() -> None:
+def test_fold_pads_runs_in_linear_time() -> None:
     def chain(length: int) -> Graph:
         widths = np.int32([[0, 0], [1, 1], [1, 1], [0, 0]])
         nodes = [
