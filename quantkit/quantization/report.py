@@ -16,7 +16,7 @@ from quantkit.runtimes.session import RuntimeVersion
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class AccuracyReport:
     """Distance of a quantized model's outputs from the float model's.
 
     Attributes:
@@ -101,7 +101,7 @@ class QuantizationReport:
     num_bytes: int
     float_num_bytes: int
     threads: str
-    accuracy: Accuracy = Accuracy()
+    accuracy: AccuracyReport = AccuracyReport()
     latency: Latency = Latency()
     fallback: Fallback | None = None
     fallback_precision: str = FLOAT

@@ -41,7 +41,7 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
     assert isinstance(model, Graph)
     shapes = infer_shapes(model)
     outputs = tuple(dict.fromkeys(model.outputs))
-    program = _Program.of(model, outputs)
+    program = _ExecutionPlan.of(model, outputs)
     lines = tuple(f"{step.node.name} ({step.node.op}): CPU" for step in program.steps)
     return FunctionSession(
         RuntimeVersion(RUNTIME.name, np.__version__, "CPU"),
@@ -58,11 +58,11 @@ class _Step:
 
     node: Node
     released: tuple[Edge, ...]
-    function: "_Program | None"
+    function: "_ExecutionPlan | None"
 
 
 @dataclass(frozen=True)
-class _Program:
+class _ExecutionPlan:
     """Nodes of a graph in topological order.
 
     Attributes:
@@ -78,7 +78,9 @@ class _Program:
     steps: tuple[_Step, ...]
 
     @classmethod
-    def of(cls, graph: Graph, outputs: tuple[Edge, ...], controls: Sequence[str] = (), depth: int = 0) -> "_Program":
+    def of(
+        cls, graph: Graph, outputs: tuple[Edge, ...], controls: Sequence[str] = (), depth: int = 0
+    ) -> "_ExecutionPlan":
         required = _required_nodes(graph, outputs, controls)
         nodes = [graph[name] for name in graph.order if name in required]
         _check_nodes(nodes)
@@ -106,7 +108,7 @@ class _Program:
         return [arrays[edge].copy() for edge in self.outputs]
 
 
-def _function_program(graph: Graph, node: Node, depth: int) -> _Program | None:
+def _function_program(graph: Graph, node: Node, depth: int) -> _ExecutionPlan | None:
     """Return the program of the function that a node calls; None if the node calls no function."""
     name = node.attrs.get("f")
     if node.op not in CALLS or not isinstance(name, FunctionName):
@@ -117,7 +119,7 @@ def _function_program(graph: Graph, node: Node, depth: int) -> _Program | None:
         raise UnavailableError(f"node {node.name!r}: {RUNTIME.title} does not run recursive functions")
     function = graph.library[name.name]
     body = function.graph.with_(library=graph.library)
-    return _Program.of(body, body.outputs, tuple(function.controls.values()), depth + 1)
+    return _ExecutionPlan.of(body, body.outputs, tuple(function.controls.values()), depth + 1)
 
 
 def _required_nodes(graph: Graph, outputs: tuple[Edge, ...], controls: Sequence[str]) -> set[str]:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from quantkit import formats
 from quantkit.errors import GraphError, InputError, UnavailableError
-from quantkit.quantization.report import Accuracy
+from quantkit.quantization.report import AccuracyReport
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.runtimes import open_session
 
 
-def measure_accuracy(file: Path, conversion: Conversion, reference: FloatReference) -> Accuracy:
+def measure_accuracy(file: Path, conversion: Conversion, reference: FloatReference) -> AccuracyReport:
     """Run a quantized file in the fastest runtime that can, and compare its outputs with the float model's.
 
     Raises:
@@ -23,7 +23,7 @@ def measure_accuracy(file: Path, conversion: Conversion, reference: FloatReferen
         try:
             with open_session(model, name, conversion.session_options) as session:
                 metrics = reference.compare(session)
-                return Accuracy(
+                return AccuracyReport(
                     metrics,
                     session.runtime,
                     reference.source,
@@ -35,11 +35,11 @@ def measure_accuracy(file: Path, conversion: Conversion, reference: FloatReferen
     raise failures[0]
 
 
-def try_measure_accuracy(file: Path, conversion: Conversion, reference: FloatReference) -> Accuracy:
+def try_measure_accuracy(file: Path, conversion: Conversion, reference: FloatReference) -> AccuracyReport:
     """Return the accuracy of a quantized file, or the reason that it is not known."""
     if not len(reference):
-        return Accuracy()
+        return AccuracyReport()
     try:
         return measure_accuracy(file, conversion, reference)
     except (UnavailableError, GraphError, InputError) as error:
-        return Accuracy(failures=(error.message,))
+        return AccuracyReport(failures=(error.message,))

@@ -5,7 +5,7 @@ Sandler et al., MobileNetV2: Inverted Residuals and Linear Bottlenecks, 2018: ht
 """
 
 from quantkit.ir.graph import Graph
-from quantkit.zoo.architectures.parameters import RELU_POWER, Layer
+from quantkit.zoo.architectures.parameters import RELU_POWER, LayerParameters
 from quantkit.zoo.architectures.slim import ERA_2018, SlimWriter
 from quantkit.zoo.architectures.writer import FLOAT, Signal
 
@@ -73,12 +73,12 @@ class _MobileNet:
 
     def conv(self, scope: str, source: Signal, filters: int, size: int = 1, stride: int = 1) -> Signal:
         """Convolution and batch norm."""
-        layer = Layer(self.seed, scope, (size, size, source.channels, filters), source.power)
+        layer = LayerParameters(self.seed, scope, (size, size, source.channels, filters), source.power)
         return Signal(self.write.conv(scope, source.node, layer, stride), filters, _LINEAR_POWER)
 
     def depthwise(self, scope: str, source: Signal, stride: int) -> Signal:
         """3x3 depthwise convolution and batch norm."""
-        layer = Layer(self.seed, scope, (3, 3, source.channels, 1), source.power, is_depthwise=True)
+        layer = LayerParameters(self.seed, scope, (3, 3, source.channels, 1), source.power, is_depthwise=True)
         return Signal(self.write.conv(scope, source.node, layer, stride), source.channels, _LINEAR_POWER)
 
     def relu6(self, scope: str, source: Signal) -> Signal:

@@ -20,7 +20,7 @@ RELU_POWER = 0.65
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerParameters:
     """The random parameters of one convolution and of the batch norm behind it.
 
     Attributes:

@@ -12,7 +12,7 @@ import numpy as np
 from quantkit.ir.graph import Edge, Graph, Node, Versions
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.zoo.architectures.inception import STEM, Branch, Conv, Fork, Module, Pool, modules
-from quantkit.zoo.architectures.parameters import RELU_POWER, Layer
+from quantkit.zoo.architectures.parameters import RELU_POWER, LayerParameters
 from quantkit.zoo.architectures.writer import FLOAT, Signal, Writer, concatenated, pooled
 
 VERSIONS = Versions(producer=8)
@@ -133,18 +133,18 @@ class ReleaseWriter(Writer):
 
 def inception_v3(seed: int) -> Graph:
     """The 1004 nodes of the release, in its order."""
-    body = _Body(seed)
+    body = _Release2015(seed)
     write = body.write
     signal = body.chain(STEM, "", Signal(write.preprocessing((299, 299), 3), 3, 0.3))
     for number, module in enumerate(modules(last_pool="MaxPool")):
         signal = body.module(module, f"mixed_{number}" if number else "mixed", signal)
-    layer = Layer(seed, "softmax", (1, 1, signal.channels, 1008), signal.power)
+    layer = LayerParameters(seed, "softmax", (1, 1, signal.channels, 1008), signal.power)
     weights = Tensor(DType.FLOAT, (signal.channels, 1008), lambda: layer.kernel.array[0, 0])
     write.head(signal.node, 8, weights, layer.bias)
     return Graph.of(write.nodes, ["Mul"], ["softmax"], versions=VERSIONS)
 
 
-class _Body:
+class _Release2015:
     """The stem and the modules, named as in the release: by the kind of layer and its number in the branch."""
 
     def __init__(self, seed: int) -> None:
@@ -187,6 +187,6 @@ class _Body:
         return signal
 
     def conv(self, name: str, conv: Conv, source: Signal) -> Signal:
-        layer = Layer(self.seed, name, (*conv.kernel, source.channels, conv.filters), source.power)
+        layer = LayerParameters(self.seed, name, (*conv.kernel, source.channels, conv.filters), source.power)
         node = self.write.conv(name, source.node, layer, conv.stride, conv.padding)
         return Signal(node, conv.filters, RELU_POWER)

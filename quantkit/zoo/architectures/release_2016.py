@@ -3,7 +3,7 @@
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType
 from quantkit.zoo.architectures.inception import STEM, Branch, Conv, Fork, Module, Pool, modules
-from quantkit.zoo.architectures.parameters import RELU_POWER, Layer
+from quantkit.zoo.architectures.parameters import RELU_POWER, LayerParameters
 from quantkit.zoo.architectures.slim import ERA_2016, SlimWriter
 from quantkit.zoo.architectures.writer import FLOAT, Signal, concatenated, pooled
 
@@ -12,7 +12,7 @@ CLASSES = 1001
 
 def inception_v3(seed: int) -> Graph:
     """Names and order of the frozen file, as far as its op counts and published names tell."""
-    body = _Body(seed)
+    body = _Release2016(seed)
     write = body.write
     signal = body.chain(STEM, "", Signal(write.placeholder(299), 3, 0.3))
     for module in modules(last_pool="AvgPool"):
@@ -25,7 +25,7 @@ def inception_v3(seed: int) -> Graph:
     return Graph.of(write.nodes, ["input"], [write.predictions(squeezed, CLASSES)])
 
 
-class _Body:
+class _Release2016:
     """The stem and the modules, each branch in a scope of its own."""
 
     def __init__(self, seed: int) -> None:
@@ -52,7 +52,7 @@ class _Body:
 
     def conv(self, conv: Conv, prefix: str, source: Signal) -> Signal:
         scope = f"{prefix}{conv.scope}"
-        layer = Layer(self.seed, scope, (*conv.kernel, source.channels, conv.filters), source.power)
+        layer = LayerParameters(self.seed, scope, (*conv.kernel, source.channels, conv.filters), source.power)
         normalized = self.write.conv(scope, source.node, layer, conv.stride, conv.padding)
         node = self.write.add(f"{self.write.body}/{scope}/Relu", "Relu", normalized, **FLOAT)
         return Signal(node, conv.filters, RELU_POWER)

@@ -10,7 +10,7 @@ import numpy as np
 
 from quantkit.ir.graph import Attr
 from quantkit.ir.tensor import DType, Shape, Tensor
-from quantkit.zoo.architectures.parameters import Layer
+from quantkit.zoo.architectures.parameters import LayerParameters
 from quantkit.zoo.architectures.writer import FLOAT, Signal, Writer
 
 EPSILON = float(np.float32(0.001))
@@ -63,14 +63,14 @@ class SlimWriter(Writer):
     def identity(self, name: str, source: str) -> str:
         return self.add(name, "Identity", source, **FLOAT)
 
-    def conv(self, scope: str, source: str, layer: Layer, stride: int = 1, padding: str = "SAME") -> str:
+    def conv(self, scope: str, source: str, layer: LayerParameters, stride: int = 1, padding: str = "SAME") -> str:
         """Convolution and batch norm; ``scope`` is relative to the network's."""
         convolved = self.convolution(f"{self.network}/{scope}", f"{self.body}/{scope}", source, layer, stride, padding)
         write = self.fused_batch_norm if self.era.is_fused else self.decomposed_batch_norm
         return write(f"{self.network}/{scope}/BatchNorm", f"{self.body}/{scope}/BatchNorm", convolved, layer)
 
     def convolution(
-        self, variables: str, scope: str, source: str, layer: Layer, stride: int = 1, padding: str = "SAME"
+        self, variables: str, scope: str, source: str, layer: LayerParameters, stride: int = 1, padding: str = "SAME"
     ) -> str:
         """The convolution alone, depthwise where the layer is."""
         attrs: dict[str, Attr] = {
@@ -86,7 +86,7 @@ class SlimWriter(Writer):
         kernel = self.variable(f"{variables}/weights", layer.kernel)
         return self.add(f"{scope}/{self.era.convolution}", "Conv2D", source, kernel, use_cudnn_on_gpu=True, **attrs)
 
-    def decomposed_batch_norm(self, variables: str, scope: str, source: str, layer: Layer) -> str:
+    def decomposed_batch_norm(self, variables: str, scope: str, source: str, layer: LayerParameters) -> str:
         """Beta, but no gamma: ``x r + (beta - mean r)`` with ``r = 1 / sqrt(variance + epsilon)``."""
         beta = self.variable(f"{variables}/beta", layer.beta)
         mean = self.variable(f"{variables}/moving_mean", layer.moving_mean)
@@ -100,7 +100,7 @@ class SlimWriter(Writer):
         self.add(f"{scope}/sub", "Sub", beta, f"{scope}/mul_1", **FLOAT)
         return self.add(f"{scope}/add_1", "Add", f"{scope}/mul", f"{scope}/sub", **FLOAT)
 
-    def fused_batch_norm(self, variables: str, scope: str, source: str, layer: Layer) -> str:
+    def fused_batch_norm(self, variables: str, scope: str, source: str, layer: LayerParameters) -> str:
         """``FusedBatchNorm`` with moving statistics."""
         vectors = [
             self.variable(f"{variables}/{name}", getattr(layer, name))
@@ -121,7 +121,7 @@ class SlimWriter(Writer):
     def logits(self, source: Signal, seed: int, classes: int) -> str:
         """A 1x1 convolution with bias, in the scope ``Logits``."""
         scope = f"{self.network}/Logits/Conv2d_1c_1x1"
-        layer = Layer(seed, scope, (1, 1, source.channels, classes), source.power)
+        layer = LayerParameters(seed, scope, (1, 1, source.channels, classes), source.power)
         product = self.convolution(scope, scope, source.node, layer)
         biases = self.variable(f"{scope}/biases", layer.bias)
         return self.add(f"{scope}/BiasAdd", "BiasAdd", product, biases, **_NHWC, **FLOAT)
