@@ -67,8 +67,8 @@ def test_help_takes_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> 
     assert text.startswith(f"usage: quantkit {name} ")
 
 
-# Commands that take a MODEL; benchmark and the TensorFlow tools have their own flags.
-MODEL_COMMANDS = ("transform", "quantize", "classify", "evaluate", "compare", "summarize")
+# Commands that take a MODEL, except the TensorFlow tools.
+MODEL_COMMANDS = ("transform", "quantize", "classify", "evaluate", "compare", "benchmark", "summarize")
 MODEL_FLAGS = {
     *("--inputs", "--outputs", "--signature", "--tags", "--checkpoint", "--random-weights", "--offline", "--plugin"),
     *("--json", "--quiet", "--verbose", "--debug"),
