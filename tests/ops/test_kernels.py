@@ -39,18 +39,18 @@ def test_an_op_without_kernel_is_named() -> None:
 @pytest.mark.parametrize(
     ("node", "inputs", "message"),
     [
-        (Node("sum", "Add"), [real(2), real(3)], r"'sum' \(Add\), given 2, 3: operands could not be broadcast"),
+        (Node("sum", "Add"), [real(2), real(3)], r"'sum' \(Add\), input shapes 2, 3: operands could not be broadcast"),
         (Node("cat", "ConcatV2"), [real(2), real(2), np.array(3)], r"'cat' \(ConcatV2\).*axis 3 does not exist"),
         (Node("div", "FloorDiv"), [whole(2), np.zeros(2, I32)], r"'div' .*integer division by zero"),
         (Node("r", "Reshape"), [real(6), np.array([4, -1])], r"'r' .*6 elements do not fill the shape \[4, -1\]"),
-        (Node("p", "Pack", attrs={"N": 2}), [real(2), real(3)], r"'p' \(Pack\), given 2, 3"),
+        (Node("p", "Pack", attrs={"N": 2}), [real(2), real(3)], r"'p' \(Pack\), input shapes 2, 3"),
         (
             Node("c", "CheckNumerics", attrs={"message": b"layer 3"}),
             [np.array([1, np.nan], F)],
             r"'c' .*layer 3 : Tensor had NaN values",
         ),
         (Node("t", "Transpose"), [real(2, 3), np.array([0, 0])], r"'t' \(Transpose\)"),
-        (Node("a", "Assert", attrs={"T": (DType.STRING,)}), [np.array(False), np.array(b"no")], "'a'.*fails: no"),
+        (Node("a", "Assert", attrs={"T": (DType.STRING,)}), [np.array(False), np.array(b"no")], "'a'.*failed: no"),
     ],
 )
 def test_misfits_are_graph_errors(node: Node, inputs: list[Array], message: str) -> None:

@@ -223,17 +223,17 @@ def test_resizing(check: Check, op: str, size: tuple[int, int], align: bool, hal
         (
             layer("Conv2D", strides=(1, 1, 1, 1), padding=b"VALID"),
             [real(1, 2, 2, 3), real(3, 3, 3, 4)],
-            "not fit into 2",
+            "is larger than the size 2",
         ),
         (
             layer("Conv2D", strides=(1, 1, 1, 2), padding=b"SAME"),
             [real(1, 4, 4, 3), real(3, 3, 3, 4)],
-            "height and width",
+            "batch and channels must be 1",
         ),
         (layer("Conv2D", padding=b"SAME"), [real(1, 4, 4, 3), real(3, 3, 3, 4)], "has no attribute 'strides'"),
         (layer("Conv2D", strides=(1, 1, 1, 1), padding=b"SAME"), [real(4, 3), real(3, 3, 3, 4)], "four dimensions"),
-        (layer("BiasAdd"), [real(2, 3), real(2)], "the bias must have 3 numbers"),
-        (layer("MatMul"), [real(2, 3), real(2, 3)], r"'layer' \(MatMul\), given 2x3, 2x3"),
+        (layer("BiasAdd"), [real(2, 3), real(2)], "the bias must have 3 elements"),
+        (layer("MatMul"), [real(2, 3), real(2, 3)], r"'layer' \(MatMul\), input shapes 2x3, 2x3"),
     ],
 )
 def test_misfits_name_the_node(node: Node, inputs: list[Array], message: str) -> None:

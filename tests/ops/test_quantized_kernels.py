@@ -12,7 +12,7 @@ from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Node
 from quantkit.ir.tensor import Array, DType
 from quantkit.ops.kernels import evaluate
-from quantkit.ops.kernels.quantized import Range, rounded
+from quantkit.ops.kernels.quantized import QuantizedRange, round_half_away
 from quantkit.ops.tensorflow.signatures import find_op
 
 Compute = Callable[[Node, list[Array]], list[Array]]
@@ -167,18 +167,18 @@ def test_too_narrow_ranges_are_widened() -> None:
 
 @given(st.floats(-100, 0, width=32), st.floats(np.float32(0.01), 100, width=32), st.sampled_from([Q8, QI8]))
 def test_zero_is_exact_and_codes_survive(low: float, high: float, dtype: DType) -> None:
-    span = Range(real(low), real(high), dtype)
+    span = QuantizedRange(real(low), real(high), dtype)
     every = np.arange(span.lowest, span.highest + 1).astype(dtype.numpy)
     # In the middle between two codes, float32 and float64 may round 0 to either, as in TensorFlow itself.
     assume(abs(-low / (high - low) * span.num_steps % 1 - 0.5) > 1e-4)
-    assert abs(span.real_exactly(np.array(span.zero))) <= 1e-6 * (high - low)
-    np.testing.assert_array_equal(span.codes_exactly(span.real_exactly(every)), every)
+    assert abs(span.dequantize_in_float64(np.array(span.zero))) <= 1e-6 * (high - low)
+    np.testing.assert_array_equal(span.quantize_in_float64(span.dequantize_in_float64(every)), every)
 
 
 @given(st.floats(-1000, 1000, width=32))
 def test_rounding_is_half_away_from_zero(x: float) -> None:
     want = np.sign(x) * np.floor(abs(x) + 0.5)
-    assert rounded(np.array(x, np.float64)) == want
+    assert round_half_away(np.array(x, np.float64)) == want
 
 
 def test_signed_weights_follow_the_symmetric_contract() -> None:
@@ -216,7 +216,7 @@ def test_signed_weights_follow_the_symmetric_contract() -> None:
             "QuantizedConcat",
             {"N": 1, "T": Q8},
             [np.array(-1, I32), codes(2, 3), real(0), real(1)],
-            "counted from the front",
+            "must not be negative",
         ),
         (
             "QuantizedConv2D",
@@ -228,7 +228,7 @@ def test_signed_weights_follow_the_symmetric_contract() -> None:
             "QuantizedReshape",
             {"T": Q8},
             [codes(4), np.array([2, 2], I32), np.zeros(2, F), np.zeros(2, F)],
-            "a range is two numbers",
+            "a range must have one minimum and one maximum",
         ),
     ],
 )

@@ -1,4 +1,7 @@
-"""TensorFlow's ops in NumPy, with TensorFlow's types and rounding: what folding and the reference engine run."""
+"""NumPy kernels of TensorFlow ops, with TensorFlow's types and rounding.
+
+Constant folding and the NumPy runtime use the kernels.
+"""
 
 from quantkit.ops.kernels import (
     convolution,

@@ -1,8 +1,8 @@
-"""Convolutions and matrix products.
+"""Kernels of convolutions and matrix products.
 
     y[n, i, j, :] = sum over (a, b) of x[n, i * s + a * d, j * s + b * d, :] @ W[a, b]
 
-The windows are copied side by side into a matrix, and one product with the weights gives all outputs.
+All windows are copied into one matrix (im2col), which is multiplied by the weights.
 """
 
 from collections.abc import Sequence
@@ -15,64 +15,64 @@ from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array
 from quantkit.ops.kernels.images import resize_bilinear
 from quantkit.ops.kernels.registry import kernel
-from quantkit.ops.kernels.shapes import mirrored, sizes
+from quantkit.ops.kernels.shapes import mirror_pad, sizes
 from quantkit.ops.kernels.windows import Windows, channels_last, is_nchw, node_layout
 from quantkit.ops.tensorflow.signatures import attribute
 
-# The matrix of windows is made for as many pictures at a time as fit into this.
+# Maximum size of the matrix of windows; a larger batch is computed in chunks.
 MATRIX_BYTES = 64 << 20
 
 
 def convolve(x: Array, weights: Array, windows: Windows, fill: float = 0) -> Array:
-    """A convolution, grouped where the weights take fewer channels than there are.
+    """Compute a convolution; it is grouped if the weights have fewer input channels than ``x``.
 
     Args:
         x: (n, h, w, c_in).
         weights: (h, w, c_in / groups, c_out), of the same type.
-        windows: where they go.
+        windows: positions of the windows.
         fill: value of the padding.
 
     Returns:
         (n, h, w, c_out).
 
     Raises:
-        ValueError: channels and weights do not fit.
+        ValueError: the numbers of channels of ``x`` and the weights are incompatible.
     """
     channels, depth, c_out = x.shape[3], weights.shape[2], weights.shape[3]
     if not depth or channels % depth or c_out % (channels // depth):
         raise ValueError(f"weights for {depth} channels do not fit {channels}")
     row_bytes = windows.rows.count * windows.columns.count * weights.shape[0] * weights.shape[1] * channels * x.itemsize
     step = max(1, MATRIX_BYTES // max(1, row_bytes))
-    made = np.empty((len(x), windows.rows.count, windows.columns.count, c_out), x.dtype)
+    output = np.empty((len(x), windows.rows.count, windows.columns.count, c_out), x.dtype)
     for start in range(0, len(x), step):
         part = windows.pad(x[start : start + step], fill)
-        made[start : start + step] = _product(_windows_side_by_side(part, windows), weights)
-    return made
+        output[start : start + step] = _multiply(_gather_windows(part, windows), weights)
+    return output
 
 
-def _windows_side_by_side(padded: Array, windows: Windows) -> Array:
-    """(n, h, w, window h * window w, c): every window, element after element."""
+def _gather_windows(padded: Array, windows: Windows) -> Array:
+    """Return the elements of each window: (n, h, w, window h * window w, c)."""
     rows, columns = windows.rows, windows.columns
     if rows.window == columns.window == 1:
         return padded[:, rows.taps(0), columns.taps(0), None]
     shape = (len(padded), rows.count, columns.count, rows.window * columns.window, padded.shape[3])
     matrix = np.empty(shape, padded.dtype)
-    for i, j, place in windows.taps():
-        matrix[:, :, :, i * columns.window + j] = padded[place]
+    for i, j, index in windows.taps():
+        matrix[:, :, :, i * columns.window + j] = padded[index]
     return matrix
 
 
-def _product(matrix: Array, weights: Array) -> Array:
-    """Windows (n, h, w, taps, c_in) times weights -> (n, h, w, c_out)."""
-    *places, taps, channels = matrix.shape
+def _multiply(matrix: Array, weights: Array) -> Array:
+    """Multiply windows (n, h, w, taps, c_in) by the weights -> (n, h, w, c_out)."""
+    *positions, taps, channels = matrix.shape
     depth, c_out = weights.shape[2:]
     groups = channels // depth
     if groups == 1:
-        made = matrix.reshape(-1, taps * channels) @ weights.reshape(-1, c_out)
-        return made.reshape(*places, c_out)
+        output = matrix.reshape(-1, taps * channels) @ weights.reshape(-1, c_out)
+        return output.reshape(*positions, c_out)
     split = matrix.reshape(-1, taps, groups, depth).transpose(2, 0, 1, 3).reshape(groups, -1, taps * depth)
     parts = weights.reshape(taps * depth, groups, c_out // groups).transpose(1, 0, 2)
-    return (split @ parts).transpose(1, 0, 2).reshape(*places, c_out)
+    return (split @ parts).transpose(1, 0, 2).reshape(*positions, c_out)
 
 
 def _windows_of(node: Node, x: Array, weights: Array) -> Windows:
@@ -81,59 +81,59 @@ def _windows_of(node: Node, x: Array, weights: Array) -> Windows:
     return Windows.of(node, (x.shape[1], x.shape[2]), (weights.shape[0], weights.shape[1]))
 
 
-def _wide(x: Array) -> Array:
-    """Types without fast or exact products of their own, in one that has them."""
+def _widen(x: Array) -> Array:
+    """Convert half-precision types, whose products are slow and inexact, to float32."""
     return x.astype(np.float32) if x.dtype.itemsize < 4 and x.dtype.kind not in "iu" else x
 
 
 @kernel("Conv2D")
 def _conv2d(node: Node, inputs: Sequence[Array]) -> Array:
-    x, weights = channels_last(node, _wide(inputs[0])), _wide(inputs[1])
+    x, weights = channels_last(node, _widen(inputs[0])), _widen(inputs[1])
     return node_layout(node, convolve(x, weights, _windows_of(node, x, weights)))
 
 
 @kernel("FusedPadConv2D")
 def _pad_conv2d(node: Node, inputs: Sequence[Array]) -> Array:
-    return _mirrored_conv2d(node, _wide(inputs[0]), inputs[1], _wide(inputs[2]))
+    return _mirror_pad_conv2d(node, _widen(inputs[0]), inputs[1], _widen(inputs[2]))
 
 
 @kernel("FusedResizeAndPadConv2D")
 def _resize_pad_conv2d(node: Node, inputs: Sequence[Array]) -> Array:
     height, width = sizes(inputs[1])
     resized = resize_bilinear(inputs[0], (height, width), attribute(node, "resize_align_corners"), False)
-    return _mirrored_conv2d(node, resized, inputs[2], _wide(inputs[3]))
+    return _mirror_pad_conv2d(node, resized, inputs[2], _widen(inputs[3]))
 
 
-def _mirrored_conv2d(node: Node, x: Array, paddings: Array, weights: Array) -> Array:
+def _mirror_pad_conv2d(node: Node, x: Array, paddings: Array, weights: Array) -> Array:
     if paddings.shape != (4, 2) or paddings[[0, 3]].any():
         raise ValueError("only height and width can be padded")
-    padded = mirrored(x, paddings, attribute(node, "mode"))
+    padded = mirror_pad(x, paddings, attribute(node, "mode"))
     return convolve(padded, weights, _windows_of(node, padded, weights))
 
 
 @kernel("DepthwiseConv2dNative")
-def _depthwise(node: Node, inputs: Sequence[Array]) -> Array:
-    """Weights (h, w, c, m): output channel c * m + k is input channel c with weights [:, :, c, k]."""
-    x, weights = channels_last(node, _wide(inputs[0])), _wide(inputs[1])
+def _depthwise_conv2d(node: Node, inputs: Sequence[Array]) -> Array:
+    """Compute output channel c * m + k from input channel c and weights [:, :, c, k]; weights: (h, w, c, m)."""
+    x, weights = channels_last(node, _widen(inputs[0])), _widen(inputs[1])
     windows = _windows_of(node, x, weights)
     channels, multiplier = weights.shape[2:]
     if x.shape[3] != channels:
         raise ValueError(f"weights for {channels} channels do not fit {x.shape[3]}")
     padded = windows.pad(x)
-    made = np.zeros((len(x), windows.rows.count, windows.columns.count, channels, multiplier), x.dtype)
-    for i, j, place in windows.taps():
-        made += padded[place][..., None] * weights[i, j]
-    return node_layout(node, made.reshape(*made.shape[:3], channels * multiplier))
+    output = np.zeros((len(x), windows.rows.count, windows.columns.count, channels, multiplier), x.dtype)
+    for i, j, index in windows.taps():
+        output += padded[index][..., None] * weights[i, j]
+    return node_layout(node, output.reshape(*output.shape[:3], channels * multiplier))
 
 
 @kernel("Conv2DBackpropInput")
-def _transposed(node: Node, inputs: Sequence[Array]) -> Array:
-    """The transposed convolution: every output element spreads over its window of the input.
+def _conv2d_backprop_input(node: Node, inputs: Sequence[Array]) -> Array:
+    """Compute the transposed convolution.
 
-    Inputs: the wanted shape, weights (h, w, c, c_out), y (n, h', w', c_out).
+    Inputs: the output shape, weights (h, w, c, c_out), y (n, h', w', c_out).
     """
-    shape, weights, y = sizes(inputs[0]), _wide(inputs[1]), channels_last(node, _wide(inputs[2]))
-    if len(shape) == 2:  # TensorFlow takes height and width alone, too
+    shape, weights, y = sizes(inputs[0]), _widen(inputs[1]), channels_last(node, _widen(inputs[2]))
+    if len(shape) == 2:  # TensorFlow also accepts (height, width)
         spatial: tuple[int, ...] = shape
     else:
         spatial = shape[2:] if is_nchw(node) else shape[1:3]
@@ -141,7 +141,7 @@ def _transposed(node: Node, inputs: Sequence[Array]) -> Array:
     windows = Windows.of(node, (spatial[0], spatial[1]), (weights.shape[0], weights.shape[1]))
     rows, columns = windows.rows, windows.columns
     if y.shape[1:] != (rows.count, columns.count, weights.shape[3]):
-        raise ValueError(f"a convolution of {spatial[0]}x{spatial[1]} gives {rows.count}x{columns.count}")
+        raise ValueError(f"the convolution of {spatial[0]}x{spatial[1]} has an output of {rows.count}x{columns.count}")
     padded = np.zeros(
         (
             len(y),
@@ -151,15 +151,15 @@ def _transposed(node: Node, inputs: Sequence[Array]) -> Array:
         ),
         y.dtype,
     )
-    for i, j, place in windows.taps():
-        padded[place] += y @ weights[i, j].T
-    kept = padded[:, rows.before : rows.before + spatial[0], columns.before : columns.before + spatial[1]]
-    return node_layout(node, kept)
+    for i, j, index in windows.taps():
+        padded[index] += y @ weights[i, j].T
+    cropped = padded[:, rows.before : rows.before + spatial[0], columns.before : columns.before + spatial[1]]
+    return node_layout(node, cropped)
 
 
 @kernel("MatMul")
 def _mat_mul(node: Node, inputs: Sequence[Array]) -> Array:
-    a, b = (_wide(x) for x in inputs)
+    a, b = (_widen(x) for x in inputs)
     if a.ndim != 2 or b.ndim != 2:
         raise ValueError("matrices are expected")
     a = a.T if attribute(node, "transpose_a") else a
@@ -169,21 +169,21 @@ def _mat_mul(node: Node, inputs: Sequence[Array]) -> Array:
 
 @kernel("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def _batch_mat_mul(node: Node, inputs: Sequence[Array]) -> Array:
-    a, b = (_wide(x) for x in inputs)
+    a, b = (_widen(x) for x in inputs)
     a = np.conj(a).swapaxes(-1, -2) if attribute(node, "adj_x") else a
     b = np.conj(b).swapaxes(-1, -2) if attribute(node, "adj_y") else b
     return np.asarray(np.matmul(a, b, dtype=_result_type(node)))
 
 
 def _result_type(node: Node) -> npt.DTypeLike | None:
-    """BatchMatMulV3 may ask for a wider result than its inputs have."""
+    """Return the integer output type of BatchMatMulV3, which can be wider than the inputs; None for other types."""
     if node.op != "BatchMatMulV3":
         return None
-    wanted: np.dtype[Any] = attribute(node, "Tout").numpy
-    return wanted if wanted.kind in "iu" else None
+    dtype: np.dtype[Any] = attribute(node, "Tout").numpy
+    return dtype if dtype.kind in "iu" else None
 
 
 @kernel("Einsum")
 def _einsum(node: Node, inputs: Sequence[Array]) -> Array:
     equation = attribute(node, "equation").decode().replace(" ", "")
-    return np.asarray(np.einsum(equation, *(_wide(x) for x in inputs), optimize=True))
+    return np.asarray(np.einsum(equation, *(_widen(x) for x in inputs), optimize=True))

@@ -1,4 +1,4 @@
-"""Arithmetic, comparisons and functions of single elements; the type of the inputs is the type of the result."""
+"""Kernels of elementwise arithmetic, comparisons and functions; outputs have the type of the inputs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,53 +15,53 @@ Function = Callable[..., Any]
 
 
 def is_integer(array: Array) -> bool:
-    """Whether the elements are whole numbers."""
+    """Return whether the element type is an integer type."""
     return array.dtype.kind in "iu"
 
 
 def _truncated_quotient(x: Array, y: Array) -> Array:
-    """The quotient, rounded towards zero where both are integers."""
+    """Divide and round towards zero."""
     if not is_integer(x):
         return np.trunc(x / y)
-    _refuse_zero(y)
+    _check_divisor(y)
     floor = x // y
     return floor + ((floor * y != x) & ((x < 0) != (y < 0)))  # type: ignore[no-any-return]
 
 
 def _div(x: Array, y: Array) -> Array:
-    """C's division: exact for real numbers, towards zero for integers."""
+    """Divide as C does: real numbers exactly, integers rounded towards zero."""
     return _truncated_quotient(x, y) if is_integer(x) else x / y
 
 
-def _refuse_zero(y: Array) -> None:
+def _check_divisor(y: Array) -> None:
     if np.any(y == 0):
         raise ValueError("integer division by zero")
 
 
-def _whole_by_whole(function: Function) -> Function:
-    """The function, refusing to divide integers by zero."""
+def _check_integer_divisor(function: Function) -> Function:
+    """Wrap a division such that an integer division by zero raises ValueError."""
 
-    def checked(x: Array, y: Array) -> Array:
+    def divide(x: Array, y: Array) -> Array:
         if is_integer(x):
-            _refuse_zero(y)
+            _check_divisor(y)
         return np.asarray(function(x, y))
 
-    return checked
+    return divide
 
 
 def _pow(x: Array, y: Array) -> Array:
     if is_integer(x) and np.any(y < 0):
-        raise ValueError("integers can not be raised to negative powers")
+        raise ValueError("integers cannot be raised to negative powers")
     return np.power(x, y)
 
 
-def _where_nonzero(factor: Array, value: Array) -> Array:
-    """0 where the factor is 0, whatever the value."""
+def _zero_where_zero(factor: Array, value: Array) -> Array:
+    """Return the value, with 0 where the factor is 0 (even if the value is NaN or infinite)."""
     return np.where(factor == 0, np.zeros((), value.dtype), value)
 
 
 def _shift(function: Function) -> Function:
-    """Shifts clamp at the word's width, as TensorFlow's do."""
+    """Wrap a shift such that the shift count is clamped to the bit width of the type, as in TensorFlow."""
     return lambda x, y: function(x, np.clip(y, 0, x.dtype.itemsize * 8 - 1).astype(x.dtype))
 
 
@@ -73,19 +73,19 @@ BINARY: dict[str, Function] = {
     "Div": _div,
     "RealDiv": np.true_divide,
     "TruncateDiv": _truncated_quotient,
-    "FloorDiv": _whole_by_whole(np.floor_divide),
-    "Mod": _whole_by_whole(np.fmod),
-    "TruncateMod": _whole_by_whole(np.fmod),
-    "FloorMod": _whole_by_whole(np.mod),
+    "FloorDiv": _check_integer_divisor(np.floor_divide),
+    "Mod": _check_integer_divisor(np.fmod),
+    "TruncateMod": _check_integer_divisor(np.fmod),
+    "FloorMod": _check_integer_divisor(np.mod),
     "Maximum": np.maximum,
     "Minimum": np.minimum,
     "Pow": _pow,
     "SquaredDifference": lambda x, y: np.square(x - y),
-    "DivNoNan": lambda x, y: _where_nonzero(y, x / y),
-    "MulNoNan": lambda x, y: _where_nonzero(y, x * y),
-    "Xdivy": lambda x, y: _where_nonzero(x, x / y),
-    "Xlogy": lambda x, y: _where_nonzero(x, x * np.log(y)),
-    "Xlog1py": lambda x, y: _where_nonzero(x, x * np.log1p(y)),
+    "DivNoNan": lambda x, y: _zero_where_zero(y, x / y),
+    "MulNoNan": lambda x, y: _zero_where_zero(y, x * y),
+    "Xdivy": lambda x, y: _zero_where_zero(x, x / y),
+    "Xlogy": lambda x, y: _zero_where_zero(x, x * np.log(y)),
+    "Xlog1py": lambda x, y: _zero_where_zero(x, x * np.log1p(y)),
     "Atan2": np.arctan2,
     "NextAfter": np.nextafter,
     "BitwiseAnd": np.bitwise_and,
@@ -102,7 +102,7 @@ BINARY: dict[str, Function] = {
     "Complex": lambda real, imag: real + 1j * imag,
 }
 
-# NumPy has neither; math's are exact and slow, which is right for a reference.
+# NumPy does not have these functions. The functions of math are slow but exact.
 _ERF: Function = np.frompyfunc(math.erf, 1, 1)
 _ERFC: Function = np.frompyfunc(math.erfc, 1, 1)
 _LGAMMA: Function = np.frompyfunc(lambda x: math.inf if x <= 0 and x == math.floor(x) else math.lgamma(x), 1, 1)
@@ -112,7 +112,7 @@ SELU_ALPHA = 1.6732632423543772848170429916717
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)), any shape."""
+    """Compute 1 / (1 + exp(-x)); any shape."""
     return 1 / (1 + np.exp(-x))
 
 
@@ -219,7 +219,7 @@ def _clip_by_value(_: Node, inputs: Sequence[Array]) -> Array:
 
 @kernel("Select")
 def _select(_: Node, inputs: Sequence[Array]) -> Array:
-    """The condition is a scalar, of the shape of both, or a vector that picks rows."""
+    """Select elements; a condition vector selects whole rows."""
     condition, x, y = inputs
     if x.shape != y.shape:
         raise ValueError("both branches must have the same shape")
@@ -235,10 +235,10 @@ def _select_v2(_: Node, inputs: Sequence[Array]) -> Array:
 
 @kernel("Cast")
 def _cast(node: Node, inputs: Sequence[Array]) -> Array:
-    """C's conversion: towards zero, and whatever the processor gives outside of the range."""
+    """Convert as C does: towards zero; the result for values outside the target range depends on the processor."""
     x, to = inputs[0], attribute(node, "DstT")
     if to is DType.STRING:
-        raise ValueError("numbers can not be cast to strings")
+        raise ValueError("numbers cannot be cast to strings")
     if to is DType.BFLOAT16 and attribute(node, "Truncate"):
         x = (x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     drops_imaginary = x.dtype.kind == "c" and to.numpy.kind != "c"
@@ -247,12 +247,12 @@ def _cast(node: Node, inputs: Sequence[Array]) -> Array:
 
 @kernel("Bitcast")
 def _bitcast(node: Node, inputs: Sequence[Array]) -> Array:
-    """The same bytes; a wider or narrower type takes or adds the last dimension."""
+    """Reinterpret the bytes; a wider type removes the last dimension, a narrower type adds a dimension."""
     x, to = np.ascontiguousarray(inputs[0]), attribute(node, "type").numpy
     if x.dtype.itemsize == to.itemsize:
         return x.reshape(inputs[0].shape).view(to)
     if x.dtype.itemsize > to.itemsize:
         return x.reshape(*inputs[0].shape, 1).view(to)
     if inputs[0].shape[-1:] != (to.itemsize // x.dtype.itemsize,):
-        raise ValueError(f"the last dimension must hold one {to.name}")
+        raise ValueError(f"the last dimension must have the size of one {to.name}")
     return np.asarray(x.view(to)[..., 0])

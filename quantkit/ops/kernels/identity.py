@@ -1,4 +1,4 @@
-"""Ops that hand tensors on: constants, identities, checks."""
+"""Kernels of constants, identities and checks."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ def _identity(_: Node, inputs: Sequence[Array]) -> Array:
 
 @kernel("Print")
 def _print(_: Node, inputs: Sequence[Array]) -> Array:
-    """What TensorFlow prints on the way is not printed here: a library does not write to the terminal."""
+    """Return the input; the message is not printed, because the library does not write to the terminal."""
     return inputs[0]
 
 
@@ -48,16 +48,17 @@ def _no_op(_: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 def _check_numerics(node: Node, inputs: Sequence[Array]) -> Array:
     x = inputs[0]
     if not np.isfinite(x).all():
-        kinds = " and ".join(word for word, found in (("Inf", np.isinf(x).any()), ("NaN", np.isnan(x).any())) if found)
+        occurrences = {"Inf": np.isinf(x).any(), "NaN": np.isnan(x).any()}
+        kinds = " and ".join(kind for kind, occurs in occurrences.items() if occurs)
         raise ValueError(f"{attribute(node, 'message').decode(errors='replace')} : Tensor had {kinds} values")
     return x
 
 
 @kernel("EnsureShape")
 def _ensure_shape(node: Node, inputs: Sequence[Array]) -> Array:
-    x, wanted = inputs[0], attribute(node, "shape")
-    if not wanted.accepts(x.shape):
-        raise ValueError(f"the shape must be {wanted}")
+    x, shape = inputs[0], attribute(node, "shape")
+    if not shape.accepts(x.shape):
+        raise ValueError(f"the shape must be {shape}")
     return x
 
 
@@ -65,6 +66,6 @@ def _ensure_shape(node: Node, inputs: Sequence[Array]) -> Array:
 def _assert(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     condition, *data = inputs
     if not condition.all():
-        said = " ".join(str(item.decode() if isinstance(item, bytes) else item) for part in data for item in part.flat)
-        raise GraphError(f"node {node.name!r} (Assert) fails: {said}")
+        text = " ".join(str(item.decode() if isinstance(item, bytes) else item) for part in data for item in part.flat)
+        raise GraphError(f"node {node.name!r} (Assert) failed: {text}")
     return ()

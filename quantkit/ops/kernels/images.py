@@ -1,4 +1,4 @@
-"""Resizing pictures, to the bit where TensorFlow's float32 arithmetic decides which pixel is taken.
+"""Kernels of resize ops. Source positions are computed in float32 as in TensorFlow, to select the same pixels.
 
 scale = in / out,   or (in - 1) / (out - 1) with align_corners
 source = i * scale, or (i + 0.5) * scale - 0.5 with half_pixel_centers
@@ -17,16 +17,16 @@ from quantkit.ops.tensorflow.signatures import attribute
 HALF = np.float32(0.5)
 
 
-def _target(x: Array, size: Array) -> tuple[int, int]:
-    """Height and width that are asked for.
+def _target_size(x: Array, size: Array) -> tuple[int, int]:
+    """Return the output height and width.
 
     Raises:
-        ValueError: no picture, or no size.
+        ValueError: the input is not an image tensor, or the size is not positive.
     """
-    wanted = sizes(size)
-    if x.ndim != 4 or len(wanted) != 2 or min(wanted) < 1 or 0 in x.shape[1:3]:
-        raise ValueError("pictures (n, h, w, c) and a positive height and width are expected")
-    return wanted[0], wanted[1]
+    target = sizes(size)
+    if x.ndim != 4 or len(target) != 2 or min(target) < 1 or 0 in x.shape[1:3]:
+        raise ValueError("images (n, h, w, c) and a positive height and width are expected")
+    return target[0], target[1]
 
 
 def _scale(size: int, target: int, align_corners: bool) -> np.float32:
@@ -36,10 +36,14 @@ def _scale(size: int, target: int, align_corners: bool) -> np.float32:
 
 
 def blend(size: int, target: int, align_corners: bool, half_pixel_centers: bool) -> tuple[Array, Array, Array]:
-    """The two pixels each new one lies between, and how far it is from the first: three times (target,)."""
-    places = np.arange(target, dtype=np.float32)
+    """Compute the interpolation along one axis.
+
+    Returns:
+        (index of the lower pixel, index of the upper pixel, distance from the lower pixel), each (target,).
+    """
+    indices = np.arange(target, dtype=np.float32)
     scale = _scale(size, target, align_corners)
-    source = (places + HALF) * scale - HALF if half_pixel_centers else places * scale
+    source = (indices + HALF) * scale - HALF if half_pixel_centers else indices * scale
     floor = np.floor(source)
     lower = np.maximum(floor, 0).astype(np.int64)
     upper = np.minimum(np.ceil(source), size - 1).astype(np.int64)
@@ -47,7 +51,7 @@ def blend(size: int, target: int, align_corners: bool, half_pixel_centers: bool)
 
 
 def resize_bilinear(x: Array, target: tuple[int, int], align_corners: bool, half_pixel_centers: bool) -> Array:
-    """Blend the four nearest pixels: (n, h, w, c) -> (n, *target, c) float32."""
+    """Interpolate between the four nearest pixels: (n, h, w, c) -> (n, *target, c) float32."""
     x = x.astype(np.float32, copy=False)
     top, bottom, down = blend(x.shape[1], target[0], align_corners, half_pixel_centers)
     left, right, across = blend(x.shape[2], target[1], align_corners, half_pixel_centers)
@@ -60,21 +64,21 @@ def resize_bilinear(x: Array, target: tuple[int, int], align_corners: bool, half
 
 @kernel("ResizeBilinear")
 def _resize_bilinear(node: Node, inputs: Sequence[Array]) -> Array:
-    target = _target(*inputs)
+    target = _target_size(*inputs)
     return resize_bilinear(inputs[0], target, attribute(node, "align_corners"), attribute(node, "half_pixel_centers"))
 
 
 def _nearest(size: int, target: int, align_corners: bool, half_pixel_centers: bool) -> Array:
-    places = np.arange(target, dtype=np.float32)
-    source = (places + HALF if half_pixel_centers else places) * _scale(size, target, align_corners)
-    # Half away from zero, as C's roundf; the sources are not negative.
-    chosen = np.floor(source + HALF) if align_corners else np.floor(source)
-    return np.asarray(np.clip(chosen, 0, size - 1), np.int64)
+    indices = np.arange(target, dtype=np.float32)
+    source = (indices + HALF if half_pixel_centers else indices) * _scale(size, target, align_corners)
+    # Round half away from zero like C's roundf; source positions are not negative.
+    nearest = np.floor(source + HALF) if align_corners else np.floor(source)
+    return np.asarray(np.clip(nearest, 0, size - 1), np.int64)
 
 
 @kernel("ResizeNearestNeighbor")
 def _resize_nearest(node: Node, inputs: Sequence[Array]) -> Array:
-    x, (height, width) = inputs[0], _target(*inputs)
+    x, (height, width) = inputs[0], _target_size(*inputs)
     flags = attribute(node, "align_corners"), attribute(node, "half_pixel_centers")
     rows = x[:, _nearest(x.shape[1], height, *flags)]
     return np.asarray(rows[:, :, _nearest(x.shape[2], width, *flags)])

@@ -1,4 +1,4 @@
-"""Ops that pick elements: slices, gathers, selections, one-hot codes."""
+"""Kernels of slices, gathers, scatters, selections and one-hot vectors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,36 +19,32 @@ def _slice(_: Node, inputs: Sequence[Array]) -> Array:
     for begin, count, size in zip(begins, counts, x.shape, strict=True):
         end = size if count == -1 else begin + count
         if not 0 <= begin <= end <= size:
-            raise ValueError(f"a slice from {begin} of {count} leaves the tensor")
+            raise ValueError(f"a slice of {count} elements from {begin} exceeds the size {size}")
         window.append(slice(begin, end))
     return x[tuple(window)]
 
 
 def strided_index(node: Node, begins: Array, ends: Array, strides: Array) -> tuple[Any, ...]:
-    """What NumPy's brackets take for the five masks of a StridedSlice.
+    """Return the NumPy index of a StridedSlice with its five masks.
 
     Raises:
-        ValueError: a stride is zero, or not 1 where a dimension is dropped.
+        ValueError: a stride is zero, or negative for a removed dimension.
     """
     index: list[Any] = []
     masks = {name: attribute(node, f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
-    for place, (begin, end, stride) in enumerate(zip(sizes(begins), sizes(ends), sizes(strides), strict=True)):
-        has = {name: bool(mask >> place & 1) for name, mask in masks.items()}
+    for position, (begin, end, stride) in enumerate(zip(sizes(begins), sizes(ends), sizes(strides), strict=True)):
+        has = {name: bool(mask >> position & 1) for name, mask in masks.items()}
         if has["ellipsis"]:
             index.append(Ellipsis)
         elif has["new_axis"]:
             index.append(None)
         elif stride == 0 or (has["shrink_axis"] and stride < 0):
-            raise ValueError(f"stride {stride} is not possible here")
+            raise ValueError(f"stride {stride} is invalid")
         elif has["shrink_axis"]:
             index.append(begin)
         else:
-            index.append(_window(None if has["begin"] else begin, None if has["end"] else end, stride))
+            index.append(slice(None if has["begin"] else begin, None if has["end"] else end, stride))
     return tuple(index)
-
-
-def _window(begin: int | None, end: int | None, stride: int) -> slice:
-    return slice(begin, end, stride)
 
 
 @kernel("StridedSlice")
@@ -58,7 +54,7 @@ def _strided_slice(node: Node, inputs: Sequence[Array]) -> Array:
 
 @kernel("Gather", "GatherV2", "ResourceGather")
 def _gather(node: Node, inputs: Sequence[Array]) -> Array:
-    """Slices of a tensor along an axis; the first ``batch_dims`` dimensions belong together."""
+    """Gather slices along an axis; the first ``batch_dims`` dimensions are batch dimensions of both inputs."""
     x, indices = inputs[:2]
     batch_dims = attribute(node, "batch_dims") if node.op == "GatherV2" else 0
     axis = axis_of(scalar(inputs[2]), x.ndim) if node.op == "GatherV2" else 0
@@ -72,8 +68,8 @@ def _gather(node: Node, inputs: Sequence[Array]) -> Array:
         raise ValueError("the batch dimensions differ")
     rows = x.reshape(-1, *x.shape[batch_dims:])
     picks = indices.reshape(-1, *indices.shape[batch_dims:])
-    taken = [np.take(row, pick, axis - batch_dims) for row, pick in zip(rows, picks, strict=True)]
-    return np.stack(taken).reshape(*batch, *taken[0].shape)
+    slices = [np.take(row, pick, axis - batch_dims) for row, pick in zip(rows, picks, strict=True)]
+    return np.stack(slices).reshape(*batch, *slices[0].shape)
 
 
 @kernel("GatherNd")
@@ -81,7 +77,7 @@ def _gather_nd(_: Node, inputs: Sequence[Array]) -> Array:
     x, indices = inputs
     depth = indices.shape[-1]
     if np.any(indices < 0) or np.any(indices >= np.array(x.shape[:depth])):
-        raise ValueError("an index leaves the tensor")
+        raise ValueError("an index is out of range")
     return x[tuple(np.moveaxis(indices, -1, 0))] if depth else np.broadcast_to(x, (*indices.shape[:-1], *x.shape))
 
 
@@ -96,17 +92,17 @@ def _scatter_nd(_: Node, inputs: Sequence[Array]) -> Array:
 @kernel("TensorScatterUpdate", "TensorScatterAdd")
 def _tensor_scatter(node: Node, inputs: Sequence[Array]) -> Array:
     x, indices, updates = inputs
-    result, places = x.copy(), tuple(np.moveaxis(indices, -1, 0))
+    result, positions = x.copy(), tuple(np.moveaxis(indices, -1, 0))
     if node.op == "TensorScatterAdd":
-        np.add.at(result, places, updates)
+        np.add.at(result, positions, updates)
     else:
-        result[places] = updates
+        result[positions] = updates
     return result
 
 
 @kernel("DynamicStitch", "ParallelDynamicStitch")
 def _dynamic_stitch(node: Node, inputs: Sequence[Array]) -> Array:
-    """Rows of several tensors, put where the indices say; the last one wins."""
+    """Write rows of several tensors to the given row indices; a later write replaces an earlier write."""
     count = attribute(node, "N")
     indices, data = inputs[:count], inputs[count:]
     length = max((int(index.max()) + 1 for index in indices if index.size), default=0)
@@ -126,33 +122,33 @@ def _where(_: Node, inputs: Sequence[Array]) -> Array:
 def _one_hot(node: Node, inputs: Sequence[Array]) -> Array:
     indices, depth, on, off = inputs
     axis = axis_of(attribute(node, "axis"), indices.ndim + 1)
-    codes = np.arange(scalar(depth)).reshape(-1, *[1] * (indices.ndim - axis))
-    return np.where(np.expand_dims(indices, axis) == codes, on, off)
+    classes = np.arange(scalar(depth)).reshape(-1, *[1] * (indices.ndim - axis))
+    return np.where(np.expand_dims(indices, axis) == classes, on, off)
 
 
 @kernel("TopK", "TopKV2")
 def _top_k(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    """The largest k of the last axis, the first of equals first."""
+    """Return the largest k elements of the last axis; equal elements keep their order."""
     x = inputs[0]
     k = scalar(inputs[1]) if node.op == "TopKV2" else attribute(node, "k")
     if not 0 <= k <= x.shape[-1]:
-        raise ValueError(f"the last axis has no {k} elements")
-    # Ascending and stable on the reversed axis, read backwards: equals come in their first order.
+        raise ValueError(f"k = {k} exceeds the size {x.shape[-1]} of the last axis")
+    # A stable sort of the reversed axis, reversed again, is descending and keeps the order of equal elements.
     order = x.shape[-1] - 1 - np.argsort(x[..., ::-1], axis=-1, kind="stable")[..., ::-1][..., :k]
     return np.take_along_axis(x, order, -1), order.astype(np.int32)
 
 
 @kernel("ListDiff")
 def _list_diff(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    x, gone = inputs
-    kept = np.flatnonzero(~np.isin(x, gone))
-    return x[kept], kept.astype(attribute(node, "out_idx").numpy)
+    x, removed = inputs
+    remaining = np.flatnonzero(~np.isin(x, removed))
+    return x[remaining], remaining.astype(attribute(node, "out_idx").numpy)
 
 
 @kernel("Unique")
 def _unique(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    values, first, places = np.unique(inputs[0], return_index=True, return_inverse=True)
+    values, first, inverse = np.unique(inputs[0], return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(order.size)
-    return values[order], rank[places].astype(attribute(node, "out_idx").numpy)
+    return values[order], rank[inverse].astype(attribute(node, "out_idx").numpy)

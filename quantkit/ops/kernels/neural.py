@@ -1,4 +1,4 @@
-"""Layers between convolutions: bias, batch norm, softmax, response normalisation, simulated quantization."""
+"""Kernels of bias, batch norm, softmax, response normalization and fake quantization."""
 
 from collections.abc import Sequence
 
@@ -16,22 +16,22 @@ def _bias_add(node: Node, inputs: Sequence[Array]) -> Array:
     x, bias = inputs
     axis = 1 if is_nchw(node) else x.ndim - 1
     if bias.shape != x.shape[axis : axis + 1]:
-        raise ValueError(f"the bias must have {x.shape[axis] if axis < x.ndim else 0} numbers")
+        raise ValueError(f"the bias must have {x.shape[axis] if axis < x.ndim else 0} elements")
     return x + bias.reshape(-1, *[1] * (x.ndim - 1 - axis))
 
 
 @kernel("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 def _fused_batch_norm(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    """(x - mean) * scale / sqrt(variance + epsilon) + offset, with the batch's own statistics in training.
+    """Compute (x - mean) * scale / sqrt(variance + epsilon) + offset, with the batch statistics in training.
 
-    Outputs: y, mean, variance, and what the gradient wants: mean and variance again (their population
-    form in training), and in V3 an empty tensor.
+    Outputs: y, mean, variance, and the inputs of the gradient op: mean and variance (population variance in
+    training), and in V3 an empty tensor.
     """
-    given, scale, offset, mean, variance = inputs
-    x = channels_last(node, given).astype(np.float32, copy=False)
+    features, scale, offset, mean, variance = inputs
+    x = channels_last(node, features).astype(np.float32, copy=False)
     for vector in (scale, offset):
         if vector.shape != x.shape[-1:]:
-            raise ValueError(f"scale and offset must have {x.shape[-1]} numbers")
+            raise ValueError(f"scale and offset must have {x.shape[-1]} elements")
     used_mean, used_variance = mean, variance
     reported_mean, reported_variance = mean, variance
     if attribute(node, "is_training"):
@@ -44,7 +44,7 @@ def _fused_batch_norm(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
             reported_mean = (1 - rate) * mean + rate * used_mean
             reported_variance = (1 - rate) * variance + rate * unbiased
     elif mean.shape != scale.shape or variance.shape != scale.shape:
-        raise ValueError(f"mean and variance must have {x.shape[-1]} numbers")
+        raise ValueError(f"mean and variance must have {x.shape[-1]} elements")
     factor = scale / np.sqrt(used_variance + np.float32(attribute(node, "epsilon")))
     y = x - used_mean
     y *= factor
@@ -55,10 +55,10 @@ def _fused_batch_norm(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 @kernel("BatchNormWithGlobalNormalization")
 def _old_batch_norm(node: Node, inputs: Sequence[Array]) -> Array:
-    """(t - mean) * gamma / sqrt(variance + epsilon) + beta; gamma only if scale_after_normalization."""
+    """Compute (t - mean) * gamma / sqrt(variance + epsilon) + beta; gamma only if scale_after_normalization."""
     x, mean, variance, beta, gamma = inputs
     if not mean.shape == variance.shape == beta.shape == gamma.shape == x.shape[-1:]:
-        raise ValueError(f"mean, variance, beta and gamma must have {x.shape[-1] if x.ndim else 0} numbers")
+        raise ValueError(f"mean, variance, beta and gamma must have {x.shape[-1] if x.ndim else 0} elements")
     factor = 1 / np.sqrt(variance + np.asarray(attribute(node, "variance_epsilon"), x.dtype))
     if attribute(node, "scale_after_normalization"):
         factor = factor * gamma
@@ -69,7 +69,7 @@ def _old_batch_norm(node: Node, inputs: Sequence[Array]) -> Array:
 
 
 def softmax(x: Array) -> Array:
-    """exp(x) / sum(exp(x)) along the last axis, any shape."""
+    """Compute exp(x) / sum(exp(x)) along the last axis; any shape."""
     powers = np.exp(x - x.max(-1, keepdims=True, initial=-np.inf))
     return np.asarray(powers / powers.sum(-1, keepdims=True))
 
@@ -89,7 +89,7 @@ def _log_softmax(_: Node, inputs: Sequence[Array]) -> Array:
 
 @kernel("LRN")
 def _lrn(node: Node, inputs: Sequence[Array]) -> Array:
-    """X / (bias + alpha * sum of squares over the channels within the radius) ** beta."""
+    """Compute x / (bias + alpha * sum of squares over the channels within the radius) ** beta."""
     x, radius = inputs[0], attribute(node, "depth_radius")
     depth = x.shape[-1]
     squares = np.square(x)
@@ -101,16 +101,16 @@ def _lrn(node: Node, inputs: Sequence[Array]) -> Array:
 
 
 def simulate_quantization(x: Array, low: Array, high: Array, num_bits: int, narrow_range: bool) -> Array:
-    """Round real numbers to the grid that codes of a range would have, after moving it onto zero.
+    """Quantize and dequantize, after shifting the range such that real 0 is represented exactly.
 
     Args:
         x: (..., c) float32.
-        low, high: the range, () or (c,); low <= 0 <= high is not asked for, but usual.
-        num_bits: of the codes.
-        narrow_range: leave out the lowest code.
+        low, high: range, () or (c,); usually low <= 0 <= high.
+        num_bits: bit width of the quantized values.
+        narrow_range: omit the lowest quantized value.
 
     Returns:
-        float32 numbers of the shape of ``x``.
+        float32 array of the shape of ``x``.
     """
     first, last = np.float32(narrow_range), np.float32((1 << num_bits) - 1)
     scale = ((high - low) / (last - first)).astype(np.float32)
@@ -119,9 +119,9 @@ def simulate_quantization(x: Array, low: Array, high: Array, num_bits: int, narr
     nudged_low, nudged_high = (first - zero) * scale, (last - zero) * scale
     clamped = np.clip(x, nudged_low, nudged_high)
     inverse = np.float32(1) / scale
-    # Codes are rounded around the zero point, so that real 0 stays exactly 0.
-    codes = np.floor(clamped * inverse - nudged_low * inverse + np.float32(0.5))
-    return np.where((low == 0) & (high == 0), np.float32(0), (codes + first - zero) * scale)
+    # Rounding relative to the zero point keeps real 0 exact.
+    quantized = np.floor(clamped * inverse - nudged_low * inverse + np.float32(0.5))
+    return np.where((low == 0) & (high == 0), np.float32(0), (quantized + first - zero) * scale)
 
 
 @kernel("FakeQuantWithMinMaxArgs")
@@ -133,7 +133,7 @@ def _fake_quant_args(node: Node, inputs: Sequence[Array]) -> Array:
 @kernel("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel")
 def _fake_quant_vars(node: Node, inputs: Sequence[Array]) -> Array:
     x, low, high = inputs
-    wanted = x.shape[-1:] if node.op.endswith("PerChannel") else ()
-    if low.shape != wanted or high.shape != wanted:
-        raise ValueError(f"the range must have the shape {wanted}")
+    shape = x.shape[-1:] if node.op.endswith("PerChannel") else ()
+    if low.shape != shape or high.shape != shape:
+        raise ValueError(f"the range must have the shape {shape}")
     return simulate_quantization(x, low, high, attribute(node, "num_bits"), attribute(node, "narrow_range"))

@@ -1,4 +1,4 @@
-"""Pools; padding counts neither for the maximum nor for the average."""
+"""Kernels of pools; maximum and average ignore padding."""
 
 from collections.abc import Sequence
 
@@ -13,26 +13,26 @@ from quantkit.ops.tensorflow.signatures import attribute
 
 
 def max_pool(x: Array, windows: Windows) -> Array:
-    """The largest element of each window: (n, h, w, c) -> (n, h, w, c)."""
+    """Return the maximum of each window: (n, h, w, c) -> (n, h, w, c)."""
     lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
     padded = windows.pad(x, lowest)
-    made: Array | None = None
-    for _, _, place in windows.taps():
-        made = padded[place].copy() if made is None else np.maximum(made, padded[place], out=made)
-    return x if made is None else made
+    output: Array | None = None
+    for _, _, index in windows.taps():
+        output = padded[index].copy() if output is None else np.maximum(output, padded[index], out=output)
+    return x if output is None else output
 
 
 def window_sums(x: Array, windows: Windows) -> Array:
-    """The sum of each window: (n, h, w, c) -> (n, h, w, c)."""
+    """Return the sum of each window: (n, h, w, c) -> (n, h, w, c)."""
     padded = windows.pad(x)
     total = np.zeros((len(x), windows.rows.count, windows.columns.count, x.shape[3]), x.dtype)
-    for _, _, place in windows.taps():
-        total += padded[place]
+    for _, _, index in windows.taps():
+        total += padded[index]
     return total
 
 
 def window_counts(windows: Windows) -> Array:
-    """How many elements of each window are not padding: (h, w, 1)."""
+    """Return the number of elements of each window that are not padding: (h, w, 1)."""
     return np.asarray(np.outer(windows.rows.inside(), windows.columns.inside()))[..., None]
 
 

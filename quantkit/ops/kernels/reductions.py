@@ -1,4 +1,4 @@
-"""Ops that reduce along axes, and running sums."""
+"""Kernels of reductions and cumulative sums."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,29 +23,29 @@ def _highest(dtype: np.dtype[Any]) -> Any:
     return np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
 
 
-def _summed(x: Array) -> Any:
-    """The type sums are held in: half numbers lose too much in their own."""
+def _sum_type(x: Array) -> Any:
+    """Return the accumulator type of a sum: float32 for half-precision types."""
     return np.float32 if x.dtype.itemsize < 4 and x.dtype.kind not in "iub" else x.dtype
 
 
 def _sum(x: Array, axes: tuple[int, ...], keep: bool) -> Array:
-    return np.asarray(np.sum(x, axes, _summed(x), keepdims=keep))
+    return np.asarray(np.sum(x, axes, _sum_type(x), keepdims=keep))
 
 
 def _mean(x: Array, axes: tuple[int, ...], keep: bool) -> Array:
-    mean = _sum(x, axes, keep) / np.prod([x.shape[axis] for axis in axes], dtype=_summed(x))
+    mean = _sum(x, axes, keep) / np.prod([x.shape[axis] for axis in axes], dtype=_sum_type(x))
     return np.asarray(np.trunc(mean) if is_integer(x) else mean)
 
 
 REDUCTIONS: dict[str, Reduce] = {
     "Sum": _sum,
     "Mean": _mean,
-    "Prod": lambda x, axes, keep: np.prod(x, axes, _summed(x), keepdims=keep),
+    "Prod": lambda x, axes, keep: np.prod(x, axes, _sum_type(x), keepdims=keep),
     "Max": lambda x, axes, keep: np.max(x, axes, keepdims=keep, initial=_lowest(x.dtype)),
     "Min": lambda x, axes, keep: np.min(x, axes, keepdims=keep, initial=_highest(x.dtype)),
     "All": lambda x, axes, keep: np.all(x, axes, keepdims=keep),
     "Any": lambda x, axes, keep: np.any(x, axes, keepdims=keep),
-    "EuclideanNorm": lambda x, axes, keep: np.sqrt(np.sum(np.square(x), axes, _summed(x), keepdims=keep)),
+    "EuclideanNorm": lambda x, axes, keep: np.sqrt(np.sum(np.square(x), axes, _sum_type(x), keepdims=keep)),
 }
 
 
@@ -54,7 +54,7 @@ def _reduce(node: Node, inputs: Sequence[Array]) -> Array:
     x = inputs[0]
     axes = tuple(axis_of(axis, x.ndim) for axis in sizes(inputs[1]))
     if len(set(axes)) != len(axes):
-        raise ValueError(f"an axis is named twice in {axes}")
+        raise ValueError(f"duplicate axis in {axes}")
     return np.asarray(REDUCTIONS[node.op](x, axes, attribute(node, "keep_dims")))
 
 
@@ -67,7 +67,7 @@ def _arg_extreme(node: Node, inputs: Sequence[Array]) -> Array:
 
 @kernel("Cumsum", "Cumprod")
 def _cumulative(node: Node, inputs: Sequence[Array]) -> Array:
-    """Running sums or products; ``exclusive`` leaves the element itself out, ``reverse`` begins at the end."""
+    """Compute cumulative sums or products; ``exclusive`` omits the element itself, ``reverse`` starts at the end."""
     x = inputs[0]
     axis = axis_of(scalar(inputs[1]), x.ndim)
     run, neutral = (np.cumsum, 0) if node.op == "Cumsum" else (np.cumprod, 1)
@@ -76,8 +76,8 @@ def _cumulative(node: Node, inputs: Sequence[Array]) -> Array:
         shifted = np.roll(x, 1, axis)
         np.moveaxis(shifted, axis, 0)[:1] = neutral
         x = shifted
-    made = run(x, axis, dtype=x.dtype)
-    return np.flip(made, axis) if attribute(node, "reverse") else made
+    result = run(x, axis, dtype=x.dtype)
+    return np.flip(result, axis) if attribute(node, "reverse") else result
 
 
 @kernel("L2Loss")

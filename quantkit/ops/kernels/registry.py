@@ -1,7 +1,7 @@
-"""The table of kernels, and the guard around each.
+"""Table of kernels, with their error handling.
 
-A kernel is a function ``(node, inputs) -> array`` or ``-> tuple of arrays``. It raises ValueError where
-the shapes do not fit; the guard turns that into a GraphError that names the node.
+A kernel is a function ``(node, inputs) -> array`` or ``-> tuple of arrays``. It raises ValueError for invalid
+inputs; the registry converts the error into a GraphError with the node's name.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,30 +14,30 @@ from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
 Kernel = Callable[[Node, Sequence[Array]], Array | tuple[Array, ...]]
-Guarded = Callable[[Node, Sequence[Array]], tuple[Array, ...]]
+GuardedKernel = Callable[[Node, Sequence[Array]], tuple[Array, ...]]
 
-KERNELS: dict[str, Guarded] = {}
+KERNELS: dict[str, GuardedKernel] = {}
 
 
 def kernel(*ops: str) -> Callable[[Kernel], Kernel]:
-    """Register a function for ops.
+    """Register a function for op types.
 
     Raises:
-        ValueError: one of them has a kernel already.
+        ValueError: an op type already has a kernel.
     """
 
     def register(function: Kernel) -> Kernel:
         for op in ops:
             if op in KERNELS:
-                raise ValueError(f"two kernels compute {op}")
-            KERNELS[op] = _guarded(function)
+                raise ValueError(f"op type {op!r} already has a kernel")
+            KERNELS[op] = _guard(function)
         return function
 
     return register
 
 
 def has_kernel(op: str) -> bool:
-    """Whether NumPy can compute an op."""
+    """Return whether an op type has a NumPy kernel."""
     return op in KERNELS
 
 
@@ -45,15 +45,15 @@ def evaluate(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     """Compute the outputs of one node.
 
     Args:
-        node: what to compute; only its op and attributes count.
-        inputs: an array for each data input; they are not changed.
+        node: node to compute; only its op and attributes are used.
+        inputs: one array per data input; the kernel does not change the arrays.
 
     Returns:
-        An array for each output, in order of ports. They may share memory with the inputs.
+        One array per output, in order of ports; outputs can share memory with the inputs.
 
     Raises:
-        UnavailableError: there is no kernel for the op.
-        GraphError: the inputs do not fit the op, or it refuses their values.
+        UnavailableError: the op has no kernel.
+        GraphError: the inputs are invalid for the op.
 
     >>> evaluate(Node("sum", "Add"), [np.float32([1, 2]), np.float32(0.5)])
     (array([1.5, 2.5], dtype=float32),)
@@ -61,28 +61,28 @@ def evaluate(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     function = KERNELS.get(node.op)
     if function is None:
         raise UnavailableError(
-            f"node {node.name!r}: the numpy engine has no kernel for {node.op}",
+            f"node {node.name!r}: the NumPy runtime has no kernel for {node.op}",
             hint="run the graph in TensorFlow: --runtime tensorflow, or --evaluate-with tensorflow when folding",
         )
     return function(node, inputs)
 
 
-def _guarded(function: Kernel) -> Guarded:
+def _guard(function: Kernel) -> GuardedKernel:
     def run(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
         try:
             with np.errstate(all="ignore"):
-                made = function(node, inputs)
-            outputs = made if isinstance(made, tuple) else (made,)
-            return _typed(node, outputs)
+                result = function(node, inputs)
+            outputs = result if isinstance(result, tuple) else (result,)
+            return _cast_outputs(node, outputs)
         except (ValueError, IndexError, TypeError) as error:
-            given = ", ".join(str(Shape(array.shape)) for array in inputs)
-            raise GraphError(f"node {node.name!r} ({node.op}), given {given or 'nothing'}: {error}") from error
+            shapes = ", ".join(str(Shape(array.shape)) for array in inputs) or "none"
+            raise GraphError(f"node {node.name!r} ({node.op}), input shapes {shapes}: {error}") from error
 
     return run
 
 
-def _typed(node: Node, outputs: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The outputs in the types the node declares, where NumPy's promotion went elsewhere."""
+def _cast_outputs(node: Node, outputs: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Cast outputs to the types of the node's signature; NumPy's promotion can differ."""
     declared = output_dtypes(node)
     return tuple(
         np.asarray(array)

@@ -1,4 +1,4 @@
-"""Ops about shapes: asking for them, changing them, joining, cutting and padding tensors."""
+"""Kernels of shape ops: shapes, reshapes, concatenation, splits, padding, space to batch and space to depth."""
 
 import math
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from quantkit.ops.tensorflow.signatures import attribute
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """An axis counted from the front.
+    """Return the non-negative form of an axis.
 
     Raises:
-        ValueError: there is no such axis.
+        ValueError: the axis is out of range.
     """
     axis = int(axis)
     if not -rank <= axis < rank:
@@ -25,10 +25,10 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def scalar(array: Array) -> int:
-    """The integer a tensor of one element holds.
+    """Return the integer in a tensor of one element.
 
     Raises:
-        ValueError: it has another number of elements.
+        ValueError: the tensor does not have exactly one element.
     """
     if array.size != 1:
         raise ValueError("a tensor of one element is expected")
@@ -36,7 +36,7 @@ def scalar(array: Array) -> int:
 
 
 def sizes(array: Array) -> tuple[int, ...]:
-    """A shape that a tensor holds."""
+    """Return the elements of an integer tensor, for example a shape."""
     return tuple(int(size) for size in array.reshape(-1))
 
 
@@ -60,10 +60,10 @@ def _size(node: Node, inputs: Sequence[Array]) -> Array:
 def _reshape(_: Node, inputs: Sequence[Array]) -> Array:
     x, shape = inputs[0], list(sizes(inputs[1]))
     if shape.count(-1) == 1:
-        known = int(np.prod([size for size in shape if size != -1]))
-        if known == 0 or x.size % known:
+        product = int(np.prod([size for size in shape if size != -1]))
+        if product == 0 or x.size % product:
             raise ValueError(f"{x.size} elements do not fill the shape {shape}")
-        shape[shape.index(-1)] = x.size // known
+        shape[shape.index(-1)] = x.size // product
     return x.reshape(shape)
 
 
@@ -81,15 +81,15 @@ def _squeeze(node: Node, inputs: Sequence[Array]) -> Array:
 
 @kernel("Transpose", "ConjugateTranspose")
 def _transpose(node: Node, inputs: Sequence[Array]) -> Array:
-    turned = inputs[0].transpose(sizes(inputs[1]))
-    return np.conj(turned) if node.op == "ConjugateTranspose" else turned
+    transposed = inputs[0].transpose(sizes(inputs[1]))
+    return np.conj(transposed) if node.op == "ConjugateTranspose" else transposed
 
 
 @kernel("InvertPermutation")
 def _invert_permutation(_: Node, inputs: Sequence[Array]) -> Array:
     order = inputs[0]
     if sorted(order.tolist()) != list(range(order.size)):
-        raise ValueError("it is not a permutation")
+        raise ValueError("the input is not a permutation")
     return np.argsort(order).astype(order.dtype)
 
 
@@ -103,15 +103,15 @@ def _unpack(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     x = inputs[0]
     axis, num = axis_of(attribute(node, "axis"), x.ndim), attribute(node, "num")
     if x.shape[axis] != num:
-        raise ValueError(f"axis {axis} must hold {num} tensors")
+        raise ValueError(f"axis {axis} must have the size {num}")
     return tuple(np.moveaxis(x, axis, 0))
 
 
 def concatenate(values: Sequence[Array], axis: int) -> Array:
-    """Join tensors along an axis.
+    """Concatenate tensors along an axis.
 
     Raises:
-        ValueError: another axis differs.
+        ValueError: the sizes of another axis differ.
     """
     return np.concatenate(values, axis_of(axis, values[0].ndim))
 
@@ -128,7 +128,7 @@ def _concat_v2(_: Node, inputs: Sequence[Array]) -> Array:
 
 @kernel("ConcatOffset")
 def _concat_offset(_: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    """Where each tensor begins in the joined one."""
+    """Return the offset of each tensor in the concatenated tensor."""
     axis, shapes = axis_of(scalar(inputs[0]), inputs[1].size), inputs[1:]
     offsets = []
     position = 0
@@ -153,7 +153,7 @@ def _split_v(_: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     if parts.count(-1) == 1:
         parts[parts.index(-1)] = x.shape[axis] - sum(parts) - 1
     if sum(parts) != x.shape[axis] or min(parts) < 0:
-        raise ValueError(f"sizes {parts} do not divide axis {axis}")
+        raise ValueError(f"the sum of the sizes {parts} is not the size {x.shape[axis]} of axis {axis}")
     return tuple(np.split(x, np.cumsum(parts)[:-1], axis))
 
 
@@ -179,19 +179,19 @@ def _pad(node: Node, inputs: Sequence[Array]) -> Array:
 
 @kernel("MirrorPad")
 def _mirror_pad(node: Node, inputs: Sequence[Array]) -> Array:
-    return mirrored(inputs[0], inputs[1], attribute(node, "mode"))
+    return mirror_pad(inputs[0], inputs[1], attribute(node, "mode"))
 
 
-def mirrored(x: Array, paddings: Array, mode: bytes) -> Array:
-    """A tensor with mirrored borders.
+def mirror_pad(x: Array, paddings: Array, mode: bytes) -> Array:
+    """Pad a tensor with its mirror image.
 
     Args:
-        x: any tensor.
-        paddings: (rank, 2), what is added before and behind.
-        mode: ``REFLECT`` leaves the outermost elements out, ``SYMMETRIC`` repeats them.
+        x: tensor of any shape.
+        paddings: (rank, 2), padding before and after each axis.
+        mode: ``SYMMETRIC`` repeats the border elements, ``REFLECT`` does not.
 
     Raises:
-        ValueError: the borders are wider than the tensor, or negative.
+        ValueError: the padding is wider than the tensor, or negative.
     """
     widths = _widths(x, paddings)
     is_reflect = mode == b"REFLECT"
@@ -217,10 +217,10 @@ def _ones_like(_: Node, inputs: Sequence[Array]) -> Array:
 
 @kernel("Range")
 def _range(_: Node, inputs: Sequence[Array]) -> Array:
-    """Numbers from start, delta apart, summed up step by step for real numbers as TensorFlow does."""
+    """Return start, start + delta, ...; floats are accumulated step by step as in TensorFlow."""
     start, limit, delta = (array.item() for array in inputs)
     if delta == 0:
-        raise ValueError("a range needs a step")
+        raise ValueError("the delta of a range must not be 0")
     if inputs[0].dtype.kind in "iu":
         return np.array(range(start, limit, delta), inputs[0].dtype)
     steps = np.full(max(0, math.ceil((limit - start) / delta)), delta, inputs[0].dtype)
@@ -232,7 +232,7 @@ def _range(_: Node, inputs: Sequence[Array]) -> Array:
 def _lin_space(_: Node, inputs: Sequence[Array]) -> Array:
     start, stop, num = inputs[0], inputs[1], scalar(inputs[2])
     if num < 1:
-        raise ValueError("at least one number is needed")
+        raise ValueError("num must be at least 1")
     step = (stop - start) / np.asarray(max(1, num - 1), start.dtype)
     line = np.asarray(start + step * np.arange(num, dtype=start.dtype))
     line[1:][-1:] = stop
@@ -259,23 +259,23 @@ def _reverse(node: Node, inputs: Sequence[Array]) -> Array:
 @kernel("Roll")
 def _roll(_: Node, inputs: Sequence[Array]) -> Array:
     x, shift, axis = inputs
-    return np.roll(x, sizes(shift), [axis_of(one, x.ndim) for one in sizes(axis)])
+    return np.roll(x, sizes(shift), [axis_of(index, x.ndim) for index in sizes(axis)])
 
 
 def space_to_batch(x: Array, blocks: tuple[int, ...], paddings: Array, fill: float = 0) -> Array:
-    """Deal blocks of space out into the batch.
+    """Move blocks of the spatial axes into the batch.
 
     Args:
         x: (n, s_1 ... s_m, ...).
         blocks: m block sizes.
-        paddings: (m, 2), added before the space is cut.
+        paddings: (m, 2), padding of the spatial axes before they are divided into blocks.
         fill: value of the padding.
 
     Returns:
         (n * prod(blocks), (s_1 + padding) / block_1, ...).
 
     Raises:
-        ValueError: a padded size is no multiple of its block.
+        ValueError: a padded size is not a multiple of its block.
     """
     count = len(blocks)
     widths = [(0, 0), *((int(a), int(b)) for a, b in paddings), *[(0, 0)] * (x.ndim - 1 - count)]
@@ -284,31 +284,31 @@ def space_to_batch(x: Array, blocks: tuple[int, ...], paddings: Array, fill: flo
     cut: list[int] = [x.shape[0]]
     for size, block in zip(x.shape[1 : count + 1], blocks, strict=True):
         if size % block:
-            raise ValueError(f"padded size {size} is no multiple of the block {block}")
+            raise ValueError(f"padded size {size} is not a multiple of the block size {block}")
         cut += [size // block, block]
     order = [*range(2, 2 * count + 1, 2), 0, *range(1, 2 * count, 2), *range(2 * count + 1, 2 * count + 1 + len(rest))]
-    dealt = x.reshape(*cut, *rest).transpose(order)
+    blocks_last = x.reshape(*cut, *rest).transpose(order)
     return (
-        dealt.reshape(-1, *cut[1::2], *rest)
+        blocks_last.reshape(-1, *cut[1::2], *rest)
         if x.size
-        else dealt.reshape(x.shape[0] * int(np.prod(blocks)), *cut[1::2], *rest)
+        else blocks_last.reshape(x.shape[0] * int(np.prod(blocks)), *cut[1::2], *rest)
     )
 
 
 def batch_to_space(x: Array, blocks: tuple[int, ...], crops: Array) -> Array:
-    """Undo `space_to_batch`, and crop.
+    """Invert `space_to_batch`, and crop.
 
     Args:
         x: (n * prod(blocks), s_1 ... s_m, ...).
         blocks: m block sizes.
-        crops: (m, 2), cut off the joined space.
+        crops: (m, 2), elements removed at the start and end of each spatial axis.
 
     Raises:
-        ValueError: the batch is no multiple of the blocks.
+        ValueError: the batch is not a multiple of the block sizes.
     """
     count, total = len(blocks), int(np.prod(blocks))
     if x.shape[0] % total:
-        raise ValueError(f"batch {x.shape[0]} is no multiple of {total}")
+        raise ValueError(f"batch {x.shape[0]} is not a multiple of {total}")
     batch, space, rest = x.shape[0] // total, x.shape[1 : count + 1], x.shape[count + 1 :]
     order = [count]
     for axis in range(count):
@@ -342,25 +342,25 @@ def _batch_to_space(node: Node, inputs: Sequence[Array]) -> Array:
 
 @kernel("SpaceToDepth")
 def _space_to_depth(node: Node, inputs: Sequence[Array]) -> Array:
-    """(n, h, w, c) -> (n, h / b, w / b, b * b * c)."""
+    """Move blocks of pixels into channels: (n, h, w, c) -> (n, h / b, w / b, b * b * c)."""
     x, block, channels_first = inputs[0], attribute(node, "block_size"), is_nchw(node)
     x = np.moveaxis(x, 1, -1) if channels_first else x
     n, h, w, c = x.shape
     if h % block or w % block:
         raise ValueError(f"height and width must be multiples of {block}")
-    dealt = x.reshape(n, h // block, block, w // block, block, c).transpose(0, 1, 3, 2, 4, 5)
-    dealt = dealt.reshape(n, h // block, w // block, block * block * c)
-    return np.moveaxis(dealt, -1, 1) if channels_first else dealt
+    blocks_last = x.reshape(n, h // block, block, w // block, block, c).transpose(0, 1, 3, 2, 4, 5)
+    blocks_last = blocks_last.reshape(n, h // block, w // block, block * block * c)
+    return np.moveaxis(blocks_last, -1, 1) if channels_first else blocks_last
 
 
 @kernel("DepthToSpace")
 def _depth_to_space(node: Node, inputs: Sequence[Array]) -> Array:
-    """(n, h, w, b * b * c) -> (n, h * b, w * b, c)."""
+    """Move channels into blocks of pixels: (n, h, w, b * b * c) -> (n, h * b, w * b, c)."""
     x, block, channels_first = inputs[0], attribute(node, "block_size"), is_nchw(node)
     x = np.moveaxis(x, 1, -1) if channels_first else x
     n, h, w, depth = x.shape
     if depth % (block * block):
         raise ValueError(f"the depth must be a multiple of {block * block}")
     c = depth // (block * block)
-    spread = x.reshape(n, h, w, block, block, c).transpose(0, 1, 3, 2, 4, 5).reshape(n, h * block, w * block, c)
-    return np.moveaxis(spread, -1, 1) if channels_first else spread
+    result = x.reshape(n, h, w, block, block, c).transpose(0, 1, 3, 2, 4, 5).reshape(n, h * block, w * block, c)
+    return np.moveaxis(result, -1, 1) if channels_first else result

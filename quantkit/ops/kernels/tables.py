@@ -1,4 +1,7 @@
-"""Hash tables: a table is an array of one element, a dictionary, which what fills it changes."""
+"""Kernels of hash tables.
+
+A table is an array of one element, a dictionary; the initializer changes the dictionary in place.
+"""
 
 from collections.abc import Sequence
 
@@ -21,9 +24,9 @@ def _hash_table(_: Node, inputs: Sequence[Array]) -> Array:
 def _initialize_table(_: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     table, keys, values = inputs
     if keys.ndim != 1 or keys.shape != values.shape:
-        raise ValueError("keys and values must be lists of one length")
+        raise ValueError("keys and values must be vectors of equal length")
     if len(set(keys.tolist())) != len(keys):
-        raise ValueError("a key is given twice")
+        raise ValueError("duplicate key")
     table.item().update(zip(keys.tolist(), values, strict=True))
     return ()
 
@@ -32,7 +35,7 @@ def _initialize_table(_: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 def _lookup(node: Node, inputs: Sequence[Array]) -> Array:
     table, keys, default = inputs
     dtype = attribute(node, "Tout")
-    found = [table.item().get(key, default[()]) for key in keys.reshape(-1).tolist()]
-    made = np.empty(len(found), object if dtype is DType.STRING else dtype.numpy)
-    made[:] = found
-    return made.reshape(keys.shape)
+    values = [table.item().get(key, default[()]) for key in keys.reshape(-1).tolist()]
+    result = np.empty(len(values), object if dtype is DType.STRING else dtype.numpy)
+    result[:] = values
+    return result.reshape(keys.shape)

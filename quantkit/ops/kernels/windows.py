@@ -1,6 +1,6 @@
-"""Sliding windows over (n, h, w, c) tensors: what padding, strides and dilations mean, once.
+"""Sliding windows over (n, h, w, c) tensors, with padding, strides and dilations.
 
-SAME:   out = ceil(in / stride), the odd pixel of padding goes behind
+SAME:   out = ceil(in / stride); an odd pixel of padding is added after the tensor
 VALID:  out = ceil((in - span + 1) / stride),   span = (k - 1) * dilation + 1
 """
 
@@ -16,15 +16,15 @@ from quantkit.ops.tensorflow.signatures import attribute, find_op
 
 @dataclass(frozen=True)
 class Axis:
-    """Windows along one dimension.
+    """Windows along one axis.
 
     Attributes:
-        size: of the tensor.
-        window: elements in a window.
-        stride: from one window to the next.
-        dilation: from one element of a window to the next.
-        before: padding in front.
-        after: padding behind.
+        size: size of the tensor.
+        window: number of elements in a window.
+        stride: distance between windows.
+        dilation: distance between the elements of a window.
+        before: padding before the tensor.
+        after: padding after the tensor.
         count: number of windows.
     """
 
@@ -40,10 +40,10 @@ class Axis:
     def of(
         cls, size: int, window: int, stride: int, dilation: int, padding: bytes, explicit: tuple[int, int]
     ) -> "Axis":
-        """Count the windows.
+        """Compute the padding and the number of windows.
 
         Raises:
-            ValueError: there is no room for a window, or the padding has no known name.
+            ValueError: the window is larger than the padded tensor, or the padding mode is unknown.
         """
         span = (window - 1) * dilation + 1
         if padding == b"SAME":
@@ -51,21 +51,21 @@ class Axis:
             total = max((count - 1) * stride + span - size, 0)
             return cls(size, window, stride, dilation, total // 2, total - total // 2, count)
         if padding not in (b"VALID", b"EXPLICIT"):
-            raise ValueError(f"padding {padding.decode(errors='replace')!r} is not known")
+            raise ValueError(f"unknown padding {padding.decode(errors='replace')!r}")
         before, after = explicit if padding == b"EXPLICIT" else (0, 0)
         count = (size + before + after - span) // stride + 1
         if count < 1:
-            raise ValueError(f"a window of {span} does not fit into {size}")
+            raise ValueError(f"a window of {span} is larger than the size {size}")
         return cls(size, window, stride, dilation, before, after, count)
 
     def inside(self) -> Array:
-        """How many elements of each window lie on the tensor, not on padding: (count,)."""
+        """Return the number of elements of each window that are not padding: (count,)."""
         first = np.arange(self.count) * self.stride - self.before
-        places = first[:, None] + np.arange(self.window) * self.dilation
-        return ((places >= 0) & (places < self.size)).sum(1)  # type: ignore[no-any-return]
+        positions = first[:, None] + np.arange(self.window) * self.dilation
+        return ((positions >= 0) & (positions < self.size)).sum(1)  # type: ignore[no-any-return]
 
     def taps(self, index: int) -> slice:
-        """Where, on the padded tensor, the windows hold their element ``index``."""
+        """Return the slice of the padded tensor with element ``index`` of all windows."""
         start = index * self.dilation
         return slice(start, start + (self.count - 1) * self.stride + 1, self.stride)
 
@@ -79,25 +79,25 @@ class Windows:
 
     @classmethod
     def of(cls, node: Node, size: tuple[int, int], window: tuple[int, int]) -> "Windows":
-        """What the attributes of a convolution or pool say.
+        """Return the windows of a convolution or pool.
 
         Args:
-            node: has strides and padding, and what else its op has.
+            node: node with strides and padding; dilations and explicit paddings if the op has them.
             size: (h, w) of the tensor.
             window: (h, w) of the window.
 
         Raises:
-            ValueError: there is no room, or a stride or dilation over batch or channels.
+            ValueError: the window is too large, or the batch or channel axis has a stride or dilation.
         """
         op = find_op(node.op)
-        known = op.attrs if op is not None else {}
+        attrs = op.attrs if op is not None else {}
         first = 2 if is_nchw(node) else 1
         strides = _spatial(node, attribute(node, "strides"), first)
-        dilations = _spatial(node, attribute(node, "dilations"), first) if "dilations" in known else (1, 1)
-        explicit = attribute(node, "explicit_paddings") if "explicit_paddings" in known else ()
+        dilations = _spatial(node, attribute(node, "dilations"), first) if "dilations" in attrs else (1, 1)
+        explicit = attribute(node, "explicit_paddings") if "explicit_paddings" in attrs else ()
         padding = attribute(node, "padding")
         if padding == b"EXPLICIT" and len(explicit) != 8:
-            raise ValueError("explicit padding takes eight numbers")
+            raise ValueError("explicit_paddings must have 8 entries")
         return cls(
             *(
                 Axis.of(
@@ -113,7 +113,7 @@ class Windows:
         )
 
     def pad(self, x: Array, fill: float = 0) -> Array:
-        """The tensor with its padding: (n, before + h + after, ...)."""
+        """Pad a tensor: (n, h, w, c) -> (n, before + h + after, before + w + after, c)."""
         rows, columns = self.rows, self.columns
         if not (rows.before or rows.after or columns.before or columns.after):
             return x
@@ -124,25 +124,25 @@ class Windows:
         return padded
 
     def taps(self) -> Iterator[tuple[int, int, tuple[slice, slice, slice]]]:
-        """Each element of the window: its row, its column, and where the padded tensor holds it."""
+        """Yield (row, column, index into the padded tensor) of each element of the window."""
         for i in range(self.rows.window):
             for j in range(self.columns.window):
                 yield i, j, (slice(None), self.rows.taps(i), self.columns.taps(j))
 
 
 def _spatial(node: Node, values: tuple[int, ...], first: int) -> tuple[int, int]:
-    """Height's and width's entries of a list with one entry for each dimension."""
-    rest = [value for place, value in enumerate(values) if place not in (first, first + 1)]
+    """Return the entries for height and width of a list with one entry per dimension."""
+    rest = [value for axis, value in enumerate(values) if axis not in (first, first + 1)]
     if len(values) != 4 or rest != [1, 1]:
-        raise ValueError(f"strides, sizes and dilations are for height and width only, not {list(values)}")
+        raise ValueError(f"strides, sizes and dilations of batch and channels must be 1, not {list(values)}")
     return values[first], values[first + 1]
 
 
 def is_nchw(node: Node) -> bool:
-    """Whether channels come before height and width; an op without the attribute is NHWC.
+    """Return whether the layout is NCHW; an op without the attribute is NHWC.
 
     Raises:
-        ValueError: another layout.
+        ValueError: the layout is neither NHWC nor NCHW.
     """
     op = find_op(node.op)
     if op is None or "data_format" not in op.attrs:
@@ -154,10 +154,10 @@ def is_nchw(node: Node) -> bool:
 
 
 def channels_last(node: Node, x: Array) -> Array:
-    """(n, h, w, c) of a tensor in the node's layout.
+    """Convert a tensor from the node's layout to (n, h, w, c).
 
     Raises:
-        ValueError: it has not four dimensions.
+        ValueError: the tensor does not have four dimensions.
     """
     if x.ndim != 4:
         raise ValueError("four dimensions are expected")
@@ -165,14 +165,14 @@ def channels_last(node: Node, x: Array) -> Array:
 
 
 def node_layout(node: Node, x: Array) -> Array:
-    """A tensor (n, h, w, c) in the node's layout."""
+    """Convert a tensor from (n, h, w, c) to the node's layout."""
     return np.ascontiguousarray(np.moveaxis(x, -1, 1)) if is_nchw(node) else x
 
 
 def pool_windows(node: Node, x: Array, ksize: tuple[int, ...]) -> Windows:
-    """Windows of a pool over (n, h, w, c).
+    """Return the windows of a pool over (n, h, w, c).
 
     Raises:
-        ValueError: it pools over batch or channels.
+        ValueError: the pool includes the batch or channel axis.
     """
     return Windows.of(node, (x.shape[1], x.shape[2]), _spatial(node, ksize, 2 if is_nchw(node) else 1))
