@@ -146,7 +146,7 @@ def test_one_that_leads_back_to_itself_is_not_written_out() -> None:
     graph = graphdef.decode_text(x + node("y", "twice", "x", T=FLOAT) + text).with_endpoints(["x"], ["y"])
     outcome = inline_functions.outcome(graph)
     assert outcome.graph.nodes == graph.nodes
-    assert str(outcome.skips[0]) == "y: function 'twice' calls itself"
+    assert str(outcome.skips[0]) == "y: function 'twice' is recursive"
 
 
 def test_a_list_that_is_read_whole_is_all_its_tensors() -> None:

@@ -1,7 +1,8 @@
-"""The body of a function as a graph of its own, for transforms that know graphs only.
+"""Rewrite the body of a function with transforms for graphs.
 
-Its arguments are the inputs, and placeholders. Nodes ``_Retval`` that read the results, and one node for each wait that
-the function promises, are the outputs: so what makes a result is a node like any other, and may change.
+The body becomes a graph whose inputs are Placeholders for the arguments. Its outputs are one
+``_Retval`` node per result, and one NoOp per control output (a node that runs with every call). So the
+producer of a result is an inner node, which a transform may replace.
 """
 
 from collections.abc import Callable
@@ -12,83 +13,85 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Shape
 from quantkit.transforms._names import FreeNames
-from quantkit.transforms.functions._call_sites import needed_functions
+from quantkit.transforms.functions._call_sites import reachable_functions
 from quantkit.transforms.functions._effects import Effects
 
-RESULT, WAIT = "_Retval", "NoOp"
+RESULT, CONTROL_OUTPUT = "_Retval", "NoOp"
 
-Clean = Callable[[Graph], Outcome]
+Rewrite = Callable[[Graph], Outcome]
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A body.
+class BodyGraph:
+    """Body of a function as a graph.
 
     Attributes:
-        function: whose body it is.
-        graph: the body with its outputs as nodes.
-        results: the node that reads each result.
-        waits: the node that waits for what the function promises to run, by the name of the promise.
+        function: original function.
+        graph: body with Placeholders for arguments and nodes for results and control outputs.
+        results: node of each result.
+        controls: node of each control output, by the name of the control output.
     """
 
     function: Function[Graph]
     graph: Graph
     results: tuple[str, ...]
-    waits: dict[str, str]
+    controls: dict[str, str]
 
     @classmethod
-    def of(cls, function: Function[Graph], library: Library[Graph], effects: Effects) -> "Opened":
-        """Open a function; nodes that must run, but that nothing waits for, are outputs as well."""
+    def of(cls, function: Function[Graph], library: Library[Graph], effects: Effects) -> "BodyGraph":
+        """Convert a function; nodes with side effects that no output needs become outputs too."""
         names = FreeNames(function.graph)
         body = function.graph
         arguments = {edge.node: _placeholder(body[edge.node]) for edge in body.inputs}
         nodes = [arguments.get(name, node) for name, node in body.nodes.items()]
         results = [
-            Node(names.free(name), RESULT, (edge,), (), {**({"T": dtype} if dtype else {}), "index": place})
-            for place, ((name, dtype), edge) in enumerate(zip(function.results.items(), body.outputs, strict=True))
+            Node(names.free(name), RESULT, (edge,), (), {**({"T": dtype} if dtype else {}), "index": index})
+            for index, ((name, dtype), edge) in enumerate(zip(function.results.items(), body.outputs, strict=True))
         ]
-        waits = {name: Node(names.free(name), WAIT, (), (node,)) for name, node in function.controls.items()}
-        ends = (*results, *waits.values())
-        graph = Graph.of([*nodes, *ends], body.inputs, [Edge(node.name) for node in ends], library=library)
+        controls = {
+            name: Node(names.free(name), CONTROL_OUTPUT, (), (node,)) for name, node in function.controls.items()
+        }
+        outputs = (*results, *controls.values())
+        graph = Graph.of([*nodes, *outputs], body.inputs, [Edge(node.name) for node in outputs], library=library)
         needed = graph.reachable(stop_at_inputs=False)
-        alone = [Edge(node.name) for node in nodes if node.name not in needed and effects.must_run(node)]
+        unused_effects = [Edge(node.name) for node in nodes if node.name not in needed and effects.has_effect(node)]
         return cls(
             function,
-            graph.with_(outputs=(*graph.outputs, *alone)),
+            graph.with_(outputs=(*graph.outputs, *unused_effects)),
             tuple(node.name for node in results),
-            {name: node.name for name, node in waits.items()},
+            {name: node.name for name, node in controls.items()},
         )
 
-    def closed(self, graph: Graph) -> Function[Graph]:
-        """The function with another body."""
-        ends = {*self.results, *self.waits.values()}
-        nodes = {name: node for name, node in graph.nodes.items() if name not in ends}
+    def to_function(self, graph: Graph) -> Function[Graph]:
+        """Return the function with a rewritten body graph."""
+        output_names = {*self.results, *self.controls.values()}
+        nodes = {name: node for name, node in graph.nodes.items() if name not in output_names}
         nodes |= {edge.node: self.function.graph[edge.node] for edge in self.function.graph.inputs}
         names = FreeNames(graph)
         edges: list[Edge] = []
         for name, old in zip(self.results, self.function.graph.outputs, strict=True):
-            end = graph[name]
-            edge = end.inputs[0]
-            if end.controls:
-                attrs = {"T": end.attrs["T"]} if "T" in end.attrs else {}
-                wanted = old.node if old.node not in graph else f"{name}/waits"
-                node = Node(names.free(wanted), "Identity", (edge,), end.controls, attrs)
+            result = graph[name]
+            edge = result.inputs[0]
+            if result.controls:
+                attrs = {"T": result.attrs["T"]} if "T" in result.attrs else {}
+                base = old.node if old.node not in graph else f"{name}/waits"
+                node = Node(names.free(base), "Identity", (edge,), result.controls, attrs)
                 nodes[node.name] = node
                 edge = Edge(node.name)
             edges.append(edge)
         controls: dict[str, str] = {}
-        for promise, name in self.waits.items():
-            end = graph[name]
-            if len(end.controls) > 1:
-                nodes[name] = end
-            if end.controls:
-                controls[promise] = name if len(end.controls) > 1 else end.controls[0]
+        for control_output, name in self.controls.items():
+            barrier = graph[name]
+            if len(barrier.controls) > 1:
+                nodes[name] = barrier
+            if barrier.controls:
+                controls[control_output] = name if len(barrier.controls) > 1 else barrier.controls[0]
         body = replace(self.function.graph, nodes=nodes, outputs=tuple(edges))
         return replace(self.function, graph=body, controls=controls)
 
 
 def _placeholder(argument: Node) -> Node:
-    """What stands for an argument, with the shape that the function says it has."""
+    """Return a Placeholder for an argument, with its declared shape."""
     attrs: dict[str, Attr] = {}
     if isinstance(dtype := argument.attrs.get("T"), DType):
         attrs["dtype"] = dtype
@@ -98,39 +101,45 @@ def _placeholder(argument: Node) -> Node:
     return Node(argument.name, "Placeholder", attrs=attrs)
 
 
-def cleaned(
-    function: Function[Graph], library: Library[Graph], effects: Effects, clean: Clean
+def rewrite_function(
+    function: Function[Graph], library: Library[Graph], effects: Effects, rewrite: Rewrite
 ) -> tuple[Function[Graph], Outcome]:
-    """A function whose body was rewritten as a graph of its own, and what was done.
+    """Rewrite the body of a function.
 
     Args:
-        function: what to rewrite.
-        library: what its body may call.
-        effects: of the functions of the library.
-        clean: rewrites a graph and keeps its inputs and outputs.
+        function: function to rewrite.
+        library: functions that the body may call.
+        effects: side effects of the library.
+        rewrite: transform that keeps the inputs and outputs of a graph.
+
+    Returns:
+        The new function (the same object if the body is unchanged), and the outcome with changes and
+        skips that name the function.
     """
-    body = Opened.of(function, library, effects)
-    outcome = clean(body.graph)
-    made = body.closed(outcome.graph)
-    ends = {*body.results, *body.waits.values()}
-    skips = (skip for skip in outcome.skips if skip.node not in ends)
-    declined = tuple(Skip(skip.reason, f"{function.name}: {skip.node}") for skip in skips)
-    if made == function:
-        return function, Outcome(function.graph, (), declined)
-    return made, Outcome(made.graph, tuple(f"{function.name}: {change}" for change in outcome.changes), declined)
+    body = BodyGraph.of(function, library, effects)
+    outcome = rewrite(body.graph)
+    rewritten = body.to_function(outcome.graph)
+    output_names = {*body.results, *body.controls.values()}
+    skips = tuple(
+        Skip(skip.reason, f"{function.name}: {skip.node}") for skip in outcome.skips if skip.node not in output_names
+    )
+    if rewritten == function:
+        return function, Outcome(function.graph, (), skips)
+    return rewritten, Outcome(rewritten.graph, tuple(f"{function.name}: {change}" for change in outcome.changes), skips)
 
 
-def rewrite_functions(graph: Graph, clean: Clean) -> Outcome:
-    """The graph whose functions are rewritten, each as a graph of its own; those that can not be opened stay."""
+def rewrite_functions(graph: Graph, rewrite: Rewrite) -> Outcome:
+    """Rewrite the bodies of all functions of a graph; functions that cannot be loaded stay unchanged."""
     if not graph.library:
         return Outcome(graph)
     effects = Effects(graph.library)
-    made: list[Function[Graph]] = []
+    rewritten: list[Function[Graph]] = []
     changes: list[str] = []
     skips: list[Skip] = []
-    for function in needed_functions(graph).values():
-        after, outcome = cleaned(function, graph.library, effects, clean)
-        made.extend([after] if after is not function else [])
+    for function in reachable_functions(graph).values():
+        after, outcome = rewrite_function(function, graph.library, effects, rewrite)
+        rewritten.extend([after] if after is not function else [])
         changes.extend(outcome.changes)
         skips.extend(outcome.skips)
-    return Outcome(graph.with_(library=graph.library.with_(*made)) if made else graph, tuple(changes), tuple(skips))
+    after_graph = graph.with_(library=graph.library.with_(*rewritten)) if rewritten else graph
+    return Outcome(after_graph, tuple(changes), tuple(skips))

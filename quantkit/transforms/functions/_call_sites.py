@@ -1,4 +1,4 @@
-"""Nodes that call functions which nobody else calls: what those take and give may change."""
+"""Find the calls whose functions have no other caller: their signatures may change."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,28 +13,29 @@ from quantkit.ir.tensor import DType
 
 
 @dataclass(frozen=True)
-class Kind:
-    """How an op calls.
+class CallKind:
+    """Attributes and inputs by which an op calls functions.
 
     Attributes:
-        functions: attributes that name what it calls; of a loop the condition, then the body.
-        taken, given: attributes that list the types of arguments and results.
-        first: the input that is the first argument.
-        is_loop: whether the results of the body become the arguments of the next turn.
+        functions: attributes that name the functions; of a loop the condition, then the body.
+        argument_types: attribute with the types of the arguments.
+        result_types: attribute with the types of the results.
+        first_argument: index of the input that is the first argument.
+        is_loop: the results of the body are the arguments of the next iteration.
     """
 
     functions: tuple[str, ...]
-    taken: str
-    given: str
-    first: int = 0
+    argument_types: str
+    result_types: str
+    first_argument: int = 0
     is_loop: bool = False
 
 
-_CALL = Kind(("f",), "Tin", "Tout")
-_IF = Kind(("then_branch", "else_branch"), "Tin", "Tout", 1)
-_CASE = Kind(("branches",), "Tin", "Tout", 1)
-_LOOP = Kind(("cond", "body"), "T", "T", 0, True)
-KINDS: Mapping[str, Kind] = {
+_CALL = CallKind(("f",), "Tin", "Tout")
+_IF = CallKind(("then_branch", "else_branch"), "Tin", "Tout", 1)
+_CASE = CallKind(("branches",), "Tin", "Tout", 1)
+_LOOP = CallKind(("cond", "body"), "T", "T", 0, True)
+CALL_KINDS: Mapping[str, CallKind] = {
     "PartitionedCall": _CALL,
     "StatefulPartitionedCall": _CALL,
     "If": _IF,
@@ -48,129 +49,144 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class Callee:
-    """A function that is called.
+    """Function at a call site.
 
     Attributes:
-        function: what it does.
-        gives: whether its results are those of the call.
-        is_tied: whether its results are its arguments in the next turn.
+        function: called function.
+        returns_results: the results are those of the call; not so for a loop condition.
+        feeds_back: the results are the arguments of the next iteration (loop body).
     """
 
     function: Function[Graph]
-    gives: bool
-    is_tied: bool
+    returns_results: bool
+    feeds_back: bool
 
-    def hands_on(self, place: int) -> bool:
-        """Whether an argument is the same in the next turn, if there is one."""
-        return not self.is_tied or self.function.graph.outputs[place] == self.function.graph.inputs[place]
+    def is_invariant(self, index: int) -> bool:
+        """Return True if an argument has the same value in the next iteration, if any."""
+        return not self.feeds_back or self.function.graph.outputs[index] == self.function.graph.inputs[index]
 
-    def reads(self, place: int) -> bool:
-        """Whether it does anything else with an argument."""
+    def uses_argument(self, index: int) -> bool:
+        """Return True if an argument has consumers, not counting its own value in the next iteration."""
         graph = self.function.graph
-        edge = graph.inputs[place]
-        others = (one for number, one in enumerate(graph.outputs) if not self.is_tied or number != place)
+        edge = graph.inputs[index]
+        others = (output for number, output in enumerate(graph.outputs) if not self.feeds_back or number != index)
         return edge.node in graph.node_uses or edge in others
 
 
 @dataclass(frozen=True)
-class Site:
-    """A call.
+class CallSite:
+    """Node that calls functions.
 
     Attributes:
-        node: what calls.
-        kind: how.
-        callees: what it calls.
+        node: calling node.
+        kind: attributes and inputs of the call.
+        callees: called functions.
     """
 
     node: Node
-    kind: Kind
+    kind: CallKind
     callees: tuple[Callee, ...]
 
     @property
     def arguments(self) -> tuple[Edge, ...]:
-        """What it gives to what it calls."""
-        return self.node.inputs[self.kind.first :]
+        """Inputs of the node that are arguments of the functions."""
+        return self.node.inputs[self.kind.first_argument :]
 
     @property
-    def counts_turns(self) -> bool:
-        """Whether its first two variables may be the number of turns and their limit, as in TensorFlow's own loops."""
-        if not self.kind.is_loop or listed(self.node.attrs.get(self.kind.taken))[:2] != (DType.INT32, DType.INT32):
+    def num_results(self) -> int:
+        """Number of results of the call."""
+        return len(as_tuple(self.node.attrs[self.kind.result_types]))
+
+    @property
+    def has_iteration_counter(self) -> bool:
+        """The first two variables may be iteration counter and limit, as in TensorFlow's own loops."""
+        types = as_tuple(self.node.attrs.get(self.kind.argument_types))
+        if not self.kind.is_loop or types[:2] != (DType.INT32, DType.INT32):
             return False
-        return all(one.hands_on(1) and (not one.is_tied or not one.hands_on(0)) for one in self.callees)
+        return all(
+            callee.is_invariant(1) and (not callee.feeds_back or not callee.is_invariant(0)) for callee in self.callees
+        )
 
     @property
-    def is_sound(self) -> bool:
-        """Whether node and functions agree on how much is taken and given."""
-        taken, given = (len(listed(self.node.attrs.get(key))) for key in (self.kind.taken, self.kind.given))
-        return len(self.arguments) == taken and all(
-            len(one.function.graph.inputs) == taken
-            and (not one.gives or len(one.function.results) == len(one.function.graph.outputs) == given)
-            for one in self.callees
+    def is_consistent(self) -> bool:
+        """Node and functions agree on arguments and results."""
+        num_arguments, num_results = (
+            len(as_tuple(self.node.attrs.get(key))) for key in (self.kind.argument_types, self.kind.result_types)
+        )
+        return len(self.arguments) == num_arguments and all(
+            len(callee.function.graph.inputs) == num_arguments
+            and (
+                not callee.returns_results
+                or len(callee.function.results) == len(callee.function.graph.outputs) == num_results
+            )
+            for callee in self.callees
         )
 
 
-def sites(graph: Graph, functions: Mapping[str, Function[Graph]], num_callers: Mapping[str, int]) -> Iterator[Site]:
-    """The calls in a graph whose functions nobody else calls.
+def find_call_sites(
+    graph: Graph, functions: Mapping[str, Function[Graph]], num_callers: Mapping[str, int]
+) -> Iterator[CallSite]:
+    """Yield the calls of a graph whose functions have no other caller.
 
     Args:
-        graph: what calls.
-        functions: that can be opened.
-        num_callers: how often each function is named.
+        graph: graph or function body that contains the calls.
+        functions: functions that can be loaded.
+        num_callers: number of references to each function.
     """
     for node in graph.nodes.values():
-        kind = KINDS.get(node.op)
+        kind = CALL_KINDS.get(node.op)
         if kind is None:
             continue
-        groups = [listed(node.attrs.get(key)) for key in kind.functions]
-        named = [one for group in groups for one in group]
-        if not all(groups) or (len(named) > len(groups) and kind is not _CASE):
+        groups = [as_tuple(node.attrs.get(key)) for key in kind.functions]
+        names = [name for group in groups for name in group]
+        if not all(groups) or (len(names) > len(groups) and kind is not _CASE):
             continue
-        if not all(isinstance(one, FunctionName) and not one.extra for one in named):
+        if not all(isinstance(name, FunctionName) and not name.extra for name in names):
             continue
-        if all(one.name in functions and num_callers[one.name] == 1 for one in named):
-            gives = [not kind.is_loop or number > 0 for number in range(len(named))]
+        if all(name.name in functions and num_callers[name.name] == 1 for name in names):
+            returns_results = [not kind.is_loop or number > 0 for number in range(len(names))]
             callees = (
-                Callee(functions[one.name], giving, kind.is_loop and giving)
-                for one, giving in zip(named, gives, strict=True)
+                Callee(functions[name.name], returns, kind.is_loop and returns)
+                for name, returns in zip(names, returns_results, strict=True)
             )
-            site = Site(node, kind, tuple(callees))
-            if site.is_sound:
+            site = CallSite(node, kind, tuple(callees))
+            if site.is_consistent:
                 yield site
 
 
-def listed(value: object) -> tuple[Any, ...]:
-    """What an attribute lists; the name of a function is a list of one, and what is damaged lists nothing."""
+def as_tuple(value: object) -> tuple[Any, ...]:
+    """Return an attribute value as a tuple: a single function name in a tuple, empty if invalid."""
     return value if isinstance(value, tuple) else (value,) if isinstance(value, FunctionName) else ()
 
 
-def needed_functions(graph: Graph, closed: dict[str, str] | None = None) -> dict[str, Function[Graph]]:
-    """The functions that a graph needs and that can be opened, each behind one that calls it.
+def reachable_functions(graph: Graph, errors: dict[str, str] | None = None) -> dict[str, Function[Graph]]:
+    """Return the functions that a graph calls, directly or indirectly, callers before callees.
 
     Args:
-        graph: with its library.
-        closed: told of the others, and why they can not be opened.
+        graph: graph with its library.
+        errors: receives the message for each function that cannot be loaded.
     """
     library = graph.library
-    found: dict[str, Function[Graph]] = {}
-    seen: set[str] = set()
+    functions: dict[str, Function[Graph]] = {}
+    visited: set[str] = set()
     graphs = [graph]
-    for one in graphs:
-        for node in one.nodes.values():
+    for current in graphs:
+        for node in current.nodes.values():
             for name in (node.op, *function_names(node.attrs)):
-                if name in library and name not in seen:
-                    seen.add(name)
+                if name in library and name not in visited:
+                    visited.add(name)
                     try:
-                        found[name] = library[name]
+                        functions[name] = library[name]
                     except QuantkitError as error:
-                        if closed is not None:
-                            closed[name] = error.message
+                        if errors is not None:
+                            errors[name] = error.message
                         continue
-                    graphs.append(found[name].graph)
-    return found
+                    graphs.append(functions[name].graph)
+    return functions
 
 
-def num_callers(graph: Graph) -> Counter[str]:
-    """How often each function is named: by nodes of the graph and of all functions, and where gradients are told."""
+def count_callers(graph: Graph) -> Counter[str]:
+    """Count the references to each function: by nodes of the graph and of all functions, and by gradients."""
     library = graph.library
     counts = Counter(name for node in graph.nodes.values() for name in (node.op, *function_names(node.attrs)))
     for name in library:

@@ -1,4 +1,4 @@
-"""What does more than compute: nodes that keep state, themselves or in the functions that they call."""
+"""Find stateful nodes and functions, and nodes with side effects."""
 
 from collections.abc import Callable
 
@@ -7,75 +7,86 @@ from quantkit.ir.functions import Library, function_names
 from quantkit.ir.graph import LOOP_MERGES, Graph, Node
 from quantkit.ops.tensorflow.signatures import find_op
 
-# They do what the functions do that they name.
+# Ops that are stateful only if the functions that they call are.
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 CONTROL_FLOW = frozenset({"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"})
-# They give other numbers each time, or what others left; nobody sees whether they ran.
-UNSEEN = frozenset(
+# Stateful ops without side effects: random values, and reads of state.
+STATEFUL_WITHOUT_EFFECT = frozenset(
     {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "RandomGamma", "RandomPoisson", "RandomPoissonV2"}
     | {"RandomShuffle", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "StatelessRandomGetAlg"}
     | {"Empty", "VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"}
 )
-ENDS = frozenset({"_Arg", "_Retval"})
+ARGUMENTS_AND_RESULTS = frozenset({"_Arg", "_Retval"})
 
 
 class Effects:
-    """Which nodes keep state, where some call functions.
+    """State and side effects of nodes that may call functions.
 
     Args:
-        library: the functions.
+        library: functions that the nodes call.
 
     Attributes:
-        stateful: names of functions that keep state.
+        stateful: names of the stateful functions.
     """
 
     def __init__(self, library: Library[Graph]) -> None:
         self._library = library
-        self.stateful = _stateful_functions(library)
+        self.stateful = _find_stateful_functions(library)
 
-    def keeps_state(self, node: Node) -> bool:
-        """Whether it may give another result each time, or change what others see."""
+    def is_stateful(self, node: Node) -> bool:
+        """Return True if the outputs may differ between runs, or the node changes a state."""
         names = _callees(node, self._library)
-        return _keeps_state(node) if names is None else not self.stateful.isdisjoint(names)
+        return _is_stateful_op(node) if names is None else not self.stateful.isdisjoint(names)
 
-    def must_run(self, node: Node) -> bool:
-        """Whether somebody may see that it ran, even if nobody reads what it gives."""
-        return node.op not in UNSEEN and self.keeps_state(node)
+    def has_effect(self, node: Node) -> bool:
+        """Return True if the node must run even if its outputs are unused."""
+        return node.op not in STATEFUL_WITHOUT_EFFECT and self.is_stateful(node)
 
-    def ordered(self, graph: Graph) -> set[str]:
-        """Nodes that keep state or come after such: who waits for another node waits for nothing."""
-        return _with_followers(graph, self.keeps_state)
+    def find_stateful(self, graph: Graph) -> set[str]:
+        """Return the stateful nodes and all nodes downstream of them.
 
-    def acting(self, graph: Graph) -> set[str]:
-        """Nodes that must run or come after such: who needs another node may as well not."""
-        return _with_followers(graph, self.must_run)
+        A control dependency on any other node has no effect.
+        """
+        return _with_downstream(graph, self.is_stateful)
+
+    def find_effects(self, graph: Graph) -> set[str]:
+        """Return the nodes with side effects and all nodes downstream of them.
+
+        Any other node can be removed if its outputs are unused.
+        """
+        return _with_downstream(graph, self.has_effect)
 
 
-def _with_followers(graph: Graph, is_meant: Callable[[Node], bool]) -> set[str]:
+def _with_downstream(graph: Graph, is_selected: Callable[[Node], bool]) -> set[str]:
     if not LOOP_MERGES.isdisjoint(graph.op_counts):
-        return set(graph.nodes)  # what comes back in a loop comes after all that is in it
-    found: set[str] = set()
+        return set(graph.nodes)  # every node of a loop is downstream of its NextIteration
+    selected: set[str] = set()
     for name in graph.order:
         node = graph[name]
-        if not found.isdisjoint(node.sources) or is_meant(node):
-            found.add(name)
-    return found
+        if not selected.isdisjoint(node.sources) or is_selected(node):
+            selected.add(name)
+    return selected
 
 
-def _keeps_state(node: Node) -> bool:
+def _is_stateful_op(node: Node) -> bool:
     op = find_op(node.op)
-    return node.op not in ENDS and (op is None or op.is_stateful or any(arg.is_ref for arg in op.inputs))
+    return node.op not in ARGUMENTS_AND_RESULTS and (
+        op is None or op.is_stateful or any(arg.is_ref for arg in op.inputs)
+    )
 
 
 def _callees(node: Node, library: Library[Graph]) -> tuple[str, ...] | None:
-    """The functions that do what a node does; None: it is no call."""
+    """Return the functions that a node calls, None if the node is not a call."""
     if node.op in library:
         return (node.op,)
     return function_names(node.attrs) if node.op in CALLS | CONTROL_FLOW else None
 
 
-def _stateful_functions(library: Library[Graph]) -> frozenset[str]:
-    """Functions that hold a node which keeps state, or call such a function, or one that is missing; and that one."""
+def _find_stateful_functions(library: Library[Graph]) -> frozenset[str]:
+    """Return the functions that contain a stateful node or call a stateful or missing function.
+
+    Missing functions are included.
+    """
     callers: dict[str, list[str]] = {}
     stack: list[str] = []
     for name in library:
@@ -88,14 +99,14 @@ def _stateful_functions(library: Library[Graph]) -> frozenset[str]:
             names = _callees(node, library)
             for callee in names or ():
                 callers.setdefault(callee, []).append(name)
-            if names is None and _keeps_state(node):
+            if names is None and _is_stateful_op(node):
                 stack.append(name)
                 break
     stack.extend(name for name in callers if name not in library)
-    found: set[str] = set()
+    stateful: set[str] = set()
     while stack:
         name = stack.pop()
-        if name not in found:
-            found.add(name)
+        if name not in stateful:
+            stateful.add(name)
             stack.extend(callers.get(name, ()))
-    return frozenset(found)
+    return frozenset(stateful)

@@ -1,14 +1,15 @@
-"""What functions take and give, where one node alone calls them.
+"""Narrow the arguments and results of functions with a single caller.
 
-A constant that is always given may move inside, where it can fold; what nobody needs is neither taken nor given any
-more. The arguments of a loop are what it hands from turn to turn, its variables: one that it hands on as it is may be a
-constant, two that are always equal may be one, and whether one is needed, the others tell that are.
+- A constant argument becomes a constant in the function, where it can be folded.
+- Unused arguments and results are removed.
+- A loop's arguments are its variables: a variable that no iteration changes may become a constant, and two
+  variables that are always equal become one.
 
-TensorFlow's own loops begin with the number of turns and their limit, and converters to other formats take the first
-two variables for these, and look at the others for what decides: they stay.
+TensorFlow's own loops begin with an iteration counter and its limit. Converters to other formats
+identify a loop by these two variables, so they stay.
 """
 
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -18,190 +19,207 @@ from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import Tensor
 from quantkit.transforms._names import FreeNames
 from quantkit.transforms._placement import restore_placement
-from quantkit.transforms.functions._bodies import Opened
-from quantkit.transforms.functions._call_sites import Site, listed, needed_functions, num_callers, sites
+from quantkit.transforms.functions._bodies import BodyGraph
+from quantkit.transforms.functions._call_sites import (
+    CallSite,
+    as_tuple,
+    count_callers,
+    find_call_sites,
+    reachable_functions,
+)
 from quantkit.transforms.functions._effects import Effects
-from quantkit.transforms.functions._loop_variables import equal_variables, reading
+from quantkit.transforms.functions._loop_variables import find_equal_variables, replace_variables
 
-# Copies of constants up to this size (bytes) cost nothing that counts.
-SMALL = 1024
+# Maximum size in bytes of a constant that is copied into several functions.
+MAX_COPIED_BYTES = 1024
 
 
 @dataclass
-class Signatures:
-    """What functions take and give, settled by `settle`.
+class SignatureOptimizer:
+    """Optimizer of function signatures, with a record of the moved constants.
 
     Attributes:
-        stay: by id, constants that are not moved.
-        moved: names of functions, and constants that were moved there.
+        excluded: ids of constants that are not moved.
+        moved: function name and value of each moved constant.
     """
 
-    stay: Container[int] = ()
+    excluded: Container[int] = ()
     moved: list[tuple[str, Tensor]] = field(default_factory=list)
 
-    def settle(self, graph: Graph, effects: Effects) -> Outcome:
-        """The graph whose functions take no constants, and take and give nothing that nobody needs."""
+    def optimize(self, graph: Graph, effects: Effects) -> Outcome:
+        """Move constant arguments into functions, and remove unused arguments and results."""
         program = _Program(graph, self, effects)
-        holders = ["", *program.functions]
-        for holder in holders:  # from the outside in, as constants go
-            program.merge_variables(holder)
-            program.take_constants(holder)
-        for holder in reversed(holders):  # and back: what a function needs tells what its caller needs
-            program.drop_unneeded(holder)
+        callers = ["", *program.functions]
+        for caller in callers:  # callers before callees: constants move inward
+            program.merge_variables(caller)
+            program.move_constants(caller)
+        for caller in reversed(callers):  # callees before callers: a callee determines which arguments are needed
+            program.remove_unused(caller)
         return Outcome(program.graph(), tuple(program.changes), tuple(program.skips))
 
 
 class _Program:
-    """A graph and the functions it needs, while arguments come and go.
+    """A graph and its functions while their signatures change.
+
+    Functions are addressed by name, the graph itself by an empty name.
 
     Attributes:
-        functions: by name, each behind one that calls it; the graph itself goes by no name.
-        changes, skips: what was done, and what was not.
+        functions: functions by name, callers before callees.
+        changes: one line per change.
+        skips: constants that stay, with reasons.
     """
 
-    def __init__(self, graph: Graph, signatures: Signatures, effects: Effects) -> None:
+    def __init__(self, graph: Graph, optimizer: SignatureOptimizer, effects: Effects) -> None:
         self._graph = graph
-        self._signatures = signatures
+        self._optimizer = optimizer
         self._effects = effects
-        self._num_callers = num_callers(graph)
-        self.functions = needed_functions(graph)
+        self._num_callers = count_callers(graph)
+        self.functions = reachable_functions(graph)
         self.changes: list[str] = []
         self.skips: list[Skip] = []
 
     def graph(self) -> Graph:
-        """The graph as it is now."""
+        """Return the graph with the current functions."""
         library = self._graph.library
-        changed = [one for name, one in self.functions.items() if one is not library[name]]
+        changed = [function for name, function in self.functions.items() if function is not library[name]]
         return self._graph.with_(library=library.with_(*changed)) if changed else self._graph
 
-    def _held(self, holder: str) -> Graph:
-        return self.functions[holder].graph if holder else self._graph
+    def _body(self, caller: str) -> Graph:
+        return self.functions[caller].graph if caller else self._graph
 
-    def _sites(self, holder: str) -> list[Site]:
-        """The calls in a graph or function that may change; who asks a graph for its results knows their places."""
-        graph = self._held(holder)
-        fixed = frozenset() if holder else graph.endpoint_names
-        return [site for site in sites(graph, self.functions, self._num_callers) if site.node.name not in fixed]
+    def _call_sites(self, caller: str) -> list[CallSite]:
+        """Return the calls that may change; graph inputs and outputs keep their signatures."""
+        graph = self._body(caller)
+        fixed = frozenset() if caller else graph.endpoint_names
+        sites = find_call_sites(graph, self.functions, self._num_callers)
+        return [site for site in sites if site.node.name not in fixed]
 
-    def take_constants(self, holder: str) -> None:
-        """Move the constants that calls give into what they call."""
-        graph = self._held(holder)
-        for site in self._sites(holder):
+    def move_constants(self, caller: str) -> None:
+        """Move the constant arguments of calls into the called functions."""
+        graph = self._body(caller)
+        for site in self._call_sites(caller):
             moved: dict[int, Node] = {}
-            for place, edge in enumerate(site.arguments):
+            for index, edge in enumerate(site.arguments):
                 node = graph[edge.node]
                 if node.op != "Const" or node.controls or node.name in graph.input_names:
                     continue
-                reason = self._reason_to_stay(graph, site, place, node)
+                reason = self._skip_reason(graph, site, index, node)
                 if reason:
                     self.skips.append(Skip(reason, node.name))
                 elif reason is not None:
-                    moved[place] = node
+                    moved[index] = node
             if moved:
                 names = ", ".join(dict.fromkeys(node.name for node in moved.values()))
-                self.changes.append(f"{names} move into what {site.node.name} ({site.node.op}) calls")
+                self.changes.append(f"{names} moved into the functions of {site.node.name} ({site.node.op})")
             for callee in site.callees if moved else ():
                 function = callee.function
-                self._signatures.moved.extend((function.name, node.value) for node in moved.values())
-                self.functions[function.name] = _with_constants(function, moved, callee.is_tied)
+                self._optimizer.moved.extend((function.name, node.value) for node in moved.values())
+                self.functions[function.name] = _with_constants(function, moved, callee.feeds_back)
 
-    def _reason_to_stay(self, graph: Graph, site: Site, place: int, node: Node) -> str | None:
-        """Why a constant is not moved into what is called; None: that is not worth a word."""
-        readers = [one for one in site.callees if one.reads(place)]
-        if not readers or not all(one.hands_on(place) for one in site.callees):
+    def _skip_reason(self, graph: Graph, site: CallSite, index: int, node: Node) -> str | None:
+        """Return the reason not to move a constant, empty to move it, None if the functions do not use it."""
+        users = [callee for callee in site.callees if callee.uses_argument(index)]
+        if not users or not all(callee.is_invariant(index) for callee in site.callees):
             return None
-        if site.kind.is_loop and _is_read(graph, Edge(site.node.name, place)):
-            return f"it is a constant of the loop {site.node.name}, and read behind it"
-        if id(node.value) in self._signatures.stay:
-            return f"nothing would fold with it in what {site.node.name} calls"
-        if len(readers) + graph.is_shared(node) > 1 and node.value.num_bytes > SMALL:
-            return f"{site.node.name} is not the only one that needs it, and it is large"
+        if site.kind.is_loop and _is_used(graph, Edge(site.node.name, index)):
+            return f"the constant variable of loop {site.node.name} is used after the loop"
+        if id(node.value) in self._optimizer.excluded:
+            return f"no op in the functions of {site.node.name} can be folded with the constant"
+        if len(users) + graph.is_shared(node) > 1 and node.value.num_bytes > MAX_COPIED_BYTES:
+            return f"the constant has more than {MAX_COPIED_BYTES} bytes, and {site.node.name} is not its only consumer"
         return ""
 
-    def merge_variables(self, holder: str) -> None:
-        """Let readers of a loop's variables that are always equal read the first of them."""
-        graph = self._held(holder)
-        moved: dict[Edge, Edge] = {}
-        for site in self._sites(holder):
+    def merge_variables(self, caller: str) -> None:
+        """Replace the uses of each loop variable that always equals another."""
+        graph = self._body(caller)
+        redirected: dict[Edge, Edge] = {}
+        for site in self._call_sites(caller):
             if not site.kind.is_loop:
                 continue
-            first = [_first_value(graph, edge) for edge in site.arguments]
-            body = Opened.of(site.callees[-1].function, graph.library, self._effects)
+            initial = [_value_key(graph, edge) for edge in site.arguments]
+            body = BodyGraph.of(site.callees[-1].function, graph.library, self._effects)
             name = site.node.name
-            leaders = {
-                place: leader
-                for place, leader in equal_variables(first, body, 2 * site.counts_turns).items()
-                if _is_read(graph, Edge(name, place)) or any(one.reads(place) for one in site.callees)
+            replacements = {
+                index: other
+                for index, other in find_equal_variables(initial, body, 2 * site.has_iteration_counter).items()
+                if _is_used(graph, Edge(name, index)) or any(callee.uses_argument(index) for callee in site.callees)
             }
-            moved.update({Edge(name, place): Edge(name, leader) for place, leader in leaders.items()})
-            for one in site.callees if leaders else ():
-                function = one.function
-                self.functions[function.name] = replace(function, graph=reading(function.graph, leaders))
+            redirected.update({Edge(name, index): Edge(name, other) for index, other in replacements.items()})
+            for callee in site.callees if replacements else ():
+                function = callee.function
+                new_body = replace_variables(function.graph, replacements)
+                self.functions[function.name] = replace(function, graph=new_body)
             self.changes.extend(
-                f"{name} ({site.node.op}): variable {place} equals {leader}" for place, leader in leaders.items()
+                f"{name} ({site.node.op}): variable {index} equals {other}" for index, other in replacements.items()
             )
-        if moved:
-            self._hold(holder, _rewired(graph, {}, moved))
+        if redirected:
+            self._set_body(caller, _reconnect(graph, {}, redirected))
 
-    def drop_unneeded(self, holder: str) -> None:
-        """Let calls take and give what is needed only."""
-        graph = self._held(holder)
-        made: dict[str, Node] = {}
-        moved: dict[Edge, Edge] = {}
-        is_free = _Free(graph, self._effects)
-        for site in self._sites(holder):
-            taken, given = self._needed(graph, site, is_free)
-            if len(taken) == len(site.arguments) and len(given) == len(listed(site.node.attrs[site.kind.given])):
+    def remove_unused(self, caller: str) -> None:
+        """Remove the arguments and results of calls that are not needed."""
+        graph = self._body(caller)
+        calls: dict[str, Node] = {}
+        redirected: dict[Edge, Edge] = {}
+        is_removable = _Removable(graph, self._effects)
+        for site in self._call_sites(caller):
+            arguments, results = self._find_needed(graph, site, is_removable)
+            if len(arguments) == len(site.arguments) and len(results) == site.num_results:
                 continue
-            made[site.node.name] = _narrowed_call(site, taken, given)
             name = site.node.name
-            moved.update({Edge(name, place): Edge(name, number) for number, place in enumerate(given)})
-            self.changes.append(f"{name} ({site.node.op}) takes {len(taken)} and gives {len(given)} tensors")
-            for one in site.callees:
-                results = given if one.gives else range(len(one.function.results))
-                self.functions[one.function.name] = _narrowed(one.function, taken, results, self._effects)
-        if made:
-            self._hold(holder, _rewired(graph, made, moved))
+            calls[name] = _narrow_call(site, arguments, results)
+            redirected.update({Edge(name, index): Edge(name, number) for number, index in enumerate(results)})
+            self.changes.append(f"{name} ({site.node.op}) has {len(arguments)} arguments and {len(results)} results")
+            for callee in site.callees:
+                function = callee.function
+                needed = results if callee.returns_results else range(len(function.results))
+                self.functions[function.name] = _narrow_function(function, arguments, needed, self._effects)
+        if calls:
+            self._set_body(caller, _reconnect(graph, calls, redirected))
 
-    def _hold(self, holder: str, graph: Graph) -> None:
-        if holder:
-            self.functions[holder] = replace(self.functions[holder], graph=graph)
+    def _set_body(self, caller: str, graph: Graph) -> None:
+        if caller:
+            self.functions[caller] = replace(self.functions[caller], graph=graph)
         else:
             self._graph = graph
 
-    def _needed(self, graph: Graph, site: Site, is_free: "_Free") -> tuple[list[int], list[int]]:
-        """The places of the arguments and of the results that a call needs."""
-        needs = [_Needs.of(one.function, self._effects) for one in site.callees]
-        given = [
-            place
-            for place in range(len(listed(site.node.attrs[site.kind.given])))
-            if _is_read(graph, Edge(site.node.name, place))
-        ]
-        mask = sum(1 << place for place, edge in enumerate(site.arguments) if not is_free(edge))
-        for one, callee in zip(needs, site.callees, strict=True):
-            mask |= one.always
-            for place in range(len(one.results)) if not callee.gives else () if callee.is_tied else given:
-                mask |= one.results[place]
-        if site.counts_turns:
+    def _find_needed(self, graph: Graph, site: CallSite, is_removable: "_Removable") -> tuple[list[int], list[int]]:
+        """Return the indexes of the arguments and results that a call needs."""
+        dependencies = [_Dependencies.of(callee.function, self._effects) for callee in site.callees]
+        results = [index for index in range(site.num_results) if _is_used(graph, Edge(site.node.name, index))]
+        mask = sum(1 << index for index, edge in enumerate(site.arguments) if not is_removable(edge))
+        for needs, callee in zip(dependencies, site.callees, strict=True):
+            mask |= needs.always
+            if not callee.returns_results:  # the result of a loop condition
+                mask |= _union(needs.results)
+            elif not callee.feeds_back:
+                mask |= _union(needs.results[index] for index in results)
+        if site.has_iteration_counter:
             mask |= 0b11
         if site.kind.is_loop:
-            mask = _handed_on(mask | sum(1 << place for place in given) or 1, needs[-1].results)
-        taken = [place for place in range(len(site.arguments)) if mask >> place & 1]
-        return taken, taken if site.kind.is_loop else given
+            mask = _close_over_iterations(mask | sum(1 << index for index in results) or 1, dependencies[-1].results)
+        arguments = [index for index in range(len(site.arguments)) if mask >> index & 1]
+        return arguments, arguments if site.kind.is_loop else results
 
 
-def _first_value(graph: Graph, edge: Edge) -> Hashable:
-    """Equal for what is equal whenever the graph runs."""
+def _union(masks: Iterable[int]) -> int:
+    union = 0
+    for mask in masks:
+        union |= mask
+    return union
+
+
+def _value_key(graph: Graph, edge: Edge) -> Hashable:
+    """Return a key that is equal for edges with equal values."""
     value = graph.constant_of(edge) if edge.node not in graph.input_names else None
     return edge if value is None or not value.num_bytes else (value.dtype, value.shape, value.digest)
 
 
-def _is_read(graph: Graph, edge: Edge) -> bool:
+def _is_used(graph: Graph, edge: Edge) -> bool:
     return edge in graph.uses or edge in graph.outputs
 
 
-def _handed_on(mask: int, results: Sequence[int]) -> int:
-    """The arguments of a loop that some of them need: for each of these, those that its next value is made of."""
+def _close_over_iterations(mask: int, results: Sequence[int]) -> int:
+    """Add the variables on which the next values of needed variables depend, transitively."""
     done = 0
     while rest := mask & ~done:
         lowest = rest & -rest
@@ -210,12 +228,12 @@ def _handed_on(mask: int, results: Sequence[int]) -> int:
     return mask
 
 
-class _Free:
-    """Whether a tensor may be given to nobody: nothing that runs for it is seen by others.
+class _Removable:
+    """Predicate of edges whose use as an argument may be removed: no upstream node has side effects.
 
     Args:
-        graph: where it is made.
-        effects: of the functions.
+        graph: graph of the edges.
+        effects: side effects of functions.
     """
 
     def __init__(self, graph: Graph, effects: Effects) -> None:
@@ -223,137 +241,132 @@ class _Free:
         self._effects = effects
 
     def __call__(self, edge: Edge) -> bool:
-        return (
-            self._graph[edge.node].is_constant and not self._graph[edge.node].controls
-        ) or edge.node not in self._kept
+        node = self._graph[edge.node]
+        return (node.is_constant and not node.controls) or edge.node not in self._required
 
     @cached_property
-    def _kept(self) -> Container[str]:
-        # What a Switch sends nowhere keeps its reader from running.
+    def _required(self) -> Container[str]:
+        # A dead input keeps a call from running, so in graphs with Switches every argument stays.
         if not SWITCHES.isdisjoint(self._graph.op_counts):
             return self._graph.nodes
-        return self._effects.acting(self._graph)
+        return self._effects.find_effects(self._graph)
 
 
 @dataclass(frozen=True)
-class _Needs:
-    """Which arguments a function needs, a bit for each.
+class _Dependencies:
+    """Arguments that a function needs, as bit masks.
 
     Attributes:
-        results: for each result.
-        always: for what runs with every call.
+        results: arguments that each result depends on.
+        always: arguments that nodes with side effects and control outputs depend on.
     """
 
     results: tuple[int, ...]
     always: int
 
     @classmethod
-    def of(cls, function: Function[Graph], effects: Effects) -> "_Needs":
+    def of(cls, function: Function[Graph], effects: Effects) -> "_Dependencies":
         graph = function.graph
-        masks = {edge.node: 1 << place for place, edge in enumerate(graph.inputs)}
-        if not LOOP_MERGES.isdisjoint(graph.op_counts):  # what comes back in a loop may be made of anything
+        masks = {edge.node: 1 << index for index, edge in enumerate(graph.inputs)}
+        if not LOOP_MERGES.isdisjoint(graph.op_counts):  # a value of a loop may depend on every argument
             masks = dict.fromkeys(graph.nodes, (1 << len(graph.inputs)) - 1)
         for name in graph.order:
             if name not in masks:
-                masks[name] = 0
-                for source in graph[name].sources:
-                    masks[name] |= masks[source]
-        always = 0
-        for name in _run_with_every_call(function, effects):
-            always |= masks[name]
+                masks[name] = _union(masks[source] for source in graph[name].sources)
+        always = _union(masks[name] for name in _always_run(function, effects))
         return cls(tuple(masks[edge.node] for edge in graph.outputs), always)
 
 
-def _run_with_every_call(function: Function[Graph], effects: Effects) -> list[str]:
-    acting = [name for name, node in function.graph.nodes.items() if effects.must_run(node)]
-    return [*function.controls.values(), *acting]
+def _always_run(function: Function[Graph], effects: Effects) -> list[str]:
+    """Return the nodes that run with every call."""
+    with_effect = [name for name, node in function.graph.nodes.items() if effects.has_effect(node)]
+    return [*function.controls.values(), *with_effect]
 
 
-def _with_constants(function: Function[Graph], moved: Mapping[int, Node], is_tied: bool) -> Function[Graph]:
-    """A function that reads constants of its own in the place of arguments; a loop still hands these on."""
+def _with_constants(function: Function[Graph], moved: Mapping[int, Node], feeds_back: bool) -> Function[Graph]:
+    """Replace arguments by constants in the body of a function; a loop body still returns the arguments."""
     graph = function.graph
     names = FreeNames(graph)
-    made: list[Node] = []
-    instead: dict[str, Node] = {}
-    for place, node in moved.items():
-        argument = graph.inputs[place].node
-        instead[argument] = constant(names.free(node.name), node.value).with_(device=node.device)
-        made.append(instead[argument])
+    constants: dict[str, Node] = {}
+    for index, node in moved.items():
+        argument = graph.inputs[index].node
+        constants[argument] = constant(names.free(node.name), node.value).with_(device=node.device)
 
-    def source(old: Edge) -> Edge:
-        return Edge(instead[old.node].name) if old.node in instead else old
+    def replace_edge(edge: Edge) -> Edge:
+        return Edge(constants[edge.node].name) if edge.node in constants else edge
 
-    def reader(old: Node) -> Node:
-        if not any(name in instead for name in old.sources):
-            return old
-        controls = tuple(name for name in old.controls if name not in instead)
-        return old.with_(inputs=tuple(map(source, old.inputs)), controls=controls)
+    def replace_inputs(node: Node) -> Node:
+        if not any(name in constants for name in node.sources):
+            return node
+        controls = tuple(name for name in node.controls if name not in constants)
+        return node.with_(inputs=tuple(map(replace_edge, node.inputs)), controls=controls)
 
-    outputs = tuple(old if is_tied and place in moved else source(old) for place, old in enumerate(graph.outputs))
-    nodes = [*map(reader, graph.nodes.values()), *made]
-    needed = {one.node for two in nodes for one in two.inputs} | {one.node for one in outputs}
-    unread = {one.name for one in made} - needed
-    body = graph.with_nodes(one for one in nodes if one.name not in unread).with_(outputs=outputs)
+    outputs = tuple(
+        edge if feeds_back and index in moved else replace_edge(edge) for index, edge in enumerate(graph.outputs)
+    )
+    nodes = [*map(replace_inputs, graph.nodes.values()), *constants.values()]
+    used = {edge.node for node in nodes for edge in node.inputs} | {edge.node for edge in outputs}
+    unused = {node.name for node in constants.values()} - used
+    body = graph.with_nodes(node for node in nodes if node.name not in unused).with_(outputs=outputs)
     return replace(function, graph=restore_placement(graph, body))
 
 
-def _narrowed(
-    function: Function[Graph], taken: Sequence[int], given: Sequence[int], effects: Effects
+def _narrow_function(
+    function: Function[Graph], arguments: Sequence[int], results: Sequence[int], effects: Effects
 ) -> Function[Graph]:
-    """A function that takes and gives less, and holds no more than it needs for that."""
+    """Return a function with fewer arguments and results, without the nodes that it no longer needs."""
     graph = function.graph
-    results = list(function.results.items())
-    inputs = tuple(graph.inputs[place] for place in taken)
-    body = graph.with_(inputs=inputs, outputs=tuple(graph.outputs[place] for place in given))
-    run = (Edge(name) for name in _run_with_every_call(function, effects))
-    needed = body.with_(outputs=(*body.outputs, *run, *inputs)).reachable(stop_at_inputs=False)
-    places = {edge.node: number for number, edge in enumerate(inputs)}
+    all_results = list(function.results.items())
+    inputs = tuple(graph.inputs[index] for index in arguments)
+    body = graph.with_(inputs=inputs, outputs=tuple(graph.outputs[index] for index in results))
+    always_run = (Edge(name) for name in _always_run(function, effects))
+    needed = body.with_(outputs=(*body.outputs, *always_run, *inputs)).reachable(stop_at_inputs=False)
+    indexes = {edge.node: number for number, edge in enumerate(inputs)}
     nodes = (
-        node.with_attrs(index=places[name]) if name in places else node
+        node.with_attrs(index=indexes[name]) if name in indexes else node
         for name, node in body.nodes.items()
         if name in needed
     )
     attrs = dict(function.attrs)
     shapes = attrs.get("_input_shapes")
     if isinstance(shapes, tuple) and len(shapes) == len(graph.inputs):
-        attrs["_input_shapes"] = tuple(shapes[place] for place in taken)
+        attrs["_input_shapes"] = tuple(shapes[index] for index in arguments)
     return replace(
         function,
         graph=restore_placement(graph, body.with_nodes(nodes)),
-        results=dict(results[place] for place in given),
+        results=dict(all_results[index] for index in results),
         attrs=attrs,
     )
 
 
-def _narrowed_call(site: Site, taken: Sequence[int], given: Sequence[int]) -> Node:
-    """The call with the arguments and results that are needed."""
+def _narrow_call(site: CallSite, arguments: Sequence[int], results: Sequence[int]) -> Node:
+    """Return the calling node with fewer arguments and results."""
     node, kind = site.node, site.kind
-    inputs = [*range(kind.first), *(kind.first + place for place in taken)]
+    inputs = [*range(kind.first_argument), *(kind.first_argument + index for index in arguments)]
     attrs: dict[str, Attr] = dict(node.attrs)
-    num_given = len(listed(attrs[kind.given]))
-    attrs[kind.taken] = tuple(listed(attrs[kind.taken])[place] for place in taken)
-    if kind.given != kind.taken:
-        attrs[kind.given] = tuple(listed(attrs[kind.given])[place] for place in given)
+    attrs[kind.argument_types] = tuple(as_tuple(attrs[kind.argument_types])[index] for index in arguments)
+    if kind.result_types != kind.argument_types:
+        attrs[kind.result_types] = tuple(as_tuple(attrs[kind.result_types])[index] for index in results)
     for key in ("output_shapes", "_output_shapes"):
-        shapes = listed(attrs.get(key))
-        if shapes and len(shapes) == num_given:
-            attrs[key] = tuple(shapes[place] for place in given)
-    if attrs.get("_num_original_outputs") == num_given:
-        attrs["_num_original_outputs"] = len(given)
+        shapes = as_tuple(attrs.get(key))
+        if shapes and len(shapes) == site.num_results:
+            attrs[key] = tuple(shapes[index] for index in results)
+    if attrs.get("_num_original_outputs") == site.num_results:
+        attrs["_num_original_outputs"] = len(results)
     if "_read_only_resource_inputs" in attrs:
-        read_only = listed(attrs["_read_only_resource_inputs"])
-        attrs["_read_only_resource_inputs"] = tuple(inputs.index(place) for place in read_only if place in inputs)
-    return node.with_(inputs=tuple(node.inputs[place] for place in inputs), attrs=attrs)
+        read_only = as_tuple(attrs["_read_only_resource_inputs"])
+        attrs["_read_only_resource_inputs"] = tuple(inputs.index(index) for index in read_only if index in inputs)
+    return node.with_(inputs=tuple(node.inputs[index] for index in inputs), attrs=attrs)
 
 
-def _rewired(graph: Graph, made: Mapping[str, Node], moved: Mapping[Edge, Edge]) -> Graph:
-    """The graph with other calls, whose results are read where they are now."""
+def _reconnect(graph: Graph, calls: Mapping[str, Node], redirected: Mapping[Edge, Edge]) -> Graph:
+    """Replace calls, and connect the consumers of their results to the new indexes."""
 
-    def node(old: Node) -> Node:
-        new = made.get(old.name, old)
-        if not any(edge in moved for edge in new.inputs):
-            return new
-        return new.with_(inputs=tuple(moved.get(edge, edge) for edge in new.inputs))
+    def reconnect_node(old: Node) -> Node:
+        node = calls.get(old.name, old)
+        if not any(edge in redirected for edge in node.inputs):
+            return node
+        return node.with_(inputs=tuple(redirected.get(edge, edge) for edge in node.inputs))
 
-    outputs = tuple(moved.get(edge, edge) for edge in graph.outputs)
-    return graph.with_nodes(map(node, graph.nodes.values())).with_(outputs=outputs)
+    outputs = tuple(redirected.get(edge, edge) for edge in graph.outputs)
+    return graph.with_nodes(map(reconnect_node, graph.nodes.values())).with_(outputs=outputs)

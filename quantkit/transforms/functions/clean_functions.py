@@ -1,4 +1,4 @@
-"""Clean the bodies of loops, of branches, and of what else stays a function."""
+"""Optimize the functions of a graph: loop bodies, loop conditions, branches, and calls that stay."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +20,13 @@ from quantkit.transforms.folding.fold_clamps import fold_clamps
 from quantkit.transforms.folding.fold_constants import Evaluate, evaluate_with_kernels, fold_constants
 from quantkit.transforms.folding.fold_old_batch_norms import fold_old_batch_norms
 from quantkit.transforms.folding.fold_pads import fold_pads
-from quantkit.transforms.functions._bodies import cleaned
-from quantkit.transforms.functions._call_sites import needed_functions
+from quantkit.transforms.functions._bodies import rewrite_function
+from quantkit.transforms.functions._call_sites import reachable_functions
 from quantkit.transforms.functions._effects import Effects
-from quantkit.transforms.functions._signatures import Signatures
+from quantkit.transforms.functions._signatures import SignatureOptimizer
 from quantkit.transforms.registry import Transform, transform
 
-# In the order in which they run; each keeps all answers as they are.
+# Transforms in the order in which they run; all are exact.
 STEPS: Mapping[str, Transform] = {
     step.name: step
     for step in (
@@ -34,9 +34,9 @@ STEPS: Mapping[str, Transform] = {
         *(fold_batch_norms, fold_old_batch_norms, fold_pads, fold_clamps, fold_biases, merge_duplicate_nodes),
     )
 }
-PASSING = ("Identity", "IdentityN", "StopGradient", "PreventGradient")
-# What one round leaves, the next one may find; no function that anybody wrote takes so many.
-MOST_ROUNDS = 16
+PASS_THROUGH = ("Identity", "IdentityN", "StopGradient", "PreventGradient")
+# Each round may enable further rewrites in the next one; functions of real models need fewer rounds.
+MAX_ROUNDS = 16
 
 
 @transform(services=("evaluate",))
@@ -44,31 +44,33 @@ def clean_functions(
     graph: Graph,
     *,
     transform: tuple[str, ...] = (),
-    op: tuple[str, ...] = PASSING,
+    op: tuple[str, ...] = PASS_THROUGH,
     evaluate: Evaluate = evaluate_with_kernels,
 ) -> Outcome:
-    """Clean the functions that stay: bodies and conditions of loops, branches, and what could not be inline_calls.
+    """Apply transforms to the functions of a graph, and narrow their arguments and results.
 
-    The transforms named below rewrite each body as a graph of its own, until nothing changes. Where one node alone
-    calls a function, constants that it always gives move inside if that changes anything there, those that a loop hands
-    from turn to turn among them; variables of a loop that are always equal become one; what nobody needs is neither
-    taken nor given any more. The first two variables of loops as TensorFlow writes them, the number of turns and their
-    limit, stay.
+    The functions are loop bodies and conditions, branches, and calls that could not be inlined. The
+    transforms below rewrite each function body until nothing changes. If a function has one caller:
+    constant arguments and constant loop variables move into the function if they can be folded there,
+    loop variables that are always equal become one, and unused arguments and results are removed. The
+    iteration counter and the limit of TensorFlow's own loops stay.
 
     Before:  y = While(x, w = Const)     body(a, w): s = Identity(w), r = Mul(a, Mul(s, 2.0)), results r, w
     After:   y = While(x)                body(a): r = Mul(a, Const), result r
 
     Options:
-        transform: what to run, of remove_dead_branches, remove_nodes, fold_constants, simplify_arithmetic,
-            fold_batch_norms, fold_old_batch_norms, fold_pads, fold_clamps, fold_biases and merge_duplicate_nodes (all).
-        op: what remove_nodes splices out (Identity, IdentityN, StopGradient, PreventGradient).
+        transform: transforms to run: remove_dead_branches, remove_nodes, fold_constants,
+            simplify_arithmetic, fold_batch_norms, fold_old_batch_norms, fold_pads, fold_clamps,
+            fold_biases, merge_duplicate_nodes (default: all).
+        op: op types for remove_nodes (default: Identity, IdentityN, StopGradient, PreventGradient).
 
-    Run it after inline_functions and remove_unused_functions: a function that two nodes name keeps what it takes and
-    gives. What keeps state stays, and in its order; nobody waits for nodes that only compute.
+    Run it after inline_functions and remove_unused_functions: a function with several callers keeps its
+    arguments and results. Stateful nodes stay, in their order; control dependencies on stateless nodes
+    are removed.
 
-    Skips when a function can not be opened, or is made for several types; to change what is taken and given, when
-    several nodes name the function, it has a gradient, or the call is an output of the graph; to move a constant
-    inside that is large and needed elsewhere.
+    Skips functions that cannot be loaded and generic functions. Skips signature changes of functions
+    with several callers or a gradient, and of calls that are graph outputs. Skips large constants with
+    other consumers.
 
     Example:
         clean_functions
@@ -93,31 +95,31 @@ def clean_functions(
         same = Identity(product, T=float)
         end
     """
-    steps = _chosen(transform, op, evaluate)
-    signatures = Signatures()
-    everything = _cleaned(graph, steps, signatures)
-    left = _unfolded(everything.graph, signatures.moved)
-    if not left:
-        return everything
-    # What does nothing inside may as well be given: weights of recurrent layers, say, which converters look for there.
-    little = _cleaned(graph, steps, Signatures(left))
-    useful = {id(value) for name, value in signatures.moved if _differs(name, everything.graph, little.graph)}
-    if useful.isdisjoint(left):
-        return little
-    return everything if useful >= left else _cleaned(graph, steps, Signatures(left - useful))
+    steps = _select_steps(transform, op, evaluate)
+    optimizer = SignatureOptimizer()
+    with_all = _optimize(graph, steps, optimizer)
+    unfolded = _find_unfolded(with_all.graph, optimizer.moved)
+    if not unfolded:
+        return with_all
+    # A constant that is not folded stays an argument: converters expect the weights of recurrent layers there.
+    without_unfolded = _optimize(graph, steps, SignatureOptimizer(unfolded))
+    useful = {id(value) for name, value in optimizer.moved if _differs(name, with_all.graph, without_unfolded.graph)}
+    if useful.isdisjoint(unfolded):
+        return without_unfolded
+    return with_all if useful >= unfolded else _optimize(graph, steps, SignatureOptimizer(unfolded - useful))
 
 
 Step = Callable[[Graph], Outcome]
 Steps = tuple[Step, ...]
 
 
-def _chosen(names: tuple[str, ...], op: tuple[str, ...], evaluate: Evaluate) -> Steps:
-    """The steps with their options."""
+def _select_steps(names: tuple[str, ...], op: tuple[str, ...], evaluate: Evaluate) -> Steps:
+    """Return the selected steps with their options."""
     for name in names:
         if name not in STEPS:
             raise RecipeError(
-                f"clean_functions: it does not run {name!r}",
-                hint=did_you_mean(name, STEPS) or f"it runs {', '.join(STEPS)}",
+                f"clean_functions: transform {name!r} is not supported",
+                hint=did_you_mean(name, STEPS) or f"supported: {', '.join(STEPS)}",
             )
     options: Mapping[str, Mapping[str, Any]] = {"remove_nodes": {"op": op}, "fold_constants": {"evaluate": evaluate}}
     return tuple(
@@ -125,29 +127,33 @@ def _chosen(names: tuple[str, ...], op: tuple[str, ...], evaluate: Evaluate) -> 
     )
 
 
-def _without_waits(graph: Graph, effects: Effects) -> Outcome:
-    """The graph where nobody waits for nodes that only compute; behind a Switch, they tell which branch is taken."""
+def _remove_stateless_controls(graph: Graph, effects: Effects) -> Outcome:
+    """Remove control dependencies on stateless nodes.
+
+    In graphs with Switches they stay: they assign nodes to branches.
+    """
     if not SWITCHES.isdisjoint(graph.op_counts):
         return Outcome(graph)
-    ordered = effects.ordered(graph)
+    stateful = effects.find_stateful(graph)
     changed: dict[str, Node] = {}
     for name, node in graph.nodes.items():
         if node.controls:
-            read = {edge.node for edge in node.inputs}
-            waits = tuple(one for one in node.controls if one in ordered and one not in read)
-            if waits != node.controls:
-                changed[name] = node.with_(controls=waits)
+            producers = {edge.node for edge in node.inputs}
+            controls = tuple(control for control in node.controls if control in stateful and control not in producers)
+            if controls != node.controls:
+                changed[name] = node.with_(controls=controls)
     if not changed:
         return Outcome(graph)
     nodes = (changed.get(name, node) for name, node in graph.nodes.items())
-    return Outcome(graph.with_nodes(nodes), tuple(f"{name} waits for what can be seen only" for name in changed))
+    changes = tuple(f"{name} without control dependencies on stateless nodes" for name in changed)
+    return Outcome(graph.with_nodes(nodes), changes)
 
 
-def _run(graph: Graph, steps: Steps) -> Outcome:
-    """All steps, until nothing changes."""
+def _run_steps(graph: Graph, steps: Steps) -> Outcome:
+    """Run all steps until nothing changes."""
     changes: list[str] = []
     skips: list[Skip] = []
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         before = graph
         skips = []
         for step in steps:
@@ -160,67 +166,69 @@ def _run(graph: Graph, steps: Steps) -> Outcome:
     return Outcome(graph, tuple(changes), tuple(skips))
 
 
-def _unfolded(graph: Graph, moved: Sequence[tuple[str, Tensor]]) -> frozenset[int]:
-    """The constants, by id, that were moved and are still in a function what they were."""
-    nodes = (node for one in needed_functions(graph).values() for node in one.graph.nodes.values()) if moved else ()
+def _find_unfolded(graph: Graph, moved: Sequence[tuple[str, Tensor]]) -> frozenset[int]:
+    """Return the ids of the moved constants that are still unchanged in a function."""
+    functions = reachable_functions(graph).values() if moved else ()
+    nodes = (node for function in functions for node in function.graph.nodes.values())
     return frozenset(id(value) for _, value in moved) & {id(node.attrs.get("value")) for node in nodes}
 
 
-def _differs(name: str, one: Graph, other: Graph) -> bool:
-    """Whether two bodies of a function hold other nodes, leaving aside where they have constants from."""
-    counts = [Counter(graph.library[name].graph.op_counts) for graph in (one, other)]
+def _differs(name: str, first: Graph, second: Graph) -> bool:
+    """Return True if two versions of a function have different op counts, except constants and arguments."""
+    counts = [Counter(graph.library[name].graph.op_counts) for graph in (first, second)]
     for count in counts:
         del count["Const"], count["_Arg"]
     return counts[0] != counts[1]
 
 
-def _cleaned(graph: Graph, steps: Steps, signatures: Signatures) -> Outcome:
-    """The graph with clean functions that take and give what is needed only: the one lets the other do more."""
+def _optimize(graph: Graph, steps: Steps, optimizer: SignatureOptimizer) -> Outcome:
+    """Rewrite bodies and narrow signatures alternately until nothing changes: each enables the other."""
     changes: list[str] = []
     skips: tuple[Skip, ...] = ()
     done: dict[str, tuple[Function[Graph], tuple[Skip, ...]]] = {}
     stateful: frozenset[str] = frozenset()
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         effects = Effects(graph.library)
         if effects.stateful != stateful:
             stateful = effects.stateful
             done.clear()
-        run = partial(_run, steps=(partial(_without_waits, effects=effects), *steps))
-        bodies = _clean_bodies(graph, effects, run, done)
-        settled = signatures.settle(bodies.graph, effects)
-        changes.extend((*bodies.changes, *settled.changes))
-        skips = settled.skips
-        if settled.graph is graph:
+        run = partial(_run_steps, steps=(partial(_remove_stateless_controls, effects=effects), *steps))
+        bodies = _rewrite_bodies(graph, effects, run, done)
+        signatures = optimizer.optimize(bodies.graph, effects)
+        changes.extend((*bodies.changes, *signatures.changes))
+        skips = signatures.skips
+        if signatures.graph is graph:
             break
-        graph = settled.graph
-    closed: dict[str, str] = {}
-    needed = needed_functions(graph, closed)
-    told = (skip for name in needed for skip in done[name][1])
-    return Outcome(graph, tuple(changes), (*told, *skips, *(Skip(reason, name) for name, reason in closed.items())))
+        graph = signatures.graph
+    errors: dict[str, str] = {}
+    functions = reachable_functions(graph, errors)
+    body_skips = (skip for name in functions for skip in done[name][1])
+    load_skips = (Skip(message, name) for name, message in errors.items())
+    return Outcome(graph, tuple(changes), (*body_skips, *skips, *load_skips))
 
 
-def _clean_bodies(
+def _rewrite_bodies(
     graph: Graph, effects: Effects, run: Step, done: dict[str, tuple[Function[Graph], tuple[Skip, ...]]]
 ) -> Outcome:
-    """The graph with clean functions, which take and give what they did.
+    """Rewrite the bodies of the functions; arguments and results stay.
 
     Args:
-        graph: with its library.
-        effects: of the functions.
-        run: cleans one.
-        done: those that are clean, with what was declined there; more come to it.
+        graph: graph with its library.
+        effects: side effects of the functions.
+        run: transform of a body.
+        done: rewritten functions with their skips; receives the functions of this call.
     """
     library = graph.library
-    made: list[Function[Graph]] = []
+    rewritten: list[Function[Graph]] = []
     changes: list[str] = []
-    for name, function in needed_functions(graph).items():
+    for name, function in reachable_functions(graph).items():
         if name in done and done[name][0] is function:
             continue
         try:
-            after, outcome = cleaned(function, library, effects, run)
+            after, outcome = rewrite_function(function, library, effects, run)
         except QuantkitError as error:
             after, outcome = function, Outcome(function.graph, (), (Skip(error.message, name),))
         done[name] = (after, outcome.skips)
         changes.extend(outcome.changes)
-        made.extend([after] if after is not function else [])
-    return Outcome(graph.with_(library=library.with_(*made)) if made else graph, tuple(changes))
+        rewritten.extend([after] if after is not function else [])
+    return Outcome(graph.with_(library=library.with_(*rewritten)) if rewritten else graph, tuple(changes))

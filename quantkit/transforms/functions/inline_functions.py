@@ -1,4 +1,4 @@
-"""Write functions out where they are called."""
+"""Inline functions."""
 
 from collections.abc import Container
 from dataclasses import replace
@@ -16,23 +16,23 @@ CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
 @transform
 def inline_functions(graph: Graph, *, keep: tuple[str, ...] = ()) -> Outcome:
-    """Replace calls of functions by what the functions hold, at any depth.
+    """Replace calls by the nodes of the called functions, at any depth.
 
-    Keras and tf.function leave a network in functions, where no other transform sees it. Calls in the bodies of loops
-    and branches are written out inside of those. remove_unused_functions drops the functions afterwards.
+    Keras and tf.function store a network in functions, which most transforms do not rewrite. Calls in
+    the bodies of loops and branches are inlined there. Run remove_unused_functions afterwards.
 
     Before:  y = PartitionedCall(x, f=&double)      function double(sum = s): s = Add(a, a)
     After:   y/s = Add(x, x)
 
     Options:
-        keep: functions to leave as calls.
+        keep: functions that are not inlined.
 
-    Replaces PartitionedCall, StatefulPartitionedCall and nodes whose op is a function; nodes are named
-    ``call/node``. What a call waited for, what waited for it, and side effects that no result needs keep their order. A
-    call that is an output of the graph becomes an Identity of its name.
+    Replaces PartitionedCall, StatefulPartitionedCall and nodes whose op type is a function. Nodes are
+    named ``call/node``. Control dependencies and side effects keep their order. A call that is a graph
+    output becomes an Identity of the same name.
 
-    Skips when a function is not in the library, calls itself, takes functions, or holds ops that nobody knows, or is
-    made for several types and the call does not say which.
+    Skips missing and recursive functions, functions with function arguments or unknown ops, and
+    generic functions whose types the call does not define.
 
     Example:
         inline_functions
@@ -47,38 +47,38 @@ def inline_functions(graph: Graph, *, keep: tuple[str, ...] = ()) -> Outcome:
         end
     """
     library = graph.library
-    closed = {**_unopened(library), **{name: f"function {name!r} is kept" for name in keep}}
+    excluded = {**_loading_errors(library), **{name: f"the option keep names function {name!r}" for name in keep}}
 
     def callee(_: Graph, node: Node) -> str | None:
-        name = _name(node, library)
-        return name if name in library and name not in closed else None
+        name = _called_function(node, library)
+        return name if name in library and name not in excluded else None
 
     outcome = inline_calls(graph, callee)
-    bodies = _written_out(outcome.graph, closed, callee)
-    after = outcome.graph.with_(library=library.with_(*bodies)) if bodies else outcome.graph
-    changes = (*outcome.changes, *(f"function {body.name} without its calls" for body in bodies))
+    functions = _inline_in_functions(outcome.graph, excluded, callee)
+    after = outcome.graph.with_(library=library.with_(*functions)) if functions else outcome.graph
+    changes = (*outcome.changes, *(f"calls in function {function.name} inlined" for function in functions))
     skips = (
-        Skip(closed.get(name, f"function {name!r} is not in the library"), node.name)
+        Skip(excluded.get(name, f"function {name!r} is not in the library"), node.name)
         for node in after.nodes.values()
-        if (name := _name(node, library)) and callee(after, node) is None
+        if (name := _called_function(node, library)) and callee(after, node) is None
     )
     return Outcome(after, changes, (*outcome.skips, *skips))
 
 
-def _name(node: Node, library: Library[Graph]) -> str:
-    """The function that a node calls, or nothing."""
-    named = node.attrs.get("f")
-    if node.op in CALLS and isinstance(named, FunctionName):
-        return named.name
+def _called_function(node: Node, library: Library[Graph]) -> str:
+    """Return the name of the function that a node calls, empty if the node is not a call."""
+    function = node.attrs.get("f")
+    if node.op in CALLS and isinstance(function, FunctionName):
+        return function.name
     return node.op if node.op in library else ""
 
 
-def _unopened(library: Library[Graph]) -> dict[str, str]:
-    """Reasons for the functions that can not be opened."""
+def _loading_errors(library: Library[Graph]) -> dict[str, str]:
+    """Return the message for each function that cannot be loaded."""
     reasons: dict[str, str] = {}
     for name in library:
         if library.is_open(name):
-            continue  # a call may close it
+            continue  # a call may define the types of a generic function
         try:
             _ = library[name]
         except QuantkitError as error:
@@ -86,37 +86,37 @@ def _unopened(library: Library[Graph]) -> dict[str, str]:
     return reasons
 
 
-def _written_out(graph: Graph, closed: Container[str], callee: Callee) -> list[Function[Graph]]:
-    """The functions that a graph still needs whose bodies call others, without their calls."""
+def _inline_in_functions(graph: Graph, excluded: Container[str], callee: Callee) -> list[Function[Graph]]:
+    """Inline the calls in the functions that a graph still calls; return the changed functions."""
     library = graph.library
-    made: list[Function[Graph]] = []
-    seen: set[str] = set()
-    stack = _named(graph)
+    changed: list[Function[Graph]] = []
+    visited: set[str] = set()
+    stack = _referenced_names(graph)
     while stack:
         name = stack.pop()
-        if name in seen or name in closed or name not in library:
+        if name in visited or name in excluded or name not in library:
             continue
-        seen.add(name)
+        visited.add(name)
         if library.is_open(name):
             stack.extend(names_in(library, name))
             continue
-        body = _without_calls(library, library[name], callee)
-        if body is not library[name]:
-            made.append(body)
-        stack.extend(_named(body.graph))
-    return made
+        function = _inline_in_function(library, library[name], callee)
+        if function is not library[name]:
+            changed.append(function)
+        stack.extend(_referenced_names(function.graph))
+    return changed
 
 
-def _named(graph: Graph) -> list[str]:
-    """What may be names of functions, the last ones first."""
+def _referenced_names(graph: Graph) -> list[str]:
+    """Return op types and function names of the attributes, in reverse file order."""
     return [name for node in graph.nodes.values() for name in (node.op, *function_names(node.attrs))][::-1]
 
 
-def _without_calls(library: Library[Graph], function: Function[Graph], callee: Callee) -> Function[Graph]:
-    waited_for = (Edge(node) for node in function.controls.values())
-    body = function.graph.with_(outputs=(*function.graph.outputs, *waited_for), library=library)
+def _inline_in_function(library: Library[Graph], function: Function[Graph], callee: Callee) -> Function[Graph]:
+    control_outputs = (Edge(node) for node in function.controls.values())
+    body = function.graph.with_(outputs=(*function.graph.outputs, *control_outputs), library=library)
     outcome = inline_calls(body, callee)
     if not outcome.changes:
         return function
-    made = outcome.graph.with_(outputs=outcome.graph.outputs[: len(function.results)], library=Library())
-    return replace(function, graph=made)
+    outputs = outcome.graph.outputs[: len(function.results)]
+    return replace(function, graph=outcome.graph.with_(outputs=outputs, library=Library()))

@@ -1,4 +1,4 @@
-"""Put the nodes of functions where PartitionedCall nodes call them."""
+"""Inline the functions of PartitionedCall nodes."""
 
 from quantkit.errors import GraphError
 from quantkit.ir.functions import FunctionName
@@ -12,25 +12,26 @@ CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 @transform
 def inline_partitionedcall(graph: Graph) -> Outcome:
-    """Replace calls of functions by the nodes of the functions, and the calls among these, too.
+    """Replace PartitionedCall nodes by the nodes of their functions, at any depth.
 
-    Most transforms look at the nodes of the graph alone: what a function computes is hidden from them.
+    Most transforms only rewrite the nodes of the graph itself, not of its functions.
 
     Before:  y = PartitionedCall(x, f=&double)
              function double(out = add): add = AddV2(a, a)
-    After:   y/add = AddV2(x, x), which the readers of y read
+    After:   y/add = AddV2(x, x); the consumers of y are connected to y/add
 
     Options: none. The functions stay in the library.
 
-    A node of the function is called ``<call>/<node>``. Whoever waits for the call waits for what its function must
-    run; what begins the function waits for what the call waited for. A call that is an output of the graph becomes an
-    Identity of its name.
+    Nodes of the function are named ``<call>/<node>``. A control dependency on the call becomes control
+    dependencies on the results and the nodes that run with every call. Control dependencies of the
+    call move to the first nodes of the function. A call that is a graph output becomes an Identity of
+    the same name.
 
-    Skips when a call is an input of the graph, a function calls itself or takes functions, or is made for several
-    types and the call does not say which.
+    Skips calls that are graph inputs, recursive functions, functions with function arguments, and
+    generic functions whose types the call does not define.
 
     Raises:
-        GraphError: a call names no function, one that the library lacks, or gives it too many or too few tensors.
+        GraphError: a call names no function or a missing one, or has the wrong number of arguments.
 
     Example:
         inline_partitionedcall
@@ -54,5 +55,5 @@ def _callee(graph: Graph, node: Node) -> str | None:
     if function is None:
         raise GraphError(f"Node {node.name} has no attribute: f", hint="the file is damaged")
     if not isinstance(function, FunctionName):
-        raise GraphError("Cannot figure out function name", hint=f"{node.name} has an attribute f that names none")
+        raise GraphError("Cannot figure out function name", hint=f"attribute f of {node.name} is not a function name")
     return function.name

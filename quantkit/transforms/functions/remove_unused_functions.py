@@ -1,4 +1,4 @@
-"""Drop functions that nothing calls."""
+"""Remove functions without callers."""
 
 from quantkit.errors import QuantkitError
 from quantkit.formats.graphdef.function_library import names_in
@@ -10,16 +10,16 @@ from quantkit.transforms.registry import transform
 
 @transform
 def remove_unused_functions(graph: Graph) -> Outcome:
-    """Keep the functions that the nodes need, and those that these need.
+    """Remove the functions of the library that no node of the graph calls, directly or indirectly.
 
     Before:  y = Neg(x)      function double(sum = s): s = Add(a, a)
     After:   y = Neg(x)
 
     Options: none. Run it after strip_unused_nodes, inline_functions or remove_dead_branches.
 
-    A function that is kept keeps the function that computes its gradient.
+    The gradient function of a used function stays.
 
-    Skips when it finds a function that is damaged: all that the library holds might be needed there.
+    Skips the library if a used function is damaged: it may call any function.
 
     Example:
         remove_unused_functions
@@ -33,21 +33,22 @@ def remove_unused_functions(graph: Graph) -> Outcome:
         end
     """
     library = graph.library
-    needed: set[str] = set()
+    used: set[str] = set()
     stack = [name for node in graph.nodes.values() for name in (node.op, *function_names(node.attrs))]
     while stack:
         name = stack.pop()
-        if name in needed or name not in library:
+        if name in used or name not in library:
             continue
-        needed.add(name)
+        used.add(name)
         try:
             stack.extend(names_in(library, name))
         except QuantkitError as error:
-            return Outcome(graph, (), (Skip(f"it may need any function of the library: {error.message}", name),))
+            reason = f"the function is damaged and may call any other: {error.message}"
+            return Outcome(graph, (), (Skip(reason, name),))
         if name in library.gradients:
             stack.append(library.gradients[name])
-    unused = [name for name in library if name not in needed]
+    unused = [name for name in library if name not in used]
     if not unused:
         return Outcome(graph)
-    changes = tuple(f"function {name} is not called" for name in unused)
+    changes = tuple(f"function {name} has no caller" for name in unused)
     return Outcome(graph.with_(library=library.without(unused)), changes)

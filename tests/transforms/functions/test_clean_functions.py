@@ -1,4 +1,4 @@
-"""Functions that stay, cleaned."""
+"""Tests of clean_functions."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from function_graphs import effects, graphs
+from function_graphs import find_effects, graphs
 from hypothesis import given
 from rewritten_graphs import compute_outputs
 from work import check_work_is_linear
@@ -52,19 +52,19 @@ end
 
 
 @given(graphs())
-def test_calls_do_what_they_did(graph: Graph) -> None:
+def test_outputs_of_random_calls_stay(graph: Graph) -> None:
     text = to_text(graph)
-    made = clean_functions(graph)
-    verify(made)
+    after = clean_functions(graph)
+    verify(after)
     assert to_text(graph) == text
-    assert clean_functions.outcome(made).changes == ()
-    assert graphdef.decode(graphdef.encode(made)).nodes == made.nodes
-    want, found = compute_outputs(inline_functions(graph)), compute_outputs(inline_functions(made))
-    for name, values in want.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-5 * max(1, np.abs(values).max()))
+    assert clean_functions.outcome(after).changes == ()
+    assert graphdef.decode(graphdef.encode(after)).nodes == after.nodes
+    expected, actual = compute_outputs(inline_functions(graph)), compute_outputs(inline_functions(after))
+    for name, values in expected.items():
+        np.testing.assert_allclose(actual[name], values, rtol=1e-5, atol=1e-5 * max(1, np.abs(values).max()))
 
 
-def test_what_can_be_seen_still_runs_with_each_call() -> None:
+def test_side_effects_run_with_each_call() -> None:
     graph = from_text("""
         inputs: x
         outputs: y
@@ -74,25 +74,26 @@ def test_what_can_be_seen_still_runs_with_each_call() -> None:
         a = _Arg(T=float, index=0)
         first = CheckNumerics(a, T=float, message=first)
         same = Identity(a, ^first, T=float)
-        unread = CheckNumerics(a, T=float, message=unread)
+        unused = CheckNumerics(a, T=float, message=unused)
         drawn = RandomUniform(size, T=int32, dtype=float)
         size = Const[int32]([2])
         last = NoOp(^first)
         end
     """)
-    made = clean_functions(graph)
-    body = made.library["checked"]
-    assert set(body.graph.nodes) == {"a", "first", "same", "unread"}
+    after = clean_functions(graph)
+    body = after.library["checked"]
+    assert set(body.graph.nodes) == {"a", "first", "same", "unused"}
     assert dict(body.controls) == {"done": "first"}
-    assert effects(inline_functions(made), "y") == effects(inline_functions(graph), "y") == {"y/first"}
+    inlined_after, inlined = inline_functions(after), inline_functions(graph)
+    assert find_effects(inlined_after, "y") == find_effects(inlined, "y") == {"y/first"}
 
 
-def test_variables_of_a_loop_that_nobody_needs_go() -> None:
+def test_unused_loop_variables_are_removed() -> None:
     graph = from_text("""
         inputs: x
         outputs: y
         x = Placeholder[]()
-        checked = CheckNumerics(x, message=seen)
+        checked = CheckNumerics(x, message=checked)
         size = Const[int32]([])
         drawn = RandomUniform(size, T=int32, dtype=float)
         loop = While(x, x, x, checked, drawn, T=[float, float, float, float, float], cond=&small, body=&step, \
@@ -116,20 +117,20 @@ _num_original_outputs=5, _read_only_resource_inputs=[0, 2, 3], output_shapes=[<>
         s = Sub(b, c, T=float)
         end
     """)
-    made = clean_functions(graph)
-    loop = made["loop"]
+    after = clean_functions(graph)
+    loop = after["loop"]
     assert [str(edge) for edge in loop.inputs] == ["x", "x", "checked"]
     assert loop.attrs["_num_original_outputs"] == 3
     assert loop.attrs["_read_only_resource_inputs"] == (1, 2)
     assert loop.attrs["output_shapes"] == (Shape(()), Shape((1,)), Shape((2,)))
-    assert str(made["y"].inputs[0]) == "loop"
-    step = made.library["step"]
+    assert str(after["y"].inputs[0]) == "loop"
+    step = after.library["step"]
     assert list(step.results) == ["q", "r", "s"]
     assert [step.graph[edge.node].attrs["index"] for edge in step.graph.inputs] == [0, 1, 2]
     assert "t" not in step.graph
 
 
-def test_equal_variables_that_change_places_are_one() -> None:
+def test_equal_variables_that_are_swapped_are_merged() -> None:
     graph = from_text("""
         inputs: x
         outputs: y
@@ -149,14 +150,14 @@ def test_equal_variables_that_change_places_are_one() -> None:
         t = Neg(a, T=float)
         end
     """)
-    made = clean_functions(graph)
-    assert len(made["loop"].inputs) == 2
-    assert [str(edge) for edge in made["y"].inputs] == ["loop", "loop"]
-    assert made.library["step"].graph.outputs[0] == made.library["step"].graph.inputs[0]
-    assert clean_functions.outcome(made).changes == ()
+    after = clean_functions(graph)
+    assert len(after["loop"].inputs) == 2
+    assert [str(edge) for edge in after["y"].inputs] == ["loop", "loop"]
+    assert after.library["step"].graph.outputs[0] == after.library["step"].graph.inputs[0]
+    assert clean_functions.outcome(after).changes == ()
 
 
-def test_what_keeps_no_state_any_more_is_waited_for_no_more() -> None:
+def test_control_dependencies_on_nodes_that_become_stateless_are_removed() -> None:
     graph = from_text("""
         inputs: x
         outputs: y
@@ -166,10 +167,10 @@ def test_what_keeps_no_state_any_more_is_waited_for_no_more() -> None:
         a = _Arg(T=float, index=0)
         which = Const[bool](true)
         branch = If(which, a, Tcond=bool, Tin=[float], Tout=[float], then_branch=&plain, else_branch=&drawn)
-        call = StatefulPartitionedCall(a, ^branch, Tin=[float], Tout=[float], f=&chosen)
+        call = StatefulPartitionedCall(a, ^branch, Tin=[float], Tout=[float], f=&selected)
         result = AddV2(call, branch, ^call, T=float)
         end
-        function chosen(out = branch, ^done = branch)
+        function selected(out = branch, ^done = branch)
         a = _Arg(T=float, index=0)
         which = Const[bool](true)
         branch = If(which, a, Tcond=bool, Tin=[float], Tout=[float], then_branch=&plain, else_branch=&drawn)
@@ -184,13 +185,13 @@ def test_what_keeps_no_state_any_more_is_waited_for_no_more() -> None:
         r = RandomUniform(size, T=int32, dtype=float)
         end
     """)
-    made = clean_functions(graph)
-    assert not any(node.controls for name in ("outer", "chosen") for node in made.library[name].graph.nodes.values())
-    assert not made.library["outer"].controls
-    assert clean_functions.outcome(made).changes == ()
+    after = clean_functions(graph)
+    assert not any(node.controls for name in ("outer", "selected") for node in after.library[name].graph.nodes.values())
+    assert not after.library["outer"].controls
+    assert clean_functions.outcome(after).changes == ()
 
 
-def test_constants_reach_the_innermost_function() -> None:
+def test_constants_move_into_innermost_function() -> None:
     graph = from_text(
         """
         inputs: x
@@ -207,27 +208,27 @@ def test_constants_reach_the_innermost_function() -> None:
     """
         + FUNCTIONS
     )
-    made = clean_functions(graph)
-    assert made["call"].inputs == graph["call"].inputs[:1]
-    assert len(made.library["outer"].graph["loop"].inputs) == 1
-    (factor,) = (one for one in made.library["step"].graph.nodes.values() if one.is_constant)
+    after = clean_functions(graph)
+    assert after["call"].inputs == graph["call"].inputs[:1]
+    assert len(after.library["outer"].graph["loop"].inputs) == 1
+    (factor,) = (node for node in after.library["step"].graph.nodes.values() if node.is_constant)
     assert factor.value.array == 6
 
 
-@pytest.mark.parametrize("how", ["gradient", "named twice", "an output"])
-def test_what_others_know_of_stays_as_it_is(how: str) -> None:
+@pytest.mark.parametrize("use", ["gradient", "second caller", "graph output"])
+def test_signature_with_other_use_stays(use: str) -> None:
     graph = from_text(LOOP + FUNCTIONS)
-    if how == "gradient":
+    if use == "gradient":
         library = graph.library
         graph = graph.with_(library=Library(library.entries, {"step": "small"}))
-    elif how == "named twice":
+    elif use == "second caller":
         graph = from_text(LOOP.replace("y = Neg(loop)", "y = step(loop, w)") + FUNCTIONS)
     else:
         graph = graph.with_endpoints(None, ["loop"])
-    made = clean_functions(graph)
-    assert made["loop"] == graph["loop"]
-    assert list(made.library["step"].results) == ["next", "kept"]
-    assert made.library.gradients == graph.library.gradients
+    after = clean_functions(graph)
+    assert after["loop"] == graph["loop"]
+    assert list(after.library["step"].results) == ["next", "kept"]
+    assert after.library.gradients == graph.library.gradients
 
 
 def test_large_constants_are_not_copied() -> None:
@@ -249,25 +250,25 @@ def test_large_constants_are_not_copied() -> None:
             m = Mul(a, s, T=float)
             end
         """
-    few = clean_functions.outcome(from_text(text.format(size=10)))
-    assert [len(few.graph[name].inputs) for name in "ab"] == [1, 1]
-    many = clean_functions.outcome(from_text(text.format(size=1000)))
-    assert not many.changes
-    reasons = {skip.reason for skip in many.skips}
-    assert reasons == {f"{name} is not the only one that needs it, and it is large" for name in "ab"}
+    small = clean_functions.outcome(from_text(text.format(size=10)))
+    assert [len(small.graph[name].inputs) for name in "ab"] == [1, 1]
+    large = clean_functions.outcome(from_text(text.format(size=1000)))
+    assert not large.changes
+    reasons = {skip.reason for skip in large.skips}
+    assert reasons == {f"the constant has more than 1024 bytes, and {name} is not its only consumer" for name in "ab"}
 
 
-def test_a_switch_decides_whether_a_loop_runs() -> None:
+def test_argument_downstream_of_switch_stays() -> None:
     text = LOOP.replace(
         "x = Placeholder[]()", "x = Placeholder[]()\np = Placeholder[bool]()\nt = Switch(x, p)\nu = Neg(t:1)"
     )
     text = text.replace("StatelessWhile(x, w, T=[float, float]", "StatelessWhile(x, u, T=[float, float]")
-    made = clean_functions(from_text(text + FUNCTIONS))
-    assert [str(edge) for edge in made["loop"].inputs] == ["x", "u"]
+    after = clean_functions(from_text(text + FUNCTIONS))
+    assert [str(edge) for edge in after["loop"].inputs] == ["x", "u"]
 
 
 @pytest.mark.parametrize(
-    ("word", "damaged"),
+    ("text", "damaged"),
     [
         (" cond=&small,", ""),
         ("cond=&small", "cond=[&small, &step]"),
@@ -278,36 +279,36 @@ def test_a_switch_decides_whether_a_loop_runs() -> None:
         ("kept = w)", "next_2 = product, kept = w)"),
     ],
 )
-def test_damaged_calls_stay_as_they_are(word: str, damaged: str) -> None:
-    graph = from_text((LOOP + FUNCTIONS).replace(word, damaged))
-    made = clean_functions(graph)
-    assert made["loop"] == graph["loop"]
-    assert [len(one.graph.inputs) for one in made.library.values()] == [2, 2]
+def test_damaged_calls_stay(text: str, damaged: str) -> None:
+    graph = from_text((LOOP + FUNCTIONS).replace(text, damaged))
+    after = clean_functions(graph)
+    assert after["loop"] == graph["loop"]
+    assert [len(function.graph.inputs) for function in after.library.values()] == [2, 2]
 
 
-def test_what_can_not_be_opened_is_told() -> None:
+def test_function_that_cannot_be_loaded_is_skipped() -> None:
     message = message_class("GraphDef").FromString(graphdef.encode(from_text(LOOP + FUNCTIONS)))
-    strange = message.library.function.add()
-    strange.signature.name = "strange"
-    strange.node_def.add(name="n", op="OpOfMyOwn")
-    strange.ret["r"] = "n:out:0"
-    strange.signature.output_arg.add(name="r", type=1)
-    message.node.add(name="z", op="strange")
+    custom = message.library.function.add()
+    custom.signature.name = "custom"
+    custom.node_def.add(name="n", op="CustomOp")
+    custom.ret["r"] = "n:out:0"
+    custom.signature.output_arg.add(name="r", type=1)
+    message.node.add(name="z", op="custom")
     graph = graphdef.decode(message.SerializeToString()).with_endpoints(["x"], ["y"])
     outcome = clean_functions.outcome(graph)
     verify(outcome.graph)
     assert len(outcome.graph["loop"].inputs) == 1
-    assert [skip.node for skip in outcome.skips] == ["strange"]
+    assert [skip.node for skip in outcome.skips] == ["custom"]
 
 
-def test_it_runs_what_it_knows_only() -> None:
-    with pytest.raises(RecipeError, match="does not run 'fold_constant'") as raised:
+def test_unsupported_transform_is_rejected_with_suggestion() -> None:
+    with pytest.raises(RecipeError, match="transform 'fold_constant' is not supported") as raised:
         clean_functions(from_text(LOOP + FUNCTIONS), transform=("fold_constant",))
     assert "fold_constants" in raised.value.hint
 
 
-def test_calls_may_nest_as_deep_as_they_like() -> None:
-    deep = 1500
+def test_nested_calls_do_not_exceed_recursion_limit() -> None:
+    depth = 1500
     call = "PartitionedCall({}, w, Tin=[float, float], Tout=[float], f=&f{})"
     arguments = "a = _Arg(T=float, index=0)\nw = _Arg(T=float, index=1)"
     lines = [
@@ -318,24 +319,24 @@ def test_calls_may_nest_as_deep_as_they_like() -> None:
         f"y = {call.format('x', 0)}",
         "z = Neg(y)",
     ]
-    for number in range(deep):
+    for number in range(depth):
         inner = call.format("a", number + 1)
         lines.extend(
             [f"function f{number}(out = same)", arguments, f"call = {inner}", "same = Identity(call, T=float)", "end"]
         )
-    lines.extend([f"function f{deep}(out = n)", arguments, "s = Exp(w, T=float)", "n = Mul(a, s, T=float)", "end"])
-    made = clean_functions(from_text("\n".join(lines)))
-    assert [len(made.library[f"f{number}"].graph.inputs) for number in (0, deep)] == [1, 1]
-    assert made.library[f"f{deep}"].graph.op_counts == {"Const": 1, "Mul": 1, "_Arg": 1}
+    lines.extend([f"function f{depth}(out = n)", arguments, "s = Exp(w, T=float)", "n = Mul(a, s, T=float)", "end"])
+    after = clean_functions(from_text("\n".join(lines)))
+    assert [len(after.library[f"f{number}"].graph.inputs) for number in (0, depth)] == [1, 1]
+    assert after.library[f"f{depth}"].graph.op_counts == {"Const": 1, "Mul": 1, "_Arg": 1}
 
 
-def test_its_work_is_linear() -> None:
+def test_clean_functions_runs_in_linear_time() -> None:
     def loops(count: int) -> Callable[[], object]:
         lines = ["inputs: l0", f"outputs: l{count}", "l0 = Placeholder[]()", "w = Const(3.0)"]
         bodies = ""
         for number in range(count):
-            called = f"cond=&small{number}, body=&step{number}"
-            lines.append(f"c{number} = StatelessWhile(l{number}, w, T=[float, float], {called})")
+            names = f"cond=&small{number}, body=&step{number}"
+            lines.append(f"c{number} = StatelessWhile(l{number}, w, T=[float, float], {names})")
             lines.append(f"l{number + 1} = Neg(c{number})")
             bodies += FUNCTIONS.replace("small(", f"small{number}(").replace("step(", f"step{number}(")
         graph = from_text("\n".join(lines) + "\n" + bodies)
@@ -377,17 +378,18 @@ def branches_in_a_loop(tf: Any, weights: Callable[..., Any]) -> Callable[..., An
 
 
 def variables_of_all_kinds(tf: Any, weights: Callable[..., Any]) -> Callable[..., Any]:
-    """One that nobody reads, two that are equal, two that change places, one that is handed on and read behind."""
+    """Return a loop with unused, equal, swapped, and invariant variables."""
     w = weights(4, 4)
 
-    def step(i: Any, j: Any, a: Any, b: Any, total: Any, kept: Any, first: Any) -> Any:
+    def step(i: Any, j: Any, a: Any, b: Any, total: Any, constant: Any, first: Any) -> Any:
         tf.debugging.assert_less(i, 10)
-        return i + 1, j + 1, b * 1.5, a @ (kept * 2.0) + tf.cast(i - j, tf.float32) + first, total + a, kept, first
+        product = a @ (constant * 2.0)
+        return i + 1, j + 1, b * 1.5, product + tf.cast(i - j, tf.float32) + first, total + a, constant, first
 
     def network(x: Any) -> Any:
         variables = (0, 0, x, x * 2.0, x, w, tf.reduce_sum(x))
-        made = tf.while_loop(lambda i, j, *_: (i < 3) & (j < 3), step, variables)
-        return made[2] - made[3] + made[5][0] + made[6]
+        results = tf.while_loop(lambda i, j, *_: (i < 3) & (j < 3), step, variables)
+        return results[2] - results[3] + results[5][0] + results[6]
 
     return network
 
@@ -409,7 +411,7 @@ def keras(*layers: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 NETWORKS: Mapping[str, tuple[Callable[..., Any], tuple[int, ...], int]] = {
-    "a loop with a batch norm": (loop_with_a_batch_norm, (1, 6, 6, 4), 20),
+    "loop with BatchNorm": (loop_with_a_batch_norm, (1, 6, 6, 4), 20),
     "branches in a loop": (branches_in_a_loop, (3, 4), 20),
     "variables of all kinds": (variables_of_all_kinds, (3, 4), 10),
     "lists": (lists, (3, 4), 15),
@@ -418,7 +420,7 @@ NETWORKS: Mapping[str, tuple[Callable[..., Any], tuple[int, ...], int]] = {
         (1, 5, 4),
         36,
     ),
-    "both directions, with a mask": (
+    "bidirectional layer with mask": (
         keras(lambda layers: layers.Masking(), lambda layers: layers.Bidirectional(layers.SimpleRNN(3))),
         (1, 5, 4),
         36,
@@ -434,29 +436,29 @@ def num_nodes(graph: Graph) -> int:
 @pytest.mark.engine
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NETWORKS)
-def test_tensorflow_computes_the_same_with_fewer_nodes(name: str, tmp_path: Path) -> None:
+def test_tensorflow_outputs_stay_with_fewer_nodes(name: str, tmp_path: Path) -> None:
     tf = pytest.importorskip("tensorflow", reason="pip install tensorflow")
     random = np.random.default_rng(0)
-    make, shape, fewer = NETWORKS[name]
+    make, shape, num_removed = NETWORKS[name]
     model = make(tf, lambda *sizes: tf.Variable(random.uniform(0.1, 0.9, sizes).astype(np.float32)))
     if not isinstance(model, tf.keras.Model):
         model = tf.function(model, input_signature=[tf.TensorSpec(shape, tf.float32, "x")])
     graph = load(model).graph
     before = rewrite(graph, re.sub(r"clean_functions\([^)]*\)", "", str(RECIPES["inference"])))
     after = rewrite(graph, "inference")
-    assert num_nodes(after) <= num_nodes(before) - fewer
+    assert num_nodes(after) <= num_nodes(before) - num_removed
     assert clean_functions.outcome(after).changes == ()
     save(after, tmp_path / "graph.pb")
     saved = load(tmp_path / "graph.pb", inputs=graph.inputs, outputs=graph.outputs).graph
     save(after, tmp_path / "model", format="saved_model")
     served = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
-    [given], [asked] = graph.inputs, graph.outputs
+    [source], [result] = graph.inputs, graph.outputs
     for sign in (1, -1):
         x = (sign * random.uniform(-0.5, 1, shape)).astype(np.float32)
-        found = []
-        for one in (graph, after, saved):
-            with open_session(one, "tensorflow") as session:
-                found.append(session.run({str(given): x})[str(asked)])
-        found.append(next(iter(served(**{str(given): tf.constant(x)}).values())).numpy())
-        for other in found[1:]:
-            np.testing.assert_allclose(other, found[0], rtol=1e-5, atol=1e-5 * np.abs(found[0]).max())
+        outputs = []
+        for version in (graph, after, saved):
+            with open_session(version, "tensorflow") as session:
+                outputs.append(session.run({str(source): x})[str(result)])
+        outputs.append(next(iter(served(**{str(source): tf.constant(x)}).values())).numpy())
+        for actual in outputs[1:]:
+            np.testing.assert_allclose(actual, outputs[0], rtol=1e-5, atol=1e-5 * np.abs(outputs[0]).max())

@@ -1,4 +1,4 @@
-"""Functions written out, and what is left of the library."""
+"""Tests of inline_functions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,10 +22,10 @@ end
 """
 
 
-def test_a_function_that_is_missing_or_calls_itself_leaves_the_others_alone() -> None:
+def test_missing_and_recursive_functions_are_skipped() -> None:
     graph = from_text(
         "inputs: x\noutputs: a, b, c\nx = Placeholder[2]()\n"
-        "a = PartitionedCall(x, Tin=[float], Tout=[float], f=&gone)\n"
+        "a = PartitionedCall(x, Tin=[float], Tout=[float], f=&missing)\n"
         "b = PartitionedCall(x, Tin=[float], Tout=[float], f=&ping)\n"
         "c = double(x)\n"
         "function ping(out = r)\na = _Arg(T=float, index=0)\nr = pong(a)\nend\n"
@@ -36,10 +36,10 @@ def test_a_function_that_is_missing_or_calls_itself_leaves_the_others_alone() ->
     assert outcome.graph["c"].op == "Identity"
     assert outcome.graph["c/s"].op == "AddV2"
     reasons = {skip.reason for skip in outcome.skips}
-    assert {"function 'gone' is not in the library", "function 'ping' calls itself"} <= reasons
+    assert {"function 'missing' is not in the library", "function 'ping' is recursive"} <= reasons
 
 
-def test_what_waits_for_a_call_inside_of_a_function_still_waits() -> None:
+def test_control_output_of_inlined_call_stays() -> None:
     graph = from_text(
         "inputs: x\noutputs: y\nx = Placeholder[2]()\n"
         "y = StatelessWhile(x, T=[float], cond=&small, body=&step)\n"
@@ -56,15 +56,15 @@ def test_what_waits_for_a_call_inside_of_a_function_still_waits() -> None:
     assert again.library["step"].graph == step.graph
 
 
-def test_calls_may_nest_as_deep_as_they_like() -> None:
-    deep = 2000
+def test_nested_calls_do_not_exceed_recursion_limit() -> None:
+    depth = 2000
     graph = from_text(
         "inputs: x\noutputs: y\nx = Placeholder[2]()\ny = f0(x)\n"
         + "".join(
             f"function f{number}(r = c)\na = _Arg(T=float, index=0)\nc = f{number + 1}(a)\nend\n"
-            for number in range(deep)
+            for number in range(depth)
         )
-        + f"function f{deep}(r = n)\na = _Arg(T=float, index=0)\nn = Neg(a, T=float)\nend\n"
+        + f"function f{depth}(r = n)\na = _Arg(T=float, index=0)\nn = Neg(a, T=float)\nend\n"
     )
     outcome = inline_functions.outcome(graph)
     assert list(outcome.graph.op_counts.items()) == [("Identity", 1), ("Neg", 1), ("Placeholder", 1)]
@@ -72,7 +72,7 @@ def test_calls_may_nest_as_deep_as_they_like() -> None:
     assert outcome.graph.library == graph.library
 
 
-def test_what_calls_a_function_that_never_ends_is_written_out() -> None:
+def test_caller_of_recursive_function_is_inlined() -> None:
     graph = from_text(
         "inputs: x\noutputs: y\nx = Placeholder[2]()\nc = before(x)\ny = Neg(c)\n"
         "function before(r = p)\na = _Arg(T=float, index=0)\nn = Neg(a, T=float)\np = ping(n)\nend\n"
@@ -81,19 +81,19 @@ def test_what_calls_a_function_that_never_ends_is_written_out() -> None:
     )
     outcome = inline_functions.outcome(graph)
     assert outcome.graph["c/p"].op == "ping"
-    assert {str(skip) for skip in outcome.skips} == {"c/p: function 'ping' calls itself"}
+    assert {str(skip) for skip in outcome.skips} == {"c/p: function 'ping' is recursive"}
     assert outcome.graph.library["pong"].graph["d/s"].op == "AddV2"
     assert inline_functions.outcome(outcome.graph).changes == ()
 
 
-def test_a_second_time_there_is_nothing_to_do() -> None:
+def test_inline_functions_is_idempotent() -> None:
     graph = from_text(f"inputs: x\noutputs: y\nx = Placeholder[2]()\nc = double(x)\ny = double(c)\n{DOUBLE}")
     once = inline_functions(graph)
     outcome = inline_functions.outcome(once)
     assert (outcome.graph, outcome.changes) == (once, ())
 
 
-def test_its_work_is_linear() -> None:
+def test_inline_functions_runs_in_linear_time() -> None:
     def chain(count: int) -> Callable[[], object]:
         calls = "".join(f"c{number + 1} = double(c{number})\n" for number in range(count))
         graph = from_text(f"inputs: c0\noutputs: c{count}\nc0 = Placeholder[2]()\n{calls}{DOUBLE}")
@@ -102,38 +102,38 @@ def test_its_work_is_linear() -> None:
     check_work_is_linear(chain, 40)
 
 
-def answers(graph: Graph, **feeds: Any) -> dict[str, Any]:
+def run_tensorflow(graph: Graph, **feeds: Any) -> dict[str, Any]:
     with open_session(graph, "tensorflow") as session:
         return session.run(feeds)
 
 
 @pytest.mark.engine
-def test_tensorflow_computes_the_same() -> None:
+def test_tensorflow_outputs_stay() -> None:
     tf = pytest.importorskip("tensorflow", reason="pip install tensorflow")
 
     @tf.function
-    def scaled(x: Any) -> Any:
+    def scale(x: Any) -> Any:
         tf.debugging.assert_less(tf.reduce_sum(x), 1000.0)
         return x * 2.0, tf.reduce_sum(x)
 
     @tf.function
     def step(x: Any) -> Any:
-        return scaled(scaled(x)[0])[0] + 1.0
+        return scale(scale(x)[0])[0] + 1.0
 
     @tf.function(input_signature=[tf.TensorSpec([2, 3], tf.float32, "x")])
     def network(x: Any) -> Any:
         y = tf.while_loop(lambda y: tf.reduce_sum(y) < 50.0, lambda y: [step(y)], [x])[0]
-        return tf.identity(step(y) + scaled(x)[1], "y")
+        return tf.identity(step(y) + scale(x)[1], "y")
 
-    made = network.get_concrete_function().graph.as_graph_def()
-    graph = graphdef.decode(made.SerializeToString()).with_endpoints(["x"], ["y"])
+    graph_def = network.get_concrete_function().graph.as_graph_def()
+    graph = graphdef.decode(graph_def.SerializeToString()).with_endpoints(["x"], ["y"])
     after = rewrite(graph, "inline_functions remove_unused_functions")
     assert not {op for op in after.op_counts if op.endswith("Call")}
     assert after.op_counts["Assert"] >= 3 if "Assert" in after.op_counts else any("If" in op for op in after.op_counts)
     assert len(after.library) < len(graph.library)
     x = np.float32([[1, 2, 3], [4, 5, 6]])
-    np.testing.assert_array_equal(answers(after, x=x)["y"], answers(graph, x=x)["y"])
+    np.testing.assert_array_equal(run_tensorflow(after, x=x)["y"], run_tensorflow(graph, x=x)["y"])
     loaded = graphdef.decode(graphdef.encode(after)).with_endpoints(["x"], ["y"])
-    np.testing.assert_array_equal(answers(loaded, x=x)["y"], answers(graph, x=x)["y"])
+    np.testing.assert_array_equal(run_tensorflow(loaded, x=x)["y"], run_tensorflow(graph, x=x)["y"])
     with pytest.raises(Exception, match="assert"):
-        answers(after, x=x * 1000)
+        run_tensorflow(after, x=x * 1000)

@@ -1,8 +1,8 @@
-"""Calls of functions, written out."""
+"""Tests of inline_partitionedcall."""
 
 import numpy as np
 import pytest
-from function_graphs import FLOAT, argument, call, effects, graphs
+from function_graphs import FLOAT, argument, call, find_effects, graphs
 from hypothesis import given
 from rewritten_graphs import check_exact_transform, check_linear_work, compute_outputs, placeholder
 
@@ -17,12 +17,12 @@ from quantkit.transforms.functions.inline_partitionedcall import inline_partitio
 
 
 @given(graphs())
-def test_promises(graph: Graph) -> None:
+def test_outputs_stay_and_calls_are_replaced(graph: Graph) -> None:
     check_exact_transform(inline_partitionedcall, graph)
     assert "PartitionedCall" not in inline_partitionedcall(graph).op_counts
 
 
-def test_effects_run_with_every_reading_of_the_call() -> None:
+def test_side_effects_run_for_every_use_of_call() -> None:
     graph = from_text("""
         inputs: x
         outputs: data, wait, out, pair
@@ -43,14 +43,14 @@ def test_effects_run_with_every_reading_of_the_call() -> None:
         check = CheckNumerics(a, message=inside)
         end
     """)
-    made = inline_partitionedcall(graph)
-    assert effects(made, "data") == effects(made, "wait") == {"first", "call/check"}
-    assert effects(made, "out") == {"first", "out/check"}
-    assert effects(made, "pair") == {"first", "pair/check"}
-    assert (made["out"].op, made["pair"].op) == ("NoOp", "IdentityN")
+    after = inline_partitionedcall(graph)
+    assert find_effects(after, "data") == find_effects(after, "wait") == {"first", "call/check"}
+    assert find_effects(after, "out") == {"first", "out/check"}
+    assert find_effects(after, "pair") == {"first", "pair/check"}
+    assert (after["out"].op, after["pair"].op) == ("NoOp", "IdentityN")
 
 
-def test_nodes_behind_a_switch_wait_for_what_the_call_reads() -> None:
+def test_constant_downstream_of_switch_depends_on_inputs_of_call() -> None:
     graph = from_text("""
         inputs: x, p
         outputs: y
@@ -64,12 +64,12 @@ def test_nodes_behind_a_switch_wait_for_what_the_call_reads() -> None:
         one = Const(1.0)
         end
     """)
-    made = inline_partitionedcall(graph)
-    assert made["y"].inputs[0] == Edge("call/one")
-    assert made["call/one"].controls == ("switch",), "else the constant would be there in either case"
+    after = inline_partitionedcall(graph)
+    assert after["y"].inputs[0] == Edge("call/one")
+    assert after["call/one"].controls == ("switch",), "without it the constant would be live in both branches"
 
 
-def test_loops_get_names_of_their_own_and_colocations_follow() -> None:
+def test_frame_names_are_unique_and_colocations_are_renamed() -> None:
     graph = from_text("""
         inputs: x
         outputs: y
@@ -81,13 +81,13 @@ def test_loops_get_names_of_their_own_and_colocations_follow() -> None:
         exit = Exit(enter, _class=["loc:@enter"]) @"/cpu:0"
         end
     """)
-    made = inline_partitionedcall(graph)
-    assert made["y/enter"].attrs["frame_name"] == b"y/while"
-    assert made["y/exit"].attrs["_class"] == (b"loc:@y/enter",)
-    assert (made["y/enter"].device, made["y/exit"].device) == ("/gpu:0", "/cpu:0")
+    after = inline_partitionedcall(graph)
+    assert after["y/enter"].attrs["frame_name"] == b"y/while"
+    assert after["y/exit"].attrs["_class"] == (b"loc:@y/enter",)
+    assert (after["y/enter"].device, after["y/exit"].device) == ("/gpu:0", "/cpu:0")
 
 
-def test_functions_that_call_each_other_and_functions_of_other_kinds_stay() -> None:
+def test_recursive_and_generic_functions_are_skipped() -> None:
     message = graphdef.message_class("FunctionDefLibrary")()
     function = message.function.add()
     function.signature.name = "generic"
@@ -99,31 +99,30 @@ def test_functions_that_call_each_other_and_functions_of_other_kinds_stay() -> N
     outcome = inline_partitionedcall.outcome(Graph.of(nodes, ["x"], ["y", "z"], library=generic.with_(even, odd)))
     assert not outcome.changes
     assert [(skip.node, skip.reason.partition(",")[0]) for skip in outcome.skips] == [
-        ("y", "function 'even' calls itself"),
-        ("z", "function 'generic' is made for several types or numbers"),
+        ("y", "function 'even' is recursive"),
+        ("z", "function 'generic' is generic and the call has no attribute T"),
     ]
 
 
-def test_functions_that_would_fill_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_inlining, "MOST_NODES", 1000)
+def test_too_many_nodes_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_inlining, "MAX_NODES", 1000)
     library = [Function("f0", Graph.of([argument("a", 0), Node("n", "Neg", (Edge("a"),))], ["a"], ["n"]), {"r": None})]
     for number in range(1, 20):
         nodes = [argument("a", 0), call("p", f"f{number - 1}", "a"), call("q", f"f{number - 1}", "p")]
         library.append(Function(f"f{number}", Graph.of(nodes, ["a"], ["q"]), {"r": None}))
-    graph = Graph.of(
-        [placeholder((2,)), call("y", "f19", "x")], ["x"], ["y"], library=Library({one.name: one for one in library})
-    )
+    functions = Library({function.name: function for function in library})
+    graph = Graph.of([placeholder((2,)), call("y", "f19", "x")], ["x"], ["y"], library=functions)
     with pytest.raises(GraphError, match="makes more than 1000 nodes"):
         inline_partitionedcall(graph)
 
 
-def test_tensorflow_agrees_before_and_after() -> None:
+def test_tensorflow_outputs_stay() -> None:
     tf = pytest.importorskip("tensorflow")
 
     @tf.function
     def inner(values, scale):  # type: ignore[no-untyped-def]
-        top, places = tf.math.top_k(values, 3)
-        return top * scale, tf.cast(places, tf.float32)
+        top, indexes = tf.math.top_k(values, 3)
+        return top * scale, tf.cast(indexes, tf.float32)
 
     @tf.function(input_signature=[tf.TensorSpec([2, 6], tf.float32)])
     def outer(x):  # type: ignore[no-untyped-def]
@@ -135,29 +134,29 @@ def test_tensorflow_agrees_before_and_after() -> None:
     concrete = outer.get_concrete_function()
     graph = graphdef.decode(concrete.graph.as_graph_def().SerializeToString())
     graph = graph.with_endpoints([concrete.inputs[0].name], [concrete.outputs[0].name])
-    made = inline_partitionedcall(graph)
-    assert not any(op.endswith("PartitionedCall") for op in made.op_counts)
+    after = inline_partitionedcall(graph)
+    assert not any(op.endswith("PartitionedCall") for op in after.op_counts)
     x = np.random.default_rng(0).standard_normal((2, 6)).astype(np.float32)
 
-    def run(one: Graph) -> Array:
-        definition = tf.compat.v1.GraphDef.FromString(graphdef.encode(one))
-        with tf.Graph().as_default() as place:
-            tf.import_graph_def(definition, name="")
-            with tf.compat.v1.Session(graph=place) as session:
-                return np.asarray(session.run(f"{one.outputs[0].node}:0", {f"{one.inputs[0].node}:0": x}))
+    def run(version: Graph) -> Array:
+        graph_def = tf.compat.v1.GraphDef.FromString(graphdef.encode(version))
+        with tf.Graph().as_default() as target:
+            tf.import_graph_def(graph_def, name="")
+            with tf.compat.v1.Session(graph=target) as session:
+                return np.asarray(session.run(f"{version.outputs[0].node}:0", {f"{version.inputs[0].node}:0": x}))
 
-    np.testing.assert_array_equal(run(made), run(graph))
-    np.testing.assert_array_equal(run(made), outer(x))
+    np.testing.assert_array_equal(run(after), run(graph))
+    np.testing.assert_array_equal(run(after), outer(x))
 
 
-def test_numbers_of_one_call() -> None:
+def test_output_of_single_call_stays() -> None:
     body = Graph.of([argument("a", 0), Node("n", "Neg", (Edge("a"),), attrs=FLOAT)], ["a"], ["n"])
     library = Library({"neg": Function("neg", body, {"r": DType.FLOAT})})
     graph = Graph.of([placeholder((2,)), call("y", "neg", "x")], ["x"], ["y"], library=library)
     np.testing.assert_array_equal(compute_outputs(inline_partitionedcall(graph))["y"], compute_outputs(graph)["y"])
 
 
-def test_work_grows_linearly() -> None:
+def test_transform_runs_in_linear_time() -> None:
     def chain(length: int) -> Graph:
         body = Graph.of([argument("a", 0), Node("n", "Neg", (Edge("a"),), attrs=FLOAT)], ["a"], ["n"])
         nodes = [placeholder((2,))]
