@@ -1,4 +1,4 @@
-"""``quantkit models``: the cards, and the files behind them in the download cache."""
+"""``quantkit models``: model cards and the download cache."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import InputError
 from quantkit.progress import Progress
-from quantkit.zoo import Fetched, ModelCard, cache_folder, find_card, list_cards, locate, obtain
+from quantkit.zoo import FetchedModel, ModelCard, cache_folder, find_card, list_cards, locate, obtain
+from quantkit.zoo.cards import KnownPrediction
 
 from ._render import emit, log, progress
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-SCHEMA = "quantkit.models/1"
+SCHEMA = "quantkit.models/2"
 EXAMPLES = (
     "quantkit models list",
     "quantkit models show inception_v3",
@@ -27,21 +28,21 @@ EXAMPLES = (
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The four subcommands."""
+    """Add the four subcommands."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|show|fetch|path")
-    actions.add_parser("list", help="one line for each card, and whether its model is here")
-    named = {
-        "show": actions.add_parser("show", help="all that is known of one model"),
-        "fetch": actions.add_parser("fetch", help="download and verify a model, unless it is here"),
-        "path": actions.add_parser("path", help="where a model's graph is"),
+    actions.add_parser("list", help="list the cards and the state of their models")
+    parsers = {
+        "show": actions.add_parser("show", help="show one card"),
+        "fetch": actions.add_parser("fetch", help="download and verify a model, unless it is cached"),
+        "path": actions.add_parser("path", help="print the path of a model's graph"),
     }
-    for one in named.values():
-        one.add_argument("name", help="of the card; quantkit models list shows them")
-    fetch = named["fetch"]
-    fetch.add_argument("--url", help="an archive or graph of your own instead: http, https or file")
-    fetch.add_argument("--sha256", help="digest of the file behind --url")
-    fetch.add_argument("--offline", action="store_true", help="download nothing: the cache, or a clear refusal")
-    fetch.add_argument("--force", action="store_true", help="download again although the model is here")
+    for subparser in parsers.values():
+        subparser.add_argument("name", help="name of the card; see quantkit models list")
+    fetch = parsers["fetch"]
+    fetch.add_argument("--url", help="URL of another archive or graph: http, https or file")
+    fetch.add_argument("--sha256", help="SHA-256 digest of the file at --url")
+    fetch.add_argument("--offline", action="store_true", help="never download; fail if not cached")
+    fetch.add_argument("--force", action="store_true", help="download again even if the model is cached")
 
 
 def run(args: Namespace) -> int:
@@ -52,12 +53,12 @@ def run(args: Namespace) -> int:
 
 
 def _list(args: Namespace) -> None:
-    found = [(card, locate(card)) for card in list_cards()]
-    document = {"cache": str(cache_folder()), "models": [_document(card, path) for card, path in found]}
+    models = [(card, locate(card)) for card in list_cards()]
+    document = {"cache": str(cache_folder()), "models": [_document(card, path) for card, path in models]}
 
     def text(console: "Console") -> None:
-        width = max(len(card.name) for card, _ in found)
-        for card, path in found:
+        width = max(len(card.name) for card, _ in models)
+        for card, path in models:
             console.print(f"{card.name:<{width}}  {_state(card, path):<16}  {card.title}", markup=False)
         console.print(f"\ncache: {cache_folder()}", markup=False)
 
@@ -71,7 +72,7 @@ def _show(args: Namespace) -> None:
 
 
 def _fetch(args: Namespace) -> None:
-    fetched = _fetched(args)
+    fetched = _obtain(args)
     for warning in fetched.warnings:
         log(args, f"warning: {warning}")
     receipt = asdict(fetched.receipt) if fetched.receipt else None
@@ -85,8 +86,8 @@ def _fetch(args: Namespace) -> None:
     emit(args, SCHEMA, document, lambda console: console.print(str(fetched.path), markup=False))
 
 
-def _fetched(args: Namespace) -> Fetched:
-    """The model, with a progress bar while it comes."""
+def _obtain(args: Namespace) -> FetchedModel:
+    """Download the model with a progress bar."""
     bar = progress(args)
     with bar:
         task = bar.add_task(args.name, total=None, visible=False)
@@ -105,7 +106,7 @@ def _fetched(args: Namespace) -> Fetched:
                 on_message=lambda sentence: log(args, sentence),
             )
         except KeyboardInterrupt:
-            log(args, "what has come is kept: the same command goes on from there")
+            log(args, "the partial download is kept: run the same command to resume")
             raise
 
 
@@ -132,7 +133,7 @@ def _state(card: ModelCard, path: Path | None) -> str:
     if card.is_bundled:
         return "bundled" if path else "missing"
     if path:
-        return "here"
+        return "cached"
     size = card.archive.num_bytes if card.archive else None
     return f"{size / 1e6:.1f} MB to fetch" if size else "to fetch"
 
@@ -144,17 +145,15 @@ def _print_card(console: "Console", card: ModelCard, path: Path | None) -> None:
     lines = {
         "graph": f"{card.graph}, {_state(card, path)}",
         "path": str(path) if path else f"quantkit models fetch {card.name}",
-        "input": _ends(card.inputs) + (f"; JPEG bytes: {card.jpeg_input}" if card.jpeg_input else ""),
+        "input": _describe_tensors(card.inputs) + (f"; JPEG bytes: {card.jpeg_input}" if card.jpeg_input else ""),
         "pixels": f"{crop}{steps.resize} to {steps.height} x {steps.width}, (x - {mean}) / {std}",
-        "output": _ends(card.outputs),
-        "classes": f"{card.num_classes} numbers, order {card.labels.order}",
+        "output": _describe_tensors(card.outputs),
+        "classes": f"{card.num_classes} scores, order {card.labels.order}",
         "license": card.license,
         "from": "\n".join(card.archive.urls) if card.archive else "the installation",
-        "SHA-256": (card.archive.sha256 or "of the archive not published; members are verified")
-        if card.archive
-        else "",
+        "SHA-256": (card.archive.sha256 or "not published; the members are verified") if card.archive else "",
         "recipe": card.recipe.strip(),
-        "known": "\n".join(f"{one.picture}: {one.label} {one.probability or ''}".rstrip() for one in card.answers),
+        "known": "\n".join(map(_describe_prediction, card.predictions)),
         "accuracy": _accuracy(card),
         "more": card.homepage,
     }
@@ -165,13 +164,17 @@ def _print_card(console: "Console", card: ModelCard, path: Path | None) -> None:
             console.print(f"{name:<9} {first}", *(f"\n{'':<9} {line}" for line in rest), sep="", markup=False)
 
 
-def _ends(ends: Iterable[Any]) -> str:
-    return ", ".join(f"{end.name} {end.dtype.value} {list(end.shape)}" for end in ends)
+def _describe_tensors(tensors: Iterable[Any]) -> str:
+    return ", ".join(f"{tensor.name} {tensor.dtype.value} {list(tensor.shape)}" for tensor in tensors)
+
+
+def _describe_prediction(prediction: KnownPrediction) -> str:
+    return f"{prediction.image}: {prediction.label} {prediction.probability or ''}".rstrip()
 
 
 def _accuracy(card: ModelCard) -> str:
-    known = card.accuracy
-    if known is None:
+    accuracy = card.accuracy
+    if accuracy is None:
         return ""
-    top5 = f", top-5 {known.top5:.2%}" if known.top5 is not None else ""
-    return f"top-1 {known.top1:.2%}{top5} on {known.data}"
+    top5 = f", top-5 {accuracy.top5:.2%}" if accuracy.top5 is not None else ""
+    return f"top-1 {accuracy.top1:.2%}{top5} on {accuracy.data}"

@@ -47,13 +47,6 @@ PENDING: tuple[str, ...] = (
     "tests/formats/",
     "tests/ops/",
     "tests/support/",
-    "tests/transforms/functions/",
-    "tests/transforms/fusion/",
-    "tests/transforms/layout/",
-    "tests/transforms/metadata/",
-    "tests/transforms/precision/",
-    "tests/transforms/test_",
-    "tests/zoo/",
 )
 
 

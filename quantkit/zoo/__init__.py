@@ -1,11 +1,11 @@
-"""Known models: their cards, and the files behind them, downloaded once and verified."""
+"""Known models: their cards, and their files, which are downloaded once and verified."""
 
 from quantkit.zoo.cache import Receipt, cache_folder
 from quantkit.zoo.cards import ModelCard, find_card, list_cards
-from quantkit.zoo.fetch import Fetched, fetch, label_files, locate, locate_member, obtain
+from quantkit.zoo.fetch import FetchedModel, fetch, label_files, locate, locate_member, obtain
 
 __all__ = [
-    "Fetched",
+    "FetchedModel",
     "ModelCard",
     "Receipt",
     "cache_folder",

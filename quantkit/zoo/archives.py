@@ -1,7 +1,7 @@
-"""Taking files out of an archive that nobody has vouched for.
+"""Extraction of files from an untrusted archive.
 
-An archive is refused as a whole when any entry is absolute, climbs with ``..``, or is neither a regular file nor a
-folder. Only wanted entries are written; sizes are counted while decompressing, never believed.
+The whole archive is rejected if an entry has an absolute path or ``..``, or is neither a regular file nor a folder.
+Only requested entries are written; sizes are counted during decompression, because headers are not trusted.
 """
 
 import gzip
@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Literal
 
-from quantkit.zoo.cache import SourceError, Stored, opened, writing
+from quantkit.zoo.cache import FileDigest, SourceError, open_for_writing, translate_write_errors
 
 MAX_MEMBER_BYTES = 2 << 30
 MAX_TOTAL_BYTES = 8 << 30
@@ -31,7 +31,7 @@ Kind = Literal["gzip", "tar", "zip", "other"]
 
 @dataclass(frozen=True)
 class _Entry:
-    """One thing in an archive."""
+    """Entry of an archive."""
 
     name: str
     is_file: bool
@@ -40,7 +40,7 @@ class _Entry:
 
 
 def kind_of(path: Path) -> Kind:
-    """What a file is, by its first bytes."""
+    """Return the kind of a file from its first bytes."""
     with path.open("rb") as file:
         head = file.read(265)
     if head.startswith(b"\x1f\x8b"):
@@ -50,43 +50,43 @@ def kind_of(path: Path) -> Kind:
     return "tar" if head[257:262] == b"ustar" else "other"
 
 
-def extract(archive: Path, wanted: Collection[str], folder: Path) -> dict[str, Stored]:
-    """Write the wanted entries of an archive into a folder.
+def extract(archive: Path, names: Collection[str], folder: Path) -> dict[str, FileDigest]:
+    """Extract entries of an archive to a folder.
 
     Args:
-        archive: tar, tar.gz or zip.
-        wanted: names of entries; those that are not there are not an error here.
-        folder: exists; gets sub-folders as names have them.
+        archive: tar, tar.gz or zip file.
+        names: names of the entries to extract; missing entries are not an error.
+        folder: an existing folder; sub-folders are created.
 
     Returns:
-        What was written, by name.
+        Size and digest of the extracted files by name.
 
     Raises:
         SourceError: the archive is damaged, unsafe or too large.
-        InputError: the folder can not be written.
+        InputError: the folder is not writable.
     """
-    written: dict[str, Stored] = {}
-    with _damage(archive), _opened(archive) as entries:
+    written: dict[str, FileDigest] = {}
+    with _translate_archive_errors(archive), _open_archive(archive) as entries:
         for count, entry in enumerate(entries):
             if count >= MAX_ENTRIES:
                 raise SourceError(f"the archive has more than {MAX_ENTRIES:,} entries")
             name = safe_name(entry.name)
             if not (entry.is_file or entry.is_folder):
-                raise SourceError(f"the archive is refused: {entry.name!r} is a link or a device")
-            if not entry.is_file or name not in wanted:
+                raise SourceError(f"the archive is rejected: {entry.name!r} is a link or a device")
+            if not entry.is_file or name not in names:
                 continue
             if name in written:
-                raise SourceError(f"the archive is refused: it has {name!r} twice")
+                raise SourceError(f"the archive is rejected: it has {name!r} twice")
             with entry.open() as source:
                 written[name] = copy(source, folder / name)
     return written
 
 
 def safe_name(name: str) -> str:
-    """An entry's name without ``./``.
+    """Return an entry's name without ``./``.
 
     Raises:
-        SourceError: following it could leave the folder, or the name is not printable.
+        SourceError: the path leaves the folder, or the name is not printable.
 
     >>> safe_name("./models/graph.pb")
     'models/graph.pb'
@@ -94,38 +94,38 @@ def safe_name(name: str) -> str:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     climbs = ".." in parts or name.startswith("/") or "\\" in name or re.match("[A-Za-z]:", "/".join(parts))
     if climbs or not name.isprintable() or any(len(part.encode()) > 255 for part in parts):
-        raise SourceError(f"the archive is refused: an entry is called {name[:200]!r}")
+        raise SourceError(f"the archive is rejected: an entry has the name {name[:200]!r}")
     return "/".join(parts)
 
 
-def copy(source: IO[bytes], target: Path) -> Stored:
+def copy(source: IO[bytes], target: Path) -> FileDigest:
     """Copy a stream to a new file.
 
     Raises:
-        SourceError: it is longer than any model.
+        SourceError: the stream exceeds `MAX_MEMBER_BYTES`.
     """
     digest, num_bytes = sha256(), 0
-    with writing(target):
+    with translate_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    with opened(target, "wb") as write:
+    with open_for_writing(target, "wb") as write:
         while block := source.read(CHUNK_BYTES):
             num_bytes += len(block)
             if num_bytes > MAX_MEMBER_BYTES:
                 raise SourceError(f"{target.name} has more than {MAX_MEMBER_BYTES:,} bytes")
             digest.update(block)
             write(block)
-    return Stored(num_bytes, digest.hexdigest())
+    return FileDigest(num_bytes, digest.hexdigest())
 
 
 @contextmanager
-def _opened(archive: Path) -> Iterator[Iterator[_Entry]]:
+def _open_archive(archive: Path) -> Iterator[Iterator[_Entry]]:
     kind = kind_of(archive)
     if kind == "zip":
         with zipfile.ZipFile(archive) as packed:
             yield _zip_entries(packed)
         return
     with gzip.open(archive) if kind == "gzip" else archive.open("rb") as raw:
-        stream = _Bounded(raw)  # type: ignore[arg-type]
+        stream = _BoundedStream(raw)  # type: ignore[arg-type]
         with tarfile.open(fileobj=stream, mode="r:") as tape:  # type: ignore[call-overload]
             yield _tar_entries(tape)
             stream.drain()
@@ -136,7 +136,7 @@ def _zip_entries(packed: zipfile.ZipFile) -> Iterator[_Entry]:
         file_type = stat.S_IFMT(info.external_attr >> 16)
         is_folder = info.filename.endswith("/")
         is_file = not is_folder and file_type in (0, stat.S_IFREG)
-        # filename is cut at a NUL and has other systems' separators turned: judge what is in the file.
+        # `filename` is cut at a NUL and has converted separators: the original name is checked.
         yield _Entry(info.orig_filename, is_file, is_folder, partial(packed.open, info))
 
 
@@ -152,15 +152,15 @@ def _tar_file(tape: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
     return file
 
 
-class _Bounded:
-    """A decompressed tar that refuses to grow beyond what models need, or to be read in one gulp."""
+class _BoundedStream:
+    """Decompressed tar with a maximum size, and a maximum size of each read."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= MAX_READ_BYTES:
-            raise SourceError("the archive is refused: it has a header of unreasonable length")
+            raise SourceError("the archive is rejected: it has a header of unreasonable length")
         self._check(self._raw.tell() + size)
         return self._raw.read(size)
 
@@ -172,21 +172,21 @@ class _Bounded:
         return self._raw.tell()
 
     def drain(self) -> None:
-        """Read to the end: only there is the checksum of the compressed stream."""
+        """Read to the end, where the checksum of the compressed stream is verified."""
         while self.read(CHUNK_BYTES):
             pass
 
     def _check(self, offset: int) -> None:
         if offset > MAX_TOTAL_BYTES:
-            raise SourceError(f"the archive is refused: it unpacks to more than {MAX_TOTAL_BYTES:,} bytes")
+            raise SourceError(f"the archive is rejected: it unpacks to more than {MAX_TOTAL_BYTES:,} bytes")
 
 
 @contextmanager
-def _damage(archive: Path) -> Iterator[None]:
+def _translate_archive_errors(archive: Path) -> Iterator[None]:
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError, zipfile.BadZipFile, ValueError) as error:
-        reason = "it ends too early" if isinstance(error, EOFError) else str(error)
+        reason = "unexpected end of file" if isinstance(error, EOFError) else str(error)
         raise SourceError(f"the archive is damaged: {reason}", hint="download it again") from None
-    except (RuntimeError, NotImplementedError) as error:  # zipfile: encrypted, or packed in an unknown way
-        raise SourceError(f"the archive can not be read: {error}") from None
+    except (RuntimeError, NotImplementedError) as error:  # zipfile: encryption or an unknown compression
+        raise SourceError(f"the archive cannot be read: {error}") from None

@@ -1,9 +1,9 @@
-"""The folder where downloads live, who may change it, and what is known of each download.
+"""Download cache: its folder, the lock between processes, and a receipt for each model.
 
 QUANTKIT_CACHE or ~/.cache/quantkit/
     NAME/               a complete, verified model and its receipt.json
-    NAME.lock           held by the one process that changes NAME
-    NAME-1a2b3c4d.part  a download that was interrupted, and goes on at the next fetch
+    NAME.lock           lock of the process that changes NAME
+    NAME-1a2b3c4d.part  an interrupted download, which the next fetch resumes
 """
 
 import errno
@@ -25,11 +25,11 @@ SCHEMA = "quantkit.receipt/1"
 
 
 class SourceError(InputError):
-    """This source can not give what is wanted; another one may."""
+    """Failure of one source; another source may succeed."""
 
 
 @dataclass(frozen=True)
-class Stored:
+class FileDigest:
     """Size and digest of a file in the cache."""
 
     num_bytes: int
@@ -38,37 +38,37 @@ class Stored:
 
 @dataclass(frozen=True)
 class Receipt:
-    """Where a model in the cache came from.
+    """Origin of a model in the cache.
 
     Attributes:
-        url: its source.
-        num_bytes, sha256: of the file that was downloaded.
-        verified: what vouched for it: ``archive`` or ``members`` (the card's checksums), ``given`` (the caller's)
+        url: source of the download.
+        num_bytes, sha256: size and digest of the downloaded file.
+        verified: checksums that were verified: ``archive`` or ``members`` (the card's), ``given`` (the caller's),
             or ``nothing``.
-        members: the files that were kept.
-        warnings: what its user should know.
+        members: files in the cache.
+        warnings: warnings for the user.
     """
 
     url: str
     num_bytes: int
     sha256: str
     verified: str
-    members: Mapping[str, Stored]
+    members: Mapping[str, FileDigest]
     warnings: tuple[str, ...] = ()
 
     def write(self, folder: Path) -> None:
-        with writing(folder):
+        with translate_write_errors(folder):
             text = json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2)
             (folder / RECEIPT).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> "Receipt | None":
-        """The receipt of a folder; None where there is none, or its files are not all there in full size."""
+        """Read the receipt of a folder; None if the receipt or a file is missing or incomplete."""
         try:
             table = json.loads((folder / RECEIPT).read_text(encoding="utf-8"))
             if table.pop("schema") != SCHEMA:
                 return None
-            members = {name: Stored(**stored) for name, stored in table.pop("members").items()}
+            members = {name: FileDigest(**stored) for name, stored in table.pop("members").items()}
             receipt = cls(members=members, warnings=tuple(table.pop("warnings")), **table)
             is_whole = all((folder / name).stat().st_size == stored.num_bytes for name, stored in members.items())
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -77,23 +77,23 @@ class Receipt:
 
 
 def cache_folder() -> Path:
-    """Where downloads live: ``QUANTKIT_CACHE``, or ``~/.cache/quantkit``. It need not exist yet."""
-    chosen = os.environ.get("QUANTKIT_CACHE")
-    return Path(chosen).expanduser().absolute() if chosen else Path.home() / ".cache" / "quantkit"
+    """Return the folder of downloads: ``QUANTKIT_CACHE``, or ``~/.cache/quantkit``. It may not exist yet."""
+    folder = os.environ.get("QUANTKIT_CACHE")
+    return Path(folder).expanduser().absolute() if folder else Path.home() / ".cache" / "quantkit"
 
 
-def part_of(name: str, url: str) -> Path:
-    """The unfinished download of a model from a URL."""
+def part_path(name: str, url: str) -> Path:
+    """Return the path of the unfinished download of a model from a URL."""
     return cache_folder() / f"{name}-{sha256(url.encode()).hexdigest()[:8]}.part"
 
 
 @contextmanager
-def locked(name: str, on_message: OnMessage) -> Iterator[None]:
-    """Hold the right to change a model of the cache; waits while another process has it."""
+def lock_model(name: str, on_message: OnMessage) -> Iterator[None]:
+    """Lock a model of the cache against other processes; block until the lock is free."""
     import fcntl
 
     path = cache_folder() / f"{name}.lock"
-    with writing(path):
+    with translate_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
     with file:
@@ -107,17 +107,17 @@ def locked(name: str, on_message: OnMessage) -> Iterator[None]:
 
 @contextmanager
 def new_folder(name: str) -> Iterator[Path]:
-    """A folder to fill, which then becomes the model's; gone when an error or an interrupt leaves the block."""
+    """Create a folder that becomes the model's after the block, or is removed if the block fails."""
     root = cache_folder()
     for left in root.glob(f".{name}.*.tmp"):
         shutil.rmtree(left, ignore_errors=True)
     folder, aside = (root / f".{name}.{role}.tmp" for role in ("new", "old"))
     try:
-        with writing(folder):
+        with translate_write_errors(folder):
             folder.mkdir(parents=True)
         yield folder
         target = root / name
-        with writing(target):
+        with translate_write_errors(target):
             if target.exists():
                 target.rename(aside)
             folder.rename(target)
@@ -127,40 +127,40 @@ def new_folder(name: str) -> Iterator[Path]:
 
 
 def drop_parts(name: str) -> None:
-    """Forget unfinished downloads of a model."""
+    """Remove unfinished downloads of a model."""
     for path in cache_folder().glob(f"{name}-*.part*"):
         path.unlink(missing_ok=True)
 
 
 @contextmanager
-def opened(path: Path, mode: Literal["wb", "ab"]) -> Iterator[Callable[[bytes], None]]:
-    """A file to write block by block, each on the disk before the next one comes.
+def open_for_writing(path: Path, mode: Literal["wb", "ab"]) -> Iterator[Callable[[bytes], None]]:
+    """Open a file for writing block by block, with a flush after each block.
 
-    Only what the file system refuses becomes an `InputError`; errors of whoever reads the blocks pass as they are.
+    Only errors of the file system become an `InputError`; other errors of the block propagate.
     """
-    with writing(path):
+    with translate_write_errors(path):
         file = path.open(mode)
 
     def write(block: bytes) -> None:
-        with writing(path):
+        with translate_write_errors(path):
             file.write(block)
             file.flush()
 
     try:
         yield write
     finally:
-        with writing(path):  # what a full disk refused is tried once more
+        with translate_write_errors(path):  # closing retries a write that failed on a full disk
             file.close()
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into a sentence."""
+def translate_write_errors(path: Path) -> Iterator[None]:
+    """Convert errors of the file system to `InputError`."""
     try:
         yield
     except OSError as error:
         elsewhere = "set QUANTKIT_CACHE to a folder elsewhere"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            hint = f"free some space, or {elsewhere}; what was downloaded is kept and the next fetch goes on from there"
-            raise InputError(f"the disk is full: {path} can not be written", hint) from None
-        raise InputError(f"{path} can not be written: {error.strerror or error}", hint=elsewhere) from None
+            hint = f"free some space, or {elsewhere}; the partial download is kept, and the next fetch resumes it"
+            raise InputError(f"the disk is full: {path} cannot be written", hint) from None
+        raise InputError(f"{path} cannot be written: {error.strerror or error}", hint=elsewhere) from None

@@ -1,7 +1,7 @@
-"""What is known of a model before it is downloaded: a card, read from TOML.
+"""Model cards: facts about known models, available before a download, in TOML files.
 
-The dataclasses are the format: a key of the file is a field, a table is a nested dataclass, a list of tables is a
-tuple of them. An unknown, missing or ill-typed key is refused with its place.
+The dataclasses define the format: a key of the file is a field, a table is a nested dataclass, a list of tables is a
+tuple of dataclasses. An unknown, missing or ill-typed key is an error that names the key.
 """
 
 import re
@@ -19,7 +19,7 @@ from quantkit.ir.tensor import DType
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-Made = TypeVar("Made")
+Record = TypeVar("Record")
 Order = Literal["ilsvrc2012", "synsets_after_0", "synsets", "own"]
 Resize = Literal["bilinear", "bilinear_half_pixel"]
 Crop = Literal["none", "central", "square"]
@@ -27,12 +27,12 @@ Crop = Literal["none", "central", "square"]
 
 @dataclass(frozen=True)
 class Archive:
-    """The published file that carries a model.
+    """Published archive with the files of a model.
 
     Attributes:
-        urls: where it is, first choice first; all name the same bytes.
-        num_bytes: its size; None where not published.
-        sha256: its digest in hexadecimal; empty where not published, the members are then verified.
+        urls: mirrors of the same file, in the order of preference.
+        num_bytes: size of the archive; None if it is not published.
+        sha256: digest in hexadecimal; empty if it is not published, so that the members are verified instead.
     """
 
     urls: tuple[str, ...]
@@ -42,12 +42,12 @@ class Archive:
 
 @dataclass(frozen=True)
 class Member:
-    """One file of an archive, or of the installation where the card has no archive.
+    """File of an archive, or of the installation if the card has no archive.
 
     Attributes:
-        name: its path inside the archive.
+        name: path inside the archive.
         num_bytes, sha256: as in `Archive`.
-        urls: where it can be had as a bare file when the archive can not.
+        urls: mirrors of the file itself, used if the archive is unavailable.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Member:
 
 @dataclass(frozen=True)
 class TensorCard:
-    """An input or output: its edge, element type, and shape with the batch in front (-1: any)."""
+    """Input or output: edge, element type, and shape with the batch first (-1 for any size)."""
 
     name: str
     dtype: DType
@@ -67,14 +67,14 @@ class TensorCard:
 
 @dataclass(frozen=True)
 class PreprocessingCard:
-    """How a picture becomes the input: crop, resize, then ``(pixels - mean) / std``.
+    """Preprocessing of images: crop, resize, then ``(pixels - mean) / std``.
 
     Attributes:
-        height, width: of the input, in pixels.
-        channels: 3 (red, green, blue) or 1 (grey).
-        mean, std: one number, or one for each channel, in units of 8-bit pixels.
-        resize: ``bilinear`` as TensorFlow's ``ResizeBilinear``; ``bilinear_half_pixel`` with halved pixel centres.
-        crop: before resizing: ``none``, ``central`` (87.5 % of each side) or ``square`` (the largest one).
+        height, width: size of the input in pixels.
+        channels: 3 (red, green, blue) or 1 (grayscale).
+        mean, std: a scalar, or a value per channel, in units of 8-bit pixels.
+        resize: ``bilinear`` as TensorFlow's ``ResizeBilinear``; ``bilinear_half_pixel`` with half-pixel centers.
+        crop: crop before resizing: ``none``, ``central`` (87.5 % of each side) or ``square`` (the largest one).
     """
 
     height: int
@@ -88,15 +88,15 @@ class PreprocessingCard:
 
 @dataclass(frozen=True)
 class LabelsCard:
-    """Which class a number of the output names.
+    """Labels of the class scores.
 
     Attributes:
-        order: ``ilsvrc2012``: the 1000 class ids of that challenge, 0 and ids above 1000 name nothing;
+        order: ``ilsvrc2012``: the 1000 class ids of that challenge, 0 and ids above 1000 are unused;
             ``synsets_after_0``: 0 is background, then the 1000 WordNet ids in sorted order; ``synsets``: without
             background; ``own``: as `names` has them.
-        files: members that hold the words.
-        card: the card whose archive has `files`, where this one's has not.
-        names: words in class order, for few classes.
+        files: members with the names.
+        card: another card whose archive has `files`; empty if this card's archive has them.
+        names: class names in order, for few classes.
     """
 
     order: Order
@@ -106,10 +106,10 @@ class LabelsCard:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A known answer: this picture gives this class with this probability."""
+class KnownPrediction:
+    """Known prediction of a model: class and probability of an image."""
 
-    picture: str
+    image: str
     class_id: int
     label: str
     probability: float | None = None
@@ -117,7 +117,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Published accuracy, in parts of one, and on which data."""
+    """Published accuracy in [0, 1], and its dataset."""
 
     data: str
     top1: float
@@ -126,23 +126,23 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A known model.
+    """Facts about a known model.
 
     Attributes:
-        name: as commands take it.
-        title, description: for people.
+        name: name of the card in commands.
+        title, description: texts for the user.
         license: SPDX identifier of the weights.
-        homepage: where they were published.
-        graph: the member that holds the graph.
-        members: every file that is kept.
-        inputs, outputs: ends of the graph for classification.
-        preprocessing: from picture to input.
-        num_classes: numbers in the output.
-        labels: what they name.
+        homepage: page of the publication.
+        graph: member with the graph.
+        members: files that are kept in the cache.
+        inputs, outputs: inputs and outputs of the graph for classification.
+        preprocessing: preprocessing of images.
+        num_classes: number of class scores.
+        labels: labels of the class scores.
         recipe: transforms that make the graph ready for inference, in the classic grammar.
-        archive: where it is published; None: it is part of the installation.
-        jpeg_input: the input that takes the bytes of a JPEG file, where the graph has a decoder.
-        answers, accuracy: known results.
+        archive: published archive; None if the model is part of the installation.
+        jpeg_input: input that takes the content of a JPEG file; empty if the graph has no decoder.
+        predictions, accuracy: known results.
     """
 
     name: str
@@ -160,7 +160,7 @@ class ModelCard:
     homepage: str = ""
     archive: Archive | None = None
     jpeg_input: str = ""
-    answers: tuple[Answer, ...] = ()
+    predictions: tuple[KnownPrediction, ...] = ()
     accuracy: Accuracy | None = None
 
     @property
@@ -168,32 +168,34 @@ class ModelCard:
         return self.archive is None
 
     def member(self, name: str) -> Member:
-        """The member of a name, which the card has."""
-        return next(one for one in self.members if one.name == name)
+        """Return the member with a name, which must exist."""
+        return next(member for member in self.members if member.name == name)
 
 
 @cache
 def list_cards() -> tuple[ModelCard, ...]:
-    """Every installed card, by name.
+    """List the installed cards in the order of their names.
 
     Raises:
-        InputError: a card can not be read.
+        InputError: a card cannot be read.
     """
-    entries = sorted((one for one in model_files().iterdir() if one.name.endswith(".toml")), key=lambda one: one.name)
+    entries = sorted(
+        (file for file in model_files().iterdir() if file.name.endswith(".toml")), key=lambda file: file.name
+    )
     cards = []
     for entry in entries:
         card = read_card(entry.read_text(encoding="utf-8"), entry.name)
         if f"{card.name}.toml" != entry.name:
-            raise InputError(f"{entry.name}: name is {card.name!r}", hint=f"call the file {card.name}.toml")
+            raise InputError(f"{entry.name}: name is {card.name!r}", hint=f"rename the file to {card.name}.toml")
         cards.append(card)
     return tuple(cards)
 
 
 def find_card(name: str) -> ModelCard:
-    """The card of a name.
+    """Find the card with a name.
 
     Raises:
-        UsageError: there is none; the hint names the nearest ones.
+        UsageError: the card does not exist; the hint suggests the nearest names.
     """
     cards = {card.name: card for card in list_cards()}
     if name not in cards:
@@ -203,95 +205,96 @@ def find_card(name: str) -> ModelCard:
 
 
 def model_files() -> "Traversable":
-    """The installed folder of cards and bundled models."""
+    """Return the installed folder of cards and bundled models."""
     from importlib.resources import files
 
     return files("quantkit.models")
 
 
 def read_card(text: str, source: str) -> ModelCard:
-    """A card from its TOML text.
+    """Read a card.
 
     Args:
-        text: the file's contents.
-        source: its name, for messages.
+        text: content of the TOML file.
+        source: name of the file, for messages.
 
     Raises:
-        InputError: not TOML, or a key is unknown, missing or wrong.
+        InputError: the text is not TOML, or a key is unknown, missing or wrong.
     """
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{source} is not TOML: {error}", hint="models/README.md shows the format") from None
     except RecursionError:
-        raise InputError(f"{source} nests deeper than any card", hint="models/README.md shows the format") from None
-    card = _made(ModelCard, table, source)
-    for wrong in _contradictions(card):
-        raise InputError(f"{source}: {wrong}", hint="models/README.md explains every key")
+        raise InputError(f"{source} is nested too deeply", hint="models/README.md shows the format") from None
+    card = _parse_table(ModelCard, table, source)
+    for contradiction in _contradictions(card):
+        raise InputError(f"{source}: {contradiction}", hint="models/README.md explains every key")
     return card
 
 
-def _made(kind: type[Made], table: Any, place: str) -> Made:
-    """A dataclass from a TOML table; field types say what each key must be."""
+def _parse_table(kind: type[Record], table: Any, location: str) -> Record:
+    """Parse a TOML table as a dataclass, whose field types define the types of the keys."""
     if not isinstance(table, dict):
-        raise InputError(f"{place}: expected a table, found {table!r}")
-    known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
+        raise InputError(f"{location}: expected a table, found {table!r}")
+    fields_by_name = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     for key in table:
-        if key not in known:
-            raise InputError(f"{place}: unknown key {key!r}", did_you_mean(key, known) or f"keys: {', '.join(known)}")
-    for key, field in known.items():
+        if key not in fields_by_name:
+            hint = did_you_mean(key, fields_by_name) or f"keys: {', '.join(fields_by_name)}"
+            raise InputError(f"{location}: unknown key {key!r}", hint)
+    for key, field in fields_by_name.items():
         if key not in table and field.default is MISSING:
-            raise InputError(f"{place}: {key} is missing", hint="models/README.md explains every key")
+            raise InputError(f"{location}: {key} is missing", hint="models/README.md explains every key")
     hints = get_type_hints(kind)
-    return kind(**{key: _value(hints[key], value, f"{place}: {key}") for key, value in table.items()})
+    return kind(**{key: _parse_value(hints[key], value, f"{location}: {key}") for key, value in table.items()})
 
 
-def _value(hint: Any, value: Any, place: str) -> Any:
+def _parse_value(hint: Any, value: Any, location: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is UnionType:
-        return _value(next(one for one in arguments if one is not NoneType), value, place)
+        return _parse_value(next(kind for kind in arguments if kind is not NoneType), value, location)
     if origin is tuple:
         values = value if isinstance(value, list) else [value]
-        return tuple(_value(arguments[0], one, f"{place}[{index}]") for index, one in enumerate(values))
+        return tuple(_parse_value(arguments[0], item, f"{location}[{index}]") for index, item in enumerate(values))
     if origin is Literal:
-        return _word(str, arguments, value, place)
+        return _parse_choice(str, arguments, value, location)
     if isinstance(hint, type) and is_dataclass(hint):
-        return _made(hint, value, place)
+        return _parse_table(hint, value, location)
     if issubclass(hint, Enum):
-        return _word(hint, tuple(one.value for one in hint), value, place)
+        return _parse_choice(hint, tuple(member.value for member in hint), value, location)
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:
-        raise InputError(f"{place}: expected {hint.__name__}, found {value!r}")
+        raise InputError(f"{location}: expected {hint.__name__}, found {value!r}")
     return value
 
 
-def _word(kind: Callable[[Any], Any], known: tuple[str, ...], value: Any, place: str) -> Any:
-    if value not in known:
-        hint = did_you_mean(str(value), known) or "models/README.md explains every key"
-        raise InputError(f"{place}: {value!r} is not one of {', '.join(known)}", hint)
+def _parse_choice(kind: Callable[[Any], Any], choices: tuple[str, ...], value: Any, location: str) -> Any:
+    if value not in choices:
+        hint = did_you_mean(str(value), choices) or "models/README.md explains every key"
+        raise InputError(f"{location}: {value!r} is not one of {', '.join(choices)}", hint)
     return kind(value)
 
 
 def _contradictions(card: ModelCard) -> list[str]:
-    """What no single key can say wrong: references, digests, counts."""
+    """Describe the errors that involve several keys: references, digests, counts."""
     names = [member.name for member in card.members]
-    stored: list[Archive | Member] = [*card.members, *([card.archive] if card.archive else [])]
-    urls = [url for one in stored for url in one.urls]
-    digests = [one.sha256 for one in stored if one.sha256]
+    files: list[Archive | Member] = [*card.members, *([card.archive] if card.archive else [])]
+    urls = [url for file in files for url in file.urls]
+    digests = [file.sha256 for file in files if file.sha256]
     labels = card.labels
     rules = {
         f"name {card.name!r} is not lower-case letters, digits and _": not re.fullmatch(r"[a-z0-9_]+", card.name),
         f"graph {card.graph!r} is not among the members": card.graph not in names,
         "two members have one name": len(set(names)) < len(names),
         "the archive has no urls": card.archive is not None and not card.archive.urls,
-        "a sha256 is not 64 hexadecimal digits": not all(re.fullmatch("[0-9a-f]{64}", one) for one in digests),
-        "a url is neither http nor https": not all(one.startswith(("http://", "https://")) for one in urls),
+        "a sha256 is not 64 hexadecimal digits": not all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests),
+        "a url is neither http nor https": not all(url.startswith(("http://", "https://")) for url in urls),
         f"preprocessing.channels is {card.preprocessing.channels}, neither 1 nor 3": card.preprocessing.channels
         not in (1, 3),
         "preprocessing.std has a zero": 0 in card.preprocessing.std,
         "labels has neither files nor names": not (labels.files or labels.names),
-        f"labels.names has {len(labels.names)} words for {card.num_classes} classes": bool(labels.names)
+        f"labels.names has {len(labels.names)} names for {card.num_classes} classes": bool(labels.names)
         and len(labels.names) != card.num_classes,
         "a file of labels is not among the members": not labels.card and not set(labels.files) <= set(names),
     }

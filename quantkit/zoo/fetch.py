@@ -1,9 +1,9 @@
-"""From a card to a verified file on this machine.
+"""Download of models: from a card to a verified file in the cache.
 
     for each source: download -> compare with the checksum -> unpack -> compare the members -> publish
 
-Every source is tried in turn; the model's folder appears complete or not at all. Where nobody published a checksum of
-the archive its members are verified, and its digest is recorded in the receipt.
+Sources are tried in order; the model's folder appears complete or not at all. If the archive has no published
+checksum, its members are verified, and its digest is recorded in the receipt.
 """
 
 import re
@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 from quantkit.errors import InputError, UsageError
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.zoo.cache import (
+    FileDigest,
     Receipt,
     SourceError,
-    Stored,
     cache_folder,
     drop_parts,
-    locked,
+    lock_model,
     new_folder,
-    part_of,
+    part_path,
 )
 from quantkit.zoo.cards import ModelCard, find_card, model_files
 
@@ -33,14 +33,14 @@ GRAPH_STARTS = frozenset(b"\x0a\x12\x18\x22")
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """A model on this machine.
+class FetchedModel:
+    """Model on this machine.
 
     Attributes:
-        card: what is known of it.
-        path: the graph.
-        is_cached: whether it was there already.
-        receipt: where it came from; None for what is part of the installation.
+        card: card of the model.
+        path: file of the graph.
+        is_cached: True if no download was necessary.
+        receipt: origin of the download; None for a model of the installation.
     """
 
     card: ModelCard
@@ -55,13 +55,13 @@ class Fetched:
 
 @dataclass(frozen=True)
 class _Source:
-    """One place to try.
+    """Source of a download.
 
     Attributes:
-        url: where.
-        num_bytes, sha256: what the downloaded file must have, where known.
-        is_own: named by the caller, so that the card's checksums do not apply.
-        is_graph: the bare graph instead of the archive.
+        url: URL of the file.
+        num_bytes, sha256: size and digest that the downloaded file must have, if known.
+        is_own: True if the caller named the URL, so that the card's checksums do not apply.
+        is_graph: True for the graph alone, False for the archive.
     """
 
     url: str
@@ -85,51 +85,51 @@ def obtain(
     force: bool = False,
     on_progress: OnProgress = ignore_progress,
     on_message: OnMessage = ignore_message,
-) -> Fetched:
-    """A model and where it came from, downloaded when it is not here yet.
+) -> FetchedModel:
+    """Download a model, unless the cache has it.
 
     Args:
-        card: a card or its name.
-        offline: use what is here and nothing else.
-        url: an archive or a graph of one's own instead of the published one: http, https or file. The names of its
-            members must be the card's; the card's sizes and checksums do not apply.
-        sha256: digest of the file behind `url`.
-        force: download even when the model is here.
+        card: card, or name of a card.
+        offline: never download.
+        url: URL (http, https or file) of another archive or graph. The names of its members must be the card's;
+            the card's sizes and checksums do not apply.
+        sha256: digest of the file at `url`.
+        force: download even if the cache has the model.
         on_progress: receives the bytes done and the total number of bytes.
         on_message: receives messages about waiting, retries and failed sources.
 
     Raises:
-        UsageError: no such card, or the url or digest is not one.
-        InputError: it can not be had; the message says why for each source.
+        UsageError: the card does not exist, or the URL or digest is malformed.
+        InputError: every source failed; the message has the reason for each one.
     """
     card = find_card(card) if isinstance(card, str) else card
-    digest = _checked(card, url, sha256)
+    digest = _check_url(card, url, sha256)
     if card.is_bundled:
-        return _bundled(card)
-    if not force and (here := _cached(card, url, digest)):
-        return here
-    sources = [_Source(url, None, digest, is_own=True)] if url else _published(card)
+        return _find_bundled(card)
+    if not force and (cached := _find_cached(card, url, digest)):
+        return cached
+    sources = [_Source(url, None, digest, is_own=True)] if url else _published_sources(card)
     if offline:
-        sources = [one for one in sources if urlsplit(one.url).scheme == "file"]
+        sources = [source for source in sources if urlsplit(source.url).scheme == "file"]
     if not sources:
         raise InputError(
-            f"{card.name} is not in {cache_folder() / card.name}, and offline nothing is downloaded",
-            hint=f"run 'quantkit models fetch {card.name}' once with a network, or set QUANTKIT_CACHE to where it is",
+            f"{card.name} is not in {cache_folder() / card.name}, and --offline forbids a download",
+            hint=f"run 'quantkit models fetch {card.name}' once with a network, or set QUANTKIT_CACHE to its folder",
         )
-    with locked(card.name, on_message):
-        if not force and (here := _cached(card, url, digest)):
-            return here
-        return _first_of(sources, card, on_progress, on_message)
+    with lock_model(card.name, on_message):
+        if not force and (cached := _find_cached(card, url, digest)):
+            return cached
+        return _try_sources(sources, card, on_progress, on_message)
 
 
 def locate(card: ModelCard | str) -> Path | None:
-    """The graph of a model if it is on this machine, complete."""
+    """Return the path of a model's graph; None if the complete model is not on this machine."""
     card = find_card(card) if isinstance(card, str) else card
     return locate_member(card, card.graph)
 
 
 def locate_member(card: ModelCard, name: str) -> Path | None:
-    """A file of a model if it is on this machine, complete."""
+    """Return the path of a file of a model; None if the complete model is not on this machine."""
     if card.is_bundled:
         path = Path(str(model_files().joinpath(name)))
         return path if path.is_file() else None
@@ -139,14 +139,14 @@ def locate_member(card: ModelCard, name: str) -> Path | None:
 
 
 def label_files(card: ModelCard) -> tuple[Path, ...]:
-    """The label files of a model, in the card's order; empty when one of them is not on this machine."""
+    """Return the label files of a model, in the card's order; empty if one is not on this machine."""
     owner = find_card(card.labels.card) if card.labels.card else card
-    found = [locate_member(owner, name) for name in card.labels.files]
-    return tuple(path for path in found if path) if all(found) else ()
+    paths = [locate_member(owner, name) for name in card.labels.files]
+    return tuple(path for path in paths if path) if all(paths) else ()
 
 
-def _checked(card: ModelCard, url: str | None, sha256: str | None) -> str:
-    """The digest in lower case, or an empty string."""
+def _check_url(card: ModelCard, url: str | None, sha256: str | None) -> str:
+    """Check the URL and digest of the caller; return the digest in lower case, or an empty string."""
     if url is not None and card.is_bundled:
         raise UsageError(f"{card.name} is part of the installation: it has no url")
     if url is not None and urlsplit(url).scheme not in SCHEMES:
@@ -161,56 +161,59 @@ def _checked(card: ModelCard, url: str | None, sha256: str | None) -> str:
     return sha256.lower()
 
 
-def _bundled(card: ModelCard) -> Fetched:
+def _find_bundled(card: ModelCard) -> FetchedModel:
     path = locate(card)
     if path is None:
         raise InputError(f"{card.graph} is missing from the installation", hint="install quantkit again")
-    return Fetched(card, path, is_cached=True)
+    return FetchedModel(card, path, is_cached=True)
 
 
-def _cached(card: ModelCard, url: str | None, digest: str) -> Fetched | None:
-    """What is in the cache, if it is what was asked for."""
+def _find_cached(card: ModelCard, url: str | None, digest: str) -> FetchedModel | None:
+    """Return the model in the cache; None if it is missing or has another origin."""
     folder = cache_folder() / card.name
     receipt = Receipt.read(folder)
     if receipt is None or card.graph not in receipt.members:
         return None
     if url and (receipt.sha256 != digest if digest else receipt.url != url):
         return None
-    return Fetched(card, folder / card.graph, is_cached=True, receipt=receipt)
+    return FetchedModel(card, folder / card.graph, is_cached=True, receipt=receipt)
 
 
-def _published(card: ModelCard) -> list[_Source]:
-    """The archive's sources, then those of the bare graph."""
+def _published_sources(card: ModelCard) -> list[_Source]:
+    """Return the mirrors of the archive, then those of the graph alone."""
     archive, graph = card.archive, card.member(card.graph)
-    whole = [_Source(url, archive.num_bytes, archive.sha256) for url in archive.urls] if archive else []
-    return whole + [_Source(url, graph.num_bytes, graph.sha256, is_graph=True) for url in graph.urls]
+    archives = [_Source(url, archive.num_bytes, archive.sha256) for url in archive.urls] if archive else []
+    return archives + [_Source(url, graph.num_bytes, graph.sha256, is_graph=True) for url in graph.urls]
 
 
-def _first_of(sources: list[_Source], card: ModelCard, on_progress: OnProgress, on_message: OnMessage) -> Fetched:
+def _try_sources(
+    sources: list[_Source], card: ModelCard, on_progress: OnProgress, on_message: OnMessage
+) -> FetchedModel:
     failures: list[SourceError] = []
     for source in sources:
         try:
-            return _from(source, card, on_progress, on_message)
+            return _fetch_source(source, card, on_progress, on_message)
         except SourceError as failure:
             failures.append(failure)
     if len(failures) == 1:
         raise InputError(failures[0].message, failures[0].hint)
     raise InputError(
-        f"{card.name} can not be downloaded: " + "; ".join(failure.message for failure in failures),
-        hint="check the network and the proxy (HTTPS_PROXY), or give an archive of your own: --url URL --sha256 DIGEST",
+        f"{card.name} cannot be downloaded: " + "; ".join(failure.message for failure in failures),
+        hint="check the network and the proxy (HTTPS_PROXY), or name another archive: --url URL --sha256 DIGEST",
     )
 
 
-def _from(source: _Source, card: ModelCard, on_progress: OnProgress, on_message: OnMessage) -> Fetched:
-    """Download, verify, unpack and publish one source; what fails a check is not kept."""
+def _fetch_source(source: _Source, card: ModelCard, on_progress: OnProgress, on_message: OnMessage) -> FetchedModel:
+    """Download, verify, unpack and publish one source; a file that fails a check is removed."""
     from quantkit.zoo import transfer
 
-    part = part_of(card.name, source.url)
-    kept = transfer.kept_bytes(part)
-    on_message(f"fetching {card.name} from {source.url}" + (f", of which {kept / 1e6:.1f} MB are here" if kept else ""))
+    part = part_path(card.name, source.url)
+    resumable = transfer.count_resumable_bytes(part)
+    resumed = f", {resumable / 1e6:.1f} MB are already here" if resumable else ""
+    on_message(f"fetching {card.name} from {source.url}{resumed}")
     transfer.download(source.url, part, num_bytes=source.num_bytes, on_progress=on_progress, on_message=on_message)
     try:
-        stored = _stored(part)
+        stored = _digest_of(part)
         _compare(source.url, stored, source.num_bytes, source.sha256)
         with new_folder(card.name) as folder:
             members = _unpack(source, part, card, folder)
@@ -221,29 +224,29 @@ def _from(source: _Source, card: ModelCard, on_progress: OnProgress, on_message:
         message = failure.message if source.url in failure.message else f"{source.url}: {failure.message}"
         raise SourceError(message, failure.hint) from None
     drop_parts(card.name)
-    return Fetched(card, cache_folder() / card.name / card.graph, is_cached=False, receipt=receipt)
+    return FetchedModel(card, cache_folder() / card.name / card.graph, is_cached=False, receipt=receipt)
 
 
-def _stored(path: Path) -> Stored:
+def _digest_of(path: Path) -> FileDigest:
     with path.open("rb") as file:
-        return Stored(path.stat().st_size, file_digest(file, "sha256").hexdigest())
+        return FileDigest(path.stat().st_size, file_digest(file, "sha256").hexdigest())
 
 
-def _compare(what: str, stored: Stored, num_bytes: int | None, digest: str) -> None:
-    """Hold a file to what is known of it.
+def _compare(name: str, stored: FileDigest, num_bytes: int | None, digest: str) -> None:
+    """Compare a file with its published size and digest.
 
     Raises:
-        SourceError: size or digest differ.
+        SourceError: the size or the digest differs.
     """
-    hint = "the file is truncated, altered or another version; nothing of it was kept"
+    hint = "the file is truncated, altered or another version; it was removed"
     if num_bytes is not None and stored.num_bytes != num_bytes:
-        raise SourceError(f"{what}: expected {num_bytes:,} bytes, found {stored.num_bytes:,}", hint)
+        raise SourceError(f"{name}: expected {num_bytes:,} bytes, found {stored.num_bytes:,}", hint)
     if digest and stored.sha256 != digest:
-        raise SourceError(f"{what}: expected SHA-256 {digest}, found {stored.sha256}", hint)
+        raise SourceError(f"{name}: expected SHA-256 {digest}, found {stored.sha256}", hint)
 
 
-def _unpack(source: _Source, part: Path, card: ModelCard, folder: Path) -> dict[str, Stored]:
-    """The card's members out of a downloaded file, verified unless it is the caller's own."""
+def _unpack(source: _Source, part: Path, card: ModelCard, folder: Path) -> dict[str, FileDigest]:
+    """Extract the card's members from a downloaded file, and verify them unless the caller named the file."""
     from quantkit.zoo import archives
 
     if archives.kind_of(part) == "other":
@@ -256,23 +259,23 @@ def _unpack(source: _Source, part: Path, card: ModelCard, folder: Path) -> dict[
             raise SourceError(f"the archive has no {name!r}", hint=f"the card {card.name} expects it")
     if not source.is_own:
         for name, stored in members.items():
-            known = card.member(name)
-            _compare(name, stored, known.num_bytes, known.sha256)
+            published = card.member(name)
+            _compare(name, stored, published.num_bytes, published.sha256)
     return members
 
 
-def _bare_graph(source: _Source, part: Path, card: ModelCard, folder: Path) -> dict[str, Stored]:
+def _bare_graph(source: _Source, part: Path, card: ModelCard, folder: Path) -> dict[str, FileDigest]:
     from quantkit.zoo import archives
 
     with part.open("rb") as file:
         start = file.read(1)
     if not (source.is_own or source.is_graph) or start[0] not in GRAPH_STARTS:
-        raise SourceError("this is neither an archive (tar, tar.gz, zip) nor a frozen graph")
+        raise SourceError("the file is neither an archive (tar, tar.gz, zip) nor a frozen graph")
     with part.open("rb") as file:
         return {card.graph: archives.copy(file, folder / card.graph)}
 
 
-def _receipt(source: _Source, card: ModelCard, stored: Stored, members: Mapping[str, Stored]) -> Receipt:
+def _receipt(source: _Source, card: ModelCard, stored: FileDigest, members: Mapping[str, FileDigest]) -> Receipt:
     if source.is_own:
         verified = "given" if source.sha256 else "nothing"
     else:
@@ -281,18 +284,22 @@ def _receipt(source: _Source, card: ModelCard, stored: Stored, members: Mapping[
     return Receipt(source.url, stored.num_bytes, stored.sha256, verified, members, warnings)
 
 
-def _warnings(source: _Source, card: ModelCard, stored: Stored, members: Mapping[str, Stored]) -> tuple[str, ...]:
-    """What the user of this download should know."""
-    found = []
+def _warnings(
+    source: _Source, card: ModelCard, stored: FileDigest, members: Mapping[str, FileDigest]
+) -> tuple[str, ...]:
+    """Return the warnings about a download."""
+    warnings = []
     if source.is_own and not source.sha256:
-        found.append(f"nothing vouches for {source.url}: no checksum was given; its SHA-256 is {stored.sha256}")
+        warnings.append(f"{source.url} was not verified, because no checksum was given; its SHA-256 is {stored.sha256}")
     if source.is_own:
-        found += [
-            f"{name} has {members[name].num_bytes:,} bytes, the published one {known.num_bytes:,}"
-            for known in card.members
-            if known.num_bytes and (name := known.name) in members and members[name].num_bytes != known.num_bytes
+        warnings += [
+            f"{name} has {members[name].num_bytes:,} bytes, the published file {published.num_bytes:,}"
+            for published in card.members
+            if published.num_bytes
+            and (name := published.name) in members
+            and members[name].num_bytes != published.num_bytes
         ]
     missing = [member.name for member in card.members if member.name not in members]
     if missing:
-        found.append(f"{source.url} has no {', '.join(missing)}")
-    return tuple(found)
+        warnings.append(f"{source.url} has no {', '.join(missing)}")
+    return tuple(warnings)

@@ -1,8 +1,8 @@
-"""One URL into one file: streamed, resumed where it stopped, tried again when the line drops.
+"""Download of a URL to a file: streamed, resumable, with retries.
 
-Beside the growing ``X.part`` lies ``X.part.json`` with the server's validator and the full size. The next attempt
-asks for the rest with ``Range`` and ``If-Range``; a server that has another version, or knows no ranges, sends it all
-and the file starts anew. A web page in place of the file is refused before it costs the part that is there.
+``X.part.json`` stores the server's validator and the full size of ``X.part``. The next attempt requests the rest with
+``Range`` and ``If-Range``; a server that has another version, or does not support ranges, sends the whole file, which
+replaces the part. A web page instead of the file is rejected before it replaces the part.
 """
 
 import http.client
@@ -18,7 +18,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
-from quantkit.zoo.cache import SourceError, opened, writing
+from quantkit.zoo.cache import SourceError, open_for_writing, translate_write_errors
 
 CHUNK_BYTES = 1 << 18
 MAX_BYTES = 4 << 30
@@ -28,18 +28,18 @@ FRUITLESS_ATTEMPTS = 3
 ALL_ATTEMPTS = 20
 REPORT_SECONDS = 0.1
 Report = Callable[[int, int | None], None]
-PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 CHECK_NETWORK = "check the address, the network and the proxy (HTTPS_PROXY)"
 
 
-class _CutError(Exception):
-    """The connection failed in a way that may pass."""
+class _TransientError(Exception):
+    """Failure of a connection that a retry may solve."""
 
 
 @dataclass(frozen=True)
 class _Note:
-    """Which version of a file a part belongs to."""
+    """Version of the file that a part belongs to."""
 
     validator: str
     num_bytes: int
@@ -60,74 +60,74 @@ def download(
     on_progress: OnProgress = ignore_progress,
     on_message: OnMessage = ignore_message,
 ) -> None:
-    """Fill a file with what a URL gives.
+    """Download a URL to a file.
 
     Args:
-        url: http, https or file; proxies as the environment says.
-        part: the file; a part of an earlier attempt is continued, and left for the next one on failure.
-        num_bytes: the size it must have, where known.
+        url: URL of the scheme http, https or file; the environment defines the proxies.
+        part: path of the file; a partial file is resumed, and kept for the next attempt on failure.
+        num_bytes: size that the file must have; None if it is not known.
         on_progress: receives the bytes done and the total number of bytes, at most ten times a second.
         on_message: receives a message before each retry.
 
     Raises:
-        SourceError: the source refuses, sends something else, or the line drops again and again.
-        InputError: the file can not be written.
+        SourceError: the server rejects the request, sends another file, or the connection fails repeatedly.
+        InputError: the file cannot be written.
     """
-    report = _throttled(on_progress)
+    report = _throttle(on_progress)
     best, fruitless = -1, 0
     for _ in range(ALL_ATTEMPTS):
         try:
             return _connect(url, part, num_bytes, report)
-        except _CutError as cut:
-            reason, done = str(cut), _size(part)
+        except _TransientError as error:
+            reason, done = str(error), _size(part)
         fruitless = 0 if done > best else fruitless + 1
         best = max(best, done)
         if fruitless == FRUITLESS_ATTEMPTS:
             break
         on_message(f"{url}: {reason}; trying again")
         time.sleep(BACKOFF_SECONDS * 2**fruitless)
-    raise SourceError(f"{url}: {reason}", hint="run the command again: it goes on where it stopped")
+    raise SourceError(f"{url}: {reason}", hint="run the command again to resume the download")
 
 
-def kept_bytes(part: Path) -> int:
-    """How much of an earlier attempt the next one can go on from."""
+def count_resumable_bytes(part: Path) -> int:
+    """Return the number of bytes that the next attempt can resume from."""
     return _size(part) if _Note.read(part) else 0
 
 
 def discard(part: Path) -> None:
-    """Forget a download."""
+    """Remove a partial download."""
     part.unlink(missing_ok=True)
     _note_of(part).unlink(missing_ok=True)
 
 
 def _connect(url: str, part: Path, num_bytes: int | None, report: Report) -> None:
-    """One attempt.
+    """Connect and receive the file once.
 
     Raises:
-        _CutError: it may go better the next time.
+        _TransientError: a retry may succeed.
     """
     note = _Note.read(part)
-    offset = kept_bytes(part)
+    offset = count_resumable_bytes(part)
     if note and offset == note.num_bytes:
         return
     try:
         with urlopen(_request(url, offset, note), timeout=TIMEOUT_SECONDS) as response:
-            offset, total = _place(response, offset, note, part)
+            offset, total = _start_and_size(response, offset, note, part)
             _receive(url, response, part, offset, total, num_bytes, report)
     except HTTPError as error:
         error.close()
         if error.code == 416:
             discard(part)
-            raise _CutError("the file has changed on the server") from None
-        raise _failure(url, error.code in PASSING_STATUS, f"HTTP {error.code} {error.reason}") from None
+            raise _TransientError("the file has changed on the server") from None
+        raise _failure(url, error.code in TRANSIENT_STATUS, f"HTTP {error.code} {error.reason}") from None
     except URLError as error:
         raise _unreachable(url, error.reason) from None
     except (http.client.InvalidURL, UnicodeError):
         raise SourceError(
-            f"{url!r} is not a valid URL", hint="write blanks and other letters as %20 and the like"
+            f"{url!r} is not a valid URL", hint="percent-encode spaces and other characters, for example %20"
         ) from None
     except (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
-        raise _CutError(f"the connection dropped after {_size(part):,} bytes ({_sentence(error)})") from None
+        raise _TransientError(f"the connection dropped after {_size(part):,} bytes ({_sentence(error)})") from None
 
 
 def _request(url: str, offset: int, note: _Note | None) -> Request:
@@ -139,14 +139,14 @@ def _request(url: str, offset: int, note: _Note | None) -> Request:
     return request
 
 
-def _place(response: Any, offset: int, note: _Note | None, part: Path) -> tuple[int, int | None]:
-    """(where the answer begins in the file, size of the whole file or None)."""
+def _start_and_size(response: Any, offset: int, note: _Note | None, part: Path) -> tuple[int, int | None]:
+    """Return the offset of the response in the file, and the size of the file; None if it is not known."""
     if getattr(response, "status", None) == 206 and note:
-        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
-        if found and (int(found[1]), int(found[2])) == (offset, note.num_bytes):
+        content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
+        if content_range and (int(content_range[1]), int(content_range[2])) == (offset, note.num_bytes):
             return offset, note.num_bytes
         discard(part)
-        raise _CutError("the server sent another part than asked for")
+        raise _TransientError("the server sent another range than requested")
     length = response.headers.get("Content-Length", "")
     return 0, int(length) if length.isdecimal() else None
 
@@ -154,13 +154,13 @@ def _place(response: Any, offset: int, note: _Note | None, part: Path) -> tuple[
 def _receive(
     url: str, response: Any, part: Path, offset: int, total: int | None, num_bytes: int | None, report: Report
 ) -> None:
-    """Append an answer to the part; a whole answer replaces it."""
+    """Append a response to the part; a response with the whole file replaces it."""
     block = response.read1(CHUNK_BYTES)
     if offset == 0:
         _check_first(url, response, block, total, num_bytes)
         _begin(part, response, total)
     done, limit = offset, total or num_bytes or MAX_BYTES
-    with opened(part, "ab") as write:
+    with open_for_writing(part, "ab") as write:
         report(done, total)
         while block:
             write(block)
@@ -170,49 +170,49 @@ def _receive(
                 raise SourceError(f"{url}: expected {limit:,} bytes, found more")
             block = response.read1(CHUNK_BYTES) if done != total else b""
     if total is not None and done < total:
-        raise _CutError(f"the connection dropped after {done:,} of {total:,} bytes")
+        raise _TransientError(f"the connection dropped after {done:,} of {total:,} bytes")
     if total is None:
         report(done, done)
 
 
 def _begin(part: Path, response: Any, total: int | None) -> None:
-    """Start the part anew, with a note that makes it resumable."""
+    """Create an empty part, with a note that makes it resumable."""
     discard(part)
     etag = response.headers.get("ETag", "")
     is_strong = etag and not etag.startswith("W/")
     validator = etag if is_strong else response.headers.get("Last-Modified", "")
     if total is not None:
-        with writing(part):
+        with translate_write_errors(part):
             _note_of(part).write_text(json.dumps(asdict(_Note(validator, total))), encoding="utf-8")
 
 
 def _check_first(url: str, response: Any, block: bytes, total: int | None, num_bytes: int | None) -> None:
-    """Refuse what can not be the file: a portal, an error page with status 200, another size."""
+    """Reject a response that is not the file: a login page, an error page with status 200, another size."""
     is_page = re.match(rb"\s*(<!doctype html|<html|<head|<body)", block, re.IGNORECASE)
     if is_page or response.headers.get_content_type() == "text/html":
         raise SourceError(
             f"{url}: the server sent a web page, {total or len(block):,} bytes",
-            hint="open the address in a browser; a login page or a proxy may stand between",
+            hint="open the address in a browser; a login page or a proxy may intercept the download",
         )
     if num_bytes is not None and total not in (None, num_bytes):
         raise SourceError(f"{url}: expected {num_bytes:,} bytes, found {total:,}")
     if total is not None and total > MAX_BYTES:
         raise SourceError(f"{url}: {total:,} bytes are more than any model needs")
     if total == 0 or (total is None and not block):
-        raise SourceError(f"{url}: the server sent nothing")
+        raise SourceError(f"{url}: the server sent an empty file")
 
 
 def _unreachable(url: str, reason: object) -> Exception:
-    """What a failed connection means."""
-    is_lasting = isinstance(reason, ConnectionRefusedError | ssl.SSLCertVerificationError)
-    is_passing = isinstance(reason, ConnectionError | ssl.SSLError) and not is_lasting
+    """Return the error for a failed connection."""
+    is_permanent = isinstance(reason, ConnectionRefusedError | ssl.SSLCertVerificationError)
+    is_transient = isinstance(reason, ConnectionError | ssl.SSLError) and not is_permanent
     if isinstance(reason, FileNotFoundError):
         return SourceError(f"{url}: there is no such file", hint="a file of this machine is file:///folder/archive.tgz")
-    return _failure(url, is_passing, _sentence(reason))
+    return _failure(url, is_transient, _sentence(reason))
 
 
-def _failure(url: str, is_passing: bool, reason: str) -> Exception:
-    return _CutError(reason) if is_passing else SourceError(f"{url}: {reason}", hint=CHECK_NETWORK)
+def _failure(url: str, is_transient: bool, reason: str) -> Exception:
+    return _TransientError(reason) if is_transient else SourceError(f"{url}: {reason}", hint=CHECK_NETWORK)
 
 
 def _sentence(reason: object) -> str:
@@ -220,7 +220,7 @@ def _sentence(reason: object) -> str:
     return re.sub(r"^\[.*?\]\s*", "", str(text)) or type(reason).__name__
 
 
-def _throttled(on_progress: OnProgress) -> Report:
+def _throttle(on_progress: OnProgress) -> Report:
     """Return a function that forwards the first and the last report, and one every `REPORT_SECONDS` between."""
     last = float("-inf")
 

@@ -14,8 +14,8 @@ from quantkit.runtimes import open_session
 from quantkit.zoo.architectures import ARCHITECTURES, MARK, is_random, random_graph
 from quantkit.zoo.cards import find_card
 
-# Op counts and numbers held by constants. The Inceptions: as published summaries of the released files have them. The
-# MobileNets: with the parameters that Keras counts in its versions of them, and 1001 classes.
+# Op counts and the number of constant elements: of the Inceptions from published summaries of the released files, of the
+# MobileNets from the parameters that Keras counts in its versions, with 1001 classes.
 RELEASED = {
     "inception_v3": (
         "489 Const, 99 CheckNumerics, 99 Identity, 94 BatchNormWithGlobalNormalization, 94 Conv2D, 94 Relu, 11 Concat, "
@@ -60,29 +60,29 @@ def test_counts_are_those_of_the_release(name: str) -> None:
 def test_graph_is_sound_and_in_execution_order(name: str) -> None:
     graph = random_graph(name)
     verify(graph)
-    seen: set[str] = set()
+    visited: set[str] = set()
     for node in graph.nodes.values():
-        assert seen.issuperset(edge.node for edge in node.inputs)
-        assert seen.issuperset(node.controls)
-        seen.add(node.name)
-    assert graph.reachable(stop_at_inputs=False) == seen
+        assert visited.issuperset(edge.node for edge in node.inputs)
+        assert visited.issuperset(node.controls)
+        visited.add(node.name)
+    assert graph.reachable(stop_at_inputs=False) == visited
 
 
-def controlled(graph: Graph) -> list[Node]:
+def nodes_with_controls(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes.values() if node.controls]
 
 
-def test_ends_are_those_of_the_card(name: str) -> None:
+def test_endpoints_are_those_of_the_card(name: str) -> None:
     graph, card = random_graph(name), find_card(name)
-    assert [str(edge) for edge in graph.inputs] == [one.name for one in card.inputs]
-    assert [str(edge) for edge in graph.outputs] == [one.name for one in card.outputs]
+    assert [str(edge) for edge in graph.inputs] == [tensor.name for tensor in card.inputs]
+    assert [str(edge) for edge in graph.outputs] == [tensor.name for tensor in card.outputs]
 
 
 def test_release_of_2015_is_old_and_has_control_edges() -> None:
     graph = random_graph("inception_v3")
     assert len(graph) == 1004
     assert graph.versions.producer == 8
-    assert len(controlled(graph)) == 99
+    assert len(nodes_with_controls(graph)) == 99
 
 
 @pytest.mark.models
@@ -96,7 +96,7 @@ def test_release_of_2015_node_for_node(standin: Path) -> None:
 
 
 def outline(node: Node) -> tuple[Any, ...]:
-    """A node without the numbers of its constant and without the mark."""
+    """Return a node without the values of its constant and without the mark."""
     attrs = {
         key: (value.dtype, value.shape) if isinstance(value, Tensor) else value
         for key, value in node.attrs.items()
@@ -151,10 +151,10 @@ def test_runs_in_tensorflow_with_sane_numbers(name: str) -> None:
     card = find_card(name)
     (entry,) = card.inputs
     coarse = np.random.default_rng(0).uniform(-1, 1, (1, 10, 10, 3)).repeat(32, 1).repeat(32, 2)
-    picture = coarse[:, : entry.shape[1], : entry.shape[2]].astype(np.float32)
+    image = coarse[:, : entry.shape[1], : entry.shape[2]].astype(np.float32)
     with open_session(random_graph(name), "tensorflow") as session:
-        (answer,) = session.run({entry.name: picture}).values()
-    assert answer.shape == (1, card.num_classes)
-    assert answer.sum() == pytest.approx(1, abs=1e-4)
-    # A dead or exploding network would answer evenly or with one certain class.
-    assert 2 / card.num_classes < answer.max() < 0.5
+        (scores,) = session.run({entry.name: image}).values()
+    assert scores.shape == (1, card.num_classes)
+    assert scores.sum() == pytest.approx(1, abs=1e-4)
+    # A dead or exploding network would predict all classes equally, or one with certainty.
+    assert 2 / card.num_classes < scores.max() < 0.5

@@ -1,4 +1,4 @@
-"""Archives that nobody has vouched for."""
+"""Untrusted archives."""
 
 import gzip
 import io
@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from quantkit.errors import InputError
 from quantkit.zoo import archives
 from quantkit.zoo.archives import extract, kind_of, safe_name
-from quantkit.zoo.cache import Stored
+from quantkit.zoo.cache import FileDigest
 from quantkit.zoo.transfer import SourceError
 
 
-def zipped(entries: dict[str, bytes], modes: dict[str, int] | None = None) -> bytes:
+def make_zip(entries: dict[str, bytes], modes: dict[str, int] | None = None) -> bytes:
     raw = io.BytesIO()
     with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as file:
         for name, body in entries.items():
@@ -33,34 +33,36 @@ def zipped(entries: dict[str, bytes], modes: dict[str, int] | None = None) -> by
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "inside" / "folder"
-    made.mkdir(parents=True)
-    return made
+    archive = tmp_path / "inside" / "folder"
+    archive.mkdir(parents=True)
+    return archive
 
 
-def unpack(data: bytes, folder: Path, *wanted: str) -> dict[str, Stored]:
+def unpack(data: bytes, folder: Path, *names: str) -> dict[str, FileDigest]:
     path = folder.parent.parent / "archive"
     path.write_bytes(data)
-    return extract(path, wanted, folder)
+    return extract(path, names, folder)
 
 
-@pytest.mark.parametrize("pack", [tape, lambda files: gzip.decompress(tape(files)), zipped], ids=["tgz", "tar", "zip"])
-def test_only_the_wanted_files_are_written(folder: Path, pack: object) -> None:
+@pytest.mark.parametrize(
+    "pack", [tape, lambda files: gzip.decompress(tape(files)), make_zip], ids=["tgz", "tar", "zip"]
+)
+def test_only_the_requested_files_are_written(folder: Path, pack: object) -> None:
     data = pack({"./sub/graph.pb": b"graph", "other": b"other", "labels": b"a\nb"})  # type: ignore[operator]
     written = unpack(data, folder, "sub/graph.pb", "labels", "missing")
     assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["graph.pb", "labels"]
     assert (folder / "sub/graph.pb").read_bytes() == b"graph"
-    assert written["sub/graph.pb"] == Stored(5, digest(b"graph"))
+    assert written["sub/graph.pb"] == FileDigest(5, digest(b"graph"))
     assert set(written) == {"sub/graph.pb", "labels"}
 
 
 @pytest.mark.parametrize(
     "name", ["../graph.pb", "/graph.pb", "a/../../graph.pb", "..\\graph.pb", "C:graph.pb", "a\nb", "x" * 300]
 )
-@pytest.mark.parametrize("pack", [tape, zipped], ids=["tgz", "zip"])
+@pytest.mark.parametrize("pack", [tape, make_zip], ids=["tgz", "zip"])
 def test_a_name_that_could_leave_the_folder_refuses_the_whole(folder: Path, name: str, pack: object) -> None:
     data = pack({name: b"evil", "graph.pb": b"good"})  # type: ignore[operator]
-    with pytest.raises(SourceError, match="refused: an entry is called"):
+    with pytest.raises(SourceError, match="rejected: an entry has the name"):
         unpack(data, folder, "graph.pb", name)
     assert not list(folder.iterdir())
 
@@ -82,7 +84,7 @@ def test_links_and_devices_refuse_the_whole(folder: Path, entry: tarfile.TarInfo
 
 
 def test_a_link_in_a_zip_refuses_the_whole(folder: Path) -> None:
-    data = zipped({"graph.pb": b"/etc/passwd"}, {"graph.pb": stat.S_IFLNK | 0o777})
+    data = make_zip({"graph.pb": b"/etc/passwd"}, {"graph.pb": stat.S_IFLNK | 0o777})
     with pytest.raises(SourceError, match="link or a device"):
         unpack(data, folder, "graph.pb")
 
@@ -115,7 +117,7 @@ def test_a_truncated_archive(folder: Path, length: int) -> None:
 
 def test_a_truncated_zip(folder: Path) -> None:
     with pytest.raises(SourceError, match="damaged"):
-        unpack(zipped({"graph.pb": b"graph"})[:-30], folder, "graph.pb")
+        unpack(make_zip({"graph.pb": b"graph"})[:-30], folder, "graph.pb")
 
 
 def test_sizes_are_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,10 +127,10 @@ def test_sizes_are_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         unpack(tape(bomb), folder, "graph.pb")
     monkeypatch.setattr(archives, "MAX_MEMBER_BYTES", 1 << 20)
     with pytest.raises(SourceError, match="has more than 1,048,576 bytes"):
-        unpack(zipped(bomb), folder, "graph.pb")
+        unpack(make_zip(bomb), folder, "graph.pb")
 
 
-def test_a_header_that_asks_for_all_memory_is_refused(folder: Path) -> None:
+def test_a_header_with_a_huge_length_is_rejected(folder: Path) -> None:
     header = tarfile.TarInfo("header")
     header.type, header.size = tarfile.XHDTYPE, 8**11 - 1
     data = header.tobuf(tarfile.USTAR_FORMAT)
@@ -143,19 +145,19 @@ def test_entries_are_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         unpack(tape({str(number): b"" for number in range(4)}), folder, "graph.pb")
 
 
-def test_a_folder_that_can_not_be_written(folder: Path) -> None:
+def test_an_unwritable_folder_is_named(folder: Path) -> None:
     (folder / "sub").write_bytes(b"")
-    with pytest.raises(InputError, match="can not be written"):
+    with pytest.raises(InputError, match="cannot be written"):
         unpack(tape({"sub/graph.pb": b"graph"}), folder, "sub/graph.pb")
 
 
 def test_kinds(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    found = []
-    for data in (tape({}), gzip.decompress(tape({"a": b"a"})), zipped({"a": b"a"}), b"\x0agraph", b""):
+    digests = []
+    for data in (tape({}), gzip.decompress(tape({"a": b"a"})), make_zip({"a": b"a"}), b"\x0agraph", b""):
         path.write_bytes(data)
-        found.append(kind_of(path))
-    assert found == ["gzip", "tar", "zip", "other", "other"]
+        digests.append(kind_of(path))
+    assert digests == ["gzip", "tar", "zip", "other", "other"]
 
 
 PARTS = st.sampled_from(["..", ".", "", "a", "graph.pb", "\\", "C:", "\x00", "\u202e", "é", " ", "~", "-"])
@@ -179,11 +181,11 @@ def test_a_safe_name_stays_inside(name: str) -> None:
 @given(
     st.lists(st.lists(PARTS, min_size=1, max_size=4).map("/".join), min_size=1, max_size=3, unique=True), st.booleans()
 )
-def test_nothing_is_ever_written_outside(names: list[str], is_zip: bool) -> None:
+def test_no_file_is_written_outside_the_folder(names: list[str], is_zip: bool) -> None:
     with TemporaryDirectory() as root:
         folder = Path(root) / "one" / "two"
         folder.mkdir(parents=True)
-        data = zipped(dict.fromkeys(names, b"x")) if is_zip else tape(dict.fromkeys(names, b"x"))
+        data = make_zip(dict.fromkeys(names, b"x")) if is_zip else tape(dict.fromkeys(names, b"x"))
         with suppress(InputError):
             unpack(data, folder, *names, "graph.pb", "a", "a/graph.pb")
         outside = [path for path in Path(root).rglob("*") if path.is_file() and not path.is_relative_to(folder)]

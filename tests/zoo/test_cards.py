@@ -1,4 +1,4 @@
-"""Model cards: every installed one, and what is refused."""
+"""Model cards: the installed cards, and rejected cards."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -31,7 +31,7 @@ def test_a_card_agrees_with_itself(card: ModelCard) -> None:
     assert card.outputs[0].shape[-1] == card.num_classes
     assert all(len(numbers) in (1, steps.channels) for numbers in (steps.mean, steps.std))
     assert all(safe_name(member.name) == member.name for member in card.members)
-    assert all(answer.class_id < card.num_classes for answer in card.answers)
+    assert all(prediction.class_id < card.num_classes for prediction in card.predictions)
     assert card.title
     assert card.description
     assert card.license == "Apache-2.0"
@@ -73,7 +73,7 @@ def test_the_example_of_the_readme_is_a_card() -> None:
 
 
 @pytest.mark.parametrize("card", [card for card in list_cards() if card.is_bundled], ids=lambda card: card.name)
-def test_a_bundled_model_is_where_the_card_says(card: ModelCard) -> None:
+def test_a_bundled_model_is_in_the_installation(card: ModelCard) -> None:
     path = locate(card)
     assert path is not None
     assert obtain(card).path == path
@@ -121,13 +121,13 @@ def test_a_card_is_read_whole() -> None:
         ("std = 128", "std = 0", "preprocessing.std has a zero"),
         ("std = 128", "std = 128\nchannels = 4", "preprocessing.channels is 4"),
         ('files = ["labels.txt"]', "", "labels has neither files nor names"),
-        ('files = ["labels.txt"]', 'names = ["cat"]', "labels.names has 1 words for 2 classes"),
+        ('files = ["labels.txt"]', 'names = ["cat"]', "labels.names has 1 names for 2 classes"),
         ('files = ["labels.txt"]', 'files = ["words.txt"]', "a file of labels is not among the members"),
         ('name = "graph.pb"', 'name = "graph.pb"\nsha256 = "ABC"', "a sha256 is not 64 hexadecimal digits"),
         ('name = "small"', 'name = "../small"', "is not lower-case letters"),
     ],
 )
-def test_a_wrong_card_is_refused_with_its_place(old: str, new: str, message: str) -> None:
+def test_a_wrong_card_is_rejected_with_the_location(old: str, new: str, message: str) -> None:
     assert old in WHOLE
     with pytest.raises(InputError, match=message) as caught:
         read_card(WHOLE.replace(old, new, 1), "small.toml")

@@ -24,10 +24,10 @@ def heldout() -> tuple[Array, Array]:
 
 def probabilities(inputs: Array, runtime: str) -> Array:
     with open_session(load(MODEL, ["Mul"], ["softmax"]), runtime) as session:
-        return np.concatenate([session.run({"Mul": one[None]})["softmax"] for one in inputs])
+        return np.concatenate([session.run({"Mul": image[None]})["softmax"] for image in inputs])
 
 
-def test_file_is_small_and_as_the_card_says() -> None:
+def test_file_is_small_and_matches_the_card() -> None:
     contents = MODEL.read_bytes()
     (member,) = find_card("digits").members
     assert len(contents) <= 400_000
@@ -65,7 +65,7 @@ def test_heldout_digits_are_of_every_class() -> None:
 
 
 @pytest.mark.engine
-def test_heldout_accuracy_is_what_the_card_says() -> None:
+def test_heldout_accuracy_matches_the_card() -> None:
     pytest.importorskip("tensorflow", reason="pip install tensorflow")
     inputs, labels = heldout()
     accuracy = np.mean(probabilities(inputs, "tensorflow").argmax(1) == labels)
@@ -82,23 +82,23 @@ def test_reference_reads_every_tenth_heldout_digit() -> None:
 
 
 @pytest.mark.engine
-def test_graph_decodes_and_reads_the_pictures() -> None:
+def test_graph_decodes_the_images() -> None:
     pytest.importorskip("tensorflow", reason="pip install tensorflow")
     with open_session(load(MODEL, ["DecodeJpeg/contents"], ["softmax"]), "tensorflow") as session:
         for digit in range(10):
-            picture = np.array((ASSETS / f"digit_{digit}.png").read_bytes(), object)
-            (answer,) = session.run({"DecodeJpeg/contents": picture}).values()
-            assert answer.shape == (1, 10)
-            assert answer.argmax() == digit
+            image = np.array((ASSETS / f"digit_{digit}.png").read_bytes(), object)
+            (scores,) = session.run({"DecodeJpeg/contents": image}).values()
+            assert scores.shape == (1, 10)
+            assert scores.argmax() == digit
 
 
-def test_pictures_are_heldout_digits_enlarged() -> None:
+def test_images_are_enlarged_held_out_digits() -> None:
     image = pytest.importorskip("PIL.Image", reason="pip install pillow")
     inputs, labels = heldout()
-    known = {(one.tobytes(), int(label)) for one, label in zip(inputs, labels, strict=True)}
+    held_out = {(array.tobytes(), int(label)) for array, label in zip(inputs, labels, strict=True)}
     for digit in range(10):
         with image.open(ASSETS / f"digit_{digit}.png") as file:
             pixels = np.asarray(file)
         assert pixels.shape == (64, 64)
         small = (pixels[::4, ::4, None].astype(np.float32) - 128) / 128
-        assert (small.tobytes(), digit) in known
+        assert (small.tobytes(), digit) in held_out

@@ -22,7 +22,7 @@ def card(server: Server, archive: bytes, make_card: MakeCard) -> ModelCard:
 
 
 def leftovers(cache: Path) -> list[str]:
-    """What is in the cache besides models and their locks."""
+    """List the cache without models and their locks."""
     return sorted(path.name for path in cache.iterdir() if not path.name.endswith(".lock") and path.name != "small")
 
 
@@ -31,7 +31,7 @@ def test_a_model_is_fetched_once(server: Server, card: ModelCard, cache: Path) -
     path = fetch(card)
     assert path == cache / "small" / "graph.pb" == locate(card)
     assert path.read_bytes() == GRAPH
-    assert sorted(one.name for one in path.parent.iterdir()) == ["graph.pb", "labels.txt", "receipt.json"]
+    assert sorted(file.name for file in path.parent.iterdir()) == ["graph.pb", "labels.txt", "receipt.json"]
     assert leftovers(cache) == []
     again = obtain(card)
     assert again.is_cached
@@ -40,7 +40,7 @@ def test_a_model_is_fetched_once(server: Server, card: ModelCard, cache: Path) -
     assert len(server.requests) == 1
 
 
-def test_the_receipt_says_where_it_came_from(server: Server, card: ModelCard, archive: bytes) -> None:
+def test_the_receipt_names_the_source(server: Server, card: ModelCard, archive: bytes) -> None:
     receipt = obtain(card).receipt
     assert receipt is not None
     assert receipt == Receipt.read(fetch(card).parent)
@@ -64,7 +64,7 @@ def test_members_vouch_for_an_archive_without_digest(server: Server, archive: by
         ({"num_bytes": 88931400}, "expected 88,931,400 bytes, found"),
     ],
 )
-def test_what_fails_a_check_is_refused_and_not_kept(
+def test_a_file_that_fails_a_check_is_removed(
     server: Server, archive: bytes, cache: Path, make_card: MakeCard, facts: dict[str, object], message: str
 ) -> None:
     card = make_card(server.url("small.tgz", archive), **facts)
@@ -84,13 +84,13 @@ def test_a_missing_member_is_refused(server: Server, cache: Path, make_card: Mak
 @pytest.mark.parametrize("entry", ["../graph.pb", "/graph.pb", "link"])
 def test_an_unsafe_archive_is_refused(server: Server, cache: Path, make_card: MakeCard, entry: str) -> None:
     body = {"graph.pb": odd("graph.pb")} if entry == "link" else {entry: GRAPH}
-    with pytest.raises(InputError, match="the archive is refused"):
+    with pytest.raises(InputError, match="the archive is rejected"):
         fetch(make_card(server.url("small.tgz", tape(body))))
     assert leftovers(cache) == []
 
 
 def test_mirrors_are_tried_in_order(server: Server, archive: bytes, make_card: MakeCard) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     corrupt = bytearray(archive)
     corrupt[100] ^= 1
     card = make_card(
@@ -99,14 +99,14 @@ def test_mirrors_are_tried_in_order(server: Server, archive: bytes, make_card: M
         server.url("good.tgz", archive),
         sha256=digest(archive),
     )
-    fetched = obtain(card, on_message=said.append)
+    fetched = obtain(card, on_message=messages.append)
     assert fetched.receipt is not None
     assert fetched.receipt.url == server.url("good.tgz")
     assert [path for path, _ in server.requests] == ["missing.tgz", "corrupt.tgz", "good.tgz"]
-    assert said == [f"fetching small from {server.url(path)}" for path, _ in server.requests]
+    assert messages == [f"fetching small from {server.url(path)}" for path, _ in server.requests]
 
 
-def test_every_failure_is_told(server: Server, make_card: MakeCard) -> None:
+def test_every_failure_is_named(server: Server, make_card: MakeCard) -> None:
     server.content_type = "text/html"
     card = make_card(server.url("missing.tgz"), server.url("page.tgz", b"<html>" + b" " * 2128))
     with pytest.raises(InputError, match=r"missing.tgz: HTTP 404 .*; .*page.tgz: the server sent a web page, 2,134 b"):
@@ -128,8 +128,8 @@ def test_a_bare_graph_of_another_digest_is_refused(server: Server, make_card: Ma
         fetch(card)
 
 
-def test_offline_says_where_it_looked(card: ModelCard, cache: Path, server: Server) -> None:
-    with pytest.raises(InputError, match="offline nothing is downloaded") as caught:
+def test_offline_names_the_cache(card: ModelCard, cache: Path, server: Server) -> None:
+    with pytest.raises(InputError, match="--offline forbids a download") as caught:
         fetch(card, offline=True)
     assert str(cache / "small") in str(caught.value)
     assert "QUANTKIT_CACHE" in caught.value.hint
@@ -147,13 +147,13 @@ class TestAnArchiveOfOnesOwn:
         fetched = obtain(card, url=url, sha256=digest(archive).upper())
         assert fetched.receipt is not None
         assert fetched.receipt.verified == "given"
-        assert fetched.warnings == (f"graph.pb has {len(GRAPH):,} bytes, the published one 7",)
+        assert fetched.warnings == (f"graph.pb has {len(GRAPH):,} bytes, the published file 7",)
         assert obtain(card, url=url, sha256=digest(archive)).is_cached
         assert obtain(card).path == fetched.path
 
     def test_without_a_digest_there_is_a_warning(self, server: Server, archive: bytes, card: ModelCard) -> None:
         fetched = obtain(card, url=server.url("own.tgz", archive))
-        assert "nothing vouches for" in fetched.warnings[0]
+        assert "was not verified" in fetched.warnings[0]
         assert digest(archive) in fetched.warnings[0]
         assert obtain(card).warnings == fetched.warnings
 
@@ -166,7 +166,7 @@ class TestAnArchiveOfOnesOwn:
         assert path.read_bytes() == GRAPH
         assert leftovers(cache) == []
 
-    def test_it_replaces_what_was_there(self, server: Server, card: ModelCard, cache: Path) -> None:
+    def test_a_forced_download_replaces_the_cached_model(self, server: Server, card: ModelCard, cache: Path) -> None:
         fetch(card)
         own = tape({"graph.pb": b"\x0aother", "labels.txt": LABELS})
         assert obtain(card, url=server.url("own.tgz", own)).path.read_bytes() == b"\x0aother"
@@ -222,15 +222,15 @@ def test_labels_may_live_with_another_card(card: ModelCard) -> None:
     assert locate_member(card, "unwanted.bin") is None
 
 
-def test_a_cache_that_can_not_be_made(card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_named(card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("QUANTKIT_CACHE", str(tmp_path / "file"))
-    with pytest.raises(InputError, match="can not be written") as caught:
+    with pytest.raises(InputError, match="cannot be written") as caught:
         fetch(card)
     assert "QUANTKIT_CACHE" in caught.value.hint
 
 
-def test_an_interrupt_leaves_nothing_but_the_part(server: Server, card: ModelCard, cache: Path) -> None:
+def test_an_interrupt_leaves_only_the_part(server: Server, card: ModelCard, cache: Path) -> None:
     def stop(state: Progress) -> None:
         if state.done:
             raise KeyboardInterrupt
@@ -293,9 +293,9 @@ def test_a_killed_download_is_resumed(server: Server, card_text: str, tmp_path: 
         process.send_signal(signal.SIGKILL)
     server.gate.set()
     server.gate = None
-    said: list[str] = []
-    assert obtain(read_card(card_text, "small.toml"), on_message=said.append).path.read_bytes() == GRAPH
-    assert said[0].endswith(", of which 0.0 MB are here")
+    messages: list[str] = []
+    assert obtain(read_card(card_text, "small.toml"), on_message=messages.append).path.read_bytes() == GRAPH
+    assert messages[0].endswith(", 0.0 MB are already here")
     assert server.requests[-1][1] == "bytes=50-"
     assert leftovers(cache) == []
 
@@ -313,6 +313,6 @@ def test_a_full_disk_while_unpacking(
     assert len(server.requests) == 1
 
 
-def test_a_busy_server_is_asked_again(server: Server, card: ModelCard) -> None:
+def test_a_busy_server_gets_a_second_request(server: Server, card: ModelCard) -> None:
     server.faults = [Status(503)]
     assert fetch(card).read_bytes() == GRAPH

@@ -16,8 +16,8 @@ Main = Callable[[list[str]], int]
 
 @pytest.fixture
 def main() -> Main:
-    (found,) = entry_points(group="console_scripts", name="quantkit")
-    loaded: Main = found.load()
+    (document,) = entry_points(group="console_scripts", name="quantkit")
+    loaded: Main = document.load()
     return loaded
 
 
@@ -27,7 +27,7 @@ def own(server: Server) -> list[str]:
     return ["--url", server.url("own.tgz", body), "--sha256", digest(body)]
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> Any:
+def error(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
@@ -37,8 +37,8 @@ def test_list(main: Main, capsys: pytest.CaptureFixture[str], cache: Path) -> No
     assert all(card.name in text and card.title in text for card in list_cards())
     assert "88.9 MB to fetch" in text
     assert main(["models", "list", "--json"]) == 0
-    document = said(capsys)
-    assert document["schema"] == "quantkit.models/1"
+    document = error(capsys)
+    assert document["schema"] == "quantkit.models/2"
     assert document["cache"] == str(cache)
     assert [model["name"] for model in document["models"]] == [card.name for card in list_cards()]
 
@@ -46,10 +46,10 @@ def test_list(main: Main, capsys: pytest.CaptureFixture[str], cache: Path) -> No
 def test_show(main: Main, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "show", "inception_v3"]) == 0
     text = capsys.readouterr().out
-    for words in ("Mul float [1, 299, 299, 3]", "bilinear to 299 x 299, (x - 128) / 128", "giant panda 0.89107"):
-        assert words in text
+    for arguments in ("Mul float [1, 299, 299, 3]", "bilinear to 299 x 299, (x - 128) / 128", "giant panda 0.89107"):
+        assert arguments in text
     assert main(["models", "show", "mobilenet_v2", "--json"]) == 0
-    document = said(capsys)
+    document = error(capsys)
     assert document["inputs"] == [{"name": "input", "dtype": "float", "shape": [1, 224, 224, 3]}]
     assert document["path"] is None
 
@@ -59,16 +59,16 @@ def test_fetch_and_path(main: Main, capsys: pytest.CaptureFixture[str], cache: P
     assert main(["models", "fetch", "inception_v3", *own]) == 0
     out, err = capsys.readouterr()
     assert out == f"{graph}\n"
-    assert "warning: classify_image_graph_def.pb has 102,401 bytes, the published one 95,673,916" in err
+    assert "warning: classify_image_graph_def.pb has 102,401 bytes, the published file 95,673,916" in err
     assert main(["models", "path", "inception_v3"]) == 0
     assert capsys.readouterr().out == f"{graph}\n"
     assert main(["models", "fetch", "inception_v3", "--offline", "--json"]) == 0
-    document = said(capsys)
+    document = error(capsys)
     assert document["path"] == str(graph)
     assert document["is_cached"]
     assert document["receipt"]["verified"] == "given"
     assert main(["models", "list"]) == 0
-    assert "here" in capsys.readouterr().out
+    assert "cached" in capsys.readouterr().out
 
 
 def test_quiet(main: Main, capsys: pytest.CaptureFixture[str], own: list[str]) -> None:
@@ -77,10 +77,10 @@ def test_quiet(main: Main, capsys: pytest.CaptureFixture[str], own: list[str]) -
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "sentence", "hint"),
+    ("arguments", "code", "sentence", "hint"),
     [
         (["path", "inception_v3"], 3, "inception_v3 is not in", "quantkit models fetch inception_v3"),
-        (["fetch", "inception_v3", "--offline"], 3, "offline nothing is downloaded", "QUANTKIT_CACHE"),
+        (["fetch", "inception_v3", "--offline"], 3, "--offline forbids a download", "QUANTKIT_CACHE"),
         (["show", "inception"], 2, "there is no model card 'inception'", "did you mean 'inception_v3'"),
         (["fetch", "mobilenet_v1", "--url", "x.tgz"], 2, "'x.tgz' is not a URL", "file://"),
         (["fetch"], 2, "required: name", "--help"),
@@ -88,9 +88,9 @@ def test_quiet(main: Main, capsys: pytest.CaptureFixture[str], own: list[str]) -
     ],
 )
 def test_errors(
-    main: Main, capsys: pytest.CaptureFixture[str], words: list[str], code: int, sentence: str, hint: str
+    main: Main, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, sentence: str, hint: str
 ) -> None:
-    assert main(["models", *words]) == code
+    assert main(["models", *arguments]) == code
     out, err = capsys.readouterr()
     assert out == ""
     first, second = err.splitlines()

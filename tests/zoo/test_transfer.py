@@ -1,4 +1,4 @@
-"""One URL into one file, over a line that fails in every way we know."""
+"""Download of a URL over a connection with all kinds of failures."""
 
 import socket
 from pathlib import Path
@@ -20,31 +20,31 @@ def part(tmp_path: Path) -> Path:
 
 
 def test_a_whole_file_arrives_with_progress(server: Server, part: Path) -> None:
-    seen: list[tuple[int, int | None]] = []
-    download(server.url("a", BODY), part, on_progress=lambda state: seen.append((state.done, state.total)))
+    reports: list[tuple[int, int | None]] = []
+    download(server.url("a", BODY), part, on_progress=lambda state: reports.append((state.done, state.total)))
     assert part.read_bytes() == BODY
-    assert seen[0] == (0, len(BODY))
-    assert seen[-1] == (len(BODY), len(BODY))
+    assert reports[0] == (0, len(BODY))
+    assert reports[-1] == (len(BODY), len(BODY))
 
 
 def test_progress_is_reported_at_a_sane_rate(server: Server, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", 1000)
-    seen: list[int] = []
-    download(server.url("a", BODY), part, on_progress=lambda state: seen.append(state.done))
-    assert len(seen) < 100
+    reports: list[int] = []
+    download(server.url("a", BODY), part, on_progress=lambda state: reports.append(state.done))
+    assert len(reports) < 100
 
 
 def test_a_dropped_line_is_resumed_where_it_stopped(server: Server, part: Path) -> None:
     server.faults = [100_000, 200_000]
-    said: list[str] = []
-    download(server.url("a", BODY), part, on_message=said.append)
+    messages: list[str] = []
+    download(server.url("a", BODY), part, on_message=messages.append)
     assert part.read_bytes() == BODY
-    assert [asked for _, asked in server.requests] == ["", "bytes=100000-", "bytes=300000-"]
-    assert len(said) == 2
-    assert "100,000 of 768,000 bytes" in said[0]
+    assert [ranges for _, ranges in server.requests] == ["", "bytes=100000-", "bytes=300000-"]
+    assert len(messages) == 2
+    assert "100,000 of 768,000 bytes" in messages[0]
 
 
-def test_a_server_without_ranges_starts_anew(server: Server, part: Path) -> None:
+def test_a_server_without_ranges_sends_the_whole_file(server: Server, part: Path) -> None:
     server.faults, server.knows_ranges = [100_000], False
     download(server.url("a", BODY), part)
     assert part.read_bytes() == BODY
@@ -55,10 +55,10 @@ def test_a_line_that_always_drops_is_given_up(server: Server, part: Path) -> Non
     with pytest.raises(SourceError, match="dropped after 100,000 of 768,000 bytes") as caught:
         download(server.url("a", BODY), part)
     assert len(server.requests) == transfer.FRUITLESS_ATTEMPTS + 1
-    assert "goes on where it stopped" in caught.value.hint
+    assert "resume the download" in caught.value.hint
 
 
-def test_an_interrupted_download_goes_on_at_the_next_call(server: Server, part: Path) -> None:
+def test_an_interrupted_download_is_resumed(server: Server, part: Path) -> None:
     def stop(state: Progress) -> None:
         if state.done > 0:
             raise KeyboardInterrupt
@@ -79,7 +79,7 @@ def test_a_complete_part_needs_no_request(server: Server, part: Path) -> None:
 
 
 @pytest.mark.parametrize("etag", ['"two"', ""])
-def test_another_version_the_server_starts_anew(server: Server, part: Path, etag: str) -> None:
+def test_another_version_replaces_the_part(server: Server, part: Path, etag: str) -> None:
     _leave_half(server, part)
     changed = BODY[::-1]
     server.files["a"], server.etag = changed, etag
@@ -87,7 +87,7 @@ def test_another_version_the_server_starts_anew(server: Server, part: Path, etag
     assert part.read_bytes() == changed
 
 
-def test_a_shorter_version_the_server_starts_anew(server: Server, part: Path) -> None:
+def test_a_shorter_version_replaces_the_part(server: Server, part: Path) -> None:
     server.etag = ""
     _leave_half(server, part)
     server.files["a"] = b"short"
@@ -95,7 +95,7 @@ def test_a_shorter_version_the_server_starts_anew(server: Server, part: Path) ->
     assert part.read_bytes() == b"short"
 
 
-def test_another_part_than_asked_for_starts_anew(server: Server, part: Path) -> None:
+def test_another_range_than_requested_is_retried(server: Server, part: Path) -> None:
     server.etag = ""
     _leave_half(server, part)
     server.files["a"] = BODY + b"more"
@@ -144,11 +144,11 @@ def test_a_wrong_size_is_refused_before_the_download(server: Server, part: Path)
 
 def test_a_body_without_length_is_taken_to_its_end(server: Server, part: Path) -> None:
     server.sends_length = False
-    seen: list[tuple[int, int | None]] = []
-    download(server.url("a", BODY), part, on_progress=lambda state: seen.append((state.done, state.total)))
+    reports: list[tuple[int, int | None]] = []
+    download(server.url("a", BODY), part, on_progress=lambda state: reports.append((state.done, state.total)))
     assert part.read_bytes() == BODY
-    assert seen[0] == (0, None)
-    assert seen[-1] == (len(BODY), len(BODY))
+    assert reports[0] == (0, None)
+    assert reports[-1] == (len(BODY), len(BODY))
 
 
 def test_a_body_without_length_that_is_too_long_is_refused(server: Server, part: Path) -> None:
@@ -157,8 +157,8 @@ def test_a_body_without_length_that_is_too_long_is_refused(server: Server, part:
         download(server.url("a", BODY), part, num_bytes=1000)
 
 
-def test_an_empty_answer_is_refused(server: Server, part: Path) -> None:
-    with pytest.raises(SourceError, match="the server sent nothing"):
+def test_an_empty_file_is_rejected(server: Server, part: Path) -> None:
+    with pytest.raises(SourceError, match="the server sent an empty file"):
         download(server.url("a", b""), part)
 
 
@@ -170,7 +170,7 @@ def test_a_file_url(tmp_path: Path, part: Path) -> None:
         download((tmp_path / "none").as_uri(), tmp_path / "other.part")
 
 
-def test_nobody_listens(part: Path) -> None:
+def test_an_unused_port_is_an_error(part: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
