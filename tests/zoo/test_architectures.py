@@ -14,7 +14,7 @@ from quantkit.runtimes import open_session
 from quantkit.zoo.architectures import ARCHITECTURES, MARK, is_random, random_graph
 from quantkit.zoo.cards import find_card
 
-# Op counts and the number of constant elements: of the Inceptions from published summaries of the released files, of the
+# Op counts and number of constant elements: of the Inceptions from published summaries of the released files, of the
 # MobileNets from the parameters that Keras counts in its versions, with 1001 classes.
 RELEASED = {
     "inception_v3": (
