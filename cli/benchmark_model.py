@@ -1,4 +1,4 @@
-"""``quantkit benchmark_model``: TensorFlow's tool of that name, called as it was."""
+"""``quantkit benchmark_model``: latency in TensorFlow per node, with the flags of TensorFlow's tool."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
@@ -28,41 +28,67 @@ EXAMPLES = (
     "quantkit benchmark_model --graph=graph.pb --input_layer=Mul --input_layer_shape=1,299,299,3 "
     "--input_layer_type=float --output_layer=softmax --show_flops",
 )
-TYPES = {word: DType(word) for word in ("float", "int32", "uint8", "quint8", "bool", "string")}
-# The most that one phase takes, as later releases had it.
+TYPES = {name: DType(name) for name in ("float", "int32", "uint8", "quint8", "bool", "string")}
+# Time limit of one phase, as in later releases of the tool.
 SECONDS = 10.0
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The tool's flags, and their defaults."""
-    parser.add_argument("--graph", default="", help="GraphDef file, SavedModel folder, or name of a card")
-    parser.add_argument("--input-layer", default="input:0", help="what is fed, separated by commas (input:0)")
-    parser.add_argument("--input-layer-shape", default="1,224,224,3", help="its sizes; : between layers (1,224,224,3)")
-    parser.add_argument("--input-layer-type", default="float", help=f"of {', '.join(TYPES)}; , between layers (float)")
-    parser.add_argument("--input-layer-values", default="", help="numbers to feed; : between layers (zeros)")
-    parser.add_argument("--output-layer", default="output:0", help="what is asked for, separated by commas (output:0)")
-    parser.add_argument("--num-runs", type=parse_positive, default=50, help="timed runs at most, of each kind (50)")
-    parser.add_argument("--max-time", type=float, default=SECONDS, help="seconds that they take at most (10)")
-    parser.add_argument("--warmup-runs", type=parse_natural, default=2, help="runs before (2)")
-    parser.add_argument("--run-delay", type=float, default=-1.0, help="seconds to wait between runs (none)")
-    parser.add_argument("--num-threads", type=int, default=-1, help="inside an operation (-1: TensorFlow's choice)")
-    parser.add_argument("--benchmark-name", default="", help="what --output-prefix calls it")
-    parser.add_argument("--output-prefix", default="", help="beginning of the name of a file for the result")
-    add_boolean(parser, "--show-sizes", "list the shapes that nodes give (false)")
-    add_boolean(parser, "--show-run-order", "list nodes in the order in which they ran (true)", default=True)
-    parser.add_argument("--run-order-limit", type=parse_natural, default=0, help="of these at most (0: all)")
-    add_boolean(parser, "--show-time", "list the nodes that take longest (true)", default=True)
-    parser.add_argument("--time-limit", type=parse_natural, default=10, help="of these at most; 0: all (10)")
-    add_boolean(parser, "--show-memory", "list the nodes that ask for most memory (true)", default=True)
-    parser.add_argument("--memory-limit", type=parse_natural, default=10, help="of these at most; 0: all (10)")
-    add_boolean(parser, "--show-type", "list the types of nodes (true)", default=True)
-    add_boolean(parser, "--show-summary", "say how much the runs differed (true)", default=True)
-    add_boolean(parser, "--show-flops", "estimate operations on numbers (false)")
+    """Add the flags of TensorFlow's tool, with its defaults."""
+    parser.add_argument("--graph", default="", help="GraphDef file, SavedModel folder, or name of a known model")
+    parser.add_argument("--input-layer", default="input:0", help="comma-separated input names (default: input:0)")
+    parser.add_argument(
+        "--input-layer-shape", default="1,224,224,3", help="input shapes, separated by : (default: 1,224,224,3)"
+    )
+    parser.add_argument(
+        "--input-layer-type", default="float", help=f"comma-separated input types: {', '.join(TYPES)} (default: float)"
+    )
+    parser.add_argument(
+        "--input-layer-values",
+        default="",
+        help="comma-separated input values, separated by : between inputs (default: zeros)",
+    )
+    parser.add_argument("--output-layer", default="output:0", help="comma-separated output names (default: output:0)")
+    parser.add_argument(
+        "--num-runs", type=parse_positive, default=50, help="maximum number of timed runs of each phase (default: 50)"
+    )
+    parser.add_argument(
+        "--max-time", type=float, default=SECONDS, help="time limit of each phase in seconds (default: 10)"
+    )
+    parser.add_argument("--warmup-runs", type=parse_natural, default=2, help="warm-up iterations (default: 2)")
+    parser.add_argument("--run-delay", type=float, default=-1.0, help="pause between runs in seconds (default: none)")
+    parser.add_argument(
+        "--num-threads", type=int, default=-1, help="number of threads within one op (default: TensorFlow's choice)"
+    )
+    parser.add_argument("--benchmark-name", default="", help="name of the result in the file of --output-prefix")
+    parser.add_argument("--output-prefix", default="", help="prefix of the file for the result")
+    add_boolean(parser, "--show-sizes", "list the output shapes of nodes (default: false)")
+    add_boolean(parser, "--show-run-order", "list nodes in the order of execution (default: true)", default=True)
+    parser.add_argument(
+        "--run-order-limit", type=parse_natural, default=0, help="maximum number of nodes in this list (default: all)"
+    )
+    add_boolean(parser, "--show-time", "list the nodes with the longest time (default: true)", default=True)
+    parser.add_argument(
+        "--time-limit",
+        type=parse_natural,
+        default=10,
+        help="maximum number of nodes in this list; 0 for all (default: 10)",
+    )
+    add_boolean(parser, "--show-memory", "list the nodes with the largest memory (default: true)", default=True)
+    parser.add_argument(
+        "--memory-limit",
+        type=parse_natural,
+        default=10,
+        help="maximum number of nodes in this list; 0 for all (default: 10)",
+    )
+    add_boolean(parser, "--show-type", "list the time of each op type (default: true)", default=True)
+    add_boolean(parser, "--show-summary", "print the variation of the runs (default: true)", default=True)
+    add_boolean(parser, "--show-flops", "estimate floating-point operations (default: false)")
     add_offline(parser)
 
 
 def run(args: Namespace) -> int:
-    """Warm up, time, time again with a trace, and tell."""
+    """Warm up, measure without and with a trace, and print the tables."""
     from quantkit.compat.benchmark_tables import NodeTable
 
     feeds = _feeds(args)
@@ -73,9 +99,9 @@ def run(args: Namespace) -> int:
     _echo(args)
     table = NodeTable()
     with TracedSession(graph, SessionOptions(intra_op=args.num_threads if args.num_threads > 0 else None)) as session:
-        phases = [_timed(lambda: session.run(feeds), args.warmup_runs, args.max_time)]
+        phases = [_measure(lambda: session.run(feeds), args.warmup_runs, args.max_time)]
         phases += [
-            _timed(work, args.num_runs, args.max_time, args.run_delay)
+            _measure(work, args.num_runs, args.max_time, args.run_delay)
             for work in (lambda: session.run(feeds), lambda: table.add(session.trace(feeds)))
         ]
     if args.output_prefix:
@@ -97,13 +123,13 @@ def run(args: Namespace) -> int:
 
 
 def _feeds(args: Namespace) -> dict[str, Array]:
-    """Zeros, or the given numbers, of each input layer.
+    """Return zeros, or the values of the flags, for each input.
 
     Raises:
-        UsageError: the lists do not fit, or a size or type is none.
+        UsageError: the lists have different lengths, or a shape or type is wrong.
     """
-    names = _words(args.input_layer, ",")
-    shapes, types = args.input_layer_shape.split(":"), _words(args.input_layer_type, ",")
+    names = _split(args.input_layer, ",")
+    shapes, types = args.input_layer_shape.split(":"), _split(args.input_layer_type, ",")
     values = args.input_layer_values.split(":") if args.input_layer_values else [""] * len(names)
     if not len(names) == len(shapes) == len(types) == len(values):
         raise UsageError(
@@ -112,26 +138,26 @@ def _feeds(args: Namespace) -> dict[str, Array]:
             "--input_layer_shape=1,224,224,4:1,20",
             hint=f"there are {len(names)} names, {len(shapes)} shapes, {len(types)} types and {len(values)} values",
         )
-    return {str(Edge.parse(name)): _array(*given) for name, *given in zip(names, shapes, types, values, strict=True)}
+    return {str(Edge.parse(name)): _array(*texts) for name, *texts in zip(names, shapes, types, values, strict=True)}
 
 
-def _array(shape: str, word: str, values: str) -> Array:
-    """What one layer is fed.
+def _array(shape: str, type_name: str, values: str) -> Array:
+    """Return the array of one input.
 
     Args:
         shape: sizes, separated by commas.
-        word: key of `TYPES`.
-        values: numbers or words, separated by commas; nothing: zeros, or empty words.
+        type_name: key of `TYPES`.
+        values: comma-separated values; empty for zeros, or empty strings.
 
     Raises:
-        UsageError: one of them is none, or they do not fit.
+        UsageError: the shape, the type or a value is wrong, or the number of values does not match the shape.
     """
-    if word not in TYPES:
-        raise UsageError(f"--input_layer_type={word} is no type", hint=f"use one of {', '.join(TYPES)}")
+    if type_name not in TYPES:
+        raise UsageError(f"--input_layer_type={type_name} is not a type", hint=f"use one of {', '.join(TYPES)}")
     try:
-        sizes = [int(size) for size in _words(shape, ",")]
-        numbers: Sequence[Any] = _words(values, ",")
-        if word != "string":
+        sizes = [int(size) for size in _split(shape, ",")]
+        numbers: Sequence[Any] = _split(values, ",")
+        if type_name != "string":
             numbers = [float(number) for number in numbers]
     except ValueError as error:
         raise UsageError(
@@ -140,30 +166,30 @@ def _array(shape: str, word: str, values: str) -> Array:
         ) from None
     if any(size < 0 for size in sizes):
         raise UsageError(
-            "Any unknown sizes in the shapes (-1's) must be replaced with the size you want to benchmark with.",
+            "Any unknown sizes in the shapes (-1's) must be replaced with the sizes of the benchmark.",
             hint=f"--input_layer_shape={shape.replace('-1', '1')}",
         )
-    kind = TYPES[word].numpy
+    kind = TYPES[type_name].numpy
     if not numbers:
-        return np.full(sizes, b"" if word == "string" else 0, kind)
-    made = np.array([str(one).encode() for one in numbers] if word == "string" else numbers, kind)
-    if made.size != np.prod(sizes, dtype=int):
+        return np.full(sizes, b"" if type_name == "string" else 0, kind)
+    array = np.array([str(number).encode() for number in numbers] if type_name == "string" else numbers, kind)
+    if array.size != np.prod(sizes, dtype=int):
         raise UsageError(
-            f"--input_layer_values gives {made.size} values for a layer of shape {shape}",
-            hint=f"give {np.prod(sizes, dtype=int)}, or leave them out: zeros are fed",
+            f"--input_layer_values gives {array.size} values for a layer of shape {shape}",
+            hint=f"give {np.prod(sizes, dtype=int)}, or omit the flag for zeros",
         )
-    return made.reshape(sizes)
+    return array.reshape(sizes)
 
 
 def _graph(args: Namespace, feeds: dict[str, Array]) -> Graph:
     if not args.graph:
-        raise UsageError("no graph is named", hint="give --graph=FILE.pb")
-    model = named_model(args, args.graph, inputs=list(feeds), outputs=_words(args.output_layer, ","))
+        raise UsageError("no graph is given", hint="give --graph=FILE.pb")
+    model = named_model(args, args.graph, inputs=list(feeds), outputs=_split(args.output_layer, ","))
     return model.graph
 
 
-def _timed(work: Callable[[], None], runs: int, max_time: float, delay: float = 0.0) -> list[float]:
-    """Seconds of each run, until there are enough or the time is over."""
+def _measure(work: Callable[[], None], runs: int, max_time: float, delay: float = 0.0) -> list[float]:
+    """Return the seconds of each run, until the number of runs or the time limit is reached."""
     seconds: list[float] = []
     while len(seconds) < runs and (not seconds or sum(seconds) < max_time):
         if seconds and delay > 0:
@@ -175,14 +201,14 @@ def _timed(work: Callable[[], None], runs: int, max_time: float, delay: float = 
 
 
 def _flops(graph: Graph, feeds: dict[str, Array]) -> int:
-    """Twice the multiply-adds; nodes of unknown shape count nothing, as ever."""
-    fed = {edge.node: feeds[str(edge)] for edge in graph.inputs if not edge.port}
-    begun = graph.with_nodes(
-        Node(name, "Placeholder", attrs={"shape": Shape(fed[name].shape)}) if name in fed else node
+    """Return twice the MACs; nodes of unknown shape count as zero, as in TensorFlow's tool."""
+    feeds_of_node = {edge.node: feeds[str(edge)] for edge in graph.inputs if not edge.port}
+    started = graph.with_nodes(
+        Node(name, "Placeholder", attrs={"shape": Shape(feeds_of_node[name].shape)}) if name in feeds_of_node else node
         for name, node in graph.nodes.items()
     )
-    shapes = infer_shapes(begun)
-    return 2 * sum(count_macs(begun[name], shapes) or 0 for name in begun.reachable())
+    shapes = infer_shapes(started)
+    return 2 * sum(count_macs(started[name], shapes) or 0 for name in started.reachable())
 
 
 def _echo(args: Namespace) -> None:
@@ -212,7 +238,7 @@ def _lines(args: Namespace, table: "NodeTable", phases: Sequence[list[float]], f
 
 
 def _human(number: float) -> str:
-    """A number as TensorFlow's tools write it.
+    """Format a number like TensorFlow's tools.
 
     >>> _human(11_426_473_936), _human(999)
     ('11.43B', '999')
@@ -223,5 +249,5 @@ def _human(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _words(text: str, separator: str) -> list[str]:
-    return [word.strip() for word in text.split(separator)] if text.strip() else []
+def _split(text: str, separator: str) -> list[str]:
+    return [part.strip() for part in text.split(separator)] if text.strip() else []

@@ -24,9 +24,7 @@ CHECKED = ("quantkit", "cli", "models", "assets", "tests", ".github")
 PENDING: tuple[str, ...] = (
     "cli/README.md",
     "cli/benchmark.py",
-    "cli/benchmark_model.py",
     "cli/doctor.py",
-    "cli/freeze_graph.py",
     "quantkit/compat/",
     "quantkit/convert/",
     "quantkit/ops/kernels/",

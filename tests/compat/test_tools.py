@@ -144,8 +144,8 @@ def test_freeze_graph(said: Said, trained: Path) -> None:
     ("words", "code", "message"),
     [
         (["--input_graph=trained.pbtxt", "--input_checkpoint=model"], 2, "You need to supply the name of a node"),
-        (["--input_graph=trained.pbtxt", "--output_node_names=y"], 2, "no file to write"),
-        (["--output_node_names=y", "--output_graph=o.pb"], 2, "no graph is named"),
+        (["--input_graph=trained.pbtxt", "--output_node_names=y"], 2, "no output file is given"),
+        (["--output_node_names=y", "--output_graph=o.pb"], 2, "no graph is given"),
         (["--output_node_names=y", "--output_graph=o.pb", "--input_graph=gone.pb"], 3, "gone.pb does not exist"),
         (
             ["--output_node_names=y", "--output_graph=o.pb", "--input_graph=gone.pb", "--initializer_nodes=i"],
@@ -209,10 +209,10 @@ def test_benchmark_model(said: Said) -> None:
         (["--input_layer_shape=-1,4,4,3"], "Any unknown sizes in the shapes"),
         (["--input_layer_shape=1,4,4,a"], "invalid literal"),
         (["--input_layer_shape=1,4,4"], "Cannot feed value of shape"),
-        (["--input_layer_type=complex"], "is no type"),
+        (["--input_layer_type=complex"], "is not a type"),
         (["--input_layer_values=1,2"], "gives 2 values for a layer of shape 2,4,4,3"),
         (["--output_layer=yy"], "output 'yy' is not in the graph"),
-        (["--graph="], "no graph is named"),
+        (["--graph="], "no graph is given"),
     ],
 )
 def test_benchmark_model_says_what_is_wrong(said: Said, words: list[str], message: str) -> None:
