@@ -1,4 +1,4 @@
-"""Graphs of one dialect as graphs of another; pure, and without any engine."""
+"""Conversion of graphs between the dialects, without a runtime."""
 
 from quantkit.convert.tensorflow_to_onnx import convert, translate
 from quantkit.convert.tensorflow_to_onnx.translator import Translation

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from quantkit.convert.tensorflow_to_onnx.elementwise import UNARY as TO_ONNX
-from quantkit.convert.tensorflow_to_onnx.translator import TO_NCHW, TO_NHWC, transposed
+from quantkit.convert.tensorflow_to_onnx.translator import TO_NCHW, TO_NHWC, transpose_tensor
 from quantkit.errors import UnavailableError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Versions, constant
@@ -191,7 +191,7 @@ class _Translator:
         if (edge, NHWC) not in self.values:
             tensor = self.graph.constant_of(edge)
             if tensor is not None:
-                self.values[edge, NHWC] = self.keep(f"{self.name(edge.node)}/nhwc", transposed(tensor, TO_NHWC))
+                self.values[edge, NHWC] = self.keep(f"{self.name(edge.node)}/nhwc", transpose_tensor(tensor, TO_NHWC))
             else:
                 source = self.plain(edge)
                 self.values[edge, NHWC] = self.transpose(f"{source.node}/nhwc", source, TO_NHWC)
@@ -346,7 +346,7 @@ def _convert_conv(translator: _Translator, node: Node) -> None:
     name = translator.name(node.name)
     layer = f"{name}/product" if translator.given(node, 2) else name
     if group == 1:
-        kernel, op = transposed(weights, (2, 3, 1, 0)), "Conv2D"
+        kernel, op = transpose_tensor(weights, (2, 3, 1, 0)), "Conv2D"
     elif depth == 1:
         order = (height, width, group, count // group)
         kernel, op = Tensor(weights.dtype, order, partial(_depthwise, weights, order)), "DepthwiseConv2dNative"
@@ -558,7 +558,7 @@ def _operand(translator: _Translator, edge: Edge, layout: str) -> Edge:
     if math.prod(shape) == shape[1]:
         made = Tensor(tensor.dtype, (shape[1],), partial(_reshaped, tensor, (shape[1],)))
     else:
-        made = transposed(Tensor(tensor.dtype, shape, partial(_reshaped, tensor, shape)), TO_NHWC)
+        made = transpose_tensor(Tensor(tensor.dtype, shape, partial(_reshaped, tensor, shape)), TO_NHWC)
     return translator.keep(f"{translator.name(edge.node)}/broadcast", made)
 
 
@@ -582,7 +582,7 @@ def _convert_gemm(translator: _Translator, node: Node) -> None:
     weights = translator.graph.constant_of(node.inputs[1])
     if flags["transpose_b"] and weights is not None:  # as TensorFlow stores them
         flags["transpose_b"] = False
-        inputs[1] = translator.keep(f"{translator.name(node.name)}/weights", transposed(weights, (1, 0)))
+        inputs[1] = translator.keep(f"{translator.name(node.name)}/weights", transpose_tensor(weights, (1, 0)))
     if not translator.given(node, 2):
         translator.typed(node, "MatMul", inputs, PLAIN, **flags)
         return

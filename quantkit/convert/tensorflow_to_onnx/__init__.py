@@ -1,29 +1,29 @@
-"""Inference graphs of TensorFlow ops as ONNX graphs."""
+"""Conversion of TensorFlow inference graphs to ONNX graphs."""
 
-# Each module registers the ops that it converts.
+# Each module registers handlers for op types.
 from quantkit.convert.tensorflow_to_onnx import elementwise, layers, sequences, shapes  # noqa: F401
 from quantkit.convert.tensorflow_to_onnx.translator import Translation, Translator
 from quantkit.ir.graph import Graph
 
 
 def convert(graph: Graph) -> Graph:
-    """The ONNX graph that computes what a frozen TensorFlow graph does.
+    """Convert a frozen TensorFlow graph to an ONNX graph.
 
     Args:
-        graph: with inputs and outputs; fed tensors may be in its middle.
+        graph: graph with inputs and outputs; inputs can be internal tensors.
 
     Raises:
-        UnavailableError: naming the first node whose op, or form, this conversion does not know.
-        GraphError: an input names no node, or the nodes form a cycle.
+        UnavailableError: a node is not supported.
+        GraphError: an input is not in the graph, or the nodes form a cycle.
     """
     return translate(graph).graph
 
 
 def translate(graph: Graph) -> Translation:
-    """As `convert`, with the place of every value.
+    """Convert as `convert`, and return the ONNX edge of each TensorFlow edge as well.
 
     Raises:
-        UnavailableError: naming the first node whose op, or form, this conversion does not know.
-        GraphError: an input names no node, or the nodes form a cycle.
+        UnavailableError: a node is not supported.
+        GraphError: an input is not in the graph, or the nodes form a cycle.
     """
-    return Translator(graph).translation()
+    return Translator(graph).translate()

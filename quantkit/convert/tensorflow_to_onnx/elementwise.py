@@ -1,4 +1,4 @@
-"""What works element by element, in ONNX: in whatever layout its images are at hand."""
+"""Conversion of elementwise ops, in the layout in which their inputs exist."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from quantkit.convert.tensorflow_to_onnx.translator import (
     PLAIN,
     TO_NCHW,
     Translator,
+    common_layout,
+    conversion_error,
     converts,
     is_channels_first,
-    refusal,
-    together,
-    transposed,
+    transpose_tensor,
 )
 from quantkit.formats.onnx.schema import NUMBERS
 from quantkit.ir.graph import Edge, Node
@@ -57,31 +57,31 @@ BINARY = {
     "RealDiv": "Div",
     "Sub": "Sub",
 }
-COPIES = "Identity EnsureShape StopGradient CheckNumerics PreventGradient Snapshot"
+IDENTITY_OPS = "Identity EnsureShape StopGradient CheckNumerics PreventGradient Snapshot"
 
 
-def _element(translator: Translator, edge: Edge, layout: str) -> Edge:
-    """An operand; a constant that broadcasts is given four dimensions before it is transposed."""
+def _operand(translator: Translator, edge: Edge, layout: str) -> Edge:
+    """Return an operand; a constant that is broadcast gets rank 4 before it is transposed."""
     tensor = translator.graph.constant_of(edge)
     if layout == PLAIN or tensor is None or len(tensor.shape) in (0, 4):
-        return translator.plain(edge) if tensor is not None and not tensor.shape else translator.read(edge, layout)
+        return translator.plain(edge) if tensor is not None and not tensor.shape else translator.in_layout(edge, layout)
     shape = (1,) * (4 - len(tensor.shape)) + tensor.shape
-    wide = Tensor(tensor.dtype, shape, lambda: tensor.array.reshape(shape))
-    return translator.keep(f"{edge.node}/nchw", transposed(wide, TO_NCHW))
+    expanded = Tensor(tensor.dtype, shape, lambda: tensor.array.reshape(shape))
+    return translator.add_constant(f"{edge.node}/nchw", transpose_tensor(expanded, TO_NCHW))
 
 
 @converts(" ".join(UNARY))
 def _unary(translator: Translator, node: Node) -> None:
-    layout = together(translator, node.inputs[:1])
-    translator.emit(node, UNARY[node.op], [translator.read(node.inputs[0], layout)], layout)
+    layout = common_layout(translator, node.inputs[:1])
+    translator.emit(node, UNARY[node.op], [translator.in_layout(node.inputs[0], layout)], layout)
 
 
 @converts(" ".join(BINARY))
 def _binary(translator: Translator, node: Node) -> None:
     if node.op == "Div" and not translator.dtype(node.inputs[0]).is_float:
-        raise refusal(node, "it divides whole numbers")
-    layout = together(translator, node.inputs)
-    translator.emit(node, BINARY[node.op], [_element(translator, edge, layout) for edge in node.inputs], layout)
+        raise conversion_error(node, "integer division is not supported")
+    layout = common_layout(translator, node.inputs)
+    translator.emit(node, BINARY[node.op], [_operand(translator, edge, layout) for edge in node.inputs], layout)
 
 
 @converts("BiasAdd")
@@ -90,21 +90,21 @@ def _bias(translator: Translator, node: Node) -> None:
         bias = translator.graph.constant_of(node.inputs[1])
         rank = translator.rank(node.inputs[0])
         if bias is None or rank is None:
-            raise refusal(node, "its bias is computed, or the shape of what it adds to is not known")
+            raise conversion_error(node, "the bias must be constant, and the rank of the input must be known")
         shape = (*bias.shape, *(1,) * (rank - 2))
-        wide = Tensor(bias.dtype, shape, lambda: bias.array.reshape(shape))
-        edges = [translator.plain(node.inputs[0]), translator.keep(f"{node.inputs[1].node}/wide", wide)]
+        expanded = Tensor(bias.dtype, shape, lambda: bias.array.reshape(shape))
+        edges = [translator.plain(node.inputs[0]), translator.add_constant(f"{node.inputs[1].node}/wide", expanded)]
         translator.emit(node, "Add", edges, PLAIN)
     else:
-        layout = together(translator, node.inputs)
-        translator.emit(node, "Add", [_element(translator, edge, layout) for edge in node.inputs], layout)
+        layout = common_layout(translator, node.inputs)
+        translator.emit(node, "Add", [_operand(translator, edge, layout) for edge in node.inputs], layout)
 
 
 @converts("SquaredDifference NotEqual")
-def _binary_in_two(translator: Translator, node: Node) -> None:
-    layout = together(translator, node.inputs)
-    edges = [_element(translator, edge, layout) for edge in node.inputs]
-    first = translator.add(f"{node.name}/first", "Equal" if node.op == "NotEqual" else "Sub", edges)
+def _composed_binary(translator: Translator, node: Node) -> None:
+    layout = common_layout(translator, node.inputs)
+    edges = [_operand(translator, edge, layout) for edge in node.inputs]
+    first = translator.add_node(f"{node.name}/first", "Equal" if node.op == "NotEqual" else "Sub", edges)
     if node.op == "NotEqual":
         translator.emit(node, "Not", [first], layout)
     else:
@@ -112,47 +112,50 @@ def _binary_in_two(translator: Translator, node: Node) -> None:
 
 
 @converts("Square Rsqrt Reciprocal Inv")
-def _powers(translator: Translator, node: Node) -> None:
-    layout = together(translator, node.inputs[:1])
-    x = translator.read(node.inputs[0], layout)
+def _power(translator: Translator, node: Node) -> None:
+    layout = common_layout(translator, node.inputs[:1])
+    x = translator.in_layout(node.inputs[0], layout)
     if node.op == "Square":
         translator.emit(node, "Mul", [x, x], layout)
         return
     if node.op == "Rsqrt":
-        x = translator.add(f"{node.name}/root", "Sqrt", [x])
+        x = translator.add_node(f"{node.name}/root", "Sqrt", [x])
     translator.emit(node, "Reciprocal", [x], layout)
 
 
 @converts("Relu6")
 def _relu6(translator: Translator, node: Node) -> None:
-    layout = together(translator, node.inputs[:1])
+    layout = common_layout(translator, node.inputs[:1])
     dtype = translator.dtype(node.inputs[0])
-    ends = [translator.keep(f"{node.name}/{end}", Tensor.of(np.array(end, dtype.numpy), dtype)) for end in (0, 6)]
-    translator.emit(node, "Clip", [translator.read(node.inputs[0], layout), *ends], layout)
+    limits = [
+        translator.add_constant(f"{node.name}/{limit}", Tensor.of(np.array(limit, dtype.numpy), dtype))
+        for limit in (0, 6)
+    ]
+    translator.emit(node, "Clip", [translator.in_layout(node.inputs[0], layout), *limits], layout)
 
 
 @converts("LeakyRelu")
 def _leaky_relu(translator: Translator, node: Node) -> None:
-    layout = together(translator, node.inputs[:1])
+    layout = common_layout(translator, node.inputs[:1])
     alpha: Any = node.attrs.get("alpha", 0.2)
-    translator.emit(node, "LeakyRelu", [translator.read(node.inputs[0], layout)], layout, alpha=float(alpha))
+    translator.emit(node, "LeakyRelu", [translator.in_layout(node.inputs[0], layout)], layout, alpha=float(alpha))
 
 
 @converts("Cast")
 def _cast(translator: Translator, node: Node) -> None:
-    layout = together(translator, node.inputs[:1])
+    layout = common_layout(translator, node.inputs[:1])
     to: Any = node.attrs["DstT"]
-    translator.emit(node, "Cast", [translator.read(node.inputs[0], layout)], layout, to=NUMBERS[to])
+    translator.emit(node, "Cast", [translator.in_layout(node.inputs[0], layout)], layout, to=NUMBERS[to])
 
 
 @converts("Softmax LogSoftmax")
 def _softmax(translator: Translator, node: Node) -> None:
-    layout = together(translator, node.inputs[:1])
+    layout = common_layout(translator, node.inputs[:1])
     axis = 1 if layout == NCHW else -1
-    translator.emit(node, node.op, [translator.read(node.inputs[0], layout)], layout, axis=axis)
+    translator.emit(node, node.op, [translator.in_layout(node.inputs[0], layout)], layout, axis=axis)
 
 
-@converts(COPIES)
+@converts(IDENTITY_OPS)
 def _copy(translator: Translator, node: Node) -> None:
     source = node.inputs[0]
     if translator.graph.constant_of(source) is not None:

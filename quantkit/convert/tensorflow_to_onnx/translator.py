@@ -1,7 +1,7 @@
-"""What is shared on the way from TensorFlow's ops to ONNX's: nodes made so far, and values in the forms at hand.
+"""State of a conversion from TensorFlow to ONNX: new nodes, and the layouts in which each value exists.
 
-Images become NCHW where the first op needs it and stay so: a value is transposed back only for an op, or an
-output of the graph, that wants it otherwise. Constants are transposed while they are written.
+The first op that requires NCHW transposes an image. The image stays NCHW until an op or a graph output requires
+TensorFlow's layout. Constants are transposed when the file is written.
 """
 
 from collections import Counter
@@ -27,11 +27,11 @@ HANDLERS: dict[str, Handler] = {}
 
 @dataclass(frozen=True)
 class Translation:
-    """An ONNX graph, and where in it the values of the other graph are.
+    """Result of a conversion.
 
     Attributes:
-        graph: of dialect ``onnx``; its inputs and outputs are named, and laid out, like the other graph's.
-        edges: ONNX edge by TensorFlow edge; images as NCHW where any op wants them so.
+        graph: graph of dialect ``onnx``; names and layouts of inputs and outputs are those of the TensorFlow graph.
+        edges: ONNX edge by TensorFlow edge; the NCHW edge if both layouts exist.
     """
 
     graph: Graph
@@ -40,40 +40,46 @@ class Translation:
 
 @dataclass
 class Translator:
-    """One conversion: the nodes made so far, and the forms in which each value is at hand."""
+    """State of one conversion.
+
+    Attributes:
+        graph: TensorFlow graph.
+        shapes: shape by TensorFlow edge, in TensorFlow's layout.
+        nodes: ONNX nodes by name.
+        values: ONNX edge by TensorFlow edge and layout.
+        absorbed: names of TensorFlow nodes that are part of another node's conversion.
+    """
 
     graph: Graph
     shapes: Mapping[Edge, Shape] = field(init=False)
-    made: dict[str, Node] = field(default_factory=dict)
+    nodes: dict[str, Node] = field(default_factory=dict)
     values: dict[tuple[Edge, str], Edge] = field(default_factory=dict)
-    done: set[str] = field(default_factory=set)
-    types: dict[Edge, DType] = field(default_factory=dict)
+    absorbed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.shapes = infer_shapes(self.graph)
 
-    def translation(self) -> Translation:
+    def translate(self) -> Translation:
         graph = self.graph
         for edge in graph.inputs:
-            self._feed(edge)
-        # An order of execution that data does not impose, ONNX can not say: it has no side effects to put in order.
-        # Nor does it say by how many pixels a transposed convolution grows: its padding follows from that.
-        needed = graph.with_nodes(map(_as_read, graph.nodes.values())).reachable()
+            self._add_input(edge)
+        # ONNX has no control dependencies. The shape input of a transposed convolution becomes padding.
+        needed = graph.with_nodes(map(_with_onnx_inputs, graph.nodes.values())).reachable()
         for name in graph.order:
             node = graph[name]
-            if name not in needed or name in self.done or node.op == "Const" or self._is_fed(node):
+            if name not in needed or name in self.absorbed or node.op == "Const" or self._is_input(node):
                 continue
             handler = HANDLERS.get(node.op)
             if handler is None:
-                raise refusal(node, "no ONNX form of this op is known here")
+                raise conversion_error(node, "the op is not supported")
             try:
                 handler(self, node)
             except (KeyError, IndexError, ValueError, TypeError) as error:
-                raise refusal(node, f"it does not fit its op ({error})") from error
-        outputs = [self._output(edge) for edge in graph.outputs]
+                raise conversion_error(node, f"the node is invalid ({error})") from error
+        outputs = [self._add_output(edge) for edge in graph.outputs]
         infos = {str(edge): (self.dtype(edge), self.shape(edge)) for edge in graph.outputs}
-        nodes = self._without_plain_weights()
-        made = Graph.of(
+        nodes = self._used_nodes()
+        converted = Graph.of(
             [*([onnx.ABSENT] if any(Edge("") in node.inputs for node in nodes) else []), *nodes],
             [Edge(str(edge)) for edge in graph.inputs],
             outputs,
@@ -82,77 +88,80 @@ class Translator:
         )
         edges = {edge: value for (edge, layout), value in self.values.items() if layout == PLAIN}
         edges |= {edge: value for (edge, layout), value in self.values.items() if layout == NCHW}
-        return Translation(made, edges)
+        return Translation(converted, edges)
 
-    def _without_plain_weights(self) -> list[Node]:
-        """The nodes but for constants, and casts of them, that were made and are read in another form only."""
-        reads = Counter(edge.node for node in self.made.values() for edge in node.inputs)
-        reads.update(str(edge) for edge in (*self.graph.outputs, *self.graph.inputs))
-        idle = [node for node in self.made.values() if node.op == "Cast" and not reads[node.name]]
-        gone = {node.name for node in idle}
-        for node in idle:
-            reads.subtract(edge.node for edge in node.inputs)
-        gone |= {node.name for node in self.made.values() if node.op == "Constant" and not reads[node.name]}
-        return [node for node in self.made.values() if node.name not in gone]
+    def _used_nodes(self) -> list[Node]:
+        """Return the nodes without unused constants and unused casts of constants.
 
-    def _is_fed(self, node: Node) -> bool:
+        A constant can be unused because its consumers use it in another layout.
+        """
+        num_uses = Counter(edge.node for node in self.nodes.values() for edge in node.inputs)
+        num_uses.update(str(edge) for edge in (*self.graph.outputs, *self.graph.inputs))
+        unused_casts = [node for node in self.nodes.values() if node.op == "Cast" and not num_uses[node.name]]
+        unused = {node.name for node in unused_casts}
+        for node in unused_casts:
+            num_uses.subtract(edge.node for edge in node.inputs)
+        unused |= {node.name for node in self.nodes.values() if node.op == "Constant" and not num_uses[node.name]}
+        return [node for node in self.nodes.values() if node.name not in unused]
+
+    def _is_input(self, node: Node) -> bool:
         return node.name in self.graph.input_names and Edge(node.name) in self.graph.inputs
 
-    def _feed(self, edge: Edge) -> None:
+    def _add_input(self, edge: Edge) -> None:
         name = str(edge)
         shape = self.shape(edge)
-        self.made[name] = Node(name, "Placeholder", attrs={"dtype": self.dtype(edge), "shape": shape})
+        self.nodes[name] = Node(name, "Placeholder", attrs={"dtype": self.dtype(edge), "shape": shape})
         self.values[edge, PLAIN] = Edge(name)
 
-    def _output(self, edge: Edge) -> Edge:
-        """The value of an output, under its own name."""
+    def _add_output(self, edge: Edge) -> Edge:
+        """Return the value of a graph output under the name of the output."""
         value = self.plain(edge)
-        if onnx.value_name(self.made[value.node], value.port) == str(edge):
+        if onnx.value_name(self.nodes[value.node], value.port) == str(edge):
             return value
-        return self.add(str(edge), "Identity", [value])
+        return self.add_node(str(edge), "Identity", [value])
 
-    # What is known
+    # Facts about the TensorFlow graph
 
     def shape(self, edge: Edge) -> Shape:
-        """As TensorFlow lays it out."""
+        """Return the shape in TensorFlow's layout."""
         return self.shapes.get(edge, UNKNOWN)
 
     def rank(self, edge: Edge) -> int | None:
         return self.shape(edge).rank
 
     def dtype(self, edge: Edge) -> DType:
-        """The element type of a value.
+        """Return the element type of a value.
 
         Raises:
-            UnavailableError: nothing is known of it.
+            UnavailableError: the type is unknown.
         """
         node = self.graph[edge.node]
-        known = output_dtypes(node)
-        found = known[edge.port] if edge.port < len(known) else None
-        if found is None:
-            given = node.attrs.get("T", node.attrs.get("dtype"))
-            found = given if isinstance(given, DType) else None
-        if found is None:
-            raise refusal(node, "the type of its elements is not known")
-        return found
+        dtypes = output_dtypes(node)
+        dtype = dtypes[edge.port] if edge.port < len(dtypes) else None
+        if dtype is None:
+            attr = node.attrs.get("T", node.attrs.get("dtype"))
+            dtype = attr if isinstance(attr, DType) else None
+        if dtype is None:
+            raise conversion_error(node, "the element type is unknown")
+        return dtype
 
     def constant(self, node: Node, slot: int) -> Array:
-        """The values of a constant input.
+        """Return the array of a constant input.
 
         Raises:
-            UnavailableError: the input is computed.
+            UnavailableError: the input is not constant.
         """
-        found = self.graph.constant_of(node.inputs[slot]) if slot < len(node.inputs) else None
-        if found is None:
-            raise refusal(node, f"its input {slot} is computed, and only a constant has an ONNX form here")
-        return found.array
+        tensor = self.graph.constant_of(node.inputs[slot]) if slot < len(node.inputs) else None
+        if tensor is None:
+            raise conversion_error(node, f"input {slot} must be constant")
+        return tensor.array
 
     def is_nchw(self, edge: Edge) -> bool:
-        """Whether a value is at hand as NCHW."""
+        """Return whether a value exists as NCHW."""
         return (edge, NCHW) in self.values
 
-    def sole_reader(self, edge: Edge) -> tuple[Node, int] | None:
-        """The only node that reads a value, and in which slot."""
+    def single_consumer(self, edge: Edge) -> tuple[Node, int] | None:
+        """Return the only consumer and its input index; None for graph outputs or several consumers."""
         uses = self.graph.uses.get(edge, ())
         if len(uses) != 1 or edge in self.graph.outputs or edge.node in self.graph.input_names:
             return None
@@ -161,117 +170,116 @@ class Translator:
     # Values
 
     def plain(self, edge: Edge) -> Edge:
-        """The value laid out as TensorFlow does."""
+        """Return the value in TensorFlow's layout."""
         if (edge, PLAIN) not in self.values:
             tensor = self.graph.constant_of(edge)
             if tensor is not None:
-                self.values[edge, PLAIN] = self.keep(edge.node, tensor)
+                self.values[edge, PLAIN] = self.add_constant(edge.node, tensor)
             else:
                 name = str(edge) if edge in self.graph.outputs else f"{edge}/nhwc"
                 source = self.values.get((edge, NCHW))
                 if source is None:
-                    raise refusal(self.graph[edge.node], f"its output {edge.port} has no ONNX form")
-                self.values[edge, PLAIN] = self.add(name, "Transpose", [source], perm=TO_NHWC)
+                    raise conversion_error(self.graph[edge.node], f"output {edge.port} is not supported")
+                self.values[edge, PLAIN] = self.add_node(name, "Transpose", [source], perm=TO_NHWC)
         return self.values[edge, PLAIN]
 
     def nchw(self, edge: Edge) -> Edge:
-        """The value, of four dimensions, as NCHW."""
+        """Return a value of rank 4 as NCHW."""
         if (edge, NCHW) not in self.values:
             tensor = self.graph.constant_of(edge)
             if tensor is not None:
-                self.values[edge, NCHW] = self.keep(f"{edge.node}/nchw", transposed(tensor, TO_NCHW))
+                self.values[edge, NCHW] = self.add_constant(f"{edge.node}/nchw", transpose_tensor(tensor, TO_NCHW))
             else:
                 source = self.plain(edge)
-                self.values[edge, NCHW] = self.add(f"{edge}/nchw", "Transpose", [source], perm=TO_NCHW)
+                self.values[edge, NCHW] = self.add_node(f"{edge}/nchw", "Transpose", [source], perm=TO_NCHW)
         return self.values[edge, NCHW]
 
-    def keep(self, name: str, tensor: Tensor) -> Edge:
-        """A constant; the same one for the same name."""
-        if name not in self.made:
-            self.made[name] = Node(name, "Constant", attrs={"value": tensor})
+    def add_constant(self, name: str, tensor: Tensor) -> Edge:
+        """Return a constant; add it if no node has the name."""
+        if name not in self.nodes:
+            self.nodes[name] = Node(name, "Constant", attrs={"value": tensor})
         return Edge(name)
 
-    def numbers(self, name: str, values: Iterable[int]) -> Edge:
-        """A constant of int64, as ONNX wants shapes and axes."""
+    def add_integers(self, name: str, values: Iterable[int]) -> Edge:
+        """Add an int64 constant for shapes and axes."""
         while name in self.graph:
-            name += "/long"  # TensorFlow's own, of int32, may be read as well
-        return self.keep(name, Tensor.of(np.array(list(values), np.int64)))
+            name += "/long"  # TensorFlow's int32 constant may be converted as well
+        return self.add_constant(name, Tensor.of(np.array(list(values), np.int64)))
 
-    def add(self, name: str, op: str, inputs: Sequence[Edge], **attrs: Attr) -> Edge:
-        """A node of one output."""
-        self.made[name] = Node(name, op, tuple(inputs), attrs=attrs)
+    def add_node(self, name: str, op: str, inputs: Sequence[Edge], **attrs: Attr) -> Edge:
+        """Add a node with one output."""
+        self.nodes[name] = Node(name, op, tuple(inputs), attrs=attrs)
         return Edge(name)
 
-    def between(self, node: Node, word: str, op: str, inputs: Sequence[Edge], **attrs: Attr) -> Edge:
-        """A node of one output on the way to what ``node`` makes, under a name that no other has."""
-        name = f"{node.name}/{word}"
-        while name in self.made or name in self.graph:
+    def add_intermediate(self, node: Node, suffix: str, op: str, inputs: Sequence[Edge], **attrs: Attr) -> Edge:
+        """Add an intermediate node of the conversion of ``node``, with an unused name."""
+        name = f"{node.name}/{suffix}"
+        while name in self.nodes or name in self.graph:
             name += "_"
-        return self.add(name, op, inputs, **attrs)
+        return self.add_node(name, op, inputs, **attrs)
 
     def emit(self, node: Node, op: str, inputs: Sequence[Edge], layout: str, **attrs: Attr) -> Edge:
-        """The node that makes the first output of ``node``, named like it where the layout is its own."""
+        """Add the producer of the first output of ``node``; keep the node's name if possible."""
         edge = Edge(node.name)
         name = node.name if layout == PLAIN or edge not in self.graph.outputs else f"{node.name}/nchw"
-        self.values[edge, layout] = self.add(name, op, inputs, **attrs)
+        self.values[edge, layout] = self.add_node(name, op, inputs, **attrs)
         return self.values[edge, layout]
 
-    def read(self, edge: Edge, layout: str) -> Edge:
+    def in_layout(self, edge: Edge, layout: str) -> Edge:
         return self.nchw(edge) if layout == NCHW else self.plain(edge)
 
-    def image(self, node: Node, edge: Edge) -> Edge:
-        """What a node with a ``data_format`` reads, as NCHW."""
+    def image_input(self, node: Node, edge: Edge) -> Edge:
+        """Return an image input of a node as NCHW."""
         return self.plain(edge) if is_channels_first(node) else self.nchw(edge)
 
-    def layout(self, node: Node) -> str:
-        """The layout of what an op on images makes: that of TensorFlow if the node asks for NCHW itself."""
+    def image_layout(self, node: Node) -> str:
+        """Return the layout of an image output: PLAIN if the TensorFlow node uses NCHW, else NCHW."""
         return PLAIN if is_channels_first(node) else NCHW
 
 
-def _as_read(node: Node) -> Node:
-    """The node with what its ONNX form reads."""
+def _with_onnx_inputs(node: Node) -> Node:
+    """Remove control dependencies and the shape input of a transposed convolution."""
     return node.with_(inputs=node.inputs[1:] if node.op == "Conv2DBackpropInput" else node.inputs, controls=())
 
 
-def refusal(node: Node, reason: str) -> UnavailableError:
-    """That a node can not be converted."""
+def conversion_error(node: Node, reason: str) -> UnavailableError:
+    """Return the error for a node that cannot be converted."""
     return UnavailableError(
-        f"node {node.name!r} ({node.op}) can not be converted to ONNX: {reason}",
-        hint="TensorFlow runs it: --runtime tensorflow, or --target tensorflow where it is quantized; the recipe "
-        "inference removes what only training needs",
+        f"node {node.name!r} ({node.op}) cannot be converted to ONNX: {reason}",
+        hint="run the recipe inference, which removes training ops, or use --runtime tensorflow or --target tensorflow",
     )
 
 
 def is_channels_first(node: Node) -> bool:
-    """Whether a node asks for NCHW itself."""
+    """Return whether the data format of a node is NCHW."""
     return node.attrs.get("data_format", b"NHWC") == b"NCHW"
 
 
-def transposed(tensor: Tensor, permutation: Sequence[int], shape: Sequence[int] | None = None) -> Tensor:
-    """A tensor with its dimensions in another order (and then in another shape), computed when it is needed."""
-    made = tuple(shape) if shape is not None else tuple(tensor.shape[axis] for axis in permutation)
-    return Tensor(tensor.dtype, made, partial(_transpose_now, tensor, tuple(permutation), made))
+def transpose_tensor(tensor: Tensor, permutation: Sequence[int], shape: Sequence[int] | None = None) -> Tensor:
+    """Return a lazily transposed tensor, reshaped to ``shape`` if given."""
+    dims = tuple(shape) if shape is not None else tuple(tensor.shape[axis] for axis in permutation)
+    return Tensor(tensor.dtype, dims, partial(_transpose_array, tensor, tuple(permutation), dims))
 
 
-def _transpose_now(tensor: Tensor, permutation: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+def _transpose_array(tensor: Tensor, permutation: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(tensor.array.transpose(permutation)).reshape(shape)
 
 
 def converts(ops: str) -> Callable[[Handler], Handler]:
-    """Register the only handler for ops, separated by spaces."""
+    """Register a handler for op types separated by spaces."""
 
     def register(handler: Handler) -> Handler:
         for op in ops.split():
-            assert op not in HANDLERS, f"two handlers convert {op}"
+            assert op not in HANDLERS, f"op type {op!r} already has a handler"
             HANDLERS[op] = handler
         return handler
 
     return register
 
 
-def together(translator: Translator, edges: Sequence[Edge]) -> str:
-    """The layout in which an op that works element by element reads: NCHW if some image is at hand so."""
+def common_layout(translator: Translator, edges: Sequence[Edge]) -> str:
+    """Return the layout of the inputs of an elementwise op: NCHW if an input exists as NCHW and all can be NCHW."""
     images = [edge for edge in edges if translator.is_nchw(edge)]
     others = [edge for edge in edges if edge not in images and translator.graph.constant_of(edge) is None]
-    fits = all(translator.rank(edge) == 4 for edge in others)
-    return NCHW if images and fits else PLAIN
+    is_compatible = all(translator.rank(edge) == 4 for edge in others)
+    return NCHW if images and is_compatible else PLAIN

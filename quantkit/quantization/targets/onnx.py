@@ -15,7 +15,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from quantkit.convert import Translation, translate
-from quantkit.convert.tensorflow_to_onnx.translator import transposed
+from quantkit.convert.tensorflow_to_onnx.translator import transpose_tensor
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Tensor
@@ -135,7 +135,7 @@ class _Quantization:
         parameters = _fit_bias(QuantizationParameters.of_weights(spec, weights.array), step, bias)
         scales = parameters.scale
         quantized = Tensor(ONNX_TYPES[spec.dtype], weights.shape, partial(_quantize, weights, parameters))
-        quantized = transposed(quantized, LAYOUTS[op], shape) if op in LAYOUTS else quantized
+        quantized = transpose_tensor(quantized, LAYOUTS[op], shape) if op in LAYOUTS else quantized
         name = layer.name
         self.new_nodes.append(Node(f"{name}/weights", "Constant", attrs={"value": quantized}))
         axis = 0 if layer.op == "Conv" or layer.attrs.get("transB") else 1
@@ -271,7 +271,7 @@ def _stored_constant(
     stored = quantize_constant(values, parameters)
     scale = parameters.scale
     if order:
-        stored = transposed(stored, order, node.value.shape)
+        stored = transpose_tensor(stored, order, node.value.shape)
     if spec.axes:
         shape = [1] * len(node.value.shape)
         shape[0 if order else spec.axes[0]] = -1  # ONNX layouts have the output channels first
