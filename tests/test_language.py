@@ -29,10 +29,8 @@ PENDING: tuple[str, ...] = (
     "quantkit/convert/",
     "quantkit/ops/kernels/",
     "quantkit/transforms/README.md",
-    "quantkit/transforms/functions/",
     "quantkit/transforms/fusion/",
     "quantkit/transforms/layout/",
-    "quantkit/transforms/metadata/",
     "quantkit/transforms/plugins.py",
     "quantkit/transforms/precision/",
     "quantkit/transforms/registry.py",
@@ -43,12 +41,9 @@ PENDING: tuple[str, ...] = (
     "tests/formats/",
     "tests/ops/",
     "tests/support/",
-    "tests/transforms/functions/",
     "tests/transforms/fusion/",
     "tests/transforms/layout/",
-    "tests/transforms/metadata/",
     "tests/transforms/precision/",
-    "tests/transforms/test_",
 )
 
 
