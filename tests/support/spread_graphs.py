@@ -1,4 +1,4 @@
-"""Graphs as exporters write them: the inverse of rewrites, each exact, for tests and measurements of the rewrites."""
+"""Exact inverses of rewrites: graphs as exporters write them, for tests and measurements of the rewrites."""
 
 import numpy as np
 
@@ -6,28 +6,28 @@ from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.shape_inference import infer_shapes
-from quantkit.transforms.folding.fold_pads import _all_same
+from quantkit.transforms.folding.fold_pads import same_widths
 
 FLOAT = {"T": DType.FLOAT}
 
 
 def with_pads(graph: Graph) -> Graph:
-    """What SAME adds, as a Pad before a convolution that adds nothing."""
+    """Replace the SAME padding of convolutions by Pad nodes."""
     shapes = infer_shapes(graph)
     draft = Draft(graph)
     for node in graph.nodes.values():
         if node.op in ("Conv2D", "DepthwiseConv2dNative") and node.attrs.get("padding") == b"SAME":
-            widths = _all_same(shapes, node, shapes[node.inputs[0]])
+            widths = same_widths(shapes, node, shapes[node.inputs[0]])
             if widths is not None and widths.any():
-                given = constant(f"{node.name}/widths", widths.astype(np.int32))
+                paddings = constant(f"{node.name}/widths", widths.astype(np.int32))
                 attrs = {**FLOAT, "Tpaddings": DType.INT32}
-                pad = Node(f"{node.name}/pad", "Pad", (node.inputs[0], Edge(given.name)), attrs=attrs)
-                draft.replace(node.name, given, pad, node.with_input(0, Edge(pad.name)).with_attrs(padding=b"VALID"))
+                pad = Node(f"{node.name}/pad", "Pad", (node.inputs[0], Edge(paddings.name)), attrs=attrs)
+                draft.replace(node.name, paddings, pad, node.with_input(0, Edge(pad.name)).with_attrs(padding=b"VALID"))
     return draft.graph()
 
 
 def with_clamps(graph: Graph) -> Graph:
-    """Relu and Relu6 as a maximum, and a minimum."""
+    """Replace Relu and Relu6 by Maximum and Minimum."""
     draft = Draft(graph)
     for node in graph.nodes.values():
         if node.op in ("Relu", "Relu6"):
@@ -43,7 +43,7 @@ def with_clamps(graph: Graph) -> Graph:
 
 
 def with_batch_norms(graph: Graph, seed: int = 0) -> Graph:
-    """Biases of convolutions as decomposed batch norms: a product and a sum."""
+    """Replace the biases of convolutions by decomposed BatchNorm: a product and a sum."""
     random = np.random.default_rng(seed)
     draft = Draft(graph)
     for node in graph.nodes.values():
@@ -52,21 +52,20 @@ def with_batch_norms(graph: Graph, seed: int = 0) -> Graph:
             continue
         weights = graph[layer.inputs[1].node]
         factor = random.uniform(0.5, 2, weights.value.shape[3]).astype(np.float32)
-        own = constant(f"{layer.name}/unscaled", weights.value.array / factor)
+        unscaled = constant(f"{layer.name}/unscaled", weights.value.array / factor)
         scale = constant(f"{layer.name}/scale", factor)
-        scaled = Node(f"{node.name}/mul", "Mul", (Edge(layer.name), Edge(scale.name)), attrs=FLOAT)
-        draft.replace(layer.name, own, layer.with_input(1, Edge(own.name)))
-        draft.replace(
-            node.name, scale, scaled, node.with_(op="AddV2", inputs=(Edge(scaled.name), node.inputs[1]), attrs=FLOAT)
-        )
+        product = Node(f"{node.name}/mul", "Mul", (Edge(layer.name), Edge(scale.name)), attrs=FLOAT)
+        total = node.with_(op="AddV2", inputs=(Edge(product.name), node.inputs[1]), attrs=FLOAT)
+        draft.replace(layer.name, unscaled, layer.with_input(1, Edge(unscaled.name)))
+        draft.replace(node.name, scale, product, total)
     return draft.graph()
 
 
 def with_preprocessing(graph: Graph, mean: float = 128, std: float = 128) -> Graph:
-    """Pixels as floats from 0 to 255, which two nodes bring to what the network takes."""
-    (fed,) = graph.inputs
-    source = graph[fed.node]
-    shape = infer_shapes(graph)[fed]
+    """Add an input of pixels from 0 to 255 with two nodes that normalize them."""
+    (edge,) = graph.inputs
+    source = graph[edge.node]
+    shape = infer_shapes(graph)[edge]
     pixels = Node("pixels", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(shape.dims)})
     middle, factor = constant("middle", np.float32(mean)), constant("factor", np.float32(1 / std))
     centered = Node("centered", "Sub", (Edge("pixels"), Edge("middle")), attrs=FLOAT)

@@ -93,7 +93,7 @@ def _fold_pad(shapes: Shapes, graph: Graph, root: Node) -> list[Node] | Skip | N
         return Skip(f"the widths of SAME are unknown, because the size of {pad.name} is unknown")
     if root.op == "MaxPool" and ((own + widths).max(1) >= attribute(root, "ksize")).any():
         return Skip(f"{pad.name} is as wide as the window: some windows would contain only padding")
-    same = _same_widths(shapes, root, shapes.get(pad.inputs[0], UNKNOWN))
+    same = same_widths(shapes, root, shapes.get(pad.inputs[0], UNKNOWN))
     if root.op == "DepthwiseConv2dNative" and (same is None or not np.array_equal(own + widths, same)):
         return Skip(f"the widths of {pad.name} differ from SAME, and TensorFlow crashes when it fuses EXPLICIT padding")
     if root.op == "MaxPool" and (same is None or not np.array_equal(own + widths, same)):
@@ -149,10 +149,10 @@ def _own_padding(shapes: Shapes, root: Node) -> Array | None:
         return np.array(attribute(root, "explicit_paddings")).reshape(4, 2)
     if padding == b"VALID":
         return np.zeros((4, 2), int)
-    return _same_widths(shapes, root, shapes.get(root.inputs[0], UNKNOWN))
+    return same_widths(shapes, root, shapes.get(root.inputs[0], UNKNOWN))
 
 
-def _same_widths(shapes: Shapes, root: Node, shape: Shape) -> Array | None:
+def same_widths(shapes: Shapes, root: Node, shape: Shape) -> Array | None:
     """Return the widths that SAME adds around a tensor of a shape, (4, 2); None if unknown."""
     windows = _windows(shapes, root)
     if not windows:
