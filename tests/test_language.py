@@ -34,7 +34,6 @@ PENDING: tuple[str, ...] = (
     "quantkit/transforms/plugins.py",
     "quantkit/transforms/precision/",
     "quantkit/transforms/registry.py",
-    "quantkit/zoo/",
     "tests/bench/",
     "tests/compat/",
     "tests/convert/",

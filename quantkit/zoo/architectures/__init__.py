@@ -1,8 +1,8 @@
-"""The graphs of known models without their weights: the same nodes, random parameters.
+"""Graphs of known models with random weights: the same nodes as the released files.
 
-Good for latency, memory and the shape of things where nothing can be downloaded. The answers of such a graph mean
-nothing, and the graph says so: its output nodes carry an attribute that `is_random` finds, which survives saving,
-loading and transforms. Attributes whose names begin with an underscore are for annotations: every engine lets them be.
+They serve to measure latency and memory, and to inspect graphs, without a download. Their predictions are meaningless,
+so their output nodes have an attribute that `is_random` finds; it survives saving, loading and transforms. All runtimes
+ignore attributes whose names begin with an underscore.
 """
 
 from importlib import import_module
@@ -10,7 +10,7 @@ from importlib import import_module
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.ir.graph import Graph
 
-# The module and function that builds each; imported when it is asked for.
+# Module and function that builds each architecture; the module is imported on first use.
 ARCHITECTURES = {
     "inception_v3": ("release_2015", "inception_v3"),
     "inception_v3_2016": ("release_2016", "inception_v3"),
@@ -21,20 +21,20 @@ MARK = "_random_parameters"
 
 
 def random_graph(card_name: str, seed: int = 0) -> Graph:
-    """The graph of a card's architecture, with random parameters in place of the trained ones.
+    """Build the graph of a card's architecture with random weights.
 
     Args:
-        card_name: a key of `ARCHITECTURES`.
-        seed: equal seeds give equal graphs. Parameters are drawn when they are read, and nothing before.
+        card_name: key of `ARCHITECTURES`.
+        seed: seed of the weights; equal seeds produce equal graphs. Weights are drawn on first use.
 
     Raises:
-        UsageError: no architecture of that name is known.
+        UsageError: there is no architecture with that name.
     """
     if card_name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
+        names = ", ".join(ARCHITECTURES)
         raise UsageError(
             f"there are no random weights for {card_name!r}",
-            hint=did_you_mean(card_name, ARCHITECTURES) or f"architectures that can be built: {known}",
+            hint=did_you_mean(card_name, ARCHITECTURES) or f"the architectures are {names}",
         )
     module, function = ARCHITECTURES[card_name]
     graph: Graph = getattr(import_module(f"{__name__}.{module}"), function)(seed)
@@ -44,7 +44,7 @@ def random_graph(card_name: str, seed: int = 0) -> Graph:
 
 
 def is_random(graph: Graph) -> bool:
-    """Whether the graph came from `random_graph`, by way of whatever files and transforms.
+    """Return True if a graph was built by `random_graph`, also after transforms and a round trip through a file.
 
     >>> is_random(random_graph("mobilenet_v1"))
     True

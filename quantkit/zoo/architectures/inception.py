@@ -37,7 +37,7 @@ class Pool(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """Two convolutions that read one tensor; their outputs go side by side into the module's."""
+    """Two convolutions of the same input; their outputs are concatenated with those of the module."""
 
     left: Conv
     right: Conv
@@ -47,7 +47,7 @@ Branch = tuple[Conv | Pool | Fork, ...]
 
 
 class Module(NamedTuple):
-    """Branches that read one tensor and are joined along the channels.
+    """Branches of the same input, concatenated along the channels.
 
     Attributes:
         scope: its name in the 2016 release.
@@ -70,38 +70,38 @@ STEM: Branch = (
 
 
 def modules(last_pool: str) -> tuple[Module, ...]:
-    """The eleven modules, from 35x35 over 17x17 to 8x8 positions.
+    """Return the eleven modules, from 35x35 and 17x17 to 8x8 positions.
 
     Args:
         last_pool: op of the pool in the last module: ``MaxPool`` in 2015, ``AvgPool`` in 2016.
     """
     return (
-        _grid_35("Mixed_5b", 32),
-        _grid_35("Mixed_5c", 64, ("Conv2d_0b_1x1", "Conv_1_0c_5x5")),
-        _grid_35("Mixed_5d", 64),
+        _module_35("Mixed_5b", 32),
+        _module_35("Mixed_5c", 64, ("Conv2d_0b_1x1", "Conv_1_0c_5x5")),
+        _module_35("Mixed_5d", 64),
         _from_35_to_17("Mixed_6a"),
-        _grid_17("Mixed_6b", 128),
-        _grid_17("Mixed_6c", 160),
-        _grid_17("Mixed_6d", 160),
-        _grid_17("Mixed_6e", 192),
+        _module_17("Mixed_6b", 128),
+        _module_17("Mixed_6c", 160),
+        _module_17("Mixed_6d", 160),
+        _module_17("Mixed_6e", 192),
         _from_17_to_8("Mixed_7a"),
-        _grid_8("Mixed_7b", "Conv2d_0b_3x1", "AvgPool"),
-        _grid_8("Mixed_7c", "Conv2d_0c_3x1", last_pool),
+        _module_8("Mixed_7b", "Conv2d_0b_3x1", "AvgPool"),
+        _module_8("Mixed_7c", "Conv2d_0c_3x1", last_pool),
     )
 
 
-def _pooled(filters: int, op: str = "AvgPool") -> Branch:
+def _pool_branch(filters: int, op: str = "AvgPool") -> Branch:
     return Pool("AvgPool_0a_3x3", op), Conv("Conv2d_0b_1x1", filters)
 
 
-def _grid_35(scope: str, pooled: int, names: tuple[str, str] = ("Conv2d_0a_1x1", "Conv2d_0b_5x5")) -> Module:
+def _module_35(scope: str, pool_filters: int, names: tuple[str, str] = ("Conv2d_0a_1x1", "Conv2d_0b_5x5")) -> Module:
     return Module(
         scope,
         (
             (Conv("Conv2d_0a_1x1", 64),),
             (Conv(names[0], 48), Conv(names[1], 64, (5, 5))),
             (Conv("Conv2d_0a_1x1", 64), Conv("Conv2d_0b_3x3", 96, (3, 3)), Conv("Conv2d_0c_3x3", 96, (3, 3))),
-            _pooled(pooled),
+            _pool_branch(pool_filters),
         ),
     )
 
@@ -121,7 +121,7 @@ def _from_35_to_17(scope: str) -> Module:
     )
 
 
-def _grid_17(scope: str, width: int) -> Module:
+def _module_17(scope: str, width: int) -> Module:
     return Module(
         scope,
         (
@@ -138,7 +138,7 @@ def _grid_17(scope: str, width: int) -> Module:
                 Conv("Conv2d_0d_7x1", width, (7, 1)),
                 Conv("Conv2d_0e_1x7", 192, (1, 7)),
             ),
-            _pooled(192),
+            _pool_branch(192),
         ),
     )
 
@@ -159,7 +159,7 @@ def _from_17_to_8(scope: str) -> Module:
     )
 
 
-def _grid_8(scope: str, right: str, pool: str) -> Module:
+def _module_8(scope: str, right: str, pool: str) -> Module:
     return Module(
         scope,
         (
@@ -173,6 +173,6 @@ def _grid_8(scope: str, right: str, pool: str) -> Module:
                 Conv("Conv2d_0b_3x3", 384, (3, 3)),
                 Fork(Conv("Conv2d_0c_1x3", 384, (1, 3)), Conv("Conv2d_0d_3x1", 384, (3, 1))),
             ),
-            _pooled(192, pool),
+            _pool_branch(192, pool),
         ),
     )

@@ -11,7 +11,7 @@ from quantkit.zoo.architectures.writer import FLOAT, Signal
 
 CLASSES = 1001
 
-# (stride of the depthwise convolution, channels of the pointwise one) behind the first convolution.
+# (stride of the depthwise convolution, channels of the pointwise one) after the first convolution.
 V1_BLOCKS = (
     (1, 64), (2, 128), (1, 128), (2, 256), (1, 256), (2, 512), (1, 512), (1, 512), (1, 512), (1, 512), (1, 512),
     (2, 1024), (1, 1024),
@@ -36,8 +36,8 @@ def mobilenet_v1(seed: int) -> Graph:
         signal = net.relu6(scope, net.conv(scope, signal, filters))
     scope = "MobilenetV1/Logits"
     average = write.pool(f"{scope}/AvgPool_1a/AvgPool", signal.node, "AvgPool", 7, padding="VALID")
-    kept = write.identity(f"{scope}/Dropout_1b/Identity", average)
-    logits = write.logits(signal._replace(node=kept), seed, CLASSES)
+    dropout = write.identity(f"{scope}/Dropout_1b/Identity", average)
+    logits = write.logits(signal._replace(node=dropout), seed, CLASSES)
     squeezed = write.squeeze(f"{scope}/SpatialSqueeze", logits)
     return Graph.of(write.nodes, ["input"], [write.predictions(squeezed, CLASSES)])
 
@@ -46,8 +46,8 @@ def mobilenet_v2(seed: int) -> Graph:
     """Seventeen inverted residuals with linear bottlenecks."""
     net = _MobileNet(seed, SlimWriter(ERA_2018, "MobilenetV2", "MobilenetV2"))
     write = net.write
-    picture = write.identity("MobilenetV2/input", write.placeholder(224))
-    signal = net.relu6("Conv", net.conv("Conv", Signal(picture, 3, 0.3), 32, 3, 2))
+    image = write.identity("MobilenetV2/input", write.placeholder(224))
+    signal = net.relu6("Conv", net.conv("Conv", Signal(image, 3, 0.3), 32, 3, 2))
     number = 0
     for expansion, filters, blocks, stride in V2_STAGES:
         for block in range(blocks):
@@ -58,14 +58,14 @@ def mobilenet_v2(seed: int) -> Graph:
     embedding = write.identity("MobilenetV2/embedding", signal.node)
     scope = "MobilenetV2/Logits"
     average = write.pool(f"{scope}/AvgPool", embedding, "AvgPool", 7, padding="VALID")
-    kept = write.identity(f"{scope}/Dropout/Identity", average)
-    logits = write.logits(signal._replace(node=kept), seed, CLASSES)
+    dropout = write.identity(f"{scope}/Dropout/Identity", average)
+    logits = write.logits(signal._replace(node=dropout), seed, CLASSES)
     output = write.identity(f"{scope}/output", write.squeeze(f"{scope}/Squeeze", logits))
     return Graph.of(write.nodes, ["input"], [write.predictions(output, CLASSES)])
 
 
 class _MobileNet:
-    """Layers whose parameters are drawn for what they read."""
+    """Layers whose weights are scaled to their inputs."""
 
     def __init__(self, seed: int, write: SlimWriter) -> None:
         self.seed = seed
@@ -77,7 +77,7 @@ class _MobileNet:
         return Signal(self.write.conv(scope, source.node, layer, stride), filters, _LINEAR_POWER)
 
     def depthwise(self, scope: str, source: Signal, stride: int) -> Signal:
-        """3x3 depthwise convolution and batch norm."""
+        """Add a 3x3 depthwise convolution and batch norm."""
         layer = LayerParameters(self.seed, scope, (3, 3, source.channels, 1), source.power, is_depthwise=True)
         return Signal(self.write.conv(scope, source.node, layer, stride), source.channels, _LINEAR_POWER)
 
@@ -87,18 +87,18 @@ class _MobileNet:
 
     def inverted_residual(self, scope: str, source: Signal, expansion: int, filters: int, stride: int) -> Signal:
         """Widen, filter each channel, narrow without activation; add the source where shapes allow."""
-        source = self._named(f"{scope}/input", source)
+        source = self._add_identity(f"{scope}/input", source)
         signal = source
         if expansion > 1:
             wide = self.conv(f"{scope}/expand", signal, expansion * source.channels)
-            signal = self._named(f"{scope}/expansion_output", self.relu6(f"{scope}/expand", wide))
+            signal = self._add_identity(f"{scope}/expansion_output", self.relu6(f"{scope}/expand", wide))
         filtered = self.relu6(f"{scope}/depthwise", self.depthwise(f"{scope}/depthwise", signal, stride))
-        signal = self._named(f"{scope}/depthwise_output", filtered)
-        signal = self._named(f"{scope}/project/Identity", self.conv(f"{scope}/project", signal, filters))
+        signal = self._add_identity(f"{scope}/depthwise_output", filtered)
+        signal = self._add_identity(f"{scope}/project/Identity", self.conv(f"{scope}/project", signal, filters))
         if stride == 1 and filters == source.channels:
             total = self.write.add(f"{self.write.body}/{scope}/add", "Add", signal.node, source.node, **FLOAT)
             signal = Signal(total, filters, signal.power + source.power)
-        return self._named(f"{scope}/output", signal)
+        return self._add_identity(f"{scope}/output", signal)
 
-    def _named(self, name: str, source: Signal) -> Signal:
+    def _add_identity(self, name: str, source: Signal) -> Signal:
         return source._replace(node=self.write.identity(f"{self.write.body}/{name}", source.node))

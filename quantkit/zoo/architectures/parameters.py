@@ -1,8 +1,8 @@
 """Random parameters that keep a deep network's numbers in range, drawn when they are read.
 
-A kernel with fan-in f that reads numbers of mean square p has entries of variance 1 / (f p), so every output
-has variance one (with p = 1/2, the mean square behind a ReLU, this is He's initialization). Each output channel
-is then stretched by its own factor, as in trained networks, and the batch norm that follows knows that factor.
+A kernel with fan-in f and inputs of mean square p has entries of variance 1 / (f p), so every output has variance one
+(for p = 1/2, the mean square after a ReLU, this is He's initialization). Each output channel is then scaled by its own
+factor, as in trained networks, and the following batch norm is scaled accordingly.
 
 He et al., Delving Deep into Rectifiers, 2015: https://arxiv.org/abs/1502.01852
 """
@@ -15,19 +15,19 @@ import numpy as np
 
 from quantkit.ir.tensor import Array, DType, Tensor
 
-# Mean square behind ReLU of a batch norm with the vectors drawn below.
+# Mean square after the ReLU of a batch norm with the vectors drawn below.
 RELU_POWER = 0.65
 
 
 @dataclass(frozen=True)
 class LayerParameters:
-    """The random parameters of one convolution and of the batch norm behind it.
+    """Random weights of one convolution and of the batch norm after it.
 
     Attributes:
-        seed: of the whole network.
-        name: of the layer; another name is another stream of numbers.
-        shape: of the kernel: (h, w, c_in, c_out), or (h, w, c, 1) where it is depthwise.
-        power: mean square of what the layer reads.
+        seed: seed of the network.
+        name: name of the layer, which selects the stream of random values.
+        shape: shape of the kernel: (h, w, c_in, c_out), or (h, w, c, 1) for a depthwise convolution.
+        power: mean square of the input of the layer.
         is_depthwise: each channel is filtered by itself.
     """
 
@@ -39,7 +39,7 @@ class LayerParameters:
 
     @property
     def channels(self) -> int:
-        """How many channels the layer makes."""
+        """Number of output channels."""
         return self.shape[2] if self.is_depthwise else self.shape[3]
 
     @property

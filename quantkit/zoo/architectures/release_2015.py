@@ -1,7 +1,7 @@
 """Inception v3 as released in December 2015, node for node, and the idioms of its graph.
 
 Those idioms are what folding has to cope with: batch norm as one op that left TensorFlow after GraphDef version 8,
-a numeric check beside every ReLU and max pool that only a control edge keeps alive, the concatenation whose axis
+a numeric check of every ReLU and max pool that only a control dependency keeps, the concatenation whose axis
 comes first, and a JPEG decoder in front.
 """
 
@@ -13,14 +13,14 @@ from quantkit.ir.graph import Edge, Graph, Node, Versions
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.zoo.architectures.inception import STEM, Branch, Conv, Fork, Module, Pool, modules
 from quantkit.zoo.architectures.parameters import RELU_POWER, LayerParameters
-from quantkit.zoo.architectures.writer import FLOAT, Signal, Writer, concatenated, pooled
+from quantkit.zoo.architectures.writer import FLOAT, Signal, Writer, concatenation_output, pool_output
 
 VERSIONS = Versions(producer=8)
 EPSILON = float(np.float32(0.001))
 
 
 class ConvParameters(Protocol):
-    """A kernel (h, w, c_in, c_out) and the four vectors (c_out,) of the batch norm behind it."""
+    """A kernel (h, w, c_in, c_out) and the four vectors (c_out,) of the batch norm after it."""
 
     @property
     def kernel(self) -> Tensor: ...
@@ -38,7 +38,7 @@ class ReleaseWriter(Writer):
     """Writes layers the way the 2015 graph has them."""
 
     def preprocessing(self, size: tuple[int, int], channels: int) -> str:
-        """From JPEG bytes to (1, h, w, c) floats from -1 to 1; the result is the node ``Mul``."""
+        """Add the nodes from JPEG bytes to (1, h, w, c) floats in [-1, 1]; the last one is ``Mul``."""
         self.const("DecodeJpeg/contents", Tensor.of(np.array(b"", object)))
         self.add(
             "DecodeJpeg",
@@ -90,22 +90,22 @@ class ReleaseWriter(Writer):
             scale_after_normalization=True,
             **FLOAT,
         )
-        return self.add(name, "Relu", self.checked(name, norm), **FLOAT)
+        return self.add(name, "Relu", self.add_check(name, norm), **FLOAT)
 
-    def checked(self, name: str, source: str) -> str:
-        """``source`` again, but only after a check that it is finite."""
+    def add_check(self, name: str, source: str) -> str:
+        """Add an Identity of ``source`` with a control dependency on a check that it is finite."""
         check = self.add(f"{name}/CheckNumerics", "CheckNumerics", source, message=b"tensor had NaN or Inf", **FLOAT)
         guarded = Node(f"{name}/control_dependency", "Identity", (Edge(source),), controls=(check,), attrs=FLOAT)
         self.nodes.append(guarded)
         return guarded.name
 
     def pool(self, name: str, source: str, op: str, size: int = 3, stride: int = 1, padding: str = "SAME") -> str:
-        """``MaxPool``, which is checked and says no type, or ``AvgPool``, which is not and does."""
+        """Add ``MaxPool``, with a check and without a type, or ``AvgPool``, without a check and with a type."""
         is_max = op == "MaxPool"
         return self.add(
             name,
             op,
-            self.checked(name, source) if is_max else source,
+            self.add_check(name, source) if is_max else source,
             ksize=(1, size, size, 1),
             strides=(1, stride, stride, 1),
             padding=padding.encode(),
@@ -132,7 +132,7 @@ class ReleaseWriter(Writer):
 
 
 def inception_v3(seed: int) -> Graph:
-    """The 1004 nodes of the release, in its order."""
+    """Build the 1004 nodes of the release, in its order."""
     body = _Release2015(seed)
     write = body.write
     signal = body.chain(STEM, "", Signal(write.preprocessing((299, 299), 3), 3, 0.3))
@@ -152,21 +152,21 @@ class _Release2015:
         self.write = ReleaseWriter()
 
     def module(self, module: Module, name: str, source: Signal) -> Signal:
-        """Branches of one layer stand alone, the others are towers; forks are written before the pooled branch."""
+        """Add a module: branches of one layer and towers; forks are written before the pooling branch."""
         towers = iter(("tower", "tower_1", "tower_2"))
         joined: list[Signal] = []
         forks: list[tuple[str, Fork, Signal]] = []
         for branch in module.branches:
             prefix = f"{name}/" if len(branch) == 1 else f"{name}/{next(towers)}/"
             if isinstance(branch[0], Pool):
-                joined += self.forked(forks)
+                joined += self.add_forks(forks)
             if isinstance(branch[-1], Fork):
                 forks.append((prefix, branch[-1], self.chain(branch[:-1], prefix, source)))
             else:
                 joined.append(self.chain(branch, prefix, source))
-        return concatenated(self.write.join(name, [signal.node for signal in joined]), joined)
+        return concatenation_output(self.write.join(name, [signal.node for signal in joined]), joined)
 
-    def forked(self, forks: list[tuple[str, Fork, Signal]]) -> list[Signal]:
+    def add_forks(self, forks: list[tuple[str, Fork, Signal]]) -> list[Signal]:
         return [
             self.conv(f"{prefix}mixed/{name}", conv, source)
             for prefix, fork, source in forks
@@ -183,7 +183,7 @@ class _Release2015:
                 signal = self.conv(name, layer, signal)
             elif isinstance(layer, Pool):
                 node = self.write.pool(name, signal.node, layer.op, stride=layer.stride, padding=layer.padding)
-                signal = pooled(node, layer.op, signal)
+                signal = pool_output(node, layer.op, signal)
         return signal
 
     def conv(self, name: str, conv: Conv, source: Signal) -> Signal:

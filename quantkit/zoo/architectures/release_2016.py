@@ -5,13 +5,13 @@ from quantkit.ir.tensor import DType
 from quantkit.zoo.architectures.inception import STEM, Branch, Conv, Fork, Module, Pool, modules
 from quantkit.zoo.architectures.parameters import RELU_POWER, LayerParameters
 from quantkit.zoo.architectures.slim import ERA_2016, SlimWriter
-from quantkit.zoo.architectures.writer import FLOAT, Signal, concatenated, pooled
+from quantkit.zoo.architectures.writer import FLOAT, Signal, concatenation_output, pool_output
 
 CLASSES = 1001
 
 
 def inception_v3(seed: int) -> Graph:
-    """Names and order of the frozen file, as far as its op counts and published names tell."""
+    """Build the graph; names and order of the nodes follow its op counts and published names."""
     body = _Release2016(seed)
     write = body.write
     signal = body.chain(STEM, "", Signal(write.placeholder(299), 3, 0.3))
@@ -19,8 +19,8 @@ def inception_v3(seed: int) -> Graph:
         signal = body.module(module, signal)
     scope = "InceptionV3/Logits"
     average = write.pool(f"{scope}/AvgPool_1a_8x8/AvgPool", signal.node, "AvgPool", 8, padding="VALID")
-    kept = write.identity(f"{scope}/Dropout_1b/Identity", average)
-    logits = write.logits(signal._replace(node=kept), seed, CLASSES)
+    dropout = write.identity(f"{scope}/Dropout_1b/Identity", average)
+    logits = write.logits(signal._replace(node=dropout), seed, CLASSES)
     squeezed = write.squeeze(f"{scope}/SpatialSqueeze", logits)
     return Graph.of(write.nodes, ["input"], [write.predictions(squeezed, CLASSES)])
 
@@ -60,11 +60,11 @@ class _Release2016:
     def pool(self, pool: Pool, prefix: str, source: Signal) -> Signal:
         name = f"{self.write.body}/{prefix}{pool.scope}/{pool.op}"
         node = self.write.pool(name, source.node, pool.op, stride=pool.stride, padding=pool.padding)
-        return pooled(node, pool.op, source)
+        return pool_output(node, pool.op, source)
 
     def join(self, scope: str, sources: list[Signal]) -> Signal:
         name = f"{self.write.body}/{scope}/concat_v2"
         axis = self.write.const(f"{name}/axis", 3)
         nodes = [source.node for source in sources]
         self.write.add(name, "ConcatV2", *nodes, axis, N=len(nodes), Tidx=DType.INT32, **FLOAT)
-        return concatenated(name, sources)
+        return concatenation_output(name, sources)

@@ -1,4 +1,4 @@
-"""How TF-Slim's layers look in a frozen graph.
+"""Layers of TF-Slim in frozen graphs.
 
 Variables became constants, but each is still read through its ``read`` Identity. Variables are named by the layer
 alone; operations repeat the network's scope in the networks that re-enter it.
@@ -19,11 +19,11 @@ _NHWC: dict[str, Attr] = {"data_format": b"NHWC"}
 
 @dataclass(frozen=True)
 class Era:
-    """What changed in TensorFlow between two exports of the same code.
+    """Differences between TensorFlow versions that exported the same code.
 
     Attributes:
-        convolution: last word of a convolution's name.
-        dilations: whether convolutions say theirs.
+        convolution: last component of the name of a convolution.
+        dilations: True if convolutions have the attribute ``dilations``.
         is_fused: whether batch norm is one op.
     """
 
@@ -40,7 +40,7 @@ class SlimWriter(Writer):
     """Writes layers the way TF-Slim's frozen graphs have them.
 
     Args:
-        era: of the export.
+        era: version of the export.
         network: scope of the variables, such as ``InceptionV3``.
         body: scope of the operations of the network's body: ``InceptionV3/InceptionV3``, or as ``network``.
     """
@@ -52,11 +52,11 @@ class SlimWriter(Writer):
         self.body = body
 
     def placeholder(self, size: int) -> str:
-        """One picture, (1, size, size, 3)."""
+        """Add the input of one image, (1, size, size, 3)."""
         return self.add("input", "Placeholder", dtype=DType.FLOAT, shape=Shape((1, size, size, 3)))
 
     def variable(self, name: str, values: Tensor) -> str:
-        """A frozen variable and the Identity that reads it."""
+        """Add a frozen variable and its Identity."""
         self.const(name, values)
         return self.add(f"{name}/read", "Identity", name, _class=(f"loc:@{name}".encode(),), **FLOAT)
 
@@ -72,7 +72,7 @@ class SlimWriter(Writer):
     def convolution(
         self, variables: str, scope: str, source: str, layer: LayerParameters, stride: int = 1, padding: str = "SAME"
     ) -> str:
-        """The convolution alone, depthwise where the layer is."""
+        """Add the convolution of a layer, without batch norm."""
         attrs: dict[str, Attr] = {
             "strides": (1, stride, stride, 1),
             "padding": padding.encode(),
@@ -101,7 +101,7 @@ class SlimWriter(Writer):
         return self.add(f"{scope}/add_1", "Add", f"{scope}/mul", f"{scope}/sub", **FLOAT)
 
     def fused_batch_norm(self, variables: str, scope: str, source: str, layer: LayerParameters) -> str:
-        """``FusedBatchNorm`` with moving statistics."""
+        """Add ``FusedBatchNorm`` with moving statistics."""
         vectors = [
             self.variable(f"{variables}/{name}", getattr(layer, name))
             for name in ("gamma", "beta", "moving_mean", "moving_variance")
@@ -112,14 +112,14 @@ class SlimWriter(Writer):
         )  # fmt: skip
 
     def pool(self, name: str, source: str, op: str, size: int = 3, stride: int = 1, padding: str = "SAME") -> str:
-        """``MaxPool`` or ``AvgPool``."""
+        """Add ``MaxPool`` or ``AvgPool``."""
         return self.add(
             name, op, source, ksize=(1, size, size, 1), strides=(1, stride, stride, 1), padding=padding.encode(),
             **_NHWC, **FLOAT,
         )  # fmt: skip
 
     def logits(self, source: Signal, seed: int, classes: int) -> str:
-        """A 1x1 convolution with bias, in the scope ``Logits``."""
+        """Add a 1x1 convolution with bias, in the scope ``Logits``."""
         scope = f"{self.network}/Logits/Conv2d_1c_1x1"
         layer = LayerParameters(seed, scope, (1, 1, source.channels, classes), source.power)
         product = self.convolution(scope, scope, source.node, layer)
@@ -127,7 +127,7 @@ class SlimWriter(Writer):
         return self.add(f"{scope}/BiasAdd", "BiasAdd", product, biases, **_NHWC, **FLOAT)
 
     def squeeze(self, name: str, source: str) -> str:
-        """(n, 1, 1, k) to (n, k)."""
+        """Add the nodes that reshape (n, 1, 1, k) to (n, k)."""
         return self.add(name, "Squeeze", source, squeeze_dims=(1, 2), **FLOAT)
 
     def predictions(self, source: str, classes: int) -> str:

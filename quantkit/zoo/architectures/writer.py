@@ -10,12 +10,12 @@ FLOAT: dict[str, Attr] = {"T": DType.FLOAT}
 
 
 class Signal(NamedTuple):
-    """What a node puts out, as far as the next layer's random parameters need to know it.
+    """Output of a node: the facts that the random weights of the next layer depend on.
 
     Attributes:
         node: its name.
         channels: size of its last dimension.
-        power: mean square of its numbers, by estimate.
+        power: estimated mean square of the values.
     """
 
     node: str
@@ -23,17 +23,17 @@ class Signal(NamedTuple):
     power: float
 
 
-# What 3x3 pooling behind ReLU changes the mean square by, when neighbours are nearly independent.
+# Factor of the mean square of 3x3 pooling after a ReLU, for nearly independent neighbors.
 _POOL_GAINS = {"AvgPool": 0.6, "MaxPool": 2.2}
 
 
-def pooled(node: str, op: str, source: Signal) -> Signal:
-    """What a 3x3 pool of ``source`` puts out."""
+def pool_output(node: str, op: str, source: Signal) -> Signal:
+    """Return the output of a 3x3 pool of ``source``."""
     return Signal(node, source.channels, source.power * _POOL_GAINS[op])
 
 
-def concatenated(node: str, sources: Sequence[Signal]) -> Signal:
-    """What a concatenation along the channels puts out."""
+def concatenation_output(node: str, sources: Sequence[Signal]) -> Signal:
+    """Return the output of a concatenation along the channels."""
     channels = sum(source.channels for source in sources)
     return Signal(node, channels, sum(source.channels * source.power for source in sources) / channels)
 
@@ -42,18 +42,18 @@ class Writer:
     """Collects nodes; each method returns the name of the node it added.
 
     Attributes:
-        nodes: so far, in file order.
+        nodes: nodes that were added, in file order.
     """
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
 
     def add(self, name: str, op: str, *inputs: str, **attrs: Attr) -> str:
-        """A node that reads output 0 of each of ``inputs``."""
+        """Add a node whose inputs are the first outputs of ``inputs``."""
         self.nodes.append(Node(name, op, tuple(Edge(source) for source in inputs), attrs=attrs))
         return name
 
     def const(self, name: str, values: Any) -> str:
-        """A constant: a `Tensor` or anything `Tensor.of` takes."""
+        """Add a constant from a `Tensor`, or from any value that `Tensor.of` takes."""
         self.nodes.append(constant(name, values))
         return name
