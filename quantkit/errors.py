@@ -59,13 +59,13 @@ class UnavailableError(QuantkitError):
     exit_code = 4
 
 
-def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Return a hint with the nearest known names, or an empty string.
 
     >>> did_you_mean("remove_node", ["fold_constants", "remove_nodes"])
     "did you mean 'remove_nodes'?"
     """
-    near = get_close_matches(word, list(candidates), n=3, cutoff=0.65)
+    near = get_close_matches(name, list(candidates), n=3, cutoff=0.65)
     return f"did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
 
 

@@ -108,7 +108,7 @@ class Node:
         return replace(self, **changes)
 
     def with_attrs(self, **changes: Attr | None) -> Self:
-        """Return a copy with attributes set; attributes with the value None are removed."""
+        """Return a copy with attributes set; None removes an attribute."""
         merged = {**self.attrs, **changes}
         return replace(self, attrs={key: value for key, value in merged.items() if value is not None})
 
