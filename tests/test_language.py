@@ -25,7 +25,6 @@ PENDING: tuple[str, ...] = (
     "quantkit/compat/",
     "quantkit/convert/",
     "quantkit/ops/kernels/",
-    "quantkit/transforms/fusion/",
     "quantkit/transforms/layout/",
     "quantkit/transforms/precision/",
     "tests/bench/",
@@ -34,7 +33,6 @@ PENDING: tuple[str, ...] = (
     "tests/formats/",
     "tests/ops/",
     "tests/support/",
-    "tests/transforms/fusion/",
     "tests/transforms/layout/",
     "tests/transforms/precision/",
 )

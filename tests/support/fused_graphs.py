@@ -1,4 +1,4 @@
-"""Convolutions behind resizes and mirrored borders, in every form."""
+"""Convolutions after resizes and mirror padding, in all forms."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ from quantkit.ir.tensor import DType
 
 @st.composite
 def fusible(draw: st.DrawFn) -> Graph:
-    """Pictures that are resized, mirrored at their borders, or both, and convolutions of them."""
+    """Return convolutions of images that are resized, mirror-padded, or both."""
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     batch = draw(st.sampled_from([1, 1, 1, 2]))
     nodes = [placeholder((batch, draw(st.integers(5, 7)), draw(st.integers(5, 7)), 2))]

@@ -1,8 +1,8 @@
-"""Convolutions that are dilated by way of the batch, as dilated convolutions.
+"""Replace atrous convolutions that use SpaceToBatchND by dilated convolutions.
 
 batch_to_space(conv(space_to_batch(x, r), w), r)  ==  conv(x, w), dilated by r
 
-Padding before the first and cropping behind the second add up to the padding of the convolution.
+The padding of SpaceToBatchND minus the crops of BatchToSpaceND is added to the convolution's padding.
 """
 
 from collections.abc import Mapping
@@ -28,16 +28,17 @@ Shapes = Mapping[Edge, Shape]
 def flatten_atrous_conv(graph: Graph) -> Outcome:
     """Replace SpaceToBatchND, convolution and BatchToSpaceND by one dilated convolution.
 
-    Old versions of TensorFlow dilated a convolution by moving pixels to the batch and back. The convolution keeps
-    its weights, whoever else reads them; its padding becomes SAME or VALID where it is one of these, else EXPLICIT.
+    Old versions of TensorFlow dilated a convolution by moving pixels to the batch and back. The
+    convolution keeps its weights, which may be shared. Its padding becomes SAME or VALID if the widths
+    allow it, else EXPLICIT.
 
     Before:  x -> SpaceToBatchND(block 2x2, paddings) -> Conv2D(w, VALID) -> BatchToSpaceND(crops)
     After:   Conv2D(x, w, dilations 2x2, padding)
 
     Options: none. Run fold_constants first, which computes block shape, paddings and crops.
 
-    Skips when block shape, paddings or crops are not constant, when more is cropped than was padded, when the
-    convolution has a stride or moves channels to the batch, and when it is read elsewhere.
+    Skips if block shape, paddings or crops are not constant, if the crops exceed the padding, if the
+    convolution has a stride or other consumers, or if the block shape includes channels.
 
     Example:
         flatten_atrous_conv
@@ -55,11 +56,11 @@ def flatten_atrous_conv(graph: Graph) -> Outcome:
     if "BatchToSpaceND" not in graph.op_counts:
         return Outcome(graph)
     moved = op("SpaceToBatchND", "moved")(any_(), any_(), any_())
-    wanted = op("BatchToSpaceND")(op(LAYERS, "layer")(moved, any_()), any_(), any_())
-    return apply_rules(graph, Rule(wanted, partial(_flattened, infer_shapes(graph)), ("root", "layer", "moved")))
+    pattern = op("BatchToSpaceND")(op(LAYERS, "layer")(moved, any_()), any_(), any_())
+    return apply_rules(graph, Rule(pattern, partial(_flatten, infer_shapes(graph)), ("root", "layer", "moved")))
 
 
-def _flattened(shapes: Shapes, graph: Graph, root: Node, layer: Node, moved: Node) -> list[Node] | Skip | None:
+def _flatten(shapes: Shapes, graph: Graph, root: Node, layer: Node, moved: Node) -> list[Node] | Skip | None:
     if root.name in graph.input_names:
         return None
     for node, slot, role in (
@@ -75,10 +76,10 @@ def _flattened(shapes: Shapes, graph: Graph, root: Node, layer: Node, moved: Nod
     block, paddings = (graph[edge.node].value.array for edge in moved.inputs[1:])
     back, crops = (graph[edge.node].value.array for edge in root.inputs[1:])
     axis = channel_axis(layer, 4)
-    if axis is None or not _fits(block, paddings, crops, axis) or not np.array_equal(block, back):
-        return Skip(f"{moved.name} and {root.name} do not move height and width alike, and nothing else")
+    if axis is None or not _is_spatial(block, paddings, crops, axis) or not np.array_equal(block, back):
+        return Skip(f"{moved.name} and {root.name} need equal block shapes of height and width only")
     if set(attribute(layer, "strides")) != {1}:
-        return Skip(f"{layer.name} has a stride, which is none of the flat convolution")
+        return Skip(f"{layer.name} has a stride")
     shared = sharing_reason(graph, layer, root)
     if shared:
         return Skip(shared)
@@ -87,20 +88,20 @@ def _flattened(shapes: Shapes, graph: Graph, root: Node, layer: Node, moved: Nod
     spans = _spans(shapes, layer, axis)
     own = _own_padding(layer, spans)
     if own is None:
-        return Skip(f"the size of the weights of {layer.name} is not known, and with it what SAME adds")
+        return Skip(f"the widths of SAME are unknown, because the size of the weights of {layer.name} is unknown")
     widths = own * rates[:, None]
     widths[1 : len(block) + 1] += paddings.astype(int) - crops
     if (widths < 0).any():
         return Skip(f"{root.name} crops more than {moved.name} and {layer.name} pad")
     dilations = rates * attribute(layer, "dilations")
-    waits = dict.fromkeys((*root.controls, *layer.controls, *moved.controls))
-    flat = layer.with_(controls=tuple(waits), inputs=(moved.inputs[0], layer.inputs[1]))
-    flat = flat.with_attrs(dilations=tuple(int(one) for one in dilations))
-    return [_padded(flat, widths, None if spans is None else rates * spans)]
+    controls = dict.fromkeys((*root.controls, *layer.controls, *moved.controls))
+    flat = layer.with_(controls=tuple(controls), inputs=(moved.inputs[0], layer.inputs[1]))
+    flat = flat.with_attrs(dilations=tuple(int(dilation) for dilation in dilations))
+    return [_set_padding(flat, widths, None if spans is None else rates * spans)]
 
 
-def _fits(block: Array, paddings: Array, crops: Array, channel: int) -> bool:
-    """Whether a block shape with its paddings and crops is one of height and width."""
+def _is_spatial(block: Array, paddings: Array, crops: Array, channel: int) -> bool:
+    """Return True if a block shape with its paddings and crops changes only height and width."""
     count = block.size
     if block.ndim != 1 or not 1 <= count <= 3 or paddings.shape != (count, 2) or crops.shape != (count, 2):
         return False
@@ -110,7 +111,7 @@ def _fits(block: Array, paddings: Array, crops: Array, channel: int) -> bool:
 
 
 def _spans(shapes: Shapes, layer: Node, channel: int) -> Array | None:
-    """How far the windows reach, less one, along the four axes: (4,); None: the weights' size is not known."""
+    """Return the extent of the dilated window minus 1 along each axis, (4,); None if the size is unknown."""
     kernel = (shapes.get(layer.inputs[1], UNKNOWN).dims or (None, None))[:2]
     spans = np.zeros(4, int)
     for axis, size in zip((axis for axis in (1, 2, 3) if axis != channel), kernel, strict=True):
@@ -121,24 +122,24 @@ def _spans(shapes: Shapes, layer: Node, channel: int) -> Array | None:
 
 
 def _own_padding(layer: Node, spans: Array | None) -> Array | None:
-    """What the convolution adds around the moved pixels: (4, 2); None: not known."""
+    """Return the widths of the convolution's own padding, (4, 2); None if unknown."""
     padding = attribute(layer, "padding")
     if padding == b"EXPLICIT":
         return np.array(attribute(layer, "explicit_paddings"), int).reshape(4, 2)
     if padding == b"VALID":
         return np.zeros((4, 2), int)
-    return None if spans is None else _same(spans)
+    return None if spans is None else _same_widths(spans)
 
 
-def _same(spans: Array) -> Array:
-    """What SAME adds where the stride is one: (4, 2)."""
+def _same_widths(spans: Array) -> Array:
+    """Return the widths that SAME adds for a stride of one, (4, 2)."""
     return np.stack([spans // 2, spans - spans // 2], axis=1)
 
 
-def _padded(node: Node, widths: Array, spans: Array | None) -> Node:
-    """The node with these widths as its padding."""
+def _set_padding(node: Node, widths: Array, spans: Array | None) -> Node:
+    """Return the node with padding of these widths."""
     if not widths.any():
         return node.with_attrs(padding=b"VALID", explicit_paddings=None)
-    if spans is not None and np.array_equal(widths, _same(spans)):
+    if spans is not None and np.array_equal(widths, _same_widths(spans)):
         return node.with_attrs(padding=b"SAME", explicit_paddings=None)
     return node.with_attrs(padding=b"EXPLICIT", explicit_paddings=tuple(int(width) for width in widths.reshape(-1)))

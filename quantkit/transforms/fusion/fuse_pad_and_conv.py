@@ -1,4 +1,4 @@
-"""Mirrored borders and the convolution behind them as one op.
+"""Fuse MirrorPad and the following convolution.
 
 conv(mirror_pad(x), w)  ==  FusedPadConv2D(x, w)
 """
@@ -10,23 +10,23 @@ from quantkit.ir.pattern import any_, op
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.ops.tensorflow.signatures import attribute
-from quantkit.transforms.fusion._fused_convolutions import Shapes, fused, reason_against_convolution, reason_against_pad
+from quantkit.transforms.fusion._fused_convolutions import Shapes, fuse, reason_against_convolution, reason_against_pad
 from quantkit.transforms.registry import transform
 
 
 @transform
 def fuse_pad_and_conv(graph: Graph) -> Outcome:
-    """Let a convolution mirror the borders of what it reads by itself.
+    """Fuse MirrorPad and the following Conv2D into FusedPadConv2D.
 
     Before:  x -> MirrorPad(paddings) -> Conv2D(w)
     After:   FusedPadConv2D(x, paddings, w)
 
-    Options: none. For zeros around a tensor there is fold_pads. Run fuse_resize_pad_and_conv and fuse_resize_and_conv
-    first: a resize before the pad could not be fused any more.
+    Options: none. For zero padding, use fold_pads. Run fuse_resize_pad_and_conv and
+    fuse_resize_and_conv first: this transform would prevent the fusion of a resize before the pad.
 
-    Skips when the batch is not known to be one picture (TensorFlow's kernel computes only the first of a batch
-    right), when the convolution is dilated, NCHW or padded explicitly, when the paddings are not constant or are
-    around batch or channels, and when the pad is read elsewhere.
+    Skips if the batch size is not known to be 1 (TensorFlow's kernel computes only the first image of a
+    batch correctly), if the convolution is dilated, NCHW or has EXPLICIT padding, if the paddings are
+    not constant or include batch or channels, or if the pad has other consumers.
 
     Example:
         fuse_pad_and_conv
@@ -40,14 +40,14 @@ def fuse_pad_and_conv(graph: Graph) -> Outcome:
     """
     if "MirrorPad" not in graph.op_counts:
         return Outcome(graph)
-    wanted = op("Conv2D")(op("MirrorPad", "pad")(any_(), any_()), any_())
-    return apply_rules(graph, Rule(wanted, partial(_fused, infer_shapes(graph)), ("root", "pad")))
+    pattern = op("Conv2D")(op("MirrorPad", "pad")(any_(), any_()), any_())
+    return apply_rules(graph, Rule(pattern, partial(_fuse_pad, infer_shapes(graph)), ("root", "pad")))
 
 
-def _fused(shapes: Shapes, graph: Graph, root: Node, pad: Node) -> list[Node] | Skip | None:
+def _fuse_pad(shapes: Shapes, graph: Graph, root: Node, pad: Node) -> list[Node] | Skip | None:
     if root.name in graph.input_names:
         return None
     reason = reason_against_convolution(shapes, root, pad) or reason_against_pad(graph, pad, root)
     if reason:
         return Skip(reason)
-    return [fused(root, "FusedPadConv2D", (*pad.inputs, root.inputs[1]), attribute(pad, "mode"), pad)]
+    return [fuse(root, "FusedPadConv2D", (*pad.inputs, root.inputs[1]), attribute(pad, "mode"), pad)]

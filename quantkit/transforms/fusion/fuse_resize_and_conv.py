@@ -1,6 +1,6 @@
-"""A bilinear resize and the convolution behind it as one op.
+"""Fuse a bilinear resize and the following convolution.
 
-conv(resize(x), w)  ==  FusedResizeAndPadConv2D(x, w), which pads by nothing
+conv(resize(x), w)  ==  FusedResizeAndPadConv2D(x, w) with padding 0
 """
 
 from functools import partial
@@ -13,7 +13,7 @@ from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.transforms.fusion._fused_convolutions import (
     Shapes,
-    fused,
+    fuse,
     reason_against_convolution,
     reason_against_resize,
 )
@@ -22,16 +22,16 @@ from quantkit.transforms.registry import transform
 
 @transform
 def fuse_resize_and_conv(graph: Graph) -> Outcome:
-    """Let a convolution resize the pictures it reads by itself.
+    """Fuse ResizeBilinear and the following Conv2D into FusedResizeAndPadConv2D.
 
     Before:  x -> ResizeBilinear(size) -> Conv2D(w)
-    After:   FusedResizeAndPadConv2D(x, size, paddings of nothing, w)
+    After:   FusedResizeAndPadConv2D(x, size, zero paddings, w)
 
-    Options: none. Run fuse_resize_pad_and_conv first and fuse_pad_and_conv after it.
+    Options: none. Run fuse_resize_pad_and_conv before it and fuse_pad_and_conv after it.
 
-    Skips when the batch is not known to be one picture (TensorFlow's kernel computes only the first of a batch
-    right), when the convolution is dilated, NCHW or padded explicitly, when the resize has half_pixel_centers or
-    changes the element type, and when it is read elsewhere.
+    Skips if the batch size is not known to be 1 (TensorFlow's kernel computes only the first image of a
+    batch correctly), if the convolution is dilated, NCHW or has EXPLICIT padding, or if the resize has
+    half_pixel_centers, changes the element type or has other consumers.
 
     Example:
         fuse_resize_and_conv
@@ -45,16 +45,16 @@ def fuse_resize_and_conv(graph: Graph) -> Outcome:
     """
     if "ResizeBilinear" not in graph.op_counts:
         return Outcome(graph)
-    wanted = op("Conv2D")(op("ResizeBilinear", "resize")(any_(), any_()), any_())
-    return apply_rules(graph, Rule(wanted, partial(_fused, infer_shapes(graph)), ("root", "resize")))
+    pattern = op("Conv2D")(op("ResizeBilinear", "resize")(any_(), any_()), any_())
+    return apply_rules(graph, Rule(pattern, partial(_fuse_resize, infer_shapes(graph)), ("root", "resize")))
 
 
-def _fused(shapes: Shapes, graph: Graph, root: Node, resize: Node) -> list[Node] | Skip | None:
+def _fuse_resize(shapes: Shapes, graph: Graph, root: Node, resize: Node) -> list[Node] | Skip | None:
     if root.name in graph.input_names:
         return None
     reason = reason_against_convolution(shapes, root, resize) or reason_against_resize(graph, resize, root, root)
     if reason:
         return Skip(reason)
-    nothing = constant(free_name(graph, f"{root.name}_dummy_paddings"), np.zeros((4, 2), np.int32))
-    inputs = (*resize.inputs, Edge(nothing.name), root.inputs[1])
-    return [nothing, fused(root, "FusedResizeAndPadConv2D", inputs, b"REFLECT", resize)]
+    paddings = constant(free_name(graph, f"{root.name}_dummy_paddings"), np.zeros((4, 2), np.int32))
+    inputs = (*resize.inputs, Edge(paddings.name), root.inputs[1])
+    return [paddings, fuse(root, "FusedResizeAndPadConv2D", inputs, b"REFLECT", resize)]

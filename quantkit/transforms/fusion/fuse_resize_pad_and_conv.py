@@ -1,4 +1,4 @@
-"""A bilinear resize, mirrored borders and the convolution behind them as one op.
+"""Fuse a bilinear resize, MirrorPad and the following convolution.
 
 conv(mirror_pad(resize(x)), w)  ==  FusedResizeAndPadConv2D(x, w)
 """
@@ -12,7 +12,7 @@ from quantkit.ops.shape_inference import infer_shapes
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.transforms.fusion._fused_convolutions import (
     Shapes,
-    fused,
+    fuse,
     reason_against_convolution,
     reason_against_pad,
     reason_against_resize,
@@ -22,17 +22,18 @@ from quantkit.transforms.registry import transform
 
 @transform
 def fuse_resize_pad_and_conv(graph: Graph) -> Outcome:
-    """Let a convolution resize the pictures it reads and mirror their borders by itself.
+    """Fuse ResizeBilinear, MirrorPad and Conv2D into FusedResizeAndPadConv2D.
 
     Before:  x -> ResizeBilinear(size) -> MirrorPad(paddings) -> Conv2D(w)
     After:   FusedResizeAndPadConv2D(x, size, paddings, w)
 
-    Options: none. Run it before fuse_resize_and_conv and fuse_pad_and_conv, which leave it nothing to fuse.
+    Options: none. Run it before fuse_resize_and_conv and fuse_pad_and_conv, which fuse parts of the
+    pattern.
 
-    Skips when the batch is not known to be one picture (TensorFlow's kernel computes only the first of a batch
-    right), when the convolution is dilated, NCHW or padded explicitly, when the paddings are not constant or are
-    around batch or channels, when the resize has half_pixel_centers or changes the element type, and when pad or
-    resize are read elsewhere.
+    Skips if the batch size is not known to be 1 (TensorFlow's kernel computes only the first image of a
+    batch correctly), if the convolution is dilated, NCHW or has EXPLICIT padding, if the paddings are
+    not constant or include batch or channels, if the resize has half_pixel_centers or changes the
+    element type, or if the pad or the resize has other consumers.
 
     Example:
         fuse_resize_pad_and_conv
@@ -48,11 +49,13 @@ def fuse_resize_pad_and_conv(graph: Graph) -> Outcome:
     """
     if not graph.op_counts.keys() >= {"ResizeBilinear", "MirrorPad"}:
         return Outcome(graph)
-    wanted = op("Conv2D")(op("MirrorPad", "pad")(op("ResizeBilinear", "resize")(any_(), any_()), any_()), any_())
-    return apply_rules(graph, Rule(wanted, partial(_fused, infer_shapes(graph)), ("root", "pad", "resize")))
+    pattern = op("Conv2D")(op("MirrorPad", "pad")(op("ResizeBilinear", "resize")(any_(), any_()), any_()), any_())
+    return apply_rules(
+        graph, Rule(pattern, partial(_fuse_resize_and_pad, infer_shapes(graph)), ("root", "pad", "resize"))
+    )
 
 
-def _fused(shapes: Shapes, graph: Graph, root: Node, pad: Node, resize: Node) -> list[Node] | Skip | None:
+def _fuse_resize_and_pad(shapes: Shapes, graph: Graph, root: Node, pad: Node, resize: Node) -> list[Node] | Skip | None:
     if root.name in graph.input_names:
         return None
     reason = (
@@ -63,4 +66,4 @@ def _fused(shapes: Shapes, graph: Graph, root: Node, pad: Node, resize: Node) ->
     if reason:
         return Skip(reason)
     inputs = (*resize.inputs, pad.inputs[1], root.inputs[1])
-    return [fused(root, "FusedResizeAndPadConv2D", inputs, attribute(pad, "mode"), pad, resize)]
+    return [fuse(root, "FusedResizeAndPadConv2D", inputs, attribute(pad, "mode"), pad, resize)]

@@ -1,4 +1,4 @@
-"""One wide convolution for several that read the same tensor.
+"""Merge convolutions of the same input into one convolution with more output channels.
 
 concat(x * W1, x * W2)  ==  x * concat(W1, W2)     over output channels
 """
@@ -22,30 +22,31 @@ from quantkit.transforms.registry import transform
 
 ACTIVATIONS = ("Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Sigmoid", "Tanh", "Softplus")
 WEIGHTS_CHANNELS = 3
-# Measured on Inception v3, whose blocks save 1 to 1.7 times what their split moves: 1 to 5 % slower in TensorFlow and
-# ONNX Runtime, even in OpenVINO. A split that is not needed always pays.
-WORTH_IT = 3.0
+# On Inception v3, whose blocks save 1 to 1.7 times the bytes that the split moves, merging is 1 to 5 % slower in
+# TensorFlow and ONNX Runtime, and equally fast in OpenVINO. A merge without a split is always faster.
+MIN_GAIN = 3.0
 
 
 @transform
-def merge_sibling_convolutions(graph: Graph, *, gain: float = WORTH_IT, across_activations: bool = False) -> Outcome:
-    """Merge convolutions that read the same tensor in the same way into one, and split what it makes.
+def merge_sibling_convolutions(graph: Graph, *, gain: float = MIN_GAIN, across_activations: bool = False) -> Outcome:
+    """Merge convolutions of the same input and the same window into one, and split its output.
 
-    The tensor is read once instead of several times, and one larger product keeps processors busier than several
-    small ones; bias sums and activations behind them merge, too. What a concat takes up again in the same order is
-    not split.
+    The input is read once instead of several times, and one large matrix product uses the processor
+    better than several small ones. Biases and activations after the convolutions are merged too.
+    Outputs that a concat joins in the same order are not split.
 
     Before:  x -> Conv2D(a) -> BiasAdd -> Relu -> left
              x -> Conv2D(b) -> BiasAdd -> Relu -> right
     After:   x -> Conv2D(a, b) -> BiasAdd -> Relu -> SplitV -> left, right
 
     Options:
-        gain: merge where the bytes that are read once instead of again are at least so many times the bytes that
-            splitting reads and writes (3.0); 0 merges wherever possible.
-        across_activations: merge convolutions with different activations, which then stay behind the split (false).
+        gain: minimum ratio of the bytes that are no longer read again to the bytes that the split
+            moves (default: 3.0); 0 merges always.
+        across_activations: also merge convolutions with different activations, which then stay after
+            the split (default: false).
 
-    Skips when kernel, stride, padding, dilations or activation differ, when weights or bias are not constant, when
-    a node waits for others, or when splitting would cost more than it saves.
+    Skips if kernel size, stride, padding, dilations or activation differ, if weights or bias are not
+    constant, if a node has control dependencies, or if the split costs more than the merge saves.
 
     Example:
         merge_sibling_convolutions(gain=0)
@@ -63,32 +64,32 @@ def merge_sibling_convolutions(graph: Graph, *, gain: float = WORTH_IT, across_a
         raise RecipeError(f"merge_sibling_convolutions: gain must not be negative, not {gain:g}")
     skips: list[Skip] = []
     changes: list[str] = []
-    merged: list[_Merged] = []
-    groups = _siblings(graph, across_activations, skips)
+    merges: list[_Merge] = []
+    groups = _find_siblings(graph, across_activations, skips)
     shapes = infer_shapes(graph) if groups else {}
     for group in groups:
-        one = _Merged.of(graph, group)
-        saved, moved = one.bytes(shapes)
+        merge = _Merge.of(graph, group)
+        saved, moved = merge.count_bytes(shapes)
         if saved < gain * moved:
-            reason = f"merging it with {_names(one.branches[1:])} saves {saved:,} bytes and costs {moved:,} to split"
-            skips.append(Skip(f"{reason}; gain is {gain:g}", one.branches[0].name))
+            reason = f"a merge with {_names(merge.branches[1:])} saves {saved:,} bytes, but its split moves {moved:,}"
+            skips.append(Skip(f"{reason}; gain is {gain:g}", merge.branches[0].name))
         else:
-            merged.append(one)
-            line = f"{_names(one.branches)} -> {one.name}: {saved:,} bytes less to read"
-            changes.append(f"{line}, {moved:,} to split" if moved else line)
-    return Outcome(_rewritten(graph, merged) if merged else graph, tuple(changes), tuple(skips))
+            merges.append(merge)
+            line = f"{_names(merge.branches)} -> {merge.name}: saves {saved:,} bytes of input reads"
+            changes.append(f"{line}, the split moves {moved:,}" if moved else line)
+    return Outcome(_apply(graph, merges) if merges else graph, tuple(changes), tuple(skips))
 
 
 @dataclass(frozen=True)
 class _Branch:
-    """A convolution, and the bias sum and activation that only it feeds.
+    """Convolution with its bias and activation, which have no other consumers between them.
 
     Attributes:
-        layer: the Conv2D.
-        weights: its constant weights.
-        bias: the BiasAdd, Add or AddV2 of a constant behind it.
-        biases: what that adds, (c,).
-        activation: the activation behind that.
+        layer: Conv2D.
+        weights: constant weights.
+        bias: BiasAdd, Add or AddV2 of a constant after the layer.
+        biases: constant that ``bias`` adds, (c,).
+        activation: activation after layer and bias.
     """
 
     layer: Node
@@ -112,45 +113,46 @@ class _Branch:
     @classmethod
     def of(cls, graph: Graph, layer: Node, across_activations: bool) -> "_Branch":
         weights = graph[layer.inputs[1].node].value
-        bias = _only_reader(graph, layer, ("BiasAdd", "Add", "AddV2"))
+        bias = _only_consumer(graph, layer, ("BiasAdd", "Add", "AddV2"))
         biases = None if bias is None else bias_of_layer(graph, layer, bias)
         bias = None if biases is None else bias
-        activation = None if across_activations else _only_reader(graph, bias or layer, ACTIVATIONS)
+        activation = None if across_activations else _only_consumer(graph, bias or layer, ACTIVATIONS)
         return cls(layer, weights, bias, biases, activation)
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What siblings have in common behind the convolution."""
-        found = self.activation
-        return (self.bias is not None, found and found.op, found and _other_attrs(found))
+        """Key of bias and activation that is equal for siblings."""
+        activation = self.activation
+        return (self.bias is not None, activation and activation.op, activation and _attributes(activation))
 
 
-def _only_reader(graph: Graph, node: Node, ops: Iterable[str]) -> Node | None:
-    """The one reader of a node, if it is of these types, reads nothing else that is computed, and waits for nobody."""
+def _only_consumer(graph: Graph, node: Node, ops: Iterable[str]) -> Node | None:
+    """Return the only consumer of a node if it has one of these types and no control dependencies."""
     uses = graph.node_uses.get(node.name, ())
     if node.name in graph.endpoint_names or len(uses) != 1 or uses[0].slot < 0:
         return None
-    reader = uses[0].node
-    is_first = uses[0].slot == 0 or reader.op in ("Add", "AddV2")
-    return reader if is_first and reader.op in ops and not reader.controls and reader.device == node.device else None
+    consumer = uses[0].node
+    if consumer.op not in ops or consumer.controls or consumer.device != node.device:
+        return None
+    return consumer if uses[0].slot == 0 or consumer.op in ("Add", "AddV2") else None
 
 
-def _other_attrs(node: Node) -> tuple[tuple[str, Attr], ...]:
-    """Attributes as a value; those that only speak of shapes are left out."""
+def _attributes(node: Node) -> tuple[tuple[str, Attr], ...]:
+    """Return the attributes as a hashable value, without annotations such as ``_output_shapes``."""
     return tuple(sorted((key, value) for key, value in node.attrs.items() if not key.startswith("_")))
 
 
-def _siblings(graph: Graph, across_activations: bool, skips: list[Skip]) -> list[list[_Branch]]:
-    """Branches that can be merged, two or more of each, in file order; why others can not goes to ``skips``."""
-    readers: dict[Edge, list[Node]] = {}
+def _find_siblings(graph: Graph, across_activations: bool, skips: list[Skip]) -> list[list[_Branch]]:
+    """Return groups of two or more branches that can be merged, in file order; add others to ``skips``."""
+    convolutions: dict[Edge, list[Node]] = {}
     for node in graph.nodes.values():
         if node.op == "Conv2D" and len(node.inputs) == 2:
-            readers.setdefault(node.inputs[0], []).append(node)
+            convolutions.setdefault(node.inputs[0], []).append(node)
     groups: list[list[_Branch]] = []
-    for layers in readers.values():
+    for layers in convolutions.values():
         if len(layers) < 2:
             continue
-        alike: dict[tuple[object, ...], list[_Branch]] = {}
+        groups_by_kind: dict[tuple[object, ...], list[_Branch]] = {}
         reasons: dict[str, str] = {}
         for layer in layers:
             reason = _reason_to_stay(graph, layer)
@@ -158,13 +160,13 @@ def _siblings(graph: Graph, across_activations: bool, skips: list[Skip]) -> list
                 reasons[layer.name] = reason
             else:
                 branch = _Branch.of(graph, layer, across_activations)
-                alike.setdefault((*_window(layer, branch.weights), *branch.kind), []).append(branch)
-        num_left = len(layers) - len(reasons)
-        for group in alike.values():
+                groups_by_kind.setdefault((*_window(layer, branch.weights), *branch.kind), []).append(branch)
+        num_mergeable = len(layers) - len(reasons)
+        for group in groups_by_kind.values():
             if len(group) > 1:
                 groups.append(group)
-            elif num_left > 1:
-                reasons[group[0].name] = f"no other convolution of {layers[0].inputs[0]} has its window and activation"
+            elif num_mergeable > 1:
+                reasons[group[0].name] = f"no convolution of {layers[0].inputs[0]} has the same window and activation"
         skips.extend(Skip(reason, name) for name, reason in reasons.items())
     return groups
 
@@ -173,31 +175,31 @@ def _reason_to_stay(graph: Graph, layer: Node) -> str:
     edge = layer.inputs[1]
     weights = graph.constant_of(edge)
     if layer.name in graph.input_names:
-        return "it is an input of the graph"
+        return "the node is a graph input"
     if weights is None or edge.node in graph.input_names:
-        return f"its weights {edge} are not constant"
+        return f"weights {edge} are not constant"
     if len(weights.shape) != WEIGHTS_CHANNELS + 1 or channel_axis(layer, 4) is None:
-        return "it is of no form that is merged"
+        return "unsupported data_format or rank of the weights"
     if layer.controls or graph[edge.node].controls:
-        return f"it waits for {(*layer.controls, *graph[edge.node].controls)[0]}"
+        return f"control dependency on {(*layer.controls, *graph[edge.node].controls)[0]}"
     return ""
 
 
 def _window(layer: Node, weights: Tensor) -> tuple[object, ...]:
-    """All that siblings have in common in the convolution itself."""
+    """Return a key of the convolution that is equal for siblings."""
     names = ("strides", "padding", "explicit_paddings", "dilations", "data_format")
     return (weights.dtype, weights.shape[:3], layer.device, *(attribute(layer, name) for name in names))
 
 
 @dataclass(frozen=True)
-class _Merged:
-    """Siblings, and how what they make is divided.
+class _Merge:
+    """Siblings, and the split of the merged output.
 
     Attributes:
-        branches: in the order of their channels.
-        pieces: branches that stay together, because one concat takes them up in this order.
-        first: the branch that comes first in the file: the new nodes take its place.
-        name: of the new convolution.
+        branches: branches in the order of their channels.
+        pieces: groups of branches that are not split, because one concat joins them in this order.
+        first: first branch in the file, which the new nodes replace.
+        name: name of the new convolution.
     """
 
     branches: tuple[_Branch, ...]
@@ -206,136 +208,140 @@ class _Merged:
     name: str
 
     @classmethod
-    def of(cls, graph: Graph, group: Sequence[_Branch]) -> "_Merged":
-        places = {branch.name: _place_in_concat(graph, branch) for branch in group}
-        alone = [(branch,) for branch in group if places[branch.name] is None]
-        joined = sorted((place, branch.name, branch) for branch in group if (place := places[branch.name]) is not None)
-        pieces: list[tuple[_Branch, ...]] = list(alone)
-        last: tuple[str, int] | None = None
-        for place, _, branch in joined:
-            if last == (place[0], place[1] - 1):
+    def of(cls, graph: Graph, group: Sequence[_Branch]) -> "_Merge":
+        slots = {branch.name: _slot_in_concat(graph, branch) for branch in group}
+        pieces: list[tuple[_Branch, ...]] = [(branch,) for branch in group if slots[branch.name] is None]
+        in_concat = sorted((slot, branch.name, branch) for branch in group if (slot := slots[branch.name]) is not None)
+        previous: tuple[str, int] | None = None
+        for (concat, index), _, branch in in_concat:
+            if previous == (concat, index - 1):
                 pieces[-1] = (*pieces[-1], branch)
             else:
                 pieces.append((branch,))
-            last = place
+            previous = (concat, index)
         order = {branch.name: number for number, branch in enumerate(group)}
         pieces.sort(key=lambda piece: min(order[branch.name] for branch in piece))
         branches = tuple(branch for piece in pieces for branch in piece)
         return cls(branches, tuple(pieces), group[0], free_name(graph, f"{group[0].name}/merged"))
 
-    def bytes(self, shapes: Mapping[Edge, Shape]) -> tuple[int, int]:
-        """(read once instead of again, moved by the split), per picture, or per place where sizes are not known."""
+    def count_bytes(self, shapes: Mapping[Edge, Shape]) -> tuple[int, int]:
+        """Return (saved bytes of input reads, bytes that the split moves), per image.
+
+        Per output position instead of per image if the sizes are unknown.
+        """
         layer, weights = self.branches[0].layer, self.branches[0].weights
-        given, made = (_places(layer, shapes.get(edge, UNKNOWN)) for edge in (layer.inputs[0], Edge(layer.name)))
-        if given is None or made is None:
-            stride = prod(attribute(layer, "strides"))
-            given, made = stride, 1
+        edges = (layer.inputs[0], Edge(layer.name))
+        num_inputs, num_outputs = (_num_positions(layer, shapes.get(edge, UNKNOWN)) for edge in edges)
+        if num_inputs is None or num_outputs is None:
+            num_inputs, num_outputs = prod(attribute(layer, "strides")), 1
         size = weights.dtype.num_bytes
-        saved = (len(self.branches) - 1) * given * weights.shape[2] * size
-        moved = 2 * made * sum(branch.num_channels for branch in self.branches) * size
+        saved = (len(self.branches) - 1) * num_inputs * weights.shape[2] * size
+        moved = 2 * num_outputs * sum(branch.num_channels for branch in self.branches) * size
         return saved, moved if len(self.pieces) > 1 else 0
 
 
-def _places(layer: Node, shape: Shape) -> int | None:
-    """Pixels of one picture of a tensor; None: not known."""
+def _num_positions(layer: Node, shape: Shape) -> int | None:
+    """Return height times width of a tensor; None if unknown."""
     if shape.dims is None:
         return None
     sizes = [size for axis, size in enumerate(shape.dims) if axis not in (0, channel_axis(layer, 4))]
     return None if None in sizes else prod(size for size in sizes if size is not None)
 
 
-def _place_in_concat(graph: Graph, branch: _Branch) -> tuple[str, int] | None:
-    """The concat over channels that alone reads the branch, and the slot of the branch there."""
+def _slot_in_concat(graph: Graph, branch: _Branch) -> tuple[str, int] | None:
+    """Return (concat name, input index) if the only consumer of a branch is a concat over channels."""
     end = branch.nodes[-1]
     uses = graph.node_uses.get(end.name, ())
     if end.name in graph.endpoint_names or len(uses) != 1 or uses[0].node.op not in ("Concat", "ConcatV2"):
         return None
-    joined, slot = uses[0]
-    axis = graph.constant_of(joined.inputs[_axis_slot(joined)])
+    concat, slot = uses[0]
+    axis = graph.constant_of(concat.inputs[_axis_slot(concat)])
     if slot < 0 or axis is None or axis.num_elements != 1:
         return None
-    return (joined.name, slot) if int(axis.array.reshape(())) % 4 == channel_axis(branch.layer, 4) else None
+    return (concat.name, slot) if int(axis.array.reshape(())) % 4 == channel_axis(branch.layer, 4) else None
 
 
-def _axis_slot(joined: Node) -> int:
-    return 0 if joined.op == "Concat" else len(joined.inputs) - 1
+def _axis_slot(concat: Node) -> int:
+    return 0 if concat.op == "Concat" else len(concat.inputs) - 1
 
 
-def _rewritten(graph: Graph, merged: Sequence[_Merged]) -> Graph:
+def _apply(graph: Graph, merges: Sequence[_Merge]) -> Graph:
     draft = Draft(graph)
     repeated: dict[str, set[int]] = {}
-    for one in merged:
-        _merge(graph, one, draft, repeated)
-    made = draft.graph()
-    made = made.with_nodes(_rejoined(node, repeated.get(node.name, set())) for node in made.nodes.values())
-    before = [node for one in merged for branch in one.branches for node in branch.nodes]
-    before.extend(graph[name] for name in repeated)
-    unread = {edge.node for node in before for edge in node.inputs} - graph.endpoint_names
-    for node in made.nodes.values():
-        unread.difference_update(edge.node for edge in node.inputs)
-        unread.difference_update(node.controls)
-    return made.with_nodes(node for node in made.nodes.values() if not (node.is_constant and node.name in unread))
+    for merge in merges:
+        _replace_branches(graph, merge, draft, repeated)
+    after = draft.graph()
+    after = after.with_nodes(_remove_inputs(node, repeated.get(node.name, set())) for node in after.nodes.values())
+    old_nodes = [node for merge in merges for branch in merge.branches for node in branch.nodes]
+    old_nodes.extend(graph[name] for name in repeated)
+    unused = {edge.node for node in old_nodes for edge in node.inputs} - graph.endpoint_names
+    for node in after.nodes.values():
+        unused.difference_update(edge.node for edge in node.inputs)
+        unused.difference_update(node.controls)
+    return after.with_nodes(node for node in after.nodes.values() if not (node.is_constant and node.name in unused))
 
 
-def _merge(graph: Graph, one: _Merged, draft: Draft, repeated: dict[str, set[int]]) -> None:
-    """Put the wide nodes where the first sibling stands, and redirect the readers of all of them.
+def _replace_branches(graph: Graph, merge: _Merge, draft: Draft, repeated: dict[str, set[int]]) -> None:
+    """Replace the first sibling by the merged nodes, and redirect the consumers of all siblings.
 
-    The slots of concats that come to read a piece once more go to ``repeated``.
+    Concat inputs that would repeat a piece are added to ``repeated``, by concat name.
     """
-    made = _wide(graph, one)
-    end = made[-1].name
+    nodes = _merged_nodes(graph, merge)
+    end = nodes[-1].name
     edges = [Edge(end)]
-    if len(one.pieces) > 1:
-        made.extend(_split(graph, one, edges[0]))
-        edges = [Edge(made[-1].name, port) for port in range(len(one.pieces))]
-    for branch in one.branches:
+    if len(merge.pieces) > 1:
+        nodes.extend(_split(graph, merge, edges[0]))
+        edges = [Edge(nodes[-1].name, port) for port in range(len(merge.pieces))]
+    for branch in merge.branches:
         draft.remove(*(node.name for node in branch.nodes))
         for node in branch.nodes:
             if node.name not in graph.endpoint_names:
                 draft.redirect_controls(node.name, end)
-    for piece, edge in zip(one.pieces, edges, strict=True):
+    for piece, edge in zip(merge.pieces, edges, strict=True):
         for branch in piece:
             name = branch.nodes[-1].name
             if name in graph.endpoint_names:
-                made.append(Node(name, "Identity", (edge,), attrs={"T": branch.weights.dtype}, device=made[0].device))
+                nodes.append(Node(name, "Identity", (edge,), attrs={"T": branch.weights.dtype}, device=nodes[0].device))
             else:
                 draft.redirect(name, edge)
         for branch in piece[1:]:
-            reader, slot = graph.node_uses[branch.nodes[-1].name][0]
-            repeated.setdefault(reader.name, set()).add(slot)
-    draft.replace(one.first.name, *made)
+            concat, slot = graph.node_uses[branch.nodes[-1].name][0]
+            repeated.setdefault(concat.name, set()).add(slot)
+    draft.replace(merge.first.name, *nodes)
 
 
-def _wide(graph: Graph, one: _Merged) -> list[Node]:
-    """The new constants, convolution, bias sum and activation."""
-    weights = constant(free_name(graph, f"{one.name}/weights"), _joined([branch.weights for branch in one.branches]))
-    layer = one.first.layer.with_(name=one.name).with_input(1, Edge(weights.name))
+def _merged_nodes(graph: Graph, merge: _Merge) -> list[Node]:
+    """Return the new constants, convolution, BiasAdd and activation."""
+    tensors = [branch.weights for branch in merge.branches]
+    weights = constant(free_name(graph, f"{merge.name}/weights"), _concatenate(tensors))
+    layer = merge.first.layer.with_(name=merge.name).with_input(1, Edge(weights.name))
     nodes = [weights, layer]
-    if one.first.bias:
-        biases = [Tensor.of(branch.biases, weights.value.dtype) for branch in one.branches if branch.biases is not None]
-        values = constant(free_name(graph, f"{one.name}/bias"), _joined(biases))
+    if merge.first.bias:
+        dtype = weights.value.dtype
+        biases = [Tensor.of(branch.biases, dtype) for branch in merge.branches if branch.biases is not None]
+        values = constant(free_name(graph, f"{merge.name}/bias"), _concatenate(biases))
         attrs = {"T": layer.attrs.get("T"), "data_format": layer.attrs.get("data_format")}
-        bias = Node(free_name(graph, f"{one.name}/sum"), "BiasAdd", device=layer.device).with_attrs(**attrs)
+        bias = Node(free_name(graph, f"{merge.name}/sum"), "BiasAdd", device=layer.device).with_attrs(**attrs)
         nodes += [values, bias.with_(inputs=(Edge(layer.name), Edge(values.name)))]
-    if one.first.activation:
-        activation = one.first.activation.with_(name=free_name(graph, f"{one.name}/activation"))
+    if merge.first.activation:
+        activation = merge.first.activation.with_(name=free_name(graph, f"{merge.name}/activation"))
         nodes.append(activation.with_input(0, Edge(nodes[-1].name)))
     return [node.with_attrs(_output_shapes=None) for node in nodes]
 
 
-def _split(graph: Graph, one: _Merged, source: Edge) -> list[Node]:
-    """The nodes that divide the wide tensor into its pieces."""
-    sizes = [sum(branch.num_channels for branch in piece) for piece in one.pieces]
-    values = {"sizes": np.array(sizes, np.int32), "axis": np.array(channel_axis(one.first.layer, 4), np.int32)}
-    operands = [constant(free_name(graph, f"{one.name}/{word}"), array) for word, array in values.items()]
-    attrs: dict[str, Attr] = {"T": one.first.weights.dtype, "Tlen": DType.INT32, "num_split": len(sizes)}
+def _split(graph: Graph, merge: _Merge, source: Edge) -> list[Node]:
+    """Return the nodes that split the merged output into its pieces."""
+    sizes = [sum(branch.num_channels for branch in piece) for piece in merge.pieces]
+    values = {"sizes": np.array(sizes, np.int32), "axis": np.array(channel_axis(merge.first.layer, 4), np.int32)}
+    operands = [constant(free_name(graph, f"{merge.name}/{key}"), array) for key, array in values.items()]
+    attrs: dict[str, Attr] = {"T": merge.first.weights.dtype, "Tlen": DType.INT32, "num_split": len(sizes)}
     inputs = (source, *(Edge(node.name) for node in operands))
-    name = free_name(graph, f"{one.name}/split")
-    return [*operands, Node(name, "SplitV", inputs, attrs=attrs, device=one.first.layer.device)]
+    name = free_name(graph, f"{merge.name}/split")
+    return [*operands, Node(name, "SplitV", inputs, attrs=attrs, device=merge.first.layer.device)]
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Constants side by side along their last dimension, put together when they are read."""
+def _concatenate(tensors: Sequence[Tensor]) -> Tensor:
+    """Return constants concatenated along the last dimension, computed on access."""
 
     def load() -> Array:
         return np.concatenate([tensor.array for tensor in tensors], axis=-1)
@@ -344,8 +350,8 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return Tensor(first.dtype, (*first.shape[:-1], sum(tensor.shape[-1] for tensor in tensors)), load)
 
 
-def _rejoined(node: Node, repeated: set[int]) -> Node:
-    """A concat without the slots that read a piece once more; of one tensor, there is nothing to join."""
+def _remove_inputs(node: Node, repeated: set[int]) -> Node:
+    """Return a concat without its repeated inputs, or an Identity if a single input remains."""
     if not repeated:
         return node
     inputs = tuple(edge for slot, edge in enumerate(node.inputs) if slot not in repeated)

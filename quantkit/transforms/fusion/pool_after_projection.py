@@ -1,7 +1,7 @@
-"""Average pools after the projections that read them.
+"""Move average pooling after the 1x1 convolution that follows it.
 
 avg(x) * W  ==  avg(x * W)     W: (1, 1, c_in, c_out)
-avg(y) + b  ==  avg(y + b)     padding is not counted, so the weights of an average sum to 1
+avg(y) + b  ==  avg(y + b)     padding is not averaged: the weights of every window sum to 1
 """
 
 from collections.abc import Mapping
@@ -19,26 +19,26 @@ from quantkit.transforms.folding._channels import bias_of_layer
 from quantkit.transforms.registry import transform
 
 Shapes = Mapping[Edge, Shape]
-_ADDED = ("root", "pool", "layer")
 
 
 @transform
 def pool_after_projection(graph: Graph) -> Outcome:
-    """Let a 1x1 convolution that makes fewer channels run before the average pool it reads.
+    """Move a 1x1 convolution that reduces the channels before the AvgPool that precedes it.
 
-    Averaging and a 1x1 convolution are both linear, one over places and one over channels: they commute. After the
-    projection there is less to average. The sum of a bias comes before the pool, too, where engines fuse it with
-    the convolution; a ReLU stays behind.
+    Averaging is linear over positions, and a 1x1 convolution is linear over channels: the two ops
+    commute. After the projection, fewer channels are averaged. The bias also moves before the pool,
+    where runtimes fuse it with the convolution; a Relu stays after the pool.
 
     Before:  x -> AvgPool -> Conv2D(1x1) -> BiasAdd -> Relu
     After:   x -> Conv2D(1x1) -> BiasAdd -> AvgPool -> Relu
 
-    Options: none. Every name that is kept stands for the tensor it stood for: the last pool takes the name
-    of the BiasAdd, or else of the convolution.
+    Options: none. The last pool takes the name of the BiasAdd, or else of the convolution: every
+    remaining name keeps its tensor.
 
-    Skips when the convolution makes as many channels or more, when it would have more to do than the pool saves
-    (a pool with a stride) or sizes that tell are not known, when the pool is read elsewhere or is an end of the
-    graph, when the convolution is strided, larger or pads, or the data formats differ. Maximum pools do not commute.
+    Skips if the convolution does not reduce the channels, if the additional MACs of the convolution
+    exceed the additions that the pool saves (a pool with a stride) or the sizes are unknown, if the pool
+    has other consumers or is a graph input or output, if the convolution is strided, larger or pads, or
+    if the data formats differ. MaxPool does not commute with a convolution.
 
     Example:
         pool_after_projection
@@ -67,91 +67,95 @@ def pool_after_projection(graph: Graph) -> Outcome:
         return Outcome(graph)
     shapes = infer_shapes(graph)
     project = Rule(
-        op("Conv2D")(op("AvgPool", "pool"), const("weights")), partial(_projected, shapes), ("root", "pool", "weights")
+        op("Conv2D")(op("AvgPool", "pool"), const("weights")),
+        partial(_move_projection, shapes),
+        ("root", "pool", "weights"),
     )
-    adds = (
-        Rule(pattern(op("AvgPool", "pool")(op("Conv2D", "layer")), const()), partial(_added, graph), _ADDED)
+    pooled = op("AvgPool", "pool")(op("Conv2D", "layer"))
+    biases = (
+        Rule(pattern(pooled, const()), partial(_move_bias, graph), ("root", "pool", "layer"))
         for pattern in (op("BiasAdd"), commutative("Add|AddV2"))
     )
-    made = apply_rules(graph, project, *adds)
-    return made._replace(changes=tuple(_told(graph, made.graph, shapes)))
+    outcome = apply_rules(graph, project, *biases)
+    return outcome._replace(changes=tuple(_describe_changes(graph, outcome.graph, shapes)))
 
 
-def _projected(shapes: Shapes, graph: Graph, root: Node, pool: Node, weights: Node) -> list[Node] | Skip:
-    """``conv(pool(x))`` as ``pool(conv(x))``, and the same for several pools in a row."""
+def _move_projection(shapes: Shapes, graph: Graph, root: Node, pool: Node, weights: Node) -> list[Node] | Skip:
+    """Replace ``conv(pool(x))`` by ``pool(conv(x))``, also for several pools in a row."""
     reason = _reason_to_stay(shapes, graph, root, pool, weights, root)
     if reason:
         return Skip(reason)
     pools = [pool]
-    while (further := graph[pools[-1].inputs[0].node]).op == "AvgPool":
-        if _reason_to_stay(shapes, graph, root, further, weights, pools[-1]):
+    while (previous := graph[pools[-1].inputs[0].node]).op == "AvgPool":
+        if _reason_to_stay(shapes, graph, root, previous, weights, pools[-1]):
             break
-        pools.append(further)
+        pools.append(previous)
     nodes = [root.with_(name=free_name(graph, f"{root.name}/before_pool")).with_input(0, pools[-1].inputs[0])]
-    for one in pools[::-1]:
-        nodes.append(one.with_(name=free_name(graph, f"{one.name}/projected")).with_input(0, Edge(nodes[-1].name)))
+    for old in pools[::-1]:
+        nodes.append(old.with_(name=free_name(graph, f"{old.name}/projected")).with_input(0, Edge(nodes[-1].name)))
     return nodes
 
 
-def _reason_to_stay(shapes: Shapes, graph: Graph, root: Node, pool: Node, weights: Node, reader: Node) -> str:
+def _reason_to_stay(shapes: Shapes, graph: Graph, root: Node, pool: Node, weights: Node, consumer: Node) -> str:
     shape = weights.value.shape
     axis = channel_axis(root, 4)
     if root.name in graph.input_names or len(shape) != 4:
-        return f"{root.name} is no convolution of what it reads"
+        return f"{root.name} is a graph input, or its weights do not have four dimensions"
     if shape[:2] != (1, 1):
-        return f"it is a {shape[0]}x{shape[1]} convolution, not 1x1"
+        return f"the convolution is {shape[0]}x{shape[1]}, not 1x1"
     if axis is None or axis != channel_axis(pool, 4):
-        return f"its data_format is not that of {pool.name}"
+        return f"data_format differs from that of {pool.name}"
     if set(attribute(root, "strides")) != {1} or any(attribute(root, "explicit_paddings")):
-        return "it has a stride or a padding"
-    if {attribute(pool, name)[place] for name in ("ksize", "strides") for place in (0, axis)} != {1}:
-        return f"{pool.name} averages over channels or pictures"
-    shared = sharing_reason(graph, pool, reader)
+        return "the convolution has a stride or padding"
+    if {attribute(pool, name)[dimension] for name in ("ksize", "strides") for dimension in (0, axis)} != {1}:
+        return f"{pool.name} averages over channels or images"
+    shared = sharing_reason(graph, pool, consumer)
     if shared:
         return shared
     if shape[3] >= shape[2]:
-        return f"it makes {shape[3]} channels of {shape[2]}: there would be no less to average"
-    saved = _saved(shapes, pool, pool.inputs[0], *shape[2:])
+        return f"the convolution does not reduce the channels: {shape[2]} to {shape[3]}"
+    saved = _saved_operations(shapes, pool, pool.inputs[0], *shape[2:])
     if saved is None:
-        return f"the size of {pool.inputs[0]} is not known, and with it what {pool.name} costs"
+        return f"the saving is unknown, because the size of {pool.inputs[0]} is unknown"
     if saved <= 0:
-        return f"it would do {-saved:,} more multiply-adds on the tensor before {pool.name}"
+        return f"before {pool.name}, the convolution costs {-saved:,} more operations than the pool saves"
     return ""
 
 
-def _saved(shapes: Shapes, pool: Node, source: Edge, c_in: int, c_out: int) -> int | None:
-    """Additions of the pool less multiply-adds of the convolution that a move from behind it saves.
+def _saved_operations(shapes: Shapes, pool: Node, source: Edge, c_in: int, c_out: int) -> int | None:
+    """Return the additions that the pool saves minus the additional MACs of the convolution.
 
     Args:
-        shapes: of the tensors.
-        pool: its output is that of the pair.
-        source: the tensor that the pair reads.
-        c_in: channels the convolution reads.
-        c_out: channels it makes.
+        shapes: shapes of the graph.
+        pool: pool whose output has the size of the result.
+        source: input of the pool before the rewrite.
+        c_in: input channels of the convolution.
+        c_out: output channels of the convolution.
 
     Returns:
-        For one picture; for one place where the pool keeps the size and that is not known; None where it decides.
+        Operations per image; per position if the pool keeps an unknown size; None if the unknown
+        size matters.
     """
     window = prod(attribute(pool, "ksize"))
-    given, made = _places(shapes, pool, source), _places(shapes, pool, Edge(pool.name))
+    before, after = _num_positions(shapes, pool, source), _num_positions(shapes, pool, Edge(pool.name))
     if set(attribute(pool, "strides")) == {1} and attribute(pool, "padding") == b"SAME":
-        return int(window * (c_in - c_out)) * (made or 1)
-    if given is None or made is None:
+        return int(window * (c_in - c_out)) * (after or 1)
+    if before is None or after is None:
         return None
-    return int(made * window * (c_in - c_out)) - (given - made) * c_in * c_out
+    return int(after * window * (c_in - c_out)) - (before - after) * c_in * c_out
 
 
-def _places(shapes: Shapes, pool: Node, edge: Edge) -> int | None:
-    """Pixels of a tensor of the first picture; None: not known."""
+def _num_positions(shapes: Shapes, pool: Node, edge: Edge) -> int | None:
+    """Return height times width of a tensor; None if unknown."""
     dims = shapes.get(edge, UNKNOWN).dims
     if dims is None:
         return None
-    sizes = [size for place, size in enumerate(dims) if place not in (0, channel_axis(pool, 4))]
+    sizes = [size for axis, size in enumerate(dims) if axis not in (0, channel_axis(pool, 4))]
     return None if None in sizes else prod(size for size in sizes if size is not None)
 
 
-def _added(before: Graph, graph: Graph, root: Node, pool: Node, layer: Node) -> list[Node] | None:
-    """``pool(conv(x)) + b`` as ``pool(conv(x) + b)``, where the pool stands behind a convolution that was moved."""
+def _move_bias(before: Graph, graph: Graph, root: Node, pool: Node, layer: Node) -> list[Node] | None:
+    """Replace ``pool(conv(x)) + b`` by ``pool(conv(x) + b)`` if the rule has moved the convolution."""
     if layer.name in before or root.name in graph.input_names or sharing_reason(graph, pool, root):
         return None
     if bias_of_layer(graph, layer, root) is None:
@@ -161,8 +165,8 @@ def _added(before: Graph, graph: Graph, root: Node, pool: Node, layer: Node) -> 
     return [moved, pool.with_input(0, Edge(moved.name))]
 
 
-def _told(before: Graph, after: Graph, shapes: Shapes) -> list[str]:
-    """A line for each pool that moved: what there is less to do."""
+def _describe_changes(before: Graph, after: Graph, shapes: Shapes) -> list[str]:
+    """Return one line per moved pool, with the saved operations and bytes."""
     lines = []
     for name, pool in after.nodes.items():
         if pool.op != "AvgPool" or name not in before or before[name].op == "AvgPool":
@@ -171,10 +175,10 @@ def _told(before: Graph, after: Graph, shapes: Shapes) -> list[str]:
         while layer.op != "Conv2D":
             layer = after[next(edge.node for edge in layer.inputs if after.constant_of(edge) is None)]
         c_in, c_out = after[layer.inputs[1].node].value.shape[2:]
-        line = f"{name}: averages {c_out} channels behind the projection instead of {c_in} before it"
-        places = _places(shapes, pool, Edge(name))
-        saved = _saved(shapes, pool, layer.inputs[0], c_in, c_out) if places else None
-        if places and saved:
-            line += f"; {saved:,} additions and {8 * places * (c_in - c_out):,} bytes less to read and write"
+        line = f"{name}: pooled after the projection, {c_out} channels instead of {c_in}"
+        num_positions = _num_positions(shapes, pool, Edge(name))
+        saved = _saved_operations(shapes, pool, layer.inputs[0], c_in, c_out) if num_positions else None
+        if num_positions and saved:
+            line += f"; saves {saved:,} operations and {8 * num_positions * (c_in - c_out):,} bytes of memory traffic"
         lines.append(line)
     return lines

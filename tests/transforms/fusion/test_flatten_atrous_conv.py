@@ -1,4 +1,4 @@
-"""Convolutions dilated by way of the batch, of every kind."""
+"""All kinds of atrous convolutions with SpaceToBatchND."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from quantkit.transforms.fusion.flatten_atrous_conv import flatten_atrous_conv
 
 @st.composite
 def atrous(draw: st.DrawFn) -> Graph:
-    """Pixels moved to the batch, one or two convolutions, and back."""
+    """Return SpaceToBatchND, one or two convolutions, and BatchToSpaceND."""
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     is_first = draw(st.integers(0, 3)) == 0
     size = np.array([draw(st.integers(6, 11)), draw(st.integers(6, 11))])
@@ -26,8 +26,8 @@ def atrous(draw: st.DrawFn) -> Graph:
     shape = (2, 2, *size) if is_first else (2, *size, 2)
     if is_first:
         block = np.array([1, *block])
-        paddings, crops = (np.array([[0, 0], *one]) for one in (paddings, crops))
-    nodes = [placeholder(tuple(int(one) for one in shape))]
+        paddings, crops = (np.array([[0, 0], *widths]) for widths in (paddings, crops))
+    nodes = [placeholder(tuple(int(size) for size in shape))]
     nodes += [constant("block", block.astype(np.int32)), constant("paddings", paddings.astype(np.int32))]
     nodes.append(constant("crops", crops.astype(np.int32)))
     nodes.append(
@@ -43,11 +43,11 @@ def atrous(draw: st.DrawFn) -> Graph:
         attrs: dict[str, Attr] = {"T": DType.FLOAT, "strides": (1, 1, 1, 1), "padding": padding}
         attrs["data_format"] = b"NCHW" if is_first else b"NHWC"
         attrs["dilations"] = tuple(dilation if axis in spatial else 1 for axis in range(4))
-        # Room for the windows and the crops, whatever was drawn.
+        # Enough padding for all windows and crops.
         own = np.zeros((4, 2), int)
         own[spatial, :] = 6
         if padding == b"EXPLICIT":
-            attrs["explicit_paddings"] = tuple(int(one) for one in own.reshape(-1))
+            attrs["explicit_paddings"] = tuple(int(width) for width in own.reshape(-1))
         elif padding == b"VALID":
             attrs["dilations"] = (1, 1, 1, 1)
         kind = draw(st.sampled_from(["Conv2D", "DepthwiseConv2dNative"]))
@@ -58,21 +58,21 @@ def atrous(draw: st.DrawFn) -> Graph:
     return Graph.of(nodes, ["x"], outputs)
 
 
-def runs(graph: Graph) -> bool:
-    """Whether the windows and crops that were drawn fit, and leave something."""
+def is_valid(graph: Graph) -> bool:
+    """Return True if windows and crops fit, and no output is empty."""
     try:
         return all(values.size for values in compute_outputs(graph).values())
     except GraphError:
         return False
 
 
-@given(atrous().filter(runs))
-def test_promises(graph: Graph) -> None:
+@given(atrous().filter(is_valid))
+def test_outputs_of_atrous_convolutions_stay_equal(graph: Graph) -> None:
     check_exact_transform(flatten_atrous_conv, graph)
 
 
 @given(atrous())
-def test_what_stays_crops_more_than_it_pads(graph: Graph) -> None:
+def test_only_crops_beyond_the_padding_are_skipped(graph: Graph) -> None:
     outcome = flatten_atrous_conv.outcome(graph)
     for skip in outcome.skips:
         assert "crops more than" in skip.reason
@@ -80,36 +80,36 @@ def test_what_stays_crops_more_than_it_pads(graph: Graph) -> None:
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
-def test_what_old_tensorflow_made_of_a_dilated_convolution(padding: str) -> None:
+def test_graph_of_with_space_to_batch_becomes_dilated_convolution(padding: str) -> None:
     tf = pytest.importorskip("tensorflow")
     x = np.random.default_rng(0).standard_normal((2, 9, 10, 3)).astype(np.float32)
     weights = np.random.default_rng(1).standard_normal((3, 3, 3, 4)).astype(np.float32)
-    with tf.Graph().as_default() as place:
-        fed = tf.compat.v1.placeholder(tf.float32, x.shape, "x")
+    with tf.Graph().as_default() as tf_graph:
+        images = tf.compat.v1.placeholder(tf.float32, x.shape, "x")
         tf.nn.with_space_to_batch(
-            fed,
+            images,
             [2, 3],
             padding,
             lambda moved, rates, pad: tf.nn.conv2d(moved, weights, 1, "VALID"),
             filter_shape=[3, 3],
         )
-        graph = graphdef.decode(place.as_graph_def().SerializeToString())
-        last = place.get_operations()[-1].name
-    graph = graph.with_endpoints(["x"], [last])
-    made = flatten_atrous_conv(graph)
-    assert made[last].op == "Conv2D"
-    assert made[last].attrs["padding"] == padding.encode()
-    for one in (graph, made):
-        definition = tf.compat.v1.GraphDef.FromString(graphdef.encode(one))
-        with tf.Graph().as_default() as place:
+        before = graphdef.decode(tf_graph.as_graph_def().SerializeToString())
+        last = tf_graph.get_operations()[-1].name
+    before = before.with_endpoints(["x"], [last])
+    after = flatten_atrous_conv(before)
+    assert after[last].op == "Conv2D"
+    assert after[last].attrs["padding"] == padding.encode()
+    expected = tf.nn.conv2d(x, weights, 1, padding, dilations=[2, 3]).numpy()
+    for graph in (before, after):
+        definition = tf.compat.v1.GraphDef.FromString(graphdef.encode(graph))
+        with tf.Graph().as_default() as tf_graph:
             tf.import_graph_def(definition, name="")
-            with tf.compat.v1.Session(graph=place) as session:
-                found = session.run(f"{last}:0", {"x:0": x})
-        want = tf.nn.conv2d(x, weights, 1, padding, dilations=[2, 3]).numpy()
-        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
+            with tf.compat.v1.Session(graph=tf_graph) as session:
+                actual = session.run(f"{last}:0", {"x:0": x})
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_work_grows_linearly() -> None:
+def test_flatten_atrous_conv_runs_in_linear_time() -> None:
     def chain(length: int) -> Graph:
         nodes = [
             placeholder((1, 8, 8, 1)),

@@ -1,4 +1,4 @@
-"""Batches of products keep their answers as one."""
+"""Outputs of batched matrix products stay equal as a single product."""
 
 import numpy as np
 from hypothesis import given
@@ -15,16 +15,16 @@ from quantkit.transforms.fusion.flatten_products import flatten_products
 
 @st.composite
 def products(draw: st.DrawFn) -> Graph:
-    """Products of batches of one to three dimensions with constants of two or three, one after another."""
+    """Return a chain of products of batched matrices with constants of two or three dimensions."""
     batch = tuple(draw(st.lists(st.integers(1, 3), min_size=0, max_size=2)))
     depth = draw(st.integers(1, 4))
     nodes, name = [placeholder((*batch, 3, depth))], "x"
     for number in range(draw(st.integers(1, 3))):
-        width, is_turned = draw(st.integers(1, 4)), draw(st.booleans())
-        shape = (width, depth) if is_turned else (depth, width)
+        width, is_transposed = draw(st.integers(1, 4)), draw(st.booleans())
+        shape = (width, depth) if is_transposed else (depth, width)
         extra = (1,) if draw(st.booleans()) and batch else ()
         values = np.random.default_rng(number).standard_normal((*extra, *shape)).astype(np.float32)
-        attrs: dict[str, Attr] = {"T": DType.FLOAT, "adj_x": False, "adj_y": is_turned}
+        attrs: dict[str, Attr] = {"T": DType.FLOAT, "adj_x": False, "adj_y": is_transposed}
         nodes += [
             constant(f"w{number}", values),
             Node(f"product{number}", "BatchMatMulV2", (Edge(name), Edge(f"w{number}")), attrs=attrs),
@@ -34,11 +34,11 @@ def products(draw: st.DrawFn) -> Graph:
 
 
 @given(products())
-def test_promises(graph: Graph) -> None:
+def test_outputs_of_products_stay_equal(graph: Graph) -> None:
     check_exact_transform(flatten_products, graph)
 
 
-def test_an_open_batch_is_what_is_left() -> None:
+def test_dynamic_batch_is_the_unknown_size_of_reshape() -> None:
     graph = from_text(
         """
         inputs: x
@@ -48,13 +48,13 @@ def test_an_open_batch_is_what_is_left() -> None:
         y = BatchMatMulV2(x, w, T=float)
         """
     )
-    made = flatten_products(graph)
-    assert made["y/product"].op == "MatMul"
-    assert made["y/sizes"].value.array.tolist() == [-1, 20, 4]
+    flat = flatten_products(graph)
+    assert flat["y/product"].op == "MatMul"
+    assert flat["y/sizes"].value.array.tolist() == [-1, 20, 4]
 
 
 def test_biases_follow_their_products() -> None:
-    """What attention projects: a product, split into heads, and a bias of each head's own."""
+    """A projection of attention: a product, split into heads, and a bias per head."""
     graph = from_text(
         """
         inputs: x
@@ -68,13 +68,13 @@ def test_biases_follow_their_products() -> None:
         y = AddV2(heads, b, T=float)
         """
     )
-    made = fold_biases(simplify_arithmetic(flatten_products(graph)))
-    assert made["y"].op == "Reshape"
-    assert made[made["y"].inputs[0].node].op == "BiasAdd"
-    assert made["y/bias"].value.shape == (8,)
+    flat = fold_biases(simplify_arithmetic(flatten_products(graph)))
+    assert flat["y"].op == "Reshape"
+    assert flat[flat["y"].inputs[0].node].op == "BiasAdd"
+    assert flat["y/bias"].value.shape == (8,)
 
 
-def test_work_grows_linearly() -> None:
+def test_flatten_products_runs_in_linear_time() -> None:
     def chain(length: int) -> Graph:
         nodes, source = [placeholder((2, 3, 4)), constant("w", np.eye(4, dtype=np.float32))], "x"
         for number in range(length):

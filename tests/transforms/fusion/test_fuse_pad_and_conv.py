@@ -1,4 +1,4 @@
-"""Pads before convolutions of every kind."""
+"""MirrorPad before all kinds of convolutions."""
 
 import numpy as np
 from fused_graphs import fusible
@@ -11,20 +11,20 @@ from quantkit.transforms.fusion.fuse_pad_and_conv import fuse_pad_and_conv
 
 
 @given(fusible())
-def test_promises(graph: Graph) -> None:
+def test_outputs_of_fused_pads_stay_equal(graph: Graph) -> None:
     check_exact_transform(fuse_pad_and_conv, graph)
 
 
 @given(fusible())
-def test_a_pad_that_stays_is_explained(graph: Graph) -> None:
+def test_every_remaining_pad_is_skipped_with_reason(graph: Graph) -> None:
     outcome = fuse_pad_and_conv.outcome(graph)
-    explained = {skip.node for skip in outcome.skips}
+    skipped = {skip.node for skip in outcome.skips}
     for node in outcome.graph.nodes.values():
         if node.op == "Conv2D" and outcome.graph[node.inputs[0].node].op == "MirrorPad":
-            assert node.name in explained
+            assert node.name in skipped
 
 
-def test_work_grows_linearly() -> None:
+def test_fuse_pad_and_conv_runs_in_linear_time() -> None:
     def chain(length: int) -> Graph:
         nodes = [
             placeholder((1, 8, 8, 1)),

@@ -1,4 +1,4 @@
-"""Resizes and pads before convolutions of every kind."""
+"""ResizeBilinear and MirrorPad before all kinds of convolutions."""
 
 import numpy as np
 from fused_graphs import fusible
@@ -11,21 +11,21 @@ from quantkit.transforms.fusion.fuse_resize_pad_and_conv import fuse_resize_pad_
 
 
 @given(fusible())
-def test_promises(graph: Graph) -> None:
+def test_outputs_of_fused_resizes_and_pads_stay_equal(graph: Graph) -> None:
     check_exact_transform(fuse_resize_pad_and_conv, graph)
 
 
 @given(fusible())
-def test_what_stays_is_explained(graph: Graph) -> None:
+def test_every_remaining_pattern_is_skipped_with_reason(graph: Graph) -> None:
     outcome = fuse_resize_pad_and_conv.outcome(graph)
-    explained = {skip.node for skip in outcome.skips}
+    skipped = {skip.node for skip in outcome.skips}
     for node in outcome.graph.nodes.values():
         pad = outcome.graph[node.inputs[0].node] if node.op == "Conv2D" else None
         if pad and pad.op == "MirrorPad" and outcome.graph[pad.inputs[0].node].op == "ResizeBilinear":
-            assert node.name in explained
+            assert node.name in skipped
 
 
-def test_work_grows_linearly() -> None:
+def test_fuse_resize_pad_and_conv_runs_in_linear_time() -> None:
     def chain(length: int) -> Graph:
         nodes = [
             placeholder((1, 8, 8, 1)),

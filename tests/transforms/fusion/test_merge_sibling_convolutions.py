@@ -1,4 +1,4 @@
-"""Siblings on random graphs: answers, what is left to merge, laziness, time."""
+"""Siblings in random graphs: outputs, remaining siblings, lazy weights, run time."""
 
 import numpy as np
 import pytest
@@ -14,18 +14,18 @@ from quantkit.transforms.fusion.merge_sibling_convolutions import merge_sibling_
 
 @st.composite
 def blocks(draw: st.DrawFn) -> Graph:
-    """Convolutions of few tensors with bias sums and activations behind them, and concats over all dimensions."""
+    """Return convolutions of few tensors with biases and activations, and concats over all dimensions."""
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     nodes = [placeholder((1, 4, 4, 3)), *(constant(f"axis{axis}", np.int32(axis)) for axis in (1, 3, -1))]
     channels = {"x": 3}
 
-    def read() -> str:
+    def draw_source() -> str:
         return draw(st.sampled_from([*list(channels)[:2], *channels]))
 
     for number in range(draw(st.integers(2, 9))):
         kind = draw(st.sampled_from(["Conv2D"] * 4 + ["Concat", "ConcatV2", "Neg"]))
         name = f"n{number}"
-        source = read()
+        source = draw_source()
         attrs: dict[str, Attr] = {"T": DType.FLOAT}
         if kind == "Neg":
             nodes.append(Node(name, kind, (Edge(source),), attrs=attrs))
@@ -34,7 +34,7 @@ def blocks(draw: st.DrawFn) -> Graph:
             channels[name] = _add_branch(draw, random, nodes, name, source, channels[source])
         else:
             axis = draw(st.sampled_from([1, 3, -1, -1]))
-            parts = [source, *(read() for _ in range(draw(st.integers(1, 3))))]
+            parts = [source, *(draw_source() for _ in range(draw(st.integers(1, 3))))]
             is_rows = axis == 1
             parts = [part for part in parts if channels[part] == channels[source]] if is_rows else parts
             if len(parts) < 2 or is_rows:
@@ -50,46 +50,46 @@ def blocks(draw: st.DrawFn) -> Graph:
 def _add_branch(
     draw: st.DrawFn, random: np.random.Generator, nodes: list[Node], name: str, source: str, c_in: int
 ) -> int:
-    """A convolution, perhaps a bias sum, perhaps an activation; the last one has the name."""
+    """Add a convolution with an optional bias and activation, the last node named ``name``."""
     c_out = draw(st.integers(1, 3))
     size = draw(st.sampled_from([1, 1, 1, 3]))
     tails = [[], ["BiasAdd"], ["BiasAdd", "Relu"], ["AddV2"], ["AddV2", "Relu"], ["Relu"], ["Relu6"]]
     steps = ["Conv2D", *draw(st.sampled_from(tails))]
     before = source
-    for place, step in enumerate(steps):
-        made = name if place == len(steps) - 1 else f"{name}/{step}"
+    for number, step in enumerate(steps):
+        step_name = name if number == len(steps) - 1 else f"{name}/{step}"
         edges = [Edge(before)]
         if step in ("Conv2D", "BiasAdd", "AddV2"):
             shape = (size, size, c_in, c_out) if step == "Conv2D" else (c_out,)
             nodes.append(constant(f"{name}/{step}/values", random.uniform(-1, 1, shape).astype(np.float32)))
             edges.insert(0 if step == "AddV2" else 1, Edge(nodes[-1].name))
         attrs = {"T": DType.FLOAT, **(CONVOLUTION if step == "Conv2D" else {})}
-        nodes.append(Node(made, step, tuple(edges), attrs=attrs))
-        before = made
+        nodes.append(Node(step_name, step, tuple(edges), attrs=attrs))
+        before = step_name
     return c_out
 
 
 @given(blocks(), st.sampled_from([0.0, 1.0, 3.0]), st.booleans())
-def test_promises(graph: Graph, gain: float, across: bool) -> None:
+def test_outputs_of_siblings_stay_equal(graph: Graph, gain: float, across: bool) -> None:
     check_exact_transform(merge_sibling_convolutions, graph, gain=gain, across_activations=across)
 
 
 @given(blocks())
-def test_without_a_bound_and_across_activations_few_siblings_are_left(graph: Graph) -> None:
+def test_gain_zero_across_activations_merges_all_siblings(graph: Graph) -> None:
     outcome = merge_sibling_convolutions.outcome(graph, gain=0, across_activations=True)
-    seen = set()
+    keys = set()
     for node in outcome.graph.nodes.values():
         if node.op == "Conv2D":
-            readers = outcome.graph.node_uses.get(node.name, ())
-            is_alone = len(readers) == 1 and node.name not in outcome.graph.endpoint_names
-            has_bias = is_alone and readers[0].node.op in ("BiasAdd", "AddV2")
+            uses = outcome.graph.node_uses.get(node.name, ())
+            has_one_use = len(uses) == 1 and node.name not in outcome.graph.endpoint_names
+            has_bias = has_one_use and uses[0].node.op in ("BiasAdd", "AddV2")
             key = (node.inputs[0], outcome.graph[node.inputs[1].node].value.shape[:2], has_bias)
-            assert key not in seen
-            seen.add(key)
+            assert key not in keys
+            keys.add(key)
 
 
 def siblings(count: int, weights: Tensor) -> Graph:
-    """Pairs of convolutions in a row."""
+    """Return a chain of pairs of convolutions."""
     nodes = [placeholder((1, 4, 4, 8)), constant("w", weights)]
     source = "x"
     for number in range(count):
@@ -100,7 +100,7 @@ def siblings(count: int, weights: Tensor) -> Graph:
     return Graph.of(nodes, ["x"], [source])
 
 
-def test_weights_are_read_only_when_the_merged_ones_are() -> None:
+def test_weights_are_loaded_with_merged_weights() -> None:
     reads = []
 
     def load() -> Array:
@@ -112,11 +112,11 @@ def test_weights_are_read_only_when_the_merged_ones_are() -> None:
     assert merged["a0/merged/weights"].value.array.shape == (1, 1, 8, 16)
 
 
-def test_work_grows_linearly() -> None:
+def test_merge_sibling_convolutions_runs_in_linear_time() -> None:
     weights = Tensor.of(np.ones((1, 1, 8, 8), np.float32))
     check_linear_work(merge_sibling_convolutions, lambda count: siblings(count, weights), gain=0)
 
 
-def test_a_negative_gain_is_refused() -> None:
+def test_negative_gain_is_rejected() -> None:
     with pytest.raises(RecipeError, match="gain must not be negative"):
         merge_sibling_convolutions(siblings(1, Tensor.of([1.0])), gain=-1)

@@ -1,4 +1,4 @@
-"""Pools and projections on random towers: answers, names, work saved."""
+"""Pools and projections in random towers: outputs, names, saved operations."""
 
 import numpy as np
 from hypothesis import given
@@ -15,7 +15,7 @@ from quantkit.transforms.fusion.pool_after_projection import pool_after_projecti
 
 @st.composite
 def towers(draw: st.DrawFn) -> Graph:
-    """Pools, projections, bias sums and activations in any order, now and then reading an earlier tensor."""
+    """Return pools, projections, biases and activations in any order; some consume an earlier tensor."""
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     nodes = [placeholder((1, 6, 6, 4))]
     channels = {"x": 4}
@@ -48,13 +48,13 @@ def towers(draw: st.DrawFn) -> Graph:
 
 
 @given(towers())
-def test_promises(graph: Graph) -> None:
+def test_outputs_of_towers_stay_equal(graph: Graph) -> None:
     check_exact_transform(pool_after_projection, graph)
 
 
 @given(towers())
-def test_it_never_does_more_work(graph: Graph) -> None:
-    def work(graph: Graph) -> int:
+def test_number_of_operations_never_grows(graph: Graph) -> None:
+    def count_operations(graph: Graph) -> int:
         shapes = infer_shapes(graph)
         total = 0
         for node in graph.nodes.values():
@@ -64,10 +64,13 @@ def test_it_never_does_more_work(graph: Graph) -> None:
         return total
 
     outcome = pool_after_projection.outcome(graph)
-    assert work(outcome.graph) < work(graph) if outcome.changes else outcome.graph == graph
+    if outcome.changes:
+        assert count_operations(outcome.graph) < count_operations(graph)
+    else:
+        assert outcome.graph == graph
 
 
-def test_what_is_saved_is_told() -> None:
+def test_changes_report_saved_operations_and_bytes() -> None:
     graph = from_text("""
         inputs: x
         outputs: y
@@ -77,12 +80,12 @@ def test_what_is_saved_is_told() -> None:
         y = Conv2D(pool, w, padding=SAME, strides=[1, 1, 1, 1])
     """)
     assert pool_after_projection.outcome(graph).changes == (
-        "y: averages 2 channels behind the projection instead of 8 before it;"
-        " 1,350 additions and 1,200 bytes less to read and write",
+        "y: pooled after the projection, 2 channels instead of 8;"
+        " saves 1,350 operations and 1,200 bytes of memory traffic",
     )
 
 
-def test_pools_in_a_row_take_linear_time() -> None:
+def test_chain_of_pools_is_rewritten_in_linear_time() -> None:
     def row(length: int) -> Graph:
         nodes = [placeholder((1, 6, 6, 4)), constant("w", np.ones((1, 1, 4, 2), np.float32))]
         source = "x"
@@ -96,7 +99,7 @@ def test_pools_in_a_row_take_linear_time() -> None:
     check_linear_work(pool_after_projection, row)
 
 
-def test_many_towers_take_linear_time() -> None:
+def test_many_towers_are_rewritten_in_linear_time() -> None:
     def towers_of(count: int) -> Graph:
         nodes = [placeholder((1, 6, 6, 4)), constant("w", np.ones((1, 1, 4, 2), np.float32))]
         for number in range(count):
