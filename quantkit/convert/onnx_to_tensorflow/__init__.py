@@ -1,0 +1,27 @@
+"""Conversion of ONNX graphs of convolutional networks to TensorFlow graphs.
+
+Transforms and targets for TensorFlow graphs then apply to ONNX models.
+"""
+
+# Each module registers handlers for op types.
+from quantkit.convert.onnx_to_tensorflow import elementwise, layers, shapes  # noqa: F401
+from quantkit.convert.onnx_to_tensorflow.translator import Translator
+from quantkit.formats import onnx
+from quantkit.ir.graph import Graph
+
+
+def convert(graph: Graph) -> Graph:
+    """Convert an ONNX graph to a TensorFlow graph.
+
+    Inputs and outputs keep their layout, and their names except for characters that TensorFlow rejects.
+
+    Raises:
+        UnavailableError: a node is not supported.
+        GraphError: the nodes form a cycle.
+    """
+    return Translator(graph).translate()
+
+
+def as_tensorflow(graph: Graph) -> Graph:
+    """Return a graph of TensorFlow ops; an ONNX graph is converted with `convert`."""
+    return convert(graph) if graph.dialect == onnx.DIALECT else graph

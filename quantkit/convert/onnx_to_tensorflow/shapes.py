@@ -1,0 +1,150 @@
+"""Conversion of reductions, concatenation, splits, padding and reshapes; axes follow the layout of the value."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, Translator, conversion_error, converts
+from quantkit.convert.tensorflow_to_onnx.translator import TO_NCHW, TO_NHWC
+from quantkit.formats import onnx
+from quantkit.ir.graph import Edge, Node
+from quantkit.ir.tensor import DType, Tensor
+
+REDUCTIONS = {"ReduceMean": "Mean", "ReduceSum": "Sum", "ReduceMax": "Max", "ReduceMin": "Min"}
+
+
+@converts("GlobalAveragePool GlobalMaxPool")
+def _global_pool(translator: Translator, node: Node) -> None:
+    op = "Mean" if node.op == "GlobalAveragePool" else "Max"
+    _emit_reduction(translator, node, op, translator.nhwc(node.inputs[0]), (1, 2), NHWC, keep_dims=True)
+
+
+@converts(" ".join(REDUCTIONS))
+def _reduction(translator: Translator, node: Node) -> None:
+    edge = node.inputs[0]
+    rank = translator.rank(edge)
+    if rank is None:
+        raise conversion_error(node, "the rank of the input is unknown")
+    attr_axes = translator.integers(node, "axes", 1)
+    axes = sorted(axis % rank for axis in (range(rank) if attr_axes is None else attr_axes))
+    keeps_dims = bool(node.attrs.get("keepdims", 1))
+    if translator.is_nhwc(edge) and axes == [2, 3]:
+        layout = NHWC if keeps_dims else PLAIN
+        _emit_reduction(
+            translator, node, REDUCTIONS[node.op], translator.nhwc(edge), (1, 2), layout, keep_dims=keeps_dims
+        )
+    else:
+        _emit_reduction(
+            translator, node, REDUCTIONS[node.op], translator.plain(edge), axes, PLAIN, keep_dims=keeps_dims
+        )
+
+
+def _emit_reduction(
+    translator: Translator, node: Node, op: str, source: Edge, axes: Iterable[int], layout: str, *, keep_dims: bool
+) -> None:
+    axes_edge = translator.add_integers(f"{translator.name(node.name)}/axes", axes)
+    translator.emit_typed(node, op, [source, axes_edge], layout, Tidx=DType.INT32, keep_dims=keep_dims)
+
+
+@converts("Concat")
+def _concat(translator: Translator, node: Node) -> None:
+    rank = translator.rank(node.inputs[0])
+    axis: Any = node.attrs["axis"]
+    layout = NHWC if rank == 4 and any(map(translator.is_nhwc, node.inputs)) else PLAIN
+    if layout == NHWC:
+        axis = TO_NHWC.index(axis % 4)
+    inputs = [translator.in_layout(edge, layout) for edge in node.inputs]
+    axis_edge = translator.add_constant(f"{translator.name(node.name)}/axis", Tensor.of(np.int32(axis)))
+    translator.emit_typed(node, "ConcatV2", [*inputs, axis_edge], layout, N=len(inputs), Tidx=DType.INT32)
+
+
+@converts("Split")
+def _split(translator: Translator, node: Node) -> None:
+    edge = node.inputs[0]
+    rank, axis = translator.rank(edge), node.attrs.get("axis", 0)
+    layout = NHWC if rank == 4 and translator.is_nhwc(edge) else PLAIN
+    if rank is None or not isinstance(axis, int):
+        raise conversion_error(node, "the rank of the input is unknown")
+    shapes = [translator.shape(Edge(node.name, port)).dims for port in range(_num_outputs(node))]
+    sizes = [None if dims is None else dims[axis] for dims in shapes]
+    if None in sizes:
+        raise conversion_error(node, "the sizes of the outputs are unknown")
+    name = translator.name(node.name)
+    layout_axis = TO_NHWC.index(axis % 4) if layout == NHWC else axis % rank
+    parts = translator.add_integers(f"{name}/sizes", (size for size in sizes if size is not None))
+    axis_edge = translator.add_constant(f"{name}/axis", Tensor.of(np.asarray(layout_axis, np.int32)))
+    inputs = [translator.in_layout(edge, layout), parts, axis_edge]
+    split = translator.emit_typed(node, "SplitV", inputs, layout, Tlen=DType.INT32, num_split=len(sizes))
+    for port in range(1, len(sizes)):
+        translator.values[Edge(node.name, port), layout] = Edge(split.node, port)
+        translator.types[Edge(split.node, port)] = translator.types[split]
+
+
+def _num_outputs(node: Node) -> int:
+    """Return the number of outputs of a node."""
+    names = node.attrs.get(onnx.OUTPUTS)
+    return len(names) if isinstance(names, tuple) else 1
+
+
+@converts("Pad")
+def _pad(translator: Translator, node: Node) -> None:
+    edge = node.inputs[0]
+    rank, pads = translator.rank(edge), translator.integers(node, "pads", 1)
+    mode = node.attrs.get("mode", b"constant")
+    if rank is None or pads is None or len(pads) != 2 * rank or min(pads) < 0 or translator.has_input(node, 3):
+        raise conversion_error(node, "negative padding, a subset of axes and an unknown rank are not supported")
+    layout = NHWC if rank == 4 and translator.is_nhwc(edge) else PLAIN
+    widths = np.array(pads, np.int32).reshape(2, rank).T[list(TO_NHWC) if layout == NHWC else slice(None)]
+    inputs = [
+        translator.in_layout(edge, layout),
+        translator.add_constant(f"{translator.name(node.name)}/widths", Tensor.of(widths)),
+    ]
+    if mode == b"reflect":
+        translator.emit_typed(node, "MirrorPad", inputs, layout, Tpaddings=DType.INT32, mode=b"REFLECT")
+        return
+    if mode != b"constant":
+        raise conversion_error(node, f"the mode {mode!r} is not supported")
+    value: Any = translator.constant(node, 2) if translator.has_input(node, 2) else node.attrs.get("value", 0.0)
+    if value == 0:
+        translator.emit_typed(node, "Pad", inputs, layout, Tpaddings=DType.INT32)
+        return
+    fill = translator.add_constant(f"{translator.name(node.name)}/value", Tensor.of(np.float32(value)))
+    translator.emit_typed(node, "PadV2", [*inputs, fill], layout, Tpaddings=DType.INT32)
+
+
+@converts("Transpose")
+def _transpose(translator: Translator, node: Node) -> None:
+    edge, output = node.inputs[0], Edge(node.name)
+    rank = translator.rank(edge)
+    perm: Any = node.attrs.get("perm") or range(rank or 0)[::-1]
+    order = tuple(perm)
+    if order == TO_NCHW:  # the input is the NHWC form of the output
+        translator.values[output, NHWC] = translator.plain(edge)
+    elif order == TO_NHWC:
+        translator.values[output, PLAIN] = translator.nhwc(edge)
+    elif order:
+        name = translator.name(node.name)
+        translator.values[output, PLAIN] = translator.transpose(name, translator.plain(edge), order)
+    else:
+        raise conversion_error(node, "the rank of the input is unknown")
+
+
+@converts("Reshape Flatten Squeeze Unsqueeze")
+def _reshape(translator: Translator, node: Node) -> None:
+    edge, output_dims = node.inputs[0], translator.shape(Edge(node.name)).dims
+    if (
+        output_dims is None
+        and node.op == "Reshape"
+        and 0 not in (requested := translator.constant(node, 1).reshape(-1))
+    ):
+        output_dims = tuple(None if size < 0 else int(size) for size in requested)
+    if output_dims is None or output_dims.count(None) > 1:
+        raise conversion_error(node, "the shape of the output is unknown")
+    dims = translator.shape(edge).dims
+    is_pixel = translator.is_nhwc(edge) and dims is not None and dims[2:] == (1, 1)  # both layouts are equal
+    source = translator.nhwc(edge) if is_pixel else translator.plain(edge)
+    sizes = translator.add_integers(
+        f"{translator.name(node.name)}/shape", (-1 if size is None else size for size in output_dims)
+    )
+    translator.emit_typed(node, "Reshape", [source, sizes], PLAIN, Tshape=DType.INT32)

@@ -1,0 +1,231 @@
+"""State of a conversion from ONNX to TensorFlow: new nodes, and the layouts in which each value exists.
+
+The first op that requires NHWC transposes an image. The image stays NHWC until an op or a graph output requires
+ONNX's layout.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from quantkit.convert.tensorflow_to_onnx.translator import TO_NCHW, TO_NHWC, transpose_tensor
+from quantkit.errors import UnavailableError
+from quantkit.formats import onnx
+from quantkit.ir.graph import Attr, Edge, Graph, Node, Versions, constant
+from quantkit.ir.tensor import Array, DType, Shape, Tensor
+from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+
+PLAIN, NHWC = "plain", "nhwc"
+# A GraphDef version that supports every op of the conversion and deprecates none of them.
+VERSIONS = Versions(producer=1087)
+
+Handler = Callable[["Translator", Node], None]
+HANDLERS: dict[str, Handler] = {}
+
+
+@dataclass
+class Translator:
+    """State of one conversion.
+
+    Attributes:
+        graph: ONNX graph.
+        shapes: shape by ONNX edge, in ONNX's layout.
+        nodes: TensorFlow nodes by name.
+        values: TensorFlow edge by ONNX edge and layout.
+        types: element type by TensorFlow edge.
+        names: TensorFlow name by ONNX value name.
+    """
+
+    graph: Graph
+    shapes: Mapping[Edge, Shape] = field(init=False)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    values: dict[tuple[Edge, str], Edge] = field(default_factory=dict)
+    types: dict[Edge, DType] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known_shapes = {edge: shape for edge, (_, shape) in onnx.value_infos(self.graph).items()}
+        self.shapes = infer_shapes(self.graph, known_shapes)
+        for edge in (*self.graph.inputs, *self.graph.outputs):  # first, to keep the names of inputs and outputs
+            self.name(edge.node)
+
+    def translate(self) -> Graph:
+        graph = self.graph
+        for edge in graph.inputs:
+            self._add_input(edge)
+        needed = graph.reachable()
+        for name in graph.order:
+            node = graph[name]
+            if name not in needed or node.is_constant or name in graph.input_names or name == onnx.ABSENT.name:
+                continue
+            handler = HANDLERS.get(node.op)
+            if handler is None:
+                raise conversion_error(node, "the op is not supported")
+            try:
+                handler(self, node)
+            except (KeyError, IndexError, ValueError, TypeError) as error:
+                raise conversion_error(node, f"the node is invalid ({error})") from error
+        outputs = [self._add_output(edge) for edge in graph.outputs]
+        inputs = [self.values[edge, PLAIN] for edge in graph.inputs]
+        return Graph.of(self.nodes.values(), inputs, outputs, versions=VERSIONS)
+
+    def _add_input(self, edge: Edge) -> None:
+        node = self.graph[edge.node]
+        dtype = node.attrs.get("dtype")
+        if node.op != "Placeholder" or not isinstance(dtype, DType):
+            raise conversion_error(node, "the element type of the input is unknown")
+        placeholder = self.add_node(self.name(edge.node), "Placeholder", [], dtype=dtype, shape=self.shape(edge))
+        self.values[edge, PLAIN], self.types[placeholder] = placeholder, dtype
+
+    def _add_output(self, edge: Edge) -> Edge:
+        """Return the value of a graph output under the name of the output."""
+        value = self.plain(edge)
+        name = self.name(edge.node)
+        if edge.port or value == Edge(name):
+            return value
+        return self.add_node(name, "Identity", [value], T=self.types[value])
+
+    # Names
+
+    def name(self, value: str) -> str:
+        """Return the TensorFlow name of a value; characters that TensorFlow rejects are replaced."""
+        if value not in self.names:
+            tensorflow_name = re.sub(r"[^A-Za-z0-9_.\\/-]", "_", re.sub(r":0$", "", value))
+            tensorflow_name = re.sub(r"^[^A-Za-z0-9.]+", "", tensorflow_name) or "value"
+            self.names[value] = self._free_name(tensorflow_name, self.names.values())
+        return self.names[value]
+
+    def _free_name(self, name: str, reserved: Iterable[str]) -> str:
+        names = {*self.nodes, *reserved}
+        number = 0
+        candidate = name
+        while candidate in names:
+            number += 1
+            candidate = f"{name}_{number}"
+        return candidate
+
+    # Facts about the ONNX graph
+
+    def shape(self, edge: Edge) -> Shape:
+        """Return the shape in ONNX's layout."""
+        return self.shapes.get(edge, UNKNOWN)
+
+    def rank(self, edge: Edge) -> int | None:
+        return 4 if self.is_nhwc(edge) else self.shape(edge).rank
+
+    def has_input(self, node: Node, slot: int) -> bool:
+        """Return whether an optional input is present."""
+        return slot < len(node.inputs) and node.inputs[slot].node != onnx.ABSENT.name
+
+    def constant(self, node: Node, slot: int) -> Array:
+        """Return the array of a constant input.
+
+        Raises:
+            UnavailableError: the input is not constant.
+        """
+        tensor = self.graph.constant_of(node.inputs[slot]) if self.has_input(node, slot) else None
+        if tensor is None:
+            raise conversion_error(node, f"input {slot} must be constant")
+        return tensor.array
+
+    def integers(self, node: Node, name: str, slot: int) -> list[int] | None:
+        """Return the integers of an attribute, or of the constant input that replaces it in later opsets."""
+        values: Any = node.attrs.get(name)
+        if values is None and self.has_input(node, slot):
+            values = self.constant(node, slot).reshape(-1)
+        return None if values is None else [int(value) for value in values]
+
+    def is_nhwc(self, edge: Edge) -> bool:
+        """Return whether a value exists as NHWC."""
+        return (edge, NHWC) in self.values
+
+    # Values
+
+    def plain(self, edge: Edge) -> Edge:
+        """Return the value in ONNX's layout."""
+        if (edge, PLAIN) not in self.values:
+            tensor = self.graph.constant_of(edge)
+            if tensor is not None:
+                self.values[edge, PLAIN] = self.add_constant(self.name(edge.node), tensor)
+            elif (source := self.values.get((edge, NHWC))) is not None:
+                is_output = edge in self.graph.outputs and not edge.port and self.name(edge.node) not in self.nodes
+                name = self.name(edge.node) if is_output else f"{source.node}/nchw"
+                self.values[edge, PLAIN] = self.transpose(name, source, TO_NCHW)
+            else:
+                raise conversion_error(self.graph[edge.node], f"output {edge.port} is not supported")
+        return self.values[edge, PLAIN]
+
+    def nhwc(self, edge: Edge) -> Edge:
+        """Return a value of rank 4 as NHWC."""
+        if (edge, NHWC) not in self.values:
+            tensor = self.graph.constant_of(edge)
+            if tensor is not None:
+                self.values[edge, NHWC] = self.add_constant(
+                    f"{self.name(edge.node)}/nhwc", transpose_tensor(tensor, TO_NHWC)
+                )
+            else:
+                source = self.plain(edge)
+                self.values[edge, NHWC] = self.transpose(f"{source.node}/nhwc", source, TO_NHWC)
+        return self.values[edge, NHWC]
+
+    def in_layout(self, edge: Edge, layout: str) -> Edge:
+        return self.nhwc(edge) if layout == NHWC else self.plain(edge)
+
+    def transpose(self, name: str, source: Edge, order: Sequence[int]) -> Edge:
+        permutation = self.add_constant(f"{name}/order", Tensor.of(np.array(order, np.int32)))
+        return self.add_node(name, "Transpose", [source, permutation], T=self.types[source], Tperm=DType.INT32)
+
+    def add_constant(self, name: str, tensor: Tensor) -> Edge:
+        """Return a constant; add it if no node has the name."""
+        if name not in self.nodes:
+            self.nodes[name] = constant(name, tensor)
+            self.types[Edge(name)] = tensor.dtype
+        return Edge(name)
+
+    def add_integers(self, name: str, values: Iterable[int]) -> Edge:
+        """Add an int32 constant for shapes and axes."""
+        return self.add_constant(name, Tensor.of(np.array(list(values), np.int32)))
+
+    def add_node(self, name: str, op: str, inputs: Sequence[Edge], **attrs: Attr) -> Edge:
+        """Add a node with one output of the type of its first input."""
+        name = self._free_name(name, ())
+        self.nodes[name] = Node(name, op, tuple(inputs), attrs=attrs)
+        self.types[Edge(name)] = self.types[inputs[0]] if inputs else DType.FLOAT
+        return Edge(name)
+
+    def emit(self, node: Node, op: str, inputs: Sequence[Edge], layout: str, **attrs: Attr) -> Edge:
+        """Add the producer of the first output of ``node``; keep the node's name if possible."""
+        edge = Edge(node.name)
+        is_own = layout == PLAIN or edge not in self.graph.outputs
+        name = self.name(node.name) if is_own else f"{self.name(node.name)}/nhwc"
+        self.values[edge, layout] = self.add_node(name, op, inputs, **attrs)
+        return self.values[edge, layout]
+
+    def emit_typed(self, node: Node, op: str, inputs: Sequence[Edge], layout: str, **attrs: Attr) -> Edge:
+        """Add a node as `emit`, with the type of its first input as attribute T."""
+        return self.emit(node, op, inputs, layout, T=self.types[inputs[0]], **attrs)
+
+    def add_intermediate(self, node: Node, suffix: str, op: str, inputs: Sequence[Edge], **attrs: Attr) -> Edge:
+        """Add an intermediate node of the conversion of ``node``."""
+        return self.add_node(f"{self.name(node.name)}/{suffix}", op, inputs, T=self.types[inputs[0]], **attrs)
+
+
+def conversion_error(node: Node, reason: str) -> UnavailableError:
+    """Return the error for a node that cannot be converted."""
+    return UnavailableError(
+        f"node {node.name!r} ({node.op}) cannot be converted to TensorFlow: {reason}",
+        hint="use transforms and runtimes for ONNX graphs, which do not convert the model",
+    )
+
+
+def converts(ops: str) -> Callable[[Handler], Handler]:
+    """Register a handler for op types separated by spaces."""
+
+    def register(handler: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(ops.split(), handler))
+        return handler
+
+    return register
