@@ -22,7 +22,7 @@ def test_golden(path: Path, update_goldens: bool) -> None:
         verify(before)
     sections, after = results(case)
     if update_goldens:
-        path.write_text(case.written(sections))
+        path.write_text(case.with_results(sections))
     else:
         assert sections == {name: case.sections[name] for name in ("after", "error", "skips") if name in case.sections}
     assert before == from_text("\n".join(case.sections["before"])), "the input graph was changed"
@@ -36,5 +36,5 @@ def test_golden_is_where_it_belongs(path: Path) -> None:
     case = Case.read(path)
     assert path.parent.name in REGISTRY
     assert any(step.name == path.parent.name for step in parse(" ".join(case.sections["recipe"])).steps)
-    assert case.story, "a golden begins with a comment that says what it shows"
+    assert case.comments, "a golden file begins with a comment that describes the case"
     assert set(case.sections) <= set(SECTIONS)

@@ -27,7 +27,6 @@ PENDING: tuple[str, ...] = (
     "quantkit/ops/kernels/",
     "quantkit/transforms/layout/",
     "quantkit/transforms/precision/",
-    "tests/bench/",
     "tests/compat/",
     "tests/convert/",
     "tests/formats/",

@@ -1,11 +1,11 @@
-"""Our 8-bit models beside those of other quantizers: the same graph, pictures and machine, in turn.
+"""Measure the int8 models of quantkit next to those of other quantizers: same graph, images and machine.
 
     python tests/bench/measure_eight_bit.py PEERS.py BUILD [--rounds 3]
 
-PEERS.py sets up other tools and measures (``setup`` and ``quantize`` must have run in BUILD); this script quantizes
-with every target of ours, lets PEERS.py measure all of them side by side, and writes `eight_bit.json`: one row for
-each model (milliseconds, agreement and KL with the float model, megabytes) and, for each file of ours, seconds and
-peak memory of the whole ``quantkit quantize``.
+PEERS.py sets up and measures the other tools (run its ``setup`` and ``quantize`` in BUILD first). This script quantizes
+with every target, lets PEERS.py measure all models in alternation, and writes `eight_bit.json`: one row for each model
+(milliseconds, agreement and KL divergence with the float model, megabytes), and run time and peak memory of each
+``quantkit quantize``.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from typing import Any
 from quantkit.benchmark.machine import this_machine
 
 HERE = Path(__file__).parent
-# File, and the engine and threads (intra, inter) that run it best.
-OURS = {
+# File, and the runtime and threads (intra-op, inter-op) with the lowest latency.
+MODELS = {
     "quantkit onnx in OpenVINO": ("quantkit.onnx", "openvino:2,1"),
     "quantkit onnx --uint8-input in OpenVINO": ("quantkit_pixels.onnx", "openvino:2,1"),
     "quantkit onnx in ONNX Runtime": ("quantkit.onnx", "onnxruntime:2,1"),
@@ -28,7 +28,7 @@ OURS = {
     "quantkit tensorflow --uint8-input in TensorFlow": ("quantkit_fused_pixels.pb", "tensorflow:1,2"),
     "quantkit litert in LiteRT": ("quantkit.tflite", "litert:2,1"),
 }
-# What makes each file.
+# Flags of `quantkit quantize` for each file.
 FLAGS = {
     "quantkit.onnx": ("--target=onnx",),
     "quantkit_pixels.onnx": ("--target=onnx", "--uint8-input"),
@@ -39,7 +39,7 @@ FLAGS = {
 
 
 def quantize(build: Path, file: str) -> dict[str, Any]:
-    """Seconds and peak bytes of the whole process that makes one of our models."""
+    """Return run time in seconds and peak memory in bytes of one quantization, whole process."""
     command = ["quantkit", "quantize", str(build / "std" / "classify_image_graph_def.pb"), "--inputs=Mul"]
     command += ["--outputs=softmax", "-o", str(build / file), f"--calibration={build / 'calibration.npy'}"]
     command += [*FLAGS[file], "-q"]
@@ -54,12 +54,12 @@ def quantize(build: Path, file: str) -> dict[str, Any]:
 
 
 def measure(peers: Path, build: Path, rounds: int) -> list[dict[str, Any]]:
-    """The rows of PEERS.py for its models and ours."""
+    """Return the rows of PEERS.py for its models and those of quantkit."""
     runner = f"{sys.executable} {HERE / 'run_model.py'}"
-    also = [f"--also={name}={runner} {build / file}@{engine}" for name, (file, engine) in OURS.items()]
+    also = [f"--also={name}={runner} {build / file}@{settings}" for name, (file, settings) in MODELS.items()]
     command = [str(build / "venv" / "tf" / "bin" / "python"), str(peers), "measure", str(build), f"--rounds={rounds}"]
     done = subprocess.run([*command, *also], check=True, stdout=subprocess.PIPE, text=True)
-    sizes = {name: (build / file).stat().st_size for name, (file, _) in OURS.items()}
+    sizes = {name: (build / file).stat().st_size for name, (file, _) in MODELS.items()}
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     return [row | ({"megabytes": round(sizes[row["name"]] / 1e6, 1)} if row["name"] in sizes else {}) for row in rows]
 

@@ -1,12 +1,12 @@
-"""Each rewrite alone, in float: what it does to answers and to latency, in every engine.
+"""Measure the effect of each rewrite alone on outputs and latency, in float, in every runtime.
 
-    python tests/bench/measure_rewrites.py [--runs 40] [--engines tensorflow onnxruntime openvino litert]
+    python tests/bench/measure_rewrites.py [--runs 40] [--runtimes tensorflow onnxruntime openvino litert]
 
-The networks are architectures of cards with random weights, folded. Where a network holds nothing to rewrite, it is
-first written as exporters write it (`tests/support/spread_graphs.py`): padded by nodes of its own, clamped by maximum
-and minimum, with decomposed batch norms, with the preprocessing of pixels in the graph. Before and after take turns,
-each in its own process. Writes `rewrites.json`; takes about five minutes on two quiet cores. Ends with 1 where a
-rewrite changes an answer by more than 1e-5.
+The networks are the folded architectures of model cards with random weights. If a network has no match for a rewrite,
+`tests/support/spread_graphs.py` first writes it as exporters do: with Pad nodes, with Minimum and Maximum instead of
+Relu6, with decomposed batch norms, or with preprocessing in the graph. The graphs before and after the rewrite are
+measured in alternation, each in its own process. Writes `rewrites.json` in about five minutes on two quiet cores. The
+exit code is 1 if a rewrite changes an output by more than 1e-5.
 """
 
 import argparse
@@ -37,8 +37,8 @@ sys.path.insert(0, str(HERE.parent / "support"))
 from spread_graphs import with_batch_norms, with_clamps, with_pads, with_preprocessing  # noqa: E402
 
 CARDS = ("inception_v3", "mobilenet_v2")
-ENGINES = ("tensorflow", "onnxruntime", "openvino", "litert")
-# What each rewrite is given: the folded network, or a form in which there is something to rewrite.
+RUNTIMES = ("tensorflow", "onnxruntime", "openvino", "litert")
+# Function that prepares the folded network such that the rewrite has a match.
 REWRITES: Mapping[str, Callable[[Graph], Graph]] = {
     "pool_after_projection": lambda graph: graph,
     "merge_sibling_convolutions(gain=0)": lambda graph: graph,
@@ -53,11 +53,11 @@ INPUTS = 2
 
 @dataclass(frozen=True)
 class Trial:
-    """A rewrite of one network.
+    """One rewrite of one network.
 
     Attributes:
-        name: of the rewrite, with its options.
-        before, after: graphs.
+        name: name of the rewrite with its options.
+        before, after: graph before and after the rewrite.
     """
 
     name: str
@@ -65,62 +65,62 @@ class Trial:
     after: Graph
 
 
-def trials(card: str) -> list[Trial]:
-    """The rewrites that find something in a network."""
+def create_trials(card: str) -> list[Trial]:
+    """Return the rewrites that have a match in a network."""
     model = load(card, random_weights=True)
     assert model.graph is not None
     assert model.card is not None
     folded, _ = run(parse(model.card.recipe), model.graph)
-    found = []
-    for name, spread in REWRITES.items():
-        before = spread(folded)
+    trials = []
+    for name, prepare in REWRITES.items():
+        before = prepare(folded)
         after, trace = run(parse(name), before)
         if trace.records[0].changes:
-            found.append(Trial(name, before, after))
-    return found
+            trials.append(Trial(name, before, after))
+    return trials
 
 
-def answers(graph: Graph, engine: str) -> np.ndarray[Any, Any]:
-    """What a graph says to seeded inputs: numbers as its network takes them, or the pixels they are made of."""
-    with open_session(graph, engine) as session:
+def compute_outputs(graph: Graph, runtime: str) -> np.ndarray[Any, Any]:
+    """Return the outputs for seeded images, normalized unless the graph has the preprocessing."""
+    with open_session(graph, runtime) as session:
         (source,), (result,) = session.inputs, session.outputs
         shape = [size or 1 for size in source.shape.dims or ()]
-        pixels = np.random.default_rng(0).integers(0, 256, (INPUTS, *shape)).astype(np.float32)
-        takes_pixels = source.name == "pixels"
-        fed = pixels if takes_pixels else (pixels - 128) / 128
-        rows = [session.run({source.name: one.astype(source.dtype.numpy)})[result.name] for one in fed]
+        images = np.random.default_rng(0).integers(0, 256, (INPUTS, *shape)).astype(np.float32)
+        has_preprocessing = source.name == "pixels"
+        inputs = images if has_preprocessing else (images - 128) / 128
+        rows = [session.run({source.name: image.astype(source.dtype.numpy)})[result.name] for image in inputs]
     return np.stack(rows).astype(np.float64)
 
 
-def rows(card: str, found: list[Trial], engine: str, runs: int, folder: Path) -> list[dict[str, Any]]:
-    """All rewrites of a network in one engine."""
-    graphs = {f"{one.name} {side}": getattr(one, side) for one in found for side in ("before", "after")}
+def measure_trials(card: str, trials: list[Trial], runtime: str, runs: int, folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of all rewrites of a network in one runtime."""
+    graphs = {f"{trial.name} {side}": getattr(trial, side) for trial in trials for side in ("before", "after")}
     candidates = []
     for number, (label, graph) in enumerate(graphs.items()):
         path = folder / f"{card}_{number}.pb"
         if not path.exists():
             formats.save(graph, path)
-        ends = (tuple(map(str, graph.inputs)), tuple(map(str, graph.outputs)))
-        candidates.append(Candidate(label, path, Settings(engine, inputs=ends[0], outputs=ends[1])))
-    made = measure(candidates, SamplingOptions(runs))
-    measured = {one.label: one.measurement for one in made.rows}
-    for failure in made.failures:
-        print(f"{card} in {engine}: {failure.reason}", file=sys.stderr)
-    pairs = [(one, measured[f"{one.name} before"], measured[f"{one.name} after"]) for one in found]
-    return [row(card, one, engine, first, second) for one, first, second in pairs if first and second]
+        inputs, outputs = tuple(map(str, graph.inputs)), tuple(map(str, graph.outputs))
+        candidates.append(Candidate(label, path, Settings(runtime, inputs=inputs, outputs=outputs)))
+    benchmark = measure(candidates, SamplingOptions(runs))
+    measurements = {row.label: row.measurement for row in benchmark.rows}
+    for failure in benchmark.failures:
+        print(f"{card} in {runtime}: {failure.reason}", file=sys.stderr)
+    pairs = [(trial, measurements[f"{trial.name} before"], measurements[f"{trial.name} after"]) for trial in trials]
+    return [create_row(card, trial, runtime, first, second) for trial, first, second in pairs if first and second]
 
 
-def row(card: str, one: Trial, engine: str, before: Measurement, after: Measurement) -> dict[str, Any]:
-    """What one rewrite did in one engine."""
-    said = answers(one.before, engine), answers(one.after, engine)
+def create_row(card: str, trial: Trial, runtime: str, before: Measurement, after: Measurement) -> dict[str, Any]:
+    """Return the effect of one rewrite in one runtime."""
+    outputs = compute_outputs(trial.before, runtime), compute_outputs(trial.after, runtime)
     speed = Speedup.of(before, after)
     return {
         "model": card,
-        "rewrite": one.name,
-        "engine": engine,
+        "rewrite": trial.name,
+        "engine": runtime,
         "version": before.context.version,
-        "difference": float(np.abs(said[0] - said[1]).max()),
-        "largest_answer": float(np.abs(said[0]).max()),
+        "difference": float(np.abs(outputs[0] - outputs[1]).max()),
+        "largest_answer": float(np.abs(outputs[0]).max()),
         "before_ms": before.summary.median * 1e3,
         "after_ms": after.summary.median * 1e3,
         "speed_up": speed.to_json(),
@@ -130,26 +130,27 @@ def row(card: str, one: Trial, engine: str, before: Measurement, after: Measurem
 
 
 def main() -> int:
-    """Measure, write, check."""
+    """Measure all rewrites, write `rewrites.json`, and check the outputs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=40)
-    parser.add_argument("--engines", nargs="+", default=ENGINES)
+    parser.add_argument("--runtimes", nargs="+", default=RUNTIMES)
     options = parser.parse_args()
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for card in CARDS:
         with tempfile.TemporaryDirectory() as folder:
-            of_card = trials(card)
-            for engine in options.engines:
-                print(f"{card} in {engine}", file=sys.stderr)
-                found += rows(card, of_card, engine, options.runs, Path(folder))
+            trials = create_trials(card)
+            for runtime in options.runtimes:
+                print(f"{card} in {runtime}", file=sys.stderr)
+                rows += measure_trials(card, trials, runtime, options.runs, Path(folder))
     machine = json.dumps(this_machine().to_json())
-    lines = ",\n  ".join(map(json.dumps, found))
+    lines = ",\n  ".join(map(json.dumps, rows))
     text = f'{{"schema": "quantkit.rewrites/1",\n "machine": {machine},\n "rows": [\n  {lines}\n]}}\n'
     (HERE / "rewrites.json").write_text(text)
-    wrong = [one for one in found if not one["difference"] <= TOLERANCE]
-    for one in wrong:
-        print(f"{one['rewrite']} of {one['model']} in {one['engine']}: off by {one['difference']:.2g}", file=sys.stderr)
-    return 1 if wrong else 0
+    failures = [row for row in rows if not row["difference"] <= TOLERANCE]
+    for row in failures:
+        title = f"{row['rewrite']} of {row['model']} in {row['engine']}"
+        print(f"{title}: outputs differ by {row['difference']:.2g}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

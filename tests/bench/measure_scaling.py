@@ -1,4 +1,4 @@
-"""What transforms cost on graphs of 1,000 to 100,000 nodes: seconds of each, and of a whole process, and its memory.
+"""Measure the run time of transforms on graphs of 1,000 to 100,000 nodes: per transform, and of the whole process.
 
     python tests/bench/measure_scaling.py [--sizes 1000 3000 10000 30000 50000 100000] [--runs 5]
 
@@ -54,18 +54,18 @@ def measure_here(source: Path, target: Path, recipe: str) -> dict[str, Any]:
 
 
 def measure(source: Path, recipe: str) -> dict[str, Any]:
-    """The same in a process of its own, whose start counts, too."""
+    """Measure a recipe in its own process, including the start of the process."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, WORKER, str(source), str(Path(folder) / "out.pb"), recipe]
         start = perf_counter()
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         whole = perf_counter() - start
-    found: dict[str, Any] = json.loads(done.stdout)
-    return {**found, "whole_seconds": whole}
+    document: dict[str, Any] = json.loads(done.stdout)
+    return {**document, "whole_seconds": whole}
 
 
 def medians(rows: Sequence[Mapping[str, Any]], recipe: str) -> dict[str, list[tuple[int, float]]]:
-    """For each line of the plot its points: number of nodes, seconds."""
+    """Return the points (number of nodes, seconds) of each line of the plot."""
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         if row["recipe"] == recipe:
@@ -76,13 +76,13 @@ def medians(rows: Sequence[Mapping[str, Any]], recipe: str) -> dict[str, list[tu
     return lines
 
 
-def drawn(lines: Mapping[str, Sequence[tuple[int, float]]], title: str) -> str:
-    """An SVG of seconds over nodes; a straight line through the origin is linear cost."""
+def draw(lines: Mapping[str, Sequence[tuple[int, float]]], title: str) -> str:
+    """Return an SVG plot of seconds over nodes; a straight line through the origin is linear run time."""
     most_nodes = max(nodes for points in lines.values() for nodes, _ in points)
     most_seconds = max(seconds for points in lines.values() for _, seconds in points)
     across, up = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
-    def place(nodes: float, seconds: float) -> tuple[float, float]:
+    def position(nodes: float, seconds: float) -> tuple[float, float]:
         return LEFT + across * nodes / most_nodes, HEIGHT - BOTTOM - up * seconds / most_seconds
 
     parts = [
@@ -92,7 +92,7 @@ def drawn(lines: Mapping[str, Sequence[tuple[int, float]]], title: str) -> str:
         f'<text x="{LEFT}" y="24" font-size="16">{title}</text>',
     ]
     for part in range(6):
-        x, y = place(most_nodes * part / 5, most_seconds * part / 5)
+        x, y = position(most_nodes * part / 5, most_seconds * part / 5)
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{most_seconds * part / 5:.1f} s</text>')
         parts.append(
@@ -102,7 +102,7 @@ def drawn(lines: Mapping[str, Sequence[tuple[int, float]]], title: str) -> str:
     ordered = sorted(lines.items(), key=lambda line: -line[1][-1][1])
     for number, (name, points) in enumerate(ordered):
         colour = COLOURS[number % len(COLOURS)]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (position(*point) for point in points))
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         row = TOP + 10 + 20 * number
         parts.append(f'<text x="{WIDTH - RIGHT + 14}" y="{row}" fill="{colour}">{name}: {points[-1][1]:.2f} s</text>')
@@ -138,7 +138,7 @@ def main() -> None:
     document = {"schema": "quantkit.scaling/1", "machine": this_machine().to_json(), "rows": rows}
     (options.target / "scaling.json").write_text(json.dumps(document, indent=1) + "\n")
     title = "Seconds of the recipe inference, in all and step by step"
-    (options.target / "scaling.svg").write_text(drawn(medians(rows, RECIPES["inference"]), title))
+    (options.target / "scaling.svg").write_text(draw(medians(rows, RECIPES["inference"]), title))
 
 
 if __name__ == "__main__":

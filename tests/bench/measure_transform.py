@@ -38,21 +38,21 @@ def run(source: Path, target: Path, recipe: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, and write."""
+    """Measure all recipes and write `transform.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path)
     parser.add_argument("--runs", type=int, default=7)
     options = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in RECIPES}
+    runs_by_recipe: dict[str, list[dict[str, float]]] = {name: [] for name in RECIPES}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(options.runs + 1):
             for name, recipe in RECIPES.items():
-                found[name].append(run(options.source, Path(folder) / "out.pb", recipe))
+                runs_by_recipe[name].append(run(options.source, Path(folder) / "out.pb", recipe))
     document = {
         "schema": "quantkit.transform_process/1",
         "machine": this_machine().to_json(),
         "file_bytes": options.source.stat().st_size,
-        "rows": [{"recipe": name, "runs": runs[1:]} for name, runs in found.items()],
+        "rows": [{"recipe": name, "runs": runs[1:]} for name, runs in runs_by_recipe.items()],
     }
     (HERE / "transform.json").write_text(json.dumps(document, indent=1) + "\n")
 

@@ -1,10 +1,9 @@
-"""Run one model over many inputs, one at a time, and note times and answers.
+"""Run one model on many inputs with batch size 1, and save latency and outputs.
 
     python tests/bench/run_model.py MODEL@RUNTIME[:INTRA,INTER] INPUT.npy OUTPUT.npz
 
-INPUT.npy holds (n, h, w, c) float32 as the float model takes them. Models that take uint8 pixels are fed the pixels
-these were made of: (x - 128) / 128. OUTPUT.npz gets `seconds` (n,) and `probabilities` (n, k); ten warm-up calls are
-left out.
+INPUT.npy contains normalized images (n, h, w, c) float32, (x - 128) / 128. A model with a uint8 input gets the images
+x instead. OUTPUT.npz contains `seconds` (n,) and `probabilities` (n, k), without ten warm-up iterations.
 """
 
 import sys
@@ -20,26 +19,26 @@ from quantkit.runtimes.session import SessionOptions
 WARM_UPS = 10
 
 
-def main(word: str, source: str, target: str) -> None:
-    """Run, and write the answers."""
-    file, _, engine = word.rpartition("@")
-    runtime, _, threads = engine.partition(":")
+def main(model: str, source: str, target: str) -> None:
+    """Run the model and write latency and outputs."""
+    file, _, settings = model.rpartition("@")
+    runtime, _, threads = settings.partition(":")
     intra, inter = map(int, threads.split(",")) if threads else (2, 1)
     rows = np.load(source, mmap_mode="r")
     with open_session(load(Path(file)).runnable, runtime, SessionOptions(intra, inter)) as session:
         info, output = session.inputs[0], session.outputs[0].name
-        is_pixels = info.dtype.numpy == np.uint8
+        is_uint8 = info.dtype.numpy == np.uint8
         seconds, probabilities = [], []
         for number in range(-WARM_UPS, len(rows)):
             row = np.asarray(rows[number % len(rows)])[None]
-            if is_pixels:
+            if is_uint8:
                 row = np.rint(row * 128 + 128).astype(np.uint8)
             start = perf_counter()
-            answer = session.run({info.name: row})[output]
+            prediction = session.run({info.name: row})[output]
             elapsed = perf_counter() - start
             if number >= 0:
                 seconds.append(elapsed)
-                probabilities.append(answer[0])
+                probabilities.append(prediction[0])
     np.savez(target, seconds=seconds, probabilities=np.stack(probabilities))
 
 

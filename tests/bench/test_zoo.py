@@ -1,4 +1,4 @@
-"""The networks that `measure_zoo.py` measures, as far as they are quick to make: answers kept, fewer nodes."""
+"""Outputs and node counts of the `inference` recipe on the smaller networks of `measure_zoo.py`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ from quantkit.recipes.verify import seeded_feeds
 from quantkit.runtimes import tensorflow
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
-# Model, and the most nodes that the inference recipe leaves of it and its functions: no more than today.
+# Network, and the maximum number of nodes in graph and functions after the recipe.
 SMALL: dict[str, tuple[Callable[[], Graph], int]] = {
     "small_network": (small_network, 46),
     "ssd": (ssd, 258),
@@ -26,17 +26,18 @@ SMALL: dict[str, tuple[Callable[[], Graph], int]] = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_inference_recipe_keeps_answers_and_leaves_few_nodes(name: str) -> None:
+def test_inference_recipe_keeps_outputs_with_few_nodes(name: str) -> None:
     pytest.importorskip("tensorflow", reason="pip install tensorflow")
-    build, most_nodes = SMALL[name]
+    build, max_nodes = SMALL[name]
     graph = build()
     after, _ = run(find_recipe("inference"), graph)
     with tensorflow.RUNTIME.open(graph) as session:
         feeds = seeded_feeds(session.inputs)
-        want = session.run(feeds)
+        expected = session.run(feeds)
     with tensorflow.RUNTIME.open(after) as session:
-        found = session.run(feeds)
-    for output, values in want.items():
-        np.testing.assert_allclose(found[output], values, rtol=1e-5, atol=1e-5 * np.abs(values).max())
+        actual = session.run(feeds)
+    assert expected
+    for output, values in expected.items():
+        np.testing.assert_allclose(actual[output], values, rtol=1e-5, atol=1e-5 * np.abs(values).max())
     bodies = (function.graph.nodes.values() for function in after.library.values())
-    assert len(after) + sum(node.op != "_Arg" for body in bodies for node in body) <= most_nodes
+    assert len(after) + sum(node.op != "_Arg" for body in bodies for node in body) <= max_nodes

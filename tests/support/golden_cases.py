@@ -1,20 +1,20 @@
-"""Golden files: a graph as text, a recipe, and what becomes of it.
+"""Golden files: a graph as text, a recipe, and the resulting graph.
 
-A file of ``tests/golden/<transform>/`` holds sections, each a word at the start of a line; what follows it may
-go on in indented lines, and lines that start with ``#`` tell what the case is about:
+A file of ``tests/golden/<transform>/`` has sections. Each begins with its name at the start of a line and may continue
+in indented lines. Lines that start with ``#`` describe the case:
 
-    # A factor behind a convolution goes into its weights.
+    # A factor after a convolution is folded into its weights.
     recipe:  fold_batch_norms
     before:  inputs: x
              outputs: b
              x = Placeholder[1x4x4x3]()
              ...
     after:   unchanged
-    skips:   b: w is shared: c reads it too
+    skips:   b: w is shared: c is a consumer too
 
-`before` is written as `quantkit.ir.text` reads it; op attributes that TensorFlow demands but the case does not care
-about may be left out (`runnable` of `quantkit.recipes.example` fills them in for the numbers). ``error: message``
-stands in place of `after` where the recipe fails, and ``numbers: why not`` where answers can not be compared.
+`before` has the notation of `quantkit.ir.text`. Attributes that TensorFlow requires but the case does not depend on may
+be missing: `quantkit.recipes.example` adds them before the outputs are compared. If the recipe fails,
+``error: message`` replaces `after`; ``numbers: reason`` states why outputs cannot be compared.
 """
 
 import re
@@ -28,7 +28,7 @@ from quantkit.recipes import parse, run
 
 FOLDER = Path(__file__).parent.parent / "golden"
 SECTIONS = ("recipe", "before", "after", "error", "skips", "numbers")
-WRITTEN = ("after", "error", "skips")
+RESULTS = ("after", "error", "skips")
 
 _SECTION = re.compile(rf"({'|'.join(SECTIONS)}):\s*(.*)")
 _INDENT = 9
@@ -36,41 +36,41 @@ _INDENT = 9
 
 @dataclass(frozen=True)
 class Case:
-    """One golden file.
+    """Golden file.
 
     Attributes:
-        path: where it is.
-        story: its comment lines.
-        sections: their lines, by name.
+        path: path of the file.
+        comments: comment lines.
+        sections: lines by section name.
     """
 
     path: Path
-    story: tuple[str, ...]
+    comments: tuple[str, ...]
     sections: dict[str, tuple[str, ...]]
 
     @classmethod
     def read(cls, path: Path) -> "Case":
-        story: list[str] = []
+        comments: list[str] = []
         sections: dict[str, list[str]] = {}
-        current: list[str] = story
+        current: list[str] = comments
         for line in path.read_text().splitlines():
-            found = _SECTION.fullmatch(line)
-            if found:
-                current = sections.setdefault(found[1], [])
-                line = found[2]
+            match = _SECTION.fullmatch(line)
+            if match:
+                current = sections.setdefault(match[1], [])
+                line = match[2]
             if line.strip():
                 current.append(line.strip())
-        return cls(path, tuple(story), {name: tuple(lines) for name, lines in sections.items()})
+        return cls(path, tuple(comments), {name: tuple(lines) for name, lines in sections.items()})
 
     @property
     def before(self) -> Graph:
         return from_text("\n".join(self.sections["before"]))
 
-    def written(self, found: dict[str, tuple[str, ...]]) -> str:
-        """The text of the file with other results."""
-        kept = {name: lines for name, lines in self.sections.items() if name not in WRITTEN}
-        sections = {**kept, **found}
-        lines = [*self.story]
+    def with_results(self, results: dict[str, tuple[str, ...]]) -> str:
+        """Return the text of the file with other results."""
+        inputs = {name: lines for name, lines in self.sections.items() if name not in RESULTS}
+        sections = {**inputs, **results}
+        lines = [*self.comments]
         for name in SECTIONS:
             for number, line in enumerate(sections.get(name, ())):
                 lines.append(f"{f'{name}:' if not number else '':<{_INDENT}}{line}")
@@ -78,12 +78,12 @@ class Case:
 
 
 def golden_cases(transform: str = "*") -> list[Path]:
-    """The golden files of a transform, or all."""
+    """Return the golden files of a transform (default: all)."""
     return sorted(FOLDER.glob(f"{transform}/*.txt"))
 
 
 def results(case: Case) -> tuple[dict[str, tuple[str, ...]], Graph | None]:
-    """What the recipe makes of the graph, as sections; and the new graph, if there is one."""
+    """Return the result of the recipe as sections, and the new graph or None if the recipe fails."""
     before = case.before
     try:
         after, trace = run(parse(" ".join(case.sections["recipe"])), before)
