@@ -169,7 +169,7 @@ def complaint(name: Path, kind: Kind) -> str:
     return ""
 
 
-def inspect_here(path: Path) -> Contents:
+def inspect_here(path: Path, name: str) -> Contents:
     """Inspect a Keras file as `keras.inspect_file` does, but in this process, which may crash."""
     try:
         return inspect_contents(path, graphdef.MAX_BYTES)

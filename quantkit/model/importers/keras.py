@@ -6,14 +6,16 @@ functions and classes of Keras and no other files: older versions of Keras do no
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from quantkit.errors import InputError, one_line
+from quantkit.errors import InputError, UnavailableError, one_line
 from quantkit.formats import graphdef
 from quantkit.ir.graph import Graph
 from quantkit.model.importers import keras_contents
@@ -25,8 +27,32 @@ from quantkit.runtimes.tensorflow_library import suppress_log, translate_read_er
 _CARRIERS = frozenset({"FlaxLayer", "JaxLayer", "Lambda", "TFSMLayer", "TorchModuleWrapper", "__lambda__"})
 # Packages of Keras. Keras resolves names of `builtins` among its own functions.
 _PACKAGES = frozenset({"builtins", "keras", "keras_cv", "keras_hub", "keras_nlp"})
-# Modules of Keras that no layer needs: they download, read and write files, and change global settings.
-_TOOLS = frozenset({"backend", "callbacks", "config", "datasets", "export", "saving", "utils", "visualization"})
+# Parts of a dotted path that only depend on the package of Keras.
+_PREFIXES = frozenset({"_tf_keras", "api", "keras", "legacy", "src"})
+# Modules of Keras with the objects that a model consists of. The others download, read and write files, and change
+# global settings.
+_MODULES = frozenset(
+    {
+        "activations",
+        "constraints",
+        "dtype_policies",
+        "initializers",
+        "layers",
+        "losses",
+        "metrics",
+        "mixed_precision",
+        "models",
+        "ops",
+        "optimizers",
+        "quantizers",
+        "random",
+        "regularizers",
+    }
+)
+# Functions in these modules that load or save models.
+_TOOLS = frozenset({"load_model", "model_from_json", "save_model"})
+# The oldest Keras without a known way around `safe_mode`: CVE-2025-9905, CVE-2026-1462, CVE-2026-1669.
+_MIN_VERSION = (3, 13, 2)
 # CPU time limit of the inspection: a constant, plus time for each byte; both are 20 times the usual time.
 _SECONDS, _BYTES_PER_SECOND = 5, 20_000_000
 _TRUSTED = "load it in Python, if you trust it, and give the model to quantkit.load"
@@ -35,20 +61,47 @@ _TRUSTED = "load it in Python, if you trust it, and give the model to quantkit.l
 def freeze_keras(path: Path) -> Graph:
     """Read a Keras file as a frozen graph.
 
+    Keras loads a private copy, the one that is checked: its suffix is the format that the check found, and no other
+    process can change it in between.
+
     Raises:
         InputError: Keras cannot read the file, or the file contains code or references another file.
-        UnavailableError: TensorFlow is not installed.
+        UnavailableError: TensorFlow is not installed, or its Keras is too old.
     """
     tf = tensorflow_for_models()
-    contents = inspect_file(path)
-    _check_contents(path, contents)
-    with translate_read_errors(str(path)), _named_errors(path), suppress_log():
-        _check_config(path, json.loads(contents.config or ""), tf.keras)
-        return freeze_object(tf.keras.models.load_model(path, compile=False, safe_mode=True))
+    _check_version(tf.keras)
+    with TemporaryDirectory(prefix="quantkit-keras-") as folder:
+        copy = Path(folder) / "model"
+        shutil.copyfile(path, copy)
+        contents = inspect_file(copy, str(path))
+        _check_contents(path, contents)
+        copy = copy.rename(copy.with_suffix(".keras" if contents.is_archive else ".h5"))
+        with translate_read_errors(str(path)), _named_errors(path), suppress_log():
+            _check_config(path, json.loads(contents.config or ""), tf.keras)
+            return freeze_object(tf.keras.models.load_model(copy, compile=False, safe_mode=True))
 
 
-def inspect_file(path: Path) -> Contents:
+def _check_version(keras: Any) -> None:
+    """Check that this Keras refuses code in model files.
+
+    Raises:
+        UnavailableError: this Keras is older than the first version that does.
+    """
+    version = tuple(int(number) for number in re.findall(r"\d+", keras.__version__)[:3])
+    if version < _MIN_VERSION:
+        minimum = ".".join(map(str, _MIN_VERSION))
+        raise UnavailableError(
+            f"Keras {keras.__version__} may execute code from a model file: {minimum} is the oldest safe version",
+            hint=f"pip install 'keras>={minimum}', and unset TF_USE_LEGACY_KERAS",
+        )
+
+
+def inspect_file(path: Path, name: str) -> Contents:
     """Inspect a Keras file in another process.
+
+    Args:
+        path: the file.
+        name: name of the file in messages.
 
     Raises:
         InputError: the process crashes or exceeds its time limit.
@@ -65,7 +118,7 @@ def inspect_file(path: Path) -> Contents:
     )
     if process.returncode:
         raise InputError(
-            f"{path} cannot be read: its inspection process ended with exit code {process.returncode}",
+            f"{name} cannot be read: its inspection process ended with exit code {process.returncode}",
             hint="the file is broken: copy it again, or save it again",
         )
     return Contents(**json.loads(process.stdout))
@@ -100,19 +153,27 @@ def _check_config(path: Path, config: Any, keras: Any) -> None:
     for description in _descriptions(config):
         class_name = str(description["class_name"])
         name = str(description["config"]) if class_name == "function" else class_name
-        if class_name in _CARRIERS:
+        dotted_path = f"{description.get('module') or 'keras'}.{name}"
+        *modules, last_name = dotted_path.split(".")
+        if last_name in _CARRIERS:
             inner = description["config"]
             layer = inner.get("name", "") if isinstance(inner, dict) else ""
-            kind = class_name.strip("_")
+            kind = last_name.strip("_")
             raise InputError(
                 f"{path} has a {kind} {layer!r}: quantkit does not run code from a model file", hint=_TRUSTED
             )
-        module = str(description.get("module") or "keras").replace("keras.src", "keras", 1).split(".")
-        registered = (str(description.get("registered_name") or name), name)
-        if any(keras.utils.get_registered_object(key) for key in registered):
+        # Keras looks functions up by their name, and classes by their registered name.
+        key = name if class_name == "function" else str(description.get("registered_name") or name)
+        if keras.utils.get_registered_object(key):
             continue
-        if module[0] not in _PACKAGES or (module[0] == "keras" and _TOOLS & set(module[1:2])):
-            raise _unknown_class(path, f"{'.'.join(module)}.{name}")
+        if last_name in _TOOLS or not _holds_objects_of_models(modules):
+            raise _unknown_class(path, dotted_path)
+
+
+def _holds_objects_of_models(modules: list[str]) -> bool:
+    """Return True if a module of Keras, split at the dots, has layers and other objects of models."""
+    inner = [module for module in modules[1:] if module not in _PREFIXES]
+    return modules[0] in _PACKAGES and (not inner or inner[0] in _MODULES)
 
 
 def _descriptions(config: Any) -> Iterator[Mapping[str, Any]]:

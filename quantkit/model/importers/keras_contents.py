@@ -15,11 +15,12 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
+HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _OPTIMIZERS = ("optimizer", "optimizer_weights")
 # Fixed part of the header of an archive member; it ends with the lengths of the name and of the extra field.
 _MEMBER_HEADER = struct.Struct("<26xHH")
@@ -31,6 +32,7 @@ class Contents:
 
     Attributes:
         config: JSON description of the layers; None if the file has only weights.
+        is_archive: True for a zip archive, False for an HDF5 file.
         num_bytes: size of the weights in bytes.
         escaping: archive member with a path outside the archive; empty if all are inside.
         external: weights that are stored in another file; empty if all are in this file.
@@ -38,6 +40,7 @@ class Contents:
     """
 
     config: str | None = None
+    is_archive: bool = False
     num_bytes: int = 0
     escaping: str = ""
     external: str = ""
@@ -45,7 +48,11 @@ class Contents:
 
 
 def inspect_contents(path: Path, max_bytes: int) -> Contents:
-    """Inspect a file, and read its weights if they have at most ``max_bytes``."""
+    """Inspect a file, and read its weights if they have at most ``max_bytes``.
+
+    Raises:
+        ValueError: the file is an HDF5 file and a zip archive at once.
+    """
     import h5py
 
     with path.open("rb") as file:
@@ -53,11 +60,38 @@ def inspect_contents(path: Path, max_bytes: int) -> Contents:
             with h5py.File(file, "r") as weights:
                 return _inspect_weights(weights, weights.attrs.get("model_config"), max_bytes)
         with zipfile.ZipFile(file) as archive:
+            members = [_data_range(info, file) for info in archive.infolist()]
+            if any(all(offset not in member for member in members) for offset in _hdf5_offsets(file)):
+                raise ValueError("the file is HDF5 and a zip archive at once")
             for info in archive.infolist():
                 if _escapes(info):
                     return Contents(escaping=info.filename)
             with _member(archive, WEIGHTS, file, max_bytes) as member, h5py.File(member, "r") as weights:
-                return _inspect_weights(weights, archive.read(CONFIG), max_bytes)
+                return replace(_inspect_weights(weights, archive.read(CONFIG), max_bytes), is_archive=True)
+
+
+def _hdf5_offsets(file: BinaryIO) -> list[int]:
+    """Return the offsets at which an HDF5 reader would find the start of an HDF5 file: 0, 512, 1024, 2048, ..."""
+    size = file.seek(0, io.SEEK_END)
+    candidates = [0, *(1 << exponent for exponent in range(9, size.bit_length()))]
+    offsets = []
+    for offset in candidates:
+        file.seek(offset)
+        if file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE:
+            offsets.append(offset)
+    return offsets
+
+
+def _data_range(info: zipfile.ZipInfo, file: BinaryIO) -> range:
+    """Return the offsets of an archive member's bytes.
+
+    Raises:
+        struct.error: the file ends before the member does.
+    """
+    file.seek(info.header_offset)
+    header = file.read(_MEMBER_HEADER.size)
+    start = info.header_offset + len(header) + sum(_MEMBER_HEADER.unpack(header))
+    return range(start, start + info.compress_size)
 
 
 def _escapes(info: zipfile.ZipInfo) -> bool:
@@ -94,7 +128,7 @@ def _inspect_weights(weights: Any, config: bytes | str | None, max_bytes: int) -
         for dataset in datasets:
             if dataset.nbytes <= max_bytes:
                 dataset[()]
-    return Contents(text, size)
+    return Contents(text, num_bytes=size)
 
 
 @contextmanager
@@ -106,10 +140,11 @@ def _member(archive: zipfile.ZipFile, name: str, file: BinaryIO, max_bytes: int)
             raise ValueError(f"archive member {name} is compressed, and would take {info.file_size / 1e9:.2f} GB")
         yield io.BytesIO(archive.read(info))
         return
-    file.seek(info.header_offset)
-    header = file.read(_MEMBER_HEADER.size)
-    start = info.header_offset + len(header) + sum(_MEMBER_HEADER.unpack(header))
-    with io.BufferedReader(_Part(file, start, info.file_size)) as part:
+    with archive.open(info):  # checks that header and directory agree, as the loader does
+        data = _data_range(info, file)
+    if len(data) != info.file_size:
+        raise ValueError(f"archive member {name} has two sizes, {len(data)} and {info.file_size} bytes")
+    with io.BufferedReader(_Part(file, data.start, info.file_size)) as part:
         yield part
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import quantkit as qk
-from quantkit.errors import InputError
+from quantkit.errors import InputError, UnavailableError
 from quantkit.formats import graphdef
 from quantkit.model.importers import keras as reader
 from quantkit.model.importers import keras_contents
@@ -93,19 +93,44 @@ def test_a_lambda_is_refused_and_not_run(ending: str, tmp_path: Path, monkeypatc
         ),
         (
             {"module": "keras.src.utils.file_utils", "class_name": "get_file", "config": {"fname": "{marker}"}},
-            "needs 'keras.utils.file_utils.get_file'",
+            "needs 'keras.src.utils.file_utils.get_file'",
         ),
         (
             {"module": "keras.config", "class_name": "function", "config": "enable_unsafe_deserialization"},
             "needs 'keras.config.enable_unsafe_deserialization'",
         ),
+        (
+            {"module": "keras._tf_keras.keras.utils", "class_name": "get_file", "config": {"fname": "{marker}"}},
+            "needs 'keras._tf_keras.keras.utils.get_file'",
+        ),
+        (
+            {"module": "keras", "class_name": "utils.get_file", "config": {"fname": "{marker}"}},
+            "needs 'keras.utils.get_file'",
+        ),
+        (
+            {"module": "keras.applications", "class_name": "function", "config": "VGG16"},
+            "needs 'keras.applications.VGG16'",
+        ),
+        (
+            {"module": "keras.models", "class_name": "function", "config": "load_model"},
+            "needs 'keras.models.load_model'",
+        ),
+        (
+            {"module": "os", "class_name": "function", "config": "system", "registered_name": "tests>Registered"},
+            "needs 'os.system'",
+        ),
+        ({"module": "keras", "class_name": "layers.Lambda", "config": {"name": "l"}}, "has a Lambda 'l'"),
         ({"module": "keras.layers", "class_name": "TFSMLayer", "config": {"name": "t"}}, "has a TFSMLayer 't'"),
         ({"class_name": "__lambda__", "config": {"value": "4wAAAA=="}}, "has a lambda ''"),
         ({"module": "mine", "class_name": "Mine", "config": {}, "registered_name": "my>Mine"}, "needs 'mine.Mine'"),
         ({"class_name": "Mine", "config": {"name": "m"}}, "needs 'Mine', which is not a layer or function of Keras"),
     ],
 )
-def test_classes_outside_keras_are_rejected(layer: dict[str, Any], message: str, ending: str, tmp_path: Path) -> None:
+def test_classes_outside_keras_are_rejected(
+    layer: dict[str, Any], message: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    custom_objects = tensorflow.import_tensorflow().keras.utils.get_custom_objects()
+    monkeypatch.setitem(custom_objects, "tests>Registered", object)
     marker = tmp_path / "was here"
     text = json.dumps(layer).replace("{marker}", str(marker))
     path = edit(save(tmp_path / f"model{ending}"), with_layer(json.loads(text)))
@@ -113,6 +138,65 @@ def test_classes_outside_keras_are_rejected(layer: dict[str, Any], message: str,
         qk.load(path)
     assert caught.value.hint
     assert not marker.exists()
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+@pytest.mark.parametrize("before", [b"", b"PK\x03\x04".ljust(512)], ids=["at the start", "at offset 512"])
+def test_an_hdf5_file_with_an_archive_is_rejected(
+    before: bytes, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of such a file, Keras might load the part that is not checked."""
+    archive, hdf5 = save(tmp_path / "harmless.keras"), save(tmp_path / "other.h5")
+    path = tmp_path / f"model{suffix}"
+    path.write_bytes(before + hdf5.read_bytes() + archive.read_bytes())
+    assert zipfile.is_zipfile(path)
+    monkeypatch.setattr("keras.models.load_model", lambda *_, **__: pytest.fail("the file was loaded"))
+    with pytest.raises(InputError, match="the file is HDF5 and a zip archive at once") as caught:
+        qk.load(path)
+    assert caught.value.hint
+
+
+def test_a_stored_member_at_an_offset_of_hdf5_is_accepted(tmp_path: Path) -> None:
+    """The weights of an archive are HDF5, and may start where an HDF5 reader looks for a file."""
+    path = save(tmp_path / "model.keras")
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    weights = members.pop(keras_contents.WEIGHTS)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+        start = archive.fp.tell() + 30 + len(keras_contents.WEIGHTS)  # type: ignore[union-attr]
+        padding = zipfile.ZipInfo("padding")
+        offset = 1 << (start + 100).bit_length()
+        archive.writestr(padding, bytes(offset - start - 30 - len("padding")))
+        archive.writestr(keras_contents.WEIGHTS, weights)
+    assert path.read_bytes()[offset : offset + 8] == keras_contents.HDF5_SIGNATURE
+    assert qk.load(path).graph.op_counts["MatMul"] == 1
+
+
+def test_keras_loads_the_checked_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that another process replaces after the check is not loaded."""
+    path, other = save(tmp_path / "model.keras"), save(tmp_path / "other.h5")
+    checked = reader._check_contents
+
+    def replace(*arguments: Any) -> None:
+        checked(*arguments)
+        other.replace(path)
+
+    monkeypatch.setattr(reader, "_check_contents", replace)
+    assert qk.load(path).graph.op_counts["MatMul"] == 1
+    assert not other.exists()
+
+
+@pytest.mark.parametrize("version", ["2.19.0", "3.5.0", "3.13.1"])
+def test_a_keras_with_a_known_way_around_safe_mode_is_not_used(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path / "model.h5")
+    monkeypatch.setattr(tensorflow.import_tensorflow().keras, "__version__", version)
+    with pytest.raises(UnavailableError, match=rf"Keras {version} may execute code") as caught:
+        qk.load(path)
+    assert "keras>=3.13.2" in caught.value.hint
 
 
 def test_layers_that_the_caller_registered_are_taken(tmp_path: Path) -> None:
