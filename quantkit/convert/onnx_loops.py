@@ -6,8 +6,8 @@ from typing import Any
 from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import free_name
+from quantkit.ops.semantics import LOOP_OPS
 
-LOOPS = frozenset({"While", "StatelessWhile"})
 LIST_OP = "TensorListReserve"
 
 
@@ -30,7 +30,7 @@ def _copy_shared_lists(graph: Graph) -> Graph:
     nodes: list[Node] = []
     used: set[str] = set()
     for node in graph.nodes.values():
-        if node.op in LOOPS:
+        if node.op in LOOP_OPS:
             for index, edge in enumerate(node.inputs):
                 if graph[edge.node].op == LIST_OP and edge.node in used:
                     copy = graph[edge.node].with_(name=free_name(graph, f"{edge.node}/of/{node.name}/{index}"))

@@ -10,7 +10,7 @@ from quantkit.ops.shape_rules import UNKNOWN
 from quantkit.ops.tensorflow.signatures import attribute
 
 # Endings of op types that call functions.
-CALL_OPS = ("While", "If", "Case", "PartitionedCall")
+CALL_OP_ENDINGS = ("While", "If", "Case", "PartitionedCall")
 # Op types of layers, including fused and quantized variants.
 _LAYER = re.compile(r"(Depthwise|Pad)?[Cc]onv(2d|2D|3D)|MatMul|Einsum")
 # Input index of the weights, if it is not 1.
@@ -27,7 +27,7 @@ def count_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
     Returns:
         The MACs, or None if a shape is unknown or the op calls functions (loops, branches, calls).
     """
-    if node.op.endswith(CALL_OPS):
+    if node.op.endswith(CALL_OP_ENDINGS):
         return None
     if not _LAYER.search(node.op) or "BackpropFilter" in node.op:
         return 0

@@ -13,15 +13,18 @@ from quantkit.errors import GraphError, UsageError, did_you_mean
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.layers import LAYER_OPS, WEIGHTS_INDEX, broadcast_channels, find_layer
-from quantkit.ops.shape_inference import infer_shapes
-from quantkit.quantization.plan import (
-    ACTIVATIONS,
-    ADDS,
-    AVERAGES,
-    CONCATS,
-    NOT_FINITE,
+from quantkit.ops.semantics import (
+    ADD_OPS,
+    AVERAGE_OPS,
+    CONCAT_OPS,
+    FLOAT_REASONS,
+    FUSED_ACTIVATION_OPS,
     PASS_THROUGH_OPS,
     PATTERN_LAYER_OPS,
+)
+from quantkit.ops.shape_inference import infer_shapes
+from quantkit.quantization.plan import (
+    NOT_FINITE,
     FusedPattern,
     Plan,
 )
@@ -30,17 +33,6 @@ from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets import find_target
 
 _SOURCES = frozenset({"Const", "Placeholder", "NoOp"})
-_REASONS = {
-    "Softmax": "small probabilities would quantize to zero",
-    "Conv2DBackpropInput": "no runtime has an int8 kernel of it that is faster",
-    "BatchNormWithGlobalNormalization": "BatchNorm is not folded: run fold_old_batch_norms first",
-    **dict.fromkeys(
-        ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),
-        "BatchNorm is not folded: run fold_batch_norms first",
-    ),
-    "BiasAdd": "the layer is float",
-    "CheckNumerics": "identity at inference: remove it with remove_nodes(op=CheckNumerics)",
-}
 
 
 def annotate(graph: Graph, scheme: Scheme | None = None) -> Plan:
@@ -148,7 +140,7 @@ class _Annotation:
         pattern_of_output = {pattern.output: pattern for pattern in patterns}
         biases = {pattern.bias for pattern in patterns}
         for node in self.nodes:
-            if node.op in ADDS and node.name not in biases and self._may_quantize(node):
+            if node.op in ADD_OPS and node.name not in biases and self._may_quantize(node):
                 self._fuse_residual(node, pattern_of_output)
         fused = map(self._with_activation, pattern_of_output.values())
         return tuple(sorted(fused, key=lambda pattern: self.position[pattern.name]))
@@ -196,7 +188,7 @@ class _Annotation:
 
     def _is_bias(self, layer: Node, node: Node, slot: int) -> bool:
         """Return True if a node adds one constant per channel of a layer, its input ``slot``."""
-        if node.op not in ADDS | {"BiasAdd"} or (node.op == "BiasAdd" and slot != 0):
+        if node.op not in ADD_OPS | {"BiasAdd"} or (node.op == "BiasAdd" and slot != 0):
             return False
         value = self.graph.constant_of(node.inputs[1 - slot])
         facts = find_layer(layer)
@@ -241,7 +233,7 @@ class _Annotation:
 
     def _with_activation(self, pattern: FusedPattern) -> FusedPattern:
         consumer = self._sole_consumer(pattern.output)
-        if consumer and consumer[0].op in ACTIVATIONS and self._may_quantize(consumer[0]):
+        if consumer and consumer[0].op in FUSED_ACTIVATION_OPS and self._may_quantize(consumer[0]):
             return replace(pattern, activation=consumer[0].name, output=Edge(consumer[0].name))
         return pattern
 
@@ -259,9 +251,9 @@ class _Annotation:
                 self.reasons[node.name] = "the attributes or inputs have no int8 form"
             elif Edge(node.name) not in needed:
                 self.reasons[node.name] = "no quantized consumer"
-            elif node.op in AVERAGES and self.scheme.float_global_pools and self._is_global(node):
+            elif node.op in AVERAGE_OPS and self.scheme.float_global_pools and self._is_global(node):
                 self.reasons[node.name] = "a global average costs little, and int8 would round off its precision"
-            elif node.op in ACTIVATIONS and not self._is_quantizable(inputs[0], inside):
+            elif node.op in FUSED_ACTIVATION_OPS and not self._is_quantizable(inputs[0], inside):
                 self.reasons[node.name] = "the input is float"
             elif reason := self._missing_kernel(node):
                 self.reasons[node.name] = reason
@@ -284,7 +276,7 @@ class _Annotation:
             return ()
         if node.attrs.get("data_format", b"NHWC") != b"NHWC":
             return ()
-        if node.op in CONCATS:
+        if node.op in CONCAT_OPS:
             inputs = node.inputs[1:] if node.op == "Concat" else node.inputs[:-1]
             return () if any(self.graph.constant_of(edge) for edge in inputs) else inputs
         if node.op == "Mean" and not self._is_spatial_mean(node):
@@ -303,8 +295,8 @@ class _Annotation:
             and edge.node not in self.graph.endpoint_names
             and all(
                 self._is_averaged(Edge(node.name))
-                if node.op in CONCATS
-                else node.op in AVERAGES and self._is_global(node)
+                if node.op in CONCAT_OPS
+                else node.op in AVERAGE_OPS and self._is_global(node)
                 for node in consumers
             )
         )
@@ -361,16 +353,16 @@ class _Annotation:
         return tuple(frozenset(group) for group in groups.values() if len(group) > 1)
 
     def _shares_range(self, node: Node) -> bool:
-        if node.op in CONCATS:
+        if node.op in CONCAT_OPS:
             return self.scheme.share_concat_ranges
-        if node.op in AVERAGES:
+        if node.op in AVERAGE_OPS:
             return self.scheme.share_pool_ranges and not self._is_clamped(Edge(node.name))
-        return node.op not in ACTIVATIONS or self._is_clamped(node.inputs[0])
+        return node.op not in FUSED_ACTIVATION_OPS or self._is_clamped(node.inputs[0])
 
     def _is_clamped(self, edge: Edge) -> bool:
         """Return True if an activation is the only consumer: the edge takes the activation's range."""
         consumer = self._sole_consumer(edge)
-        return consumer is not None and consumer[0].op in ACTIVATIONS
+        return consumer is not None and consumer[0].op in FUSED_ACTIVATION_OPS
 
     def _specs(self, activations: list[Edge], groups: tuple[frozenset[Edge], ...]) -> dict[Edge, Spec]:
         signed = self.scheme.signed_activations
@@ -387,7 +379,7 @@ class _Annotation:
         edges: set[Edge] = set()
         for node in self.nodes:
             inputs = self._pass_through_inputs(node) if node.op in PASS_THROUGH_OPS else ()
-            if node.op in ACTIVATIONS | {"Sigmoid", "Softmax"} or (inputs and edges.issuperset(inputs)):
+            if node.op in FUSED_ACTIVATION_OPS | {"Sigmoid", "Softmax"} or (inputs and edges.issuperset(inputs)):
                 edges.add(Edge(node.name))
         return edges
 
@@ -401,7 +393,7 @@ class _Annotation:
         group_of = {edge: group for group in groups for edge in group}
         implied = set()
         for name, inputs in pass_through.items():
-            if self.graph[name].op in ACTIVATIONS:
+            if self.graph[name].op in FUSED_ACTIVATION_OPS:
                 implied |= {inputs[0]} if self._is_clamped(inputs[0]) else set()
             elif group_of.get(Edge(name), frozenset()).issuperset(inputs):
                 implied.add(Edge(name))
@@ -416,7 +408,7 @@ class _Annotation:
 
     def _float_fallbacks(self, inside: set[str], pass_through: Mapping[str, tuple[Edge, ...]]) -> dict[str, str]:
         return {
-            node.name: self.reasons.get(node.name) or _REASONS.get(node.op) or f"{node.op} has no int8 form"
+            node.name: self.reasons.get(node.name) or FLOAT_REASONS.get(node.op) or f"{node.op} has no int8 form"
             for node in self._computing_nodes()
             if node.name not in inside and node.name not in pass_through
         }

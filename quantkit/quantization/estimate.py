@@ -10,7 +10,7 @@ from quantkit.ir.graph import Graph
 from quantkit.ops.batch import with_batch_one
 from quantkit.ops.layers import LAYER_OPS
 from quantkit.ops.macs import count_macs
-from quantkit.ops.quantized_ops import is_quantized
+from quantkit.ops.semantics import is_quantized
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.annotation import annotate
 from quantkit.recipes import Recipe, Step, run

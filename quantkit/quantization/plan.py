@@ -20,21 +20,13 @@ from quantkit.errors import InputError
 from quantkit.formats.documents import read_json
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
-from quantkit.ops.layers import LAYER_OPS
+from quantkit.ops.semantics import FUSED_ACTIVATION_OPS
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.spec import Spec
 
 SCHEMA = "quantkit.plan/2"
 HINT = "write a plan with quantkit quantize --save-plan FILE"
-PATTERN_LAYER_OPS = LAYER_OPS - {"Conv2DBackpropInput"}
-ADDS = frozenset({"Add", "AddV2"})
-ACTIVATIONS = frozenset({"Relu", "Relu6"})
-CONCATS = frozenset({"Concat", "ConcatV2"})
-AVERAGES = frozenset({"AvgPool", "Mean"})
-# Ops whose output values are a selection of their input values.
-COPY_OPS = frozenset({"MaxPool", "Reshape", "Squeeze", "ExpandDims", "Pad", "MirrorPad", "Identity", "Relu", "Relu6"})
-PASS_THROUGH_OPS = CONCATS | AVERAGES | COPY_OPS
 # Reason of a fallback whose constants cannot be quantized.
 NOT_FINITE = "hold NaN or infinity"
 
@@ -143,7 +135,7 @@ class Plan:
         for name in graph.order:
             node = graph[name]
             inputs = [edge for edge in node.inputs if graph.constant_of(edge) is None]
-            if node.op in ACTIVATIONS or (name in self.pass_through and edges.issuperset(inputs)):
+            if node.op in FUSED_ACTIVATION_OPS or (name in self.pass_through and edges.issuperset(inputs)):
                 edges.add(Edge(name))
         return frozenset(edges)
 

@@ -15,6 +15,7 @@ from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.kernels import evaluate, has_kernel
+from quantkit.ops.semantics import CALL_OPS
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
 from quantkit.runtimes.availability import Availability
@@ -22,7 +23,6 @@ from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.runtime import Runtime
 from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions, TensorInfo
 
-CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 # Functions nested deeper than this are taken to be recursive.
 MAX_CALL_DEPTH = 64
 
@@ -111,7 +111,7 @@ class _ExecutionPlan:
 def _function_program(graph: Graph, node: Node, depth: int) -> _ExecutionPlan | None:
     """Return the program of the function that a node calls; None if the node calls no function."""
     name = node.attrs.get("f")
-    if node.op not in CALLS or not isinstance(name, FunctionName):
+    if node.op not in CALL_OPS or not isinstance(name, FunctionName):
         return None
     if name.name not in graph.library:
         raise GraphError(f"node {node.name!r} calls {name.name!r}, which is not in the library of the graph")
@@ -150,7 +150,7 @@ def _check_nodes(nodes: Sequence[Node]) -> None:
                 f"placeholder {node.name!r} is required and is not an input",
                 hint=f"add it to --inputs: --inputs={node.name}",
             )
-    missing = [node for node in nodes if not has_kernel(node.op) and node.op not in CALLS]
+    missing = [node for node in nodes if not has_kernel(node.op) and node.op not in CALL_OPS]
     if missing:
         first = missing[0]
         others = sorted({node.op for node in missing} - {first.op})

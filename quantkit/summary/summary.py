@@ -14,7 +14,7 @@ from quantkit.ops.batch import with_batch_one
 from quantkit.ops.macs import count_macs
 from quantkit.ops.memory import Peak, peak_memory
 from quantkit.ops.onnx import shapes as onnx_ops
-from quantkit.ops.quantized_ops import is_quantized
+from quantkit.ops.semantics import is_quantized
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.estimate import QuantizationEstimate, estimate_quantization
 

@@ -14,9 +14,10 @@ import numpy as np
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Shape
+from quantkit.ops.semantics import CONCAT_OPS, PATTERN_LAYER_OPS
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.parameters import QuantizationParameters
-from quantkit.quantization.plan import CONCATS, PATTERN_LAYER_OPS, Plan
+from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import AFFINE
 from quantkit.quantization.targets.base import Target, count_conversion_nodes
@@ -81,7 +82,7 @@ def _classic_concats(graph: Graph, plan: Plan) -> Graph:
     shapes = infer_shapes(graph)
     draft = Draft(graph)
     for name in plan.pass_through:
-        if graph[name].op in CONCATS:
+        if graph[name].op in CONCAT_OPS:
             draft.replace(name, *classic_form(graph, graph[name], shapes))
     return draft.graph()
 

@@ -29,8 +29,9 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.kernels.windows import Windows
+from quantkit.ops.semantics import FUSED_ACTIVATION_OPS
 from quantkit.ops.shape_inference import infer_shapes
-from quantkit.quantization.plan import ACTIVATIONS, Plan
+from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.base import Target
@@ -115,7 +116,7 @@ def _clamped_averages(graph: Graph, averages: Mapping[str, list[Node]]) -> froze
     """Return averages whose only consumer is a Relu: only the output of the Relu is quantized."""
     edges = [Edge(name) for name in averages if name not in graph.endpoint_names]
     consumers = {edge: [use.node.op for use in graph.uses.get(edge, ())] for edge in edges}
-    return frozenset(edge for edge, ops in consumers.items() if len(ops) == 1 and ops[0] in ACTIVATIONS)
+    return frozenset(edge for edge, ops in consumers.items() if len(ops) == 1 and ops[0] in FUSED_ACTIVATION_OPS)
 
 
 # Ranges

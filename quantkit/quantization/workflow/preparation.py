@@ -16,7 +16,7 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model import Model, as_model
 from quantkit.model.endpoints import choose_image_endpoints
-from quantkit.ops.quantized_ops import is_quantized
+from quantkit.ops.semantics import is_quantized
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.quantization import Scheme, prepare
 from quantkit.quantization.targets import find_target

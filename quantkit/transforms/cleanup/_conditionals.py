@@ -5,12 +5,9 @@ from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Tensor
+from quantkit.ops.semantics import CASE_OPS, IF_OPS, LOOP_OPS
 from quantkit.transforms.cleanup._switches import PASS_THROUGH
 from quantkit.transforms.functions._inlining import inline_calls
-
-IFS = frozenset({"If", "StatelessIf"})
-CASES = frozenset({"Case", "StatelessCase"})
-LOOPS = frozenset({"While", "StatelessWhile"})
 
 
 def inline_constant_branches(graph: Graph) -> Outcome:
@@ -18,9 +15,9 @@ def inline_constant_branches(graph: Graph) -> Outcome:
     calls: dict[str, Node] = {}
     skips: list[Skip] = []
     for node in graph.nodes.values():
-        if node.op in LOOPS:
+        if node.op in LOOP_OPS:
             skips.append(Skip(f"{node.op} is a loop", node.name))
-        elif node.op in IFS or node.op in CASES:
+        elif node.op in IF_OPS or node.op in CASE_OPS:
             call = _call_branch(graph, node)
             if isinstance(call, Skip):
                 skips.append(call)
@@ -62,7 +59,7 @@ def _call_branch(graph: Graph, node: Node) -> Node | Skip:
 
 def _select_branch(node: Node, condition: Tensor) -> FunctionName | None:
     """Return the function that runs, by TensorFlow's rules for conditions of any type and shape."""
-    if node.op in IFS:
+    if node.op in IF_OPS:
         if condition.shape:
             is_true = condition.num_elements > 0
         else:

@@ -15,9 +15,9 @@ from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Skip
 from quantkit.ops import kernels
+from quantkit.ops.semantics import ADD_OPS
 
 UNIFORM = frozenset({"RandomUniform", "StatelessRandomUniform", "StatelessRandomUniformV2"})
-ADDITIONS = frozenset({"Add", "AddV2"})
 QUOTIENTS = frozenset({"Div", "RealDiv"})
 PASS_THROUGH = frozenset({"Identity", "PlaceholderWithDefault"})
 SCALARS = frozenset({"Add", "AddV2", "Sub", "Mul", "Div", "RealDiv", "Reciprocal", "Inv", "Cast"}) | PASS_THROUGH
@@ -123,7 +123,7 @@ class DropoutMatcher:
         if node.op == "Cast":
             return self._match_condition(node.inputs[0])
         total = self._producer(node.inputs[0]) if node.op == "Floor" else None
-        if total is None or total.op not in ADDITIONS:
+        if total is None or total.op not in ADD_OPS:
             return None
         for keep, uniform in (total.inputs, total.inputs[::-1]):
             if self._is_uniform(uniform):
@@ -146,7 +146,7 @@ class DropoutMatcher:
         node = self._producer(edge)
         if node is None or node.op in UNIFORM:
             return node is not None
-        neutral = 0.0 if node.op in ADDITIONS else 1.0 if node.op == "Mul" else None
+        neutral = 0.0 if node.op in ADD_OPS else 1.0 if node.op == "Mul" else None
         if neutral is None:
             return False
         for operand, other in (node.inputs, node.inputs[::-1]):

@@ -10,9 +10,9 @@ import numpy as np
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.rewrite import Skip
 from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.ops.semantics import ADD_OPS
 from quantkit.transforms.cleanup._identities import Facts, Rewritten, Simplify, attribute_or_default, pass_through
 
-ADDITIONS = frozenset({"Add", "AddV2"})
 # Ops that never return -0.
 UNSIGNED = frozenset({"Abs", "Square", "Exp", "Sigmoid", "Softmax", "Softplus"})
 # f(f(x)) == f(x)
@@ -102,14 +102,14 @@ def simplify_negation(facts: Facts, node: Node) -> Rewritten:
 
 def simplify_sum(facts: Facts, node: Node) -> Rewritten:
     """Simplify ``x + 0`` and ``x - 0``, and merge constant summands."""
-    for index in (1, 0) if node.op in ADDITIONS else (1,):
+    for index in (1, 0) if node.op in ADD_OPS else (1,):
         summand, other = facts.value(node.inputs[index]), node.inputs[1 - index]
         if summand is None or summand.dtype.kind not in "fiu":
             continue
         is_zero = summand.size and not summand.any()
         if is_zero and (node.op == "BiasAdd" or facts.broadcasts_to(Shape(summand.shape), other)):
             return pass_through(node, other) if _preserves_zeros(facts, node, summand, other) else _zero_skip(other)
-        if node.op in ADDITIONS and summand.dtype == np.float32:
+        if node.op in ADD_OPS and summand.dtype == np.float32:
             return _merge_summands(facts, node, other, summand)
     return None
 
@@ -128,7 +128,7 @@ def _zero_skip(other: Edge) -> Skip:
 
 
 def _merge_summands(facts: Facts, node: Node, other: Edge, summand: Array) -> Rewritten:
-    inner = facts.producer(other, ADDITIONS)
+    inner = facts.producer(other, ADD_OPS)
     if inner is None or facts.is_shared(other, inner):
         return None
     for index in (1, 0):

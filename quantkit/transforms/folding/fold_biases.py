@@ -12,10 +12,9 @@ from quantkit.ir.pattern import op
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name
 from quantkit.ir.tensor import Shape
 from quantkit.ops.layers import WEIGHTS_INDEX, broadcast_channels, find_layer
+from quantkit.ops.semantics import ADD_OPS
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.transforms.registry import transform
-
-ADDITIONS = ("Add", "AddV2")
 
 
 @transform
@@ -64,13 +63,13 @@ def fold_biases(graph: Graph) -> Outcome:
         sequences = Reshape(product, sizes, Tshape=int32)
         y = BiasAdd(sequences, bias)
     """
-    if graph.op_counts.keys().isdisjoint({*ADDITIONS, "BiasAdd"}):
+    if graph.op_counts.keys().isdisjoint({*ADD_OPS, "BiasAdd"}):
         return Outcome(graph)
     shapes = infer_shapes(graph)
     return apply_rules(
         graph,
-        Rule(op("|".join(ADDITIONS)), partial(_replace_by_bias, shapes), ("root",)),
-        Rule(op("|".join((*ADDITIONS, "BiasAdd"))), partial(_move_before_reshape, shapes), ("root",)),
+        Rule(op("|".join(sorted(ADD_OPS))), partial(_replace_by_bias, shapes), ("root",)),
+        Rule(op("|".join(sorted({*ADD_OPS, "BiasAdd"}))), partial(_move_before_reshape, shapes), ("root",)),
     )
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from quantkit.errors import QuantkitError
 from quantkit.ir.functions import Library, function_names
 from quantkit.ir.graph import LOOP_MERGES, Graph, Node
+from quantkit.ops.semantics import CALL_OPS, CASE_OPS, IF_OPS, LOOP_OPS
 from quantkit.ops.tensorflow.signatures import find_op
 
 # Ops that are stateful only if the functions that they call are.
-CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-CONTROL_FLOW = frozenset({"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"})
+FUNCTION_OPS = CALL_OPS | IF_OPS | CASE_OPS | LOOP_OPS
 # Stateful ops without side effects: random values, and reads of state.
 STATEFUL_WITHOUT_EFFECT = frozenset(
     {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "RandomGamma", "RandomPoisson", "RandomPoissonV2"}
@@ -79,7 +79,7 @@ def _callees(node: Node, library: Library[Graph]) -> tuple[str, ...] | None:
     """Return the functions that a node calls, None if the node is not a call."""
     if node.op in library:
         return (node.op,)
-    return function_names(node.attrs) if node.op in CALLS | CONTROL_FLOW else None
+    return function_names(node.attrs) if node.op in FUNCTION_OPS else None
 
 
 def _find_stateful_functions(library: Library[Graph]) -> frozenset[str]:

@@ -8,10 +8,9 @@ from quantkit.formats.graphdef.function_library import names_in
 from quantkit.ir.functions import Function, FunctionName, Library, function_names
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
+from quantkit.ops.semantics import CALL_OPS
 from quantkit.transforms.functions._inlining import Callee, inline_calls
 from quantkit.transforms.registry import transform
-
-CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
 
 @transform
@@ -68,7 +67,7 @@ def inline_functions(graph: Graph, *, keep: tuple[str, ...] = ()) -> Outcome:
 def _called_function(node: Node, library: Library[Graph]) -> str:
     """Return the name of the function that a node calls, empty if the node is not a call."""
     function = node.attrs.get("f")
-    if node.op in CALLS and isinstance(function, FunctionName):
+    if node.op in CALL_OPS and isinstance(function, FunctionName):
         return function.name
     return node.op if node.op in library else ""
 

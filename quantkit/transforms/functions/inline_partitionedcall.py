@@ -4,10 +4,9 @@ from quantkit.errors import GraphError
 from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Graph, Node
 from quantkit.ir.rewrite import Outcome
+from quantkit.ops.semantics import CALL_OPS
 from quantkit.transforms.functions._inlining import inline_calls
 from quantkit.transforms.registry import transform
-
-CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 @transform
@@ -49,7 +48,7 @@ def inline_partitionedcall(graph: Graph) -> Outcome:
 
 
 def _callee(graph: Graph, node: Node) -> str | None:
-    if node.op not in CALLS:
+    if node.op not in CALL_OPS:
         return None
     function = node.attrs.get("f")
     if function is None:

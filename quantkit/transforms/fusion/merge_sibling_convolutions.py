@@ -15,12 +15,12 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Outcome, Skip, free_name
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops.layers import channel_axis
+from quantkit.ops.semantics import ACTIVATION_OPS
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.transforms.folding._channels import bias_of_layer
 from quantkit.transforms.registry import transform
 
-ACTIVATIONS = ("Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Sigmoid", "Tanh", "Softplus")
 WEIGHTS_CHANNELS = 3
 # On Inception v3, whose blocks save 1 to 1.7 times the bytes that the split moves, merging is 1 to 5 % slower in
 # TensorFlow and ONNX Runtime, and equally fast in OpenVINO. A merge without a split is always faster.
@@ -116,7 +116,7 @@ class _Branch:
         bias = _only_consumer(graph, layer, ("BiasAdd", "Add", "AddV2"))
         biases = None if bias is None else bias_of_layer(graph, layer, bias)
         bias = None if biases is None else bias
-        activation = None if across_activations else _only_consumer(graph, bias or layer, ACTIVATIONS)
+        activation = None if across_activations else _only_consumer(graph, bias or layer, ACTIVATION_OPS)
         return cls(layer, weights, bias, biases, activation)
 
     @property

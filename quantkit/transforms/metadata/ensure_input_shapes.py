@@ -3,12 +3,12 @@
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip, free_name
 from quantkit.ir.tensor import Shape
+from quantkit.ops.semantics import ADD_OPS
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.transforms.registry import transform
 
 # The first GraphDef version whose TensorFlow (1.12) has EnsureShape.
 FIRST_PRODUCER = 27
-ADDITIONS = ("Add", "AddV2")
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
 # Ops that keep height and width.
 SIZE_PRESERVING = frozenset(
@@ -95,7 +95,7 @@ def ensure_input_shapes(graph: Graph) -> Outcome:
 def _graph_skip_reason(graph: Graph) -> str:
     if 0 < graph.versions.producer < FIRST_PRODUCER:
         return "the graph was written by TensorFlow before 1.12, which has no EnsureShape"
-    residual = [node for node in graph.nodes.values() if node.op in ADDITIONS and _is_residual(graph, node)]
+    residual = [node for node in graph.nodes.values() if node.op in ADD_OPS and _is_residual(graph, node)]
     if not residual:
         return "the graph has no residual sum after a convolution"
     sources = _find_size_sources(graph)

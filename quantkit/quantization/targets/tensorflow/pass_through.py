@@ -5,8 +5,8 @@ import numpy as np
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import DType
+from quantkit.ops.semantics import CONCAT_OPS
 from quantkit.ops.shape_inference import UNKNOWN
-from quantkit.quantization.plan import CONCATS
 from quantkit.quantization.targets.tensorflow.graph_builder import ANNOTATE_AGAIN, GraphBuilder
 from quantkit.quantization.targets.tensorflow.parameters import ACTIVATION_TYPE, QuantizedTensor, quantized_name
 
@@ -21,7 +21,7 @@ def add_pass_through(builder: GraphBuilder, node: Node) -> None:
     planned = builder.planned_tensor(output)
     if planned is None:
         raise GraphError(f"the plan lists {node.name!r} as pass-through and does not quantize it", hint=ANNOTATE_AGAIN)
-    if node.op in CONCATS:
+    if node.op in CONCAT_OPS:
         builder.quantized[output] = _concat(builder, node, planned)
         return
     tensor = _apply(builder, node, builder.quantized_tensor(node.inputs[0]))
