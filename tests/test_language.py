@@ -25,14 +25,12 @@ PENDING: tuple[str, ...] = (
     "quantkit/compat/",
     "quantkit/convert/",
     "quantkit/ops/kernels/",
-    "quantkit/transforms/layout/",
     "quantkit/transforms/precision/",
     "tests/compat/",
     "tests/convert/",
     "tests/formats/",
     "tests/ops/",
     "tests/support/",
-    "tests/transforms/layout/",
     "tests/transforms/precision/",
 )
 

@@ -1,4 +1,4 @@
-"""Ops that can work on images in either order of dimensions: how each says what it says of a dimension."""
+"""Layout conversion of each op: attributes and operands that refer to dimensions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 
 from quantkit.ir.graph import Edge, Node, constant
-from quantkit.ir.tensor import Array, DType
+from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.tensorflow.signatures import attribute
-from quantkit.transforms.layout._layouts import Handler, Turned, Turning
+from quantkit.transforms.layout._layouts import ConvertedNode, Handler, LayoutConverter
 
 HANDLERS: dict[str, Handler] = {}
 
 
 def _handles(ops: str) -> Callable[[Handler], Handler]:
-    """Register a handler for ops, separated by spaces."""
+    """Register a handler for op types, separated by spaces."""
 
     def register(handler: Handler) -> Handler:
         HANDLERS.update(dict.fromkeys(ops.split(), handler))
@@ -27,43 +27,45 @@ def _handles(ops: str) -> Callable[[Handler], Handler]:
 
 
 @_handles("Conv2D DepthwiseConv2dNative MaxPool AvgPool BiasAdd FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3")
-def _formatted(turning: Turning, node: Node) -> Turned | str:
+def _convert_layer(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     layout = attribute(node, "data_format").decode(errors="replace")
-    if layout != turning.source:
-        return "" if layout == turning.to else f"its data format is {layout}"
-    if node.op == "BiasAdd" and not turning.is_image(node.inputs[0]):
-        return "" if turning.dims(node.inputs[0]) else "it is not known to work on images"
-    return Turned(_in_format(turning, node).with_input(0, turning.turn(node.inputs[0])))
+    if layout != converter.source:
+        return "" if layout == converter.target else f"the data format is {layout}"
+    if node.op == "BiasAdd" and not converter.is_image(node.inputs[0]):
+        return "" if converter.dims(node.inputs[0]) else "the rank of the input is unknown"
+    return ConvertedNode(_convert_attributes(converter, node).with_input(0, converter.to_target(node.inputs[0])))
 
 
 @_handles("Conv2DBackpropInput")
-def _transposed(turning: Turning, node: Node) -> Turned | str:
+def _convert_transposed_convolution(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     layout = attribute(node, "data_format").decode(errors="replace")
-    sizes = turning.constant(node.inputs[0])
-    if layout != turning.source:
-        return "" if layout == turning.to else f"its data format is {layout}"
+    sizes = converter.constant(node.inputs[0])
+    if layout != converter.source:
+        return "" if layout == converter.target else f"the data format is {layout}"
     if sizes is None or sizes.shape != (4,):
-        return "the size of its result is computed"
-    wanted = turning.beside(node, "sizes", np.array(turning.permuted(sizes.array), sizes.dtype.numpy), node.inputs[0])
-    made = _in_format(turning, node).with_input(0, wanted.name).with_input(2, turning.turn(node.inputs[2]))
-    return Turned(made, others=(wanted,))
+        return "the output size is computed"
+    new_sizes = converter.new_operand(
+        node, "sizes", np.array(converter.permute(sizes.array), sizes.dtype.numpy), node.inputs[0]
+    )
+    new = _convert_attributes(converter, node).with_input(0, new_sizes.name)
+    return ConvertedNode(new.with_input(2, converter.to_target(node.inputs[2])), others=(new_sizes,))
 
 
-def _in_format(turning: Turning, node: Node) -> Node:
-    """The node with all that it says of each dimension in the turned order."""
-    changes: dict[str, Any] = {"data_format": turning.to.encode()}
+def _convert_attributes(converter: LayoutConverter, node: Node) -> Node:
+    """Return the node with the target data format and with permuted attributes."""
+    changes: dict[str, Any] = {"data_format": converter.target.encode()}
     for name in ("strides", "dilations", "ksize"):
         values = node.attrs.get(name)
         if isinstance(values, tuple) and len(values) == 4:
-            changes[name] = turning.permuted(values)
+            changes[name] = converter.permute(values)
     padding = node.attrs.get("explicit_paddings")
     if isinstance(padding, tuple) and len(padding) == 8:
-        pairs = turning.permuted(zip(padding[::2], padding[1::2], strict=True))
+        pairs = converter.permute(zip(padding[::2], padding[1::2], strict=True))
         changes["explicit_paddings"] = tuple(width for pair in pairs for width in pair)
     return node.with_attrs(**changes)
 
 
-# Element by element
+# Elementwise ops
 
 
 @_handles(
@@ -71,183 +73,193 @@ def _in_format(turning: Turning, node: Node) -> Node:
     "Neg Reciprocal Relu Relu6 Round Rsqrt Selu Sigmoid Sign Softplus Softsign Sqrt Square Tanh Cast "
     "FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars"
 )
-def _of_one(turning: Turning, node: Node) -> Turned | str:
+def _convert_unary(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     edge = node.inputs[0]
-    return Turned(node.with_input(0, turning.turn(edge))) if turning.at_hand(edge) else ""
+    return ConvertedNode(node.with_input(0, converter.to_target(edge))) if converter.is_converted(edge) else ""
 
 
 @_handles(
     "Add AddV2 AddN Sub Mul Div RealDiv Maximum Minimum Pow SquaredDifference Greater GreaterEqual Less LessEqual "
     "LogicalAnd LogicalOr"
 )
-def _of_several(turning: Turning, node: Node) -> Turned | str:
-    if not any(map(turning.at_hand, node.inputs)):
+def _convert_elementwise(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
+    if not any(map(converter.is_converted, node.inputs)):
         return ""
     for edge in node.inputs:
-        dims = turning.dims(edge)
-        if dims is None or len(dims) > 4 or (turning.constant(edge) is None and len(dims) not in (0, 4)):
-            return f"{edge} is not known to have four dimensions, and could not be turned"
-    reads = tuple(edge if turning.dims(edge) == () else turning.turn(edge) for edge in node.inputs)
-    return Turned(node.with_(inputs=reads))
+        dims = converter.dims(edge)
+        if dims is None or len(dims) > 4 or (converter.constant(edge) is None and len(dims) not in (0, 4)):
+            return f"{edge} is not known to have four dimensions"
+    inputs = tuple(edge if converter.dims(edge) == () else converter.to_target(edge) for edge in node.inputs)
+    return ConvertedNode(node.with_(inputs=inputs))
 
 
-# Along dimensions
+# Ops along dimensions
 
 
 @_handles("Concat ConcatV2")
-def _concat(turning: Turning, node: Node) -> Turned | str:
-    slot = len(node.inputs) - 1 if node.op == "ConcatV2" else 0
-    edges = [edge for place, edge in enumerate(node.inputs) if place != slot]
-    axis = turning.constant(node.inputs[slot])
-    if not any(map(turning.at_hand, edges)):
+def _convert_concat(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
+    axis_slot = len(node.inputs) - 1 if node.op == "ConcatV2" else 0
+    edges = [edge for slot, edge in enumerate(node.inputs) if slot != axis_slot]
+    axis = converter.constant(node.inputs[axis_slot])
+    if not any(map(converter.is_converted, edges)):
         return ""
-    if axis is None or axis.num_elements != 1 or not all(map(turning.is_image, edges)):
-        return "its axis, or the number of dimensions of what it joins, is not known"
-    made = turning.beside(node, "axis", np.array(turning.axis(axis.array.item()), axis.dtype.numpy), node.inputs[slot])
-    reads = tuple(Edge(made.name) if place == slot else turning.turn(edge) for place, edge in enumerate(node.inputs))
-    return Turned(node.with_(inputs=reads), others=(made,))
+    if axis is None or axis.num_elements != 1 or not all(map(converter.is_image, edges)):
+        return "the axis or the rank of an input is unknown"
+    new_axis = _new_axis(converter, node, axis_slot, axis)
+    inputs = tuple(
+        Edge(new_axis.name) if slot == axis_slot else converter.to_target(edge) for slot, edge in enumerate(node.inputs)
+    )
+    return ConvertedNode(node.with_(inputs=inputs), others=(new_axis,))
 
 
 @_handles("Split SplitV")
-def _split(turning: Turning, node: Node) -> Turned | str:
-    slot, source = (2, 0) if node.op == "SplitV" else (0, 1)
-    axis = turning.constant(node.inputs[slot])
-    if not turning.at_hand(node.inputs[source]):
+def _convert_split(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
+    axis_slot, source = (2, 0) if node.op == "SplitV" else (0, 1)
+    axis = converter.constant(node.inputs[axis_slot])
+    if not converter.is_converted(node.inputs[source]):
         return ""
     if axis is None or axis.num_elements != 1:
-        return "its axis is computed, or not one number"
-    made = turning.beside(node, "axis", np.array(turning.axis(axis.array.item()), axis.dtype.numpy), node.inputs[slot])
-    new = node.with_input(slot, made.name).with_input(source, turning.turn(node.inputs[source]))
-    return Turned(new, tuple(range(attribute(node, "num_split"))), (made,))
+        return "the axis is computed, or not one number"
+    new_axis = _new_axis(converter, node, axis_slot, axis)
+    new = node.with_input(axis_slot, new_axis.name).with_input(source, converter.to_target(node.inputs[source]))
+    return ConvertedNode(new, tuple(range(attribute(node, "num_split"))), (new_axis,))
+
+
+def _new_axis(converter: LayoutConverter, node: Node, slot: int, axis: Tensor) -> Node:
+    """Return a constant of an axis in the target layout, for an input of a node."""
+    values = np.array(converter.convert_axis(axis.array.item()), axis.dtype.numpy)
+    return converter.new_operand(node, "axis", values, node.inputs[slot])
 
 
 @_handles("Pad PadV2 MirrorPad")
-def _pad(turning: Turning, node: Node) -> Turned | str:
-    return _with_lists(turning, node, {1: "widths"})
+def _convert_pad(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
+    return _permute_operands(converter, node, {1: "widths"})
 
 
 @_handles("Slice")
-def _slice(turning: Turning, node: Node) -> Turned | str:
-    return _with_lists(turning, node, {1: "begin", 2: "size"})
+def _convert_slice(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
+    return _permute_operands(converter, node, {1: "begin", 2: "size"})
 
 
 @_handles("StridedSlice")
-def _strided_slice(turning: Turning, node: Node) -> Turned | str:
-    if any(node.attrs.get(f"{word}_mask") for word in ("ellipsis", "new_axis", "shrink_axis")):
-        return "it changes the number of dimensions"
-    found = _with_lists(turning, node, {1: "begin", 2: "end", 3: "strides"})
-    if isinstance(found, str):
-        return found
+def _convert_strided_slice(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
+    if any(node.attrs.get(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")):
+        return "StridedSlice changes the rank"
+    converted = _permute_operands(converter, node, {1: "begin", 2: "end", 3: "strides"})
+    if isinstance(converted, str):
+        return converted
     masks: dict[str, int] = {}
-    for word in ("begin_mask", "end_mask"):
-        mask: Any = node.attrs.get(word, 0)
-        masks[word] = sum(((mask >> axis) & 1) << place for place, axis in enumerate(turning.order))
-    return Turned(found.node.with_attrs(**masks), others=found.others)
+    for name in ("begin_mask", "end_mask"):
+        mask: Any = node.attrs.get(name, 0)
+        masks[name] = sum(((mask >> axis) & 1) << bit for bit, axis in enumerate(converter.order))
+    return ConvertedNode(converted.node.with_attrs(**masks), others=converted.others)
 
 
-def _with_lists(turning: Turning, node: Node, slots: dict[int, str]) -> Turned | str:
-    """The node with constants that have an entry for each dimension."""
-    values = {slot: turning.constant(node.inputs[slot]) for slot in slots}
-    if not turning.at_hand(node.inputs[0]):
+def _permute_operands(converter: LayoutConverter, node: Node, operands: dict[int, str]) -> ConvertedNode | str:
+    """Return the node with permuted constants, which have one entry per dimension.
+
+    Args:
+        operands: names of the constants by input index.
+    """
+    values = {slot: converter.constant(node.inputs[slot]) for slot in operands}
+    if not converter.is_converted(node.inputs[0]):
         return ""
     new, others = node, []
     for slot, value in values.items():
         if value is None or value.shape[:1] != (4,):
-            return "what it says of each dimension is computed, or not of all of them"
-        other = turning.beside(
-            node, slots[slot], np.ascontiguousarray(value.array[list(turning.order)]), node.inputs[slot]
-        )
+            return f"{operands[slot]} is computed, or does not have one entry per dimension"
+        permuted = np.ascontiguousarray(value.array[list(converter.order)])
+        other = converter.new_operand(node, operands[slot], permuted, node.inputs[slot])
         new = new.with_input(slot, other.name)
         others.append(other)
-    return Turned(new.with_input(0, turning.turn(node.inputs[0])), others=tuple(others))
+    return ConvertedNode(new.with_input(0, converter.to_target(node.inputs[0])), others=tuple(others))
 
 
-# What leaves fewer dimensions, or another order
+# Ops that change the rank or the order of dimensions
 
 
 @_handles("Mean Sum Max Min Prod All Any")
-def _reduction(turning: Turning, node: Node) -> Turned | str:
-    axes = turning.constant(node.inputs[1])
-    if not turning.at_hand(node.inputs[0]):
+def _convert_reduction(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
+    axes = converter.constant(node.inputs[1])
+    if not converter.is_converted(node.inputs[0]):
         return ""
     if axes is None:
-        return "its axes are computed"
-    gone = {int(axis) % 4 for axis in axes.array.reshape(-1)}
-    keeps = bool(node.attrs.get("keep_dims"))
-    if not keeps and not turning.keeps_order(axis for axis in range(4) if axis not in gone):
-        return "it would leave its dimensions in another order"
-    places: Array = np.array([turning.axis(axis) for axis in axes.array.reshape(-1)], axes.dtype.numpy)
-    other = turning.beside(node, "axes", places.reshape(axes.shape), node.inputs[1])
-    new = node.with_input(0, turning.turn(node.inputs[0])).with_input(1, other.name)
-    return Turned(new, (0,) if keeps or not gone else (), (other,))
+        return "the axes are computed"
+    reduced = {int(axis) % 4 for axis in axes.array.reshape(-1)}
+    keeps_dims = bool(node.attrs.get("keep_dims"))
+    if not keeps_dims and not converter.keeps_order(axis for axis in range(4) if axis not in reduced):
+        return "the remaining dimensions have another order in the target layout"
+    new_axes: Array = np.array([converter.convert_axis(axis) for axis in axes.array.reshape(-1)], axes.dtype.numpy)
+    other = converter.new_operand(node, "axes", new_axes.reshape(axes.shape), node.inputs[1])
+    new = node.with_input(0, converter.to_target(node.inputs[0])).with_input(1, other.name)
+    return ConvertedNode(new, (0,) if keeps_dims or not reduced else (), (other,))
 
 
 @_handles("Squeeze")
-def _squeeze(turning: Turning, node: Node) -> Turned | str:
-    dims = turning.dims(node.inputs[0])
-    if not turning.at_hand(node.inputs[0]):
+def _convert_squeeze(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
+    dims = converter.dims(node.inputs[0])
+    if not converter.is_converted(node.inputs[0]):
         return ""
-    listed: Any = node.attrs.get("squeeze_dims") or ()
-    if not listed and (dims is None or None in dims):
-        return "what it squeezes is not known"
-    gone = {axis % 4 for axis in listed} or {axis for axis, size in enumerate(dims or ()) if size == 1}
-    if not gone or not turning.keeps_order(axis for axis in range(4) if axis not in gone):
-        return "it would leave its dimensions in another order"
-    places = tuple(sorted(turning.axis(axis) for axis in gone))
-    return Turned(node.with_attrs(squeeze_dims=places).with_input(0, turning.turn(node.inputs[0])), ())
+    axes: Any = node.attrs.get("squeeze_dims") or ()
+    if not axes and (dims is None or None in dims):
+        return "the squeezed dimensions are unknown"
+    squeezed = {axis % 4 for axis in axes} or {axis for axis, size in enumerate(dims or ()) if size == 1}
+    if not squeezed or not converter.keeps_order(axis for axis in range(4) if axis not in squeezed):
+        return "the remaining dimensions have another order in the target layout"
+    new_axes = tuple(sorted(converter.convert_axis(axis) for axis in squeezed))
+    return ConvertedNode(node.with_attrs(squeeze_dims=new_axes).with_input(0, converter.to_target(node.inputs[0])), ())
 
 
 @_handles("Reshape")
-def _reshape(turning: Turning, node: Node) -> Turned | str:
-    dims = turning.dims(node.inputs[0])
-    if not turning.at_hand(node.inputs[0]) or dims is None:
+def _convert_reshape(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
+    dims = converter.dims(node.inputs[0])
+    if not converter.is_converted(node.inputs[0]) or dims is None:
         return ""
-    if not turning.keeps_order(axis for axis, size in enumerate(dims) if size != 1):
-        return "it takes numbers in the order of the layout"
-    return Turned(node.with_input(0, turning.turn(node.inputs[0])), ())
+    if not converter.keeps_order(axis for axis, size in enumerate(dims) if size != 1):
+        return "Reshape depends on the order of the elements"
+    return ConvertedNode(node.with_input(0, converter.to_target(node.inputs[0])), ())
 
 
 @_handles("Transpose")
-def _transpose(turning: Turning, node: Node) -> Turned | str:
-    """Two Transposes become one, or none."""
-    source, value = node.inputs[0], turning.constant(node.inputs[1])
+def _convert_transpose(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
+    """Combine two Transposes into one, or into an Identity."""
+    source, value = node.inputs[0], converter.constant(node.inputs[1])
     if value is None or value.shape != (4,):
-        return "its order of dimensions is computed"
+        return "the permutation is computed"
     order = [int(axis) % 4 for axis in value.array]
-    if not turning.at_hand(source):
-        if turning.permuted(order) == (0, 1, 2, 3):
-            turning.turned[Edge(node.name)] = turning.plain(source)
+    if not converter.is_converted(source):
+        if converter.permute(order) == (0, 1, 2, 3):
+            converter.converted[Edge(node.name)] = converter.to_source(source)
         return ""
-    places = [turning.axis(axis) for axis in order]
-    turned = turning.turn(source)
-    if places == [0, 1, 2, 3]:
+    new_order = [converter.convert_axis(axis) for axis in order]
+    converted = converter.to_target(source)
+    if new_order == [0, 1, 2, 3]:
         attrs = {"T": node.attrs["T"]} if "T" in node.attrs else {}
-        return Turned(node.with_(op="Identity", inputs=(turned,), attrs=attrs), ())
-    other = turning.beside(node, "order", np.array(places, value.dtype.numpy), node.inputs[1])
-    return Turned(node.with_(inputs=(turned, Edge(other.name))), (), (other,))
+        return ConvertedNode(node.with_(op="Identity", inputs=(converted,), attrs=attrs), ())
+    other = converter.new_operand(node, "order", np.array(new_order, value.dtype.numpy), node.inputs[1])
+    return ConvertedNode(node.with_(inputs=(converted, Edge(other.name))), (), (other,))
 
 
 @_handles("Shape")
-def _shape(turning: Turning, node: Node) -> Turned | str:
-    """The sizes of the turned tensor, put back in order: cheaper than turning the tensor."""
-    if node.inputs[0] not in turning.lost:
+def _convert_shape(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
+    """Permute the shape of the converted tensor, which is cheaper than a Transpose of the tensor."""
+    if node.inputs[0] not in converter.target_only:
         return ""
     dtype = node.attrs.get("out_type", DType.INT32)
-    sizes = node.with_(name=turning.names.free(f"{node.name}/{turning.to.lower()}"))
-    sizes = sizes.with_input(0, turning.turn(node.inputs[0]))
-    waits = (sizes.name,) if turning.has_loops else ()
-    order = [turning.axis(axis) for axis in range(4)]
-    names = (turning.names.free(f"{node.name}/{word}") for word in ("places", "first"))
-    places, first = (
-        constant(name, np.array(values, np.int32)).with_(controls=waits)
-        for name, values in zip(names, (order, 0), strict=True)
+    sizes = node.with_(name=converter.names.free(f"{node.name}/{converter.target.lower()}"))
+    sizes = sizes.with_input(0, converter.to_target(node.inputs[0]))
+    controls = (sizes.name,) if converter.has_loops else ()
+    order = [converter.convert_axis(axis) for axis in range(4)]
+    indices, axis = (
+        constant(converter.names.free(f"{node.name}/{suffix}"), np.array(values, np.int32)).with_(controls=controls)
+        for suffix, values in (("places", order), ("first", 0))
     )
-    gathered = Node(
+    gather = Node(
         node.name,
         "GatherV2",
-        (Edge(sizes.name), Edge(places.name), Edge(first.name)),
+        (Edge(sizes.name), Edge(indices.name), Edge(axis.name)),
         node.controls,
         {"Tparams": dtype, "Tindices": DType.INT32, "Taxis": DType.INT32},
         node.device,
     )
-    return Turned(gathered, (), (sizes, places, first))
+    return ConvertedNode(gather, (), (sizes, indices, axis))

@@ -1,7 +1,7 @@
-"""Images in another order of dimensions.
+"""Convert a graph from one image layout to the other.
 
-Every value is at hand as the graph has it, turned, or both; the other form is made by a Transpose when something
-wants it, once. So between ops that work on turned tensors there is none.
+Every tensor exists in the source layout, in the target layout, or in both. A missing form is computed
+by a single Transpose if a node needs it; no Transpose is needed between converted nodes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,19 +18,20 @@ from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.ops.tensorflow.signatures import attribute, find_op, output_dtypes
 from quantkit.transforms._names import FreeNames
 
-# Which dimension of the other layout each dimension of this one is.
+# Permutation of the dimensions for the Transpose into each layout.
 ORDERS = {"NCHW": (0, 3, 1, 2), "NHWC": (0, 2, 3, 1)}
-SWEPT = ("Const", "Transpose")
+# Op types of nodes that are removed if they become unused.
+REMOVABLE = ("Const", "Transpose")
 
 
 @dataclass(frozen=True)
-class Turned:
-    """What a node becomes.
+class ConvertedNode:
+    """Replacement of a node, with inputs in the target layout.
 
     Attributes:
-        node: it reads turned tensors, and has the name of the one before.
-        ports: its outputs that are turned.
-        others: nodes that are made along, and stand in front of it.
+        node: new node, with the name of the old one.
+        ports: outputs in the target layout.
+        others: additional new nodes, which precede the new node.
     """
 
     node: Node
@@ -38,180 +39,185 @@ class Turned:
     others: tuple[Node, ...] = ()
 
 
-# The node on turned tensors; or why it stays as it is, in a clause (empty: there is nothing to say).
-Handler = Callable[["Turning", Node], Turned | str]
+# Returns the converted node, or the reason why the node stays (empty if no skip is needed).
+Handler = Callable[["LayoutConverter", Node], ConvertedNode | str]
 
 
 @dataclass
-class Turning:
-    """One conversion of a graph.
+class LayoutConverter:
+    """Conversion of one graph.
 
     Attributes:
-        graph: what is converted.
-        to: ``NCHW`` or ``NHWC``.
-        handlers: by op.
-        turned: turned forms that are at hand.
-        lost: edges that are made in their turned form only.
-        back: the graph's form of them, where it was asked for.
-        inner: new names of nodes whose own name goes to the Transpose behind them.
+        graph: graph to convert.
+        target: target layout, ``NCHW`` or ``NHWC``.
+        handlers: handlers by op type.
+        converted: existing target-layout forms of edges.
+        target_only: edges whose producer was converted, so that only the target-layout form exists.
+        restored: source-layout forms of `target_only` edges, after a Transpose.
+        inner_names: new names of nodes whose own name the Transpose after them takes.
+        new_nodes: replacements by the name of the old node.
+        following: new nodes after each old node.
+        leading: new nodes at the start of the graph.
+        reasons: reasons of skips by node name.
+        orders: constants of permutations.
     """
 
     graph: Graph
-    to: str
+    target: str
     handlers: Mapping[str, Handler]
-    turned: dict[Edge, Edge] = field(default_factory=dict)
-    lost: set[Edge] = field(default_factory=set)
-    back: dict[Edge, Edge] = field(default_factory=dict)
-    inner: dict[str, str] = field(default_factory=dict)
-    made: dict[str, list[Node]] = field(default_factory=dict)
-    behind: dict[str, list[Node]] = field(default_factory=dict)
-    front: list[Node] = field(default_factory=list)
+    converted: dict[Edge, Edge] = field(default_factory=dict)
+    target_only: set[Edge] = field(default_factory=set)
+    restored: dict[Edge, Edge] = field(default_factory=dict)
+    inner_names: dict[str, str] = field(default_factory=dict)
+    new_nodes: dict[str, list[Node]] = field(default_factory=dict)
+    following: dict[str, list[Node]] = field(default_factory=dict)
+    leading: list[Node] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     orders: dict[tuple[int, ...], Edge] = field(default_factory=dict)
 
     def outcome(self) -> Outcome:
-        """Visit every node, then let those that stay read what they know."""
-        names = self.graph.order
-        for name in names:
+        """Convert the supported nodes, then connect the others to tensors in the source layout."""
+        for name in self.graph.order:
             self._visit(self.graph[name])
-        changes = [f"{name} ({self.graph[name].op})" for name in self.graph.nodes if name in self.made]
+        changes = [f"{name} ({self.graph[name].op})" for name in self.graph.nodes if name in self.new_nodes]
         for node in self.graph.nodes.values():
-            if node.name not in self.made:
-                inputs = tuple(map(self.plain, node.inputs))
-                self.made[node.name] = [node if inputs == node.inputs else node.with_(inputs=inputs)]
+            if node.name not in self.new_nodes:
+                inputs = tuple(map(self.to_source, node.inputs))
+                self.new_nodes[node.name] = [node if inputs == node.inputs else node.with_(inputs=inputs)]
         skips = [Skip(self.reasons[name], name) for name in self.graph.nodes if name in self.reasons]
-        return Outcome(self.graph.with_nodes(self._swept()), tuple(changes), tuple(skips))
+        return Outcome(self.graph.with_nodes(self._remove_unused()), tuple(changes), tuple(skips))
 
     def _visit(self, node: Node) -> None:
         if node.name in self.graph.input_names or node.is_constant:
             return
         handler = self.handlers.get(node.op)
-        asked = {edge.port for edge in self.graph.outputs if edge.node == node.name}
+        output_ports = {edge.port for edge in self.graph.outputs if edge.node == node.name}
         if handler is None:
-            found: Turned | str = f"no {self.to} form of {node.op} is known"
-        elif asked - {0}:
-            found = "several of its outputs leave the graph"
+            result: ConvertedNode | str = f"no {self.target} form of {node.op} is supported"
+        elif output_ports - {0}:
+            result = "several of the node's outputs are graph outputs"
         else:
-            found = handler(self, node)
-        if isinstance(found, Turned):
-            self._take(node, found)
-        elif found and (self._has_source_layout(node) or any(edge in self.lost for edge in node.inputs)):
-            self.reasons[node.name] = found
+            result = handler(self, node)
+        if isinstance(result, ConvertedNode):
+            self._replace(node, result)
+        elif result and (self._has_source_layout(node) or any(edge in self.target_only for edge in node.inputs)):
+            self.reasons[node.name] = result
 
     def _has_source_layout(self, node: Node) -> bool:
         op = find_op(node.op)
         return op is not None and "data_format" in op.attrs and attribute(node, "data_format") == self.source.encode()
 
-    def _take(self, node: Node, found: Turned) -> None:
-        new = found.node
-        if found.ports and node.name in self.graph.output_names:
-            new = new.with_(name=self.names.free(f"{node.name}/{self.to.lower()}"))
-            self.inner[node.name] = new.name
-        self.made[node.name] = [*found.others, new]
-        for port in found.ports:
+    def _replace(self, node: Node, converted: ConvertedNode) -> None:
+        new = converted.node
+        if converted.ports and node.name in self.graph.output_names:
+            new = new.with_(name=self.names.free(f"{node.name}/{self.target.lower()}"))
+            self.inner_names[node.name] = new.name
+        self.new_nodes[node.name] = [*converted.others, new]
+        for port in converted.ports:
             edge = Edge(node.name, port)
-            self.turned[edge] = Edge(new.name, port)
-            self.lost.add(edge)
-        if node.name in self.inner:
-            self.plain(Edge(node.name))
+            self.converted[edge] = Edge(new.name, port)
+            self.target_only.add(edge)
+        if node.name in self.inner_names:
+            self.to_source(Edge(node.name))
 
-    # What handlers ask
+    # Used by handlers
 
     @property
     def source(self) -> str:
-        """The layout that is left."""
-        return "NHWC" if self.to == "NCHW" else "NCHW"
+        """Source layout."""
+        return "NHWC" if self.target == "NCHW" else "NCHW"
 
     @property
     def order(self) -> tuple[int, ...]:
-        return ORDERS[self.to]
+        return ORDERS[self.target]
 
-    def at_hand(self, edge: Edge) -> bool:
-        """Whether the turned form costs no Transpose."""
-        return edge in self.turned
+    def is_converted(self, edge: Edge) -> bool:
+        """Return True if the target-layout form exists, so that it needs no Transpose."""
+        return edge in self.converted
 
     def dims(self, edge: Edge) -> tuple[int | None, ...] | None:
-        """The sizes of a tensor as the graph has it; None: not even their number is known."""
-        found = self.shapes.get(edge, UNKNOWN).dims
-        return (None,) * 4 if found is None and edge in self.turned else found
+        """Return the sizes of a tensor in the source layout; None if the rank is unknown."""
+        dims = self.shapes.get(edge, UNKNOWN).dims
+        return (None,) * 4 if dims is None and edge in self.converted else dims
 
     def is_image(self, edge: Edge) -> bool:
-        """Whether a tensor is known to have four dimensions."""
+        """Return True if a tensor is known to have four dimensions."""
         return len(self.dims(edge) or ()) == 4
 
     def constant(self, edge: Edge) -> Tensor | None:
-        """The tensor of a constant that nobody feeds."""
+        """Return the value of a constant that is not a graph input."""
         return None if edge.node in self.graph.input_names else self.graph.constant_of(edge)
 
-    def permuted(self, values: Iterable[Any]) -> tuple[Any, ...]:
-        """What is said of each dimension of the graph's form, for those of the turned one."""
-        listed = tuple(values)
-        return tuple(listed[axis] for axis in self.order)
+    def permute(self, values: Iterable[Any]) -> tuple[Any, ...]:
+        """Return values per source dimension in the order of the target dimensions."""
+        source_values = tuple(values)
+        return tuple(source_values[axis] for axis in self.order)
 
-    def axis(self, axis: int) -> int:
-        """Where a dimension is in the turned form."""
+    def convert_axis(self, axis: int) -> int:
+        """Return the axis in the target layout of an axis in the source layout."""
         return self.order.index(int(axis) % 4)
 
     def keeps_order(self, axes: Iterable[int]) -> bool:
-        """Whether dimensions follow one another in the turned form as in the graph's."""
-        places = [self.axis(axis) for axis in axes]
-        return places == sorted(places)
+        """Return True if axes have the same order in both layouts."""
+        target_axes = [self.convert_axis(axis) for axis in axes]
+        return target_axes == sorted(target_axes)
 
-    def beside(self, node: Node, word: str, values: Array, instead: Edge) -> Node:
-        """A constant for a node, instead of what one of its inputs says: it waits for the same nodes."""
-        name = self.names.free(f"{node.name}/{word}")
-        return constant(name, values).with_(controls=self.graph[instead.node].controls)
+    def new_operand(self, node: Node, suffix: str, values: Array, old: Edge) -> Node:
+        """Return a constant for a node that replaces an input, with the same control dependencies."""
+        name = self.names.free(f"{node.name}/{suffix}")
+        return constant(name, values).with_(controls=self.graph[old.node].controls)
 
-    # Forms of values
+    # Conversion of tensors
 
-    def turn(self, edge: Edge) -> Edge:
-        """The turned form of a tensor of four dimensions, or of a constant that broadcasts to such."""
-        if edge not in self.turned:
+    def to_target(self, edge: Edge) -> Edge:
+        """Return the target-layout form of a tensor of four dimensions, or of a constant that broadcasts."""
+        if edge not in self.converted:
             node, value = self.graph[edge.node], self.constant(edge)
-            name = self.names.free(self._word(edge, self.to))
+            name = self.names.free(self._name_in_layout(edge, self.target))
             if value is None:
-                made = self._transpose(node, name, self.plain(edge), self.order, edge.port)
+                nodes = self._transpose(node, name, self.to_source(edge), self.order, edge.port)
             else:
                 shape = (1,) * (4 - len(value.shape)) + value.shape
-                tensor = Tensor(value.dtype, self.permuted(shape), partial(_turn_now, value, shape, self.order))
-                made = [node.with_(name=name).with_attrs(value=tensor)]
-            self.behind.setdefault(node.name, []).extend(made)
-            self.turned[edge] = Edge(name)
-        return self.turned[edge]
+                tensor = Tensor(value.dtype, self.permute(shape), partial(_transpose_array, value, shape, self.order))
+                nodes = [node.with_(name=name).with_attrs(value=tensor)]
+            self.following.setdefault(node.name, []).extend(nodes)
+            self.converted[edge] = Edge(name)
+        return self.converted[edge]
 
-    def plain(self, edge: Edge) -> Edge:
-        """A tensor as the graph has it."""
-        if edge not in self.lost:
-            return Edge(self.inner[edge.node], edge.port) if edge.node in self.inner else edge
-        if edge not in self.back:
+    def to_source(self, edge: Edge) -> Edge:
+        """Return the source-layout form of a tensor."""
+        if edge not in self.target_only:
+            return Edge(self.inner_names[edge.node], edge.port) if edge.node in self.inner_names else edge
+        if edge not in self.restored:
             node = self.graph[edge.node]
-            is_end = edge.node in self.inner and not edge.port
-            name = edge.node if is_end else self.names.free(self._word(edge, self.source))
+            is_output = edge.node in self.inner_names and not edge.port
+            name = edge.node if is_output else self.names.free(self._name_in_layout(edge, self.source))
             order = ORDERS[self.source]
-            self.behind.setdefault(node.name, []).extend(
-                self._transpose(node, name, self.turned[edge], order, edge.port)
+            self.following.setdefault(node.name, []).extend(
+                self._transpose(node, name, self.converted[edge], order, edge.port)
             )
-            self.back[edge] = Edge(name)
-        return self.back[edge]
+            self.restored[edge] = Edge(name)
+        return self.restored[edge]
 
-    def _word(self, edge: Edge, layout: str) -> str:
+    def _name_in_layout(self, edge: Edge, layout: str) -> str:
         return "/".join([edge.node, *([str(edge.port)] if edge.port else []), layout.lower()])
 
     def _transpose(self, like: Node, name: str, edge: Edge, order: tuple[int, ...], port: int) -> list[Node]:
-        """The nodes that turn an edge, the last one under a name."""
-        made = []
+        """Return a Transpose of an edge with a name, after the constant of its permutation if it is new."""
+        new_constants = []
         if order not in self.orders or self.has_loops:
-            word = "".join(map(str, order))
-            found = constant(self.names.free(f"order_{word}"), np.array(order, np.int32))
+            digits = "".join(map(str, order))
+            permutation = constant(self.names.free(f"order_{digits}"), np.array(order, np.int32))
             if self.has_loops:
-                made.append(found.with_(controls=(edge.node,)))
+                new_constants.append(permutation.with_(controls=(edge.node,)))
             else:
-                self.front.append(found)
-            self.orders[order] = Edge(found.name)
-        known = output_dtypes(like)
-        dtype = (known[port] if port < len(known) else None) or DType.FLOAT
+                self.leading.append(permutation)
+            self.orders[order] = Edge(permutation.name)
+        dtypes = output_dtypes(like)
+        dtype = (dtypes[port] if port < len(dtypes) else None) or DType.FLOAT
         attrs: dict[str, Attr] = {"T": dtype, "Tperm": DType.INT32}
-        return [*made, Node(name, "Transpose", (edge, self.orders[order]), attrs=attrs, device=like.device)]
+        transpose = Node(name, "Transpose", (edge, self.orders[order]), attrs=attrs, device=like.device)
+        return [*new_constants, transpose]
 
     @cached_property
     def names(self) -> FreeNames:
@@ -223,40 +229,40 @@ class Turning:
 
     @cached_property
     def has_loops(self) -> bool:
-        """Whether new constants have to wait for something, to be of the same turn of a loop as who reads them."""
+        """True if new constants need a control dependency, to belong to the frame of their consumers."""
         return "Enter" in self.graph.op_counts
 
-    # The new graph
+    # New graph
 
-    def _swept(self) -> list[Node]:
-        """The new nodes in order, without constants and Transposes that nothing reads any more."""
-        nodes = {node.name: node for node in self._all()}
+    def _remove_unused(self) -> list[Node]:
+        """Return the new nodes in order, without constants and Transposes that have become unused."""
+        nodes = {node.name: node for node in self._ordered_nodes()}
         counts = dict.fromkeys(nodes, 0)
         for node in nodes.values():
             for source in node.sources:
                 counts[source] += 1
-        read = self.graph.node_uses.keys()
-        idle = [
+        used_before = self.graph.node_uses.keys()
+        unused = [
             name
             for name, node in nodes.items()
             if not counts[name]
-            and node.op in SWEPT
+            and node.op in REMOVABLE
             and name not in self.graph.endpoint_names
-            and (name in read or name not in self.graph)
+            and (name in used_before or name not in self.graph)
         ]
-        while idle:
-            for source in nodes.pop(idle.pop()).sources:
+        while unused:
+            for source in nodes.pop(unused.pop()).sources:
                 counts[source] -= 1
-                if not counts[source] and nodes[source].op in SWEPT and source not in self.graph.endpoint_names:
-                    idle.append(source)
+                if not counts[source] and nodes[source].op in REMOVABLE and source not in self.graph.endpoint_names:
+                    unused.append(source)
         return list(nodes.values())
 
-    def _all(self) -> Iterator[Node]:
-        yield from self.front
+    def _ordered_nodes(self) -> Iterator[Node]:
+        yield from self.leading
         for name in self.graph.nodes:
-            yield from self.made[name]
-            yield from self.behind.get(name, ())
+            yield from self.new_nodes[name]
+            yield from self.following.get(name, ())
 
 
-def _turn_now(value: Tensor, shape: tuple[int, ...], order: tuple[int, ...]) -> Array:
+def _transpose_array(value: Tensor, shape: tuple[int, ...], order: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(value.array.reshape(shape).transpose(order))

@@ -1,6 +1,6 @@
-"""Images with their channels first, or last.
+"""Convert the layout of images between NHWC and NCHW.
 
-NHWC  ->  NCHW:  turned[n, c, h, w] = image[n, h, w, c]
+NHWC  ->  NCHW:  converted[n, c, h, w] = image[n, h, w, c]
 """
 
 from typing import Literal
@@ -8,29 +8,29 @@ from typing import Literal
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome
 from quantkit.transforms.layout._layout_ops import HANDLERS
-from quantkit.transforms.layout._layouts import Turning
+from quantkit.transforms.layout._layouts import LayoutConverter
 from quantkit.transforms.registry import transform
 
 
 @transform
 def convert_layout(graph: Graph, *, to: Literal["NCHW", "NHWC"]) -> Outcome:
-    """Let layers on images work with their channels first (NCHW) or last (NHWC).
+    """Convert image layers to channels first (NCHW) or channels last (NHWC).
 
-    Convolutions, pools, biases and norms take the other data format. What works element by element, pads, joins,
-    splits, slices, and reductions follow. Where a tensor is wanted in the graph's own order, a Transpose stands;
-    between ops that were converted there is none, and those that stood in the way go. Inputs and outputs keep their
-    layout. Weights are in the same order in both formats. TensorFlow itself computes few NCHW ops on a processor;
-    NCHW is for GPUs and for other engines.
+    Convolutions, pooling, biases and norms get the other data format. Elementwise ops, pads, concats,
+    splits, slices and reductions are converted with them. A Transpose converts a tensor for nodes that
+    need the other layout; converted nodes are connected without Transposes, and existing Transposes
+    that become unnecessary are removed. Inputs and outputs keep their layout. The order of weights is the same in
+    both layouts. TensorFlow supports few NCHW ops on CPUs; NCHW is for GPUs and other runtimes.
 
     Before:  x -> Conv2D(NHWC) -> Relu -> Conv2D(NHWC) -> y
     After:   x -> Transpose -> Conv2D(NCHW) -> Relu -> Conv2D(NCHW) -> Transpose -> y
 
     Options:
-        to: NCHW or NHWC.
+        to: target layout, NCHW or NHWC.
 
-    Skips when an op knows one layout only (resizing, softmax, LRN), when what it says of each dimension is
-    computed, when the number of dimensions of an operand is not known, when dimensions would be left in another
-    order, and when several outputs of one node leave the graph.
+    Skips an op that supports one layout only (resize, softmax, LRN), whose per-dimension operands are
+    computed, or which has an operand of unknown rank. Skips ops whose remaining dimensions would have
+    another order, and nodes of which several outputs are graph outputs.
 
     Example:
         convert_layout(to=NCHW)
@@ -41,4 +41,4 @@ def convert_layout(graph: Graph, *, to: Literal["NCHW", "NHWC"]) -> Outcome:
         conv = Conv2D(x, w, padding=SAME, strides=[1, 1, 1, 1])
         y = Relu(conv)
     """
-    return Turning(graph, to, HANDLERS).outcome()
+    return LayoutConverter(graph, to, HANDLERS).outcome()

@@ -1,4 +1,4 @@
-"""Channels first and last, in NumPy, which computes both, and in the engines that do."""
+"""NCHW and NHWC in the reference runtime, which supports both, and in the other runtimes."""
 
 import numpy as np
 import pytest
@@ -20,8 +20,8 @@ WINDOW: dict[str, Attr] = {**FLOAT, "strides": (1, 1, 1, 1), "padding": b"SAME"}
 Dims = tuple[int, ...]
 
 
-class Drawing:
-    """A random network on images in one layout; `dims` are as (n, h, w, c) whatever the layout is."""
+class NetworkBuilder:
+    """Random network on images in one layout; `dims` is (n, h, w, c) in both layouts."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
@@ -55,11 +55,11 @@ class Drawing:
     def windows(self, size: int) -> dict[str, Attr]:
         strides = (1, self.draw(st.integers(1, 2)), self.draw(st.integers(1, 2)), 1)
         padding = self.draw(st.sampled_from([b"SAME", b"EXPLICIT"])) if size else b"SAME"
-        found: dict[str, Attr] = {"data_format": b"NCHW" if self.is_first else b"NHWC", "strides": self.layout(strides)}
+        attrs: dict[str, Attr] = {"data_format": b"NCHW" if self.is_first else b"NHWC", "strides": self.layout(strides)}
         if padding == b"EXPLICIT":
             pairs = [(0, 0), (1, 0), (2, 1), (0, 0)]
-            found["explicit_paddings"] = tuple(width for axis in self.order for width in pairs[axis])
-        return {**found, "padding": padding}
+            attrs["explicit_paddings"] = tuple(width for axis in self.order for width in pairs[axis])
+        return {**attrs, "padding": padding}
 
     def image(self, name: str) -> None:
         with_shape = Graph.of(self.nodes, ["x"], [name])
@@ -94,8 +94,8 @@ class Drawing:
         sizes = self.layout(dims)
         shape = self.draw(st.sampled_from([(), sizes[3:], sizes[1:], sizes, (1, sizes[1], 1, 1)]))
         other = self.constant(self.random.standard_normal(shape).astype(np.float32))
-        same = [one for one, its in self.images if its == dims]
-        other = self.draw(st.sampled_from([other, *same]))
+        same_size = [image for image, image_dims in self.images if image_dims == dims]
+        other = self.draw(st.sampled_from([other, *same_size]))
         edges = (name, other) if self.draw(st.booleans()) else (other, name)
         self.image(self.put(self.draw(st.sampled_from(["Add", "Mul", "Maximum", "Sub"])), *edges))
 
@@ -114,9 +114,9 @@ class Drawing:
         axis = next((axis for axis in (3, 0, 1, 2) if dims[axis] % 2 == 0), None)
         if axis is None:
             return
-        place = self.order.index(axis)
-        split = self.put("Split", self.constant(np.int32(place)), name, num_split=2)
-        halves = tuple(size // 2 if one == axis else size for one, size in enumerate(dims))
+        split_axis = self.order.index(axis)
+        split = self.put("Split", self.constant(np.int32(split_axis)), name, num_split=2)
+        halves = tuple(size // 2 if dimension == axis else size for dimension, size in enumerate(dims))
         self.images += [(split, halves), (f"{split}:1", halves)]
 
     def add_slice(self, name: str, dims: Dims) -> None:
@@ -129,11 +129,11 @@ class Drawing:
         axes = self.draw(st.lists(st.integers(-4, 3), max_size=3, unique_by=lambda axis: axis % 4))
         keep = self.draw(st.booleans())
         op = self.draw(st.sampled_from(["Mean", "Max"]))
-        made = self.put(op, name, self.constant(np.array(axes, np.int32)), Tidx=DType.INT32, keep_dims=keep)
+        reduced = self.put(op, name, self.constant(np.array(axes, np.int32)), Tidx=DType.INT32, keep_dims=keep)
         if keep or not axes:
-            self.image(made)
+            self.image(reduced)
         else:
-            self.others.append(made)
+            self.others.append(reduced)
 
     def add_squeeze(self, name: str, dims: Dims) -> None:
         mean = self.put("Mean", name, self.constant(np.array([1, -1], np.int32)), Tidx=DType.INT32, keep_dims=True)
@@ -153,37 +153,37 @@ class Drawing:
         self.others.append(self.put("Shape", name, out_type=DType.INT32))
 
     def graph(self) -> Graph:
-        read = {edge.node for node in self.nodes for edge in node.inputs}
-        made = (*(name for name, _ in self.images), *self.others)
-        ends = [name for name in made if Edge.parse(name).node not in read and name != "x"]
-        kept = self.draw(st.lists(st.sampled_from([name for name, _ in self.images]), max_size=2))
-        return Graph.of(self.nodes, ["x"], list(dict.fromkeys([*ends, *kept])) or ["x"])
+        used = {edge.node for node in self.nodes for edge in node.inputs}
+        names = (*(name for name, _ in self.images), *self.others)
+        unused = [name for name in names if Edge.parse(name).node not in used and name != "x"]
+        more = self.draw(st.lists(st.sampled_from([name for name, _ in self.images]), max_size=2))
+        return Graph.of(self.nodes, ["x"], list(dict.fromkeys([*unused, *more])) or ["x"])
 
 
-KINDS = [name.removeprefix("add_") for name in dir(Drawing) if name.startswith("add_")]
+KINDS = [name.removeprefix("add_") for name in dir(NetworkBuilder) if name.startswith("add_")]
 
 
 @st.composite
-def drawn(draw: st.DrawFn) -> Graph:
-    drawing = Drawing(draw)
+def networks(draw: st.DrawFn) -> Graph:
+    builder = NetworkBuilder(draw)
     for _ in range(draw(st.integers(1, 8))):
-        drawing.step()
-    return drawing.graph()
+        builder.step()
+    return builder.graph()
 
 
-@given(drawn(), st.sampled_from(["NCHW", "NHWC"]))
-def test_promises(graph: Graph, to: str) -> None:
+@given(networks(), st.sampled_from(["NCHW", "NHWC"]))
+def test_outputs_of_converted_networks_stay_equal(graph: Graph, to: str) -> None:
     check_exact_transform(convert_layout, graph, to=to)
 
 
-@given(drawn())
-def test_there_and_back(graph: Graph) -> None:
-    there = convert_layout(graph, to="NCHW")
-    back, _, skips = convert_layout.outcome(there, to="NHWC")
+@given(networks())
+def test_conversion_and_back_keeps_outputs_and_data_formats(graph: Graph) -> None:
+    converted = convert_layout(graph, to="NCHW")
+    back, _, skips = convert_layout.outcome(converted, to="NHWC")
     verify(back)
-    told = {skip.node for skip in skips}
+    skipped = {skip.node for skip in skips}
     for node in back.nodes.values():
-        assert node.attrs.get("data_format", b"NHWC") == b"NHWC" or node.name in told
+        assert node.attrs.get("data_format", b"NHWC") == b"NHWC" or node.name in skipped
     for name, values in compute_outputs(graph).items():
         np.testing.assert_allclose(
             compute_outputs(back)[name], values, rtol=1e-4, atol=1e-5 * max(1, np.abs(values).max())
@@ -198,11 +198,11 @@ def digits() -> Graph:
     return run(parse(model.card.recipe), model.graph)[0]
 
 
-def test_a_network_has_transposes_at_its_borders_only(digits: Graph) -> None:
-    made = convert_layout(digits, to="NCHW")
-    assert made.op_counts["Transpose"] == 1, "what leaves the convolutions is one pixel"
-    assert {node.attrs["data_format"] for node in made.nodes.values() if node.op == "Conv2D"} == {b"NCHW"}
-    back = convert_layout(made, to="NHWC")
+def test_converted_network_has_transpose_at_input_only(digits: Graph) -> None:
+    converted = convert_layout(digits, to="NCHW")
+    assert converted.op_counts["Transpose"] == 1, "the output of the convolutions is one pixel"
+    assert {node.attrs["data_format"] for node in converted.nodes.values() if node.op == "Conv2D"} == {b"NCHW"}
+    back = convert_layout(converted, to="NHWC")
     assert "Transpose" not in back.op_counts
     assert {name: count for name, count in back.op_counts.items() if name != "Const"} == {
         name: count for name, count in digits.op_counts.items() if name != "Const"
@@ -211,25 +211,25 @@ def test_a_network_has_transposes_at_its_borders_only(digits: Graph) -> None:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("runtime", ["reference", "onnxruntime", "openvino", "tensorflow"])
-def test_answers_in_the_engines(runtime: str, digits: Graph) -> None:
+def test_outputs_stay_equal_in_runtimes(runtime: str, digits: Graph) -> None:
     if not find_runtime(runtime).available().ok:
         pytest.skip(find_runtime(runtime).available().detail)
-    made = convert_layout(digits, to="NCHW")
-    if runtime == "tensorflow":  # it computes few NCHW ops on a processor: there and back again
-        made = convert_layout(made, to="NHWC")
+    converted = convert_layout(digits, to="NCHW")
+    if runtime == "tensorflow":  # TensorFlow supports few NCHW ops on CPUs
+        converted = convert_layout(converted, to="NHWC")
     x = np.random.default_rng(0).uniform(-1, 1, (1, 16, 16, 1)).astype(np.float32)
-    want = open_session(digits, "reference").run({"Mul": x})["softmax"]
-    with open_session(made, runtime) as session:
-        np.testing.assert_allclose(session.run({"Mul": x})["softmax"], want, rtol=1e-4, atol=1e-6)
+    expected = open_session(digits, "reference").run({"Mul": x})["softmax"]
+    with open_session(converted, runtime) as session:
+        np.testing.assert_allclose(session.run({"Mul": x})["softmax"], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_only_layouts_are_taken(digits: Graph) -> None:
+def test_unknown_layout_is_rejected(digits: Graph) -> None:
     with pytest.raises(RecipeError, match="'nchw' is not a value of to") as caught:
         convert_layout(digits, to="nchw")
     assert "NCHW" in caught.value.hint
 
 
-def test_what_is_fed_inside_stays() -> None:
+def test_layer_that_is_graph_input_stays() -> None:
     graph = Graph.of(
         [
             placeholder((1, 4, 4, 2)),
@@ -243,7 +243,7 @@ def test_what_is_fed_inside_stays() -> None:
     assert convert_layout(graph, to="NCHW") == graph
 
 
-def test_new_constants_of_a_loop_are_of_its_turn() -> None:
+def test_new_constants_in_loop_have_control_dependencies() -> None:
     attrs: dict[str, Attr] = {"T": DType.FLOAT, "frame_name": b"loop"}
     graph = Graph.of(
         [
@@ -258,9 +258,9 @@ def test_new_constants_of_a_loop_are_of_its_turn() -> None:
         ["x"],
         ["y", "z"],
     )  # fmt: skip
-    made = convert_layout(graph, to="NCHW")
-    verify(made)
-    new = [node for node in made.nodes.values() if node.is_constant and node.name not in graph]
+    converted = convert_layout(graph, to="NCHW")
+    verify(converted)
+    new = [node for node in converted.nodes.values() if node.is_constant and node.name not in graph]
     assert len(new) == 4
     assert all(node.controls for node in new)
 
@@ -277,14 +277,14 @@ def layers(count: int) -> Graph:
     return Graph.of(nodes, ["x"], [before])
 
 
-def test_work_is_linear() -> None:
+def test_convert_layout_runs_in_linear_time() -> None:
     check_linear_work(convert_layout, layers, to="NCHW")
 
 
-def test_sizes_that_are_not_known_do_not_stop_it() -> None:
+def test_unknown_sizes_are_supported() -> None:
     graph = layers(4)
-    open_ended = Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(None)})
-    graph = graph.with_nodes(open_ended if node.name == "x" else node for node in graph.nodes.values())
-    made = convert_layout(graph, to="NCHW")
-    assert made["n0"].attrs["data_format"] == b"NCHW"
-    assert made["n1"].inputs == (Edge("n0"),)
+    unknown = Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(None)})
+    graph = graph.with_nodes(unknown if node.name == "x" else node for node in graph.nodes.values())
+    converted = convert_layout(graph, to="NCHW")
+    assert converted["n0"].attrs["data_format"] == b"NCHW"
+    assert converted["n1"].inputs == (Edge("n0"),)

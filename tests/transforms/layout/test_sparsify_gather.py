@@ -1,4 +1,4 @@
-"""Columns of weights, read through tables."""
+"""Gathers from columns of weights that become lookups in tables."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def run(graph: Graph, ids: Array) -> dict[str, Array]:
 
 @st.composite
 def linear_models(draw: st.DrawFn) -> Graph:
-    """Columns of one length, gathers of them in both forms, and other readers."""
+    """Return columns of equal length, gathers of both op types, and other consumers."""
     dtype = draw(st.sampled_from([DType.INT64, DType.INT32]))
     nodes = [ids_of((2, 3), dtype), constant("axis", np.int32(0))]
     for number in range(draw(st.integers(1, 3))):
@@ -58,19 +58,19 @@ def linear_models(draw: st.DrawFn) -> Graph:
 
 
 @given(linear_models(), st.lists(st.integers(0, 4), min_size=6, max_size=6))
-def test_promises(graph: Graph, ids: list[int]) -> None:
-    made = sparsify_gather(graph)
-    verify(made)
-    assert (made.inputs, made.outputs) == (graph.inputs, graph.outputs)
-    assert not {"Gather", "GatherV2"} & made.op_counts.keys()
-    fed = np.array(ids, graph["ids"].attrs["dtype"].numpy).reshape(2, 3)  # type: ignore[union-attr]
-    want, found = run(graph, fed), run(made, fed)
-    for name, values in want.items():
-        np.testing.assert_array_equal(found[name], values)
-    assert sparsify_gather(made) == made
+def test_outputs_of_lookups_stay_equal(graph: Graph, ids: list[int]) -> None:
+    sparse = sparsify_gather(graph)
+    verify(sparse)
+    assert (sparse.inputs, sparse.outputs) == (graph.inputs, graph.outputs)
+    assert not {"Gather", "GatherV2"} & sparse.op_counts.keys()
+    ids_array = np.array(ids, graph["ids"].attrs["dtype"].numpy).reshape(2, 3)  # type: ignore[union-attr]
+    expected, actual = run(graph, ids_array), run(sparse, ids_array)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(actual[name], values)
+    assert sparsify_gather(sparse) == sparse
 
 
-def test_only_what_is_not_zero_is_kept() -> None:
+def test_table_contains_nonzero_weights_only() -> None:
     graph = Graph.of(
         [
             ids_of(),
@@ -80,27 +80,27 @@ def test_only_what_is_not_zero_is_kept() -> None:
         ["ids"],
         ["y"],
     )
-    made = sparsify_gather(graph)
-    assert made["w/indices"].value.array.tolist() == [1, 3]
-    assert made["w/values"].value.array.tolist() == [np.float32(1e-7), 2]
-    assert made["group_deps"].controls == ("w/InitializeTable",)
-    assert "w" not in made
-    np.testing.assert_array_equal(run(made, np.array([3, 9, 0, -1]))["y"], column([2, 0, 0, 0]))
+    sparse = sparsify_gather(graph)
+    assert sparse["w/indices"].value.array.tolist() == [1, 3]
+    assert sparse["w/values"].value.array.tolist() == [np.float32(1e-7), 2]
+    assert sparse["group_deps"].controls == ("w/InitializeTable",)
+    assert "w" not in sparse
+    np.testing.assert_array_equal(run(sparse, np.array([3, 9, 0, -1]))["y"], column([2, 0, 0, 0]))
 
 
-def test_a_checkpoint_needs_something_to_read_it() -> None:
+def test_checkpoint_without_read_variable_is_rejected() -> None:
     nodes = [ids_of(), Node("w", "VariableV2", attrs={"dtype": DType.FLOAT})]
     nodes.append(Node("y", "Gather", (Edge("w"), Edge("ids")), attrs=GATHER))
-    with pytest.raises(RecipeError, match="nothing that could read input_checkpoint"):
+    with pytest.raises(RecipeError, match="without the service read_variable"):
         sparsify_gather(Graph.of(nodes, ["ids"], ["y"]), input_checkpoint="model")
 
 
 def partitioned_model(prefix: str) -> tuple[bytes, Array]:
-    """A wide model in TensorFlow, its column in two parts, saved: its graph, and the column."""
+    """Save a wide TensorFlow model with a column in two parts; return its GraphDef and the column."""
     tf = pytest.importorskip("tensorflow")
     v1 = tf.compat.v1
     values = np.where(np.arange(12) % 3 == 0, np.arange(12), 0).astype(np.float32).reshape(-1, 1)
-    with tf.Graph().as_default() as place, v1.Session() as session:
+    with tf.Graph().as_default() as tf_graph, v1.Session() as session:
         ids = v1.placeholder(tf.int64, [None], "ids")
         parts = v1.get_variable(
             "linear/weights",
@@ -113,10 +113,10 @@ def partitioned_model(prefix: str) -> tuple[bytes, Array]:
         del first, second
         session.run(v1.global_variables_initializer())
         v1.train.Saver().save(session, prefix, write_meta_graph=False)
-        return bytes(place.as_graph_def().SerializeToString()), values
+        return bytes(tf_graph.as_graph_def().SerializeToString()), values
 
 
-def test_variables_are_read_from_a_checkpoint_part_by_part(tmp_path: Path) -> None:
+def test_each_part_of_variable_is_read_from_checkpoint(tmp_path: Path) -> None:
     tf = pytest.importorskip("tensorflow")
     from quantkit.model.importers.checkpoint import read_variable
 
@@ -126,48 +126,48 @@ def test_variables_are_read_from_a_checkpoint_part_by_part(tmp_path: Path) -> No
     outcome = sparsify_gather.outcome(graph, input_checkpoint=prefix, read_variable=read_variable)
     assert [line.rpartition(": ")[2] for line in outcome.changes] == ["1 of 6 values", "2 of 6 values"]
     definition = tf.compat.v1.GraphDef.FromString(graphdef.encode(outcome.graph))
-    with tf.Graph().as_default() as place:
+    with tf.Graph().as_default() as tf_graph:
         tf.import_graph_def(definition, name="")
-        with tf.compat.v1.Session(graph=place) as session:
+        with tf.compat.v1.Session(graph=tf_graph) as session:
             session.run("group_deps")
             for _ in range(2):
-                found = session.run(["y0:0", "y1:0"], {"ids:0": np.arange(6)})
-    np.testing.assert_array_equal(found[0], values[:6])
-    np.testing.assert_array_equal(found[1], values[6:])
+                first, second = session.run(["y0:0", "y1:0"], {"ids:0": np.arange(6)})
+    np.testing.assert_array_equal(first, values[:6])
+    np.testing.assert_array_equal(second, values[6:])
 
 
-def test_the_original_read_the_first_part_for_each(tmp_path: Path) -> None:
+def test_classic_tool_reads_first_part_for_every_part(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     from quantkit.model.importers.checkpoint import read_variable
 
     prefix = str(tmp_path / "model")
     data, values = partitioned_model(prefix)
-    made, _ = run_classic(
+    sparse, _ = run_classic(
         parse_classic(f"sparsify_gather(input_checkpoint={prefix})"),
         graphdef.decode(data),
         (["ids"], ["y0", "y1"]),
         services={"read_variable": read_variable},
     )
     for part in range(2):
-        assert made[f"linear/weights/part_{part}/indices"].value.array.tolist() == [3]
-        assert made[f"linear/weights/part_{part}/values"].value.array.tolist() == [values[3, 0]]
-    assert "linear/weights/part_0" not in made
+        assert sparse[f"linear/weights/part_{part}/indices"].value.array.tolist() == [3]
+        assert sparse[f"linear/weights/part_{part}/values"].value.array.tolist() == [values[3, 0]]
+    assert "linear/weights/part_0" not in sparse
 
 
-def test_tensorflow_fills_the_tables_with_the_first_lookup() -> None:
+def test_first_lookup_in_tensorflow_initializes_table() -> None:
     tf = pytest.importorskip("tensorflow")
     nodes = [ids_of(), constant("w", column([0, 1, 0, 2]))]
     nodes.append(Node("y", "Gather", (Edge("w"), Edge("ids")), attrs=GATHER))
-    made = sparsify_gather(Graph.of(nodes, ["ids"], ["y"]))
-    with tf.Graph().as_default() as place:
-        tf.import_graph_def(tf.compat.v1.GraphDef.FromString(graphdef.encode(made)), name="")
-        with tf.compat.v1.Session(graph=place) as session:
+    sparse = sparsify_gather(Graph.of(nodes, ["ids"], ["y"]))
+    with tf.Graph().as_default() as tf_graph:
+        tf.import_graph_def(tf.compat.v1.GraphDef.FromString(graphdef.encode(sparse)), name="")
+        with tf.compat.v1.Session(graph=tf_graph) as session:
             for _ in range(3):
-                found = session.run("y:0", {"ids:0": [0, 1, 2, 3]})
-                np.testing.assert_array_equal(found, column([0, 1, 0, 2]))
+                outputs = session.run("y:0", {"ids:0": [0, 1, 2, 3]})
+                np.testing.assert_array_equal(outputs, column([0, 1, 0, 2]))
 
 
-def test_work_grows_linearly() -> None:
+def test_sparsify_gather_runs_in_linear_time() -> None:
     def model(length: int) -> Graph:
         nodes = [ids_of()]
         for number in range(length):
