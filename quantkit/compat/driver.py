@@ -7,7 +7,7 @@ from typing import Any
 
 from quantkit.compat.transforms import NodeDef, find_classic
 from quantkit.compat.transforms.nodes import edges, from_graph, to_graph
-from quantkit.compat.transforms.table import ClassicTransform, Context, check_inputs
+from quantkit.compat.transforms.table import ClassicContext, ClassicTransform, check_inputs
 from quantkit.errors import GraphError, QuantkitError, RecipeError
 from quantkit.ir.garbage_collection import garbage_collection_paused
 from quantkit.ir.graph import Graph, Versions
@@ -56,7 +56,7 @@ def run_classic(
         if on_step:
             on_step(step)
         transform = find_classic(step.name)
-        context = Context(*names, step.options, graph.library, versions, services or {})
+        context = ClassicContext(*names, step.options, graph.library, versions, services or {})
         start = perf_counter()
         made, ignored = _applied(transform, nodes, context)
         check_inputs(made)
@@ -64,27 +64,37 @@ def run_classic(
         found, undone = "", ""
         if check and not ignored:
             found, undone = run_check(
-                check, _graph(nodes, graph, names), _graph(made, graph, names), transform, on_mismatch
+                check,
+                _graph(nodes, graph, names),
+                _graph(made, graph, names),
+                transform,
+                on_mismatch,
             )
         if undone:
             made = nodes
         elif made is not nodes and not transform.keeps_versions:
             versions, extra = Versions(), b""
         ops = op_changes(Counter(node.op for node in nodes), Counter(node.op for node in made))
-        records.append(Record(step, (len(nodes), len(made)), (), (), seconds, ignored, found, undone, ops))
+        records.append(
+            Record(step, (len(nodes), len(made)), (), (), seconds, ignored, found, undone, ops)
+        )
         nodes = made
     after = _graph(nodes, graph, names).with_(versions=versions, extra=extra)
     return after, Trace(tuple(records), recipe, graph, after)
 
 
-def _graph(nodes: Sequence[NodeDef], like: Graph, names: tuple[tuple[str, ...], tuple[str, ...]]) -> Graph:
+def _graph(
+    nodes: Sequence[NodeDef], like: Graph, names: tuple[tuple[str, ...], tuple[str, ...]]
+) -> Graph:
     made = to_graph(nodes, like)
     return made.with_(inputs=edges(names[0], made), outputs=edges(names[1], made))
 
 
-def _applied(transform: ClassicTransform, nodes: list[NodeDef], context: Context) -> tuple[list[NodeDef], str]:
+def _applied(
+    transform: ClassicTransform, nodes: list[NodeDef], context: ClassicContext
+) -> tuple[list[NodeDef], str]:
     """The nodes after a transform, and the error that was ignored."""
-    word = context.words(IGNORE_ERRORS)[:1]
+    word = context.values(IGNORE_ERRORS)[:1]
     ignore = word[0].lower() if word else "false"
     if ignore not in ("true", "false"):
         raise GraphError(

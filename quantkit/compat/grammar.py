@@ -24,7 +24,7 @@ def parse_classic(text: str) -> Recipe:
     Raises:
         RecipeError: it found an error, too; the message is its own.
     """
-    reader = _Reader(text)
+    reader = _TextReader(text)
     steps: list[Step] = []
     while True:
         reader.take(SPACE)
@@ -37,7 +37,7 @@ def parse_classic(text: str) -> Recipe:
         steps.append(Step(name, options))
 
 
-class _Reader:
+class _TextReader:
     """What is left of a text."""
 
     def __init__(self, text: str) -> None:

@@ -1,7 +1,7 @@
-"""The Graph Transform Tool as it was: its transforms, defects included, for those who compare with old results.
+"""Transforms of the original Graph Transform Tool, defects included.
 
-Each is a function ``(nodes, context) -> nodes`` registered with `classic_transform` under the name of ours; the list
-below is the table of contents. `quantkit.compat.driver.run_classic` runs them.
+Each transform is a function ``(nodes, context) -> nodes`` that `classic_transform` registers under
+the name of quantkit's own transform. `quantkit.compat.driver.run_classic` runs them.
 """
 
 from quantkit.compat.transforms import (
@@ -22,12 +22,18 @@ from quantkit.compat.transforms import (
     weights,
 )
 from quantkit.compat.transforms.nodes import NodeDef
-from quantkit.compat.transforms.table import CLASSIC, ClassicTransform, Context, classic_transform, find_classic
+from quantkit.compat.transforms.table import (
+    CLASSIC,
+    ClassicContext,
+    ClassicTransform,
+    classic_transform,
+    find_classic,
+)
 
 __all__ = [
     "CLASSIC",
+    "ClassicContext",
     "ClassicTransform",
-    "Context",
     "NodeDef",
     "classic_transform",
     "defaults",

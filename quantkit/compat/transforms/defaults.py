@@ -1,38 +1,54 @@
-"""Attributes that nodes may leave out."""
+"""Attributes with default values."""
 
 from collections.abc import Sequence
 
 from quantkit.compat.transforms.nodes import NodeDef
-from quantkit.compat.transforms.table import Context, classic_transform
+from quantkit.compat.transforms.table import ClassicContext, classic_transform
 from quantkit.errors import GraphError
 from quantkit.ir.functions import Library
 from quantkit.ir.graph import Attr, Graph
 from quantkit.ops.tensorflow.signatures import OpDef, find_op
 
-# Attributes that ops got after the last release that held the original (TensorFlow 2.12).
+# Attributes added to ops after TensorFlow 2.12, the last release with the original.
 LATER = frozenset(
     {
-        *(f"{op}.{key}" for op in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3") for key in ("grad_x", "grad_y")),
-        *("MatMul.grad_a", "MatMul.grad_b", "TopKV2.index_type", "TopKV2.Tk", "ConcatOffset.shape_type"),
+        *(
+            f"{op}.{key}"
+            for op in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+            for key in ("grad_x", "grad_y")
+        ),
+        *(
+            "MatMul.grad_a",
+            "MatMul.grad_b",
+            "TopKV2.index_type",
+            "TopKV2.Tk",
+            "ConcatOffset.shape_type",
+        ),
         *("GatherNd.bad_indices_policy", "ScatterNd.bad_indices_policy", "VarHandleOp.debug_name"),
         *(f"SparseSegment{kind}.sparse_gradient" for kind in ("Mean", "Sum", "SqrtN")),
-        *(f"SparseSegment{kind}WithNumSegments.sparse_gradient" for kind in ("Mean", "Sum", "SqrtN")),
-        *(f"TensorScatter{kind}.bad_indices_policy" for kind in ("Add", "Max", "Min", "Sub", "Update")),
+        *(
+            f"SparseSegment{kind}WithNumSegments.sparse_gradient"
+            for kind in ("Mean", "Sum", "SqrtN")
+        ),
+        *(
+            f"TensorScatter{kind}.bad_indices_policy"
+            for kind in ("Add", "Max", "Min", "Sub", "Update")
+        ),
     }
 )
 
 
 @classic_transform(keeps_versions=True)
-def add_default_attributes(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
-    """Nodes say what they left out."""
+def add_default_attributes(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
+    """Add the default values of missing attributes."""
     return [with_defaults(node, context.library) for node in nodes]
 
 
 def with_defaults(node: NodeDef, library: Library[Graph]) -> NodeDef:
-    """A node with the attributes that have defaults.
+    """Return the node with the default values of its missing attributes.
 
     Raises:
-        GraphError: neither TensorFlow nor the library has its op.
+        GraphError: the op type is neither TensorFlow's nor a function of the library.
     """
     if node.op in library:
         return node
@@ -46,12 +62,16 @@ def with_defaults(node: NodeDef, library: Library[Graph]) -> NodeDef:
 
 
 def op_of(node: NodeDef) -> OpDef:
-    """The signature of a node's op.
+    """Return the signature of the node's op.
 
     Raises:
-        GraphError: TensorFlow does not know it. (The original went on with the name of the machine.)
+        GraphError: the op type is not TensorFlow's. The original appended the host name to this
+            message.
     """
     op = find_op(node.op)
     if op is None:
-        raise GraphError(f"Op type not registered '{node.op}' in binary", hint=f"{node.name} is of that type")
+        raise GraphError(
+            f"Op type not registered '{node.op}' in binary",
+            hint=f"node {node.name!r} has this op type",
+        )
     return op

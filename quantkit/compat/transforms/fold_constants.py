@@ -20,25 +20,30 @@ from quantkit.compat.transforms.importing import (
 )
 from quantkit.compat.transforms.known_shapes import consumed_shapes, values_of_shapes
 from quantkit.compat.transforms.nodes import NodeDef, node_of
-from quantkit.compat.transforms.table import Context, classic_transform
+from quantkit.compat.transforms.table import ClassicContext, classic_transform
 from quantkit.errors import GraphError, QuantkitError
 from quantkit.formats.graphdef.tensors import with_typed_field
 from quantkit.ir.graph import Edge
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops.tensorflow.signatures import OpDef, find_op, output_dtypes
-from quantkit.transforms.folding.fold_constants import CONTROL_FLOW, SHAPE_OPS, Evaluate, evaluate_with_kernels
+from quantkit.transforms.folding.fold_constants import (
+    CONTROL_FLOW,
+    SHAPE_OPS,
+    Evaluate,
+    evaluate_with_kernels,
+)
 
 LIMIT = 10 << 20
 
 
 @classic_transform
-def fold_constants(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
+def fold_constants(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """What depends on constants only is computed; inputs go to the end of the file.
 
     Raises:
         GraphError: TensorFlow would not import the graph, an end is not in it, or a value can not be computed.
     """
-    if context.truth("clear_output_shapes", True):
+    if context.boolean("clear_output_shapes", True):
         nodes = [node.with_attrs(_output_shapes=None) for node in nodes]
     limit = context.int64("max_constant_size_in_bytes", LIMIT)
     graph = import_nodes(nodes, context)
@@ -46,12 +51,12 @@ def fold_constants(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
     feed(graph, context.inputs, context.outputs)
     fetch(graph, context.outputs)
     graph.prune()
-    folding = _Folding(
+    folding = _ClassicFolding(
         graph,
         shapes,
         limit,
-        frozenset(context.words("exclude_op")),
-        frozenset(context.words("exclude_node")),
+        frozenset(context.values("exclude_op")),
+        frozenset(context.values("exclude_node")),
         context.services.get("evaluate", evaluate_with_kernels),
     )
     folding.run()
@@ -60,7 +65,7 @@ def fold_constants(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
 
 
 @dataclass
-class _Folding:
+class _ClassicFolding:
     """One run of constant folding."""
 
     graph: ImportedGraph
@@ -88,7 +93,11 @@ class _Folding:
 
     def _behind_first(self) -> Iterator[int]:
         """Numbers such that all that a node reads comes before it; of its sources the last by name comes first."""
-        read = {source for op in self.graph.values() for source in (*(one for one, _ in op.inputs), *op.controls)}
+        read = {
+            source
+            for op in self.graph.values()
+            for source in (*(one for one, _ in op.inputs), *op.controls)
+        }
         stack = [(number, False) for number in self._by_name(set(self.graph) - read)]
         visited: set[int] = set()
         while stack:
@@ -172,7 +181,10 @@ class _Folding:
             for slot in op.inputs
             if slot[0] in names
         }
-        wanted = [(names[number][port if number in self.known else 0], number, port) for number, port in sorted(slots)]
+        wanted = [
+            (names[number][port if number in self.known else 0], number, port)
+            for number, port in sorted(slots)
+        ]
         return sorted(wanted, key=lambda entry: entry[0])
 
     def _value(self, number: int) -> tuple[Tensor, ...]:
@@ -206,9 +218,13 @@ class _Folding:
         try:
             arrays = self.evaluate(as_node(node), inputs)
         except QuantkitError as error:
-            raise GraphError(f"{node.name} can not be computed: {error.message}", hint=error.hint) from None
+            raise GraphError(
+                f"{node.name} can not be computed: {error.message}", hint=error.hint
+            ) from None
         except (ValueError, TypeError, IndexError, ArithmeticError) as error:
-            raise GraphError(f"{node.name} can not be computed: {str(error).splitlines()[0]}") from None
+            raise GraphError(
+                f"{node.name} can not be computed: {str(error).splitlines()[0]}"
+            ) from None
         if arrays is None:
             raise GraphError(
                 f"{node.name} can not be computed: there is no NumPy kernel for {node.op}",
@@ -262,7 +278,7 @@ def _as_placeholders(nodes: Sequence[NodeDef], inputs: Sequence[str]) -> list[No
     return result
 
 
-def _needed(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
+def _needed(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """The nodes that the outputs need, and the inputs."""
     named = {node.name: node for node in nodes}
     needed = {Edge.parse(text).node for text in context.inputs}

@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 from quantkit.compat.transforms.defaults import with_defaults
 from quantkit.compat.transforms.merge_duplicate_nodes import murmur
 from quantkit.compat.transforms.nodes import NodeDef, node_of
-from quantkit.compat.transforms.table import Context
+from quantkit.compat.transforms.table import ClassicContext
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Edge, Node
 from quantkit.ops.tensorflow.signatures import find_op, num_outputs
@@ -67,7 +67,7 @@ class ImportedGraph(dict[int, ImportedNode]):
         return f"{name}/_{self.num_names - 1}"
 
 
-def import_nodes(nodes: Sequence[NodeDef], context: Context) -> ImportedGraph:
+def import_nodes(nodes: Sequence[NodeDef], context: ClassicContext) -> ImportedGraph:
     """The nodes in the order in which TensorFlow's import adds them."""
     index: dict[str, int] = {}
     for number, node in enumerate(nodes):
@@ -76,7 +76,9 @@ def import_nodes(nodes: Sequence[NodeDef], context: Context) -> ImportedGraph:
         index[node.name] = number
         data = len(node.data_inputs)
         if any(text.startswith("^") for text in node.inputs[:data]):
-            raise GraphError(f"Node '{node.name}': Control dependencies must come after regular dependencies")
+            raise GraphError(
+                f"Node '{node.name}': Control dependencies must come after regular dependencies"
+            )
     graph = ImportedGraph()
     for number in _import_order(nodes, index):
         _check_colocation(nodes[number], index)
@@ -110,7 +112,9 @@ def _import_order(nodes: Sequence[NodeDef], index: Mapping[str, int]) -> Iterato
             if source not in index:
                 raise GraphError(f"Node '{node.name}': Unknown input node '{text}'")
             readers[index[source]].append(number)
-        loops = node.op == "Merge" and any(nodes[index[source]].op == "NextIteration" for source in sources)
+        loops = node.op == "Merge" and any(
+            nodes[index[source]].op == "NextIteration" for source in sources
+        )
         waiting.append(1 + len(node.inputs) - len(node.data_inputs) if loops else len(node.inputs))
     ready = [number for number, count in enumerate(waiting) if not count]
     heapify(ready)
@@ -171,7 +175,9 @@ def feed(graph: ImportedGraph, inputs: Sequence[str], outputs: Sequence[str]) ->
         count = num_outputs(as_node(graph[fed].node))
         if count is not None and edge.port >= count:
             raise GraphError(f"FeedInputs: {text} should have output index < {count}")
-        feed = graph.add(ImportedNode(NodeDef(f"_recv_{edge.node}_{edge.port}", "_Recv"), is_end=True))
+        feed = graph.add(
+            ImportedNode(NodeDef(f"_recv_{edge.node}_{edge.port}", "_Recv"), is_end=True)
+        )
         graph.feeds[feed] = edge
         takes_controls = graph[fed].node.op in ("Placeholder", "PlaceholderV2")
         for op in graph.values():
@@ -190,7 +196,13 @@ def fetch(graph: ImportedGraph, outputs: Sequence[str]) -> None:
         count = num_outputs(as_node(graph[number].node))
         if count is not None and edge.port >= count:
             raise GraphError(f"FetchOutputs {text}: output index too large, must be < {count}")
-        graph.add(ImportedNode(NodeDef(f"_send_{text}_{len(graph.ids)}", "_Send"), [(number, edge.port)], is_end=True))
+        graph.add(
+            ImportedNode(
+                NodeDef(f"_send_{text}_{len(graph.ids)}", "_Send"),
+                [(number, edge.port)],
+                is_end=True,
+            )
+        )
 
 
 def exported(graph: ImportedGraph) -> list[NodeDef]:
@@ -216,11 +228,17 @@ def _text(graph: ImportedGraph, source: int, port: int) -> str:
     return f"{name}:{port}" if port else name
 
 
-def with_inputs(result: list[NodeDef], nodes: Sequence[NodeDef], inputs: Sequence[str]) -> list[NodeDef]:
+def with_inputs(
+    result: list[NodeDef], nodes: Sequence[NodeDef], inputs: Sequence[str]
+) -> list[NodeDef]:
     """The nodes, and behind them the inputs that feeding took away."""
     there = {node.name for node in result}
     named = {node.name: node for node in nodes}
-    missing = [name for name in _hash_order([Edge.parse(text).node for text in inputs]) if name not in there]
+    missing = [
+        name
+        for name in _hash_order([Edge.parse(text).node for text in inputs])
+        if name not in there
+    ]
     return [*result, *(named[name] for name in missing)]
 
 
@@ -245,5 +263,7 @@ def _hash_order(names: Sequence[str]) -> list[str]:
 
 def _put(name: str, held: list[str], size: int) -> None:
     bucket = murmur(name.encode()) % size
-    place = next((number for number, one in enumerate(held) if murmur(one.encode()) % size == bucket), 0)
+    place = next(
+        (number for number, one in enumerate(held) if murmur(one.encode()) % size == bucket), 0
+    )
     held.insert(place, name)

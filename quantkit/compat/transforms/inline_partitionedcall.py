@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quantkit.compat.transforms.nodes import NodeDef, canonical
-from quantkit.compat.transforms.table import Context, classic_transform
+from quantkit.compat.transforms.table import ClassicContext, classic_transform
 from quantkit.errors import GraphError
 from quantkit.formats.graphdef.function_library import encode_function
 from quantkit.formats.graphdef.nodes import decode_node
@@ -14,7 +14,7 @@ from quantkit.ir.graph import Graph
 
 
 @classic_transform
-def inline_partitionedcall(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
+def inline_partitionedcall(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """One level; control inputs, outputs behind the first of a node, and results that are arguments go wrong."""
     result: list[NodeDef] = []
     names: dict[str, str] = {}
@@ -25,7 +25,10 @@ def inline_partitionedcall(nodes: Sequence[NodeDef], context: Context) -> list[N
             names.update((f"{node.name}:{port}", text) for port, text in enumerate(results))
         else:
             result.append(node)
-    return [node.with_(inputs=tuple(names.get(canonical(text), text) for text in node.inputs)) for node in result]
+    return [
+        node.with_(inputs=tuple(names.get(canonical(text), text) for text in node.inputs))
+        for node in result
+    ]
 
 
 def _inlined(call: NodeDef, library: Library[Graph]) -> tuple[list[NodeDef], list[str]]:
@@ -43,7 +46,9 @@ def _inlined(call: NodeDef, library: Library[Graph]) -> tuple[list[NodeDef], lis
         raise GraphError(f"Called function  {named.name} has invalid input signature.")
     given = dict(zip(arguments, call.inputs, strict=True))
     nodes = [_placed(node, call.name, given) for node in function.node_def]
-    results = [_read(function.ret[arg.name], call.name, {}) for arg in function.signature.output_arg]
+    results = [
+        _read(function.ret[arg.name], call.name, {}) for arg in function.signature.output_arg
+    ]
     return nodes, results
 
 
@@ -52,7 +57,9 @@ def _placed(message: Any, call: str, given: Mapping[str, str]) -> NodeDef:
     del message.input[:]
     data = message.SerializeToString(deterministic=True)
     plain = decode_node(memoryview(data), 0, len(data))
-    return NodeDef(f"{call}/{plain.name}", plain.op, tuple(written), plain.attrs, plain.device, plain.extra)
+    return NodeDef(
+        f"{call}/{plain.name}", plain.op, tuple(written), plain.attrs, plain.device, plain.extra
+    )
 
 
 def _read(text: str, call: str, given: Mapping[str, str]) -> str:

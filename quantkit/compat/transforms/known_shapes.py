@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from quantkit.compat.transforms.defaults import with_defaults
 from quantkit.compat.transforms.importing import as_node
 from quantkit.compat.transforms.nodes import NodeDef
-from quantkit.compat.transforms.table import Context
+from quantkit.compat.transforms.table import ClassicContext
 from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
@@ -20,7 +20,9 @@ LARGEST = 64
 INTEGERS = (DType.INT32, DType.INT64)
 
 
-def consumed_shapes(nodes: Sequence[NodeDef], context: Context) -> dict[str, dict[int, Shape]]:
+def consumed_shapes(
+    nodes: Sequence[NodeDef], context: ClassicContext
+) -> dict[str, dict[int, Shape]]:
     """What is known of the shapes that somebody reads, by node and port."""
     defaults = (with_defaults(_unknown_scalar(node), context.library) for node in nodes)
     graph = Graph.of([as_node(node) for node in defaults])
@@ -60,7 +62,11 @@ def _integers(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> Tensor 
     if op is None or op.is_stateful or node.is_constant or not node.inputs:
         return None
     inputs = [graph.constant_of(edge) for edge in node.inputs]
-    known = [one for one in inputs if one is not None and one.dtype in INTEGERS and one.num_elements <= LARGEST]
+    known = [
+        one
+        for one in inputs
+        if one is not None and one.dtype in INTEGERS and one.num_elements <= LARGEST
+    ]
     if len(known) < len(inputs):
         return None
     try:

@@ -9,7 +9,7 @@ import numpy as np
 from quantkit.compat.transforms.defaults import op_of
 from quantkit.compat.transforms.matching import rename_inputs
 from quantkit.compat.transforms.nodes import NodeDef, by_name, canonical, constant, node_of, split
-from quantkit.compat.transforms.table import Context, classic_transform
+from quantkit.compat.transforms.table import ClassicContext, classic_transform
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Node
 from quantkit.ops.tensorflow.signatures import output_dtypes
@@ -20,11 +20,11 @@ F32 = np.float32
 
 
 @classic_transform
-def insert_logging(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
+def insert_logging(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """A Print declares the types of all outputs of its node, and shows those that are read."""
-    ops, prefixes = set(context.words("op")), context.words("prefix")
-    message = context.word("message", "")
-    show_name, show_op = context.truth("show_name", False), context.truth("show_op", False)
+    ops, prefixes = set(context.values("op")), context.values("prefix")
+    message = context.value("message", "")
+    show_name, show_op = context.boolean("show_name", False), context.boolean("show_op", False)
     first_n, summarize = context.int32("first_n", -1), context.int32("summarize", 1024)
     read: dict[str, set[str]] = {}
     for node in nodes:
@@ -40,7 +40,13 @@ def insert_logging(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
         _require_types(node)
         types = output_dtypes(Node(node.name, node.op, attrs=node.attrs))
         text = f";{node.op};" * show_op + f";{node.name}{PRINTED};" * show_name + message
-        attrs = {"T": types[0], "U": types, "message": text.encode(), "first_n": first_n, "summarize": summarize}
+        attrs = {
+            "T": types[0],
+            "U": types,
+            "message": text.encode(),
+            "first_n": first_n,
+            "summarize": summarize,
+        }
         inputs = (f"{node.name}:0", *_ports(node.name, read[node.name]))
         result.append(NodeDef(f"{node.name}{PRINTED}", "Print", inputs, attrs))  # type: ignore[arg-type]
         names[f"{node.name}:0"] = f"{node.name}{PRINTED}:0"
@@ -57,7 +63,9 @@ def _require_types(node: NodeDef) -> None:
     for arg in (*op.inputs, *op.outputs):
         for key in (arg.number_attr, arg.type_attr, arg.type_list_attr):
             if key and key not in node.attrs:
-                raise GraphError(f"No attr named '{key}' in NodeDef:\n\t [[{{{{node {node.name}}}}}]]")
+                raise GraphError(
+                    f"No attr named '{key}' in NodeDef:\n\t [[{{{{node {node.name}}}}}]]"
+                )
 
 
 def _ports(name: str, read: set[str]) -> list[str]:
@@ -72,14 +80,19 @@ def _ports(name: str, read: set[str]) -> list[str]:
 
 
 @classic_transform(exact=False)
-def freeze_requantization_ranges(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
+def freeze_requantization_ranges(
+    nodes: Sequence[NodeDef], context: ClassicContext
+) -> list[NodeDef]:
     """A lower end above zero stays there, and Requantize refuses it."""
-    file = context.word("min_max_log_file", "")
+    file = context.value("min_max_log_file", "")
     parts = [context.float32(f"{end}_percentile", 5.0) / 100 for end in ("min", "max")]
     if not file:
         raise GraphError("You must pass a file name to min_max_log_file")
     ranges = {
-        name: (_ranked([low for low, _ in pairs], parts[0]), _ranked([high for _, high in pairs], 1 - parts[1]))
+        name: (
+            _ranked([low for low, _ in pairs], parts[0]),
+            _ranked([high for _, high in pairs], 1 - parts[1]),
+        )
         for name, pairs in _read(file).items()
     }
     if not ranges:
@@ -89,7 +102,9 @@ def freeze_requantization_ranges(nodes: Sequence[NodeDef], context: Context) -> 
         raise GraphError("Nodes were found in the log file that aren't present in the graph")
     for node in nodes:
         if node.name in ranges and node.op != "RequantizationRange":
-            raise GraphError(f"Node is expected to be a RequantizationRange op: {node.name}, but is: {node.op}")
+            raise GraphError(
+                f"Node is expected to be a RequantizationRange op: {node.name}, but is: {node.op}"
+            )
     result: list[NodeDef] = []
     names: dict[str, str] = {}
     for node in nodes:
@@ -110,13 +125,18 @@ def _read(file: str) -> Mapping[str, list[tuple[float, float]]]:
     found: dict[str, list[tuple[float, float]]] = {}
     for line in lines:
         parts = line.split(";") if f"{PRINTED};{MARK}" in line else []
-        place = max((number for number, part in enumerate(parts) if number and part.startswith(MARK)), default=0)
+        place = max(
+            (number for number, part in enumerate(parts) if number and part.startswith(MARK)),
+            default=0,
+        )
         numbers = parts[place].split("[") if place else []
         if len(numbers) != 3 or not parts[place - 1].endswith(PRINTED):
             continue
         ends = [_number(number) for number in numbers[1:]]
         if None not in ends:
-            found.setdefault(parts[place - 1].removesuffix(PRINTED), []).append((float(ends[0]), float(ends[1])))  # type: ignore[arg-type]
+            found.setdefault(parts[place - 1].removesuffix(PRINTED), []).append(
+                (float(ends[0]), float(ends[1]))
+            )  # type: ignore[arg-type]
     return found
 
 

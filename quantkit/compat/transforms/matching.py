@@ -1,7 +1,7 @@
-"""The original's order of execution, its matching engine, and its renaming of inputs.
+"""Execution order, pattern matching and input renaming of the original tool.
 
-A pattern is ops and patterns of their inputs. Matches are looked for in order of execution and compete: a node that one
-match has taken, at its head or anywhere inside, takes part in no later one.
+A pattern consists of op types and the patterns of the inputs. Matches are searched in execution
+order and do not overlap: a node of one match, root or inner, is not part of a later match.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,190 +15,203 @@ ANY_OP = "*"
 
 
 @dataclass(frozen=True)
-class Pattern:
-    """What a node and the nodes behind it must be.
+class ClassicPattern:
+    """Conditions on a node and its upstream nodes.
 
     Attributes:
-        ops: op types, with ``|`` between them, or ``*`` for any.
-        inputs: patterns of all data inputs, in order; none: the inputs do not matter.
+        ops: op types separated by ``|``, or ``*`` for any op type.
+        inputs: patterns of all data inputs, in order; empty if any inputs match.
     """
 
     ops: str
-    inputs: tuple["Pattern", ...] = ()
+    inputs: tuple["ClassicPattern", ...] = ()
 
     def admits(self, op: str) -> bool:
         return self.ops == ANY_OP or op in self.ops.split("|")
 
 
-def pattern(ops: str, *inputs: Pattern) -> Pattern:
-    """Ops, and the patterns of what they read."""
-    return Pattern(ops, inputs)
+def pattern(ops: str, *inputs: ClassicPattern) -> ClassicPattern:
+    """Return the pattern of op types and of the inputs."""
+    return ClassicPattern(ops, inputs)
 
 
-ANY = Pattern(ANY_OP)
-CONST = Pattern("Const")
+ANY = ClassicPattern(ANY_OP)
+CONST = ClassicPattern("Const")
 
 
 @dataclass(frozen=True)
-class Match:
-    """A node that fits a pattern, and what fits the patterns of its inputs."""
+class ClassicMatch:
+    """Node that matches a pattern, and the matches of its inputs."""
 
     node: NodeDef
-    inputs: tuple["Match", ...] = ()
+    inputs: tuple["ClassicMatch", ...] = ()
 
     @property
     def nodes(self) -> list[NodeDef]:
-        """The matched nodes, breadth first from the head, each once."""
-        found: dict[str, NodeDef] = {}
-        level: list[Match] = [self]
+        """Distinct matched nodes, breadth first from the root."""
+        nodes: dict[str, NodeDef] = {}
+        level: list[ClassicMatch] = [self]
         while level:
             for match in level:
-                found.setdefault(match.node.name, match.node)
+                nodes.setdefault(match.node.name, match.node)
             level = [inner for match in level for inner in match.inputs]
-        return list(found.values())
+        return list(nodes.values())
 
 
-# From a match and the names in it that are read outside of it, the nodes that replace all of it.
-Maker = Callable[[Match, frozenset[str]], list[NodeDef]]
+# Returns the nodes that replace a match. The names are those of matched nodes that have consumers
+# outside the match.
+Replace = Callable[[ClassicMatch, frozenset[str]], list[NodeDef]]
 
 
 def replace_matches(
-    nodes: Sequence[NodeDef], wanted: Pattern, make: Maker, *, allow_inconsistencies: bool = False
+    nodes: Sequence[NodeDef],
+    pattern: ClassicPattern,
+    replace: Replace,
+    *,
+    allow_inconsistencies: bool = False,
 ) -> list[NodeDef]:
-    """The nodes with every match of a pattern replaced.
+    """Replace every match of a pattern.
 
     Args:
-        nodes: in file order.
-        wanted: the pattern.
-        make: what replaces a match; it stands where the head of the match stood.
-        allow_inconsistencies: replace even where a name that is read outside of the match is gone afterwards.
-            Otherwise the match stays, its nodes gathered at its head.
+        nodes: nodes in file order.
+        pattern: pattern of the matches.
+        replace: function that returns the new nodes, which take the position of the root.
+        allow_inconsistencies: replace a match even if the new nodes lack a name that has consumers
+            outside the match. By default such a match stays, with its nodes at the position of the
+            root.
     """
-    matches = find_matches(nodes, wanted)
-    by_head = {match.node.name: match for match in matches}
-    taken = {node.name for match in matches for node in match.nodes}
-    readers = readers_of(nodes) if matches else {}
+    matches = find_matches(nodes, pattern)
+    by_root = {match.node.name: match for match in matches}
+    matched_names = {node.name for match in matches for node in match.nodes}
+    consumers = consumers_of(nodes) if matches else {}
     result: list[NodeDef] = []
     for node in nodes:
-        if node.name in by_head:
-            match = by_head[node.name]
-            outside = _read_outside(match, readers)
-            made = make(match, outside)
-            is_complete = allow_inconsistencies or outside <= {one.name for one in made}
-            result.extend(made if is_complete else match.nodes)
-        elif node.name not in taken:
+        if node.name in by_root:
+            match = by_root[node.name]
+            outside = _names_with_outside_consumers(match, consumers)
+            new_nodes = replace(match, outside)
+            is_complete = allow_inconsistencies or outside <= {new.name for new in new_nodes}
+            result.extend(new_nodes if is_complete else match.nodes)
+        elif node.name not in matched_names:
             result.append(node)
     return result
 
 
-def find_matches(nodes: Sequence[NodeDef], wanted: Pattern) -> list[Match]:
-    """The matches of a pattern, none of which shares a node with another, in order of execution."""
+def find_matches(nodes: Sequence[NodeDef], pattern: ClassicPattern) -> list[ClassicMatch]:
+    """Return the matches of a pattern in execution order, without overlap."""
     try:
-        ordered, _ = _run_order(nodes)
+        ordered, _ = _partial_execution_order(nodes)
     except GraphError:
         return []
-    named = by_name(ordered)
-    taken: set[str] = set()
-    found: list[Match] = []
+    nodes_by_name = by_name(ordered)
+    matched_names: set[str] = set()
+    matches: list[ClassicMatch] = []
     for node in ordered:
-        match = _match(node, wanted, taken, named)
+        match = _match(node, pattern, matched_names, nodes_by_name)
         if match:
-            taken.update(one.name for one in match.nodes)
-            found.append(match)
-    return found
+            matched_names.update(inner.name for inner in match.nodes)
+            matches.append(match)
+    return matches
 
 
-def _match(node: NodeDef, wanted: Pattern, taken: set[str], named: Mapping[str, NodeDef]) -> Match | None:
-    if node.name in taken or not wanted.admits(node.op):
+def _match(
+    node: NodeDef,
+    pattern: ClassicPattern,
+    matched_names: set[str],
+    nodes_by_name: Mapping[str, NodeDef],
+) -> ClassicMatch | None:
+    if node.name in matched_names or not pattern.admits(node.op):
         return None
-    if not wanted.inputs:
-        return Match(node)
+    if not pattern.inputs:
+        return ClassicMatch(node)
     sources = node.data_inputs
-    if len(sources) != len(wanted.inputs):
+    if len(sources) != len(pattern.inputs):
         return None
-    inputs: list[Match] = []
-    for text, inner in zip(sources, wanted.inputs, strict=True):
-        source = named.get(node_of(text))
+    inputs: list[ClassicMatch] = []
+    for text, inner in zip(sources, pattern.inputs, strict=True):
+        source = nodes_by_name.get(node_of(text))
         if source is None:
             raise GraphError(
-                f"the original crashes here: {node.name} reads {text}, which is part of a cycle",
-                hint="without --classic this is no problem",
+                f"the original crashes here: input {text} of {node.name} is part of a cycle",
+                hint="run without --classic, which supports cycles",
             )
-        match = _match(source, inner, taken, named)
+        match = _match(source, inner, matched_names, nodes_by_name)
         if match is None:
             return None
         inputs.append(match)
-    return Match(node, tuple(inputs))
+    return ClassicMatch(node, tuple(inputs))
 
 
-def readers_of(nodes: Iterable[NodeDef]) -> dict[str, list[str]]:
-    """Names of the nodes that read a node or wait for it, one for each input, by its name."""
-    found: dict[str, list[str]] = {}
+def consumers_of(nodes: Iterable[NodeDef]) -> dict[str, list[str]]:
+    """Return the names of consumers and control dependents by node name, once for each input."""
+    consumers: dict[str, list[str]] = {}
     for node in nodes:
         for text in node.inputs:
-            found.setdefault(node_of(text), []).append(node.name)
-    return found
+            consumers.setdefault(node_of(text), []).append(node.name)
+    return consumers
 
 
-def _read_outside(match: Match, readers: Mapping[str, Sequence[str]]) -> frozenset[str]:
+def _names_with_outside_consumers(
+    match: ClassicMatch, consumers: Mapping[str, Sequence[str]]
+) -> frozenset[str]:
     names = {node.name for node in match.nodes}
-    return frozenset(name for name in names if not names.issuperset(readers.get(name, ())))
+    return frozenset(name for name in names if not names.issuperset(consumers.get(name, ())))
 
 
-def run_order(nodes: Sequence[NodeDef]) -> list[NodeDef]:
-    """The nodes in order of execution: Kahn's algorithm with a stack.
+def execution_order(nodes: Sequence[NodeDef]) -> list[NodeDef]:
+    """Return the nodes in execution order: Kahn's algorithm with a stack.
 
     Raises:
-        GraphError: an input names no node, or some nodes wait for each other.
+        GraphError: an input references a missing node, or the graph has a cycle.
     """
-    ordered, stuck = _run_order(nodes)
-    if stuck:
-        raise GraphError(f"{stuck} nodes in a cycle")
+    ordered, num_in_cycles = _partial_execution_order(nodes)
+    if num_in_cycles:
+        raise GraphError(f"{num_in_cycles} nodes in a cycle")
     return ordered
 
 
-def _run_order(nodes: Sequence[NodeDef]) -> tuple[list[NodeDef], int]:
-    """The nodes that can run, in order, and how many can not."""
+def _partial_execution_order(nodes: Sequence[NodeDef]) -> tuple[list[NodeDef], int]:
+    """Return the executable nodes in order, and the number of the other nodes."""
     index = {node.name: number for number, node in enumerate(nodes)}
-    readers: list[list[int]] = [[] for _ in nodes]
-    waiting: list[int] = []
-    ready: list[int] = []
+    consumers: list[list[int]] = [[] for _ in nodes]
+    num_pending: list[int] = []
+    stack: list[int] = []
     for number, node in enumerate(nodes):
         if node.op in LOOP_MERGES:
-            waiting.append(1 + sum(text.startswith("^") for text in node.inputs))
+            num_pending.append(1 + sum(text.startswith("^") for text in node.inputs))
         else:
-            waiting.append(len(node.inputs))
+            num_pending.append(len(node.inputs))
         if not node.inputs:
-            ready.append(number)
+            stack.append(number)
         for text in node.inputs:
             source = index.get(node_of(text))
             if source is None:
                 raise GraphError(f"Node '{node.name}': Unknown input node '{text}'")
-            readers[source].append(number)
+            consumers[source].append(number)
     ordered: list[NodeDef] = []
-    while ready:
-        number = ready.pop()
+    while stack:
+        number = stack.pop()
         ordered.append(nodes[number])
-        for reader in readers[number]:
-            waiting[reader] -= 1
-            if waiting[reader] == 0:
-                ready.append(reader)
+        for consumer in consumers[number]:
+            num_pending[consumer] -= 1
+            if num_pending[consumer] == 0:
+                stack.append(consumer)
     return ordered, len(nodes) - len(ordered)
 
 
 def rename_inputs(
     nodes: Iterable[NodeDef], names: Mapping[str, str], *, ignored: frozenset[str] = frozenset()
 ) -> list[NodeDef]:
-    """The nodes with inputs renamed, chains of names followed to their end.
+    """Rename the inputs of nodes; chains of new names are followed to the end.
 
     Args:
-        nodes: in file order.
-        names: from what to what. ``a:*`` means every port of ``a``, and control inputs, and keeps them; ``a`` and
-            ``a:0`` mean its first port and no control input.
-        ignored: nodes that keep their inputs.
+        nodes: nodes in file order.
+        names: new input text by old input text. ``a:*`` matches every port of ``a`` and control
+            inputs, and keeps both; ``a`` and ``a:0`` match port 0 and no control input.
+        ignored: names of nodes whose inputs stay unchanged.
 
     Raises:
-        GraphError: names lead back to themselves.
+        GraphError: the new names form a cycle.
     """
     by_node: dict[str, list[tuple[str, str]]] = {}
     for source in sorted(names):
@@ -206,25 +219,25 @@ def rename_inputs(
     result = []
     for node in nodes:
         if node.name not in ignored and any(node_of(text) in by_node for text in node.inputs):
-            node = node.with_(inputs=tuple(_renamed(text, by_node) for text in node.inputs))
+            node = node.with_(inputs=tuple(_rename_input(text, by_node) for text in node.inputs))
         result.append(node)
     return result
 
 
-def _renamed(text: str, by_node: Mapping[str, Sequence[tuple[str, str]]]) -> str:
+def _rename_input(text: str, by_node: Mapping[str, Sequence[tuple[str, str]]]) -> str:
     visited: set[str] = set()
     while (name := node_of(text)) in by_node:
         if name in visited:
             raise GraphError(f"RenameNodeInputs argument contains a cycle for {name}")
         visited.add(name)
         before = text
-        is_found = False
+        is_renamed = False
         for source, target in by_node[name]:
             if source.endswith(":*"):
                 parts = split(text)
-                text, is_found = f"{parts.prefix}{target}{parts.suffix}", True
+                text, is_renamed = f"{parts.prefix}{target}{parts.suffix}", True
             elif canonical(source) == canonical(text):
-                text, is_found = target, True
-        if not is_found:
+                text, is_renamed = target, True
+        if not is_renamed:
             return before
     return text

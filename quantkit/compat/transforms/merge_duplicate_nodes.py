@@ -12,7 +12,7 @@ import numpy as np
 from quantkit.compat.transforms.defaults import op_of
 from quantkit.compat.transforms.matching import rename_inputs
 from quantkit.compat.transforms.nodes import NodeDef, canonical
-from quantkit.compat.transforms.table import Context, classic_transform
+from quantkit.compat.transforms.table import ClassicContext, classic_transform
 from quantkit.formats.graphdef.nodes import encode_attr
 from quantkit.formats.graphdef.schema import message_class
 from quantkit.ir.graph import Attr, Node
@@ -25,7 +25,7 @@ COMBINER = 0x9E3779B97F4A7800
 
 
 @classic_transform
-def merge_duplicate_nodes(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
+def merge_duplicate_nodes(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Equal nodes become one, until there are none; an end given with a port is not known as one."""
     return merge(nodes, {*context.inputs, *context.outputs})
 
@@ -45,7 +45,9 @@ def merge(nodes: Sequence[NodeDef], kept: set[str]) -> list[NodeDef]:
     while True:
         groups: dict[int, list[NodeDef]] = {}
         for node in result:
-            groups.setdefault(_hash_node(node, node.name if node.name in kept else "", attrs), []).append(node)
+            groups.setdefault(
+                _hash_node(node, node.name if node.name in kept else "", attrs), []
+            ).append(node)
         names: dict[str, str] = {}
         merged: list[NodeDef] = []
         for _, group in sorted(groups.items()):

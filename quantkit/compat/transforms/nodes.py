@@ -1,7 +1,7 @@
-"""Graphs as the original tool saw them: a list of nodes whose inputs are texts.
+"""Graphs in the form of the original tool: a list of nodes whose inputs are texts.
 
-Here the order of control inputs among the others, ``a`` against ``a:0``, and two nodes of one name are all told apart,
-because the original told them apart.
+The form keeps three distinctions that the original made and `Graph` does not: the position of
+control inputs among the other inputs, ``a`` against ``a:0``, and two nodes with one name.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,15 +15,15 @@ from quantkit.ir.tensor import Array, DType, Tensor
 
 @dataclass(frozen=True, slots=True)
 class NodeDef:
-    """A node as a GraphDef writes it.
+    """Node in the form of a GraphDef.
 
     Attributes:
-        name: need not be unique.
-        op: operation type.
-        inputs: ``node``, ``node:port`` or ``^node``, as written.
+        name: node name, not necessarily unique.
+        op: op type.
+        inputs: ``node``, ``node:port`` or ``^node``, as in the file.
         attrs: attributes by name; must not be changed.
-        device: device string, or nothing.
-        extra: fields that quantkit does not interpret.
+        device: device string; empty if the node has no device.
+        extra: serialized fields that quantkit does not interpret.
     """
 
     name: str
@@ -34,25 +34,26 @@ class NodeDef:
     extra: bytes = b""
 
     def with_(self, **changes: Any) -> Self:
-        """A copy with other fields."""
+        """Return a copy with other fields."""
         return replace(self, **changes)
 
     def with_attrs(self, **changes: Attr | None) -> Self:
-        """A copy with attributes set, or removed where the value is None."""
+        """Return a copy with attributes set, or removed if their value is None."""
         merged = {**self.attrs, **changes}
-        return replace(self, attrs={key: value for key, value in merged.items() if value is not None})
+        attrs = {key: value for key, value in merged.items() if value is not None}
+        return replace(self, attrs=attrs)
 
     @property
     def data_inputs(self) -> tuple[str, ...]:
-        """The inputs that are no control inputs."""
+        """Inputs other than control inputs."""
         return tuple(text for text in self.inputs if not text.startswith("^"))
 
     @property
     def value(self) -> Tensor:
-        """The tensor of a constant.
+        """Tensor of a constant.
 
         Raises:
-            GraphError: it holds none.
+            GraphError: the node has no tensor.
         """
         value = self.attribute("value")
         if not isinstance(value, Tensor):
@@ -60,18 +61,21 @@ class NodeDef:
         return value
 
     def attribute(self, name: str) -> Attr:
-        """The value of an attribute.
+        """Return the value of an attribute.
 
         Raises:
-            GraphError: the node lacks it.
+            GraphError: the node lacks the attribute.
         """
         if name not in self.attrs:
-            raise GraphError(f"CHECK failed: it != end(): key not found: {name}", hint=f"{self.name} lacks {name!r}")
+            raise GraphError(
+                f"CHECK failed: it != end(): key not found: {name}",
+                hint=f"{self.name} lacks {name!r}",
+            )
         return self.attrs[name]
 
 
 class Parts(NamedTuple):
-    """An input text in its parts: ``^`` or nothing, the node, and ``:port`` or nothing."""
+    """Parts of an input text: ``^`` or empty, the node name, and ``:port`` or empty."""
 
     prefix: str
     node: str
@@ -79,40 +83,44 @@ class Parts(NamedTuple):
 
 
 def split(text: str) -> Parts:
-    """The parts of an input text.
+    """Split an input text.
 
     >>> split("^a"), split("b:1")
     (Parts(prefix='^', node='a', suffix=''), Parts(prefix='', node='b', suffix=':1'))
     """
     pieces = text.split(":")
     suffix = f":{pieces[1]}" if len(pieces) > 1 else ""
-    return Parts("^", pieces[0][1:], suffix) if pieces[0].startswith("^") else Parts("", pieces[0], suffix)
+    if pieces[0].startswith("^"):
+        return Parts("^", pieces[0][1:], suffix)
+    return Parts("", pieces[0], suffix)
 
 
 def node_of(text: str) -> str:
-    """The node that an input text names."""
+    """Return the node name in an input text."""
     return split(text).node
 
 
 def canonical(text: str) -> str:
-    """The text with a port, which is 0 where it has none, even in a control input."""
+    """Return the input text with a port; the default is 0, also for a control input."""
     prefix, node, suffix = split(text)
     return f"{prefix}{node}{suffix or ':0'}"
 
 
-def constant(name: str, values: Array | Tensor | Sequence[Any] | float, dtype: DType | None = None) -> NodeDef:
-    """A ``Const`` as the original wrote it: type and packed values, and nothing else."""
+def constant(
+    name: str, values: Array | Tensor | Sequence[Any] | float, dtype: DType | None = None
+) -> NodeDef:
+    """Return a ``Const`` with the attributes that the original wrote: type and packed values."""
     tensor = values if isinstance(values, Tensor) else Tensor.of(values, dtype)
     return NodeDef(name, "Const", attrs={"dtype": tensor.dtype, "value": tensor})
 
 
 def by_name(nodes: Iterable[NodeDef]) -> dict[str, NodeDef]:
-    """Nodes by name; of two with one name the later one counts."""
+    """Return the nodes by name; of two nodes with one name, the later node."""
     return {node.name: node for node in nodes}
 
 
 def from_graph(graph: Graph) -> list[NodeDef]:
-    """The nodes of a graph, with inputs as its file spelled them."""
+    """Return the nodes of a graph, with the inputs as spelled in its file."""
     return [
         NodeDef(node.name, node.op, node.written_inputs, node.attrs, node.device, node.extra)
         for node in graph.nodes.values()
@@ -120,21 +128,23 @@ def from_graph(graph: Graph) -> list[NodeDef]:
 
 
 def to_graph(nodes: Iterable[NodeDef], like: Graph, **changes: Any) -> Graph:
-    """A graph of nodes.
+    """Return a graph of the nodes.
 
     Args:
-        nodes: in file order.
-        like: where the other fields come from.
-        changes: fields that differ from it.
+        nodes: nodes in file order.
+        like: graph that the other fields are copied from.
+        changes: fields that differ from those of `like`.
 
     Raises:
         GraphError: two nodes have one name.
     """
-    made = Graph.of([Node.of_written(n.name, n.op, n.inputs, n.attrs, n.device, n.extra) for n in nodes])
-    return like.with_(nodes=made.nodes, **changes)
+    graph = Graph.of(
+        [Node.of_written(n.name, n.op, n.inputs, n.attrs, n.device, n.extra) for n in nodes]
+    )
+    return like.with_(nodes=graph.nodes, **changes)
 
 
 def edges(names: Iterable[str], graph: Graph) -> tuple[Edge, ...]:
-    """The tensors that names mean, where the graph still has them."""
-    found = (Edge.parse(name) for name in names)
-    return tuple(edge for edge in found if edge.node in graph.nodes)
+    """Return the edges with these names whose node is in the graph."""
+    parsed = (Edge.parse(name) for name in names)
+    return tuple(edge for edge in parsed if edge.node in graph.nodes)

@@ -6,10 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from quantkit.compat.transforms.defaults import op_of
-from quantkit.compat.transforms.matching import ANY, CONST, Match, Pattern, pattern, rename_inputs, replace_matches
+from quantkit.compat.transforms.matching import (
+    ANY,
+    CONST,
+    ClassicMatch,
+    ClassicPattern,
+    pattern,
+    rename_inputs,
+    replace_matches,
+)
 from quantkit.compat.transforms.merge_duplicate_nodes import merge
 from quantkit.compat.transforms.nodes import NodeDef, constant, node_of, split
-from quantkit.compat.transforms.table import Context, check_inputs, classic_transform
+from quantkit.compat.transforms.table import ClassicContext, check_inputs, classic_transform
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Node
 from quantkit.ir.tensor import DType
@@ -24,7 +32,7 @@ Range = tuple[float, float] | None
 
 
 @dataclass(frozen=True)
-class QuantizedOp:
+class ClassicQuantizedOp:
     """What a float op becomes.
 
     Attributes:
@@ -42,19 +50,19 @@ class QuantizedOp:
     ranges_last: bool = False
 
 
-OPS: Mapping[str, QuantizedOp] = {
-    "Add": QuantizedOp((), ("T1", "T2"), "Toutput"),
-    "AvgPool": QuantizedOp(("ksize", "strides", "padding")),
-    "BiasAdd": QuantizedOp((), ("T1", "T2"), "out_type"),
-    "Concat": QuantizedOp(("N",), raw=frozenset({0}), ranges_last=True),
-    "Conv2D": QuantizedOp(("strides", "padding"), ("Tinput", "Tfilter"), "out_type"),
-    "MatMul": QuantizedOp(("transpose_a", "transpose_b"), ("T1", "T2"), "Toutput"),
-    "MaxPool": QuantizedOp(("ksize", "strides", "padding")),
-    "Mul": QuantizedOp((), ("T1", "T2"), "Toutput"),
-    "Relu": QuantizedOp((), ("Tinput",)),
-    "Relu6": QuantizedOp((), ("Tinput",)),
-    "ResizeBilinear": QuantizedOp(("align_corners",), raw=frozenset({1})),
-    "Reshape": QuantizedOp((), raw=frozenset({1})),
+OPS: Mapping[str, ClassicQuantizedOp] = {
+    "Add": ClassicQuantizedOp((), ("T1", "T2"), "Toutput"),
+    "AvgPool": ClassicQuantizedOp(("ksize", "strides", "padding")),
+    "BiasAdd": ClassicQuantizedOp((), ("T1", "T2"), "out_type"),
+    "Concat": ClassicQuantizedOp(("N",), raw=frozenset({0}), ranges_last=True),
+    "Conv2D": ClassicQuantizedOp(("strides", "padding"), ("Tinput", "Tfilter"), "out_type"),
+    "MatMul": ClassicQuantizedOp(("transpose_a", "transpose_b"), ("T1", "T2"), "Toutput"),
+    "MaxPool": ClassicQuantizedOp(("ksize", "strides", "padding")),
+    "Mul": ClassicQuantizedOp((), ("T1", "T2"), "Toutput"),
+    "Relu": ClassicQuantizedOp((), ("Tinput",)),
+    "Relu6": ClassicQuantizedOp((), ("Tinput",)),
+    "ResizeBilinear": ClassicQuantizedOp(("align_corners",), raw=frozenset({1})),
+    "Reshape": ClassicQuantizedOp((), raw=frozenset({1})),
 }
 DETOUR = pattern(
     "Requantize",
@@ -62,7 +70,14 @@ DETOUR = pattern(
         "QuantizeV2",
         pattern(
             "Dequantize",
-            pattern("Requantize", ANY, ANY, ANY, pattern("RequantizationRange"), pattern("RequantizationRange")),
+            pattern(
+                "Requantize",
+                ANY,
+                ANY,
+                ANY,
+                pattern("RequantizationRange"),
+                pattern("RequantizationRange"),
+            ),
             pattern("Requantize"),
             pattern("Requantize"),
         ),
@@ -78,16 +93,18 @@ ROUND_TRIP = pattern("QuantizeV2", pattern("Dequantize"), pattern("Min"), patter
 
 
 @classic_transform(exact=False)
-def quantize_nodes(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
+def quantize_nodes(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Float ops become 8-bit ops, each between conversions, of which those that meet are dropped."""
-    ignored = set(context.words("ignore_op"))
+    ignored = set(context.values("ignore_op"))
     ops = {name: op for name, op in OPS.items() if name not in ignored}
     result = _checked(_quantize_placeholders(nodes, _range(context, "input")))
     for depth in HOISTED_DEPTHS:
         result = _hoist(result, depth)
     result = _checked(_checked(result) and _requantize_fake_quants(result))
     fallback = _range(context, "fallback")
-    result = _checked(replace_matches(result, Pattern("|".join(ops)), _quantizer(ops, fallback)))
+    result = _checked(
+        replace_matches(result, ClassicPattern("|".join(ops)), _quantizer(ops, fallback))
+    )
     result = _checked(replace_matches(result, DETOUR, _merged_requantize))
     result = _checked(merge(result, {*context.inputs, *context.outputs}))
     return _checked(_without_round_trips(result, {node_of(name) for name in context.outputs}))
@@ -98,18 +115,21 @@ def _checked(nodes: list[NodeDef]) -> list[NodeDef]:
     return nodes
 
 
-def _range(context: Context, name: str) -> Range:
+def _range(context: ClassicContext, name: str) -> Range:
     low, high = f"{name}_min", f"{name}_max"
-    if not context.words(low) and not context.words(high):
+    if not context.values(low) and not context.values(high):
         return None
-    if not context.words(low) or not context.words(high):
+    if not context.values(low) or not context.values(high):
         raise GraphError(f"You must pass both {low} and {high} into quantize_nodes")
     return context.float32(low, 0.0), context.float32(high, 0.0)
 
 
-def _bounds(prefix: str, bounds: tuple[float, float], words: tuple[str, str] = ("min", "max")) -> list[NodeDef]:
+def _bounds(
+    prefix: str, bounds: tuple[float, float], words: tuple[str, str] = ("min", "max")
+) -> list[NodeDef]:
     return [
-        constant(f"{prefix}{word}", np.asarray(bound, np.float32)) for word, bound in zip(words, bounds, strict=True)
+        constant(f"{prefix}{word}", np.asarray(bound, np.float32))
+        for word, bound in zip(words, bounds, strict=True)
     ]
 
 
@@ -151,7 +171,7 @@ def _hoist(nodes: Sequence[NodeDef], depth: int) -> list[NodeDef]:
     for _ in range(depth):
         chain = pattern("*", chain)
 
-    def make(match: Match, outside: frozenset[str]) -> list[NodeDef]:
+    def make(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
         fake, low, high = match.node, match.inputs[1].node, match.inputs[2].node
         passed: list[NodeDef] = []
         inner = match
@@ -159,7 +179,9 @@ def _hoist(nodes: Sequence[NodeDef], depth: int) -> list[NodeDef]:
             inner = inner.inputs[0]
             passed.append(inner.node)
         deepest = passed[-2]
-        hoisted = fake.with_(name=f"{fake.name}_hoisted", inputs=(deepest.inputs[0], *fake.inputs[1:]))
+        hoisted = fake.with_(
+            name=f"{fake.name}_hoisted", inputs=(deepest.inputs[0], *fake.inputs[1:])
+        )
         passed[-2] = deepest.with_(inputs=(hoisted.name, *deepest.inputs[1:]))
         passed[0] = passed[0].with_(name=fake.name)
         return [hoisted, low, high, *passed]
@@ -168,7 +190,7 @@ def _hoist(nodes: Sequence[NodeDef], depth: int) -> list[NodeDef]:
 
 
 def _requantize_fake_quants(nodes: Sequence[NodeDef]) -> list[NodeDef]:
-    def make(match: Match, outside: frozenset[str]) -> list[NodeDef]:
+    def make(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
         fake = match.node
         source, low, high = (inner.node for inner in match.inputs)
         prefix = f"{fake.name}_eightbit"
@@ -189,8 +211,10 @@ def _requantize(name: str, wide: str, bounds: Sequence[str]) -> NodeDef:
     return NodeDef(name, "Requantize", (*_ports(wide), *bounds), attrs)
 
 
-def _quantizer(ops: Mapping[str, QuantizedOp], fallback: Range) -> Callable[[Match, frozenset[str]], list[NodeDef]]:
-    def make(match: Match, outside: frozenset[str]) -> list[NodeDef]:
+def _quantizer(
+    ops: Mapping[str, ClassicQuantizedOp], fallback: Range
+) -> Callable[[ClassicMatch, frozenset[str]], list[NodeDef]]:
+    def make(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
         node = match.node
         into = ops[node.op]
         if not _is_float(node, into):
@@ -207,7 +231,11 @@ def _quantizer(ops: Mapping[str, QuantizedOp], fallback: Range) -> Callable[[Mat
         narrow = main.name
         if into.wide_type:
             bounds = _requantized_bounds(main.name, fallback)
-            names = [bound.name for bound in bounds] if fallback else [f"{bounds[0].name}:{port}" for port in (0, 1)]
+            names = (
+                [bound.name for bound in bounds]
+                if fallback
+                else [f"{bounds[0].name}:{port}" for port in (0, 1)]
+            )
             made += [*bounds, _requantize(f"{main.name}/requantize", main.name, names)]
             narrow = made[-1].name
         return [*made, _dequantize(node.name, narrow)]
@@ -215,7 +243,7 @@ def _quantizer(ops: Mapping[str, QuantizedOp], fallback: Range) -> Callable[[Mat
     return make
 
 
-def _is_float(node: NodeDef, into: QuantizedOp) -> bool:
+def _is_float(node: NodeDef, into: ClassicQuantizedOp) -> bool:
     op = op_of(node)
     for arg in (*op.inputs, *op.outputs):
         for key in (arg.number_attr, arg.type_attr):
@@ -225,7 +253,11 @@ def _is_float(node: NodeDef, into: QuantizedOp) -> bool:
                 raise GraphError(f"No attr named '{key}' in NodeDef:\n\t {where}", hint)
     typed = Node(node.name, node.op, attrs=node.attrs)
     given, made = input_dtypes(typed), output_dtypes(typed)
-    numbers = [dtype for slot, dtype in enumerate(given) if slot < len(node.inputs) and slot not in into.raw]
+    numbers = [
+        dtype
+        for slot, dtype in enumerate(given)
+        if slot < len(node.inputs) and slot not in into.raw
+    ]
     return all(dtype is DType.FLOAT for dtype in (*numbers, *made))
 
 
@@ -243,14 +275,18 @@ def _quantized_input(prefix: str, text: str) -> list[NodeDef]:
     number: dict[str, Attr] = {"T": DType.FLOAT}
     line = NodeDef(f"{prefix}/reshape", "Reshape", (text, flat.name), number)
     ends = [
-        NodeDef(f"{prefix}/{op.lower()}", op, (line.name, axis.name), {**number, "keep_dims": False})
+        NodeDef(
+            f"{prefix}/{op.lower()}", op, (line.name, axis.name), {**number, "keep_dims": False}
+        )
         for op in ("Min", "Max")
     ]
-    codes = NodeDef(f"{prefix}/quantize", "QuantizeV2", (text, *(end.name for end in ends)), EIGHT_BIT)
+    codes = NodeDef(
+        f"{prefix}/quantize", "QuantizeV2", (text, *(end.name for end in ends)), EIGHT_BIT
+    )
     return [flat, axis, line, *ends, codes]
 
 
-def _quantized(node: NodeDef, into: QuantizedOp, codes: Mapping[int, str]) -> NodeDef:
+def _quantized(node: NodeDef, into: ClassicQuantizedOp, codes: Mapping[int, str]) -> NodeDef:
     attrs: dict[str, Attr] = {}
     for key in into.copied:
         if key not in node.attrs:
@@ -262,7 +298,9 @@ def _quantized(node: NodeDef, into: QuantizedOp, codes: Mapping[int, str]) -> No
     attrs |= dict.fromkeys(into.types, DType.QUINT8)
     if into.wide_type:
         attrs[into.wide_type] = DType.QINT32
-    inputs = [f"{codes[slot]}:0" if slot in codes else text for slot, text in enumerate(node.inputs)]
+    inputs = [
+        f"{codes[slot]}:0" if slot in codes else text for slot, text in enumerate(node.inputs)
+    ]
     if into.ranges_last:
         inputs += [f"{name}:{port}" for port in (1, 2) for name in codes.values()]
     else:
@@ -274,10 +312,14 @@ def _requantized_bounds(wide: str, fallback: Range) -> list[NodeDef]:
     """Constants, or a node that measures."""
     if fallback:
         return _bounds(f"{wide}/", fallback, ("fallback_min", "fallback_max"))
-    return [NodeDef(f"{wide}/requant_range", "RequantizationRange", _ports(wide), {"Tinput": DType.QINT32})]
+    return [
+        NodeDef(
+            f"{wide}/requant_range", "RequantizationRange", _ports(wide), {"Tinput": DType.QINT32}
+        )
+    ]
 
 
-def _merged_requantize(match: Match, outside: frozenset[str]) -> list[NodeDef]:
+def _merged_requantize(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
     outer = match.node
     source = match.inputs[0].inputs[0].inputs[0].inputs[0].node
     low, high = match.inputs[3].node, match.inputs[4].node
@@ -287,9 +329,11 @@ def _merged_requantize(match: Match, outside: frozenset[str]) -> list[NodeDef]:
 def _without_round_trips(nodes: Sequence[NodeDef], outputs: set[str]) -> list[NodeDef]:
     names: dict[str, str] = {}
 
-    def make(match: Match, outside: frozenset[str]) -> list[NodeDef]:
+    def make(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
         codes, decoded = match.node, match.inputs[0].node
         names.update(zip(_ports(codes.name), decoded.inputs, strict=False))
         return match.nodes if decoded.name in outside | outputs else []
 
-    return rename_inputs(replace_matches(nodes, ROUND_TRIP, make, allow_inconsistencies=True), names)
+    return rename_inputs(
+        replace_matches(nodes, ROUND_TRIP, make, allow_inconsistencies=True), names
+    )

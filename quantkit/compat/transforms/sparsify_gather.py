@@ -6,9 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from quantkit.compat.transforms.matching import ANY, CONST, Match, Pattern, pattern, replace_matches
+from quantkit.compat.transforms.matching import (
+    ANY,
+    CONST,
+    ClassicMatch,
+    ClassicPattern,
+    pattern,
+    replace_matches,
+)
 from quantkit.compat.transforms.nodes import NodeDef, constant, node_of
-from quantkit.compat.transforms.table import Context, classic_transform
+from quantkit.compat.transforms.table import ClassicContext, classic_transform
 from quantkit.errors import GraphError
 from quantkit.formats.graphdef.nodes import decode_attr
 from quantkit.formats.graphdef.schema import message_class
@@ -27,21 +34,21 @@ Values = Callable[[NodeDef], Array]
 
 
 @classic_transform(exact=False)
-def sparsify_gather(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
+def sparsify_gather(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """The weights go, even where others read them; tables must be filled before the graph is run."""
     result = [node.with_attrs(_output_shapes=None) for node in nodes]
-    checkpoint = context.word("input_checkpoint", "")
+    checkpoint = context.value("input_checkpoint", "")
     if checkpoint and not Path(f"{checkpoint}.index").exists():
         raise GraphError(f"{checkpoint}.index; No such file or directory")
-    group = context.word("group_init_node", "group_deps")
+    group = context.value("group_init_node", "group_deps")
     slices = {node.name: _slice(result, node.name) for node in result if node.op in VARIABLES}
     for form in FORMS:
         result = _sparsified(result, form, group, _reader(context, slices), context)
     return result
 
 
-def _reader(context: Context, slices: Mapping[str, tuple[str, str]]) -> Values:
-    checkpoint = context.word("input_checkpoint", "")
+def _reader(context: ClassicContext, slices: Mapping[str, tuple[str, str]]) -> Values:
+    checkpoint = context.value("input_checkpoint", "")
     read = context.services.get("read_variable")
 
     def values(node: NodeDef) -> Array:
@@ -58,11 +65,15 @@ def _slice(nodes: Sequence[NodeDef], variable: str) -> tuple[str, str]:
     """Name and slice of a variable, as the nodes of a Saver restore it."""
     whole = "/".join(part for part in variable.split("/") if not part.startswith("part_"))
     restore = next((node.inputs[1] for node in nodes if _restores(node, variable)), "")
-    saver = next((node for node in nodes if node.name == node_of(restore) and node.op == "RestoreV2"), None)
+    saver = next(
+        (node for node in nodes if node.name == node_of(restore) and node.op == "RestoreV2"), None
+    )
     if saver is None:
         raise GraphError(f"the original crashes here: nothing restores the variable {variable}")
     named = {node.name: node for node in nodes}
-    names, slices = (named[node_of(text)].value.array.reshape(-1).tolist() for text in saver.inputs[1:3])
+    names, slices = (
+        named[node_of(text)].value.array.reshape(-1).tolist() for text in saver.inputs[1:3]
+    )
     if whole.encode() not in names:
         raise GraphError(f"Unable to find RestoreV2 entry for variable: {whole}")
     # All parts of a variable have its name: the first part is read for each of them.
@@ -80,7 +91,9 @@ def _restores(node: NodeDef, variable: str) -> bool:
     )
 
 
-def _sparsified(nodes: list[NodeDef], form: Pattern, group: str, values: Values, context: Context) -> list[NodeDef]:
+def _sparsified(
+    nodes: list[NodeDef], form: ClassicPattern, group: str, values: Values, context: ClassicContext
+) -> list[NodeDef]:
     """All gathers of one form read tables; matches that overlap take several rounds."""
     references = Counter(text.replace("^", "") for node in nodes for text in node.inputs)
     is_done = False
@@ -90,13 +103,18 @@ def _sparsified(nodes: list[NodeDef], form: Pattern, group: str, values: Values,
 
 
 def _one_round(
-    nodes: list[NodeDef], form: Pattern, group: str, values: Values, context: Context, references: Counter[str]
+    nodes: list[NodeDef],
+    form: ClassicPattern,
+    group: str,
+    values: Values,
+    context: ClassicContext,
+    references: Counter[str],
 ) -> tuple[list[NodeDef], bool]:
     """The nodes after the matches that do not overlap, and whether there was none."""
     inits: list[str] = []
     gone: list[str] = []
 
-    def make(match: Match, outside: frozenset[str]) -> list[NodeDef]:
+    def make(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
         gather, passing = match.node, match.inputs[0].node
         weights = match.inputs[0].inputs[0].node
         _check(match, weights)
@@ -114,11 +132,13 @@ def _one_round(
     return _without(made, gone, references), not inits
 
 
-def _check(match: Match, weights: NodeDef) -> None:
+def _check(match: ClassicMatch, weights: NodeDef) -> None:
     if match.node.op == "GatherV2":
         axis = int(match.inputs[2].node.value.array.reshape(()))
         if axis:
-            raise GraphError(f"Transform only applicable to subgraph with GatherV2 over axis 0. Found axis {axis}.")
+            raise GraphError(
+                f"Transform only applicable to subgraph with GatherV2 over axis 0. Found axis {axis}."
+            )
     dtype = weights.attrs.get("dtype")
     if dtype is not DType.FLOAT:
         number = type_number(dtype) if isinstance(dtype, DType) else 0
@@ -149,7 +169,12 @@ def _table(weights: str, ids: Array, found: Array) -> list[NodeDef]:
         constant(f"{weights}/indices", ids),
         constant(f"{weights}/values", found),
         NodeDef(table, "HashTable", attrs={"key_dtype": DType.INT64, "value_dtype": DType.FLOAT}),
-        NodeDef(f"{weights}/InitializeTable", "InitializeTable", inputs, {"Tkey": DType.INT64, "Tval": DType.FLOAT}),
+        NodeDef(
+            f"{weights}/InitializeTable",
+            "InitializeTable",
+            inputs,
+            {"Tkey": DType.INT64, "Tval": DType.FLOAT},
+        ),
     ]
 
 
@@ -157,10 +182,22 @@ def _lookup(gather: NodeDef, weights: str) -> list[NodeDef]:
     name = gather.name
     find = (f"{weights}/HashTable", gather.inputs[1], f"{name}/Const")
     return [
-        NodeDef(f"{name}/LookupTableFind", "LookupTableFind", find, {"Tin": DType.INT64, "Tout": DType.FLOAT}),
+        NodeDef(
+            f"{name}/LookupTableFind",
+            "LookupTableFind",
+            find,
+            {"Tin": DType.INT64, "Tout": DType.FLOAT},
+        ),
         constant(f"{name}/Const", Tensor.of(np.float32(0))),
-        NodeDef(f"{name}/ExpandDims/Const", "Const", attrs={"dtype": DType.INT32, "value": _listed(-1)}),
-        NodeDef(name, "ExpandDims", (f"{name}/LookupTableFind", f"{name}/ExpandDims/Const"), {"T": DType.FLOAT}),
+        NodeDef(
+            f"{name}/ExpandDims/Const", "Const", attrs={"dtype": DType.INT32, "value": _listed(-1)}
+        ),
+        NodeDef(
+            name,
+            "ExpandDims",
+            (f"{name}/LookupTableFind", f"{name}/ExpandDims/Const"),
+            {"T": DType.FLOAT},
+        ),
     ]
 
 
@@ -178,7 +215,9 @@ def _listed(number: int) -> Tensor:
 def _grouped(nodes: list[NodeDef], group: str, inits: Sequence[str]) -> list[NodeDef]:
     """The nodes with one of the group's name, which is made where there is none and waits for the tables."""
     waits = tuple(f"^{name}" for name in inits)
-    place = next((i for i, node in enumerate(nodes) if node.name == group and node.op == "NoOp"), None)
+    place = next(
+        (i for i, node in enumerate(nodes) if node.name == group and node.op == "NoOp"), None
+    )
     if place is None:
         return [*nodes, NodeDef(group, "NoOp", waits)]
     found = nodes[place]
@@ -200,7 +239,11 @@ def _without(nodes: Sequence[NodeDef], gone: list[str], references: Counter[str]
                         gone.append(source)
                 continue
             inputs = tuple(text for text in node.inputs if text not in (name, f"^{name}"))
-            kept.append(node if inputs == node.inputs else _shortened(node.with_(inputs=inputs), gone, references))
+            kept.append(
+                node
+                if inputs == node.inputs
+                else _shortened(node.with_(inputs=inputs), gone, references)
+            )
         result = kept
     return result
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from quantkit.compat.transforms.nodes import NodeDef, by_name, node_of
-from quantkit.compat.transforms.table import Context, as_int64, classic_transform
+from quantkit.compat.transforms.table import ClassicContext, as_int64, classic_transform
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr
 from quantkit.ir.tensor import DType, Shape
@@ -12,14 +12,17 @@ WORDS = {dtype.value: dtype for dtype in DType}
 
 
 @classic_transform
-def strip_unused_nodes(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
+def strip_unused_nodes(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """What the outputs do not need goes; inputs become placeholders, scalar ones unless a shape is given."""
     inputs = {node_of(name) for name in context.inputs}
     needed = inputs | needed_by(by_name(nodes), [node_of(name) for name in context.outputs], inputs)
     result = []
     for node in nodes:
         if node.name in inputs and node.op != "Placeholder":
-            attrs: dict[str, Attr] = {"dtype": _dtype(context, node.name), "shape": _shape(context, node.name)}
+            attrs: dict[str, Attr] = {
+                "dtype": _dtype(context, node.name),
+                "shape": _shape(context, node.name),
+            }
             result.append(NodeDef(node.name, "Placeholder", attrs=attrs))
         elif node.name in needed:
             result.append(node)
@@ -47,9 +50,9 @@ def needed_by(nodes: Mapping[str, NodeDef], outputs: Sequence[str], stop: set[st
     return needed
 
 
-def _dtype(context: Context, name: str) -> DType:
+def _dtype(context: ClassicContext, name: str) -> DType:
     dtype = DType.FLOAT
-    if words := context.words("type"):
+    if words := context.values("type"):
         if len(words) > 1:
             raise GraphError("You must pass no more than one default 'type' to strip_unused_nodes")
         dtype = _read_dtype(words[0])
@@ -67,9 +70,9 @@ def _read_dtype(word: str) -> DType:
     return WORDS[word]
 
 
-def _shape(context: Context, name: str) -> Shape:
+def _shape(context: ClassicContext, name: str) -> Shape:
     shape = Shape(())
-    if words := context.words("shape"):
+    if words := context.values("shape"):
         if len(words) > 1:
             raise GraphError("You must pass no more than one default 'shape' to strip_unused_nodes")
         shape = _read_shape(words[0])
@@ -95,8 +98,10 @@ def _read_shape(word: str) -> Shape:
     return Shape(tuple(known))
 
 
-def _pairs(context: Context, option: str, example: str) -> list[tuple[str, str]]:
-    names, words = context.words("name"), context.words(option)
+def _pairs(context: ClassicContext, option: str, example: str) -> list[tuple[str, str]]:
+    names, words = context.values("name"), context.values(option)
     if len(names) != len(words):
-        raise GraphError(f"You must pass a '{option}' arg for every 'name', e.g. strip_unused_nodes({example}")
+        raise GraphError(
+            f"You must pass a '{option}' arg for every 'name', e.g. strip_unused_nodes({example}"
+        )
     return list(zip(names, words, strict=True))

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quantkit.compat.transforms.matching import CONST, Match, replace_matches
+from quantkit.compat.transforms.matching import CONST, ClassicMatch, replace_matches
 from quantkit.compat.transforms.nodes import NodeDef, constant
-from quantkit.compat.transforms.table import Context, classic_transform
+from quantkit.compat.transforms.table import ClassicContext, classic_transform
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr
 from quantkit.ir.tensor import Array, DType, Tensor
@@ -17,11 +17,11 @@ TOO_NARROW = np.float32(0.000001)
 
 
 @classic_transform(exact=False)
-def quantize_weights(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
+def quantize_weights(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Large float constants become 8-bit codes; what a constant waited for is forgotten."""
     minimum_size = context.int32("minimum_size", 1024)
 
-    def make(match: Match, outside: frozenset[str]) -> list[NodeDef]:
+    def make(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
         node = match.node
         tensor = tensor_of(node)
         # The number of elements is unsigned there, so that a negative minimum is larger than any.
@@ -65,7 +65,9 @@ def _extremes(values: Array) -> tuple[np.float32, np.float32]:
     """The smallest and the largest value as the original found them: NaN passes unseen."""
     numbers = values[~np.isnan(values)]
     largest = np.finfo(np.float32).max
-    return np.float32(min(numbers.min(initial=largest), largest)), np.float32(numbers.max(initial=START_OF_MAXIMUM))
+    return np.float32(min(numbers.min(initial=largest), largest)), np.float32(
+        numbers.max(initial=START_OF_MAXIMUM)
+    )
 
 
 def _widened(low: np.float32, high: np.float32) -> tuple[np.float32, np.float32]:
@@ -77,7 +79,9 @@ def _widened(low: np.float32, high: np.float32) -> tuple[np.float32, np.float32]
 def _codes(values: Array, low: np.float32, high: np.float32) -> Array:
     with np.errstate(all="ignore"):
         scale = 256.0 / (float(np.float32(high - low)) * (256.0 / 255.0))
-        levels = _rounded(values.astype(np.float64) * scale) - _rounded(np.asarray(low, np.float64) * scale)
+        levels = _rounded(values.astype(np.float64) * scale) - _rounded(
+            np.asarray(low, np.float64) * scale
+        )
         return np.asarray(np.clip(np.nan_to_num(levels, nan=0.0), 0, 255), np.uint8)
 
 
@@ -87,11 +91,11 @@ def _rounded(values: Array) -> Array:
 
 
 @classic_transform(exact=False)
-def round_weights(nodes: Sequence[NodeDef], context: Context) -> list[NodeDef]:
+def round_weights(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Float constants take few values; the largest is rounded up beyond the range, and equal ones change."""
     num_steps = context.int32("num_steps", 256)
 
-    def make(match: Match, outside: frozenset[str]) -> list[NodeDef]:
+    def make(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
         node = match.node
         tensor = tensor_of(node)
         if node.attrs["dtype"] is not DType.FLOAT or tensor.num_elements < 16:
