@@ -1,7 +1,8 @@
-"""The original's folding of constants, which went through TensorFlow's import and its constant folding.
+"""The original's constant folding, which used TensorFlow's graph import and constant folding.
 
-So attributes get their defaults, control inputs are sorted by name, what the outputs do not need goes, and each tensor
-that is computed beforehand gets a name with two counters: ``<node>/_<new names so far>__cf__<constants so far>``.
+Its side effects are part of the result: attributes get their default values, control inputs are
+sorted by name, and nodes that no output depends on are removed. A folded tensor gets a name with
+two counters: ``<node>/_<number of new names>__cf__<number of constants>``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,19 +12,19 @@ from quantkit.compat.transforms.importing import (
     ImportedGraph,
     ImportedNode,
     Slot,
+    add_feeds,
+    add_fetches,
+    append_inputs,
     as_node,
-    exported,
-    feed,
-    fetch,
+    export_nodes,
     import_nodes,
-    with_inputs,
 )
 from quantkit.compat.transforms.known_shapes import consumed_shapes, values_of_shapes
-from quantkit.compat.transforms.nodes import NodeDef, node_of
+from quantkit.compat.transforms.nodes import NodeDef, by_name, node_of
 from quantkit.compat.transforms.table import ClassicContext, classic_transform
 from quantkit.errors import GraphError, QuantkitError
 from quantkit.formats.graphdef.tensors import with_typed_field
-from quantkit.ir.graph import Edge
+from quantkit.ir.graph import Attr, Edge
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops.tensorflow.signatures import OpDef, find_op, output_dtypes
 from quantkit.transforms.folding.fold_constants import (
@@ -38,18 +39,19 @@ LIMIT = 10 << 20
 
 @classic_transform
 def fold_constants(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
-    """What depends on constants only is computed; inputs go to the end of the file.
+    """Compute nodes that depend on constants only, and move the graph inputs to the end of the file.
 
     Raises:
-        GraphError: TensorFlow would not import the graph, an end is not in it, or a value can not be computed.
+        GraphError: TensorFlow would not import the graph, a graph input or output is missing, or a
+            value cannot be computed.
     """
     if context.boolean("clear_output_shapes", True):
         nodes = [node.with_attrs(_output_shapes=None) for node in nodes]
     limit = context.int64("max_constant_size_in_bytes", LIMIT)
     graph = import_nodes(nodes, context)
     shapes = consumed_shapes(nodes, context)
-    feed(graph, context.inputs, context.outputs)
-    fetch(graph, context.outputs)
+    add_feeds(graph, context.inputs, context.outputs)
+    add_fetches(graph, context.outputs)
     graph.prune()
     folding = _ClassicFolding(
         graph,
@@ -60,13 +62,26 @@ def fold_constants(nodes: Sequence[NodeDef], context: ClassicContext) -> list[No
         context.services.get("evaluate", evaluate_with_kernels),
     )
     folding.run()
-    result = with_inputs(exported(graph), nodes, context.inputs)
-    return _needed(_as_placeholders(result, context.inputs), context)
+    result = append_inputs(export_nodes(graph), nodes, context.inputs)
+    return _select_required(_as_placeholders(result, context.inputs), context)
 
 
 @dataclass
 class _ClassicFolding:
-    """One run of constant folding."""
+    """One run of constant folding.
+
+    Attributes:
+        graph: graph after TensorFlow's import; folded tensors replace its inputs.
+        shapes: inferred shapes by node name and port.
+        limit: maximum size of a folded tensor in bytes.
+        exclude_op, exclude_node: op types and names of nodes that are not folded.
+        evaluate: function that computes a node.
+        control_dependencies: numbers of the nodes that a foldable node's value depends on.
+        shape_values: outputs of nodes that depend on shapes only.
+        order: foldable nodes in topological order.
+        values: computed outputs.
+        num_constants: number of folded tensors.
+    """
 
     graph: ImportedGraph
     shapes: Mapping[str, Mapping[int, Shape]]
@@ -74,35 +89,35 @@ class _ClassicFolding:
     exclude_op: frozenset[str]
     exclude_node: frozenset[str]
     evaluate: Evaluate
-    waits: dict[int, set[int]] = field(default_factory=dict)
-    known: dict[int, list[Tensor]] = field(default_factory=dict)
+    control_dependencies: dict[int, set[int]] = field(default_factory=dict)
+    shape_values: dict[int, list[Tensor]] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
     values: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
     num_constants: int = 0
 
     def run(self) -> None:
-        for number in self._behind_first():
-            self._consider(number)
+        for number in self._topological_order():
+            self._add_if_foldable(number)
         if all(self.graph[number].node.op == "Const" for number in self.order):
             return
-        wanted = self._wanted()
-        found = [self._value(number)[port] for _, number, port in wanted]
-        readers = self.graph.node_uses()
-        for (_, number, port), value in zip(wanted, found, strict=True):
-            self._replace(number, value, readers[number, port])
+        consumed = self._consumed_tensors()
+        values = [self._value(number)[port] for _, number, port in consumed]
+        consumers = self.graph.node_uses()
+        for (_, number, port), value in zip(consumed, values, strict=True):
+            self._replace(number, value, consumers[number, port])
 
-    def _behind_first(self) -> Iterator[int]:
-        """Numbers such that all that a node reads comes before it; of its sources the last by name comes first."""
-        read = {
+    def _topological_order(self) -> Iterator[int]:
+        """Yield node numbers in topological order; producers of one node in reverse name order."""
+        producers = {
             source
             for op in self.graph.values()
-            for source in (*(one for one, _ in op.inputs), *op.controls)
+            for source in (*(data for data, _ in op.inputs), *op.controls)
         }
-        stack = [(number, False) for number in self._by_name(set(self.graph) - read)]
+        stack = [(number, False) for number in self._by_name(set(self.graph) - producers)]
         visited: set[int] = set()
         while stack:
-            number, is_left = stack.pop()
-            if is_left:
+            number, is_expanded = stack.pop()
+            if is_expanded:
                 yield number
             elif number not in visited:
                 visited.add(number)
@@ -114,16 +129,19 @@ class _ClassicFolding:
     def _by_name(self, numbers: set[int]) -> list[int]:
         return sorted(numbers, key=lambda number: self.graph[number].node.name)
 
-    def _consider(self, number: int) -> None:
+    def _add_if_foldable(self, number: int) -> None:
         op = self.graph[number]
         if not self._is_foldable(number):
             return
-        if number not in self.known and any(source not in self.waits for source, _ in op.inputs):
+        has_unfoldable_input = any(
+            source not in self.control_dependencies for source, _ in op.inputs
+        )
+        if number not in self.shape_values and has_unfoldable_input:
             return
-        waits = self.waits[number] = set()
+        dependencies = self.control_dependencies[number] = set()
         for source in {*(source for source, _ in op.inputs), *op.controls}:
             if source is not number:
-                waits |= self.waits.get(source, {source})
+                dependencies |= self.control_dependencies.get(source, {source})
         self.order.append(number)
 
     def _is_foldable(self, number: int) -> bool:
@@ -135,9 +153,14 @@ class _ClassicFolding:
             shapes = [self._shape(slot) for slot in op.inputs]
             values = values_of_shapes(as_node(node), shapes)
             if values is not None:
-                self.known[number] = values
+                self.shape_values[number] = values
                 return True
-        if op.is_end or definition is None or definition.is_stateful or node.op in CONTROL_FLOW:
+        if (
+            op.is_endpoint
+            or definition is None
+            or definition.is_stateful
+            or node.op in CONTROL_FLOW
+        ):
             return False
         if node.op in self.exclude_op or node.name in self.exclude_node:
             return False
@@ -160,15 +183,19 @@ class _ClassicFolding:
                     return True
         return False
 
-    def _wanted(self) -> list[tuple[str, int, int]]:
-        """(name while computing, node, port) of each tensor that a node reads which is not computed, by name."""
+    def _consumed_tensors(self) -> list[tuple[str, int, int]]:
+        """Return the foldable tensors with a consumer that is not foldable.
+
+        Returns:
+            Name during folding, node number and port of each tensor, sorted by name.
+        """
         names: dict[int, list[str]] = {}
         count = 0
         for number in self.order:
             name = self.graph[number].node.name
-            if number in self.known:
+            if number in self.shape_values:
                 names[number] = []
-                for _ in self.known[number]:
+                for _ in self.shape_values[number]:
                     names[number].append(f"{name}/_{count}__cf__{self.num_constants}")
                     count += 1
                     self.num_constants += 1
@@ -177,27 +204,27 @@ class _ClassicFolding:
         slots = {
             slot
             for number, op in self.graph.items()
-            if number not in self.waits
+            if number not in self.control_dependencies
             for slot in op.inputs
             if slot[0] in names
         }
-        wanted = [
-            (names[number][port if number in self.known else 0], number, port)
+        consumed = [
+            (names[number][port if number in self.shape_values else 0], number, port)
             for number, port in sorted(slots)
         ]
-        return sorted(wanted, key=lambda entry: entry[0])
+        return sorted(consumed, key=lambda entry: entry[0])
 
     def _value(self, number: int) -> tuple[Tensor, ...]:
-        """The values of a node's outputs.
+        """Return the values of a node's outputs.
 
         Raises:
-            GraphError: they can not be computed.
+            GraphError: the node cannot be computed.
         """
         stack = [number]
         while stack:
             top = stack[-1]
             missing = [source for source, _ in self.graph[top].inputs if source not in self.values]
-            if top in self.values or top in self.known or not missing:
+            if top in self.values or top in self.shape_values or not missing:
                 if top not in self.values:
                     self.values[top] = self._compute(top)
                 stack.pop()
@@ -208,46 +235,49 @@ class _ClassicFolding:
     def _compute(self, number: int) -> tuple[Tensor, ...]:
         op = self.graph[number]
         node = op.node
-        if number in self.known:
-            return tuple(self.known[number])
+        if number in self.shape_values:
+            return tuple(self.shape_values[number])
         if node.op == "Const":
             return (node.value,)
         if node.op in ("Placeholder", "PlaceholderV2"):
-            raise GraphError(_unfed(node), hint="name it in --inputs")
+            raise GraphError(_missing_feed_message(node), hint=f"add {node.name} to --inputs")
         inputs = [self.values[source][port].array for source, port in op.inputs]
         try:
             arrays = self.evaluate(as_node(node), inputs)
         except QuantkitError as error:
             raise GraphError(
-                f"{node.name} can not be computed: {error.message}", hint=error.hint
+                f"{node.name} cannot be computed: {error.message}", hint=error.hint
             ) from None
         except (ValueError, TypeError, IndexError, ArithmeticError) as error:
             raise GraphError(
-                f"{node.name} can not be computed: {str(error).splitlines()[0]}"
+                f"{node.name} cannot be computed: {str(error).splitlines()[0]}"
             ) from None
         if arrays is None:
             raise GraphError(
-                f"{node.name} can not be computed: there is no NumPy kernel for {node.op}",
-                hint="--evaluate-with tensorflow has one, and exclude_op leaves it as it is",
+                f"{node.name} cannot be computed: there is no NumPy kernel for {node.op}",
+                hint=f"use --evaluate-with tensorflow, or fold_constants(exclude_op={node.op})",
             )
         return _tensors(node, arrays)
 
-    def _replace(self, number: int, value: Tensor, readers: Sequence[tuple[int, int]]) -> None:
+    def _replace(self, number: int, value: Tensor, consumers: Sequence[tuple[int, int]]) -> None:
         op = self.graph[number]
         if op.node.op == "Const" or value.num_bytes > self.limit:
             return
         name = f"{self.graph.new_name(op.node.name)}__cf__{self.num_constants}"
         self.num_constants += 1
-        made = NodeDef(name, "Const", attrs={"dtype": value.dtype, "value": _stored(value)})
-        new = self.graph.add(ImportedNode(made, controls=set(self.waits[number])))
-        for reader, place in readers:
-            self.graph[reader].inputs[place] = (new, 0)
+        attrs: dict[str, Attr] = {"dtype": value.dtype, "value": _packed(value)}
+        constant = ImportedNode(
+            NodeDef(name, "Const", attrs=attrs), controls=set(self.control_dependencies[number])
+        )
+        new = self.graph.add(constant)
+        for consumer, index in consumers:
+            self.graph[consumer].inputs[index] = (new, 0)
 
 
-def _unfed(node: NodeDef) -> str:
+def _missing_feed_message(node: NodeDef) -> str:
     dtype, shape = node.attrs.get("dtype"), node.attrs.get("shape")
-    word = dtype.value if isinstance(dtype, DType) else "?"
-    text = f"You must feed a value for placeholder tensor '{node.name}' with dtype {word}"
+    type_name = dtype.value if isinstance(dtype, DType) else "?"
+    text = f"You must feed a value for placeholder tensor '{node.name}' with dtype {type_name}"
     if isinstance(shape, Shape) and shape.rank:
         text += f" and shape [{','.join('?' if size is None else str(size) for size in shape.dims or ())}]"
     return f"{text}\n\t [[{{{{node {node.name}}}}}]]"
@@ -255,12 +285,12 @@ def _unfed(node: NodeDef) -> str:
 
 def _tensors(node: NodeDef, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
     dtypes = output_dtypes(as_node(node))
-    known = dtypes if len(dtypes) == len(arrays) else (None,) * len(arrays)
-    return tuple(Tensor.of(array, dtype) for array, dtype in zip(arrays, known, strict=True))
+    types = dtypes if len(dtypes) == len(arrays) else (None,) * len(arrays)
+    return tuple(Tensor.of(array, dtype) for array, dtype in zip(arrays, types, strict=True))
 
 
-def _stored(value: Tensor) -> Tensor:
-    """As TensorFlow writes it: packed if it has several values."""
+def _packed(value: Tensor) -> Tensor:
+    """Return a tensor of several values packed, and any other in its typed field, as TensorFlow."""
     return value if value.num_elements > 1 else with_typed_field(value)
 
 
@@ -272,20 +302,21 @@ def _as_placeholders(nodes: Sequence[NodeDef], inputs: Sequence[str]) -> list[No
             node = node.with_(op="Placeholder", inputs=())
         elif node.name in names and node.op != "Placeholder":
             raise GraphError(
-                f"Input '{node.name}' was expected to be a Placeholder or PlaceholderWithDefault op, but was {node.op}"
+                f"Input '{node.name}' was expected to be a Placeholder or "
+                f"PlaceholderWithDefault op, but was {node.op}"
             )
         result.append(node)
     return result
 
 
-def _needed(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
-    """The nodes that the outputs need, and the inputs."""
-    named = {node.name: node for node in nodes}
-    needed = {Edge.parse(text).node for text in context.inputs}
+def _select_required(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
+    """Return the graph inputs and the nodes that the graph outputs depend on."""
+    nodes_by_name = by_name(nodes)
+    required = {Edge.parse(text).node for text in context.inputs}
     stack = [Edge.parse(text).node for text in context.outputs]
     while stack:
         name = stack.pop()
-        if name not in needed:
-            needed.add(name)
-            stack += [node_of(text) for text in named[name].inputs]
-    return [node for node in nodes if node.name in needed]
+        if name not in required:
+            required.add(name)
+            stack += [node_of(text) for text in nodes_by_name[name].inputs]
+    return [node for node in nodes if node.name in required]

@@ -1,4 +1,4 @@
-"""A graph as TensorFlow imported, cut and wrote it, which is what the original's folding of constants worked on."""
+"""TensorFlow's graph import, pruning and export, on which the original's constant folding ran."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,13 +6,13 @@ from heapq import heapify, heappop, heappush
 
 from quantkit.compat.transforms.defaults import with_defaults
 from quantkit.compat.transforms.merge_duplicate_nodes import murmur
-from quantkit.compat.transforms.nodes import NodeDef, node_of
+from quantkit.compat.transforms.nodes import NodeDef, by_name, node_of
 from quantkit.compat.transforms.table import ClassicContext
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Edge, Node
 from quantkit.ops.tensorflow.signatures import find_op, num_outputs
 
-# The number of buckets of the hash table whose order the inputs come in, as it grows.
+# Bucket counts of the growing hash table whose iteration order is the order of the graph inputs.
 BUCKETS = (13, 29, 59, 127, 257, 541, 1109, 2357, 5087, 10273)
 
 Slot = tuple[int, int]
@@ -20,16 +20,16 @@ Slot = tuple[int, int]
 
 @dataclass
 class ImportedNode:
-    """A node while its graph is changed: the slots it reads, and the nodes it waits for."""
+    """Mutable node: its input slots and its control dependencies."""
 
     node: NodeDef
     inputs: list[Slot] = field(default_factory=list)
     controls: set[int] = field(default_factory=set)
-    is_end: bool = False  # it stands for a feed or a fetch
+    is_endpoint: bool = False  # feed or fetch
 
 
 class ImportedGraph(dict[int, ImportedNode]):
-    """Nodes by number; new ones get the next number."""
+    """Nodes by number; a new node gets the next number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class ImportedGraph(dict[int, ImportedNode]):
         return number
 
     def prune(self) -> None:
-        """Keep what the fetches need."""
+        """Remove the nodes that no fetch depends on."""
         stack = [number for number, op in self.items() if op.node.op == "_Send"]
         needed: set[int] = set()
         while stack:
@@ -55,12 +55,12 @@ class ImportedGraph(dict[int, ImportedNode]):
             del self[number]
 
     def node_uses(self) -> dict[Slot, list[tuple[int, int]]]:
-        """Who reads each tensor: node, and number of its input."""
-        found: dict[Slot, list[tuple[int, int]]] = {}
+        """Return the consumers of each tensor: node number and input index."""
+        uses: dict[Slot, list[tuple[int, int]]] = {}
         for number, op in self.items():
-            for place, slot in enumerate(op.inputs):
-                found.setdefault(slot, []).append((number, place))
-        return found
+            for index, slot in enumerate(op.inputs):
+                uses.setdefault(slot, []).append((number, index))
+        return uses
 
     def new_name(self, name: str) -> str:
         self.num_names += 1
@@ -68,7 +68,7 @@ class ImportedGraph(dict[int, ImportedNode]):
 
 
 def import_nodes(nodes: Sequence[NodeDef], context: ClassicContext) -> ImportedGraph:
-    """The nodes in the order in which TensorFlow's import adds them."""
+    """Return the nodes in the order in which TensorFlow's import adds them."""
     index: dict[str, int] = {}
     for number, node in enumerate(nodes):
         if node.name in index:
@@ -103,42 +103,44 @@ def import_nodes(nodes: Sequence[NodeDef], context: ClassicContext) -> ImportedG
 
 
 def _import_order(nodes: Sequence[NodeDef], index: Mapping[str, int]) -> Iterator[int]:
-    """Of the nodes whose inputs are there, the first of the file comes next."""
-    waiting: list[int] = []
-    readers: list[list[int]] = [[] for _ in nodes]
+    """Yield node numbers: next is the first node of the file whose producers are all imported."""
+    num_pending: list[int] = []
+    consumers: list[list[int]] = [[] for _ in nodes]
     for number, node in enumerate(nodes):
         sources = [node_of(text) for text in node.inputs]
         for text, source in zip(node.inputs, sources, strict=True):
             if source not in index:
                 raise GraphError(f"Node '{node.name}': Unknown input node '{text}'")
-            readers[index[source]].append(number)
-        loops = node.op == "Merge" and any(
+            consumers[index[source]].append(number)
+        is_loop = node.op == "Merge" and any(
             nodes[index[source]].op == "NextIteration" for source in sources
         )
-        waiting.append(1 + len(node.inputs) - len(node.data_inputs) if loops else len(node.inputs))
-    ready = [number for number, count in enumerate(waiting) if not count]
+        num_controls = len(node.inputs) - len(node.data_inputs)
+        num_pending.append(1 + num_controls if is_loop else len(node.inputs))
+    ready = [number for number, count in enumerate(num_pending) if not count]
     heapify(ready)
     done = 0
     while ready:
         number = heappop(ready)
         done += 1
         yield number
-        for reader in readers[number]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heappush(ready, reader)
+        for consumer in consumers[number]:
+            num_pending[consumer] -= 1
+            if not num_pending[consumer]:
+                heappush(ready, consumer)
     if done < len(nodes):
         raise GraphError(f"{len(nodes) - done} nodes in a cycle")
 
 
 def _check_colocation(node: NodeDef, index: Mapping[str, int]) -> None:
     classes = node.attrs.get("_class")
-    for one in classes if isinstance(classes, tuple) else ():
-        place = one.decode() if isinstance(one, bytes) else ""
-        if place.startswith("loc:@") and place.removeprefix("loc:@") not in index:
+    for value in classes if isinstance(classes, tuple) else ():
+        location = value.decode() if isinstance(value, bytes) else ""
+        name = location.removeprefix("loc:@")
+        if location.startswith("loc:@") and name not in index:
             raise GraphError(
-                f"Node '{node.name}' expects to be colocated with unknown node '{place.removeprefix('loc:@')}'",
-                hint="remove_attribute(attribute_name=_class) forgets where nodes belong",
+                f"Node '{node.name}' expects to be colocated with unknown node '{name}'",
+                hint="run remove_attribute(attribute_name=_class) first",
             )
 
 
@@ -153,12 +155,12 @@ def _check_version(node: NodeDef, producer: int) -> None:
 
 
 def as_node(node: NodeDef) -> Node:
-    """The node as graphs hold it."""
+    """Return the node in the form of `Graph`."""
     return Node.of_written(node.name, node.op, node.inputs, node.attrs)
 
 
-def feed(graph: ImportedGraph, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Put a feed in the place of each input."""
+def add_feeds(graph: ImportedGraph, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Replace each graph input by a feed node."""
     for number, text in enumerate(inputs):
         if text in inputs[:number]:
             raise GraphError(f'Endpoint "{text}" fed more than once.')
@@ -171,23 +173,23 @@ def feed(graph: ImportedGraph, inputs: Sequence[str], outputs: Sequence[str]) ->
         edge = Edge.parse(text)
         if edge.node not in graph.ids:
             raise GraphError(f"FeedInputs: unable to find feed output {text}")
-        fed = graph.ids[edge.node]
-        count = num_outputs(as_node(graph[fed].node))
+        source = graph.ids[edge.node]
+        count = num_outputs(as_node(graph[source].node))
         if count is not None and edge.port >= count:
             raise GraphError(f"FeedInputs: {text} should have output index < {count}")
         feed = graph.add(
-            ImportedNode(NodeDef(f"_recv_{edge.node}_{edge.port}", "_Recv"), is_end=True)
+            ImportedNode(NodeDef(f"_recv_{edge.node}_{edge.port}", "_Recv"), is_endpoint=True)
         )
         graph.feeds[feed] = edge
-        takes_controls = graph[fed].node.op in ("Placeholder", "PlaceholderV2")
+        is_placeholder = graph[source].node.op in ("Placeholder", "PlaceholderV2")
         for op in graph.values():
-            op.inputs = [(feed, 0) if slot == (fed, edge.port) else slot for slot in op.inputs]
-            if takes_controls and fed in op.controls:
-                op.controls = {feed if source == fed else source for source in op.controls}
+            op.inputs = [(feed, 0) if slot == (source, edge.port) else slot for slot in op.inputs]
+            if is_placeholder and source in op.controls:
+                op.controls = {feed if control == source else control for control in op.controls}
 
 
-def fetch(graph: ImportedGraph, outputs: Sequence[str]) -> None:
-    """Let something read each output, as running the graph would."""
+def add_fetches(graph: ImportedGraph, outputs: Sequence[str]) -> None:
+    """Add a fetch node as a consumer of each graph output, as a run of the graph does."""
     for text in outputs:
         edge = Edge.parse(text)
         if edge.node not in graph.ids:
@@ -200,27 +202,27 @@ def fetch(graph: ImportedGraph, outputs: Sequence[str]) -> None:
             ImportedNode(
                 NodeDef(f"_send_{text}_{len(graph.ids)}", "_Send"),
                 [(number, edge.port)],
-                is_end=True,
+                is_endpoint=True,
             )
         )
 
 
-def exported(graph: ImportedGraph) -> list[NodeDef]:
-    """The nodes with their inputs written out: controls behind the others, by name."""
+def export_nodes(graph: ImportedGraph) -> list[NodeDef]:
+    """Return the nodes with input texts: data inputs, then control inputs sorted by name."""
     result = []
     for number in sorted(graph):
         op = graph[number]
-        if op.is_end:
+        if op.is_endpoint:
             continue
-        texts = [_text(graph, source, port) for source, port in op.inputs]
-        for source in sorted(op.controls, key=lambda one: graph[one].node.name):
+        texts = [_input_text(graph, source, port) for source, port in op.inputs]
+        for source in sorted(op.controls, key=lambda control: graph[control].node.name):
             name = graph.feeds[source].node if source in graph.feeds else graph[source].node.name
             texts.append(f"^{name}")
         result.append(op.node.with_(inputs=tuple(texts)))
     return result
 
 
-def _text(graph: ImportedGraph, source: int, port: int) -> str:
+def _input_text(graph: ImportedGraph, source: int, port: int) -> str:
     if source in graph.feeds:
         edge = graph.feeds[source]
         return f"{edge.node}:{edge.port}"
@@ -228,42 +230,37 @@ def _text(graph: ImportedGraph, source: int, port: int) -> str:
     return f"{name}:{port}" if port else name
 
 
-def with_inputs(
+def append_inputs(
     result: list[NodeDef], nodes: Sequence[NodeDef], inputs: Sequence[str]
 ) -> list[NodeDef]:
-    """The nodes, and behind them the inputs that feeding took away."""
-    there = {node.name for node in result}
-    named = {node.name: node for node in nodes}
-    missing = [
-        name
-        for name in _hash_order([Edge.parse(text).node for text in inputs])
-        if name not in there
-    ]
-    return [*result, *(named[name] for name in missing)]
+    """Append the graph inputs that were replaced by feeds."""
+    present = {node.name for node in result}
+    nodes_by_name = by_name(nodes)
+    names = _hash_order([Edge.parse(text).node for text in inputs])
+    return [*result, *(nodes_by_name[name] for name in names if name not in present)]
 
 
 def _hash_order(names: Sequence[str]) -> list[str]:
-    """Names in the order in which a hash table of the C++ standard library holds them.
+    """Sort names in the iteration order of the C++ standard library's hash table.
 
-    A name is put before those of its bucket, which stand together, or before all where it has none; when the table
-    grows, all names are put in anew.
+    A new name is inserted before the names of its bucket, which are adjacent, or first if the
+    bucket is empty. When the table grows, all names are inserted again.
     """
-    held: list[str] = []
-    size = BUCKETS[0]
+    table: list[str] = []
+    num_buckets = BUCKETS[0]
     for name in dict.fromkeys(names):
-        if len(held) == size:
-            size = next((count for count in BUCKETS if count > 2 * size), 2 * size + 1)
-            again: list[str] = []
-            for one in held:
-                _put(one, again, size)
-            held = again
-        _put(name, held, size)
-    return held
+        if len(table) == num_buckets:
+            larger = (count for count in BUCKETS if count > 2 * num_buckets)
+            num_buckets = next(larger, 2 * num_buckets + 1)
+            rehashed: list[str] = []
+            for entry in table:
+                _insert(entry, rehashed, num_buckets)
+            table = rehashed
+        _insert(name, table, num_buckets)
+    return table
 
 
-def _put(name: str, held: list[str], size: int) -> None:
-    bucket = murmur(name.encode()) % size
-    place = next(
-        (number for number, one in enumerate(held) if murmur(one.encode()) % size == bucket), 0
-    )
-    held.insert(place, name)
+def _insert(name: str, table: list[str], num_buckets: int) -> None:
+    buckets = [murmur(entry.encode()) % num_buckets for entry in table]
+    bucket = murmur(name.encode()) % num_buckets
+    table.insert(buckets.index(bucket) if bucket in buckets else 0, name)

@@ -1,4 +1,4 @@
-"""The original's way to put the nodes of functions where they are called."""
+"""The original's inlining of function calls."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,13 +15,17 @@ from quantkit.ir.graph import Graph
 
 @classic_transform
 def inline_partitionedcall(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
-    """One level; control inputs, outputs behind the first of a node, and results that are arguments go wrong."""
+    """Inline PartitionedCall, one level deep.
+
+    The result is wrong for control inputs, for outputs of a node after the first, and for function
+    results that are arguments.
+    """
     result: list[NodeDef] = []
     names: dict[str, str] = {}
     for node in nodes:
         if node.op == "PartitionedCall":
-            made, results = _inlined(node, context.library)
-            result.extend(made)
+            body, results = _inline(node, context.library)
+            result.extend(body)
             names.update((f"{node.name}:{port}", text) for port, text in enumerate(results))
         else:
             result.append(node)
@@ -31,40 +35,38 @@ def inline_partitionedcall(nodes: Sequence[NodeDef], context: ClassicContext) ->
     ]
 
 
-def _inlined(call: NodeDef, library: Library[Graph]) -> tuple[list[NodeDef], list[str]]:
-    """The nodes of a call, and what makes its results."""
+def _inline(call: NodeDef, library: Library[Graph]) -> tuple[list[NodeDef], list[str]]:
+    """Return the nodes of a call's function body, and the input texts of its results."""
     if "f" not in call.attrs:
         raise GraphError(f"Node {call.name} has no attribute: f")
-    named = call.attrs["f"]
-    if not isinstance(named, FunctionName):
+    function_name = call.attrs["f"]
+    if not isinstance(function_name, FunctionName):
         raise GraphError("Cannot figure out function name")
-    if named.name not in library:
-        raise GraphError(f"function {named.name} Not found")
-    function = parse("FunctionDef", encode_function(library, named.name))
+    name = function_name.name
+    if name not in library:
+        raise GraphError(f"function {name} Not found")
+    function = parse("FunctionDef", encode_function(library, name))
     arguments = [arg.name for arg in function.signature.input_arg]
     if len(call.inputs) != len(arguments):
-        raise GraphError(f"Called function  {named.name} has invalid input signature.")
-    given = dict(zip(arguments, call.inputs, strict=True))
-    nodes = [_placed(node, call.name, given) for node in function.node_def]
-    results = [
-        _read(function.ret[arg.name], call.name, {}) for arg in function.signature.output_arg
-    ]
+        raise GraphError(f"Called function  {name} has invalid input signature.")
+    values = dict(zip(arguments, call.inputs, strict=True))
+    nodes = [_inline_node(node, call.name, values) for node in function.node_def]
+    outputs = [arg.name for arg in function.signature.output_arg]
+    results = [_resolve_input(function.ret[output], call.name, {}) for output in outputs]
     return nodes, results
 
 
-def _placed(message: Any, call: str, given: Mapping[str, str]) -> NodeDef:
-    written = [_read(text, call, given) for text in message.input]
+def _inline_node(message: Any, call: str, arguments: Mapping[str, str]) -> NodeDef:
+    inputs = tuple(_resolve_input(text, call, arguments) for text in message.input)
     del message.input[:]
     data = message.SerializeToString(deterministic=True)
-    plain = decode_node(memoryview(data), 0, len(data))
-    return NodeDef(
-        f"{call}/{plain.name}", plain.op, tuple(written), plain.attrs, plain.device, plain.extra
-    )
+    node = decode_node(memoryview(data), 0, len(data))
+    return NodeDef(f"{call}/{node.name}", node.op, inputs, node.attrs, node.device, node.extra)
 
 
-def _read(text: str, call: str, given: Mapping[str, str]) -> str:
-    """An input of a node of a function, as it is read in the graph; the name of the output is dropped."""
-    if text in given:
-        return given[text]
+def _resolve_input(text: str, call: str, arguments: Mapping[str, str]) -> str:
+    """Translate an input in a function body to one in the graph, without the output's name."""
+    if text in arguments:
+        return arguments[text]
     name, *rest = text.split(":")
     return ":".join((f"{call}/{name}", *rest[1:]))

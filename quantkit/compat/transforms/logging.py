@@ -1,8 +1,9 @@
-"""The original's way to print what flows through a graph, and to freeze the ranges that such prints tell."""
+"""The original's transforms that insert Print ops, and that read the logged ranges back."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,43 +22,45 @@ F32 = np.float32
 
 @classic_transform
 def insert_logging(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
-    """A Print declares the types of all outputs of its node, and shows those that are read."""
+    """Insert a Print op that declares the types of all outputs and prints those with consumers."""
     ops, prefixes = set(context.values("op")), context.values("prefix")
     message = context.value("message", "")
     show_name, show_op = context.boolean("show_name", False), context.boolean("show_op", False)
     first_n, summarize = context.int32("first_n", -1), context.int32("summarize", 1024)
-    read: dict[str, set[str]] = {}
+    consumed: dict[str, set[str]] = {}
     for node in nodes:
         for text in node.inputs:
-            read.setdefault(node_of(text), set()).add(canonical(text))
+            consumed.setdefault(node_of(text), set()).add(canonical(text))
     result: list[NodeDef] = []
     names: dict[str, str] = {}
     for node in nodes:
         result.append(node)
-        is_wanted = (not ops or node.op in ops) and (not prefixes or node.name.startswith(prefixes))
-        if not is_wanted or node.name not in read:
+        has_op = not ops or node.op in ops
+        has_prefix = not prefixes or node.name.startswith(prefixes)
+        if not has_op or not has_prefix or node.name not in consumed:
             continue
         _require_types(node)
         types = output_dtypes(Node(node.name, node.op, attrs=node.attrs))
         text = f";{node.op};" * show_op + f";{node.name}{PRINTED};" * show_name + message
-        attrs = {
+        attrs: dict[str, Any] = {
             "T": types[0],
             "U": types,
             "message": text.encode(),
             "first_n": first_n,
             "summarize": summarize,
         }
-        inputs = (f"{node.name}:0", *_ports(node.name, read[node.name]))
-        result.append(NodeDef(f"{node.name}{PRINTED}", "Print", inputs, attrs))  # type: ignore[arg-type]
+        inputs = (f"{node.name}:0", *_consumed_tensors(node.name, consumed[node.name]))
+        result.append(NodeDef(f"{node.name}{PRINTED}", "Print", inputs, attrs))
         names[f"{node.name}:0"] = f"{node.name}{PRINTED}:0"
-    return rename_inputs(result, names, ignored=frozenset(node_of(name) for name in names.values()))
+    printed = frozenset(node_of(name) for name in names.values())
+    return rename_inputs(result, names, ignored=printed)
 
 
 def _require_types(node: NodeDef) -> None:
-    """Refuse a node that leaves out how many tensors of which types it reads and makes, even where there are defaults.
+    """Reject a node without the attributes for number and types of its inputs and outputs.
 
     Raises:
-        GraphError: the op is not known, or an attribute is missing.
+        GraphError: the op type is unknown, or an attribute is missing, with or without a default.
     """
     op = op_of(node)
     for arg in (*op.inputs, *op.outputs):
@@ -68,10 +71,10 @@ def _require_types(node: NodeDef) -> None:
                 )
 
 
-def _ports(name: str, read: set[str]) -> list[str]:
-    """The tensors of a node that are read, by port."""
+def _consumed_tensors(name: str, texts: set[str]) -> list[str]:
+    """Return the consumed tensors of a node, sorted by port."""
     ports = set()
-    for text in read:
+    for text in texts:
         suffix = split(text).suffix.removeprefix(":")
         if not suffix.isdecimal():
             raise GraphError(f"Couldn't understand output number in {text}")
@@ -83,22 +86,23 @@ def _ports(name: str, read: set[str]) -> list[str]:
 def freeze_requantization_ranges(
     nodes: Sequence[NodeDef], context: ClassicContext
 ) -> list[NodeDef]:
-    """A lower end above zero stays there, and Requantize refuses it."""
+    """Replace RequantizationRange by constants from a log file.
+
+    A minimum above zero is kept, which Requantize rejects.
+    """
     file = context.value("min_max_log_file", "")
-    parts = [context.float32(f"{end}_percentile", 5.0) / 100 for end in ("min", "max")]
+    low_fraction = context.float32("min_percentile", 5.0) / 100
+    high_fraction = context.float32("max_percentile", 5.0) / 100
     if not file:
         raise GraphError("You must pass a file name to min_max_log_file")
-    ranges = {
-        name: (
-            _ranked([low for low, _ in pairs], parts[0]),
-            _ranked([high for _, high in pairs], 1 - parts[1]),
-        )
-        for name, pairs in _read(file).items()
-    }
+    ranges: dict[str, tuple[float, float]] = {}
+    for name, pairs in _read_log(file).items():
+        low = _quantile([low for low, _ in pairs], low_fraction)
+        high = _quantile([high for _, high in pairs], 1 - high_fraction)
+        ranges[name] = (low, high)
     if not ranges:
         raise GraphError("No min/max range logs were found in the log file")
-    named = by_name(nodes)
-    if not ranges.keys() <= named.keys():
+    if not ranges.keys() <= by_name(nodes).keys():
         raise GraphError("Nodes were found in the log file that aren't present in the graph")
     for node in nodes:
         if node.name in ranges and node.op != "RequantizationRange":
@@ -111,36 +115,34 @@ def freeze_requantization_ranges(
         if node.name not in ranges:
             result.append(node)
             continue
-        for port, (end, value) in enumerate(zip(("min", "max"), ranges[node.name], strict=True)):
-            result.append(constant(f"{node.name}/frozen_{end}", np.asarray(value, F32)))
-            names[f"{node.name}:{port}"] = f"{node.name}/frozen_{end}:0"
+        for port, (bound, value) in enumerate(zip(("min", "max"), ranges[node.name], strict=True)):
+            result.append(constant(f"{node.name}/frozen_{bound}", np.asarray(value, F32)))
+            names[f"{node.name}:{port}"] = f"{node.name}/frozen_{bound}:0"
     return rename_inputs(result, names)
 
 
-def _read(file: str) -> Mapping[str, list[tuple[float, float]]]:
+def _read_log(file: str) -> Mapping[str, list[tuple[float, float]]]:
+    """Read the minimum and maximum of each log line, by node name."""
     try:
         lines = Path(file).read_bytes().decode(errors="replace").split("\n")
     except OSError as error:
         raise GraphError(f"{file}; {error.strerror}") from None
-    found: dict[str, list[tuple[float, float]]] = {}
+    ranges: dict[str, list[tuple[float, float]]] = {}
     for line in lines:
         parts = line.split(";") if f"{PRINTED};{MARK}" in line else []
-        place = max(
-            (number for number, part in enumerate(parts) if number and part.startswith(MARK)),
-            default=0,
-        )
-        numbers = parts[place].split("[") if place else []
-        if len(numbers) != 3 or not parts[place - 1].endswith(PRINTED):
+        marked = [number for number, part in enumerate(parts) if number and part.startswith(MARK)]
+        if not marked:
             continue
-        ends = [_number(number) for number in numbers[1:]]
-        if None not in ends:
-            found.setdefault(parts[place - 1].removesuffix(PRINTED), []).append(
-                (float(ends[0]), float(ends[1]))
-            )  # type: ignore[arg-type]
-    return found
+        name, pieces = parts[marked[-1] - 1], parts[marked[-1]].split("[")
+        if len(pieces) != 3 or not name.endswith(PRINTED):
+            continue
+        low, high = (_parse_bound(piece) for piece in pieces[1:])
+        if low is not None and high is not None:
+            ranges.setdefault(name.removesuffix(PRINTED), []).append((float(low), float(high)))
+    return ranges
 
 
-def _number(text: str) -> np.float32 | None:
+def _parse_bound(text: str) -> np.float32 | None:
     pieces = text.split("]")
     try:
         return F32(pieces[0]) if len(pieces) == 2 else None
@@ -148,6 +150,6 @@ def _number(text: str) -> np.float32 | None:
         return None
 
 
-def _ranked(values: Sequence[float], part: float) -> float:
-    place = math.floor(len(values) * part + 0.5)
-    return sorted(values)[min(max(place, 0), len(values) - 1)]
+def _quantile(values: Sequence[float], fraction: float) -> float:
+    index = math.floor(len(values) * fraction + 0.5)
+    return sorted(values)[min(max(index, 0), len(values) - 1)]

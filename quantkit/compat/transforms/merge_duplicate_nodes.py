@@ -1,7 +1,8 @@
-"""The original's merging of equal nodes, in the order of their hashes.
+"""The original's merge of duplicate nodes, in the order of their hashes.
 
-Its hash is MurmurHash64A with a fixed seed; the order of nodes in its result, and which of several equal ones survives
-in a chain of them, follow from it. (Austin Appleby's MurmurHash2, 64-bit version, is in the public domain.)
+The hash is MurmurHash64A with a fixed seed. The order of the resulting nodes, and which node of a
+chain of duplicates remains, depend on the hash. (Austin Appleby's MurmurHash2, 64-bit version, is
+in the public domain.)
 """
 
 import struct
@@ -26,28 +27,33 @@ COMBINER = 0x9E3779B97F4A7800
 
 @classic_transform
 def merge_duplicate_nodes(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
-    """Equal nodes become one, until there are none; an end given with a port is not known as one."""
+    """Merge duplicate nodes until no duplicates remain.
+
+    Graph inputs and outputs that the caller names with a port are merged like any other node.
+    """
     return merge(nodes, {*context.inputs, *context.outputs})
 
 
-def merge(nodes: Sequence[NodeDef], kept: set[str]) -> list[NodeDef]:
-    """The nodes without duplicates, in the order of their hashes.
+def merge(nodes: Sequence[NodeDef], endpoints: set[str]) -> list[NodeDef]:
+    """Merge duplicate nodes.
 
     Args:
-        nodes: in file order.
-        kept: names that count when nodes are compared.
+        nodes: nodes in file order.
+        endpoints: names that are part of the comparison; other names are not.
+
+    Returns:
+        Nodes without duplicates, in the order of their hashes.
 
     Raises:
-        GraphError: an op that TensorFlow does not know.
+        GraphError: an op type is not TensorFlow's.
     """
     result = list(nodes)
-    attrs: dict[int, tuple[NodeDef, tuple[int, ...]]] = {}
+    cache: dict[int, tuple[NodeDef, tuple[int, ...]]] = {}
     while True:
         groups: dict[int, list[NodeDef]] = {}
         for node in result:
-            groups.setdefault(
-                _hash_node(node, node.name if node.name in kept else "", attrs), []
-            ).append(node)
+            name = node.name if node.name in endpoints else ""
+            groups.setdefault(_hash_node(node, name, cache), []).append(node)
         names: dict[str, str] = {}
         merged: list[NodeDef] = []
         for _, group in sorted(groups.items()):
@@ -62,42 +68,49 @@ def merge(nodes: Sequence[NodeDef], kept: set[str]) -> list[NodeDef]:
             return result
 
 
-def _hash_node(node: NodeDef, name: str, known: dict[int, tuple[NodeDef, tuple[int, ...]]]) -> int:
-    """The hash of a node under a name; those of its attributes are computed once for each mapping."""
+def _hash_node(node: NodeDef, name: str, cache: dict[int, tuple[NodeDef, tuple[int, ...]]]) -> int:
+    """Return the hash of a node with this name.
+
+    Args:
+        node: node to hash.
+        name: name that is hashed in place of the node's name.
+        cache: hashes of attributes by the identity of the mapping, with a node that owns the
+            mapping and so prevents the reuse of the identity.
+    """
     key = id(node.attrs)
-    if key not in known:
-        hashes = tuple(murmur(_serialized(node.attrs[one])) for one in sorted(node.attrs))
-        known[key] = (node, hashes)  # the node is kept so that no other mapping gets its id
+    if key not in cache:
+        hashes = tuple(murmur(_serialize(node.attrs[attr])) for attr in sorted(node.attrs))
+        cache[key] = (node, hashes)
     parts = [murmur(name.encode()), *(murmur(canonical(text).encode()) for text in node.inputs)]
-    parts += [murmur(node.device.encode()), *known[key][1]]
+    parts += [murmur(node.device.encode()), *cache[key][1]]
     value = murmur(node.op.encode())
     for part in parts:
         value ^= (part + COMBINER + (value << 10) + (value >> 4)) & MASK
     return value
 
 
-def _serialized(value: Attr) -> bytes:
+def _serialize(value: Attr) -> bytes:
     message = message_class("AttrValue")()
     encode_attr(message, value, Node("", ""))
     return bytes(message.SerializeToString(deterministic=True))
 
 
 def murmur(data: bytes) -> int:
-    """MurmurHash64A of some bytes.
+    """Return the MurmurHash64A of the data.
 
     >>> hex(murmur(b""))
     '0x81769421199f9e3b'
     """
-    whole = len(data) & ~7
+    num_whole = len(data) & ~7
     value = (SEED ^ (len(data) * MULTIPLIER)) & MASK
-    words = np.frombuffer(data, "<u8", whole // 8)
+    blocks = np.frombuffer(data, "<u8", num_whole // 8)
     with np.errstate(over="ignore"):
-        mixed = words * np.uint64(MULTIPLIER)
+        mixed = blocks * np.uint64(MULTIPLIER)
         mixed ^= mixed >> np.uint64(SHIFT)
         mixed *= np.uint64(MULTIPLIER)
-    for word in mixed.tolist():
-        value = ((value ^ word) * MULTIPLIER) & MASK
-    if tail := data[whole:]:
+    for block in mixed.tolist():
+        value = ((value ^ block) * MULTIPLIER) & MASK
+    if tail := data[num_whole:]:
         value = ((value ^ struct.unpack("<Q", tail.ljust(8, b"\0"))[0]) * MULTIPLIER) & MASK
     value ^= value >> SHIFT
     value = (value * MULTIPLIER) & MASK

@@ -1,4 +1,4 @@
-"""The original's 8-bit graphs."""
+"""The original's quantization of graphs with 8-bit ops."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quantkit.compat.transforms.defaults import op_of
+from quantkit.compat.transforms.flatten_atrous_conv import copy_attribute
 from quantkit.compat.transforms.matching import (
     ANY,
     CONST,
@@ -28,25 +29,25 @@ HOISTED_DEPTHS = (3, 2, 1)
 RENAMED = "__RENAMED_PLACEHOLDER__"
 EIGHT_BIT: dict[str, Attr] = {"T": DType.QUINT8, "mode": b"MIN_FIRST"}
 
-Range = tuple[float, float] | None
+OptionalRange = tuple[float, float] | None
 
 
 @dataclass(frozen=True)
 class ClassicQuantizedOp:
-    """What a float op becomes.
+    """8-bit op that replaces a float op.
 
     Attributes:
-        copied: attributes that it keeps.
-        types: attributes that say the type of 8-bit inputs.
-        wide_type: attribute that says the type of a 32-bit output; nothing: the output has 8 bits.
-        raw: inputs that stay as they are.
-        ranges_last: whether all minima come before all maxima.
+        copied: attributes copied from the float op.
+        types: attributes with the type of 8-bit inputs.
+        wide_type: attribute with the type of a 32-bit output; empty if the output has 8 bits.
+        unquantized: indices of inputs that are not quantized.
+        ranges_last: the inputs end with all minima followed by all maxima, instead of pairs.
     """
 
     copied: tuple[str, ...] = ()
     types: tuple[str, ...] = ("T",)
     wide_type: str = ""
-    raw: frozenset[int] = frozenset()
+    unquantized: frozenset[int] = frozenset()
     ranges_last: bool = False
 
 
@@ -54,17 +55,17 @@ OPS: Mapping[str, ClassicQuantizedOp] = {
     "Add": ClassicQuantizedOp((), ("T1", "T2"), "Toutput"),
     "AvgPool": ClassicQuantizedOp(("ksize", "strides", "padding")),
     "BiasAdd": ClassicQuantizedOp((), ("T1", "T2"), "out_type"),
-    "Concat": ClassicQuantizedOp(("N",), raw=frozenset({0}), ranges_last=True),
+    "Concat": ClassicQuantizedOp(("N",), unquantized=frozenset({0}), ranges_last=True),
     "Conv2D": ClassicQuantizedOp(("strides", "padding"), ("Tinput", "Tfilter"), "out_type"),
     "MatMul": ClassicQuantizedOp(("transpose_a", "transpose_b"), ("T1", "T2"), "Toutput"),
     "MaxPool": ClassicQuantizedOp(("ksize", "strides", "padding")),
     "Mul": ClassicQuantizedOp((), ("T1", "T2"), "Toutput"),
     "Relu": ClassicQuantizedOp((), ("Tinput",)),
     "Relu6": ClassicQuantizedOp((), ("Tinput",)),
-    "ResizeBilinear": ClassicQuantizedOp(("align_corners",), raw=frozenset({1})),
-    "Reshape": ClassicQuantizedOp((), raw=frozenset({1})),
+    "ResizeBilinear": ClassicQuantizedOp(("align_corners",), unquantized=frozenset({1})),
+    "Reshape": ClassicQuantizedOp((), unquantized=frozenset({1})),
 }
-DETOUR = pattern(
+REDUNDANT_REQUANTIZE = pattern(
     "Requantize",
     pattern(
         "QuantizeV2",
@@ -94,28 +95,29 @@ ROUND_TRIP = pattern("QuantizeV2", pattern("Dequantize"), pattern("Min"), patter
 
 @classic_transform(exact=False)
 def quantize_nodes(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
-    """Float ops become 8-bit ops, each between conversions, of which those that meet are dropped."""
+    """Replace float ops by 8-bit ops between QuantizeV2 and Dequantize, and drop adjacent pairs."""
     ignored = set(context.values("ignore_op"))
     ops = {name: op for name, op in OPS.items() if name not in ignored}
-    result = _checked(_quantize_placeholders(nodes, _range(context, "input")))
+    result = _quantize_placeholders(nodes, _parse_range(context, "input"))
+    check_inputs(result)
     for depth in HOISTED_DEPTHS:
-        result = _hoist(result, depth)
-    result = _checked(_checked(result) and _requantize_fake_quants(result))
-    fallback = _range(context, "fallback")
-    result = _checked(
-        replace_matches(result, ClassicPattern("|".join(ops)), _quantizer(ops, fallback))
+        result = _hoist_fake_quants(result, depth)
+    check_inputs(result)
+    outputs = {node_of(name) for name in context.outputs}
+    steps: tuple[Callable[[list[NodeDef]], list[NodeDef]], ...] = (
+        _requantize_fake_quants,
+        lambda nodes: _quantize_ops(nodes, ops, _parse_range(context, "fallback")),
+        lambda nodes: replace_matches(nodes, REDUNDANT_REQUANTIZE, _merge_requantize),
+        lambda nodes: merge(nodes, {*context.inputs, *context.outputs}),
+        lambda nodes: _remove_round_trips(nodes, outputs),
     )
-    result = _checked(replace_matches(result, DETOUR, _merged_requantize))
-    result = _checked(merge(result, {*context.inputs, *context.outputs}))
-    return _checked(_without_round_trips(result, {node_of(name) for name in context.outputs}))
+    for step in steps:
+        result = step(result)
+        check_inputs(result)
+    return result
 
 
-def _checked(nodes: list[NodeDef]) -> list[NodeDef]:
-    check_inputs(nodes)
-    return nodes
-
-
-def _range(context: ClassicContext, name: str) -> Range:
+def _parse_range(context: ClassicContext, name: str) -> OptionalRange:
     low, high = f"{name}_min", f"{name}_max"
     if not context.values(low) and not context.values(high):
         return None
@@ -124,126 +126,127 @@ def _range(context: ClassicContext, name: str) -> Range:
     return context.float32(low, 0.0), context.float32(high, 0.0)
 
 
-def _bounds(
-    prefix: str, bounds: tuple[float, float], words: tuple[str, str] = ("min", "max")
+def _range_constants(
+    prefix: str, bounds: tuple[float, float], suffixes: tuple[str, str] = ("min", "max")
 ) -> list[NodeDef]:
     return [
-        constant(f"{prefix}{word}", np.asarray(bound, np.float32))
-        for word, bound in zip(words, bounds, strict=True)
+        constant(f"{prefix}{suffix}", np.asarray(bound, np.float32))
+        for suffix, bound in zip(suffixes, bounds, strict=True)
     ]
 
 
 def _dequantize(name: str, source: str) -> NodeDef:
-    return NodeDef(name, "Dequantize", _ports(source), EIGHT_BIT)
+    return NodeDef(name, "Dequantize", _quantized_tensor(source), EIGHT_BIT)
 
 
-def _ports(name: str) -> tuple[str, str, str]:
+def _quantized_tensor(name: str) -> tuple[str, str, str]:
+    """Return the input texts of a quantized tensor: values, minimum and maximum."""
     return f"{name}:0", f"{name}:1", f"{name}:2"
 
 
-def _quantize_placeholders(nodes: Sequence[NodeDef], bounds: Range) -> list[NodeDef]:
-    """Every placeholder takes codes, whatever it took before, and is decoded for its readers."""
+def _quantize_placeholders(nodes: Sequence[NodeDef], bounds: OptionalRange) -> list[NodeDef]:
+    """Change every placeholder to quint8, of any type before, and dequantize for its consumers."""
     if bounds is None:
         return list(nodes)
     result: list[NodeDef] = []
-    to_decoded: dict[str, str] = {}
-    back: dict[str, str] = {}
+    to_dequantize: dict[str, str] = {}
+    to_placeholder: dict[str, str] = {}
     for node in nodes:
         if node.op != "Placeholder":
             result.append(node)
             continue
-        ends = _bounds(f"{node.name}_eightbit/", bounds)
-        decoded = NodeDef(
+        constants = _range_constants(f"{node.name}_eightbit/", bounds)
+        dequantize = NodeDef(
             f"{node.name}_eightbit/dequantize",
             "Dequantize",
-            (f"{node.name}{RENAMED}", *(end.name for end in ends)),
+            (f"{node.name}{RENAMED}", *(bound.name for bound in constants)),
             EIGHT_BIT,
         )
-        to_decoded[node.name] = decoded.name
-        back[f"{node.name}{RENAMED}"] = node.name
-        result += [node.with_attrs(dtype=DType.QUINT8), *ends, decoded]
-    return rename_inputs(rename_inputs(result, to_decoded), back)
+        to_dequantize[node.name] = dequantize.name
+        to_placeholder[f"{node.name}{RENAMED}"] = node.name
+        result += [node.with_attrs(dtype=DType.QUINT8), *constants, dequantize]
+    return rename_inputs(rename_inputs(result, to_dequantize), to_placeholder)
 
 
-def _hoist(nodes: Sequence[NodeDef], depth: int) -> list[NodeDef]:
-    """Fake quantizations move before the single-input nodes that they follow, whatever these compute."""
+def _hoist_fake_quants(nodes: Sequence[NodeDef], depth: int) -> list[NodeDef]:
+    """Move fake quantizations before a chain of single-input nodes, regardless of their ops."""
     chain = ANY
     for _ in range(depth):
         chain = pattern("*", chain)
 
-    def make(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
-        fake, low, high = match.node, match.inputs[1].node, match.inputs[2].node
-        passed: list[NodeDef] = []
+    def replace(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
+        fake_quant, low, high = match.node, match.inputs[1].node, match.inputs[2].node
+        upstream: list[NodeDef] = []
         inner = match
         for _ in range(depth + 1):
             inner = inner.inputs[0]
-            passed.append(inner.node)
-        deepest = passed[-2]
-        hoisted = fake.with_(
-            name=f"{fake.name}_hoisted", inputs=(deepest.inputs[0], *fake.inputs[1:])
+            upstream.append(inner.node)
+        first = upstream[-2]
+        hoisted = fake_quant.with_(
+            name=f"{fake_quant.name}_hoisted", inputs=(first.inputs[0], *fake_quant.inputs[1:])
         )
-        passed[-2] = deepest.with_(inputs=(hoisted.name, *deepest.inputs[1:]))
-        passed[0] = passed[0].with_(name=fake.name)
-        return [hoisted, low, high, *passed]
+        upstream[-2] = first.with_(inputs=(hoisted.name, *first.inputs[1:]))
+        upstream[0] = upstream[0].with_(name=fake_quant.name)
+        return [hoisted, low, high, *upstream]
 
-    return replace_matches(nodes, pattern(FAKE_QUANT, chain, CONST, CONST), make)
+    return replace_matches(nodes, pattern(FAKE_QUANT, chain, CONST, CONST), replace)
 
 
 def _requantize_fake_quants(nodes: Sequence[NodeDef]) -> list[NodeDef]:
-    def make(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
-        fake = match.node
+    def replace(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
+        fake_quant = match.node
         source, low, high = (inner.node for inner in match.inputs)
-        prefix = f"{fake.name}_eightbit"
+        prefix = f"{fake_quant.name}_eightbit"
         wide = NodeDef(
             f"{prefix}/quantize",
             "QuantizeV2",
-            (fake.inputs[0], low.name, high.name),
+            (fake_quant.inputs[0], low.name, high.name),
             {"T": DType.QINT32, "mode": b"MIN_FIRST"},
         )
         narrow = _requantize(f"{prefix}/requantize", wide.name, (low.name, high.name))
-        return [source, low, high, wide, narrow, _dequantize(fake.name, narrow.name)]
+        return [source, low, high, wide, narrow, _dequantize(fake_quant.name, narrow.name)]
 
-    return replace_matches(nodes, pattern(FAKE_QUANT, ANY, CONST, CONST), make)
+    return replace_matches(nodes, pattern(FAKE_QUANT, ANY, CONST, CONST), replace)
 
 
 def _requantize(name: str, wide: str, bounds: Sequence[str]) -> NodeDef:
     attrs: dict[str, Attr] = {"Tinput": DType.QINT32, "out_type": DType.QUINT8}
-    return NodeDef(name, "Requantize", (*_ports(wide), *bounds), attrs)
+    return NodeDef(name, "Requantize", (*_quantized_tensor(wide), *bounds), attrs)
 
 
-def _quantizer(
-    ops: Mapping[str, ClassicQuantizedOp], fallback: Range
-) -> Callable[[ClassicMatch, frozenset[str]], list[NodeDef]]:
-    def make(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
+def _quantize_ops(
+    nodes: Sequence[NodeDef], ops: Mapping[str, ClassicQuantizedOp], fallback: OptionalRange
+) -> list[NodeDef]:
+    """Replace each float op by an 8-bit op between QuantizeV2 and Dequantize."""
+
+    def replace(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
         node = match.node
-        into = ops[node.op]
-        if not _is_float(node, into):
+        quantized_op = ops[node.op]
+        if not _is_float(node, quantized_op):
             return match.nodes
-        made: list[NodeDef] = []
-        codes: dict[int, str] = {}
-        for slot, text in enumerate(node.inputs):
-            if slot not in into.raw:
-                parts = _quantized_input(f"{node.name}_eightbit/{_in_a_name(text)}", text)
-                made += parts
-                codes[slot] = parts[-1].name
-        main = _quantized(node, into, codes)
-        made.append(main)
+        result: list[NodeDef] = []
+        quantized_inputs: dict[int, str] = {}
+        for index, text in enumerate(node.inputs):
+            if index not in quantized_op.unquantized:
+                parts = _quantize_input(f"{node.name}_eightbit/{_name_part(text)}", text)
+                result += parts
+                quantized_inputs[index] = parts[-1].name
+        main = _quantize_op(node, quantized_op, quantized_inputs)
+        result.append(main)
         narrow = main.name
-        if into.wide_type:
-            bounds = _requantized_bounds(main.name, fallback)
-            names = (
-                [bound.name for bound in bounds]
-                if fallback
-                else [f"{bounds[0].name}:{port}" for port in (0, 1)]
-            )
-            made += [*bounds, _requantize(f"{main.name}/requantize", main.name, names)]
-            narrow = made[-1].name
-        return [*made, _dequantize(node.name, narrow)]
+        if quantized_op.wide_type:
+            bounds = _requantization_bounds(main.name, fallback)
+            names = [f"{bounds[0].name}:{port}" for port in (0, 1)]
+            if fallback:
+                names = [bound.name for bound in bounds]
+            result += [*bounds, _requantize(f"{main.name}/requantize", main.name, names)]
+            narrow = result[-1].name
+        return [*result, _dequantize(node.name, narrow)]
 
-    return make
+    return replace_matches(nodes, ClassicPattern("|".join(ops)), replace)
 
 
-def _is_float(node: NodeDef, into: ClassicQuantizedOp) -> bool:
+def _is_float(node: NodeDef, quantized_op: ClassicQuantizedOp) -> bool:
     op = op_of(node)
     for arg in (*op.inputs, *op.outputs):
         for key in (arg.number_attr, arg.type_attr):
@@ -252,88 +255,81 @@ def _is_float(node: NodeDef, into: ClassicQuantizedOp) -> bool:
                 hint = "run add_default_attributes first"
                 raise GraphError(f"No attr named '{key}' in NodeDef:\n\t {where}", hint)
     typed = Node(node.name, node.op, attrs=node.attrs)
-    given, made = input_dtypes(typed), output_dtypes(typed)
-    numbers = [
+    dtypes = [
         dtype
-        for slot, dtype in enumerate(given)
-        if slot < len(node.inputs) and slot not in into.raw
+        for index, dtype in enumerate(input_dtypes(typed))
+        if index < len(node.inputs) and index not in quantized_op.unquantized
     ]
-    return all(dtype is DType.FLOAT for dtype in (*numbers, *made))
+    return all(dtype is DType.FLOAT for dtype in (*dtypes, *output_dtypes(typed)))
 
 
-def _in_a_name(text: str) -> str:
-    """An input text as a part of a name."""
+def _name_part(text: str) -> str:
+    """Return an input text in a form that is valid in a node name."""
     prefix, node, suffix = split(text)
     return f"{'__hat__' if prefix else ''}{node}{suffix.replace(':', '__port__')}"
 
 
-def _quantized_input(prefix: str, text: str) -> list[NodeDef]:
-    """Nodes that measure a tensor and make it codes; the last one does."""
-    waits = (f"^{node_of(text)}",)
-    flat = constant(f"{prefix}/reshape_dims", np.array([-1], np.int32)).with_(inputs=waits)
-    axis = constant(f"{prefix}/reduction_dims", np.array([0], np.int32)).with_(inputs=waits)
-    number: dict[str, Attr] = {"T": DType.FLOAT}
-    line = NodeDef(f"{prefix}/reshape", "Reshape", (text, flat.name), number)
-    ends = [
-        NodeDef(
-            f"{prefix}/{op.lower()}", op, (line.name, axis.name), {**number, "keep_dims": False}
-        )
+def _quantize_input(prefix: str, text: str) -> list[NodeDef]:
+    """Return the nodes that compute a tensor's range and quantize it; the last is QuantizeV2."""
+    dependency = (f"^{node_of(text)}",)
+    shape = constant(f"{prefix}/reshape_dims", np.array([-1], np.int32))
+    axis = constant(f"{prefix}/reduction_dims", np.array([0], np.int32))
+    shape, axis = shape.with_(inputs=dependency), axis.with_(inputs=dependency)
+    attrs: dict[str, Attr] = {"T": DType.FLOAT}
+    flat = NodeDef(f"{prefix}/reshape", "Reshape", (text, shape.name), attrs)
+    bounds = [
+        NodeDef(f"{prefix}/{op.lower()}", op, (flat.name, axis.name), {**attrs, "keep_dims": False})
         for op in ("Min", "Max")
     ]
-    codes = NodeDef(
-        f"{prefix}/quantize", "QuantizeV2", (text, *(end.name for end in ends)), EIGHT_BIT
-    )
-    return [flat, axis, line, *ends, codes]
+    inputs = (text, *(bound.name for bound in bounds))
+    quantize = NodeDef(f"{prefix}/quantize", "QuantizeV2", inputs, EIGHT_BIT)
+    return [shape, axis, flat, *bounds, quantize]
 
 
-def _quantized(node: NodeDef, into: ClassicQuantizedOp, codes: Mapping[int, str]) -> NodeDef:
-    attrs: dict[str, Attr] = {}
-    for key in into.copied:
-        if key not in node.attrs:
-            raise GraphError(
-                f"the original crashes here: {node.name} ({node.op}) lacks the attribute {key!r}",
-                hint="run add_default_attributes first",
-            )
-        attrs[key] = node.attrs[key]
-    attrs |= dict.fromkeys(into.types, DType.QUINT8)
-    if into.wide_type:
-        attrs[into.wide_type] = DType.QINT32
+def _quantize_op(
+    node: NodeDef, quantized_op: ClassicQuantizedOp, quantized_inputs: Mapping[int, str]
+) -> NodeDef:
+    attrs: dict[str, Attr] = {key: copy_attribute(node, key) for key in quantized_op.copied}
+    attrs |= dict.fromkeys(quantized_op.types, DType.QUINT8)
+    if quantized_op.wide_type:
+        attrs[quantized_op.wide_type] = DType.QINT32
     inputs = [
-        f"{codes[slot]}:0" if slot in codes else text for slot, text in enumerate(node.inputs)
+        f"{quantized_inputs[index]}:0" if index in quantized_inputs else text
+        for index, text in enumerate(node.inputs)
     ]
-    if into.ranges_last:
-        inputs += [f"{name}:{port}" for port in (1, 2) for name in codes.values()]
+    names = quantized_inputs.values()
+    if quantized_op.ranges_last:
+        inputs += [f"{name}:{port}" for port in (1, 2) for name in names]
     else:
-        inputs += [f"{name}:{port}" for name in codes.values() for port in (1, 2)]
+        inputs += [f"{name}:{port}" for name in names for port in (1, 2)]
     return NodeDef(f"{node.name}/eightbit", f"Quantized{node.op}", tuple(inputs), attrs)
 
 
-def _requantized_bounds(wide: str, fallback: Range) -> list[NodeDef]:
-    """Constants, or a node that measures."""
+def _requantization_bounds(wide: str, fallback: OptionalRange) -> list[NodeDef]:
+    """Return constants for the fallback range, or else a node that computes the range."""
     if fallback:
-        return _bounds(f"{wide}/", fallback, ("fallback_min", "fallback_max"))
-    return [
-        NodeDef(
-            f"{wide}/requant_range", "RequantizationRange", _ports(wide), {"Tinput": DType.QINT32}
-        )
-    ]
+        return _range_constants(f"{wide}/", fallback, ("fallback_min", "fallback_max"))
+    name, inputs = f"{wide}/requant_range", _quantized_tensor(wide)
+    return [NodeDef(name, "RequantizationRange", inputs, {"Tinput": DType.QINT32})]
 
 
-def _merged_requantize(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
+def _merge_requantize(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
     outer = match.node
     source = match.inputs[0].inputs[0].inputs[0].inputs[0].node
     low, high = match.inputs[3].node, match.inputs[4].node
-    return [source, low, high, outer.with_(inputs=(*_ports(source.name), low.name, high.name))]
+    inputs = (*_quantized_tensor(source.name), low.name, high.name)
+    return [source, low, high, outer.with_(inputs=inputs)]
 
 
-def _without_round_trips(nodes: Sequence[NodeDef], outputs: set[str]) -> list[NodeDef]:
+def _remove_round_trips(nodes: Sequence[NodeDef], outputs: set[str]) -> list[NodeDef]:
+    """Remove Dequantize followed by QuantizeV2."""
     names: dict[str, str] = {}
 
-    def make(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
-        codes, decoded = match.node, match.inputs[0].node
-        names.update(zip(_ports(codes.name), decoded.inputs, strict=False))
-        return match.nodes if decoded.name in outside | outputs else []
+    def replace(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
+        quantize, dequantize = match.node, match.inputs[0].node
+        names.update(zip(_quantized_tensor(quantize.name), dequantize.inputs, strict=False))
+        return match.nodes if dequantize.name in outside | outputs else []
 
     return rename_inputs(
-        replace_matches(nodes, ROUND_TRIP, make, allow_inconsistencies=True), names
+        replace_matches(nodes, ROUND_TRIP, replace, allow_inconsistencies=True), names
     )

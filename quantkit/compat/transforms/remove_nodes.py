@@ -1,4 +1,4 @@
-"""The original's removal of nodes that hand on their input."""
+"""The original's removal of no-op nodes."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,10 @@ from quantkit.errors import GraphError
 
 @classic_transform
 def remove_nodes(nodes: list[NodeDef], context: ClassicContext) -> list[NodeDef]:
-    """Readers of a removed node read its first input; what it waited for is forgotten.
+    """Remove nodes of the given op types; consumers get the first input of a removed node.
 
-    The node that it read moves to its place in the file; other inputs that it had are removed with it.
+    The producer of this input moves to the removed node's position in the file. Other inputs and
+    control dependencies of the removed node are lost.
     """
     ops = context.values("op")
     if not ops:
@@ -26,35 +27,31 @@ def remove_nodes(nodes: list[NodeDef], context: ClassicContext) -> list[NodeDef]
             "remove_nodes expects at least one 'op'argument, e.g. remove_nodes(op=Identity)"
         )
     max_inputs = context.int32("max_inputs", 1)
-    kept = {node_of(name) for name in (*context.inputs, *context.outputs)}
+    endpoints = {node_of(name) for name in (*context.inputs, *context.outputs)}
     result = nodes
     for op in ops:
         for count in range(1, max_inputs + 1):
             is_done = False
             while not is_done:
-                result, is_done = _removed(result, ClassicPattern(op, (ANY,) * count), kept)
+                pattern = ClassicPattern(op, (ANY,) * count)
+                result, is_done = _remove_matches(result, pattern, endpoints)
     return result
 
 
-def _removed(
-    nodes: Sequence[NodeDef], wanted: ClassicPattern, kept: set[str]
+def _remove_matches(
+    nodes: Sequence[NodeDef], pattern: ClassicPattern, endpoints: set[str]
 ) -> tuple[list[NodeDef], bool]:
+    """Return the nodes without the matches, and True if no node was removed."""
     names: dict[str, str] = {}
 
-    def make(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
+    def replace(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
         node, source = match.node, match.inputs[0].node
-        if node.name in kept:
+        if node.name in endpoints:
             return match.nodes
-        names[node.name] = next(
-            (
-                text
-                for text in node.inputs
-                if text == source.name or text.startswith(f"{source.name}:")
-            ),
-            source.name,
-        )
+        texts = (text for text in node.inputs if text.split(":")[0] == source.name)
+        names[node.name] = next(texts, source.name)
         names[f"^{node.name}"] = f"^{source.name}"
         return [source]
 
-    result = replace_matches(nodes, wanted, make, allow_inconsistencies=True)
+    result = replace_matches(nodes, pattern, replace, allow_inconsistencies=True)
     return rename_inputs(result, names), not names
