@@ -80,9 +80,7 @@ class NodeTable:
             types.setdefault(node.op, []).append(node)
         total, runs = self._mean_total, max(len(self.totals), 1)
         rows, sum_of_parts = [], 0.0
-        for op, nodes in sorted(
-            types.items(), key=lambda one: -sum(sum(node.times) for node in one[1])
-        ):
+        for op, nodes in sorted(types.items(), key=lambda one: -sum(sum(node.times) for node in one[1])):
             mean = sum(sum(node.times) for node in nodes) / runs
             part = 100 * mean / total
             sum_of_parts += part
@@ -103,9 +101,7 @@ class NodeTable:
 
     def sizes(self) -> str:
         """The shapes of what each node gives."""
-        lines = [
-            f"{node.name}: {', '.join(node.shapes)}" for node in self.nodes.values() if node.shapes
-        ]
+        lines = [f"{node.name}: {', '.join(node.shapes)}" for node in self.nodes.values() if node.shapes]
         return "\n".join([f"{RULE} Output sizes {RULE}", *lines, ""])
 
     def summary(self) -> str:
@@ -145,10 +141,7 @@ class NodeTable:
 
 
 def _text(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [
-        "\t".join(f"{cell:>{24 if not at else 9}}" for at, cell in enumerate(row))
-        for row in (columns, *rows)
-    ]
+    lines = ["\t".join(f"{cell:>{24 if not at else 9}}" for at, cell in enumerate(row)) for row in (columns, *rows)]
     return "\n".join([f"{RULE} {title} {RULE}", *lines, ""])
 
 

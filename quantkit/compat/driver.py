@@ -75,24 +75,18 @@ def run_classic(
         elif made is not nodes and not transform.keeps_versions:
             versions, extra = Versions(), b""
         ops = op_changes(Counter(node.op for node in nodes), Counter(node.op for node in made))
-        records.append(
-            Record(step, (len(nodes), len(made)), (), (), seconds, ignored, found, undone, ops)
-        )
+        records.append(Record(step, (len(nodes), len(made)), (), (), seconds, ignored, found, undone, ops))
         nodes = made
     after = _graph(nodes, graph, names).with_(versions=versions, extra=extra)
     return after, Trace(tuple(records), recipe, graph, after)
 
 
-def _graph(
-    nodes: Sequence[NodeDef], like: Graph, names: tuple[tuple[str, ...], tuple[str, ...]]
-) -> Graph:
+def _graph(nodes: Sequence[NodeDef], like: Graph, names: tuple[tuple[str, ...], tuple[str, ...]]) -> Graph:
     made = to_graph(nodes, like)
     return made.with_(inputs=edges(names[0], made), outputs=edges(names[1], made))
 
 
-def _applied(
-    transform: ClassicTransform, nodes: list[NodeDef], context: ClassicContext
-) -> tuple[list[NodeDef], str]:
+def _applied(transform: ClassicTransform, nodes: list[NodeDef], context: ClassicContext) -> tuple[list[NodeDef], str]:
     """The nodes after a transform, and the error that was ignored."""
     word = context.values(IGNORE_ERRORS)[:1]
     ignore = word[0].lower() if word else "false"

@@ -31,16 +31,10 @@ def freeze_graph(flags: Mapping[str, Any]) -> bytes:
     """
     require(available())
     tf = import_tensorflow()
-    files = {
-        name: Path(flags[name])
-        for name in ("input_graph", "input_meta_graph", "input_saver")
-        if flags.get(name)
-    }
+    files = {name: Path(flags[name]) for name in ("input_graph", "input_meta_graph", "input_saver") if flags.get(name)}
     for path in files.values():
         if not path.is_file():
-            raise InputError(
-                f"{path} does not exist", hint="name the file that the training program wrote"
-            )
+            raise InputError(f"{path} does not exist", hint="name the file that the training program wrote")
     source = flags.get("input_saved_model_dir") or flags.get("input_checkpoint") or "the graph"
     with translate_read_errors(str(source), HINT), suppress_log(), tf.Graph().as_default():
         from tensorflow.python.tools import freeze_graph as tool
@@ -51,9 +45,7 @@ def freeze_graph(flags: Mapping[str, Any]) -> bytes:
             "input_saver": tool._parse_input_saver_proto,
         }
         read = {name: readers[name](str(path), not _is_text(path)) for name, path in files.items()}
-        others = {
-            name: value for name, value in flags.items() if name not in (*readers, "input_binary")
-        }
+        others = {name: value for name, value in flags.items() if name not in (*readers, "input_binary")}
         tags = [tag for tag in flags["saved_model_tags"].replace(" ", "").split(",") if tag]
         try:
             made = tool.freeze_graph_with_def_protos(

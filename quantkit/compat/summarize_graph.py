@@ -28,17 +28,10 @@ def classic_summary(graph: Graph, path: str, *, print_structure: bool = False) -
         path: what the line for benchmark_model calls it.
         print_structure: list the nodes, too.
     """
-    invalid = [
-        (name, node.name)
-        for node in graph.nodes.values()
-        for name in node.sources
-        if name not in graph
-    ]
+    invalid = [(name, node.name) for node in graph.nodes.values() for name in node.sources if name not in graph]
     text = "".join(_counts(graph))
     if invalid:
-        return text + "".join(
-            f"Invalid input {name} for node {node}\n" for name, node in invalid
-        ), False
+        return text + "".join(f"Invalid input {name} for node {node}\n" for name, node in invalid), False
     text += "".join(_ops(graph)) + "".join(_benchmark(graph, path))
     return text + ("".join(_structure(graph)) if print_structure else ""), True
 
@@ -48,23 +41,15 @@ def _counts(graph: Graph) -> Iterator[str]:
     inputs, variables, outputs = _placeholders(graph), _variables(graph), _outputs(graph)
     yield from _found(inputs, "possible inputs", "inputs", _info)
     yield from _found(variables, "variables", "variables", _info)
-    yield from _found(
-        outputs, "possible outputs", "outputs", lambda node: f"(name={node.name}, op={node.op}) "
-    )
+    yield from _found(outputs, "possible outputs", "outputs", lambda node: f"(name={node.name}, op={node.op}) ")
     constants, kept = (
-        sum(
-            value.num_elements
-            for node in some
-            if isinstance(value := node.attrs.get("value"), Tensor)
-        )
+        sum(value.num_elements for node in some if isinstance(value := node.attrs.get("value"), Tensor))
         for some in ([node for node in nodes if node.op == "Const"], variables)
     )
     yield f"Found {constants} ({human(constants)}) const parameters, {kept} ({human(kept)}) variable parameters, "
     yield f"and {sum(len(node.controls) for node in nodes)} control_edges\n"
     devices = Counter(node.device for node in nodes if node.device)
-    yield from (
-        f"{devices[device]} nodes assigned to device '{device}'" for device in sorted(devices)
-    )
+    yield from (f"{devices[device]} nodes assigned to device '{device}'" for device in sorted(devices))
 
 
 def _found(nodes: list[Node], plural: str, none: str, tell: Callable[[Node], str]) -> Iterator[str]:
@@ -84,9 +69,7 @@ def _variables(graph: Graph) -> list[Node]:
 
 def _outputs(graph: Graph) -> list[Node]:
     return [
-        node
-        for node in graph.nodes.values()
-        if node.name not in graph.node_uses and node.op not in UNLIKELY_OUTPUTS
+        node for node in graph.nodes.values() if node.name not in graph.node_uses and node.op not in UNLIKELY_OUTPUTS
     ]
 
 
@@ -116,9 +99,7 @@ def _number(node: Node) -> int:
 def _ops(graph: Graph) -> Iterator[str]:
     counts = Counter(node.op for node in graph.nodes.values())
     for name in graph.library:
-        counts.update(
-            node.op for node in graph.library[name].graph.nodes.values() if node.op != "_Arg"
-        )
+        counts.update(node.op for node in graph.library[name].graph.nodes.values() if node.op != "_Arg")
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     yield f"Op types used: {', '.join(f'{count} {op}' for op, count in ordered)}\n"
 
@@ -143,11 +124,7 @@ def _structure(graph: Graph) -> Iterator[str]:
     for name in graph.order:
         node = graph[name]
         value = node.attrs.get("value")
-        shown = (
-            f", value={debug_string(value)}"
-            if node.op == "Const" and isinstance(value, Tensor)
-            else ""
-        )
+        shown = f", value={debug_string(value)}" if node.op == "Const" and isinstance(value, Tensor) else ""
         yield f"{name} ({node.op}): [{', '.join(_inputs(node))}]{shown}\n"
 
 

@@ -55,7 +55,5 @@ def parse_steps(text: str) -> Recipe:
         error.message = f"Failed to parse --transform argument, error was {error.message}"
         raise
     if not recipe.steps:
-        raise RecipeError(
-            "You must specify at least one transform.", hint="quantkit transforms list shows all"
-        )
+        raise RecipeError("You must specify at least one transform.", hint="quantkit transforms list shows all")
     return recipe

@@ -12,11 +12,7 @@ from quantkit.ops.tensorflow.signatures import OpDef, find_op
 # Attributes added to ops after TensorFlow 2.12, the last release with the original.
 LATER = frozenset(
     {
-        *(
-            f"{op}.{key}"
-            for op in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-            for key in ("grad_x", "grad_y")
-        ),
+        *(f"{op}.{key}" for op in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3") for key in ("grad_x", "grad_y")),
         *(
             "MatMul.grad_a",
             "MatMul.grad_b",
@@ -26,14 +22,8 @@ LATER = frozenset(
         ),
         *("GatherNd.bad_indices_policy", "ScatterNd.bad_indices_policy", "VarHandleOp.debug_name"),
         *(f"SparseSegment{kind}.sparse_gradient" for kind in ("Mean", "Sum", "SqrtN")),
-        *(
-            f"SparseSegment{kind}WithNumSegments.sparse_gradient"
-            for kind in ("Mean", "Sum", "SqrtN")
-        ),
-        *(
-            f"TensorScatter{kind}.bad_indices_policy"
-            for kind in ("Add", "Max", "Min", "Sub", "Update")
-        ),
+        *(f"SparseSegment{kind}WithNumSegments.sparse_gradient" for kind in ("Mean", "Sum", "SqrtN")),
+        *(f"TensorScatter{kind}.bad_indices_policy" for kind in ("Add", "Max", "Min", "Sub", "Update")),
     }
 )
 

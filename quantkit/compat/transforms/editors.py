@@ -25,9 +25,7 @@ def remove_attribute(nodes: Sequence[NodeDef], context: ClassicContext) -> list[
         )
     ops = context.values("op_name")
     if len(ops) > 1:
-        raise GraphError(
-            f"remove_attribute expects a single op_name argument, but found {len(ops)}"
-        )
+        raise GraphError(f"remove_attribute expects a single op_name argument, but found {len(ops)}")
     op = ops[0] if ops else "*"
     key = context.values("attribute_name")[0]
     return [node.with_attrs(**{key: None}) if op in ("*", node.op) else node for node in nodes]
@@ -36,10 +34,7 @@ def remove_attribute(nodes: Sequence[NodeDef], context: ClassicContext) -> list[
 @classic_transform
 def rename_attribute(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Rename an attribute; if the node already has the new name, the moved value is lost."""
-    if (
-        len(context.values("old_attribute_name")) != 1
-        or len(context.values("new_attribute_name")) != 1
-    ):
+    if len(context.values("old_attribute_name")) != 1 or len(context.values("new_attribute_name")) != 1:
         raise GraphError(
             "rename_attribute expects exactly one 'old_attribute_name' and one "
             "'new_attribute_name' argument, "

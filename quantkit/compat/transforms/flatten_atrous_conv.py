@@ -75,8 +75,7 @@ def _dilate(weights: Tensor, rates: Tensor, name: str) -> Array:
     is_float = len(weights.shape) == 4 and weights.dtype is DType.FLOAT
     if not is_float or rates.dtype is not DType.INT32:
         raise GraphError(
-            f"the original crashes here: {name} is not a float filter of rank 4, "
-            "or its block shape is not int32"
+            f"the original crashes here: {name} is not a float filter of rank 4, or its block shape is not int32"
         )
     if rates.shape != (2,):
         raise GraphError(

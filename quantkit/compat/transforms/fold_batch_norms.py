@@ -10,9 +10,7 @@ from quantkit.compat.transforms.table import ClassicContext, classic_transform
 from quantkit.errors import GraphError
 from quantkit.ir.tensor import Array, DType, Tensor
 
-FACTOR_AFTER_LAYER = pattern(
-    "Mul", pattern("Conv2D|MatMul|DepthwiseConv2dNative", ANY, CONST), CONST
-)
+FACTOR_AFTER_LAYER = pattern("Mul", pattern("Conv2D|MatMul|DepthwiseConv2dNative", ANY, CONST), CONST)
 
 
 @classic_transform
@@ -34,9 +32,7 @@ def _fold_factor(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
     weights, factor = weights_node.value, factor_node.value
     columns = num_columns(layer, weights)
     if factor.shape != (columns,):
-        raise GraphError(
-            f"Mul constant input to batch norm has bad shape: {shape_text(factor.shape)}"
-        )
+        raise GraphError(f"Mul constant input to batch norm has bad shape: {shape_text(factor.shape)}")
     for tensor, name in ((weights, weights_node.name), (factor, factor_node.name)):
         require_float(tensor, name)
     scaled = constant(weights_node.name, scale_columns(weights, factor.array))
@@ -57,16 +53,14 @@ def num_columns(layer: NodeDef, weights: Tensor) -> int:
     """
     sizes = weights.shape
     if len(sizes) != (2 if layer.op == "MatMul" else 4):
-        raise GraphError(
-            f"the original crashes here: {layer.name} has weights of shape {shape_text(sizes)}"
-        )
+        raise GraphError(f"the original crashes here: {layer.name} has weights of shape {shape_text(sizes)}")
     if layer.op == "DepthwiseConv2dNative":
         return sizes[2] * sizes[3]
     return sizes[-1]
 
 
 def shape_text(sizes: Sequence[int]) -> str:
-    """Return the sizes in the form of the original's errors."""
+    """Format the sizes as in the original's errors."""
     return f"[{','.join(map(str, sizes))}]"
 
 

@@ -76,7 +76,7 @@ class _ClassicFolding:
         limit: maximum size of a folded tensor in bytes.
         exclude_op, exclude_node: op types and names of nodes that are not folded.
         evaluate: function that computes a node.
-        control_dependencies: numbers of the nodes that a foldable node's value depends on.
+        control_dependencies: nodes that a foldable node's value depends on.
         shape_values: outputs of nodes that depend on shapes only.
         order: foldable nodes in topological order.
         values: computed outputs.
@@ -109,9 +109,7 @@ class _ClassicFolding:
     def _topological_order(self) -> Iterator[int]:
         """Yield node numbers in topological order; producers of one node in reverse name order."""
         producers = {
-            source
-            for op in self.graph.values()
-            for source in (*(data for data, _ in op.inputs), *op.controls)
+            source for op in self.graph.values() for source in (*(data for data, _ in op.inputs), *op.controls)
         }
         stack = [(number, False) for number in self._by_name(set(self.graph) - producers)]
         visited: set[int] = set()
@@ -133,9 +131,7 @@ class _ClassicFolding:
         op = self.graph[number]
         if not self._is_foldable(number):
             return
-        has_unfoldable_input = any(
-            source not in self.control_dependencies for source, _ in op.inputs
-        )
+        has_unfoldable_input = any(source not in self.control_dependencies for source, _ in op.inputs)
         if number not in self.shape_values and has_unfoldable_input:
             return
         dependencies = self.control_dependencies[number] = set()
@@ -155,12 +151,7 @@ class _ClassicFolding:
             if values is not None:
                 self.shape_values[number] = values
                 return True
-        if (
-            op.is_endpoint
-            or definition is None
-            or definition.is_stateful
-            or node.op in CONTROL_FLOW
-        ):
+        if op.is_endpoint or definition is None or definition.is_stateful or node.op in CONTROL_FLOW:
             return False
         if node.op in self.exclude_op or node.name in self.exclude_node:
             return False
@@ -209,8 +200,7 @@ class _ClassicFolding:
             if slot[0] in names
         }
         consumed = [
-            (names[number][port if number in self.shape_values else 0], number, port)
-            for number, port in sorted(slots)
+            (names[number][port if number in self.shape_values else 0], number, port) for number, port in sorted(slots)
         ]
         return sorted(consumed, key=lambda entry: entry[0])
 
@@ -245,13 +235,9 @@ class _ClassicFolding:
         try:
             arrays = self.evaluate(as_node(node), inputs)
         except QuantkitError as error:
-            raise GraphError(
-                f"{node.name} cannot be computed: {error.message}", hint=error.hint
-            ) from None
+            raise GraphError(f"{node.name} cannot be computed: {error.message}", hint=error.hint) from None
         except (ValueError, TypeError, IndexError, ArithmeticError) as error:
-            raise GraphError(
-                f"{node.name} cannot be computed: {str(error).splitlines()[0]}"
-            ) from None
+            raise GraphError(f"{node.name} cannot be computed: {str(error).splitlines()[0]}") from None
         if arrays is None:
             raise GraphError(
                 f"{node.name} cannot be computed: there is no NumPy kernel for {node.op}",
@@ -265,10 +251,8 @@ class _ClassicFolding:
             return
         name = f"{self.graph.new_name(op.node.name)}__cf__{self.num_constants}"
         self.num_constants += 1
-        attrs: dict[str, Attr] = {"dtype": value.dtype, "value": _packed(value)}
-        constant = ImportedNode(
-            NodeDef(name, "Const", attrs=attrs), controls=set(self.control_dependencies[number])
-        )
+        attrs: dict[str, Attr] = {"dtype": value.dtype, "value": _encode_as_tensorflow(value)}
+        constant = ImportedNode(NodeDef(name, "Const", attrs=attrs), controls=set(self.control_dependencies[number]))
         new = self.graph.add(constant)
         for consumer, index in consumers:
             self.graph[consumer].inputs[index] = (new, 0)
@@ -289,8 +273,8 @@ def _tensors(node: NodeDef, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
     return tuple(Tensor.of(array, dtype) for array, dtype in zip(arrays, types, strict=True))
 
 
-def _packed(value: Tensor) -> Tensor:
-    """Return a tensor of several values packed, and any other in its typed field, as TensorFlow."""
+def _encode_as_tensorflow(value: Tensor) -> Tensor:
+    """Return the tensor in TensorFlow's encoding: packed if it has several values."""
     return value if value.num_elements > 1 else with_typed_field(value)
 
 
@@ -302,8 +286,7 @@ def _as_placeholders(nodes: Sequence[NodeDef], inputs: Sequence[str]) -> list[No
             node = node.with_(op="Placeholder", inputs=())
         elif node.name in names and node.op != "Placeholder":
             raise GraphError(
-                f"Input '{node.name}' was expected to be a Placeholder or "
-                f"PlaceholderWithDefault op, but was {node.op}"
+                f"Input '{node.name}' was expected to be a Placeholder or PlaceholderWithDefault op, but was {node.op}"
             )
         result.append(node)
     return result

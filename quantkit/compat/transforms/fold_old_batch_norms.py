@@ -73,8 +73,7 @@ def _fold_until_stable(nodes: list[NodeDef], norm: ClassicPattern, fold: Fold) -
         state = tuple(f"{node.op} {node.name}" for node in nodes)
         if state in states:
             raise GraphError(
-                f"the original never ends here: a constant folded for {matched_names[0]} "
-                "has other consumers",
+                f"the original never ends here: a constant folded for {matched_names[0]} has other consumers",
                 hint="run fold_old_batch_norms before merge_duplicate_nodes, or without --classic",
             )
         states.add(state)
@@ -119,9 +118,7 @@ def _scale_and_offset(match: ClassicMatch) -> tuple[Array, Array]:
         raise GraphError("the original crashes here: the mean of a batch norm is a scalar")
     for tensor, role in ((variance, "Variance"), (beta, "Beta"), (gamma, "gamma")):
         if tensor.shape != mean.shape[:1]:
-            raise GraphError(
-                f"{role} input to batch norm has bad shape: {shape_text(tensor.shape)}"
-            )
+            raise GraphError(f"{role} input to batch norm has bad shape: {shape_text(tensor.shape)}")
     for tensor in (mean, variance, beta, gamma):
         require_float(tensor, node.name)
     with np.errstate(all="ignore"):

@@ -76,9 +76,7 @@ def import_nodes(nodes: Sequence[NodeDef], context: ClassicContext) -> ImportedG
         index[node.name] = number
         data = len(node.data_inputs)
         if any(text.startswith("^") for text in node.inputs[:data]):
-            raise GraphError(
-                f"Node '{node.name}': Control dependencies must come after regular dependencies"
-            )
+            raise GraphError(f"Node '{node.name}': Control dependencies must come after regular dependencies")
     graph = ImportedGraph()
     for number in _import_order(nodes, index):
         _check_colocation(nodes[number], index)
@@ -112,9 +110,7 @@ def _import_order(nodes: Sequence[NodeDef], index: Mapping[str, int]) -> Iterato
             if source not in index:
                 raise GraphError(f"Node '{node.name}': Unknown input node '{text}'")
             consumers[index[source]].append(number)
-        is_loop = node.op == "Merge" and any(
-            nodes[index[source]].op == "NextIteration" for source in sources
-        )
+        is_loop = node.op == "Merge" and any(nodes[index[source]].op == "NextIteration" for source in sources)
         num_controls = len(node.inputs) - len(node.data_inputs)
         num_pending.append(1 + num_controls if is_loop else len(node.inputs))
     ready = [number for number, count in enumerate(num_pending) if not count]
@@ -155,7 +151,7 @@ def _check_version(node: NodeDef, producer: int) -> None:
 
 
 def as_node(node: NodeDef) -> Node:
-    """Return the node in the form of `Graph`."""
+    """Convert to a node of `Graph`."""
     return Node.of_written(node.name, node.op, node.inputs, node.attrs)
 
 
@@ -177,9 +173,7 @@ def add_feeds(graph: ImportedGraph, inputs: Sequence[str], outputs: Sequence[str
         count = num_outputs(as_node(graph[source].node))
         if count is not None and edge.port >= count:
             raise GraphError(f"FeedInputs: {text} should have output index < {count}")
-        feed = graph.add(
-            ImportedNode(NodeDef(f"_recv_{edge.node}_{edge.port}", "_Recv"), is_endpoint=True)
-        )
+        feed = graph.add(ImportedNode(NodeDef(f"_recv_{edge.node}_{edge.port}", "_Recv"), is_endpoint=True))
         graph.feeds[feed] = edge
         is_placeholder = graph[source].node.op in ("Placeholder", "PlaceholderV2")
         for op in graph.values():
@@ -230,9 +224,7 @@ def _input_text(graph: ImportedGraph, source: int, port: int) -> str:
     return f"{name}:{port}" if port else name
 
 
-def append_inputs(
-    result: list[NodeDef], nodes: Sequence[NodeDef], inputs: Sequence[str]
-) -> list[NodeDef]:
+def append_inputs(result: list[NodeDef], nodes: Sequence[NodeDef], inputs: Sequence[str]) -> list[NodeDef]:
     """Append the graph inputs that were replaced by feeds."""
     present = {node.name for node in result}
     nodes_by_name = by_name(nodes)

@@ -29,10 +29,7 @@ def inline_partitionedcall(nodes: Sequence[NodeDef], context: ClassicContext) ->
             names.update((f"{node.name}:{port}", text) for port, text in enumerate(results))
         else:
             result.append(node)
-    return [
-        node.with_(inputs=tuple(names.get(canonical(text), text) for text in node.inputs))
-        for node in result
-    ]
+    return [node.with_(inputs=tuple(names.get(canonical(text), text) for text in node.inputs)) for node in result]
 
 
 def _inline(call: NodeDef, library: Library[Graph]) -> tuple[list[NodeDef], list[str]]:

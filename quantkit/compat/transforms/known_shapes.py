@@ -21,9 +21,7 @@ MAX_ELEMENTS = 64
 INTEGERS = (DType.INT32, DType.INT64)
 
 
-def consumed_shapes(
-    nodes: Sequence[NodeDef], context: ClassicContext
-) -> dict[str, dict[int, Shape]]:
+def consumed_shapes(nodes: Sequence[NodeDef], context: ClassicContext) -> dict[str, dict[int, Shape]]:
     """Return the inferred shapes of tensors with consumers, by node name and port."""
     defaults = (with_defaults(_unknown_scalar(node), context.library) for node in nodes)
     graph = Graph.of([as_node(node) for node in defaults])

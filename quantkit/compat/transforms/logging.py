@@ -66,9 +66,7 @@ def _require_types(node: NodeDef) -> None:
     for arg in (*op.inputs, *op.outputs):
         for key in (arg.number_attr, arg.type_attr, arg.type_list_attr):
             if key and key not in node.attrs:
-                raise GraphError(
-                    f"No attr named '{key}' in NodeDef:\n\t [[{{{{node {node.name}}}}}]]"
-                )
+                raise GraphError(f"No attr named '{key}' in NodeDef:\n\t [[{{{{node {node.name}}}}}]]")
 
 
 def _consumed_tensors(name: str, texts: set[str]) -> list[str]:
@@ -83,9 +81,7 @@ def _consumed_tensors(name: str, texts: set[str]) -> list[str]:
 
 
 @classic_transform(exact=False)
-def freeze_requantization_ranges(
-    nodes: Sequence[NodeDef], context: ClassicContext
-) -> list[NodeDef]:
+def freeze_requantization_ranges(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Replace RequantizationRange by constants from a log file.
 
     A minimum above zero is kept, which Requantize rejects.
@@ -106,9 +102,7 @@ def freeze_requantization_ranges(
         raise GraphError("Nodes were found in the log file that aren't present in the graph")
     for node in nodes:
         if node.name in ranges and node.op != "RequantizationRange":
-            raise GraphError(
-                f"Node is expected to be a RequantizationRange op: {node.name}, but is: {node.op}"
-            )
+            raise GraphError(f"Node is expected to be a RequantizationRange op: {node.name}, but is: {node.op}")
     result: list[NodeDef] = []
     names: dict[str, str] = {}
     for node in nodes:

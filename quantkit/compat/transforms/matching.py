@@ -151,9 +151,7 @@ def consumers_of(nodes: Iterable[NodeDef]) -> dict[str, list[str]]:
     return consumers
 
 
-def _names_with_outside_consumers(
-    match: ClassicMatch, consumers: Mapping[str, Sequence[str]]
-) -> frozenset[str]:
+def _names_with_outside_consumers(match: ClassicMatch, consumers: Mapping[str, Sequence[str]]) -> frozenset[str]:
     names = {node.name for node in match.nodes}
     return frozenset(name for name in names if not names.issuperset(consumers.get(name, ())))
 

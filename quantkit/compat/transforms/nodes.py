@@ -1,6 +1,6 @@
-"""Graphs in the form of the original tool: a list of nodes whose inputs are texts.
+"""Graph representation of the original tool: a list of nodes whose inputs are texts.
 
-The form keeps three distinctions that the original made and `Graph` does not: the position of
+The representation keeps three distinctions that the original made and `Graph` does not: the position of
 control inputs among the other inputs, ``a`` against ``a:0``, and two nodes with one name.
 """
 
@@ -15,7 +15,7 @@ from quantkit.ir.tensor import Array, DType, Tensor
 
 @dataclass(frozen=True, slots=True)
 class NodeDef:
-    """Node in the form of a GraphDef.
+    """Node of a GraphDef.
 
     Attributes:
         name: node name, not necessarily unique.
@@ -38,7 +38,7 @@ class NodeDef:
         return replace(self, **changes)
 
     def with_attrs(self, **changes: Attr | None) -> Self:
-        """Return a copy with attributes set, or removed if their value is None."""
+        """Return a copy with attributes set, or removed for the value None."""
         merged = {**self.attrs, **changes}
         attrs = {key: value for key, value in merged.items() if value is not None}
         return replace(self, attrs=attrs)
@@ -106,9 +106,7 @@ def canonical(text: str) -> str:
     return f"{prefix}{node}{suffix or ':0'}"
 
 
-def constant(
-    name: str, values: Array | Tensor | Sequence[Any] | float, dtype: DType | None = None
-) -> NodeDef:
+def constant(name: str, values: Array | Tensor | Sequence[Any] | float, dtype: DType | None = None) -> NodeDef:
     """Return a ``Const`` with the attributes that the original wrote: type and packed values."""
     tensor = values if isinstance(values, Tensor) else Tensor.of(values, dtype)
     return NodeDef(name, "Const", attrs={"dtype": tensor.dtype, "value": tensor})
@@ -138,9 +136,7 @@ def to_graph(nodes: Iterable[NodeDef], like: Graph, **changes: Any) -> Graph:
     Raises:
         GraphError: two nodes have one name.
     """
-    graph = Graph.of(
-        [Node.of_written(n.name, n.op, n.inputs, n.attrs, n.device, n.extra) for n in nodes]
-    )
+    graph = Graph.of([Node.of_written(n.name, n.op, n.inputs, n.attrs, n.device, n.extra) for n in nodes])
     return like.with_(nodes=graph.nodes, **changes)
 
 

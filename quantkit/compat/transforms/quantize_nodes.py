@@ -182,9 +182,7 @@ def _hoist_fake_quants(nodes: Sequence[NodeDef], depth: int) -> list[NodeDef]:
             inner = inner.inputs[0]
             upstream.append(inner.node)
         first = upstream[-2]
-        hoisted = fake_quant.with_(
-            name=f"{fake_quant.name}_hoisted", inputs=(first.inputs[0], *fake_quant.inputs[1:])
-        )
+        hoisted = fake_quant.with_(name=f"{fake_quant.name}_hoisted", inputs=(first.inputs[0], *fake_quant.inputs[1:]))
         upstream[-2] = first.with_(inputs=(hoisted.name, *first.inputs[1:]))
         upstream[0] = upstream[0].with_(name=fake_quant.name)
         return [hoisted, low, high, *upstream]
@@ -286,16 +284,13 @@ def _quantize_input(prefix: str, text: str) -> list[NodeDef]:
     return [shape, axis, flat, *bounds, quantize]
 
 
-def _quantize_op(
-    node: NodeDef, quantized_op: ClassicQuantizedOp, quantized_inputs: Mapping[int, str]
-) -> NodeDef:
+def _quantize_op(node: NodeDef, quantized_op: ClassicQuantizedOp, quantized_inputs: Mapping[int, str]) -> NodeDef:
     attrs: dict[str, Attr] = {key: copy_attribute(node, key) for key in quantized_op.copied}
     attrs |= dict.fromkeys(quantized_op.types, DType.QUINT8)
     if quantized_op.wide_type:
         attrs[quantized_op.wide_type] = DType.QINT32
     inputs = [
-        f"{quantized_inputs[index]}:0" if index in quantized_inputs else text
-        for index, text in enumerate(node.inputs)
+        f"{quantized_inputs[index]}:0" if index in quantized_inputs else text for index, text in enumerate(node.inputs)
     ]
     names = quantized_inputs.values()
     if quantized_op.ranges_last:
@@ -330,6 +325,4 @@ def _remove_round_trips(nodes: Sequence[NodeDef], outputs: set[str]) -> list[Nod
         names.update(zip(_quantized_tensor(quantize.name), dequantize.inputs, strict=False))
         return match.nodes if dequantize.name in outside | outputs else []
 
-    return rename_inputs(
-        replace_matches(nodes, ROUND_TRIP, replace, allow_inconsistencies=True), names
-    )
+    return rename_inputs(replace_matches(nodes, ROUND_TRIP, replace, allow_inconsistencies=True), names)

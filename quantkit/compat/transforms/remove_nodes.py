@@ -23,9 +23,7 @@ def remove_nodes(nodes: list[NodeDef], context: ClassicContext) -> list[NodeDef]
     """
     ops = context.values("op")
     if not ops:
-        raise GraphError(
-            "remove_nodes expects at least one 'op'argument, e.g. remove_nodes(op=Identity)"
-        )
+        raise GraphError("remove_nodes expects at least one 'op'argument, e.g. remove_nodes(op=Identity)")
     max_inputs = context.int32("max_inputs", 1)
     endpoints = {node_of(name) for name in (*context.inputs, *context.outputs)}
     result = nodes

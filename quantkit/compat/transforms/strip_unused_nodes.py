@@ -1,4 +1,4 @@
-"""The original's cut to what the outputs need."""
+"""The original's removal of nodes that no graph output depends on."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,100 +8,101 @@ from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr
 from quantkit.ir.tensor import DType, Shape
 
-WORDS = {dtype.value: dtype for dtype in DType}
+DTYPES = {dtype.value: dtype for dtype in DType}
 
 
 @classic_transform
 def strip_unused_nodes(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
-    """What the outputs do not need goes; inputs become placeholders, scalar ones unless a shape is given."""
+    """Remove nodes that no graph output depends on, and replace graph inputs by placeholders.
+
+    The default shape of a placeholder is scalar.
+    """
     inputs = {node_of(name) for name in context.inputs}
-    needed = inputs | needed_by(by_name(nodes), [node_of(name) for name in context.outputs], inputs)
+    outputs = [node_of(name) for name in context.outputs]
+    required = inputs | required_names(by_name(nodes), outputs, inputs)
     result = []
     for node in nodes:
         if node.name in inputs and node.op != "Placeholder":
             attrs: dict[str, Attr] = {
-                "dtype": _dtype(context, node.name),
-                "shape": _shape(context, node.name),
+                "dtype": _parse_dtype_options(context, node.name),
+                "shape": _parse_shape_options(context, node.name),
             }
             result.append(NodeDef(node.name, "Placeholder", attrs=attrs))
-        elif node.name in needed:
+        elif node.name in required:
             result.append(node)
     return result
 
 
-def needed_by(nodes: Mapping[str, NodeDef], outputs: Sequence[str], stop: set[str]) -> set[str]:
-    """Names of the nodes that outputs need, not looking behind those to stop at.
+def required_names(nodes: Mapping[str, NodeDef], outputs: Sequence[str], stop: set[str]) -> set[str]:
+    """Return the names of the nodes that outputs depend on; nodes of `stop` are not expanded.
 
     Raises:
-        GraphError: a name on the way is not in the graph.
+        GraphError: the graph lacks a name.
     """
-    needed: set[str] = set()
+    required: set[str] = set()
     level = sorted(outputs)
     while level:
-        following: set[str] = set()
+        producers: set[str] = set()
         for name in level:
-            needed.add(name)
+            required.add(name)
             if name in stop:
                 continue
             if name not in nodes:
                 raise GraphError(f"Input node {name} not found in graph")
-            following.update(node_of(text) for text in nodes[name].inputs)
-        level = sorted(following - needed)
-    return needed
+            producers.update(node_of(text) for text in nodes[name].inputs)
+        level = sorted(producers - required)
+    return required
 
 
-def _dtype(context: ClassicContext, name: str) -> DType:
+def _parse_dtype_options(context: ClassicContext, name: str) -> DType:
     dtype = DType.FLOAT
-    if words := context.values("type"):
-        if len(words) > 1:
+    if texts := context.values("type"):
+        if len(texts) > 1:
             raise GraphError("You must pass no more than one default 'type' to strip_unused_nodes")
-        dtype = _read_dtype(words[0])
-    for named, word in _pairs(
-        context, "type_for_name", "name=foo, type_for_name=float, name=bar, type_for_name=quint8"
-    ):
-        if named == name:
-            dtype = _read_dtype(word)
+        dtype = _parse_dtype(texts[0])
+    example = "name=foo, type_for_name=float, name=bar, type_for_name=quint8"
+    for node_name, text in _named_options(context, "type_for_name", example):
+        if node_name == name:
+            dtype = _parse_dtype(text)
     return dtype
 
 
-def _read_dtype(word: str) -> DType:
-    if word not in WORDS:
-        raise GraphError(f"Couldn't understand type argument '{word}'")
-    return WORDS[word]
+def _parse_dtype(text: str) -> DType:
+    if text not in DTYPES:
+        raise GraphError(f"Couldn't understand type argument '{text}'")
+    return DTYPES[text]
 
 
-def _shape(context: ClassicContext, name: str) -> Shape:
+def _parse_shape_options(context: ClassicContext, name: str) -> Shape:
     shape = Shape(())
-    if words := context.values("shape"):
-        if len(words) > 1:
+    if texts := context.values("shape"):
+        if len(texts) > 1:
             raise GraphError("You must pass no more than one default 'shape' to strip_unused_nodes")
-        shape = _read_shape(words[0])
+        shape = _parse_shape(texts[0])
     example = 'name=foo, shape_for_name="2,2,1", name=bar, shape_for_name="1"'
-    for named, word in _pairs(context, "shape_for_name", example):
-        if named == name:
-            shape = _read_shape(word)
+    for node_name, text in _named_options(context, "shape_for_name", example):
+        if node_name == name:
+            shape = _parse_shape(text)
     return shape
 
 
-def _read_shape(word: str) -> Shape:
-    if not word:
+def _parse_shape(text: str) -> Shape:
+    if not text:
         raise GraphError("Specified shape is empty.")
-    sizes = [as_int64(part) for part in word.split(",")]
-    known = [size for size in sizes if size is not None]
-    if len(known) < len(sizes):
-        raise GraphError(f"Could parse as shape: '{word}'")
-    if min(known) < 0:
+    parsed = [as_int64(part) for part in text.split(",")]
+    sizes = [size for size in parsed if size is not None]
+    if len(sizes) < len(parsed):
+        raise GraphError(f"Could parse as shape: '{text}'")
+    if min(sizes) < 0:
         raise GraphError(
-            f"the original crashes here: shape {word!r} has a negative size",
-            hint="without --classic it is a size that is not known",
+            f"the original crashes here: shape {text!r} has a negative size",
+            hint="run without --classic, where a negative size is an unknown size",
         )
-    return Shape(tuple(known))
+    return Shape(tuple(sizes))
 
 
-def _pairs(context: ClassicContext, option: str, example: str) -> list[tuple[str, str]]:
-    names, words = context.values("name"), context.values(option)
-    if len(names) != len(words):
-        raise GraphError(
-            f"You must pass a '{option}' arg for every 'name', e.g. strip_unused_nodes({example}"
-        )
-    return list(zip(names, words, strict=True))
+def _named_options(context: ClassicContext, option: str, example: str) -> list[tuple[str, str]]:
+    names, texts = context.values("name"), context.values(option)
+    if len(names) != len(texts):
+        raise GraphError(f"You must pass a '{option}' arg for every 'name', e.g. strip_unused_nodes({example}")
+    return list(zip(names, texts, strict=True))

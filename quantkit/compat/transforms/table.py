@@ -53,9 +53,7 @@ class ClassicContext:
         """
         values = self.values(name)
         if len(values) > 1:
-            raise GraphError(
-                f"Expected a single '{name}' parameter, but found {len(values)} occurrences"
-            )
+            raise GraphError(f"Expected a single '{name}' parameter, but found {len(values)} occurrences")
         return values[0] if values else default
 
     def int32(self, name: str, default: int) -> int:
@@ -109,10 +107,7 @@ class ClassicContext:
             return default
         if text in BOOLEANS:
             return BOOLEANS[text]
-        raise GraphError(
-            f"Couldn't interpret the {name} argument as a boolean:{text} "
-            "(expected true, false, 0 or 1)"
-        )
+        raise GraphError(f"Couldn't interpret the {name} argument as a boolean:{text} (expected true, false, 0 or 1)")
 
 
 def as_int64(text: str) -> int | None:
@@ -130,13 +125,9 @@ def check_inputs(nodes: Sequence[NodeDef]) -> None:
         GraphError: an input references a missing node; the hint lists the first such inputs.
     """
     names = {node.name for node in nodes}
-    dangling = [
-        (text, node.name) for node in nodes for text in node.inputs if node_of(text) not in names
-    ]
+    dangling = [(text, node.name) for node in nodes for text in node.inputs if node_of(text) not in names]
     if dangling:
-        hint = "; ".join(
-            f"Invalid input {text} for node {name}" for text, name in dangling[:MAX_LISTED_INPUTS]
-        )
+        hint = "; ".join(f"Invalid input {text} for node {name}" for text, name in dangling[:MAX_LISTED_INPUTS])
         raise GraphError("Invalid graph with inputs referring to nonexistent nodes", hint=hint)
 
 
@@ -171,9 +162,7 @@ CLASSIC: dict[str, ClassicTransform] = {}
 @overload
 def classic_transform(function: Function, /) -> Function: ...
 @overload
-def classic_transform(
-    *, keeps_versions: bool = False, exact: bool = True
-) -> Callable[[Function], Function]: ...
+def classic_transform(*, keeps_versions: bool = False, exact: bool = True) -> Callable[[Function], Function]: ...
 def classic_transform(
     function: Function | None = None, /, *, keeps_versions: bool = False, exact: bool = True
 ) -> Function | Callable[[Function], Function]:
@@ -210,8 +199,7 @@ def find_classic(name: str) -> ClassicTransform:
         return _adapt_transform(REGISTRY[name])
     raise RecipeError(
         f"Transform '{name}' not recognized.",
-        hint=did_you_mean(name, {**CLASSIC, **REGISTRY})
-        or "run quantkit transforms list to see all names",
+        hint=did_you_mean(name, {**CLASSIC, **REGISTRY}) or "run quantkit transforms list to see all names",
     )
 
 
@@ -223,9 +211,7 @@ def _adapt_transform(transform: Transform) -> ClassicTransform:
 
     def function(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
         graph = to_graph(nodes, Graph({}), versions=context.versions, library=context.library)
-        graph = graph.with_(
-            inputs=edges(context.inputs, graph), outputs=edges(context.outputs, graph)
-        )
+        graph = graph.with_(inputs=edges(context.inputs, graph), outputs=edges(context.outputs, graph))
         options = {key: value for key, value in context.params.items() if key in transform.options}
         return from_graph(transform.apply(graph, options, context.services).graph)
 

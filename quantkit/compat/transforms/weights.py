@@ -1,4 +1,4 @@
-"""The original's ways to make weights smaller."""
+"""The original's quantization and rounding of weights."""
 
 from collections.abc import Sequence
 
@@ -11,29 +11,30 @@ from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr
 from quantkit.ir.tensor import Array, DType, Tensor
 
-# Its running maximum started at the smallest normal number, not at the most negative one.
-START_OF_MAXIMUM = np.finfo(np.float32).tiny
-TOO_NARROW = np.float32(0.000001)
+# The original's running maximum started at the smallest normal number, not at the lowest number.
+INITIAL_MAXIMUM = np.finfo(np.float32).tiny
+SMALLEST_WIDTH = np.float32(0.000001)
 
 
 @classic_transform(exact=False)
 def quantize_weights(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
-    """Large float constants become 8-bit codes; what a constant waited for is forgotten."""
+    """Quantize large float constants to 8 bits, and drop their control dependencies."""
     minimum_size = context.int32("minimum_size", 1024)
 
-    def make(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
+    def replace(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
         node = match.node
         tensor = tensor_of(node)
-        # The number of elements is unsigned there, so that a negative minimum is larger than any.
-        if node.attrs["dtype"] is not DType.FLOAT or tensor.num_elements < minimum_size % (1 << 64):
+        # The original compared unsigned numbers: a negative minimum exceeds every size.
+        is_small = tensor.num_elements < minimum_size % (1 << 64)
+        if node.attrs["dtype"] is not DType.FLOAT or is_small:
             return [node]
-        return _quantized(node.name, tensor.array)
+        return _quantize_constant(node.name, tensor.array)
 
-    return replace_matches(nodes, CONST, make)
+    return replace_matches(nodes, CONST, replace)
 
 
 def tensor_of(node: NodeDef) -> Tensor:
-    """The tensor of a constant.
+    """Return the tensor of a constant.
 
     Raises:
         GraphError: the constant lacks its type or its value.
@@ -47,13 +48,13 @@ def tensor_of(node: NodeDef) -> Tensor:
     return value
 
 
-def _quantized(name: str, values: Array) -> list[NodeDef]:
+def _quantize_constant(name: str, values: Array) -> list[NodeDef]:
     low, high = _extremes(values)
     low, high = min(low, np.float32(0)), max(high, np.float32(0))
     if low == high:
-        low, high = _widened(low, high)
+        low, high = _widen(low, high)
     parts = [
-        constant(f"{name}_quantized_const", _codes(values, low, high), DType.QUINT8),
+        constant(f"{name}_quantized_const", _quantize(values, low, high), DType.QUINT8),
         constant(f"{name}_quantized_min", np.asarray(low)),
         constant(f"{name}_quantized_max", np.asarray(high)),
     ]
@@ -62,53 +63,54 @@ def _quantized(name: str, values: Array) -> list[NodeDef]:
 
 
 def _extremes(values: Array) -> tuple[np.float32, np.float32]:
-    """The smallest and the largest value as the original found them: NaN passes unseen."""
+    """Return the minimum and the maximum as computed by the original, which ignored NaN."""
     numbers = values[~np.isnan(values)]
     largest = np.finfo(np.float32).max
-    return np.float32(min(numbers.min(initial=largest), largest)), np.float32(
-        numbers.max(initial=START_OF_MAXIMUM)
-    )
+    low = np.float32(min(numbers.min(initial=largest), largest))
+    return low, np.float32(numbers.max(initial=INITIAL_MAXIMUM))
 
 
-def _widened(low: np.float32, high: np.float32) -> tuple[np.float32, np.float32]:
-    if abs(low) < TOO_NARROW:
+def _widen(low: np.float32, high: np.float32) -> tuple[np.float32, np.float32]:
+    if abs(low) < SMALLEST_WIDTH:
         return low, np.float32(low + np.float32(1))
     return (low, np.float32(2) * low) if low > 0 else (low, low / np.float32(2))
 
 
-def _codes(values: Array, low: np.float32, high: np.float32) -> Array:
+def _quantize(values: Array, low: np.float32, high: np.float32) -> Array:
     with np.errstate(all="ignore"):
         scale = 256.0 / (float(np.float32(high - low)) * (256.0 / 255.0))
-        levels = _rounded(values.astype(np.float64) * scale) - _rounded(
-            np.asarray(low, np.float64) * scale
-        )
-        return np.asarray(np.clip(np.nan_to_num(levels, nan=0.0), 0, 255), np.uint8)
+        lowest = _round(np.asarray(low, np.float64) * scale)
+        quantized = _round(values.astype(np.float64) * scale) - lowest
+        return np.asarray(np.clip(np.nan_to_num(quantized, nan=0.0), 0, 255), np.uint8)
 
 
-def _rounded(values: Array) -> Array:
-    """Nearest integers, halves away from zero."""
+def _round(values: Array) -> Array:
+    """Round to the nearest integer, halves away from zero."""
     return np.asarray(np.trunc(values + np.copysign(np.nextafter(0.5, 0.0), values)))
 
 
 @classic_transform(exact=False)
 def round_weights(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
-    """Float constants take few values; the largest is rounded up beyond the range, and equal ones change."""
+    """Round float constants to a few distinct values.
+
+    The maximum is rounded to a value outside the range, and constants of equal values change.
+    """
     num_steps = context.int32("num_steps", 256)
 
-    def make(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
+    def replace(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
         node = match.node
         tensor = tensor_of(node)
         if node.attrs["dtype"] is not DType.FLOAT or tensor.num_elements < 16:
             return [node]
-        return [constant(node.name, _in_steps(tensor.array, num_steps))]
+        return [constant(node.name, _round_to_steps(tensor.array, num_steps))]
 
-    return replace_matches(nodes, CONST, make)
+    return replace_matches(nodes, CONST, replace)
 
 
-def _in_steps(values: Array, num_steps: int) -> Array:
+def _round_to_steps(values: Array, num_steps: int) -> Array:
     low, high = _extremes(values)
     if low == high:
-        if abs(low) < TOO_NARROW:
+        if abs(low) < SMALLEST_WIDTH:
             high = np.float32(low + np.float32(1))
         elif low > 0:
             high = np.float32(2) * low
