@@ -1,7 +1,8 @@
-"""Random networks as frameworks write them: every kind of layer and norm, with all that makes rewriting hard.
+"""Random networks as frameworks write them, with all layers and norms, for tests of transforms.
 
-Tensors are read twice, weights are shared, nodes wait for others, stand twice under two names, have several outputs,
-and are asked for in the middle. All of it is valid TensorFlow, and runs in NumPy.
+They contain tensors with several consumers, shared weights, control dependencies, duplicate nodes,
+nodes with several outputs, and graph outputs inside the network. All are valid in TensorFlow, and run
+in the reference runtime.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,14 +18,22 @@ from quantkit.runtimes import find_runtime
 BATCH = 2
 FLOAT, INT32 = DType.FLOAT, DType.INT32
 EPSILON = float(np.float32(0.001))
-MOST_CHANNELS = 8
+MAX_CHANNELS = 8
 
 Dims = tuple[int, ...]
 
 
 @dataclass
 class _Builder:
-    """A network under construction; `tensors` are the edges so far with their shapes, the newest last."""
+    """Network under construction.
+
+    Attributes:
+        draw: source of Hypothesis choices.
+        random: source of constant values.
+        nodes: nodes so far.
+        tensors: edges so far with their shapes, in order of creation.
+        weights: latest weights of each shape.
+    """
 
     draw: st.DrawFn
     random: np.random.Generator
@@ -32,24 +41,24 @@ class _Builder:
     tensors: list[tuple[str, Dims]] = field(default_factory=list)
     weights: dict[Dims, str] = field(default_factory=dict)
 
-    def one_of(self, *choices: str) -> str:
+    def choose(self, *choices: str) -> str:
         return self.draw(st.sampled_from(choices))
 
-    def chance(self, parts: int) -> bool:
-        """True once in so many draws; false is what examples shrink to."""
-        return self.draw(st.integers(0, parts - 1)) == parts - 1
+    def chance(self, odds: int) -> bool:
+        """Return True once in ``odds`` draws; examples shrink to False."""
+        return self.draw(st.integers(0, odds - 1)) == odds - 1
 
-    def name(self, word: str) -> str:
+    def name(self, base: str) -> str:
         scope = "block/" if self.chance(3) else ""
-        return f"{scope}{word}{len(self.nodes)}"
+        return f"{scope}{base}{len(self.nodes)}"
 
     def put(self, op: str, *inputs: str, **attrs: Attr) -> str:
-        """A node whose name is its op; now and then it waits for another, or has a device or a note."""
+        """Add a node, sometimes with a control dependency, a private attribute or a device; return its name."""
         controls: tuple[str, ...] = ()
         if self.chance(8):
             controls = (self.draw(st.sampled_from([node.name for node in self.nodes])),)
         if self.chance(6):
-            attrs["_note"] = b"as the framework wrote it"
+            attrs["_note"] = b"private"
         device = "/device:CPU:0" if self.chance(10) else ""
         self.nodes.append(Node(self.name(op), op, tuple(map(Edge.parse, inputs)), controls, attrs, device))
         return self.nodes[-1].name
@@ -64,27 +73,27 @@ class _Builder:
     def factors(self, shape: Dims) -> str:
         return self.const(self.random.uniform(0.5, 1.5, shape).astype(np.float32))
 
-    def shared(self, shape: Dims, fan_in: int) -> str:
-        """Weights: now and then those of an earlier layer, or behind an Identity."""
+    def choose_weights(self, shape: Dims, fan_in: int) -> str:
+        """Return new weights, sometimes those of an earlier layer, or an Identity of them."""
         if shape in self.weights and self.chance(4):
             return self.weights[shape]
-        made = self.normal(shape, fan_in)
-        self.weights[shape] = self.put("Identity", made, T=FLOAT) if self.chance(4) else made
+        weights = self.normal(shape, fan_in)
+        self.weights[shape] = self.put("Identity", weights, T=FLOAT) if self.chance(4) else weights
         return self.weights[shape]
 
-    def made(self, edge: str, dims: Dims) -> None:
+    def add_tensor(self, edge: str, dims: Dims) -> None:
         self.tensors.append((edge, dims))
 
     def source(self) -> tuple[str, Dims]:
-        """Most often the newest tensor."""
+        """Return a tensor, usually the latest one."""
         return self.draw(st.sampled_from(self.tensors)) if self.chance(4) else self.tensors[-1]
 
     def image(self) -> tuple[str, Dims] | None:
-        """An image to read; None: there is none with room left."""
-        found = [one for one in self.tensors if len(one[1]) == 4]
-        if not found:
+        """Return a tensor of four dimensions, None if the network has no such tensor."""
+        images = [tensor for tensor in self.tensors if len(tensor[1]) == 4]
+        if not images:
             return None
-        return self.draw(st.sampled_from(found)) if self.chance(4) else found[-1]
+        return self.draw(st.sampled_from(images)) if self.chance(4) else images[-1]
 
 
 def _window(size: int, kernel: int, stride: int, padding: bytes) -> int:
@@ -92,53 +101,53 @@ def _window(size: int, kernel: int, stride: int, padding: bytes) -> int:
 
 
 def _spatial(b: _Builder, dims: Dims, kernel: int) -> tuple[Dims, dict[str, Attr]]:
-    """Height and width behind a window, and the attributes that say so."""
+    """Return output height and width of a window, and the attributes of the op."""
     stride = 2 if b.chance(4) else 1
     padding = b"VALID" if min(dims[1:3]) >= kernel and b.chance(3) else b"SAME"
-    size = tuple(_window(one, kernel, stride, padding) for one in dims[1:3])
+    size = tuple(_window(dim, kernel, stride, padding) for dim in dims[1:3])
     return size, {"strides": (1, stride, stride, 1), "padding": padding, "data_format": b"NHWC", "T": FLOAT}
 
 
 def _convolution(b: _Builder) -> None:
-    found = b.image()
-    if found is None:
+    image = b.image()
+    if image is None:
         return
-    edge, dims = found
+    edge, dims = image
     kernel = b.draw(st.sampled_from([1, 3]))
     size, attrs = _spatial(b, dims, kernel)
-    if b.chance(3) and dims[3] <= MOST_CHANNELS // 2:
+    if b.chance(3) and dims[3] <= MAX_CHANNELS // 2:
         multiplier = b.draw(st.sampled_from([1, 2]))
-        weights = b.shared((kernel, kernel, dims[3], multiplier), kernel * kernel)
+        weights = b.choose_weights((kernel, kernel, dims[3], multiplier), kernel * kernel)
         channels = dims[3] * multiplier
         layer = b.put("DepthwiseConv2dNative", edge, weights, **attrs)
     else:
         channels = b.draw(st.sampled_from([2, 4]))
-        weights = b.shared((kernel, kernel, dims[3], channels), kernel * kernel * dims[3])
+        weights = b.choose_weights((kernel, kernel, dims[3], channels), kernel * kernel * dims[3])
         layer = b.put("Conv2D", edge, weights, **attrs)
     if b.chance(3):
-        layer = b.put(b.one_of("BiasAdd", "AddV2", "Add"), layer, b.normal((channels,)), T=FLOAT)
+        layer = b.put(b.choose("BiasAdd", "AddV2", "Add"), layer, b.normal((channels,)), T=FLOAT)
     if not b.chance(3):
         layer = _NORMS[b.draw(st.sampled_from(sorted(_NORMS)))](b, layer, channels)
-    b.made(layer, (dims[0], *size, channels))
+    b.add_tensor(layer, (dims[0], *size, channels))
 
 
-def _fused(op: str) -> Callable[[_Builder, str, int], str]:
+def _fused_norm(op: str) -> Callable[[_Builder, str, int], str]:
     def norm(b: _Builder, edge: str, channels: int) -> str:
-        numbers = [b.factors((channels,)), b.normal((channels,)), b.normal((channels,)), b.factors((channels,))]
+        parameters = [b.factors((channels,)), b.normal((channels,)), b.normal((channels,)), b.factors((channels,))]
         attrs: dict[str, Attr] = {"T": FLOAT, "epsilon": EPSILON, "is_training": False, "data_format": b"NHWC"}
-        return b.put(op, edge, *numbers, **(attrs if op == "FusedBatchNorm" else {**attrs, "U": FLOAT}))
+        return b.put(op, edge, *parameters, **(attrs if op == "FusedBatchNorm" else {**attrs, "U": FLOAT}))
 
     return norm
 
 
-def _global(b: _Builder, edge: str, channels: int) -> str:
-    numbers = [b.normal((channels,)), b.factors((channels,)), b.normal((channels,)), b.factors((channels,))]
+def _global_norm(b: _Builder, edge: str, channels: int) -> str:
+    parameters = [b.normal((channels,)), b.factors((channels,)), b.normal((channels,)), b.factors((channels,))]
     attrs: dict[str, Attr] = {"variance_epsilon": EPSILON, "scale_after_normalization": not b.chance(3)}
-    return b.put("BatchNormWithGlobalNormalization", edge, *numbers, T=FLOAT, **attrs)
+    return b.put("BatchNormWithGlobalNormalization", edge, *parameters, T=FLOAT, **attrs)
 
 
-def _written_out(b: _Builder, edge: str, channels: int) -> str:
-    """``y (gamma rsqrt(variance + e)) + (beta - mean (...))``, as tf.nn.batch_normalization writes it."""
+def _decomposed_norm(b: _Builder, edge: str, channels: int) -> str:
+    """Add ``y (gamma rsqrt(variance + e)) + (beta - mean (...))``, the form of tf.nn.batch_normalization."""
     variance, epsilon = b.factors((channels,)), b.const(np.float32(EPSILON))
     scale = b.put("Rsqrt", b.put("AddV2", variance, epsilon, T=FLOAT), T=FLOAT)
     scale = b.put("Mul", scale, b.factors((channels,)), T=FLOAT)
@@ -147,83 +156,83 @@ def _written_out(b: _Builder, edge: str, channels: int) -> str:
     return b.put("AddV2", b.put("Mul", *pair, T=FLOAT), shift, T=FLOAT)
 
 
-def _centred(b: _Builder, edge: str, channels: int) -> str:
-    """``(y - mean) / deviation``."""
+def _centered_norm(b: _Builder, edge: str, channels: int) -> str:
+    """Add ``(y - mean) / deviation``."""
     return b.put("RealDiv", b.put("Sub", edge, b.normal((channels,)), T=FLOAT), b.factors((1, 1, 1, channels)), T=FLOAT)
 
 
 _NORMS: Mapping[str, Callable[[_Builder, str, int], str]] = {
-    "fused": _fused("FusedBatchNorm"),
-    "fused 2": _fused("FusedBatchNormV2"),
-    "fused 3": _fused("FusedBatchNormV3"),
-    "global": _global,
-    "written out": _written_out,
-    "centred": _centred,
+    "fused": _fused_norm("FusedBatchNorm"),
+    "fused 2": _fused_norm("FusedBatchNormV2"),
+    "fused 3": _fused_norm("FusedBatchNormV3"),
+    "global": _global_norm,
+    "decomposed": _decomposed_norm,
+    "centered": _centered_norm,
 }
 
 
 def _activation(b: _Builder) -> None:
     edge, dims = b.source()
-    kind = b.one_of("Relu", "Relu6", "Sigmoid", "Tanh", "clip", "clip to 6")
+    kind = b.choose("Relu", "Relu6", "Sigmoid", "Tanh", "clip", "clip to 6")
     if kind.startswith("clip"):
         top, bottom = b.const(np.float32(6 if kind == "clip to 6" else 3)), b.const(np.float32(0))
         edge = b.put("Maximum", b.put("Minimum", edge, top, T=FLOAT), bottom, T=FLOAT)
     else:
         edge = b.put(kind, edge, T=FLOAT)
-    b.made(edge, dims)
+    b.add_tensor(edge, dims)
 
 
-def _passing(b: _Builder) -> None:
+def _no_op(b: _Builder) -> None:
     edge, dims = b.source()
-    kind = b.one_of("Identity", "StopGradient", "CheckNumerics", "IdentityN")
+    kind = b.choose("Identity", "StopGradient", "CheckNumerics", "IdentityN")
     if kind == "IdentityN":
         other, other_dims = b.source()
         node = b.put(kind, edge, other, T=(FLOAT, FLOAT))
-        b.made(node, dims)
-        b.made(f"{node}:1", other_dims)
+        b.add_tensor(node, dims)
+        b.add_tensor(f"{node}:1", other_dims)
         return
     attrs: dict[str, Attr] = {"message": b"not finite"} if kind == "CheckNumerics" else {}
-    b.made(b.put(kind, edge, T=FLOAT, **attrs), dims)
+    b.add_tensor(b.put(kind, edge, T=FLOAT, **attrs), dims)
 
 
 def _pool(b: _Builder) -> None:
-    found = b.image()
-    if found is None:
+    image = b.image()
+    if image is None:
         return
-    edge, dims = found
+    edge, dims = image
     kernel = b.draw(st.sampled_from([2, 3]))
     size, attrs = _spatial(b, dims, kernel)
-    edge = b.put(b.one_of("MaxPool", "AvgPool"), edge, ksize=(1, kernel, kernel, 1), **attrs)
-    b.made(edge, (dims[0], *size, dims[3]))
+    edge = b.put(b.choose("MaxPool", "AvgPool"), edge, ksize=(1, kernel, kernel, 1), **attrs)
+    b.add_tensor(edge, (dims[0], *size, dims[3]))
 
 
 def _pad(b: _Builder) -> None:
-    """Zeros around an image, and what reads them: a convolution, or a pool of what is never negative."""
-    found = b.image()
-    if found is None or min(found[1][1:3]) > 4:
+    """Add a Pad of zeros before a convolution."""
+    image = b.image()
+    if image is None or min(image[1][1:3]) > 4:
         return
-    edge, dims = found
+    edge, dims = image
     widths = np.array([[0, 0], [1, 1], [b.draw(st.integers(0, 1)), 1], [0, 0]], np.int32)
     if b.chance(2):
         edge = b.put("Relu", edge, T=FLOAT)
     edge = b.put("Pad", edge, b.const(widths), T=FLOAT, Tpaddings=INT32)
-    b.made(edge, (dims[0], dims[1] + 2, dims[2] + int(widths[2].sum()), dims[3]))
+    b.add_tensor(edge, (dims[0], dims[1] + 2, dims[2] + int(widths[2].sum()), dims[3]))
     _convolution(b)
 
 
-def _joined(b: _Builder) -> None:
-    """A sum, product or concatenation of two tensors of one size."""
+def _join(b: _Builder) -> None:
+    """Add a sum, product or concatenation of two tensors."""
     edge, dims = b.source()
-    same = [one for one, others in b.tensors if others == dims]
-    alike = [(one, others) for one, others in b.tensors if others[:-1] == dims[:-1]]
+    same_shape = [other for other, other_dims in b.tensors if other_dims == dims]
+    same_size = [(other, other_dims) for other, other_dims in b.tensors if other_dims[:-1] == dims[:-1]]
     if b.chance(2):
-        other, others = b.draw(st.sampled_from(alike))
-        if dims[-1] + others[-1] <= 2 * MOST_CHANNELS:
+        other, other_dims = b.draw(st.sampled_from(same_size))
+        if dims[-1] + other_dims[-1] <= 2 * MAX_CHANNELS:
             axis = b.const(np.int32(len(dims) - 1))
             edge = b.put("ConcatV2", edge, other, axis, T=FLOAT, N=2, Tidx=INT32)
-            b.made(edge, (*dims[:-1], dims[-1] + others[-1]))
+            b.add_tensor(edge, (*dims[:-1], dims[-1] + other_dims[-1]))
         return
-    b.made(b.put(b.one_of("AddV2", "Mul", "Sub"), edge, b.draw(st.sampled_from(same)), T=FLOAT), dims)
+    b.add_tensor(b.put(b.choose("AddV2", "Mul", "Sub"), edge, b.draw(st.sampled_from(same_shape)), T=FLOAT), dims)
 
 
 def _split(b: _Builder) -> None:
@@ -232,31 +241,31 @@ def _split(b: _Builder) -> None:
         return
     node = b.put("Split", b.const(np.int32(-1)), edge, T=FLOAT, num_split=2)
     half = (*dims[:-1], dims[-1] // 2)
-    b.made(node, half)
-    b.made(f"{node}:1", half)
+    b.add_tensor(node, half)
+    b.add_tensor(f"{node}:1", half)
 
 
-def _factor(b: _Builder) -> None:
-    """A constant factor or summand per channel, or one for all."""
+def _scale_or_shift(b: _Builder) -> None:
+    """Add a product or sum with a constant, per channel or per tensor."""
     edge, dims = b.source()
     shape = b.draw(st.sampled_from([dims[-1:], (), (1,) * (len(dims) - 1) + dims[-1:]]))
-    b.made(b.put(b.one_of("Mul", "AddV2", "Sub", "RealDiv"), edge, b.factors(shape), T=FLOAT), dims)
+    b.add_tensor(b.put(b.choose("Mul", "AddV2", "Sub", "RealDiv"), edge, b.factors(shape), T=FLOAT), dims)
 
 
-def _squeezed_excited(b: _Builder) -> None:
-    """An image times a gate for each of its channels."""
-    found = b.image()
-    if found is None:
+def _squeeze_excite(b: _Builder) -> None:
+    """Add a squeeze-and-excite block: a product with a gate per channel."""
+    image = b.image()
+    if image is None:
         return
-    edge, dims = found
+    edge, dims = image
     mean = b.put("Mean", edge, b.const(np.array([1, 2], np.int32)), T=FLOAT, Tidx=INT32, keep_dims=True)
     attrs: dict[str, Attr] = {"T": FLOAT, "strides": (1, 1, 1, 1), "padding": b"SAME"}
-    gate = b.put("Conv2D", mean, b.shared((1, 1, dims[3], dims[3]), dims[3]), **attrs)
-    b.made(b.put("Mul", edge, b.put("Sigmoid", gate, T=FLOAT), T=FLOAT), dims)
+    gate = b.put("Conv2D", mean, b.choose_weights((1, 1, dims[3], dims[3]), dims[3]), **attrs)
+    b.add_tensor(b.put("Mul", edge, b.put("Sigmoid", gate, T=FLOAT), T=FLOAT), dims)
 
 
 def _dense(b: _Builder) -> None:
-    """A matrix product behind a flattened image or another product; an image's shape may be computed."""
+    """Add a dense layer, after a Reshape with a constant or computed shape if the input is an image."""
     edge, dims = b.source()
     if len(dims) == 4:
         flat = int(np.prod(dims[1:]))
@@ -266,29 +275,29 @@ def _dense(b: _Builder) -> None:
         else:
             shape = b.const(np.array([-1, flat], np.int32))
         edge, dims = b.put("Reshape", edge, shape, T=FLOAT, Tshape=INT32), (dims[0], flat)
-    units = b.draw(st.sampled_from([2, 4]))
+    features = b.draw(st.sampled_from([2, 4]))
     transposed = b.chance(3)
-    weights = b.shared((units, dims[1]) if transposed else (dims[1], units), dims[1])
+    weights = b.choose_weights((features, dims[1]) if transposed else (dims[1], features), dims[1])
     edge = b.put("MatMul", edge, weights, T=FLOAT, transpose_a=False, transpose_b=transposed)
     if b.chance(2):
-        edge = b.put("BiasAdd", edge, b.normal((units,)), T=FLOAT)
-    b.made(b.put("Softmax", edge, T=FLOAT) if b.chance(4) else edge, (dims[0], units))
+        edge = b.put("BiasAdd", edge, b.normal((features,)), T=FLOAT)
+    b.add_tensor(b.put("Softmax", edge, T=FLOAT) if b.chance(4) else edge, (dims[0], features))
 
 
-def _twin(b: _Builder) -> None:
-    """The newest nodes once more, under other names."""
+def _duplicate(b: _Builder) -> None:
+    """Add a duplicate of the latest node."""
     edge, dims = b.tensors[-1]
     original = next(node for node in b.nodes if node.name == Edge.parse(edge).node)
     if original.op == "Placeholder":
         return
-    b.nodes.append(original.with_(name=b.name("twin")))
-    b.made(str(Edge(b.nodes[-1].name, Edge.parse(edge).port)), dims)
+    b.nodes.append(original.with_(name=b.name("duplicate")))
+    b.add_tensor(str(Edge(b.nodes[-1].name, Edge.parse(edge).port)), dims)
 
 
-def _unread(b: _Builder) -> None:
-    """A branch nobody reads."""
+def _unused_branch(b: _Builder) -> None:
+    """Add a node without consumers."""
     edge, _ = b.source()
-    b.put(b.one_of("Neg", "Relu"), edge, T=FLOAT)
+    b.put(b.choose("Neg", "Relu"), edge, T=FLOAT)
 
 
 STEPS: tuple[Callable[[_Builder], None], ...] = (
@@ -296,27 +305,27 @@ STEPS: tuple[Callable[[_Builder], None], ...] = (
     _convolution,
     _activation,
     _activation,
-    _passing,
+    _no_op,
     _pool,
     _pad,
-    _joined,
+    _join,
     _split,
-    _factor,
-    _squeezed_excited,
+    _scale_or_shift,
+    _squeeze_excite,
     _dense,
-    _twin,
-    _unread,
+    _duplicate,
+    _unused_branch,
 )
 
 
 @st.composite
 def network_graphs(draw: st.DrawFn) -> Graph:
-    """Networks of one or two inputs, a few layers, and up to three outputs."""
+    """Generate networks of one or two inputs, up to eight layers, and up to three outputs."""
     builder = _Builder(draw, np.random.default_rng(draw(st.integers(0, 2**16))))
     for number in range(draw(st.integers(1, 2))):
         name, dims = f"input{number}", (BATCH, 5, 4, 3)
         builder.nodes.append(Node(name, "Placeholder", attrs={"dtype": FLOAT, "shape": Shape(dims)}))
-        builder.made(name, dims)
+        builder.add_tensor(name, dims)
     inputs = [edge for edge, _ in builder.tensors]
     for step in draw(st.lists(st.sampled_from(STEPS), min_size=1, max_size=8)):
         step(builder)
@@ -325,7 +334,7 @@ def network_graphs(draw: st.DrawFn) -> Graph:
     return Graph.of(builder.nodes, inputs, dict.fromkeys(outputs))
 
 
-VALUES: tuple[Attr, ...] = (-1, 0, 7, 0.5, True, b"SAME", b"nonsense", FLOAT, INT32, (), (1, 2), (b"a",), Shape(None))
+VALUES: tuple[Attr, ...] = (-1, 0, 7, 0.5, True, b"SAME", b"invalid", FLOAT, INT32, (), (1, 2), (b"a",), Shape(None))
 CONSTANTS = (
     np.float32(np.nan),
     np.zeros((0, 3), np.float32),
@@ -353,7 +362,7 @@ def _with_op(draw: st.DrawFn, node: Node, names: list[str]) -> Node:
 
 
 def _with_inputs(draw: st.DrawFn, node: Node, names: list[str]) -> Node:
-    edge = Edge(draw(st.sampled_from([*names, "nobody"])), draw(st.sampled_from([0, 1, 9])))
+    edge = Edge(draw(st.sampled_from([*names, "missing"])), draw(st.sampled_from([0, 1, 9])))
     slot = draw(st.integers(0, len(node.inputs)))
     return node.with_(inputs=(*node.inputs[:slot], edge, *node.inputs[slot + draw(st.integers(0, 1)) :]))
 
@@ -362,16 +371,16 @@ def _with_fewer_inputs(draw: st.DrawFn, node: Node, names: list[str]) -> Node:
     return node.with_(inputs=node.inputs[:-1])
 
 
-def _waiting(draw: st.DrawFn, node: Node, names: list[str]) -> Node:
-    return node.with_(controls=(*node.controls, draw(st.sampled_from([*names, "nobody"]))))
+def _with_control(draw: st.DrawFn, node: Node, names: list[str]) -> Node:
+    return node.with_(controls=(*node.controls, draw(st.sampled_from([*names, "missing"]))))
 
 
 @st.composite
 def damaged_graphs(draw: st.DrawFn) -> Graph:
-    """Networks with one to three nodes that are not what their ops ask for."""
+    """Generate networks with one to three invalid nodes."""
     graph = draw(network_graphs())
     names = list(graph.nodes)
-    damages = [_with_attr, _with_attr, _with_value, _with_op, _with_inputs, _with_fewer_inputs, _waiting]
+    damages = [_with_attr, _with_attr, _with_value, _with_op, _with_inputs, _with_fewer_inputs, _with_control]
     nodes = dict(graph.nodes)
     for damage in draw(st.lists(st.sampled_from(damages), min_size=1, max_size=3)):
         name = draw(st.sampled_from(names))
@@ -380,12 +389,12 @@ def damaged_graphs(draw: st.DrawFn) -> Graph:
     return Graph.of(nodes.values(), graph.inputs, outputs)
 
 
-def answers(graph: Graph, *, pixels: bool = False) -> dict[str, Array]:
-    """The outputs for seeded inputs, by name, in the order in which the graph lists them.
+def compute_outputs(graph: Graph, *, pixels: bool = False) -> dict[str, Array]:
+    """Return the outputs for seeded inputs, by name, in the order of the graph outputs.
 
     Args:
-        graph: what to run.
-        pixels: feed whole numbers from 0 to 255, of whatever type the graph takes, instead of -1 to 1.
+        graph: graph to run.
+        pixels: use integers from 0 to 255 as inputs, in the type of the input, instead of -1 to 1.
     """
     random = np.random.default_rng(0)
     with find_runtime("reference").open(graph) as session:
@@ -394,5 +403,5 @@ def answers(graph: Graph, *, pixels: bool = False) -> dict[str, Array]:
             shape = info.shape.sizes
             values = random.integers(0, 256, shape) if pixels else random.uniform(-1, 1, shape)
             feeds[info.name] = values.astype(info.dtype.numpy)
-        found = session.run(feeds)
-    return {str(edge): found[str(edge)] for edge in graph.outputs}
+        outputs = session.run(feeds)
+    return {str(edge): outputs[str(edge)] for edge in graph.outputs}

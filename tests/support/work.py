@@ -1,4 +1,4 @@
-"""How much work a function does, counted rather than timed: the same on every machine, however busy it is."""
+"""Work of a function as the number of executed lines: unlike run time, the same on every machine."""
 
 import sys
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from types import FrameType
 from typing import Any
 
 
-def lines_run(function: Callable[[], object]) -> int:
-    """Lines of Python that a call runs, loops and comprehensions turn by turn; what C code does inside is not seen."""
+def count_lines(function: Callable[[], object]) -> int:
+    """Count the lines of Python that a call executes, in each iteration of loops; C code is not counted."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -25,11 +25,11 @@ def lines_run(function: Callable[[], object]) -> int:
 
 
 def check_work_is_linear(work: Callable[[int], Callable[[], object]], small: int) -> None:
-    """Eight times the size takes little more than eight times the work.
+    """Check that eight times the size takes less than ten times the work.
 
     Args:
-        work: prepares what is counted, for a size.
-        small: the smaller size.
+        work: returns the counted function for a size.
+        small: smaller size.
     """
-    few, many = (lines_run(work(size)) for size in (small, 8 * small))
+    few, many = (count_lines(work(size)) for size in (small, 8 * small))
     assert many < 10 * few, f"{few} lines at {small}, {many} at {8 * small}"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import assume, given, note, settings
-from network_graphs import answers, damaged_graphs, network_graphs
+from network_graphs import compute_outputs, damaged_graphs, network_graphs
 
 from quantkit.convert import convert
 from quantkit.errors import QuantkitError, UnavailableError
@@ -61,7 +61,7 @@ def _run_ranges(graph: Graph) -> dict[str, tuple[Array, Array]]:
     names = [name for name, node in graph.nodes.items() if node.op == "RequantizationRange"]
     if not names:
         return {}
-    ranges = answers(graph.with_endpoints(None, [Edge(name, port) for name in names for port in (0, 1)]))
+    ranges = compute_outputs(graph.with_endpoints(None, [Edge(name, port) for name in names for port in (0, 1)]))
     return {name: (ranges[name], ranges[f"{name}:1"]) for name in names}
 
 
@@ -181,7 +181,7 @@ def test_outputs_stay_and_result_is_deterministic(name: str, expectation: Expect
 
 
 def _compare_outputs(before: Graph, after: Graph, expectation: Expectation) -> None:
-    expected, actual = (answers(graph, pixels=expectation.pixels) for graph in (before, after))
+    expected, actual = (compute_outputs(graph, pixels=expectation.pixels) for graph in (before, after))
     for (name, values), values_after in zip(expected.items(), actual.values(), strict=True):
         assert values_after.shape == values.shape
         largest = max(1.0, float(np.abs(values).max()))

@@ -32,7 +32,7 @@ def extract_subgraph(graph: Graph, *, inputs: tuple[str, ...] = (), outputs: tup
 
     Raises:
         RecipeError: an edge is not in the graph.
-        GraphError: the element type of an input is unknown.
+        GraphError: the element type of an input is unknown, or an input of a node is not in the graph.
 
     Example:
         extract_subgraph(inputs=b, outputs=c)
@@ -46,9 +46,11 @@ def extract_subgraph(graph: Graph, *, inputs: tuple[str, ...] = (), outputs: tup
     """
     new_inputs = tuple(_parse_edge(graph, text) for text in inputs)
     new_outputs = tuple(_parse_edge(graph, text) for text in outputs) or graph.outputs
+    shapes = infer_shapes(graph)  # raises an error if an input or control dependency is not in the graph
     candidates = dict.fromkeys((*new_inputs, *graph.inputs))
     names, used = _find_needed(graph, candidates, new_outputs)
-    placeholders = _make_placeholders(graph, [edge for edge in candidates if edge in used or edge in new_inputs], names)
+    cut = [edge for edge in candidates if edge in used or edge in new_inputs]
+    placeholders = _make_placeholders(graph, cut, names, shapes)
     edges = {edge: Edge(node.name) for edge, node in placeholders.items()}
     nodes = [
         *_in_node_order(graph, placeholders),
@@ -89,8 +91,9 @@ def _find_needed(graph: Graph, inputs: Mapping[Edge, None], outputs: Sequence[Ed
     return names, used
 
 
-def _make_placeholders(graph: Graph, edges: Sequence[Edge], names: set[str]) -> dict[Edge, Node]:
-    shapes = infer_shapes(graph)
+def _make_placeholders(
+    graph: Graph, edges: Sequence[Edge], names: set[str], shapes: Mapping[Edge, Shape]
+) -> dict[Edge, Node]:
     used_names = set(names)
     placeholders: dict[Edge, Node] = {}
     for edge in edges:

@@ -89,6 +89,12 @@ def test_unknown_edge_and_unknown_type_are_rejected() -> None:
         extract_subgraph(graph, inputs=("n",))
 
 
+def test_missing_control_dependency_is_rejected() -> None:
+    graph = Graph.of([placeholder((2,)), Node("n", "Neg", (Edge("x"),), ("missing",), FLOAT)], ["x"], ["n"])
+    with pytest.raises(GraphError, match="'missing', which is not in the graph"):
+        extract_subgraph(graph)
+
+
 def test_extract_subgraph_runs_in_linear_time() -> None:
     def chain(count: int) -> Graph:
         sources = ["x", *(f"n{number}" for number in range(count))]

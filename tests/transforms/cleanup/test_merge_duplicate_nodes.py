@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from network_graphs import answers, network_graphs
+from network_graphs import compute_outputs, network_graphs
 from work import check_work_is_linear
 
 from quantkit.errors import GraphError
@@ -209,6 +209,6 @@ FOLDING = (
 @given(graph=network_graphs())
 def test_merge_is_safe_before_other_transforms(later: str, graph: Graph) -> None:
     merged = merge_duplicate_nodes(graph, commutative=True)
-    expected, actual = answers(find_transform(later)(graph)), answers(find_transform(later)(merged))
+    expected, actual = compute_outputs(find_transform(later)(graph)), compute_outputs(find_transform(later)(merged))
     for name, values in expected.items():
         np.testing.assert_allclose(actual[name], values, rtol=2e-5, atol=2e-5 * max(1, np.abs(values).max()))
