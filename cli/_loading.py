@@ -20,7 +20,7 @@ def named_model(
     outputs: Iterable[str] | None = None,
     random_weights: bool = False,
 ) -> Model:
-    """Load the model of a command with its flags ``--signature``, ``--tags``, ``--checkpoint`` and ``--offline``.
+    """Load the model of a command with the loading flags of the command.
 
     Args:
         args: parsed arguments of the command.
@@ -52,7 +52,7 @@ def named_model(
 
 
 def model_and_runtime(args: Namespace, text: str) -> tuple[Model, str]:
-    """Load ``MODEL`` or ``MODEL@RUNTIME`` and return it with its runtime, which is ``--runtime`` by default."""
+    """Load ``MODEL`` or ``MODEL@RUNTIME``; return it with its runtime (default: ``--runtime``)."""
     name, runtime = split_runtime(text)
     model = named_model(args, name, inputs=args.inputs, outputs=args.outputs, random_weights=args.random_weights)
     return model, runtime or args.runtime

@@ -105,7 +105,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Module type of quantkit, in which ``benchmark`` stays the function when the package of that name is imported."""
+    """Module type that keeps a function when the package of the same name is imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _MODULES and isinstance(value, ModuleType)):

@@ -1,4 +1,4 @@
-"""The Python interface: the calls of a whole workflow, in the order in which a user makes them, on ``digits``."""
+"""The Python interface: the calls of a whole workflow, in the order of a user, on ``digits``."""
 
 import json
 import shutil

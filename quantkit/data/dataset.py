@@ -4,8 +4,9 @@
     ArrayDataset     rows of arrays
     StreamDataset    elements of any iterable: generators, tf.data, PyTorch DataLoader
 
-Samples of files and arrays come in the order of the SHA-256 of their names: every machine takes the same
-subset, and the first N samples mix the classes of a sorted folder. Samples of streams keep their order.
+Samples of files and arrays come in the order of the SHA-256 of their names: every machine takes the
+same subset, and the first N samples mix the classes of a sorted folder. Samples of streams keep
+their order.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +27,8 @@ from quantkit.ir.tensor import Array
 
 # Features of a tf.train.Example that hold its encoded image.
 IMAGE_FEATURES = ("image/encoded", "image")
-# Features of a tf.train.Example that hold its label; WordNet ids come before class numbers, whose order differs.
+# Features of a tf.train.Example that hold its label; WordNet ids come before class numbers, whose
+# order differs.
 LABEL_FEATURES = ("image/class/synset", "image/class/label", "label", "image/class/text")
 # Names of arrays that hold class labels.
 LABEL_NAMES = frozenset({"labels", "label", "y", "classes", "targets"})
@@ -100,8 +102,8 @@ class Dataset(ABC):
         """Read the samples in order.
 
         Args:
-            rank: number of dimensions of the model's input, batch included; elements of a stream with one
-                dimension less are single samples.
+            rank: number of dimensions of the model's input, batch included; elements of a stream
+                with one dimension less are single samples.
 
         Raises:
             InputError: a record is damaged, or an element is not an array.
@@ -291,7 +293,7 @@ class StreamDataset(Dataset):
 
 
 class OneTimeStream:
-    """Elements of an iterator, which can be read once; the first element can be looked at before."""
+    """Elements of an iterator, which can be read once, after a look at the first one."""
 
     def __init__(self, iterator: Iterator[Any], source: str) -> None:
         self._iterator = iterator
@@ -325,7 +327,7 @@ def encoded_image(features: Features) -> bytes | None:
 
 
 def feature_arrays(features: Features) -> dict[str, Array]:
-    """Return the features of real numbers, each in the shape of its ``KEY/shape`` if there is one."""
+    """Return the features of real numbers, each in the shape of its ``KEY/shape``, if any."""
     arrays = {}
     for key, value in features.items():
         if not isinstance(value, list) and value.dtype == np.float32:

@@ -1,7 +1,8 @@
 """Image files: decoding of common formats to pixels.
 
-Every image (grayscale, palette, CMYK, 16 bits, transparent, rotated by the camera) is decoded to upright (h, w, c)
-uint8 pixels. Only five formats are accepted, because each decoder is an attack surface.
+Every image (grayscale, palette, CMYK, 16 bits, transparent, rotated by the camera) is decoded to
+upright (h, w, c) uint8 pixels. Only five formats are accepted, because each decoder is an attack
+surface.
 """
 
 import warnings
@@ -64,8 +65,9 @@ def check_jpeg(data: bytes, name: str) -> None:
 def decode(data: bytes, name: str, channels: int = 3) -> Array:
     """Decode an image to pixels.
 
-    Animations are reduced to their first frame and 16-bit samples to their high byte; the camera's orientation is
-    applied, and transparent parts become white. JPEG and PNG pixels equal those of TensorFlow's decoders.
+    Animations are reduced to their first frame and 16-bit samples to their high byte; the camera's
+    orientation is applied, and transparent parts become white. JPEG and PNG pixels equal those of
+    TensorFlow's decoders.
 
     Args:
         data: a JPEG, PNG, BMP, GIF or WebP file.

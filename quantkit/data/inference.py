@@ -36,8 +36,8 @@ def infer_preprocessing(
 ) -> Preprocessing:
     """Infer the preprocessing of an image input.
 
-    The caller's options come first, then the input's own shape, then the card or preprocessing of the model,
-    then the defaults of TensorFlow's label_image: (x - 128) / 128.
+    The caller's options come first, then the input's own shape, then the card or preprocessing of
+    the model, then the defaults of TensorFlow's label_image: (x - 128) / 128.
 
     Args:
         info: the input.

@@ -1,4 +1,4 @@
-"""Image inputs: the form in which a model's input takes images, inferred from its element type and shape.
+"""Image inputs: the form of the images, inferred from the input's element type and shape.
 
 string                      bytes of a JPEG file: the graph decodes, resizes and normalizes
 uint8 without fixed sizes   decoded pixels (h, w, c): the graph resizes and normalizes

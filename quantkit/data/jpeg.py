@@ -1,9 +1,9 @@
 """JPEG pixels as TensorFlow decodes them, bit for bit.
 
-Decoders differ by a few gray levels, which changes a network's probabilities in the second digit. TensorFlow
-uses libjpeg's fast integer DCT and its smooth chroma upsampling. Pillow's libjpeg offers the first
-without the second, so this module implements the upsampling and the color conversion in the integer
-arithmetic of libjpeg (jdsample.c, jdcolor.c):
+Decoders differ by a few gray levels, which changes a network's probabilities in the second digit.
+TensorFlow uses libjpeg's fast integer DCT and its smooth chroma upsampling. Pillow's libjpeg offers
+the first without the second, so this module implements the upsampling and the color conversion in
+the integer arithmetic of libjpeg (jdsample.c, jdcolor.c):
 
     chroma rows      s = 3 * this + nearest other row
     chroma columns   (3 * s + left + 8) / 16,  (3 * s + right + 7) / 16
@@ -103,7 +103,8 @@ def _upsample_columns(rows: Array, rounding: tuple[int, int, int]) -> Array:
 
     Args:
         rows: (n, m, 2) chroma samples, or multiples of them.
-        rounding: summands of the left and the right new column, and the number of bits to shift out.
+        rounding: summands of the left and the right new column, and the number of bits to shift
+            out.
 
     Returns:
         (n, 2 m, 2).
@@ -133,7 +134,7 @@ def _to_rgb(luma: Array, chroma: Array) -> Array:
 
 @cache
 def _tables() -> tuple[Array, Array, Array, Array]:
-    """Return the summands of red, green (for Cb and Cr, with 16-bit fractions) and blue for each chroma value."""
+    """Return the summands of red, green (Cb, Cr; 16-bit fractions) and blue per chroma value."""
     centered = np.arange(256, dtype=np.int32) - 128
     half = 1 << (_FRACTION_BITS - 1)
     red, green_of_cb, green_of_cr, blue = (

@@ -1,8 +1,8 @@
 """Class labels: names by class id, in the three orders of ImageNet.
 
-The id of a class is the index of its score in the output. Names are not unique: ImageNet has two classes named
-"crane". The same thousand classes are ordered in two ways, and no class has the same id in both, so that a label
-file of one order makes every prediction of the other wrong:
+The id of a class is the index of its score in the output. Names are not unique: ImageNet has two
+classes named "crane". The same thousand classes are ordered in two ways, and no class has the same
+id in both, so that a label file of one order makes every prediction of the other wrong:
 
     order               scores   giant panda   tench   kit fox
     ilsvrc2012            1008           169     449         1   ids of the 2012 challenge; the 2015 graph
@@ -42,7 +42,8 @@ _DESCRIPTIONS = {
 }
 _NUM_CLASSES = {Order.ILSVRC2012: 1008, Order.SYNSETS_AFTER_0: 1001, Order.SYNSETS: 1000}
 
-# Classes that identify an order: WordNet id, first name, id in the 2012 challenge, rank among the sorted synsets.
+# Classes that identify an order: WordNet id, first name, id in the 2012 challenge, rank among the
+# sorted synsets.
 _LANDMARKS = (
     ("n01440764", "tench", 449, 0),
     ("n01514859", "hen", 384, 8),
@@ -51,7 +52,8 @@ _LANDMARKS = (
     ("n03255030", "dumbbell", 1000, 543),
     ("n03763968", "military uniform", 866, 652),
 )
-# Label files differ in spelling, and some are damaged; two landmarks do not match an order by chance.
+# Label files differ in spelling, and some are damaged; two landmarks do not match an order by
+# chance.
 _LANDMARKS_NEEDED = 4
 
 _WORDNET_ID = re.compile(r"n\d{8}")
@@ -130,7 +132,7 @@ _HINTS = {
 
 
 def order_of(num_outputs: int) -> Order:
-    """Return the order of ImageNet networks with a number of class scores; `Order.OWN` for any other number.
+    """Return the ImageNet order with a number of class scores; `Order.OWN` otherwise.
 
     >>> order_of(1008).value
     'ilsvrc2012'
@@ -141,8 +143,9 @@ def order_of(num_outputs: int) -> Order:
 def read_labels(path: Path) -> Labels:
     """Read the labels of a file or folder.
 
-    Formats: a list with one class per line (``name``, ``7:name``, ``n01440764 name``, or a WordNet id); either
-    file of the 2015 release, with the other in the same folder; a folder with one of these.
+    Formats: a list with one class per line (``name``, ``7:name``, ``n01440764 name``, or a WordNet
+    id); either file of the 2015 release, with the other in the same folder; a folder with one of
+    these.
 
     Args:
         path: file or folder.
@@ -168,7 +171,7 @@ def read_labels(path: Path) -> Labels:
 
 
 def find_labels(folder: Path) -> Path | None:
-    """Return the path of the 2015 label map in a folder; None unless both files of the release exist."""
+    """Return the 2015 label map of a folder; None unless both files of the release exist."""
     label_map = folder / LABEL_MAP_FILE
     return label_map if label_map.is_file() and (folder / NAMES_FILE).is_file() else None
 

@@ -1,4 +1,4 @@
-"""Input pipeline: from the samples of a dataset to the arrays that a model takes, the same one for every command.
+"""Input pipeline: from samples to the arrays that a model takes, for every command.
 
 image    decode -> crop -> resize -> normalize -> layout of the input
 array    unchanged, in the shape and type of the input; uint8 images are resized and normalized
@@ -162,8 +162,8 @@ class InputPipeline:
         """Prepare an array for an image input; arrays are not cropped.
 
         Args:
-            row: (h, w, c) uint8 pixels, or numbers as the input takes them, channels first or last, or flattened;
-                for a uint8 input also normalized pixels.
+            row: (h, w, c) uint8 pixels, or numbers as the input takes them, channels first or last,
+                or flattened; for a uint8 input also normalized pixels.
 
         Raises:
             UsageError: the input is uint8, and the row holds no pixels.
@@ -187,7 +187,7 @@ class InputPipeline:
         return row.astype(image_input.dtype.numpy, copy=False)
 
     def _to_pixels(self, row: Array) -> Array:
-        """Invert the normalization of pixels; a row that is not normalized pixels is returned unchanged."""
+        """Invert the normalization of pixels; other rows are returned unchanged."""
         basis = self._image_preprocessing
         values = row * np.asarray(basis.std) + np.asarray(basis.mean)
         pixels = np.rint(values)
@@ -203,7 +203,8 @@ def prepare_samples(
     Args:
         samples: samples of a dataset.
         pipelines: one pipeline for each model.
-        rejected: receives the reason for each image that cannot be read, by name; if None such an image is an error.
+        rejected: receives the reason for each image that cannot be read, by name; if None such an
+            image is an error.
 
     Raises:
         InputError: an image cannot be read, and there is no `rejected`.
@@ -255,7 +256,8 @@ def rank_of(inputs: Sequence[TensorInfo]) -> int | None:
 def _is_image(row: Array, info: TensorInfo) -> bool:
     """Return True if a row is an image for an input, False if it is fed unchanged."""
     dims = info.shape.dims
-    # Three dimensions may be those of an image, or of a batch of sequences, whose rows then have two.
+    # Three dimensions may be those of an image, or of a batch of sequences, whose rows then have
+    # two.
     is_sequence = dims is not None and len(dims) == 3 and row.ndim == 2
     return takes_images(info) and not is_sequence
 

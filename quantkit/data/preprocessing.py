@@ -1,10 +1,10 @@
 """Preprocessing of images: crop, resize, normalize, as functions of arrays.
 
-    pixels (h, w, c) uint8  ->  crop  ->  resize  ->  (x - mean) / std  ->  (height, width, c) float32
+    pixels (h, w, c) uint8 -> crop -> resize -> (x - mean) / std -> (height, width, c) float32
 
-The resize is TensorFlow's `ResizeBilinear`, with which the released networks were trained and evaluated:
-unaligned corners, no half-pixel centers, no antialiasing. "Bilinear" of other libraries differs, and can
-change the predicted class.
+The resize is TensorFlow's `ResizeBilinear`, with which the released networks were trained and
+evaluated: unaligned corners, no half-pixel centers, no antialiasing. "Bilinear" of other libraries
+differs, and can change the predicted class.
 """
 
 from dataclasses import dataclass
@@ -32,10 +32,10 @@ class Preprocessing:
         channels: 3 (red, green, blue) or 1 (grayscale).
         mean: mean that is subtracted from the pixels (0 to 255), a scalar or a value per channel.
         std: standard deviation that the pixels are divided by, a scalar or a value per channel.
-        resize: ``bilinear``: TensorFlow's `ResizeBilinear`; ``bilinear_half_pixel``: the same with half-pixel
-            centers (TensorFlow 2, Keras).
-        crop: crop before resizing: ``none``, ``central`` (87.5 % of each side) or ``square`` (the largest
-            central square).
+        resize: ``bilinear``: TensorFlow's `ResizeBilinear`; ``bilinear_half_pixel``: the same with
+            half-pixel centers (TensorFlow 2, Keras).
+        crop: crop before resizing: ``none``, ``central`` (87.5 % of each side) or ``square`` (the
+            largest central square).
 
     Raises:
         UsageError: a size is not positive, a standard deviation is zero, or a method is unknown.
@@ -145,12 +145,12 @@ def crop_square(pixels: Array) -> Array:
 
 
 def resize_bilinear(pixels: Array, height: int, width: int, *, half_pixel_centers: bool = False) -> Array:
-    """Resize like TensorFlow's `ResizeBilinear` with ``align_corners=False``, in its order of float32 operations.
+    """Resize like TensorFlow's `ResizeBilinear` with ``align_corners=False``, bit for bit.
 
         out[i, j] = top + (bottom - top) * fy,   top = left + (right - left) * fx
 
-    with the source position ``i * h / height`` split into a whole part (which rows) and a fraction (fy),
-    and the same for columns.
+    with the source position ``i * h / height`` split into a whole part (which rows) and a fraction
+    (fy), and the same for columns.
 
     Args:
         pixels: (h, w, c), any real type.
@@ -194,7 +194,7 @@ def normalize(values: Array, mean: float | tuple[float, ...], std: float | tuple
 
 
 def _positions(size: int, count: int, half_pixel_centers: bool) -> tuple[Array, Array, Array]:
-    """Return the index before, the index after and the fraction between them, for each row or column of the result."""
+    """Return index before, index after and fraction for each row or column of the result."""
     scale = np.float32(size) / np.float32(count)
     half = np.float32(0.5 if half_pixel_centers else 0.0)
     position = (np.arange(count, dtype=np.float32) + half) * scale - half

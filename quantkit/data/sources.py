@@ -36,14 +36,16 @@ def as_dataset(value: Any, limit: int | None = None, skip: int = 0, *, keep_orde
 
     Args:
         value: one of
-            - a path: a folder of images, flat or with one folder per class; an image; a list file with
-              ``path [label]`` on each line, relative to the list; ``.npz`` or ``.npy`` arrays, with or without an
-              array ``labels``; TFRecord files of ``tf.train.Example``: a file, a folder, or a pattern as ``train-*``;
+            - a path: a folder of images, flat or with one folder per class; an image; a list file
+              with ``path [label]`` on each line, relative to the list; ``.npz`` or ``.npy`` arrays,
+              with or without an array ``labels``; TFRecord files of ``tf.train.Example``: a file, a
+              folder, or a pattern as ``train-*``;
             - a list of paths of images and folders;
             - an array (n, ...), or such arrays by input name;
             - a tuple (inputs, labels) of arrays; labels are class numbers, names or one-hot rows;
-            - an iterable of arrays (n, ...), of arrays by input name, or of (inputs, labels): a list, a generator, a
-              ``tf.data.Dataset``, a PyTorch ``DataLoader``; elements of single samples have no axis n;
+            - an iterable of arrays (n, ...), of arrays by input name, or of (inputs, labels): a
+              list, a generator, a ``tf.data.Dataset``, a PyTorch ``DataLoader``; elements of single
+              samples have no axis n;
             - a function that returns an iterator over such elements;
             - a `Dataset`.
         limit: maximum number of samples, or None.
@@ -203,7 +205,7 @@ def _read_folder(folder: Path) -> FileDataset:
 
 
 def _label_of(file: Path, folder: Path) -> str:
-    """Return the WordNet id that the name of the file or of its class folder begins with, else the folder's name."""
+    """Return the WordNet id in the name of the file or its folder, else the name of the folder."""
     parents = file.relative_to(folder).parts[:-1]
     return _wordnet_id(file.name) or (_wordnet_id(parents[-1]) or parents[-1] if parents else "")
 
@@ -233,7 +235,7 @@ def _read_list(path: Path) -> FileDataset:
 
 
 def _entry(path: Path, number: int, line: str) -> Sample:
-    """Parse a line ``path [label]``; a path may contain spaces, so the longest one that exists is taken."""
+    """Parse a line ``path [label]``; a path with spaces is the longest one that exists."""
     parts = re.split(r"(\s+)", line)
     for end in range(len(parts), 0, -2):
         image = path.parent / Path("".join(parts[:end])).expanduser()

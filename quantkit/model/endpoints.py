@@ -1,7 +1,7 @@
 """Endpoints of image classifiers: the input that takes images and the output with the class scores.
 
-A card names them. In any other graph they are the first placeholder that takes images and the only edge
-without consumers.
+A card names them. In any other graph they are the first placeholder that takes images and the only
+edge without consumers.
 """
 
 from collections.abc import Iterable
@@ -25,8 +25,8 @@ def choose_image_endpoints(
         output_layer: output that the caller chose; empty if the caller chose none.
 
     Raises:
-        UsageError: a name is not in the graph, the input or output is ambiguous, or the output depends on a
-            second input.
+        UsageError: a name is not in the graph, the input or output is ambiguous, or the output
+            depends on a second input.
     """
     source = Edge.parse(input_layer) if input_layer else _image_input(graph, card)
     result = Edge.parse(output_layer) if output_layer else _score_output(graph, card, cards)

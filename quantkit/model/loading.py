@@ -60,26 +60,27 @@ def load(
     """Load a model.
 
     Args:
-        model: a file (``.pb``, ``.pbtxt``, ``.onnx``, ``.tflite``, ``.keras``, ``.h5``), a SavedModel folder, a
-            checkpoint with its graph, the name of a model card, which is downloaded on first use, a `Model`, a
-            `Graph`, a GraphDef or an ONNX ModelProto, as a message or serialized, a Keras model, or a TensorFlow
-            function.
-        inputs: names of the inputs in the graph or the signature; if None those of the card or the signature, else the
-            placeholders.
-        outputs: names of the outputs, likewise; if None those of the card or the signature, else the edges
-            without consumers.
+        model: a file (``.pb``, ``.pbtxt``, ``.onnx``, ``.tflite``, ``.keras``, ``.h5``), a
+            SavedModel folder, a checkpoint with its graph, the name of a model card, which is
+            downloaded on first use, a `Model`, a `Graph`, a GraphDef or an ONNX ModelProto, as a
+            message or serialized, a Keras model, or a TensorFlow function.
+        inputs: names of the inputs in the graph or the signature; if None those of the card or the
+            signature, else the placeholders.
+        outputs: names of the outputs, likewise; if None those of the card or the signature, else
+            the edges without consumers.
         signature: name of a SavedModel's signature; if None ``serving_default``, or the only one.
         tags: tags of one of a SavedModel's graphs; if None those of serving, or of the only graph.
         checkpoint: prefix of the checkpoint files with the variables of a graph that is not frozen.
-        random_weights: build the card's architecture with seeded random weights instead of downloading it.
+        random_weights: build the card's architecture with seeded random weights instead of
+            downloading it.
         seed: seed of the random weights.
         offline: never download; fail if the model is not cached.
         on_progress: receives the bytes done and the total number of bytes during a download.
 
     Raises:
         InputError: the file is missing or broken, or the download failed.
-        UsageError: there is no such card or signature, an input or output is not in the graph, an option does not
-            apply, or `model` has another type.
+        UsageError: there is no such card or signature, an input or output is not in the graph, an
+            option does not apply, or `model` has another type.
         UnavailableError: the package for this kind of model is not installed.
     """
     options = ImportOptions(_edges(inputs), _edges(outputs), signature, tags, checkpoint)

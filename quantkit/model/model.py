@@ -37,7 +37,8 @@ class Model:
         path: file or folder that the model was loaded from; None for objects and random weights.
         card: card of a known model; None for a file of the user.
         has_random_weights: True if the predictions are meaningless.
-        inputs, outputs: edges that the caller chose instead of the file's own; None if the caller chose none.
+        inputs, outputs: edges that the caller chose instead of the file's own; None if the caller
+            chose none.
         signature: names of the inputs and outputs of a SavedModel for its callers.
         trace: record of the recipe that made this model; None for a model that was loaded.
     """
@@ -72,7 +73,7 @@ class Model:
 
     @property
     def has_readable_graph(self) -> bool:
-        """True if `graph` can be read; runtimes open other files without quantkit knowing their nodes."""
+        """True if `graph` can be read; only runtimes can open the other files."""
         return isinstance(self.runnable, Graph) or formats.kind_of(self.runnable) == "onnx"
 
     @cached_property
@@ -88,13 +89,13 @@ class Model:
 
     @cached_property
     def preprocessing(self) -> Preprocessing | None:
-        """Preprocessing of images: from the card, else inferred from the input; None if no input takes images."""
+        """Preprocessing of images: the card's, else inferred; None if no input takes images."""
         endpoints = self._image_endpoints
         return infer_preprocessing(endpoints[0], self.origin) if endpoints else None
 
     @cached_property
     def labels(self) -> Labels:
-        """Class labels: from the card, or from a label file in the folder of the model; empty if there are no labels.
+        """Class labels: from the card, or from a file in the folder of the model; may be empty.
 
         Raises:
             InputError: a label file is broken.
@@ -107,7 +108,7 @@ class Model:
 
     @cached_property
     def _image_endpoints(self) -> tuple[TensorInfo, TensorInfo] | None:
-        """Input that takes images and output with the class scores; None if there is no such pair."""
+        """Image input and output with the class scores; None if there is no such pair."""
         try:
             graph = choose_image_endpoints(self.graph, self.card, list_cards())
             source, result = (tensor_info(graph, edge) for edge in (graph.inputs[0], graph.outputs[0]))

@@ -17,13 +17,16 @@ def open_session(
     """Open a session on a model.
 
     Args:
-        model: a `Model`, a `Graph`, a path, the name of a model card, or any other value that `quantkit.load` takes.
-        runtime: name of a runtime; ``auto``: the fastest one that is installed and can run the model.
+        model: a `Model`, a `Graph`, a path, the name of a model card, or any other value that
+            `quantkit.load` takes.
+        runtime: name of a runtime; ``auto``: the fastest one that is installed and can run the
+            model.
         options: threads, device and precision.
         threads: threads inside one op; overrides `SessionOptions.intra_op`.
 
     Returns:
-        A session, which is a context manager: ``session.run({input_name: array})`` returns arrays by output name.
+        A session, which is a context manager: ``session.run({input_name: array})`` returns arrays
+            by output name.
 
     Raises:
         UsageError: there is no runtime with that name, or `model` has another type.

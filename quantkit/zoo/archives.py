@@ -1,7 +1,8 @@
 """Extraction of files from an untrusted archive.
 
-The whole archive is rejected if an entry has an absolute path or ``..``, or is neither a regular file nor a folder.
-Only requested entries are written; sizes are counted during decompression, because headers are not trusted.
+The whole archive is rejected if an entry has an absolute path or ``..``, or is neither a regular
+file nor a folder. Only requested entries are written; sizes are counted during decompression,
+because headers are not trusted.
 """
 
 import gzip

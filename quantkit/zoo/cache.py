@@ -43,8 +43,8 @@ class Receipt:
     Attributes:
         url: source of the download.
         num_bytes, sha256: size and digest of the downloaded file.
-        verified: checksums that were verified: ``archive`` or ``members`` (the card's), ``given`` (the caller's),
-            or ``nothing``.
+        verified: checksums that were verified: ``archive`` or ``members`` (the card's), ``given``
+            (the caller's), or ``nothing``.
         members: files in the cache.
         warnings: warnings for the user.
     """
@@ -77,7 +77,7 @@ class Receipt:
 
 
 def cache_folder() -> Path:
-    """Return the folder of downloads: ``QUANTKIT_CACHE``, or ``~/.cache/quantkit``. It may not exist yet."""
+    """Return the folder of downloads: ``QUANTKIT_CACHE``, or ``~/.cache/quantkit``."""
     folder = os.environ.get("QUANTKIT_CACHE")
     return Path(folder).expanduser().absolute() if folder else Path.home() / ".cache" / "quantkit"
 
@@ -107,7 +107,7 @@ def lock_model(name: str, on_message: OnMessage) -> Iterator[None]:
 
 @contextmanager
 def new_folder(name: str) -> Iterator[Path]:
-    """Create a folder that becomes the model's after the block, or is removed if the block fails."""
+    """Create a folder that becomes the model's, or is removed if the block fails."""
     root = cache_folder()
     for left in root.glob(f".{name}.*.tmp"):
         shutil.rmtree(left, ignore_errors=True)

@@ -1,7 +1,8 @@
 """Model cards: facts about known models, available before a download, in TOML files.
 
-The dataclasses define the format: a key of the file is a field, a table is a nested dataclass, a list of tables is a
-tuple of dataclasses. An unknown, missing or ill-typed key is an error that names the key.
+The dataclasses define the format: a key of the file is a field, a table is a nested dataclass, a
+list of tables is a tuple of dataclasses. An unknown, missing or ill-typed key is an error that
+names the key.
 """
 
 import re
@@ -32,7 +33,8 @@ class Archive:
     Attributes:
         urls: mirrors of the same file, in the order of preference.
         num_bytes: size of the archive; None if it is not published.
-        sha256: digest in hexadecimal; empty if it is not published, so that the members are verified instead.
+        sha256: digest in hexadecimal; empty if it is not published, so that the members are
+            verified instead.
     """
 
     urls: tuple[str, ...]
@@ -73,8 +75,10 @@ class PreprocessingCard:
         height, width: size of the input in pixels.
         channels: 3 (red, green, blue) or 1 (grayscale).
         mean, std: a scalar, or a value per channel, in units of 8-bit pixels.
-        resize: ``bilinear`` as TensorFlow's ``ResizeBilinear``; ``bilinear_half_pixel`` with half-pixel centers.
-        crop: crop before resizing: ``none``, ``central`` (87.5 % of each side) or ``square`` (the largest one).
+        resize: ``bilinear`` as TensorFlow's ``ResizeBilinear``; ``bilinear_half_pixel`` with
+            half-pixel centers.
+        crop: crop before resizing: ``none``, ``central`` (87.5 % of each side) or ``square`` (the
+            largest one).
     """
 
     height: int
@@ -91,9 +95,9 @@ class LabelsCard:
     """Labels of the class scores.
 
     Attributes:
-        order: ``ilsvrc2012``: the 1000 class ids of that challenge, 0 and ids above 1000 are unused;
-            ``synsets_after_0``: 0 is background, then the 1000 WordNet ids in sorted order; ``synsets``: without
-            background; ``own``: as `names` has them.
+        order: ``ilsvrc2012``: the 1000 class ids of that challenge, 0 and ids above 1000 are
+            unused; ``synsets_after_0``: 0 is background, then the 1000 WordNet ids in sorted order;
+            ``synsets``: without background; ``own``: as `names` has them.
         files: members with the names.
         card: another card whose archive has `files`; empty if this card's archive has them.
         names: class names in order, for few classes.

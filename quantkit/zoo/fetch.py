@@ -1,9 +1,10 @@
 """Download of models: from a card to a verified file in the cache.
 
-    for each source: download -> compare with the checksum -> unpack -> compare the members -> publish
+    for each source: download -> compare with the checksum -> unpack -> compare the members ->
+    publish
 
-Sources are tried in order; the model's folder appears complete or not at all. If the archive has no published
-checksum, its members are verified, and its digest is recorded in the receipt.
+Sources are tried in order; the model's folder appears complete or not at all. If the archive has no
+published checksum, its members are verified, and its digest is recorded in the receipt.
 """
 
 import re
@@ -91,8 +92,8 @@ def obtain(
     Args:
         card: card, or name of a card.
         offline: never download.
-        url: URL (http, https or file) of another archive or graph. The names of its members must be the card's;
-            the card's sizes and checksums do not apply.
+        url: URL (http, https or file) of another archive or graph. The names of its members must be
+            the card's; the card's sizes and checksums do not apply.
         sha256: digest of the file at `url`.
         force: download even if the cache has the model.
         on_progress: receives the bytes done and the total number of bytes.
@@ -139,14 +140,14 @@ def locate_member(card: ModelCard, name: str) -> Path | None:
 
 
 def label_files(card: ModelCard) -> tuple[Path, ...]:
-    """Return the label files of a model, in the card's order; empty if one is not on this machine."""
+    """Return the label files of a model; empty if one is not on this machine."""
     owner = find_card(card.labels.card) if card.labels.card else card
     paths = [locate_member(owner, name) for name in card.labels.files]
     return tuple(path for path in paths if path) if all(paths) else ()
 
 
 def _check_url(card: ModelCard, url: str | None, sha256: str | None) -> str:
-    """Check the URL and digest of the caller; return the digest in lower case, or an empty string."""
+    """Check the caller's URL and digest; return the digest in lower case, or an empty string."""
     if url is not None and card.is_bundled:
         raise UsageError(f"{card.name} is part of the installation: it has no url")
     if url is not None and urlsplit(url).scheme not in SCHEMES:
@@ -246,7 +247,7 @@ def _compare(name: str, stored: FileDigest, num_bytes: int | None, digest: str) 
 
 
 def _unpack(source: _Source, part: Path, card: ModelCard, folder: Path) -> dict[str, FileDigest]:
-    """Extract the card's members from a downloaded file, and verify them unless the caller named the file."""
+    """Extract the members of a download, and verify them unless the caller named the URL."""
     from quantkit.zoo import archives
 
     if archives.kind_of(part) == "other":

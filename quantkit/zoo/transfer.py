@@ -1,8 +1,9 @@
 """Download of a URL to a file: streamed, resumable, with retries.
 
-``X.part.json`` stores the server's validator and the full size of ``X.part``. The next attempt requests the rest with
-``Range`` and ``If-Range``; a server that has another version, or does not support ranges, sends the whole file, which
-replaces the part. A web page instead of the file is rejected before it replaces the part.
+``X.part.json`` stores the server's validator and the full size of ``X.part``. The next attempt
+requests the rest with ``Range`` and ``If-Range``; a server that has another version, or does not
+support ranges, sends the whole file, which replaces the part. A web page instead of the file is
+rejected before it replaces the part.
 """
 
 import http.client
@@ -66,11 +67,13 @@ def download(
         url: URL of the scheme http, https or file; the environment defines the proxies.
         part: path of the file; a partial file is resumed, and kept for the next attempt on failure.
         num_bytes: size that the file must have; None if it is not known.
-        on_progress: receives the bytes done and the total number of bytes, at most ten times a second.
+        on_progress: receives the bytes done and the total number of bytes, at most ten times a
+            second.
         on_message: receives a message before each retry.
 
     Raises:
-        SourceError: the server rejects the request, sends another file, or the connection fails repeatedly.
+        SourceError: the server rejects the request, sends another file, or the connection fails
+            repeatedly.
         InputError: the file cannot be written.
     """
     report = _throttle(on_progress)
@@ -140,7 +143,7 @@ def _request(url: str, offset: int, note: _Note | None) -> Request:
 
 
 def _start_and_size(response: Any, offset: int, note: _Note | None, part: Path) -> tuple[int, int | None]:
-    """Return the offset of the response in the file, and the size of the file; None if it is not known."""
+    """Return the offset of the response in the file, and the size of the file, if known."""
     if getattr(response, "status", None) == 206 and note:
         content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
         if content_range and (int(content_range[1]), int(content_range[2])) == (offset, note.num_bytes):
@@ -187,7 +190,7 @@ def _begin(part: Path, response: Any, total: int | None) -> None:
 
 
 def _check_first(url: str, response: Any, block: bytes, total: int | None, num_bytes: int | None) -> None:
-    """Reject a response that is not the file: a login page, an error page with status 200, another size."""
+    """Reject a login page, an error page with status 200, or a file of another size."""
     is_page = re.match(rb"\s*(<!doctype html|<html|<head|<body)", block, re.IGNORECASE)
     if is_page or response.headers.get_content_type() == "text/html":
         raise SourceError(
@@ -221,7 +224,7 @@ def _sentence(reason: object) -> str:
 
 
 def _throttle(on_progress: OnProgress) -> Report:
-    """Return a function that forwards the first and the last report, and one every `REPORT_SECONDS` between."""
+    """Return a function that forwards the first report, the last, and one per `REPORT_SECONDS`."""
     last = float("-inf")
 
     def report(done: int, total: int | None) -> None:

@@ -19,7 +19,7 @@ LABELS = np.array([3, 1, 0, 2])
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Two class folders, a file that is not an image, and a file whose name begins with a WordNet id."""
+    """Two class folders, a file that is not an image, and a file name with a WordNet id."""
     folder = tmp_path / "images"
     for name in (
         "cat/a.png",

@@ -84,7 +84,7 @@ def test_data_that_fits_no_input_is_refused(infos: list[TensorInfo], arrays: dic
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_streams_of_images_are_preprocessed_like_arrays(count: int) -> None:
-    """Elements of a stream are batches, or single images where they have one dimension less than the input."""
+    """Elements of a stream are batches, or images with one dimension less than the input."""
     pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), np.uint8)
     expected = np.concatenate([batch["image"] for batch in feeds([IMAGES], as_dataset(pixels, keep_order=True))])
     elements = list(pixels) if count == 1 else [pixels]

@@ -1,4 +1,4 @@
-"""Values that `load` accepts: files, folders, serialized models, messages, Keras models and functions."""
+"""Values that `load` accepts: files, folders, serialized models, messages and objects."""
 
 import json
 from pathlib import Path

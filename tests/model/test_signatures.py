@@ -1,4 +1,4 @@
-"""Signatures of SavedModels survive loading and saving, and TensorFlow's loaders open the result."""
+"""Signatures of SavedModels survive a round trip, and TensorFlow's loaders open the result."""
 
 import subprocess
 import sys
@@ -190,7 +190,7 @@ class TestTensorFlow:
 
 
 def serving_loaded(folder: Path) -> int:
-    """Return the result of TensorFlow Serving's loader for a folder, in a process without TensorFlow's Python."""
+    """Return the result of TensorFlow Serving's loader, in a process without TensorFlow."""
     script = [sys.executable, str(Path(serving_loader.__file__)), str(folder), "serve"]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-1000:]

@@ -14,8 +14,9 @@ from quantkit.runtimes import open_session
 from quantkit.zoo.architectures import ARCHITECTURES, MARK, is_random, random_graph
 from quantkit.zoo.cards import find_card
 
-# Op counts and number of constant elements: of the Inceptions from published summaries of the released files, of the
-# MobileNets from the parameters that Keras counts in its versions, with 1001 classes.
+# Op counts and number of constant elements: of the Inceptions from published summaries of the
+# released files, of the MobileNets from the parameters that Keras counts in its versions, with 1001
+# classes.
 RELEASED = {
     "inception_v3": (
         "489 Const, 99 CheckNumerics, 99 Identity, 94 BatchNormWithGlobalNormalization, 94 Conv2D, 94 Relu, 11 Concat, "

@@ -17,7 +17,8 @@ class Exporter:
 
     Attributes:
         kind: key of `quantkit.formats.KINDS`.
-        write: writes a graph with the signature of its callers to a path; returns the size in bytes.
+        write: writes a graph with the signature of its callers to a path; returns the size in
+            bytes.
         is_tensorflow: True if the file holds TensorFlow ops, whose GraphDef has a maximum size.
         is_folder: True if the path is a folder.
     """

@@ -41,8 +41,8 @@ class OutputFile:
             as_text: choose the text form of a GraphDef.
 
         Raises:
-            UsageError: there is no such kind, the format can only be read, the suffix resembles a known one, or the
-                kind has no text form.
+            UsageError: there is no such kind, the format can only be read, the suffix resembles a
+                known one, or the kind has no text form.
         """
         text, expanded = os.fspath(path), Path(path).expanduser()
         is_guess = False
@@ -94,7 +94,8 @@ class OutputFile:
 
         Args:
             graph: the graph to write, which is converted to the ops of the format.
-            signature: names of the inputs and outputs of a SavedModel for its callers; if None the names in the graph.
+            signature: names of the inputs and outputs of a SavedModel for its callers; if None the
+                names in the graph.
 
         Returns:
             Size of the files in bytes.
@@ -118,14 +119,16 @@ def save(
     """Write a model in the format of the path's suffix; the file appears complete or not at all.
 
     Args:
-        model: a `Model`, or any value that `quantkit.load` takes; TensorFlow ops are converted for a ``.onnx`` file,
-            ONNX ops for all other formats.
-        path: ``.pb``, ``.pbtxt``, ``.onnx``, ``.tflite``, or a folder (new with a ``/`` at the end, or empty) for a
-            SavedModel. The weights of an ONNX model over 2 GiB go to ``PATH.data``. Any other suffix is
-            that of a GraphDef, unless it resembles one of these.
-        as_text: True for the text form of a GraphDef, False for the binary form; if None the suffix decides.
+        model: a `Model`, or any value that `quantkit.load` takes; TensorFlow ops are converted for
+            a ``.onnx`` file, ONNX ops for all other formats.
+        path: ``.pb``, ``.pbtxt``, ``.onnx``, ``.tflite``, or a folder (new with a ``/`` at the end,
+            or empty) for a SavedModel. The weights of an ONNX model over 2 GiB go to ``PATH.data``.
+            Any other suffix is that of a GraphDef, unless it resembles one of these.
+        as_text: True for the text form of a GraphDef, False for the binary form; if None the suffix
+            decides.
         format: key of `EXPORTERS`, which overrides the suffix.
-        signature: names of the inputs and outputs of a SavedModel for its callers; if None the model's own.
+        signature: names of the inputs and outputs of a SavedModel for its callers; if None the
+            model's own.
 
     Raises:
         UsageError: the path cannot be written, or `model` has another type.

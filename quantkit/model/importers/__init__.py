@@ -40,7 +40,8 @@ class Importer:
 
     Attributes:
         kinds: keys of `quantkit.formats.KINDS`.
-        read: reads a file or folder into a graph, or returns the path of a file that runtimes open unchanged.
+        read: reads a file or folder into a graph, or returns the path of a file that runtimes open
+            unchanged.
         has_signatures: True if the options `signature` and `tags` apply.
         takes_checkpoint: True if the option `checkpoint` applies.
     """
@@ -56,7 +57,8 @@ def import_file(path: Path, options: ImportOptions) -> Imported:
 
     Raises:
         InputError: the file is missing or broken.
-        UsageError: an option does not apply to this kind of file, or an input or output is not in the graph.
+        UsageError: an option does not apply to this kind of file, or an input or output is not in
+            the graph.
     """
     kind = formats.kind_of(path)
     importer = IMPORTERS[kind]

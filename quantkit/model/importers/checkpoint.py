@@ -1,7 +1,7 @@
 """Checkpoints: variables by name, and the variable that each node of a graph restores.
 
-A checkpoint names its variables as their saver did. A partitioned variable is a single entry of the checkpoint,
-and several nodes of the graph, each with one partition:
+A checkpoint names its variables as their saver did. A partitioned variable is a single entry of the
+checkpoint, and several nodes of the graph, each with one partition:
 
     net/weights (10, 4)      net/weights/part_0: rows 0 to 4, net/weights/part_1: rows 5 to 9
 
@@ -27,7 +27,8 @@ from quantkit.runtimes.tensorflow_library import available, import_tensorflow, s
 
 # Default name of the node that restores all variables.
 RESTORE = "save/restore_all"
-# The second input lists variable names; the third, which Restore lacks, lists slices of the variables.
+# The second input lists variable names; the third, which Restore lacks, lists slices of the
+# variables.
 _RESTORING = frozenset({"RestoreV2", "RestoreSlice", "Restore"})
 _ASSIGNING = frozenset({"Assign", "AssignVariableOp"})
 
@@ -38,8 +39,9 @@ class CheckpointEntry:
 
     Attributes:
         name: name of the variable in the checkpoint.
-        slice: slice in the syntax of RestoreV2: the shape of the variable, then start and length along each
-            dimension, or ``-`` for all of it: ``100 1 50,25:-``; empty for the whole variable.
+        slice: slice in the syntax of RestoreV2: the shape of the variable, then start and length
+            along each dimension, or ``-`` for all of it: ``100 1 50,25:-``; empty for the whole
+            variable.
     """
 
     name: str
@@ -74,14 +76,15 @@ class Checkpoint:
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of the variables by name; a partitioned variable has the shape of all its partitions together."""
+        """Shapes of the variables by name, with all partitions of a partitioned variable."""
         return {name: tuple(sizes) for name, sizes in self._reader.get_variable_to_shape_map().items()}
 
     def tensor(self, entry: CheckpointEntry) -> Tensor:
         """Return the values of an entry.
 
         Raises:
-            InputError: the checkpoint lacks the variable, its type is not supported, or the slice is out of range.
+            InputError: the checkpoint lacks the variable, its type is not supported, or the slice
+                is out of range.
         """
         if entry.name not in self.shapes:
             raise InputError(f"{self.prefix} has no variable {entry.name!r}", hint=self._suggest(entry.name))
@@ -101,7 +104,7 @@ class Checkpoint:
             return np.asarray(self._read_slice(entry) if entry.slice else self._reader.get_tensor(entry.name))
 
     def _read_slice(self, entry: CheckpointEntry) -> Any:
-        """Read a slice without reading the whole variable, which may have hundreds of partitions."""
+        """Read a slice without the whole variable, which may have hundreds of partitions."""
         v1 = import_tensorflow().compat.v1
         dtype = self._reader.get_variable_to_dtype_map()[entry.name]
         with v1.Graph().as_default(), v1.Session(config=v1.ConfigProto(device_count={"GPU": 0})) as session:
@@ -123,7 +126,7 @@ def read_variable(prefix: str, name: str, slice: str = "") -> Array:
 
 
 def restored_entries(graph: Graph, restore: str = RESTORE) -> Mapping[str, CheckpointEntry]:
-    """Return the entry that each variable is restored from, by node name; empty for a graph without a saver.
+    """Return the entry of each variable by node name; empty for a graph without a saver.
 
     Args:
         graph: graph with the nodes of its saver.

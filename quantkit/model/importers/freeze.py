@@ -1,4 +1,4 @@
-"""Freezing: variables of SavedModels, checkpoints, Keras models and TensorFlow functions become constants."""
+"""Freezing: variables of models and TensorFlow functions become constants."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -44,8 +44,8 @@ def freeze_variables(graph: Graph, checkpoint: Checkpoint, entries: Mapping[str,
     Args:
         graph: graph with its outputs.
         checkpoint: values of the variables.
-        entries: entry of the checkpoint for each variable, by node name; a variable without one has the name
-            of its node.
+        entries: entry of the checkpoint for each variable, by node name; a variable without one has
+            the name of its node.
 
     Returns:
         The nodes that the outputs depend on; values are read from the checkpoint on first use.
@@ -146,8 +146,8 @@ def _ops(function: Any) -> Iterator[str]:
 def _freeze_with_assignments(function: Any) -> Graph:
     """Freeze a function that assigns to variables.
 
-    TensorFlow's conversion loads its result at the end, which fails if a constant is assigned to: such nodes are
-    removed before.
+    TensorFlow's conversion loads its result at the end, which fails if a constant is assigned to:
+    such nodes are removed before.
     """
     from tensorflow.python.framework import convert_to_constants as conversion
 

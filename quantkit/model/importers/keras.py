@@ -1,7 +1,8 @@
 """Importer of Keras files, ``.keras`` and ``.h5``.
 
-Both describe their layers in JSON. Before Keras builds the layers, quantkit checks that the file references only
-functions and classes of Keras and no other files: older versions of Keras do not check this.
+Both describe their layers in JSON. Before Keras builds the layers, quantkit checks that the file
+references only functions and classes of Keras and no other files: older versions of Keras do not
+check this.
 """
 
 import json
@@ -29,8 +30,8 @@ _CARRIERS = frozenset({"FlaxLayer", "JaxLayer", "Lambda", "TFSMLayer", "TorchMod
 _PACKAGES = frozenset({"builtins", "keras", "keras_cv", "keras_hub", "keras_nlp"})
 # Parts of a dotted path that only depend on the package of Keras.
 _PREFIXES = frozenset({"_tf_keras", "api", "keras", "legacy", "src"})
-# Modules of Keras with the objects that a model consists of. The others download, read and write files, and change
-# global settings.
+# Modules of Keras with the objects that a model consists of. The others download, read and write
+# files, and change global settings.
 _MODULES = frozenset(
     {
         "activations",
@@ -51,9 +52,11 @@ _MODULES = frozenset(
 )
 # Functions in these modules that load or save models.
 _TOOLS = frozenset({"load_model", "model_from_json", "save_model"})
-# The oldest Keras without a known way around `safe_mode`: CVE-2025-9905, CVE-2026-1462, CVE-2026-1669.
+# The oldest Keras without a known way around `safe_mode`: CVE-2025-9905, CVE-2026-1462,
+# CVE-2026-1669.
 _MIN_VERSION = (3, 13, 2)
-# CPU time limit of the inspection: a constant, plus time for each byte; both are 20 times the usual time.
+# CPU time limit of the inspection: a constant, plus time for each byte; both are 20 times the usual
+# time.
 _SECONDS, _BYTES_PER_SECOND = 5, 20_000_000
 _TRUSTED = "load it in Python, if you trust it, and give the model to quantkit.load"
 
@@ -61,11 +64,12 @@ _TRUSTED = "load it in Python, if you trust it, and give the model to quantkit.l
 def freeze_keras(path: Path) -> Graph:
     """Read a Keras file as a frozen graph.
 
-    Keras loads a private copy, the one that is checked: its suffix is the format that the check found, and no other
-    process can change it in between.
+    Keras loads a private copy, the one that is checked: its suffix is the format that the check
+    found, and no other process can change it in between.
 
     Raises:
-        InputError: Keras cannot read the file, or the file contains code or references another file.
+        InputError: Keras cannot read the file, or the file contains code or references another
+            file.
         UnavailableError: TensorFlow is not installed, or its Keras is too old.
     """
     tf = tensorflow_for_models()
@@ -108,7 +112,8 @@ def inspect_file(path: Path, name: str) -> Contents:
     """
     seconds = _SECONDS + path.stat().st_size // _BYTES_PER_SECOND
     request = json.dumps([str(path), seconds, graphdef.MAX_BYTES]).encode()
-    # Without -P, modules of this folder, for example keras.py, would hide the packages of the same name.
+    # Without -P, modules of this folder, for example keras.py, would hide the packages of the same
+    # name.
     process = subprocess.run(
         [sys.executable, "-P", keras_contents.__file__],
         input=request,
@@ -145,7 +150,7 @@ def _check_contents(path: Path, contents: Contents) -> None:
 
 
 def _check_config(path: Path, config: Any, keras: Any) -> None:
-    """Check that the configuration references only classes of Keras, or classes registered in this process.
+    """Check that the configuration references only classes of Keras and registered classes.
 
     Raises:
         InputError: another class or a function of the file is referenced.

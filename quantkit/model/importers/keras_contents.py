@@ -1,10 +1,10 @@
-"""Inspection of a Keras file in a separate process: HDF5's library may crash or hang on a broken file.
+"""Inspection of a Keras file in a separate process: HDF5 may crash or hang on a broken file.
 
     stdin: [path of the file, CPU time limit in seconds, maximum number of bytes of weights to read]
     stdout: `Contents`, as JSON
 
-The process reads all data that Keras will need, so that a file that crashes it crashes no other process. This module
-is run by its path and does not import quantkit.
+The process reads all data that Keras will need, so that a file that crashes it crashes no other
+process. This module is run by its path and does not import quantkit.
 """
 
 import io
@@ -22,7 +22,8 @@ from typing import Any, BinaryIO
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _OPTIMIZERS = ("optimizer", "optimizer_weights")
-# Fixed part of the header of an archive member; it ends with the lengths of the name and of the extra field.
+# Fixed part of the header of an archive member; it ends with the lengths of the name and of the
+# extra field.
 _MEMBER_HEADER = struct.Struct("<26xHH")
 
 

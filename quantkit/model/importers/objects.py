@@ -1,4 +1,4 @@
-"""Importer of Python objects: serialized models, protobuf messages, Keras models and TensorFlow functions."""
+"""Importer of objects: serialized models, messages, Keras models, TensorFlow functions."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ def import_object(value: Any) -> Graph:
     """Read a graph from an object.
 
     Args:
-        value: a GraphDef or an ONNX ModelProto, as a message or serialized, a Keras model, or a ``tf.function``
-            with an input signature.
+        value: a GraphDef or an ONNX ModelProto, as a message or serialized, a Keras model, or a
+            ``tf.function`` with an input signature.
 
     Raises:
         InputError: the object is broken or too large.

@@ -1,8 +1,8 @@
 """Assignments to variables at run time, which a frozen graph cannot have.
 
-Recurrent layers of Keras advance the random state of dropout, which is a variable, even if dropout is inactive:
-assignments that no output depends on are removed. If an output depends on an assigned variable, freezing would
-change the outputs, so that the model is rejected.
+Recurrent layers of Keras advance the random state of dropout, which is a variable, even if dropout
+is inactive: assignments that no output depends on are removed. If an output depends on an assigned
+variable, freezing would change the outputs, so that the model is rejected.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ def changes_variables(ops: Iterable[str]) -> bool:
 
 
 def remove_assignments(graph: Graph, variables: Mapping[str, str]) -> Graph:
-    """Remove the assignments to variables that have become constants, and the nodes that only they depend on.
+    """Remove assignments to variables that are constants, and nodes that only they depend on.
 
     Args:
         graph: graph with its outputs.
@@ -74,7 +74,7 @@ def _origins(graph: Graph) -> dict[str, str]:
 
 
 def _assigns_to_constant(graph: Graph, node: Node) -> bool:
-    """Return True if a node assigns to a variable that has become a constant, or an argument that is a constant."""
+    """Return True if a node assigns to a constant that replaces a variable or an argument."""
     if not node.op.startswith(CHANGING) or not node.inputs or input_dtypes(node)[:1] != (DType.RESOURCE,):
         return False
     source = graph[node.inputs[0].node]

@@ -47,7 +47,8 @@ def check(graph: Graph, name: str) -> None:
 def remove_lookup_controls(graph: Graph) -> Graph:
     """Remove the control dependencies on lookups.
 
-    TensorFlow 2 adds control dependencies on all stateful ops to the outputs of a function, lookups included.
+    TensorFlow 2 adds control dependencies on all stateful ops to the outputs of a function, lookups
+    included.
     """
     lookups = {name for name, node in graph.nodes.items() if _is_lookup(node)}
     if not lookups:
@@ -63,7 +64,7 @@ def _is_lookup(node: Node) -> bool:
 
 
 def _lookups(graph: Graph) -> list[Node]:
-    """Return the lookups that the outputs depend on, in tables that the outputs do not initialize."""
+    """Return the lookups of the outputs in tables that the outputs do not initialize."""
     names = graph.reachable() - graph.input_names
     nodes = [node for name, node in graph.nodes.items() if name in names and node.inputs]
     initialized = {_table(graph, node) for node in nodes if node.op in _INITIALIZERS}

@@ -42,8 +42,8 @@ def read_saved_model(
         outputs: names of the outputs, likewise.
 
     Raises:
-        InputError: the SavedModel is broken or has no signature, its variables cannot be read or are larger than a
-            graph may be, or an output depends on a table.
+        InputError: the SavedModel is broken or has no signature, its variables cannot be read or
+            are larger than a graph may be, or an output depends on a table.
         UsageError: the signature or tag does not exist, or an input or output is not in the graph.
     """
     try:
@@ -66,7 +66,7 @@ def read_saved_model(
 
 
 def _inline(graph: Graph, folder: Path, meta: saved_model.MetaGraph, signature: Signature) -> tuple[Graph, Signature]:
-    """Inline the functions that a SavedModel of TensorFlow 2 consists of, and freeze its variables."""
+    """Inline the functions of a SavedModel of TensorFlow 2, and freeze its variables."""
     _check_size(graph, folder)
     if not _has_variables(graph):
         inlined = remove_unused_functions(inline_functions(_prune(graph)))
@@ -133,7 +133,8 @@ def fill_variables(graph: Graph, checkpoint: Path, outputs: EdgeNames = None, re
         restore: node that restores all variables; if empty the default name of savers.
 
     Raises:
-        InputError: the checkpoint does not exist or lacks a variable, or an output depends on a table.
+        InputError: the checkpoint does not exist or lacks a variable, or an output depends on a
+            table.
         UsageError: several nodes may be the output.
     """
     prefix = checkpoint_prefix(checkpoint)
@@ -183,13 +184,13 @@ def _decode(meta: saved_model.MetaGraph, path: Path) -> Graph:
 
 
 def _in_file_order(graph: Graph, edges: Mapping[str, Edge]) -> list[Edge]:
-    """Sort the edges of a signature, which is unordered, by the position of their nodes in the file."""
+    """Sort the edges of an unordered signature by the position of their nodes in the file."""
     positions = {name: position for position, name in enumerate(graph.nodes)}
     return sorted(edges.values(), key=lambda edge: (positions.get(edge.node, 0), edge))
 
 
 def _infer_output(graph: Graph) -> Graph:
-    """Choose the only node that may be an output: a training graph has many other nodes without consumers."""
+    """Choose the only candidate: a training graph has many other nodes without consumers."""
     candidates = [name for name, node in graph.nodes.items() if name not in graph.node_uses and _may_be_output(node)]
     if len(candidates) == 1:
         return graph.with_endpoints(None, candidates)

@@ -1,8 +1,9 @@
 """Graphs of known models with random weights: the same nodes as the released files.
 
-They serve to measure latency and memory, and to inspect graphs, without a download. Their predictions are meaningless,
-so their output nodes have an attribute that `is_random` finds; it survives saving, loading and transforms. All runtimes
-ignore attributes whose names begin with an underscore.
+They serve to measure latency and memory, and to inspect graphs, without a download. Their
+predictions are meaningless, so their output nodes have an attribute that `is_random` finds; it
+survives saving, loading and transforms. All runtimes ignore attributes whose names begin with an
+underscore.
 """
 
 from importlib import import_module
@@ -44,7 +45,7 @@ def random_graph(card_name: str, seed: int = 0) -> Graph:
 
 
 def is_random(graph: Graph) -> bool:
-    """Return True if a graph was built by `random_graph`, also after transforms and a round trip through a file.
+    """Return True if a graph was built by `random_graph`, also after transforms.
 
     >>> is_random(random_graph("mobilenet_v1"))
     True

@@ -1,9 +1,10 @@
 """The geometry that both releases of Inception v3 share.
 
-The same 94 convolutions in the same eleven modules; the releases differ in names, in how batch norm is written, and
-in the pool of the last module.
+The same 94 convolutions in the same eleven modules; the releases differ in names, in how batch norm
+is written, and in the pool of the last module.
 
-Szegedy et al., Rethinking the Inception Architecture for Computer Vision, 2015: https://arxiv.org/abs/1512.00567
+Szegedy et al., Rethinking the Inception Architecture for Computer Vision, 2015:
+https://arxiv.org/abs/1512.00567
 """
 
 from typing import NamedTuple
@@ -37,7 +38,7 @@ class Pool(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """Two convolutions of the same input; their outputs are concatenated with those of the module."""
+    """Two convolutions of the same input, both concatenated to the output of the module."""
 
     left: Conv
     right: Conv

@@ -1,7 +1,8 @@
-"""MobileNet v1 and v2, width 1.0, 224x224, as TF-Slim froze them in 2018: depthwise convolutions, fused batch norm.
+"""MobileNet v1 and v2, width 1.0, 224x224, as TF-Slim froze them in 2018.
 
 Howard et al., MobileNets, 2017: https://arxiv.org/abs/1704.04861
-Sandler et al., MobileNetV2: Inverted Residuals and Linear Bottlenecks, 2018: https://arxiv.org/abs/1801.04381
+Sandler et al., MobileNetV2: Inverted Residuals and Linear Bottlenecks, 2018:
+https://arxiv.org/abs/1801.04381
 """
 
 from quantkit.ir.graph import Graph
@@ -86,7 +87,7 @@ class _MobileNet:
         return Signal(node, source.channels, RELU_POWER)
 
     def inverted_residual(self, scope: str, source: Signal, expansion: int, filters: int, stride: int) -> Signal:
-        """Widen, filter each channel, narrow without activation; add the source where shapes allow."""
+        """Expand, filter each channel, project without activation; add the source if shapes match."""
         source = self._add_identity(f"{scope}/input", source)
         signal = source
         if expansion > 1:

@@ -1,8 +1,9 @@
 """Random parameters that keep a deep network's numbers in range, drawn when they are read.
 
-A kernel with fan-in f and inputs of mean square p has entries of variance 1 / (f p), so every output has variance one
-(for p = 1/2, the mean square after a ReLU, this is He's initialization). Each output channel is then scaled by its own
-factor, as in trained networks, and the following batch norm is scaled accordingly.
+A kernel with fan-in f and inputs of mean square p has entries of variance 1 / (f p), so every
+output has variance one (for p = 1/2, the mean square after a ReLU, this is He's initialization).
+Each output channel is then scaled by its own factor, as in trained networks, and the following
+batch norm is scaled accordingly.
 
 He et al., Delving Deep into Rectifiers, 2015: https://arxiv.org/abs/1502.01852
 """
@@ -26,7 +27,8 @@ class LayerParameters:
     Attributes:
         seed: seed of the network.
         name: name of the layer, which selects the stream of random values.
-        shape: shape of the kernel: (h, w, c_in, c_out), or (h, w, c, 1) for a depthwise convolution.
+        shape: shape of the kernel: (h, w, c_in, c_out), or (h, w, c, 1) for a depthwise
+            convolution.
         power: mean square of the input of the layer.
         is_depthwise: each channel is filtered by itself.
     """

@@ -1,8 +1,8 @@
 """Inception v3 as released in December 2015, node for node, and the idioms of its graph.
 
-Those idioms are what folding has to cope with: batch norm as one op that left TensorFlow after GraphDef version 8,
-a numeric check of every ReLU and max pool that only a control dependency keeps, the concatenation whose axis
-comes first, and a JPEG decoder in front.
+Those idioms are what folding has to cope with: batch norm as one op that left TensorFlow after
+GraphDef version 8, a numeric check of every ReLU and max pool that only a control dependency keeps,
+the concatenation whose axis comes first, and a JPEG decoder in front.
 """
 
 from typing import Protocol
@@ -38,7 +38,7 @@ class ReleaseWriter(Writer):
     """Writes layers the way the 2015 graph has them."""
 
     def preprocessing(self, size: tuple[int, int], channels: int) -> str:
-        """Add the nodes from JPEG bytes to (1, h, w, c) floats in [-1, 1]; the last one is ``Mul``."""
+        """Add the nodes from JPEG bytes to (1, h, w, c) floats in [-1, 1], named ``Mul``."""
         self.const("DecodeJpeg/contents", Tensor.of(np.array(b"", object)))
         self.add(
             "DecodeJpeg",
@@ -100,7 +100,7 @@ class ReleaseWriter(Writer):
         return guarded.name
 
     def pool(self, name: str, source: str, op: str, size: int = 3, stride: int = 1, padding: str = "SAME") -> str:
-        """Add ``MaxPool``, with a check and without a type, or ``AvgPool``, without a check and with a type."""
+        """Add ``MaxPool`` with a check and no type, or ``AvgPool`` with a type and no check."""
         is_max = op == "MaxPool"
         return self.add(
             name,
@@ -118,7 +118,7 @@ class ReleaseWriter(Writer):
         return self.add(f"{module}/join", "Concat", axis, *branches, N=len(branches), **FLOAT)
 
     def head(self, source: str, size: int, weights: Tensor, biases: Tensor) -> str:
-        """Average over size x size positions, one dense layer, softmax; the result is the node ``softmax``."""
+        """Add the average over size x size positions, a dense layer, and the node ``softmax``."""
         pooled = self.pool("pool_3", source, "AvgPool", size, padding="VALID")
         self.const("pool_3/_reshape/shape", (-1, weights.shape[0]))
         flat = self.add("pool_3/_reshape", "Reshape", pooled, "pool_3/_reshape/shape", **FLOAT)
@@ -145,14 +145,14 @@ def inception_v3(seed: int) -> Graph:
 
 
 class _Release2015:
-    """The stem and the modules, named as in the release: by the kind of layer and its number in the branch."""
+    """Stem and modules, named as in the release: kind of layer and number in the branch."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.write = ReleaseWriter()
 
     def module(self, module: Module, name: str, source: Signal) -> Signal:
-        """Add a module: branches of one layer and towers; forks are written before the pooling branch."""
+        """Add a module: branches of one layer and towers; forks precede the pooling branch."""
         towers = iter(("tower", "tower_1", "tower_2"))
         joined: list[Signal] = []
         forks: list[tuple[str, Fork, Signal]] = []

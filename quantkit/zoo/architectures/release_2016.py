@@ -1,4 +1,4 @@
-"""Inception v3 as trained with TF-Slim in August 2016 and frozen: 1656 nodes, batch norm as arithmetic."""
+"""Inception v3 of TF-Slim, August 2016, frozen: 1656 nodes, batch norm as arithmetic."""
 
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType

@@ -1,7 +1,7 @@
 """Layers of TF-Slim in frozen graphs.
 
-Variables became constants, but each is still read through its ``read`` Identity. Variables are named by the layer
-alone; operations repeat the network's scope in the networks that re-enter it.
+Variables became constants, but each is still read through its ``read`` Identity. Variables are
+named by the layer alone; operations repeat the network's scope in the networks that re-enter it.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,8 @@ class SlimWriter(Writer):
     Args:
         era: version of the export.
         network: scope of the variables, such as ``InceptionV3``.
-        body: scope of the operations of the network's body: ``InceptionV3/InceptionV3``, or as ``network``.
+        body: scope of the operations of the network's body: ``InceptionV3/InceptionV3``, or as
+            ``network``.
     """
 
     def __init__(self, era: Era, network: str, body: str) -> None:
@@ -87,7 +88,7 @@ class SlimWriter(Writer):
         return self.add(f"{scope}/{self.era.convolution}", "Conv2D", source, kernel, use_cudnn_on_gpu=True, **attrs)
 
     def decomposed_batch_norm(self, variables: str, scope: str, source: str, layer: LayerParameters) -> str:
-        """Beta, but no gamma: ``x r + (beta - mean r)`` with ``r = 1 / sqrt(variance + epsilon)``."""
+        """Add beta without gamma: ``x r + (beta - mean r)``, ``r = 1 / sqrt(variance + epsilon)``."""
         beta = self.variable(f"{variables}/beta", layer.beta)
         mean = self.variable(f"{variables}/moving_mean", layer.moving_mean)
         variance = self.variable(f"{variables}/moving_variance", layer.moving_variance)

@@ -24,7 +24,7 @@ X = np.linspace(-1, 1, 2 * 8 * 8 * 3, dtype=np.float32).reshape(2, 8, 8, 3)
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """A network with variables that are trained, that only move, and a layer that only training has."""
+    """Build a network with trained variables, moving averages, and a layer for training only."""
     layers = tensorflow.import_tensorflow().keras.layers
     model = tensorflow.import_tensorflow().keras.Sequential(
         [

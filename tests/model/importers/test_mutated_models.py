@@ -1,7 +1,7 @@
-"""Broken models that TensorFlow, Keras or HDF5 read: each one is loaded, or rejected with one sentence.
+"""Broken models that TensorFlow, Keras or HDF5 read are loaded, or rejected in a sentence.
 
-The models are the same in every run; ``QUANTKIT_MUTATED_FILES_SEED=1 QUANTKIT_MUTATED_MODELS=3000 pytest
-tests/runtimes/test_mutated_models.py`` takes others, 3000 of each kind.
+The models are the same in every run; ``QUANTKIT_MUTATED_FILES_SEED=1 QUANTKIT_MUTATED_MODELS=3000
+pytest tests/runtimes/test_mutated_models.py`` takes others, 3000 of each kind.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""SavedModels of both kinds and checkpoints: frozen, with the inputs and outputs of their signatures."""
+"""SavedModels and checkpoints: frozen, with the inputs and outputs of their signatures."""
 
 import subprocess
 import sys
