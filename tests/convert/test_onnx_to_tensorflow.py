@@ -1,4 +1,4 @@
-"""ONNX graphs in TensorFlow's ops: the same numbers, and few transposes."""
+"""Conversion of ONNX graphs to TensorFlow: equal outputs, and few transposes."""
 
 import json
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ def integers(*values: int) -> Array:
 
 
 def graph_of(x: Array, nodes: list[Node], constants: Mapping[str, Array]) -> Graph:
-    """A graph that reads ``x`` and ends in the last node; the batch stays open."""
+    """Return a graph with input ``x``, a dynamic batch, and the last node as output."""
     extra = onnx.header({nodes[-1].name: (DType.FLOAT, Shape(None))})
     absent = [onnx.ABSENT] if any(Edge("") in node.inputs for node in nodes) else []
     return Graph.of(
@@ -57,16 +57,16 @@ def node(name: str, op: str, *inputs: str, **attrs: Attr) -> Node:
     return Node(name, op, tuple(map(Edge, inputs)), attrs=attrs)
 
 
-def both(graph: Graph, x: Array) -> tuple[Array, Array, Graph]:
-    """Answers of ONNX Runtime, and of what became of the graph."""
-    made = convert(graph)
-    assert made.dialect == "tensorflow"
+def run_both(graph: Graph, x: Array) -> tuple[Array, Array, Graph]:
+    """Return the outputs of ONNX Runtime and of the converted graph, and the converted graph."""
+    converted = convert(graph)
+    assert converted.dialect == "tensorflow"
     runtime = "tensorflow" if find_runtime("tensorflow").available().ok else "reference"
     with qk.open_session(graph, "onnxruntime") as session:
-        (wanted,) = session.run({"x": x}).values()
-    with qk.open_session(made, runtime) as session:
-        (found,) = session.run({"x": x}).values()
-    return wanted, found, made
+        (expected,) = session.run({"x": x}).values()
+    with qk.open_session(converted, runtime) as session:
+        (result,) = session.run({"x": x}).values()
+    return expected, result, converted
 
 
 IMAGE_OPS: dict[str, tuple[list[Node], dict[str, Array]]] = {
@@ -173,11 +173,11 @@ IMAGE_OPS: dict[str, tuple[list[Node], dict[str, Array]]] = {
 
 
 @pytest.mark.parametrize("name", IMAGE_OPS)
-def test_images_keep_their_numbers(name: str) -> None:
+def test_image_ops_have_equal_outputs(name: str) -> None:
     nodes, constants = IMAGE_OPS[name]
-    wanted, found, made = both(graph_of(IMAGE, nodes, constants), IMAGE)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-    assert made.op_counts.get("Transpose", 0) <= 3
+    expected, result, converted = run_both(graph_of(IMAGE, nodes, constants), IMAGE)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    assert converted.op_counts.get("Transpose", 0) <= 3
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,9 @@ def test_images_keep_their_numbers(name: str) -> None:
         ([node("y", "ReduceMax", "x", axes=(-1,))], {}),
     ],
 )
-def test_rows_keep_their_numbers(nodes: list[Node], constants: dict[str, Array]) -> None:
-    wanted, found, _ = both(graph_of(ROWS, nodes, constants), ROWS)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+def test_matrix_ops_have_equal_outputs(nodes: list[Node], constants: dict[str, Array]) -> None:
+    expected, result, _ = run_both(graph_of(ROWS, nodes, constants), ROWS)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -210,22 +210,20 @@ def test_rows_keep_their_numbers(nodes: list[Node], constants: dict[str, Array])
         ([node("y", "Reshape", "x", "x")], {}, "input 1 must be constant"),
     ],
 )
-def test_what_has_no_form_is_named(nodes: list[Node], constants: dict[str, Array], reason: str) -> None:
-    with pytest.raises(
-        UnavailableError, match=rf"node 'y' \({nodes[-1].op}\) cannot be converted .*{reason}"
-    ) as caught:
+def test_error_names_unsupported_node(nodes: list[Node], constants: dict[str, Array], reason: str) -> None:
+    with pytest.raises(UnavailableError, match=rf"node 'y' \({nodes[-1].op}\) cannot be converted .*{reason}") as error:
         convert(graph_of(IMAGE, nodes, constants))
-    assert caught.value.hint
+    assert error.value.hint
 
 
-def test_names_become_what_tensorflow_takes() -> None:
+def test_names_are_valid_in_tensorflow() -> None:
     nodes = [node("/layer 1/Relu:0", "Relu", "x"), node("/layer_1/Relu", "Neg", "/layer 1/Relu:0")]
-    made = convert(graph_of(ROWS, nodes, {}))
-    assert [str(edge) for edge in made.outputs] == ["layer_1/Relu"]
-    assert len(made) == 3
+    converted = convert(graph_of(ROWS, nodes, {}))
+    assert [str(edge) for edge in converted.outputs] == ["layer_1/Relu"]
+    assert len(converted) == 3
 
 
-def test_there_and_back_again_adds_no_transposes() -> None:
+def test_round_trip_adds_no_transposes() -> None:
     before = rewrite(qk.load("digits").graph, "strip_unused_nodes fold_constants fold_old_batch_norms fold_batch_norms")
     after = as_tensorflow(tensorflow_to_onnx.convert(before))
     assert after.op_counts["Conv2D"] == before.op_counts["Conv2D"]
@@ -233,12 +231,12 @@ def test_there_and_back_again_adds_no_transposes() -> None:
     assert as_tensorflow(after) is after
 
 
-def test_an_onnx_model_is_quantized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (entry,) = [one for one in entry_points(group="console_scripts") if one.name == "quantkit"]
-    pictures = Path(__file__).parents[2] / "assets" / "digits_heldout.npz"
+def test_onnx_model_is_quantized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (entry,) = [script for script in entry_points(group="console_scripts") if script.name == "quantkit"]
+    images = Path(__file__).parents[2] / "assets" / "digits_heldout.npz"
     qk.save(rewrite(qk.load("digits").graph, "fold_constants fold_old_batch_norms"), tmp_path / "float.onnx")
-    words = ["quantize", str(tmp_path / "float.onnx"), "-o", str(tmp_path / "small.onnx")]
-    assert entry.load()([*words, "--calibration", str(pictures), "--limit", "50", "--runs", "0", "--json"]) == 0
+    arguments = ["quantize", str(tmp_path / "float.onnx"), "-o", str(tmp_path / "small.onnx")]
+    assert entry.load()([*arguments, "--calibration", str(images), "--limit", "50", "--runs", "0", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["quality"]["agreement"]["value"] >= 0.9
     assert {"QuantizeLinear", "DequantizeLinear"} <= qk.load(tmp_path / "small.onnx").graph.op_counts.keys()

@@ -1,4 +1,4 @@
-"""Our conversion to ONNX: the text, and the numbers of NumPy's own engine."""
+"""Conversion of TensorFlow graphs to ONNX, compared with the NumPy runtime."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -314,34 +314,34 @@ CASES: dict[str, Graph] = {
 
 def feeds(graph: Graph) -> Mapping[str, np.ndarray]:
     (edge,) = graph.inputs
-    given = graph[edge.node]
-    shape = given.attrs["shape"]
+    placeholder = graph[edge.node]
+    shape = placeholder.attrs["shape"]
     assert isinstance(shape, Shape)
     dims = [size or 2 for size in shape.dims or ()]
-    if given.attrs["dtype"] is DType.UINT8:
+    if placeholder.attrs["dtype"] is DType.UINT8:
         return {str(edge): np.random.default_rng(0).integers(0, 256, dims).astype(np.uint8)}
     return {str(edge): random(*dims)}
 
 
 @pytest.fixture(params=["onnxruntime", "openvino"])
-def engine(request: pytest.FixtureRequest) -> Runtime:
-    found = find_runtime(request.param)
-    if not found.available().ok:
-        pytest.skip(found.available().detail)
-    return found
+def runtime(request: pytest.FixtureRequest) -> Runtime:
+    runtime = find_runtime(request.param)
+    if not runtime.available().ok:
+        pytest.skip(runtime.available().detail)
+    return runtime
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", CASES)
-def test_the_numbers_are_those_of_the_reference(name: str, engine: Runtime) -> None:
+def test_outputs_equal_those_of_the_reference(name: str, runtime: Runtime) -> None:
     graph = CASES[name]
-    made = convert(graph)
-    verify(made)
-    given = feeds(graph)
+    converted = convert(graph)
+    verify(converted)
+    inputs = feeds(graph)
     with find_runtime("reference").open(graph) as session:
-        expected = session.run(given)
-    with engine.open(made) as session:
-        results = session.run(given)
+        expected = session.run(inputs)
+    with runtime.open(converted) as session:
+        results = session.run(inputs)
     assert list(results) == list(expected)
     for output, values in expected.items():
         np.testing.assert_allclose(results[output], values, rtol=1e-5, atol=1e-5, err_msg=output)
@@ -350,39 +350,39 @@ def test_the_numbers_are_those_of_the_reference(name: str, engine: Runtime) -> N
 @pytest.mark.engine
 @pytest.mark.parametrize(
     "name", sorted(CASES.keys() - {"slice"})
-)  # the checker wants shapes, and of this none is known
+)  # the shape of its output is unknown, and the checker requires it
 def test_onnx_accepts_the_model(name: str) -> None:
     checker = pytest.importorskip("onnx", reason="pip install onnx")
     checker.checker.check_model(checker.load_from_string(onnx.encode(convert(CASES[name]))), full_check=True)
 
 
-def test_images_are_transposed_at_the_borders_only() -> None:
+def test_images_are_transposed_only_at_inputs_and_outputs() -> None:
     graph = CASES["bias_and_relu"]
-    made = convert(graph)
-    assert dict(made.op_counts) == {"Constant": 2, "Transpose": 2, "Placeholder": 1, "Conv": 1, "Relu": 1}
-    assert made["y"].op == "Transpose"
+    converted = convert(graph)
+    assert dict(converted.op_counts) == {"Constant": 2, "Transpose": 2, "Placeholder": 1, "Conv": 1, "Relu": 1}
+    assert converted["y"].op == "Transpose"
     pooled = convert(CASES["average_of_all"])
     assert pooled.op_counts["Transpose"] == 1
     assert pooled["pool"].op == "GlobalAveragePool"
 
 
-def test_values_can_be_found() -> None:
-    found = translate(CASES["bias_and_relu"])
-    assert found.edges[Edge("biased")] == Edge("biased")
-    assert found.edges[Edge("y")] == Edge("y/nchw")
-    assert Edge("conv") not in found.edges
+def test_translation_maps_edges() -> None:
+    translation = translate(CASES["bias_and_relu"])
+    assert translation.edges[Edge("biased")] == Edge("biased")
+    assert translation.edges[Edge("y")] == Edge("y/nchw")
+    assert Edge("conv") not in translation.edges
 
 
-def test_what_only_has_to_run_before_is_left_out() -> None:
+def test_control_dependencies_are_removed() -> None:
     nodes = [node("check", "NoOp", "x"), node("y", "Relu", "x").with_(controls=("check",))]
     assert dict(convert(image_graph(*nodes)).op_counts) == {"Placeholder": 1, "Relu": 1}
 
 
-def test_fed_in_the_middle() -> None:
+def test_internal_input_becomes_placeholder() -> None:
     graph = CASES["bias_and_relu"].with_endpoints(["conv"], ["y"])
-    made = convert(graph)
-    assert made.inputs == (Edge("conv"),)
-    assert made["conv"].attrs == {"dtype": FLOAT, "shape": Shape((2, 4, 3, 6))}
+    converted = convert(graph)
+    assert converted.inputs == (Edge("conv"),)
+    assert converted["conv"].attrs == {"dtype": FLOAT, "shape": Shape((2, 4, 3, 6))}
 
 
 @pytest.mark.parametrize(
@@ -396,29 +396,29 @@ def test_fed_in_the_middle() -> None:
         ([node("y", "Conv2D", "x")], "the node is invalid"),
     ],
 )
-def test_what_is_not_known_is_named(nodes: list[Node], message: str) -> None:
-    with pytest.raises(UnavailableError, match=message) as caught:
+def test_error_names_unsupported_node(nodes: list[Node], message: str) -> None:
+    with pytest.raises(UnavailableError, match=message) as error:
         convert(image_graph(*nodes))
-    assert caught.value.hint
+    assert error.value.hint
 
 
-def test_weights_that_are_cast_are_stored_once_and_as_they_were() -> None:
-    made = convert(CASES["half_depthwise_read_twice"])
-    (stored,) = [node for node in made.nodes.values() if node.op == "Constant"]
+def test_cast_weights_are_stored_once_in_their_type() -> None:
+    converted = convert(CASES["half_depthwise_read_twice"])
+    (stored,) = [node for node in converted.nodes.values() if node.op == "Constant"]
     assert (stored.value.dtype, stored.value.shape) == (DType.HALF, (8, 1, 3, 3))
-    assert made.op_counts["Cast"] == 1
+    assert converted.op_counts["Cast"] == 1
 
 
 @pytest.mark.engine
-def test_numbers_of_16_bits_are_clipped_by_such(engine: Runtime) -> None:
-    """OpenVINO widens them where the processor has none, and merges the last cast with the output."""
+def test_float16_values_are_clipped_in_float16(runtime: Runtime) -> None:
+    """OpenVINO computes in float32 on processors without float16, and merges the last Cast with the output."""
     graph = image_graph(
         node("h", "Cast", "x", SrcT=FLOAT, DstT=DType.HALF),
         node("r", "Relu6", "h", T=DType.HALF),
         node("y", "Cast", "r", **HALF),
     )
-    given = feeds(graph)
-    with engine.open(convert(graph)) as session:
-        results = session.run(given)
+    inputs = feeds(graph)
+    with runtime.open(convert(graph)) as session:
+        results = session.run(inputs)
     assert list(results) == ["y"]
-    np.testing.assert_allclose(results["y"], np.clip(given["x"], 0, 6), rtol=2.0**-10, atol=1e-6)
+    np.testing.assert_allclose(results["y"], np.clip(inputs["x"], 0, 6), rtol=2.0**-10, atol=1e-6)

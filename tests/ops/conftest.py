@@ -11,17 +11,17 @@ from quantkit.ops.kernels import evaluate
 from quantkit.ops.tensorflow.signatures import find_op, input_dtypes, num_outputs
 
 Compute = Callable[[Node, Sequence[Array]], list[Array]]
-LONG_WORDS = {"float": "float32", "double": "float64", "half": "float16"}
+TENSORFLOW_TYPE_NAMES = {"float": "float32", "double": "float64", "half": "float16"}
 
 
 def _attribute(value: Any) -> Any:
-    """An attribute as TensorFlow's eager runtime takes it."""
+    """Convert an attribute for TensorFlow's eager runtime."""
     import tensorflow as tf
 
     if isinstance(value, tuple):
         return [_attribute(item) for item in value]
     if isinstance(value, DType):
-        return tf.dtypes.as_dtype(LONG_WORDS.get(value.value, value.value)).as_datatype_enum
+        return tf.dtypes.as_dtype(TENSORFLOW_TYPE_NAMES.get(value.value, value.value)).as_datatype_enum
     if isinstance(value, Shape):
         return value.dims
     return value
@@ -43,54 +43,54 @@ def _compute(node: Node, inputs: Sequence[Array]) -> list[Array]:
     assert op is not None
     defaults = {name: attr.default for name, attr in op.attrs.items() if attr.default is not None}
     attrs = [item for key, value in {**defaults, **node.attrs}.items() for item in (key, _attribute(value))]
-    made = execute.execute(node.op.encode(), num_outputs(node), tensors, tuple(attrs), context.context())
-    return [np.asarray(tensor.numpy()) for tensor in made]
+    outputs = execute.execute(node.op.encode(), num_outputs(node), tensors, tuple(attrs), context.context())
+    return [np.asarray(tensor.numpy()) for tensor in outputs]
 
 
-def _typed(op: str, inputs: Sequence[Array], **attrs: Attr) -> Node:
-    """A node whose type attributes are those of its inputs."""
+def _typed_node(op: str, inputs: Sequence[Array], **attrs: Attr) -> Node:
+    """Return a node with the type attributes of its inputs."""
     signature = find_op(op)
     assert signature is not None
-    found: dict[str, Attr] = {}
+    type_attrs: dict[str, Attr] = {}
     position = 0
     for arg in signature.inputs:
         if arg.type_list_attr:
-            found[arg.type_list_attr] = tuple(DType.of(x.dtype) for x in inputs[position:])
+            type_attrs[arg.type_list_attr] = tuple(DType.of(x.dtype) for x in inputs[position:])
             break
         if arg.type_attr:
-            found[arg.type_attr] = DType.of(inputs[position].dtype)
-        if arg.number_attr and arg.number_attr not in {**found, **attrs}:
+            type_attrs[arg.type_attr] = DType.of(inputs[position].dtype)
+        if arg.number_attr and arg.number_attr not in {**type_attrs, **attrs}:
             others = sum(not other.number_attr for other in signature.inputs)
-            found[arg.number_attr] = len(inputs) - others
-        number = {**found, **attrs}.get(arg.number_attr, 1)
+            type_attrs[arg.number_attr] = len(inputs) - others
+        number = {**type_attrs, **attrs}.get(arg.number_attr, 1)
         position += number if isinstance(number, int) else 1
-    return Node("node", op, attrs={**found, **attrs})
+    return Node("node", op, attrs={**type_attrs, **attrs})
 
 
 def _check(op: str, inputs: Sequence[Array], rtol: float = 1e-5, **attrs: Attr) -> None:
-    node = _typed(op, inputs, **attrs)
-    ours, theirs = evaluate(node, inputs), _compute(node, inputs)
-    assert len(ours) == len(theirs)
-    for mine, yours in zip(ours, theirs, strict=True):
-        assert mine.dtype == yours.dtype
-        assert mine.shape == yours.shape
-        if mine.dtype == object:
-            assert mine.tolist() == yours.tolist()
-        elif mine.dtype.kind in "fc":
-            np.testing.assert_allclose(mine, yours, rtol=rtol, atol=1e-6)
+    node = _typed_node(op, inputs, **attrs)
+    results, expected = evaluate(node, inputs), _compute(node, inputs)
+    assert len(results) == len(expected)
+    for result, reference in zip(results, expected, strict=True):
+        assert result.dtype == reference.dtype
+        assert result.shape == reference.shape
+        if result.dtype == object:
+            assert result.tolist() == reference.tolist()
+        elif result.dtype.kind in "fc":
+            np.testing.assert_allclose(result, reference, rtol=rtol, atol=1e-6)
         else:
-            np.testing.assert_array_equal(mine, yours)
+            np.testing.assert_array_equal(result, reference)
 
 
 @pytest.fixture(scope="session")
 def typed() -> Callable[..., Node]:
-    """Makes a node whose type attributes are those of its inputs."""
-    return _typed
+    """Return a function that creates a node with the type attributes of its inputs."""
+    return _typed_node
 
 
 @pytest.fixture(scope="session")
 def in_tensorflow() -> Compute:
-    """Computes a node with TensorFlow's kernel, eagerly."""
+    """Return a function that computes a node with TensorFlow's kernel."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     pytest.importorskip("tensorflow", reason="pip install tensorflow")
     return _compute
@@ -98,5 +98,5 @@ def in_tensorflow() -> Compute:
 
 @pytest.fixture(scope="session")
 def check(in_tensorflow: Compute) -> Callable[..., None]:
-    """Compares quantkit's kernel with TensorFlow's on inputs."""
+    """Return a function that compares a kernel with TensorFlow's kernel."""
     return _check

@@ -1,4 +1,4 @@
-"""Folding kernels: each against TensorFlow's own, and what must hold without it."""
+"""NumPy kernels, compared with TensorFlow's kernels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,15 +22,15 @@ def real(*shape: int, low: float = -3, high: float = 3, seed: int = 0) -> Array:
     return np.random.default_rng(seed).uniform(low, high, shape).astype(F)
 
 
-def whole(*shape: int, low: int = -20, high: int = 20, seed: int = 0, dtype: Any = I32) -> Array:
+def integers(*shape: int, low: int = -20, high: int = 20, seed: int = 0, dtype: Any = I32) -> Array:
     return np.random.default_rng(seed).integers(low, high, shape).astype(dtype)
 
 
-def test_every_kernel_is_of_a_known_op() -> None:
+def test_every_kernel_has_a_known_op_type() -> None:
     assert [op for op in KERNELS if find_op(op) is None] == []
 
 
-def test_an_op_without_kernel_is_named() -> None:
+def test_error_names_op_without_kernel() -> None:
     assert not has_kernel("RandomUniform")
     with pytest.raises(UnavailableError, match=r"'dice'.*RandomUniform"):
         evaluate(Node("dice", "RandomUniform"), [])
@@ -41,7 +41,7 @@ def test_an_op_without_kernel_is_named() -> None:
     [
         (Node("sum", "Add"), [real(2), real(3)], r"'sum' \(Add\), input shapes 2, 3: operands could not be broadcast"),
         (Node("cat", "ConcatV2"), [real(2), real(2), np.array(3)], r"'cat' \(ConcatV2\).*axis 3 does not exist"),
-        (Node("div", "FloorDiv"), [whole(2), np.zeros(2, I32)], r"'div' .*integer division by zero"),
+        (Node("div", "FloorDiv"), [integers(2), np.zeros(2, I32)], r"'div' .*integer division by zero"),
         (Node("r", "Reshape"), [real(6), np.array([4, -1])], r"'r' .*6 elements do not fill the shape \[4, -1\]"),
         (Node("p", "Pack", attrs={"N": 2}), [real(2), real(3)], r"'p' \(Pack\), input shapes 2, 3"),
         (
@@ -53,12 +53,12 @@ def test_an_op_without_kernel_is_named() -> None:
         (Node("a", "Assert", attrs={"T": (DType.STRING,)}), [np.array(False), np.array(b"no")], "'a'.*failed: no"),
     ],
 )
-def test_misfits_are_graph_errors(node: Node, inputs: list[Array], message: str) -> None:
+def test_invalid_inputs_raise_graph_errors(node: Node, inputs: list[Array], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         evaluate(node, inputs)
 
 
-def test_inputs_stay_as_they_are(typed: Callable[..., Node]) -> None:
+def test_inputs_are_not_changed(typed: Callable[..., Node]) -> None:
     x = real(3, 4)
     x.flags.writeable = False
     for op in ("Add", "Relu", "Identity", "Neg"):
@@ -67,9 +67,9 @@ def test_inputs_stay_as_they_are(typed: Callable[..., Node]) -> None:
 
 PAIRS = {
     F: (real(3, 4), real(4, seed=1)),
-    I32: (whole(3, 4), np.where(whole(4, seed=1) == 0, 7, whole(4, seed=1)).astype(I32)),
+    I32: (integers(3, 4), np.where(integers(4, seed=1) == 0, 7, integers(4, seed=1)).astype(I32)),
 }
-WHOLE_ONLY = {"BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift"}
+INTEGER_ONLY = {"BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift"}
 REAL_ONLY = {"RealDiv", "DivNoNan", "MulNoNan", "Xdivy", "Xlogy", "Xlog1py", "Atan2", "NextAfter"}
 UNUSUAL = {"LogicalAnd", "LogicalOr", "Complex", "Pow"}
 
@@ -77,7 +77,7 @@ UNUSUAL = {"LogicalAnd", "LogicalOr", "Complex", "Pow"}
 @pytest.mark.engine
 @pytest.mark.parametrize("op", sorted(BINARY.keys() - UNUSUAL))
 def test_binary(check: Check, op: str) -> None:
-    if op not in WHOLE_ONLY and op != "TruncateDiv":
+    if op not in INTEGER_ONLY and op != "TruncateDiv":
         check(op, PAIRS[F])
         check(op, [np.array([0, 1, -1], F), np.array([0, 0, 0], F)])
     if op not in REAL_ONLY:
@@ -85,9 +85,9 @@ def test_binary(check: Check, op: str) -> None:
 
 
 @pytest.mark.engine
-def test_unusual_binary(check: Check) -> None:
+def test_binary_with_special_inputs(check: Check) -> None:
     check("Pow", [real(5, low=0.1), real(5, seed=2)])
-    check("Pow", [whole(5), whole(5, low=0, high=4)])
+    check("Pow", [integers(5), integers(5, low=0, high=4)])
     check("Complex", [real(3), real(3, seed=1)])
     truth = np.array([True, False])
     for op in ("LogicalAnd", "LogicalOr"):
@@ -103,7 +103,7 @@ def test_unary(check: Check, op: str) -> None:
     if op == "LogicalNot":
         inputs = [np.array([True, False])]
     elif op == "Invert":
-        inputs = [whole(7)]
+        inputs = [integers(7)]
     elif op in ("Real", "Imag", "Conj", "Angle", "ComplexAbs"):
         inputs = [(real(5) + 1j * real(5, seed=1)).astype(np.complex64)]
     else:
@@ -117,11 +117,11 @@ def test_unary(check: Check, op: str) -> None:
 @pytest.mark.engine
 @pytest.mark.parametrize("op", ["Neg", "Abs", "Sign", "Square", "Relu"])
 def test_unary_of_integers(check: Check, op: str) -> None:
-    check(op, [whole(9)])
+    check(op, [integers(9)])
 
 
 @pytest.mark.engine
-def test_rounding_is_half_to_even(check: Check) -> None:
+def test_round_is_half_to_even(check: Check) -> None:
     halves = np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5], F)
     for op in ("Round", "Rint", "Floor", "Ceil"):
         check(op, [halves])
@@ -129,22 +129,22 @@ def test_rounding_is_half_to_even(check: Check) -> None:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("to", ["int32", "int64", "uint8", "int8", "half", "double", "bool", "float", "bfloat16"])
-@pytest.mark.parametrize("given", [real(4, 5, low=-120, high=120), whole(9, low=-300, high=300), np.array([True])])
-def test_cast(check: Check, given: Array, to: str) -> None:
-    if given.dtype.kind == "f" and to == "uint8":
-        given = np.abs(given)
-    check("Cast", [given], SrcT=DType.of(given.dtype), DstT=DType(to), Truncate=False)
+@pytest.mark.parametrize("x", [real(4, 5, low=-120, high=120), integers(9, low=-300, high=300), np.array([True])])
+def test_cast(check: Check, x: Array, to: str) -> None:
+    if x.dtype.kind == "f" and to == "uint8":
+        x = np.abs(x)
+    check("Cast", [x], SrcT=DType.of(x.dtype), DstT=DType(to), Truncate=False)
 
 
 @pytest.mark.engine
 def test_bitcast(check: Check) -> None:
     check("Bitcast", [real(3, 2)], type=DType.INT32)
     check("Bitcast", [real(3, 2)], type=DType.UINT8)
-    check("Bitcast", [whole(3, 4, low=0, high=255, dtype=np.uint8)], type=DType.FLOAT)
+    check("Bitcast", [integers(3, 4, low=0, high=255, dtype=np.uint8)], type=DType.FLOAT)
 
 
 @pytest.mark.engine
-def test_selections(check: Check) -> None:
+def test_select_and_where(check: Check) -> None:
     condition = np.array([True, False, True])
     check("Select", [condition, real(3, 4), real(3, 4, seed=1)])
     check("Select", [np.array(True), real(3, 4), real(3, 4, seed=1)])
@@ -186,7 +186,7 @@ SHAPES: list[tuple[str, list[Array], dict[str, Attr]]] = [
     ("MirrorPad", [real(3, 3), np.array([[1, 0], [0, 2]], I32)], {"mode": b"REFLECT"}),
     ("MirrorPad", [real(3, 3), np.array([[1, 0], [0, 2]], I32)], {"mode": b"SYMMETRIC"}),
     ("Fill", [np.array([2, 3], I32), np.array(7, F)], {}),
-    ("ZerosLike", [whole(3)], {}),
+    ("ZerosLike", [integers(3)], {}),
     ("OnesLike", [real(3)], {}),
     ("Range", [np.array(3, I32), np.array(-7, I32), np.array(-3, I32)], {}),
     ("Range", [np.array(0, F), np.array(1, F), np.array(0.1, F)], {}),
@@ -205,7 +205,7 @@ SHAPES: list[tuple[str, list[Array], dict[str, Attr]]] = [
     ("SpaceToDepth", [real(2, 4, 6, 3)], {"block_size": 2}),
     ("DepthToSpace", [real(2, 2, 3, 12)], {"block_size": 2}),
     ("GatherV2", [real(4, 5), np.array([[3, 1]], I32), np.array(1, I32)], {}),
-    ("GatherV2", [real(2, 4, 5), whole(2, 3, low=0, high=4), np.array(1, I32)], {"batch_dims": 1}),
+    ("GatherV2", [real(2, 4, 5), integers(2, 3, low=0, high=4), np.array(1, I32)], {"batch_dims": 1}),
     ("Gather", [real(4, 5), np.array([3, 1], I32)], {}),
     ("GatherNd", [real(4, 5), np.array([[3, 1], [0, 0]], I32)], {}),
     ("ScatterNd", [np.array([[1], [3], [1]], I32), real(3, 2), np.array([5, 2], I32)], {}),
@@ -215,11 +215,11 @@ SHAPES: list[tuple[str, list[Array], dict[str, Attr]]] = [
     ("OneHot", [np.array([[0, 2], [-1, 1]], I32), np.array(3, I32), np.array(5, F), np.array(0, F)], {"axis": -1}),
     ("OneHot", [np.array([[0, 2], [-1, 1]], I32), np.array(3, I32), np.array(5, F), np.array(0, F)], {"axis": 0}),
     ("TopKV2", [np.array([[1, 3, 3, 2]], F), np.array(3, I32)], {}),
-    ("TopKV2", [whole(2, 9, low=0, high=4), np.array(5, I32)], {}),
+    ("TopKV2", [integers(2, 9, low=0, high=4), np.array(5, I32)], {}),
     ("ListDiff", [np.array([1, 2, 3, 2], I32), np.array([2], I32)], {}),
     ("Unique", [np.array([3, 1, 3, 2], I32)], {}),
     ("EnsureShape", [real(2, 3)], {"shape": Shape((None, 3))}),
-    ("IdentityN", [real(2), whole(3)], {}),
+    ("IdentityN", [real(2), integers(3)], {}),
     ("ArgMax", [real(3, 4), np.array(-1, I32)], {}),
     ("ArgMin", [real(3, 4), np.array(0, I32)], {"output_type": DType.INT32}),
     ("L2Loss", [real(3, 4)], {}),
@@ -261,19 +261,19 @@ def test_reductions(check: Check, op: str) -> None:
         for keep in (True, False):
             check(op, [x, axes], keep_dims=keep)
     if op not in ("All", "Any", "EuclideanNorm"):
-        check(op, [whole(3, 5), np.array([1], I32)])
+        check(op, [integers(3, 5), np.array([1], I32)])
         check(op, [real(0, 2), np.array([0], I32)])
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_running_sums(check: Check, exclusive: bool, reverse: bool) -> None:
+def test_cumulative_sums_and_products(check: Check, exclusive: bool, reverse: bool) -> None:
     for op in ("Cumsum", "Cumprod"):
         check(op, [real(3, 5), np.array(1, I32)], exclusive=exclusive, reverse=reverse)
 
 
-def test_where_numpy_promotes_the_declared_type_stays(typed: Callable[..., Node]) -> None:
+def test_output_has_declared_type_despite_promotion(typed: Callable[..., Node]) -> None:
     half = np.array([1, 2], np.float16)
     assert evaluate(typed("Mean", [half, np.array(0, I32)]), [half, np.array(0, I32)])[0].dtype == np.float16
     assert evaluate(typed("Sigmoid", [half]), [half])[0].dtype == np.float16

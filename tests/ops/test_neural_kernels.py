@@ -1,4 +1,4 @@
-"""Layers against TensorFlow's kernels, and against themselves in the other layout."""
+"""Kernels of layers, compared with TensorFlow's kernels and between both layouts."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from quantkit.ops.kernels import convolution, evaluate
 Check = Callable[..., None]
 Compute = Callable[[Node, Sequence[Array]], list[Array]]
 F, I32 = np.float32, np.int32
-# Sums of hundreds of products in another order: relative to the largest output, not to each.
+# The order of summation differs: the tolerance is relative to the largest output.
 SUMS = {"rtol": 1e-4}
 
 
@@ -43,8 +43,8 @@ CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 def test_conv2d(
     check: Check, shape: tuple[int, ...], weights: tuple[int, ...], attrs: dict[str, Any], padding: bytes
 ) -> None:
-    given = {"strides": (1, 1, 1, 1), "padding": padding, **attrs}
-    check("Conv2D", [real(*shape), real(*weights, seed=1)], **SUMS, **given)
+    conv_attrs = {"strides": (1, 1, 1, 1), "padding": padding, **attrs}
+    check("Conv2D", [real(*shape), real(*weights, seed=1)], **SUMS, **conv_attrs)
 
 
 @pytest.mark.engine
@@ -59,25 +59,25 @@ def test_conv2d_explicit_padding(check: Check) -> None:
 @pytest.mark.parametrize("mode", [b"REFLECT", b"SYMMETRIC"])
 def test_fused_convolutions(check: Check, mode: bytes, strides: tuple[int, ...], padding: bytes) -> None:
     widths = np.array([[0, 0], [1, 2], [3, 0], [0, 0]], I32)
-    given: dict[str, Any] = {"mode": mode, "strides": strides, "padding": padding, **SUMS}
-    check("FusedPadConv2D", [real(1, 5, 6, 3), widths, real(3, 2, 3, 4, seed=1)], **given)
+    attrs: dict[str, Any] = {"mode": mode, "strides": strides, "padding": padding, **SUMS}
+    check("FusedPadConv2D", [real(1, 5, 6, 3), widths, real(3, 2, 3, 4, seed=1)], **attrs)
     for corners in (False, True):
         inputs = [real(1, 5, 6, 3), np.array([7, 9], I32), widths, real(3, 2, 3, 4, seed=1)]
-        check("FusedResizeAndPadConv2D", inputs, resize_align_corners=corners, **given)
+        check("FusedResizeAndPadConv2D", inputs, resize_align_corners=corners, **attrs)
 
 
 @pytest.mark.engine
-def test_tensorflow_computes_a_fused_convolution_right_for_the_first_picture_only(in_tensorflow: Compute) -> None:
+def test_tensorflow_computes_only_first_image_of_fused_convolution_correctly(in_tensorflow: Compute) -> None:
     widths = np.array([[0, 0], [1, 1], [1, 1], [0, 0]], I32)
     attrs: dict[str, Attr] = {"strides": (1, 1, 1, 1), "padding": b"VALID"}
     node = layer("FusedPadConv2D", T=DType.FLOAT, mode=b"REFLECT", **attrs)
     inputs = [real(2, 6, 6, 3), widths, real(3, 3, 3, 4, seed=1)]
-    ours, theirs = evaluate(node, inputs)[0], in_tensorflow(node, inputs)[0]
+    result, tensorflow_result = evaluate(node, inputs)[0], in_tensorflow(node, inputs)[0]
     padded = np.pad(inputs[0], widths, mode="reflect")
-    want = evaluate(layer("Conv2D", T=DType.FLOAT, **attrs), [padded, inputs[2]])[0]
-    np.testing.assert_allclose(ours, want, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(theirs[0], want[0], rtol=1e-5, atol=1e-5)
-    assert np.abs(theirs[1] - want[1]).max() > 0.1, "the fuse_ transforms need not decline batches any more"
+    expected = evaluate(layer("Conv2D", T=DType.FLOAT, **attrs), [padded, inputs[2]])[0]
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(tensorflow_result[0], expected[0], rtol=1e-5, atol=1e-5)
+    assert np.abs(tensorflow_result[1] - expected[1]).max() > 0.1, "the fuse_ transforms can accept batches"
 
 
 def test_fused_convolutions_pad_height_and_width_only() -> None:
@@ -135,17 +135,17 @@ def test_both_layouts_agree(op: str) -> None:
     attrs: dict[str, Attr] = {"is_training": False, "padding": b"SAME"}
     last = {"strides": (1, 2, 1, 1), "ksize": (1, 2, 3, 1), "data_format": b"NHWC"}
     first = {"strides": (1, 1, 2, 1), "ksize": (1, 1, 2, 3), "data_format": b"NCHW"}
-    want = evaluate(layer(op, **attrs, **last), [x, *others])[0]
-    have = evaluate(layer(op, **attrs, **first), [x.transpose(TO_NCHW), *others])[0]
-    np.testing.assert_array_equal(have.transpose(TO_NHWC), want)
+    expected = evaluate(layer(op, **attrs, **last), [x, *others])[0]
+    result = evaluate(layer(op, **attrs, **first), [x.transpose(TO_NCHW), *others])[0]
+    np.testing.assert_array_equal(result.transpose(TO_NHWC), expected)
 
 
-def test_pictures_are_convolved_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batch_is_convolved_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     conv = layer("Conv2D", strides=(1, 1, 1, 1), padding=b"SAME")
     inputs = [real(5, 4, 4, 3), real(3, 3, 3, 2)]
-    whole = evaluate(conv, inputs)[0]
+    expected = evaluate(conv, inputs)[0]
     monkeypatch.setattr(convolution, "MATRIX_BYTES", 4000)
-    np.testing.assert_allclose(evaluate(conv, inputs)[0], whole, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(evaluate(conv, inputs)[0], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.engine
@@ -159,11 +159,11 @@ def test_matrix_products(check: Check, flags: tuple[bool, bool]) -> None:
 
 
 @pytest.mark.engine
-def test_other_products(check: Check) -> None:
-    codes = np.arange(-6, 6).astype(np.int8)
-    check("BatchMatMulV3", [codes.reshape(3, 4), codes.reshape(4, 3)], Tout=DType.INT32)
+def test_integer_products_and_einsum(check: Check) -> None:
+    integers = np.arange(-6, 6).astype(np.int8)
+    check("BatchMatMulV3", [integers.reshape(3, 4), integers.reshape(4, 3)], Tout=DType.INT32)
     check("Einsum", [real(2, 3, 4), real(4, 5)], equation=b"bij,jk->bik")
-    check("MatMul", [codes.reshape(3, 4).astype(I32), codes.reshape(4, 3).astype(I32)])
+    check("MatMul", [integers.reshape(3, 4).astype(I32), integers.reshape(4, 3).astype(I32)])
     check("MatMul", [real(3, 4).astype(np.float16), real(4, 3).astype(np.float16)], rtol=2e-3)  # half has 11 bits
 
 
@@ -176,13 +176,13 @@ def test_batch_norm(check: Check, op: str, is_training: bool) -> None:
     check(op, inputs, is_training=is_training, epsilon=0.001, **SUMS)
 
 
-def test_old_batch_norm() -> None:
-    # TensorFlow refuses this op in graphs of today, so it is compared with its formula in float64.
+def test_batch_norm_with_global_normalization() -> None:
+    # Current TensorFlow rejects this op: compare with the formula in float64.
     x, mean, variance, beta, gamma = real(2, 3, 3, 4), real(4), real(4, low=0.1), real(4, seed=2), real(4, seed=3)
     for scaled in (True, False):
         node = layer("BatchNormWithGlobalNormalization", variance_epsilon=0.001, scale_after_normalization=scaled)
-        want = (x - mean.astype(float)) / np.sqrt(variance + 0.001) * (gamma if scaled else 1) + beta
-        np.testing.assert_allclose(evaluate(node, [x, mean, variance, beta, gamma])[0], want, rtol=1e-4, atol=1e-6)
+        expected = (x - mean.astype(float)) / np.sqrt(variance + 0.001) * (gamma if scaled else 1) + beta
+        np.testing.assert_allclose(evaluate(node, [x, mean, variance, beta, gamma])[0], expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.engine
@@ -209,7 +209,7 @@ def test_fake_quantization(check: Check, low: float, high: float, narrow: bool) 
 @pytest.mark.parametrize(("align", "half"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("size", [(3, 4), (13, 11), (7, 5), (1, 1), (299, 299)])
 @pytest.mark.parametrize("op", ["ResizeBilinear", "ResizeNearestNeighbor"])
-def test_resizing(check: Check, op: str, size: tuple[int, int], align: bool, half: bool) -> None:
+def test_resize(check: Check, op: str, size: tuple[int, int], align: bool, half: bool) -> None:
     attrs = {"align_corners": align, "half_pixel_centers": half}
     check(op, [real(1, 7, 5, 2), np.array(size, I32)], **attrs)
     if op == "ResizeBilinear":
@@ -236,7 +236,7 @@ def test_resizing(check: Check, op: str, size: tuple[int, int], align: bool, hal
         (layer("MatMul"), [real(2, 3), real(2, 3)], r"'layer' \(MatMul\), input shapes 2x3, 2x3"),
     ],
 )
-def test_misfits_name_the_node(node: Node, inputs: list[Array], message: str) -> None:
-    with pytest.raises(GraphError, match=message) as caught:
+def test_error_names_node_and_inputs(node: Node, inputs: list[Array], message: str) -> None:
+    with pytest.raises(GraphError, match=message) as error:
         evaluate(node, inputs)
-    assert "'layer'" in str(caught.value)
+    assert "'layer'" in str(error.value)

@@ -1,4 +1,4 @@
-"""Static shapes: what is inferred is what comes out, and what a layer multiplies is what its shapes say."""
+"""Inferred shapes, compared with computed outputs, and MACs."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ from quantkit.ops.shape_inference import infer_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
 from quantkit.runtimes import open_session
 
-# Every tensor of these is known, and has been run.
+# The shapes of all tensors can be inferred.
 GRAPHS = {
-    "sizes on their way": """
+    "shape arithmetic": """
         x = Placeholder[2x3x4]()
         sizes = Shape(x, T=float)
         zero = Const[int32]([0])
@@ -29,7 +29,7 @@ GRAPHS = {
         value = Const(3.0)
         filled = Fill(many, value, T=float)
     """,
-    "parts": """
+    "slices": """
         x = Placeholder[2x6x4]()
         begin = Const[int32]([0, 1, 0])
         size = Const[int32]([2, -1, 3])
@@ -44,14 +44,14 @@ GRAPHS = {
         end = Const[int32]([9, 9, 9])
         strided = StridedSlice(x, begin, end, every, Index=int32, T=float, begin_mask=1, end_mask=7)
     """,
-    "sums of products": """
+    "einsum": """
         x = Placeholder[2x3x4]()
         w = Const[4x5]()
         product = Einsum(x, w, T=float, N=2, equation="abc,cd->abd")
         to = Const[int32]([3, 2, 3, 5])
         wide = BroadcastTo(product, to, T=float, Tidx=int32)
     """,
-    "many products": """
+    "batch matmul": """
         x = Placeholder[5x1x3x4]()
         w = Const[2x6x3]()
         product = BatchMatMulV2(x, w, T=float, adj_x=true, adj_y=true)
@@ -68,7 +68,7 @@ GRAPHS = {
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_shapes_are_those_that_come_out(name: str) -> None:
+def test_inferred_shapes_equal_output_shapes(name: str) -> None:
     graph = from_text("inputs: x\n" + GRAPHS[name])
     shapes = infer_shapes(graph)
     edges = [
@@ -79,8 +79,8 @@ def test_shapes_are_those_that_come_out(name: str) -> None:
     ]
     x = np.random.default_rng(0).normal(size=shapes[Edge("x")].sizes).astype(np.float32)
     with open_session(graph.with_endpoints(None, edges), "reference") as session:
-        answers = session.run({"x": x})
-    assert {str(edge): shapes[edge].sizes for edge in edges} == {key: value.shape for key, value in answers.items()}
+        outputs = session.run({"x": x})
+    assert {str(edge): shapes[edge].sizes for edge in edges} == {key: value.shape for key, value in outputs.items()}
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_shapes_are_those_that_come_out(name: str) -> None:
         ("PartitionedCall(x)", "1", None),
     ],
 )
-def test_what_layers_of_pictures_multiply(layer: str, shape: str, count: int | None) -> None:
+def test_macs_of_layers(layer: str, shape: str, count: int | None) -> None:
     graph = from_text(
         f"x = Placeholder[1x6x6x4]()\nw = Const[{shape}]()\nb = Const[8]()\ns = Const[int32]([1, 12, 12, 8])\n"
         f"p = Const[int32]([[0, 0], [1, 1], [1, 1], [0, 0]])\ny = {layer}"
@@ -129,12 +129,12 @@ def test_what_layers_of_pictures_multiply(layer: str, shape: str, count: int | N
         ("MatMul(x, w, T=float)", "?x4", "4x5", None),
     ],
 )
-def test_what_products_multiply(layer: str, first: str, second: str, count: int | None) -> None:
+def test_macs_of_matrix_products(layer: str, first: str, second: str, count: int | None) -> None:
     graph = from_text(f"x = Placeholder[{first}]()\nw = Const[{second}]()\ny = {layer}")
     assert count_macs(graph["y"], infer_shapes(graph)) == count
 
 
-def test_sizes_that_are_not_known_stay_so() -> None:
+def test_unknown_sizes_stay_unknown() -> None:
     graph = from_text(
         "x = Placeholder[?x4]()\nsizes = Shape(x, T=float)\ny = Fill(sizes, v, T=float)\nv = Const(1.0)\n"
         "rank = Rank(x, T=float)"

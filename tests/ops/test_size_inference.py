@@ -1,4 +1,4 @@
-"""What is known of the numbers that graphs compute of shapes, and of the shapes that follow."""
+"""Integers that graphs compute from shapes, and the shapes that follow."""
 
 import numpy as np
 import pytest
@@ -24,13 +24,13 @@ shape = Shape(x, T=float, out_type=int32)
 """
 
 
-def told(lines: str) -> object:
-    found = infer(from_text(HEAD + lines)).sizes.get(Edge("y"))
-    return None if found is None else found.tolist()
+def infer_output(lines: str) -> object:
+    sizes = infer(from_text(HEAD + lines)).sizes.get(Edge("y"))
+    return None if sizes is None else sizes.tolist()
 
 
 @pytest.mark.parametrize(
-    ("lines", "known"),
+    ("lines", "expected"),
     [
         ("y = Identity(shape, T=int32)", [None, 20, 16]),
         ("y = Prod(shape, all, T=int32, Tidx=int32)", None),
@@ -45,26 +45,26 @@ def told(lines: str) -> object:
         ("c = Cast(shape, SrcT=int32, DstT=int64)\ny = Identity(c, T=int64)", [None, 20, 16]),
     ],
 )
-def test_numbers_computed_of_shapes(lines: str, known: object) -> None:
-    assert told(lines) == known
+def test_integers_computed_from_shapes_are_inferred(lines: str, expected: object) -> None:
+    assert infer_output(lines) == expected
 
 
-def test_numbers_of_data_are_not_known() -> None:
-    assert told("y = Cast(shape, SrcT=int32, DstT=float)") is None
-    fed = from_text(HEAD + "y = Identity(shape, T=int32)").with_endpoints(["shape"], ["y"])
-    assert Edge("y") not in infer(fed).sizes, "whoever feeds it says what it is"
+def test_integers_computed_from_data_are_unknown() -> None:
+    assert infer_output("y = Cast(shape, SrcT=int32, DstT=float)") is None
+    graph = from_text(HEAD + "y = Identity(shape, T=int32)").with_endpoints(["shape"], ["y"])
+    assert Edge("y") not in infer(graph).sizes, "the value of an input is unknown"
 
 
-def test_what_is_reshaped_filled_and_multiplied_has_a_shape() -> None:
+def test_shapes_of_fill_and_products_are_inferred() -> None:
     graph = from_text(
         HEAD
         + """
         w = Const[3x16x8]()
         ten = Const[int32](10)
         size = StridedSlice(shape, all, one, one, T=int32, Index=int32, shrink_axis_mask=1)
-        wanted = Pack(size, ten, ten, N=3, T=int32)
+        sizes = Pack(size, ten, ten, N=3, T=int32)
         value = Const[float](0.5)
-        filled = Fill(wanted, value, T=float, index_type=int32)
+        filled = Fill(sizes, value, T=float, index_type=int32)
         e = Einsum(x, w, N=2, T=float, equation="abc,dce->abde")
         b = BatchMatMulV2(x, x, T=float, adj_y=true)
         y = Identity(b, T=float)
@@ -74,21 +74,21 @@ def test_what_is_reshaped_filled_and_multiplied_has_a_shape() -> None:
     assert shapes[Edge("filled")] == Shape((None, 10, 10))
     assert shapes[Edge("e")] == Shape((None, 20, 3, 8))
     assert shapes[Edge("b")] == Shape((None, 20, 20))
-    one = graph.with_nodes(
+    static_graph = graph.with_nodes(
         node.with_attrs(shape=Shape((1, 20, 16))) if node.name == "x" else node for node in graph.nodes.values()
     )
-    known = infer(one).shapes
-    assert count_macs(one["e"], known) == 20 * 16 * 3 * 8
-    assert count_macs(one["b"], known) == 20 * 20 * 16
+    shapes = infer(static_graph).shapes
+    assert count_macs(static_graph["e"], shapes) == 20 * 16 * 3 * 8
+    assert count_macs(static_graph["b"], shapes) == 20 * 20 * 16
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
-def test_sizes_are_what_the_engine_computes(sizes: list[int], data: st.DataObject) -> None:
-    """Shapes of which a part is open, and arithmetic on parts of them."""
-    is_open = [data.draw(st.booleans()) for _ in sizes]
+def test_inferred_sizes_equal_computed_sizes(sizes: list[int], data: st.DataObject) -> None:
+    """Draw partly unknown shapes, and arithmetic on slices of them."""
+    is_dynamic = [data.draw(st.booleans()) for _ in sizes]
     begin = data.draw(st.integers(0, len(sizes) - 1))
     op = data.draw(st.sampled_from(["Prod", "Sum", "Max", "Min"]))
-    text = "x".join("?" if hidden else str(size) for size, hidden in zip(sizes, is_open, strict=True))
+    text = "x".join("?" if is_hidden else str(size) for size, is_hidden in zip(sizes, is_dynamic, strict=True))
     graph = from_text(
         f"""
         inputs: x
@@ -105,14 +105,14 @@ def test_sizes_are_what_the_engine_computes(sizes: list[int], data: st.DataObjec
         y = ConcatV2(list, part, zero, N=2, T=int32, Tidx=int32)
         """
     )
-    known = infer(graph).sizes[Edge("y")].tolist()
+    inferred = infer(graph).sizes[Edge("y")].tolist()
     computed = _run(graph, sizes)
-    assert len(known) == len(computed)
-    assert all(one in (None, other) for one, other in zip(known, computed, strict=True))
-    assert any(is_open[begin:]) or None not in known
+    assert len(inferred) == len(computed)
+    assert all(size in (None, result) for size, result in zip(inferred, computed, strict=True))
+    assert any(is_dynamic[begin:]) or None not in inferred
 
 
 def _run(graph: Graph, sizes: list[int]) -> list[int]:
     with open_session(graph, "reference") as session:
-        found: list[int] = session.run({"x": np.zeros(sizes, np.float32)})["y"].tolist()
-    return found
+        result: list[int] = session.run({"x": np.zeros(sizes, np.float32)})["y"].tolist()
+    return result

@@ -21,7 +21,7 @@ from quantkit.ops.tensorflow.signatures import (
 ROOT = Path(__file__).parents[2]
 
 
-def known(name: str) -> OpDef:
+def find_known_op(name: str) -> OpDef:
     op = find_op(name)
     assert op is not None
     return op
@@ -41,26 +41,26 @@ def known(name: str) -> OpDef:
     ],
 )
 def test_defaults_are_attribute_values(op: str, name: str, value: Attr | None) -> None:
-    assert known(op).attrs[name].default == value
+    assert find_known_op(op).attrs[name].default == value
 
 
-def test_every_entry_is_readable() -> None:
-    attrs = [attr for name in op_names() for attr in known(name).attrs.values()]
+def test_every_entry_can_be_parsed() -> None:
+    attrs = [attr for name in op_names() for attr in find_known_op(name).attrs.values()]
     tensors = [attr.default for attr in attrs if attr.kind == "tensor" and attr.default is not None]
     assert tensors
     assert all(isinstance(value, Tensor) for value in tensors)
 
 
-def test_flags() -> None:
-    assert known("RandomUniform").is_stateful
-    assert not known("Add").is_stateful
-    assert known("Mul").is_commutative
-    assert known("BatchNormWithGlobalNormalization").deprecated == 9
-    assert known("Assign").inputs[0].is_ref
+def test_properties_of_ops() -> None:
+    assert find_known_op("RandomUniform").is_stateful
+    assert not find_known_op("Add").is_stateful
+    assert find_known_op("Mul").is_commutative
+    assert find_known_op("BatchNormWithGlobalNormalization").deprecated == 9
+    assert find_known_op("Assign").inputs[0].is_ref
     assert find_op("NoSuchOp") is None
 
 
-def test_types_come_from_attributes_and_runs() -> None:
+def test_types_of_attributes_and_lists() -> None:
     concat = Node("c", "QuantizedConcat", attrs={"N": 2, "T": DType.QUINT8})
     assert input_dtypes(concat) == (DType.INT32, DType.QUINT8, DType.QUINT8, *(DType.FLOAT,) * 4)
     assert output_dtypes(concat) == (DType.QUINT8, DType.FLOAT, DType.FLOAT)
@@ -77,7 +77,7 @@ def test_number_of_outputs() -> None:
     assert num_outputs(Node("x", "NoSuchOp")) is None
 
 
-def test_a_missing_attribute_is_named() -> None:
+def test_error_names_missing_attribute() -> None:
     with pytest.raises(GraphError, match=r"'s' \(Split\) has no attribute 'num_split'"):
         num_outputs(Node("s", "Split"))
     assert attribute(Node("c", "Conv2D"), "data_format") == b"NHWC"
@@ -93,7 +93,7 @@ def test_table_agrees_with_the_installed_tensorflow() -> None:
     generator = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generator)
     installed = generator.table()
-    ours = json.loads((ROOT / "quantkit" / "ops" / "tensorflow" / "tensorflow_ops.json").read_text())
-    # A TensorFlow of another year adds and drops a few; run assets/generate_op_table.py when this fails.
-    differing = [name for name in ours if ours[name] != installed.get(name)]
-    assert len(differing) < 0.02 * len(ours), differing
+    table = json.loads((ROOT / "quantkit" / "ops" / "tensorflow" / "tensorflow_ops.json").read_text())
+    # Other TensorFlow versions add and remove a few ops: run assets/generate_op_table.py if this fails.
+    differing = [name for name in table if table[name] != installed.get(name)]
+    assert len(differing) < 0.02 * len(table), differing

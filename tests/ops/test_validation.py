@@ -10,27 +10,27 @@ CONVOLUTION = "T=float, padding=SAME, strides=[1, 1, 1, 1]"
 
 
 @pytest.mark.parametrize(
-    ("lines", "words"),
+    ("lines", "message"),
     [
         (f"y = Conv2D(x, w, {CONVOLUTION})", ""),
-        ("y = NobodyKnows(x, x, x, strides=7)", ""),
+        ("y = UnknownOp(x, x, x, strides=7)", ""),
         (f"y = Conv2D(x, {CONVOLUTION})", "node 'y' (Conv2D) has 1 inputs instead of 2"),
         ("y = Conv2D(x, w, T=float, padding=SAME)", "has no attribute 'strides'"),
         ("y = Conv2D(x, w, T=float, padding=SAME, strides=7)", "strides=7, which is not of type list(int)"),
         ("y = Conv2D(x, w, T=float, padding=SAME, strides=[2])", "must have 4 entries"),
         ("y = Conv2D(x, w, T=float, padding=1, strides=[1, 1, 1, 1])", "padding=1, which is not of type string"),
         (f"y = Conv2D(x, x:1, {CONVOLUTION})", "has input 'x:1', but Placeholder has 1 outputs"),
-        (f"y = Conv2D(x, nobody, {CONVOLUTION})", "has input 'nobody', which is not in the graph"),
+        (f"y = Conv2D(x, missing, {CONVOLUTION})", "has input 'missing', which is not in the graph"),
         ("y = Cast(x, SrcT=int32, DstT=float)", "requires int32 as input 0, but 'x' is float"),
     ],
 )
-def test_first_problem_is_named(lines: str, words: str) -> None:
-    fault = find_invalid_node(from_text(HEAD + lines))
-    assert words in fault
-    assert bool(words) == bool(fault)
+def test_first_invalid_node_is_described(lines: str, message: str) -> None:
+    problem = find_invalid_node(from_text(HEAD + lines))
+    assert message in problem
+    assert bool(message) == bool(problem)
 
 
-def test_a_transform_that_fails_on_it_says_so() -> None:
+def test_failed_transform_names_invalid_node() -> None:
     pad = "q = Const[int32]([[0, 0], [1, 1], [1, 1], [0, 0]])\np = Pad(x, q, T=float, Tpaddings=int32)\n"
     lines = f"{pad}y = Conv2D(p, padding=SAME, strides=[1, 1, 1, 1])"
     with pytest.raises(GraphError, match=r"fold_pads: node 'y' \(Conv2D\) has 1 inputs"):
