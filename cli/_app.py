@@ -12,7 +12,6 @@ import sys
 import traceback
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +19,7 @@ from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
 
 from ._arguments import add_output_flags
 from ._render import write_line
+from ._streams import discard, tolerant_streams
 
 INTERRUPTED = 130
 BUG = 70
@@ -77,19 +77,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: command and flags; None if those of the process are used.
     """
     arguments = _read_arguments() if arguments is None else list(arguments)
+    with tolerant_streams():
+        return _exit_code(arguments)
+
+
+def _exit_code(arguments: Sequence[str]) -> int:
+    """Run a command line, print its error, and return the exit code."""
     debug = "--debug" in arguments
-    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # file names may have letters that the terminal lacks
     try:
         code = _run([argument for argument in arguments if argument != "--debug"])
         sys.stdout.flush()
     except KeyboardInterrupt:
         write_line("quantkit: interrupted", sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The program that read the output (head, less) has ended: this is not an error.
-        _discard_output()
-        return 0
     except Exception as error:
         return _report(error, debug=debug)
     return code
@@ -106,7 +106,7 @@ def _report(error: Exception, *, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        _discard_output()
+        discard(sys.stdout)
         message = f"the disk is full: cannot write {error.filename or 'the output'}"
         error = InputError(message, hint="free some space, or write to another disk")
     if isinstance(error, QuantkitError):
@@ -117,11 +117,6 @@ def _report(error: Exception, *, debug: bool) -> int:
     write_line(f"quantkit: a bug: {type(error).__name__}: {error}", sys.stderr)
     write_line("hint: run the command again with --debug and report its output", sys.stderr)
     return BUG
-
-
-def _discard_output() -> None:
-    """Redirect stdout to the null device: Python would flush it again at exit, and fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:

@@ -54,10 +54,6 @@ def console(*, stderr: bool = False) -> "Console":
             for segment in super().render(renderable, options):
                 yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
-        def on_broken_pipe(self) -> None:
-            """Raise instead of leaving with exit code 1, which would report a failed check."""
-            raise BrokenPipeError
-
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 200
     # The terminal wraps long lines, so that a copied path or command is complete.

@@ -317,6 +317,43 @@ def test_closed_pipe_is_not_a_failed_check(arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+PLUGIN = """
+from quantkit.rewriting import Graph, constant, transform
+
+@transform
+def double_weights(graph: Graph) -> Graph:
+    \"\"\"Double the weights.\"\"\"
+    return graph.with_nodes([constant("w", 2 * n.value.array) if n.name == "w" else n for n in graph.nodes.values()])
+"""
+
+
+@pytest.mark.parametrize("recipe", ["deploy", "double_weights"])
+@pytest.mark.parametrize(
+    "redirection", [">&$CLOSED", "2>&$CLOSED", ">&$CLOSED 2>&1", "2>/dev/full", ">&-", "2>&-", "<&- >&- 2>&-"]
+)
+def test_lost_messages_change_neither_the_work_nor_the_exit_code(
+    recipe: str, redirection: str, graph_file: Path
+) -> None:
+    plugin, out = graph_file.with_name("mine.py"), graph_file.with_name("out.pb")
+    plugin.write_text(PLUGIN)
+    flag = "--recipe" if recipe == "deploy" else "--transforms"
+    arguments = f"transform {graph_file} -o {out} {flag} {recipe} --plugin {plugin} --verify --runtime reference"
+    reader, writer = os.pipe()
+    os.close(reader)
+    redirection = redirection.replace("$CLOSED", str(writer))
+    line = f"exec '{sys.executable}' -m quantkit {arguments} {redirection}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, pass_fds=[writer], check=False)
+    os.close(writer)
+    assert done.returncode == (0 if recipe == "deploy" else 1)
+    assert out.exists() == (recipe == "deploy")
+
+
+def test_messages_do_not_reach_stdout_when_stderr_is_closed(graph_file: Path) -> None:
+    line = f"exec '{sys.executable}' -m quantkit summarize {graph_file.with_name('no.pb')} 2>&-"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (3, b"")
+
+
 def test_full_disk_of_stdout_is_not_a_bug(graph_file: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
