@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import quantkit.transforms  # noqa: F401  (fills the registry)
 from quantkit.errors import CheckError, UsageError
-from quantkit.transforms.plugins import load_installed
-from quantkit.transforms.registry import REGISTRY, Option, Transform, find_transform
+from quantkit.transforms.plugins import find_transform, load_installed
+from quantkit.transforms.registry import REGISTRY, Option, Transform
 
 from ._arguments import add_plugin
 from ._render import emit, log

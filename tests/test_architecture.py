@@ -107,6 +107,12 @@ def test_imports_point_downward(path: Path) -> None:
             assert there < here, f"{module} imports {imported}, which is not below it"
 
 
+def test_transform_registry_does_not_import_transforms_or_plugins() -> None:
+    imported = set(imports_of(ROOT / "quantkit" / "transforms" / "registry.py"))
+    members = {name for name in imported if name.startswith("quantkit.transforms.")}
+    assert members <= {"quantkit.transforms._placement", "quantkit.transforms._placement.restore_placement"}
+
+
 @pytest.mark.parametrize("path", sources(), ids=module_name)
 def test_hard_borders_hold(path: Path) -> None:
     file = path.relative_to(ROOT).as_posix()

@@ -7,7 +7,8 @@ import pytest
 import quantkit.transforms
 from quantkit.recipes import parse
 from quantkit.recipes.contract import Status, check_transform
-from quantkit.transforms.registry import REGISTRY, find_transform
+from quantkit.transforms.plugins import find_transform
+from quantkit.transforms.registry import REGISTRY
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "quantkit" / "transforms"

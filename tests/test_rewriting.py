@@ -10,7 +10,8 @@ import quantkit.rewriting
 from quantkit.errors import RecipeError
 from quantkit.recipes import parse, run
 from quantkit.rewriting import Graph, Node, Skip, any_, const, constant, from_text, op, rule, to_text, transform
-from quantkit.transforms.registry import REGISTRY, find_transform
+from quantkit.transforms.plugins import find_transform
+from quantkit.transforms.registry import REGISTRY
 
 PRODUCTS = from_text(
     """

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from quantkit.errors import RecipeError
 from quantkit.recipes.grammar import Step, parse_steps, point_at
-from quantkit.transforms.registry import OptionError, Transform, find_transform
+from quantkit.transforms.plugins import find_transform
+from quantkit.transforms.registry import OptionError, Transform
 
 IGNORE_ERRORS = "ignore_errors"
 

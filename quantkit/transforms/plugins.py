@@ -5,19 +5,41 @@ registers them, or one of its transforms. No other code is imported: models and 
 """
 
 import sys
-import traceback
+from collections.abc import Iterable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quantkit.errors import QuantkitError, RecipeError
-from quantkit.transforms.registry import PLUGIN, REGISTRY, Transform
+from quantkit.errors import QuantkitError, RecipeError, did_you_mean
+from quantkit.transforms.registry import PLUGIN, REGISTRY, Transform, locate
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "quantkit.transforms"
 USAGE = "put @quantkit.rewriting.transform above a function (graph, *, option=default) that returns a graph"
+
+
+def find_transform(name: str, names: Iterable[str] | None = None) -> Transform:
+    """Return the transform of a name; the plugins of installed distributions are loaded if it is not built in.
+
+    Args:
+        name: name in recipes.
+        names: names that the hint may suggest; None if all.
+
+    Raises:
+        RecipeError: the name is not registered; the hint suggests similar names.
+    """
+    if name in REGISTRY:
+        return REGISTRY[name]
+    problems = load_installed()
+    if name in REGISTRY:
+        return REGISTRY[name]
+    near = did_you_mean(name, names or REGISTRY)
+    raise RecipeError(
+        f"Transform '{name}' not recognized",
+        hint=near or (problems[0] if problems else "quantkit transforms list shows all"),
+    )
 
 
 def load_file(path: Path) -> tuple[Transform, ...]:
@@ -84,18 +106,3 @@ def _file_of(entry: "EntryPoint") -> str:
 def _restore(transforms: dict[str, Transform]) -> None:
     REGISTRY.clear()
     REGISTRY.update(transforms)
-
-
-def locate(error: BaseException, file: str) -> str:
-    """Return the message of an error, with the line of a plugin's file that raised it."""
-    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    if isinstance(error, QuantkitError):
-        message = error.message
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == file]
-    if lines:
-        return f"{file}, line {lines[-1]}: {message}"
-    own = [frame for frame in frames if not any(part in frame.filename for part in ("importlib", "<", __file__))]
-    return f"{own[-1].filename}, line {own[-1].lineno}: {message}" if own else f"{file}: {message}"

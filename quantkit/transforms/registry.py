@@ -8,9 +8,11 @@ a ``Literal``, a tuple of one of these (an option that may be repeated), and ``|
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints, overload
 
@@ -26,6 +28,7 @@ REQUIRED = inspect.Parameter.empty
 EXAMPLE = re.compile(r"^Example:\n((?: {4}.*(?:\n|$)|\n)+)", re.MULTILINE)
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 # Prefix of the module names of ``--plugin`` files; the path follows.
+_PLUGINS_FILE = str(Path(__file__).with_name("plugins.py"))
 PLUGIN = "quantkit_plugin:"
 # Dialects of graphs, and their names in messages.
 DIALECTS = {"tensorflow": "TensorFlow", "onnx": "ONNX"}
@@ -278,8 +281,6 @@ class Transform:
                 raise GraphError(f"{self.name}: {fault}", hint=DAMAGED) from error
             if self.is_built_in:
                 raise
-            from quantkit.transforms.plugins import locate
-
             raise RecipeError(
                 f"{self.name}: {locate(error, self.location[0])}",
                 hint="this transform is a plugin: report the error to its author",
@@ -449,25 +450,16 @@ def _value_type(hint: Any) -> tuple[type, bool, Mapping[str, Any]] | None:
     return (hint, False, {}) if hint in (int, float, bool, str) else None
 
 
-def find_transform(name: str, names: Iterable[str] | None = None) -> Transform:
-    """Return the transform of a name; the plugins of installed distributions are loaded if it is not built in.
-
-    Args:
-        name: name in recipes.
-        names: names that the hint may suggest; None if all.
-
-    Raises:
-        RecipeError: the name is not registered; the hint suggests similar names.
-    """
-    if name in REGISTRY:
-        return REGISTRY[name]
-    from quantkit.transforms.plugins import load_installed
-
-    problems = load_installed()
-    if name in REGISTRY:
-        return REGISTRY[name]
-    near = did_you_mean(name, names or REGISTRY)
-    raise RecipeError(
-        f"Transform '{name}' not recognized",
-        hint=near or (problems[0] if problems else "quantkit transforms list shows all"),
-    )
+def locate(error: BaseException, file: str) -> str:
+    """Return the message of an error, with the line of a plugin's file that raised it."""
+    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, QuantkitError):
+        message = error.message
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    if lines:
+        return f"{file}, line {lines[-1]}: {message}"
+    own = [frame for frame in frames if not any(part in frame.filename for part in ("importlib", "<", _PLUGINS_FILE))]
+    return f"{own[-1].filename}, line {own[-1].lineno}: {message}" if own else f"{file}: {message}"

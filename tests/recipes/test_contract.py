@@ -13,7 +13,8 @@ from quantkit.errors import RecipeError
 from quantkit.recipes.contract import PromiseCheck, Status, broken_promises, check_transform
 from quantkit.recipes.example import run_examples
 from quantkit.rewriting import Edge, Graph, Node, Skip, any_, apply_rules, const, constant, op, rule, transform
-from quantkit.transforms.registry import REGISTRY, Transform, find_transform
+from quantkit.transforms.plugins import find_transform
+from quantkit.transforms.registry import REGISTRY, Transform
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()

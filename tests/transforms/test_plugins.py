@@ -12,8 +12,8 @@ import quantkit.transforms  # noqa: F401  (fills the _restore_registry)
 from quantkit.errors import RecipeError
 from quantkit.ir.text import from_text
 from quantkit.recipes import parse, rewrite, run
-from quantkit.transforms.plugins import load_file, load_installed
-from quantkit.transforms.registry import REGISTRY, find_transform
+from quantkit.transforms.plugins import find_transform, load_file, load_installed
+from quantkit.transforms.registry import REGISTRY
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()

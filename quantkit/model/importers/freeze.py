@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.errors import GraphError, InputError, UnavailableError
+from quantkit.errors import GraphError, InputError, UnavailableError, UsageError
 from quantkit.formats import graphdef
 from quantkit.formats.saved_model import VARIABLES
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
 from quantkit.model.importers.checkpoint import Checkpoint, CheckpointEntry
-from quantkit.model.importers.objects import not_a_model
 from quantkit.model.importers.state_changes import changes_variables, remove_assignments
 from quantkit.runtimes.tensorflow_library import available, import_tensorflow, suppress_log, translate_read_errors
 
@@ -181,3 +180,11 @@ def tensorflow_for_models() -> Any:
             hint="pip install 'quantkit[tensorflow]', or freeze the model to a .pb elsewhere",
         )
     return import_tensorflow()
+
+
+def not_a_model(value: Any) -> UsageError:
+    """Return the error for an object of another type."""
+    return UsageError(
+        f"a {type(value).__name__} is not a model",
+        hint="give a Model, a Graph, a path, the name of a model card, a GraphDef, a ModelProto or a Keras model",
+    )

@@ -3,8 +3,9 @@
 from typing import Any
 
 from quantkit import formats
-from quantkit.errors import InputError, UsageError
+from quantkit.errors import InputError
 from quantkit.ir.graph import Graph
+from quantkit.model.importers.freeze import freeze_object, not_a_model
 
 # Top-level packages whose classes Keras models are made of.
 _KERAS_PACKAGES = frozenset({"keras", "tensorflow", "tf_keras"})
@@ -27,18 +28,8 @@ def import_object(value: Any) -> Graph:
     if hasattr(value, "SerializeToString"):
         return formats.decode(_serialize(value))
     if _is_of_tensorflow(value):
-        from quantkit.model.importers.freeze import freeze_object
-
         return freeze_object(value)
     raise not_a_model(value)
-
-
-def not_a_model(value: Any) -> UsageError:
-    """Return the error for an object of another type."""
-    return UsageError(
-        f"a {type(value).__name__} is not a model",
-        hint="give a Model, a Graph, a path, the name of a model card, a GraphDef, a ModelProto or a Keras model",
-    )
 
 
 def _is_of_tensorflow(value: Any) -> bool:

@@ -25,7 +25,8 @@ from quantkit.recipes import Recipe, parse
 from quantkit.recipes import run as run_recipe
 from quantkit.recipes.named import find_recipe
 from quantkit.runtimes.session import TensorInfo
-from quantkit.transforms.registry import REGISTRY, find_transform
+from quantkit.transforms.plugins import find_transform
+from quantkit.transforms.registry import REGISTRY
 from quantkit.zoo import list_cards
 
 FOLDING = frozenset({"fold_batch_norms", "fold_old_batch_norms"})

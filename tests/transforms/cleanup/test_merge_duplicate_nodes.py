@@ -12,7 +12,7 @@ from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.transforms.cleanup.merge_duplicate_nodes import merge_duplicate_nodes
-from quantkit.transforms.registry import find_transform
+from quantkit.transforms.plugins import find_transform
 
 
 def op(name: str, kind: str, *inputs: str, controls: tuple[str, ...] = (), **attrs: object) -> Node:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from quantkit.errors import RecipeError
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.transforms.registry import find_transform
+from quantkit.transforms.plugins import find_transform
 
 remove_nodes = find_transform("remove_nodes")
 

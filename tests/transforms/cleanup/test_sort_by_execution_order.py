@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.transforms.registry import find_transform
+from quantkit.transforms.plugins import find_transform
 
 sort_by_execution_order = find_transform("sort_by_execution_order")
 

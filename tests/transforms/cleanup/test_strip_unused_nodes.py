@@ -6,7 +6,7 @@ from quantkit.errors import GraphError, RecipeError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text
-from quantkit.transforms.registry import find_transform
+from quantkit.transforms.plugins import find_transform
 
 strip_unused_nodes = find_transform("strip_unused_nodes")
 

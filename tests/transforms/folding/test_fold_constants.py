@@ -7,7 +7,7 @@ from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.runtimes import open_session
-from quantkit.transforms.registry import find_transform
+from quantkit.transforms.plugins import find_transform
 
 fold_constants = find_transform("fold_constants")
 FLOAT = {"T": DType.FLOAT}

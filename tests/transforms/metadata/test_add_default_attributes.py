@@ -6,7 +6,7 @@ from quantkit.errors import GraphError
 from quantkit.ir.functions import Function, Library
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType
-from quantkit.transforms.registry import find_transform
+from quantkit.transforms.plugins import find_transform
 
 add_default_attributes = find_transform("add_default_attributes")
 
