@@ -61,7 +61,7 @@ def dense() -> Case:
         ["y", "product", "softmax"],
     )
 
-    def expected(feeds: Arrays) -> Arrays:
+    def compute(feeds: Arrays) -> Arrays:
         product = feeds["x"] @ weights
         powers = np.exp(product + bias)
         return {
@@ -75,7 +75,7 @@ def dense() -> Case:
         {"x": (FLOAT, (None, 4))},
         {"y": FLOAT, "product": FLOAT, "softmax": FLOAT},
         lambda n: {"x": random(n, 4)},
-        expected,
+        compute,
     )
 
 
@@ -104,7 +104,7 @@ def convolution() -> Case:
         padded = np.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)))
         return np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))  # n h w c 3 3
 
-    def expected(feeds: Arrays) -> Arrays:
+    def compute(feeds: Arrays) -> Arrays:
         image = feeds["image"]
         relu = np.maximum(np.einsum("nhwcij,ijck->nhwk", windows(image), weights) + bias, 0)
         counts = windows(np.ones_like(image)).sum(axis=(4, 5))
@@ -118,7 +118,7 @@ def convolution() -> Case:
         {"image": (FLOAT, (None, 6, 5, 2))},
         {"joined": FLOAT, "max": FLOAT},
         lambda n: {"image": random(n, 6, 5, 2)},
-        expected,
+        compute,
     )
 
 
@@ -134,7 +134,7 @@ def split() -> Case:
         ["split:2", "split", "negative"],
     )
 
-    def expected(feeds: Arrays) -> Arrays:
+    def compute(feeds: Arrays) -> Arrays:
         first, second, third = np.split(feeds["x"], 3, axis=1)
         return {"split:2": third, "split": first, "negative": -second}
 
@@ -143,7 +143,7 @@ def split() -> Case:
         {"x": (FLOAT, (None, 6))},
         {"split:2": FLOAT, "split": FLOAT, "negative": FLOAT},
         lambda n: {"x": random(n, 6)},
-        expected,
+        compute,
     )
 
 

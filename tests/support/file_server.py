@@ -1,4 +1,4 @@
-"""A file server with faults that can be switched on, and small archives to serve."""
+"""File server with configurable faults, and small archives to serve."""
 
 import errno
 import gzip
@@ -56,22 +56,22 @@ files = ["labels.txt"]
 
 @dataclass
 class Server:
-    """What is served, and how badly.
+    """Files and faults of the server.
 
     Attributes:
         files: bodies by path.
-        faults: for the next requests, one each: bytes after which the line drops, or a status.
-        knows_ranges, sends_length: what the server can do.
-        etag: of every file.
-        content_type: of every file.
-        gate: when set, a body stops at `gate_at` bytes until it is opened.
+        faults: faults of the next requests: number of bytes before the connection is closed, or a status.
+        supports_ranges, sends_length: capabilities of the server.
+        etag: ETag header of every file.
+        content_type: Content-Type header of every file.
+        gate: event; if present, a body pauses after `gate_at` bytes until the event is set.
         requests: (path, Range header) of each request.
     """
 
     base: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     faults: list["int | Status"] = field(default_factory=list)
-    knows_ranges: bool = True
+    supports_ranges: bool = True
     sends_length: bool = True
     etag: str = '"one"'
     content_type: str = "application/octet-stream"
@@ -98,8 +98,8 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        state, path, asked = self.state, self.path.lstrip("/"), self.headers.get("Range", "")
-        state.requests.append((path, asked))
+        state, path, range_header = self.state, self.path.lstrip("/"), self.headers.get("Range", "")
+        state.requests.append((path, range_header))
         fault = state.faults.pop(0) if state.faults else None
         if isinstance(fault, Status):
             self.send_error(fault.code)
@@ -108,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         body = state.files[path]
-        start = self._start(asked, len(body))
+        start = self._start(range_header, len(body))
         if start > len(body):
             self.send_error(416)
             return
@@ -123,10 +123,13 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self._send(body[start:] if fault is None else body[start : start + fault])
 
-    def _start(self, asked: str, length: int) -> int:
-        if not (asked and self.state.knows_ranges) or self.headers.get("If-Range", self.state.etag) != self.state.etag:
+    def _start(self, range_header: str, length: int) -> int:
+        if (
+            not (range_header and self.state.supports_ranges)
+            or self.headers.get("If-Range", self.state.etag) != self.state.etag
+        ):
             return 0
-        return int(asked.removeprefix("bytes=").rstrip("-"))
+        return int(range_header.removeprefix("bytes=").rstrip("-"))
 
     def _send(self, body: bytes) -> None:
         try:
@@ -140,8 +143,8 @@ class Handler(BaseHTTPRequestHandler):
             pass
 
 
-def tape(entries: dict[str, bytes | tarfile.TarInfo]) -> bytes:
-    """A tar.gz; a TarInfo instead of a body stands for itself."""
+def tar_gz(entries: dict[str, bytes | tarfile.TarInfo]) -> bytes:
+    """Return a tar.gz archive of bodies; a TarInfo is added without a body."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as file:
         for name, body in entries.items():
@@ -158,16 +161,16 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def odd(name: str, kind: bytes = tarfile.SYMTYPE, target: str = "/etc/passwd") -> tarfile.TarInfo:
-    """An entry that is no regular file."""
+def special_entry(name: str, kind: bytes = tarfile.SYMTYPE, target: str = "/etc/passwd") -> tarfile.TarInfo:
+    """Return an entry that is not a regular file."""
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, target
     return info
 
 
-def opening_on_a_disk_of(num_bytes: int) -> Any:
-    """A stand-in for `Path.open` that writes no file beyond a size."""
-    opening = Path.open
+def open_on_limited_disk(num_bytes: int) -> Any:
+    """Return a replacement of `Path.open` that raises ENOSPC for files above a size."""
+    original_open = Path.open
 
     class Full(io.FileIO):
         def write(self, block: Any) -> int:
@@ -175,13 +178,17 @@ def opening_on_a_disk_of(num_bytes: int) -> Any:
                 raise OSError(errno.ENOSPC, "No space left on device")
             return super().write(block)
 
-    def open_it(path: Path, mode: str = "r", *values: Any, **named: Any) -> Any:
-        return io.BufferedWriter(Full(path, mode)) if mode in ("ab", "wb") else opening(path, mode, *values, **named)
+    def open_file(path: Path, mode: str = "r", *values: Any, **options: Any) -> Any:
+        return (
+            io.BufferedWriter(Full(path, mode))
+            if mode in ("ab", "wb")
+            else original_open(path, mode, *values, **options)
+        )
 
-    return open_it
+    return open_file
 
 
 class MakeCard(Protocol):
-    """Makes the card of the small model: urls of its archive, sizes and digests of archive and graph."""
+    """Function that creates the card of the small model from archive URLs, sizes and digests."""
 
     def __call__(self, *urls: str, **facts: Any) -> ModelCard: ...

@@ -1,6 +1,6 @@
-"""A digest of a graph that two tools' versions of it share when they are the same graph.
+"""Digest of a graph, for the comparison with the graphs of the original tool.
 
-``python tests/support/fingerprint.py GRAPH.pb`` prints what `tests/golden/standin.json` holds for a graph of the
+``python tests/support/fingerprint.py GRAPH.pb`` prints the entry of `tests/golden/standin.json` for a graph of the
 original tool.
 """
 
@@ -13,26 +13,26 @@ from quantkit.formats import load
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Tensor
 
-# Defaults that TensorFlow gave its ops after the original tool's last release.
+# Attributes with defaults that TensorFlow added after the last release of the original tool.
 NEWER_ATTRS = frozenset({"grad_a", "grad_b"})
 
 
 def fingerprint(graph: Graph) -> dict[str, object]:
-    """Node count, op counts, and a digest over names, ops, inputs, attributes and the bits of constants."""
-    hashed = hashlib.sha256()
-    for name in sorted(graph.nodes, key=plain):
+    """Return the node count, op counts, and a digest of names, ops, inputs, attributes and constants."""
+    digest = hashlib.sha256()
+    for name in sorted(graph.nodes, key=plain_name):
         node = graph[name]
-        hashed.update(f"{plain(name)} {node.op} {node.device}\n".encode())
-        hashed.update(repr([(plain(edge.node), edge.port) for edge in node.inputs]).encode())
-        hashed.update(repr(sorted(map(plain, node.controls))).encode())
+        digest.update(f"{plain_name(name)} {node.op} {node.device}\n".encode())
+        digest.update(repr([(plain_name(edge.node), edge.port) for edge in node.inputs]).encode())
+        digest.update(repr(sorted(map(plain_name, node.controls))).encode())
         for key in sorted(node.attrs.keys() - NEWER_ATTRS):
             value = node.attrs[key]
-            hashed.update(f"{key} ".encode() + (value.digest if isinstance(value, Tensor) else repr(value).encode()))
-    return {"nodes": len(graph), "op_counts": dict(graph.op_counts), "digest": hashed.hexdigest()}
+            digest.update(f"{key} ".encode() + (value.digest if isinstance(value, Tensor) else repr(value).encode()))
+    return {"nodes": len(graph), "op_counts": dict(graph.op_counts), "digest": digest.hexdigest()}
 
 
-def plain(name: str) -> str:
-    """A name without the port that the original writes out where an input is written ``x:0``."""
+def plain_name(name: str) -> str:
+    """Remove the suffix that the original tool adds for an input ``x:0``."""
     return name.replace("__port__0", "")
 
 

@@ -1,4 +1,4 @@
-"""Graphs of any number of nodes, with something to do in them for every transform that cleans or folds."""
+"""Graphs of any number of nodes, with matches for every cleanup and folding transform."""
 
 import numpy as np
 
@@ -11,10 +11,10 @@ LAYER: dict[str, Attr] = {**T, "strides": (1, 1, 1, 1), "padding": b"SAME"}
 
 
 def many_nodes(count: int) -> Graph:
-    """A chain of blocks: a convolution with a norm that is written out, a clip, a twin of a branch, and a residual.
+    """Return a chain of blocks: convolution, decomposed batch norm, clip, duplicate branch, residual.
 
     Args:
-        count: how many nodes; never more, and never less by more than a block.
+        count: maximum number of nodes; the graph is smaller by at most one block.
     """
     nodes = [
         Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 8, 8, CHANNELS))}),
@@ -25,17 +25,17 @@ def many_nodes(count: int) -> Graph:
     random = np.random.default_rng(count)
     last = "x"
     number = 0
-    while len(nodes) + len(made := _block(f"block_{number}/", last, random)) < count:
-        nodes.extend(made)
-        last = made[-1].name
+    while len(nodes) + len(block := _block(f"block_{number}/", last, random)) < count:
+        nodes.extend(block)
+        last = block[-1].name
         number += 1
     return Graph.of([*nodes, Node("y", "Identity", (Edge(last),), attrs=T)], ["x"], ["y"])
 
 
 def _block(scope: str, last: str, random: np.random.Generator) -> list[Node]:
     def op(name: str, kind: str, *inputs: str, **attrs: Attr) -> Node:
-        read = tuple(Edge(one if one in (last, "epsilon", "zero", "six") else f"{scope}{one}") for one in inputs)
-        return Node(f"{scope}{name}", kind, read, attrs={**T, **attrs})
+        edges = tuple(Edge(name if name in (last, "epsilon", "zero", "six") else f"{scope}{name}") for name in inputs)
+        return Node(f"{scope}{name}", kind, edges, attrs={**T, **attrs})
 
     def vector(name: str, low: float, high: float) -> Node:
         return constant(f"{scope}{name}", random.uniform(low, high, CHANNELS).astype(np.float32))

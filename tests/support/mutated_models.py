@@ -1,8 +1,8 @@
-"""Read broken models that TensorFlow has a part in reading; a process of its own, as it may end that.
+"""Read mutated models with importers that use TensorFlow, in a separate process, which TensorFlow may crash.
 
     python mutated_models.py FOLDER SEED KIND FIRST COUNT [KIND FIRST COUNT ...]
 
-Says on stdout, one line each, what is being read, and what was not refused as it should be.
+Prints one line per model to stdout before the model is read, and one line per unexpected result.
 """
 
 import io
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from mutations import BINARY, TEXT, Mutation, Random, mutated
+from mutations import BINARY, TEXT, Mutation, Random, mutate_files
 
 import quantkit as qk
 from quantkit.errors import QuantkitError
@@ -29,21 +29,21 @@ from quantkit.model.importers import keras as keras_reader
 from quantkit.model.importers.keras_contents import Contents, inspect_contents
 from quantkit.runtimes.tensorflow_library import import_tensorflow, suppress_log
 
-# CPU time; none takes a tenth of it, and one that takes longer ends the process.
-MOST_SECONDS = 20.0
+# Limit of CPU time per model, ten times the usual maximum; a model above the limit ends the process.
+MAX_SECONDS = 20.0
 W = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
-def second_kind(folder: Path) -> Path:
+def saved_model_v2(folder: Path) -> Path:
     tf = import_tensorflow()
-    made = tf.Module()
-    made.w = tf.Variable(W)
-    run = tf.function(lambda x: {"y": x @ made.w}, input_signature=[tf.TensorSpec([None, 4], name="x")])
-    tf.saved_model.save(made, str(folder / "second"), signatures=run.get_concrete_function())
+    module = tf.Module()
+    module.w = tf.Variable(W)
+    run = tf.function(lambda x: {"y": x @ module.w}, input_signature=[tf.TensorSpec([None, 4], name="x")])
+    tf.saved_model.save(module, str(folder / "second"), signatures=run.get_concrete_function())
     return folder / "second"
 
 
-def first_kind(folder: Path) -> Path:
+def saved_model_v1(folder: Path) -> Path:
     return _session(folder, "first", _saved_model)
 
 
@@ -76,15 +76,15 @@ def _checkpoint(v1: Any, session: Any, folder: Path, x: Any, y: Any, form: str) 
     return folder / "m"
 
 
-def text_form(folder: Path) -> Path:
+def saved_model_text(folder: Path) -> Path:
     from google.protobuf import text_format
     from tensorflow.core.protobuf import saved_model_pb2
 
-    made = second_kind(folder)
-    message = saved_model_pb2.SavedModel.FromString((made / "saved_model.pb").read_bytes())
-    (made / "saved_model.pb").unlink()
-    (made / "saved_model.pbtxt").write_text(text_format.MessageToString(message))
-    return made
+    model = saved_model_v2(folder)
+    message = saved_model_pb2.SavedModel.FromString((model / "saved_model.pb").read_bytes())
+    (model / "saved_model.pb").unlink()
+    (model / "saved_model.pbtxt").write_text(text_format.MessageToString(message))
+    return model
 
 
 def keras(folder: Path, ending: str = ".keras") -> Path:
@@ -96,74 +96,74 @@ def keras(folder: Path, ending: str = ".keras") -> Path:
     return folder / f"m{ending}"
 
 
-def member(name: str, mutation: Mutation, data: bytes, random: Random) -> bytes:
-    """An archive that is whole, with a broken member."""
-    made = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(made, "w") as new:
-        for one in old.namelist():
-            content = old.read(one)
-            new.writestr(one, mutation(content, random) if one == name else content)
-    return made.getvalue()
+def mutate_member(name: str, mutation: Mutation, data: bytes, random: Random) -> bytes:
+    """Mutate one member of a valid archive."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(archive, "w") as new:
+        for entry in old.namelist():
+            content = old.read(entry)
+            new.writestr(entry, mutation(content, random) if entry == name else content)
+    return archive.getvalue()
 
 
-def pointed(data: bytes, random: Random) -> bytes:
-    """One byte otherwise: what is left is nearly whole, and is read far."""
-    made = bytearray(data)
-    place = int(random.integers(0, len(made)))
-    made[place] = (made[place] ^ 1 << int(random.integers(0, 8)), 0, 255, 128)[int(random.integers(0, 4))]
-    return bytes(made)
+def change_one_byte(data: bytes, random: Random) -> bytes:
+    """Change one byte, such that most of the file is still read."""
+    changed = bytearray(data)
+    position = int(random.integers(0, len(changed)))
+    changed[position] = (changed[position] ^ 1 << int(random.integers(0, 8)), 0, 255, 128)[int(random.integers(0, 4))]
+    return bytes(changed)
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of model: how it is made, which of its files is broken, and how.
+class ModelKind:
+    """Kind of model with its mutations.
 
     Attributes:
-        make: writes a good one into a folder, and says what names it.
-        file: to be broken, beside or in what names it; nothing: that itself.
-        mutations: ways to break it.
-        outputs: to ask for.
+        make: writes a valid model into a folder and returns its path.
+        file: file to mutate, relative to the model; empty for the model itself.
+        mutations: mutations to choose from.
+        outputs: outputs to load.
     """
 
     make: Callable[[Path], Path]
     file: str = ""
-    mutations: tuple[Mutation, ...] = (*BINARY, pointed, pointed, pointed)
+    mutations: tuple[Mutation, ...] = (*BINARY, change_one_byte, change_one_byte, change_one_byte)
     outputs: tuple[str, ...] | None = None
 
 
-CONFIG = tuple(partial(member, "config.json", mutation) for mutation in TEXT)
+CONFIG = tuple(partial(mutate_member, "config.json", mutation) for mutation in TEXT)
 KINDS = {
-    "second kind": Kind(second_kind, "saved_model.pb"),
-    "second kind's index": Kind(second_kind, "variables/variables.index"),
-    "second kind's values": Kind(second_kind, "variables/variables.data-00000-of-00001"),
-    "text form": Kind(text_form, "saved_model.pbtxt", TEXT),
-    "first kind": Kind(first_kind, "saved_model.pb"),
-    "checkpoint's graph": Kind(checkpoint, "../m.meta", outputs=("y",)),
-    "checkpoint's index": Kind(checkpoint, "../m.index", outputs=("y",)),
-    "checkpoint's values": Kind(checkpoint, "../m.data-00000-of-00001", outputs=("y",)),
-    "old checkpoint": Kind(partial(checkpoint, form="V1"), outputs=("y",)),
-    "keras": Kind(keras),
-    "keras' layers": Kind(keras, "", CONFIG),
-    "keras' weights": Kind(keras, "", (partial(member, "model.weights.h5", pointed),)),
-    "h5": Kind(partial(keras, ending=".h5")),
+    "SavedModel v2": ModelKind(saved_model_v2, "saved_model.pb"),
+    "SavedModel v2's index": ModelKind(saved_model_v2, "variables/variables.index"),
+    "SavedModel v2's values": ModelKind(saved_model_v2, "variables/variables.data-00000-of-00001"),
+    "SavedModel text": ModelKind(saved_model_text, "saved_model.pbtxt", TEXT),
+    "SavedModel v1": ModelKind(saved_model_v1, "saved_model.pb"),
+    "checkpoint's graph": ModelKind(checkpoint, "../m.meta", outputs=("y",)),
+    "checkpoint's index": ModelKind(checkpoint, "../m.index", outputs=("y",)),
+    "checkpoint's values": ModelKind(checkpoint, "../m.data-00000-of-00001", outputs=("y",)),
+    "old checkpoint": ModelKind(partial(checkpoint, form="V1"), outputs=("y",)),
+    "keras": ModelKind(keras),
+    "keras' layers": ModelKind(keras, "", CONFIG),
+    "keras' weights": ModelKind(keras, "", (partial(mutate_member, "model.weights.h5", change_one_byte),)),
+    "h5": ModelKind(partial(keras, ending=".h5")),
 }
 
 
-def broken(kind: Kind, file: Path, count: int, seed: int) -> Iterator[None]:
-    for data in mutated([file.read_bytes()], kind.mutations, count, seed):
+def mutate_model(kind: ModelKind, file: Path, count: int, seed: int) -> Iterator[None]:
+    for data in mutate_files([file.read_bytes()], kind.mutations, count, seed):
         file.write_bytes(data)
         yield
 
 
-def complaint(name: Path, kind: Kind) -> str:
-    """What is wrong with the way in which a model was read or refused; nothing where nothing is."""
+def find_problem(name: Path, kind: ModelKind) -> str:
+    """Return a description of an unexpected error; empty if the model is read or rejected correctly."""
     try:
         graph = qk.load(name, outputs=kind.outputs).graph
         for node in graph.nodes.values():
             _ = node.value.array if node.is_constant else None
     except QuantkitError as error:
         text = f"{error.message}{error.hint}"
-        return "" if text.isprintable() else f"not one line that can be printed: {text!r}"
+        return "" if text.isprintable() else f"message is not a printable line: {text!r}"
     except Exception:
         return traceback.format_exc(limit=-3).replace("\n", " | ")
     return ""
@@ -177,25 +177,25 @@ def inspect_here(path: Path, name: str) -> Contents:
         return Contents(error=str(error))
 
 
-def main(folder: Path, seed: int, asked: list[tuple[str, int, int]]) -> None:
+def main(folder: Path, seed: int, jobs: list[tuple[str, int, int]]) -> None:
     warnings.simplefilter("ignore")
     keras_reader.inspect_file = inspect_here
-    for number, (name, first, count) in enumerate(asked):
-        kind, place = KINDS[name], folder / str(number)
-        place.mkdir(parents=True)
+    for number, (name, first, count) in enumerate(jobs):
+        kind, subfolder = KINDS[name], folder / str(number)
+        subfolder.mkdir(parents=True)
         with suppress_log():
-            model = kind.make(place)
-        for which, _ in enumerate(broken(kind, (model / kind.file).resolve(), count, seed)):
-            if which < first:
+            model = kind.make(subfolder)
+        for index, _ in enumerate(mutate_model(kind, (model / kind.file).resolve(), count, seed)):
+            if index < first:
                 continue
-            print(f"{name}\t{which}\t{model}", flush=True)
-            signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
-            if found := complaint(model, kind):
-                print(f"WRONG {name} {which}: {found}", flush=True)
+            print(f"{name}\t{index}\t{model}", flush=True)
+            signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
+            if problem := find_problem(model, kind):
+                print(f"WRONG {name} {index}: {problem}", flush=True)
             signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 if __name__ == "__main__":
-    words = sys.argv[3:]
-    numbers = [map(int, words[place::3]) for place in (1, 2)]
-    main(Path(sys.argv[1]), int(sys.argv[2]), list(zip(words[::3], *numbers, strict=True)))
+    arguments = sys.argv[3:]
+    numbers = [map(int, arguments[start::3]) for start in (1, 2)]
+    main(Path(sys.argv[1]), int(sys.argv[2]), list(zip(arguments[::3], *numbers, strict=True)))

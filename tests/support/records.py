@@ -11,7 +11,7 @@ from quantkit.ir.tensor import Array
 
 
 def write_records(path: Path, records: Iterable[bytes]) -> Path:
-    """A file of these records."""
+    """Write a TFRecord file and return its path."""
     with path.open("wb") as file:
         for record in records:
             length = struct.pack("<Q", len(record))
@@ -21,14 +21,14 @@ def write_records(path: Path, records: Iterable[bytes]) -> Path:
 
 
 def example(**features: list[bytes] | Array) -> bytes:
-    """A ``tf.train.Example``; ``__`` in a name stands for ``/``."""
-    made = tfrecord._SCHEMA.message_class("Example")()
+    """Return a serialized ``tf.train.Example``; ``__`` in a name stands for ``/``."""
+    message = tfrecord._SCHEMA.message_class("Example")()
     for name, values in features.items():
-        feature = made.features.feature[name.replace("__", "/")]
+        feature = message.features.feature[name.replace("__", "/")]
         if isinstance(values, list):
             feature.bytes_list.value.extend(values)
         elif values.dtype == np.float32:
             feature.float_list.value.extend(values.tolist())
         else:
             feature.int64_list.value.extend(values.tolist())
-    return bytes(made.SerializeToString())
+    return bytes(message.SerializeToString())

@@ -1,6 +1,6 @@
-"""Open a SavedModel with the loader that TensorFlow Serving opens models with, and no Python of TensorFlow's.
+"""Open a SavedModel with the C loader that TensorFlow Serving uses, without TensorFlow's Python code.
 
-python serving_loader.py FOLDER TAG        prints the size of the MetaGraphDef that a server would answer with
+python serving_loader.py FOLDER TAG        prints the size of the MetaGraphDef
 """
 
 import ctypes
@@ -19,10 +19,10 @@ class Buffer(ctypes.Structure):
 
 
 def load(folder: str, tag: str) -> int:
-    """Load and initialize a model; how many bytes its MetaGraphDef has.
+    """Load and initialize a model; return the size of its MetaGraphDef in bytes.
 
     Raises:
-        RuntimeError: what the loader says.
+        RuntimeError: the loader rejects the model.
     """
     library = ctypes.CDLL(str(LIBRARY))
     for name in ("NewSessionOptions", "NewStatus", "NewGraph", "LoadSessionFromSavedModel"):

@@ -1,7 +1,7 @@
 """Frozen graphs as frameworks write them: Keras applications, an SSD with control flow, LSTMs.
 
-Parameters are random, but as large as those of trained networks: activations neither vanish nor explode on the way.
-Every function needs TensorFlow, and imports it itself.
+Weights are random, with the scale of trained networks: activations neither vanish nor explode. Every function imports
+TensorFlow.
 """
 
 import os
@@ -22,18 +22,18 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Detector:
-    """How large a single-shot detector is.
+    """Sizes of a single-shot detector.
 
     Attributes:
-        side: of the pictures it takes, in pixels.
-        resized: the side that the first layer sees.
+        side: height and width of the input images, in pixels.
+        resized: height and width of the input of the first layer.
         layers: channels and stride of each layer.
-        heads: the layers whose feature maps predict boxes.
-        anchors: boxes predicted at each place of a map.
-        classes: kinds of objects.
-        boxes: how many are answered for a picture.
-        by_class: suppress overlapping boxes of each class apart, written out class by class.
-        score: what a box of a class scores at least to be kept.
+        heads: indices of the layers whose feature maps predict boxes.
+        anchors: number of boxes per position of a feature map.
+        classes: number of classes.
+        boxes: number of output boxes per image.
+        by_class: suppress overlapping boxes of each class separately, unrolled over the classes.
+        score: minimum score of a box.
     """
 
     side: int
@@ -66,7 +66,7 @@ def _tensorflow() -> Any:
 
 
 def keras_application(name: str, **options: Any) -> Graph:
-    """A network of ``keras.applications`` with random weights, and batch norm statistics as training leaves them."""
+    """Return a network of ``keras.applications`` with random weights and random batch norm statistics."""
     tf = _tensorflow()
     tf.keras.utils.set_random_seed(SEED)
     model = getattr(tf.keras.applications, name)(weights=None, **options)
@@ -74,12 +74,12 @@ def keras_application(name: str, **options: Any) -> Graph:
 
 
 def _with_statistics(tf: Any, model: Any) -> Graph:
-    """The frozen graph of a model as training leaves it: no bias is 0, and batch norms have seen data."""
+    """Return the frozen graph of a model with random biases and batch norm statistics."""
     random = np.random.default_rng(SEED)
     for layer in model.layers:
         if isinstance(layer, tf.keras.layers.BatchNormalization):
             for variable in layer.weights:
-                is_offset = any(word in variable.path for word in ("beta", "moving_mean"))
+                is_offset = any(name in variable.path for name in ("beta", "moving_mean"))
                 low, high = (-0.2, 0.2) if is_offset else (0.7, 1.3)
                 variable.assign(random.uniform(low, high, variable.shape))
         elif getattr(layer, "bias", None) is not None:
@@ -88,7 +88,7 @@ def _with_statistics(tf: Any, model: Any) -> Graph:
 
 
 def small_network() -> Graph:
-    """A Keras network with all that the large ones have, in a second: separable layers, residuals, gates, a pad."""
+    """Return a small Keras network with separable layers, residuals, gates and a pad."""
     tf = _tensorflow()
     tf.keras.utils.set_random_seed(SEED)
     layers = tf.keras.layers
@@ -109,40 +109,45 @@ def small_network() -> Graph:
 
 
 def lstm(
-    *, steps: int = 10, features: int = 16, units: tuple[int, int] = (24, 32), unroll: bool = False, lower: bool = False
+    *,
+    steps: int = 10,
+    features: int = 16,
+    layer_sizes: tuple[int, int] = (24, 32),
+    unroll: bool = False,
+    lower: bool = False,
 ) -> Graph:
-    """Two Keras LSTMs, the first bidirectional, over a sequence.
+    """Return a network of two Keras LSTMs, the first bidirectional.
 
     Args:
-        steps: in the sequence.
-        features: numbers of each step.
-        units: of the two layers.
-        unroll: write all steps out, instead of While nodes and functions.
-        lower: write the loops as Enter, Switch and Merge, as TensorFlow's converters do.
+        steps: length of the sequence.
+        features: size of the input per step.
+        layer_sizes: sizes of the two layers.
+        unroll: unroll all steps instead of While nodes and functions.
+        lower: lower the loops to Enter, Switch and Merge, as TensorFlow's converters do.
     """
     tf = _tensorflow()
     tf.keras.utils.set_random_seed(SEED)
     layers = tf.keras.layers
     x = inputs = tf.keras.Input((steps, features))
-    x = layers.Bidirectional(layers.LSTM(units[0], return_sequences=True, unroll=unroll))(x)
-    x = layers.LSTM(units[1], unroll=unroll)(x)
+    x = layers.Bidirectional(layers.LSTM(layer_sizes[0], return_sequences=True, unroll=unroll))(x)
+    x = layers.LSTM(layer_sizes[1], unroll=unroll)(x)
     model = tf.keras.Model(inputs, layers.Dense(8, activation="softmax")(x))
-    return _lowered(tf, model) if lower else load(model).graph
+    return _lower_control_flow(tf, model) if lower else load(model).graph
 
 
-def _lowered(tf: Any, model: Any) -> Graph:
+def _lower_control_flow(tf: Any, model: Any) -> Graph:
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     function = tf.function(lambda x: model(x, training=False))
-    [given] = model.inputs
-    concrete = function.get_concrete_function(tf.TensorSpec(given.shape, given.dtype, name="x"))
+    [tensor] = model.inputs
+    concrete = function.get_concrete_function(tf.TensorSpec(tensor.shape, tensor.dtype, name="x"))
     frozen = convert_variables_to_constants_v2(concrete, lower_control_flow=True)
     graph = graphdef.decode(frozen.graph.as_graph_def().SerializeToString())
     return graph.with_endpoints(["x"], [Edge.parse(frozen.outputs[0].name)])
 
 
 def ssd(size: Detector = SMALL_DETECTOR) -> Graph:
-    """A single-shot detector as the Object Detection API froze it: loops over images, TensorArrays, conditions, NMS."""
+    """Return a single-shot detector as the Object Detection API freezes it, with loops and conditions."""
     tf = _tensorflow()
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
@@ -166,7 +171,7 @@ def _detector(tf: Any, size: Detector) -> list[str]:
     with v1.name_scope("Preprocessor"):
         floats = tf.cast(images, tf.float32)
         shape = [size.resized, size.resized]
-        x = v1.map_fn(lambda one: (2 / 255) * v1.image.resize_images(one, shape) - 1.0, floats)
+        x = v1.map_fn(lambda image: (2 / 255) * v1.image.resize_images(image, shape) - 1.0, floats)
         x = tf.ensure_shape(x, [None, *shape, 3])
     features = []
     for number, (channels, stride) in enumerate(size.layers):
@@ -174,11 +179,13 @@ def _detector(tf: Any, size: Detector) -> list[str]:
             x = _separable(tf, x, channels, stride, is_first=not number)
         features.append(x)
     maps = enumerate(features[head] for head in size.heads)
-    boxes, scores = zip(*(_predicted(tf, one, place, size) for place, one in maps), strict=True)
+    boxes, scores = zip(*(_predict(tf, feature_map, index, size) for index, feature_map in maps), strict=True)
     with v1.name_scope("Postprocessor"):
-        decoded = _decoded(tf, tf.concat(boxes, 1))
+        decoded = _decode_boxes(tf, tf.concat(boxes, 1))
         probabilities = tf.sigmoid(tf.concat(scores, 1))
-        detected = v1.map_fn(partial(_selected, tf, size), (decoded, probabilities), (tf.float32, tf.float32, tf.int32))
+        detected = v1.map_fn(
+            partial(_select_boxes, tf, size), (decoded, probabilities), (tf.float32, tf.float32, tf.int32)
+        )
     names = ["detection_boxes", "detection_scores", "num_detections"]
     for tensor, name in zip(detected, names, strict=True):
         tf.identity(tensor, name=name)
@@ -188,13 +195,15 @@ def _detector(tf: Any, size: Detector) -> list[str]:
 def _separable(tf: Any, x: Any, channels: int, stride: int, is_first: bool) -> Any:
     v1 = tf.compat.v1
     if is_first:
-        return tf.nn.relu6(_normed(tf, tf.nn.conv2d(x, _variable(tf, "weights", 3, 3, 3, channels), stride, "SAME")))
+        return tf.nn.relu6(
+            _batch_norm(tf, tf.nn.conv2d(x, _variable(tf, "weights", 3, 3, 3, channels), stride, "SAME"))
+        )
     weights = _variable(tf, "depthwise_weights", 3, 3, x.shape[3], 1)
     x = v1.nn.depthwise_conv2d_native(x, weights, [1, stride, stride, 1], "SAME")
     with v1.variable_scope("depthwise"):
-        x = tf.nn.relu6(_normed(tf, x))
+        x = tf.nn.relu6(_batch_norm(tf, x))
     x = tf.nn.conv2d(x, _variable(tf, "weights", 1, 1, x.shape[3], channels), 1, "SAME")
-    return tf.identity(tf.nn.relu6(_normed(tf, x)), name="Dropout/Identity")
+    return tf.identity(tf.nn.relu6(_batch_norm(tf, x)), name="Dropout/Identity")
 
 
 def _variable(tf: Any, name: str, *shape: int) -> Any:
@@ -203,7 +212,7 @@ def _variable(tf: Any, name: str, *shape: int) -> Any:
     return tf.compat.v1.get_variable(name, initializer=values.astype(np.float32), use_resource=False)
 
 
-def _normed(tf: Any, x: Any) -> Any:
+def _batch_norm(tf: Any, x: Any) -> Any:
     random = np.random.default_rng(int(x.shape[3]))
     vectors = []
     with tf.compat.v1.variable_scope("BatchNorm"):
@@ -213,53 +222,55 @@ def _normed(tf: Any, x: Any) -> Any:
     return tf.compat.v1.nn.fused_batch_norm(x, *vectors, is_training=False)[0]
 
 
-def _predicted(tf: Any, x: Any, place: int, size: Detector) -> tuple[Any, Any]:
-    """Boxes (n, anchors, 4) and scores (n, anchors, classes) of a feature map, its shape computed while it runs."""
-    made = []
-    with tf.compat.v1.variable_scope(f"BoxPredictor_{place}"):
+def _predict(tf: Any, x: Any, index: int, size: Detector) -> tuple[Any, Any]:
+    """Return boxes (n, anchors, 4) and scores (n, anchors, classes) of a feature map with a dynamic Reshape."""
+    predictions = []
+    with tf.compat.v1.variable_scope(f"BoxPredictor_{index}"):
         for name, values in (("BoxEncodings", 4), ("ClassScores", size.classes)):
             with tf.compat.v1.variable_scope(name):
                 channels = size.anchors * values
                 y = tf.nn.conv2d(x, _variable(tf, "weights", 1, 1, x.shape[3], channels), 1, "SAME")
                 y = tf.nn.bias_add(y, _variable(tf, "biases", channels))
-                places = y.shape[1] * y.shape[2] * size.anchors
-                made.append(tf.reshape(y, tf.stack([tf.shape(x)[0], places, values])))
-    return made[0], made[1]
+                num_boxes = y.shape[1] * y.shape[2] * size.anchors
+                predictions.append(tf.reshape(y, tf.stack([tf.shape(x)[0], num_boxes, values])))
+    return predictions[0], predictions[1]
 
 
-def _decoded(tf: Any, codes: Any) -> Any:
-    """Corners of boxes whose codes are centre and logarithmic size."""
-    anchors = np.random.default_rng(SEED).uniform(0.2, 0.8, (codes.shape[1], 2)).astype(np.float32)
-    centre = codes[..., :2] / 10.0 + anchors
-    half = tf.exp(codes[..., 2:] / 5.0) * 0.1
-    return tf.concat([centre - half, centre + half], 2)
+def _decode_boxes(tf: Any, encodings: Any) -> Any:
+    """Return the corners of boxes from encodings: center and logarithmic size."""
+    anchors = np.random.default_rng(SEED).uniform(0.2, 0.8, (encodings.shape[1], 2)).astype(np.float32)
+    center = encodings[..., :2] / 10.0 + anchors
+    half = tf.exp(encodings[..., 2:] / 5.0) * 0.1
+    return tf.concat([center - half, center + half], 2)
 
 
-def _selected(tf: Any, size: Detector, one: tuple[Any, Any]) -> tuple[Any, Any, Any]:
-    """The best boxes of an image, padded to a fixed number; none where nothing was found."""
+def _select_boxes(tf: Any, size: Detector, detections: tuple[Any, Any]) -> tuple[Any, Any, Any]:
+    """Return the best boxes of an image, padded to a fixed number."""
     v1 = tf.compat.v1
-    boxes, best = _of_each_class(tf, size, *one) if size.by_class else (one[0], tf.reduce_max(one[1], 1))
-    kept = tf.image.non_max_suppression(boxes, best, size.boxes, 0.6)
-    found = v1.cond(tf.size(kept) > 0, lambda: tf.gather(boxes, kept), lambda: tf.zeros([0, 4]))
-    missing = size.boxes - tf.shape(found)[0]
-    index = v1.while_loop(lambda i: i < tf.shape(found)[0], lambda i: i + 1, [0])
-    padded = tf.pad(found, [[0, missing], [0, 0]])
-    return padded, tf.pad(tf.gather(best, kept), [[0, missing]]), index
+    boxes, best = (
+        _select_per_class(tf, size, *detections) if size.by_class else (detections[0], tf.reduce_max(detections[1], 1))
+    )
+    indices = tf.image.non_max_suppression(boxes, best, size.boxes, 0.6)
+    selected = v1.cond(tf.size(indices) > 0, lambda: tf.gather(boxes, indices), lambda: tf.zeros([0, 4]))
+    missing = size.boxes - tf.shape(selected)[0]
+    index = v1.while_loop(lambda i: i < tf.shape(selected)[0], lambda i: i + 1, [0])
+    padded = tf.pad(selected, [[0, missing], [0, 0]])
+    return padded, tf.pad(tf.gather(best, indices), [[0, missing]]), index
 
 
-def _of_each_class(tf: Any, size: Detector, boxes: Any, scores: Any) -> tuple[Any, Any]:
-    """Boxes (n, 4) and scores (n) of what is left in each class."""
-    left = []
-    for number, one in enumerate(tf.unstack(scores, axis=1)):
+def _select_per_class(tf: Any, size: Detector, boxes: Any, scores: Any) -> tuple[Any, Any]:
+    """Return boxes (n, 4) and scores (n,) after suppression per class."""
+    selections = []
+    for number, class_scores in enumerate(tf.unstack(scores, axis=1)):
         with tf.compat.v1.name_scope(f"Class_{number}"):
-            kept = tf.image.non_max_suppression(boxes, one, 5, 0.6, size.score)
-            left.append((tf.gather(boxes, kept), tf.gather(one, kept)))
-    of_boxes, of_scores = zip(*left, strict=True)
-    return tf.concat(of_boxes, 0), tf.concat(of_scores, 0)
+            indices = tf.image.non_max_suppression(boxes, class_scores, 5, 0.6, size.score)
+            selections.append((tf.gather(boxes, indices), tf.gather(class_scores, indices)))
+    class_boxes, class_best = zip(*selections, strict=True)
+    return tf.concat(class_boxes, 0), tf.concat(class_best, 0)
 
 
-# Sizes at which the arithmetic takes the time, as in a tagger of sentences.
-LSTM: Mapping[str, Any] = {"steps": 32, "features": 128, "units": (256, 256)}
+# Sizes of a sentence tagger, at which arithmetic dominates the run time.
+LSTM: Mapping[str, Any] = {"steps": 32, "features": 128, "layer_sizes": (256, 256)}
 
 BUILDERS: Mapping[str, Callable[[], Graph]] = {
     "inception_v3_2016": partial(random_graph, "inception_v3_2016"),

@@ -6,7 +6,7 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from file_server import CARD, GRAPH, LABELS, Handler, MakeCard, Server, tape
+from file_server import CARD, GRAPH, LABELS, Handler, MakeCard, Server, tar_gz
 
 from quantkit.zoo import transfer
 from quantkit.zoo.cards import ModelCard, read_card
@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def archive() -> bytes:
-    return tape({"graph.pb": GRAPH, "labels.txt": LABELS, "unwanted.bin": b"x" * 100})
+    return tar_gz({"graph.pb": GRAPH, "labels.txt": LABELS, "unwanted.bin": b"x" * 100})
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
 import pytest
-from file_server import digest, odd, tape
+from file_server import digest, special_entry, tar_gz
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,7 +45,7 @@ def unpack(data: bytes, folder: Path, *names: str) -> dict[str, FileDigest]:
 
 
 @pytest.mark.parametrize(
-    "pack", [tape, lambda files: gzip.decompress(tape(files)), make_zip], ids=["tgz", "tar", "zip"]
+    "pack", [tar_gz, lambda files: gzip.decompress(tar_gz(files)), make_zip], ids=["tgz", "tar", "zip"]
 )
 def test_only_the_requested_files_are_written(folder: Path, pack: object) -> None:
     data = pack({"./sub/graph.pb": b"graph", "other": b"other", "labels": b"a\nb"})  # type: ignore[operator]
@@ -59,7 +59,7 @@ def test_only_the_requested_files_are_written(folder: Path, pack: object) -> Non
 @pytest.mark.parametrize(
     "name", ["../graph.pb", "/graph.pb", "a/../../graph.pb", "..\\graph.pb", "C:graph.pb", "a\nb", "x" * 300]
 )
-@pytest.mark.parametrize("pack", [tape, make_zip], ids=["tgz", "zip"])
+@pytest.mark.parametrize("pack", [tar_gz, make_zip], ids=["tgz", "zip"])
 def test_a_name_that_could_leave_the_folder_refuses_the_whole(folder: Path, name: str, pack: object) -> None:
     data = pack({name: b"evil", "graph.pb": b"good"})  # type: ignore[operator]
     with pytest.raises(SourceError, match="rejected: an entry has the name"):
@@ -70,16 +70,16 @@ def test_a_name_that_could_leave_the_folder_refuses_the_whole(folder: Path, name
 @pytest.mark.parametrize(
     "entry",
     [
-        odd("graph.pb", tarfile.SYMTYPE, "/etc/passwd"),
-        odd("graph.pb", tarfile.LNKTYPE, "other"),
-        odd("graph.pb", tarfile.FIFOTYPE),
-        odd("graph.pb", tarfile.CHRTYPE),
+        special_entry("graph.pb", tarfile.SYMTYPE, "/etc/passwd"),
+        special_entry("graph.pb", tarfile.LNKTYPE, "other"),
+        special_entry("graph.pb", tarfile.FIFOTYPE),
+        special_entry("graph.pb", tarfile.CHRTYPE),
     ],
     ids=["symbolic link", "hard link", "fifo", "device"],
 )
 def test_links_and_devices_refuse_the_whole(folder: Path, entry: tarfile.TarInfo) -> None:
     with pytest.raises(SourceError, match=r"'graph.pb' is a link or a device"):
-        unpack(tape({"graph.pb": entry}), folder, "graph.pb")
+        unpack(tar_gz({"graph.pb": entry}), folder, "graph.pb")
     assert not list(folder.iterdir())
 
 
@@ -90,7 +90,7 @@ def test_a_link_in_a_zip_refuses_the_whole(folder: Path) -> None:
 
 
 def test_writing_through_a_link_is_not_possible(folder: Path) -> None:
-    data = tape({"sub": odd("sub", tarfile.SYMTYPE, ".."), "sub/graph.pb": b"evil"})
+    data = tar_gz({"sub": special_entry("sub", tarfile.SYMTYPE, ".."), "sub/graph.pb": b"evil"})
     with pytest.raises(SourceError, match="link or a device"):
         unpack(data, folder, "sub/graph.pb")
     assert not (folder.parent / "graph.pb").exists()
@@ -98,12 +98,12 @@ def test_writing_through_a_link_is_not_possible(folder: Path) -> None:
 
 def test_a_file_that_is_there_twice_is_refused(folder: Path) -> None:
     with pytest.raises(SourceError, match=r"it has 'graph.pb' twice"):
-        unpack(tape({"graph.pb": b"one", "./graph.pb": b"two"}), folder, "graph.pb")
+        unpack(tar_gz({"graph.pb": b"one", "./graph.pb": b"two"}), folder, "graph.pb")
 
 
 @pytest.mark.parametrize("position", [200, -6])
 def test_a_damaged_archive(folder: Path, position: int) -> None:
-    data = bytearray(tape({"graph.pb": bytes(range(256)) * 40}))
+    data = bytearray(tar_gz({"graph.pb": bytes(range(256)) * 40}))
     data[position] ^= 0xFF
     with pytest.raises(SourceError, match="damaged"):
         unpack(bytes(data), folder, "graph.pb")
@@ -112,7 +112,7 @@ def test_a_damaged_archive(folder: Path, position: int) -> None:
 @pytest.mark.parametrize("length", [60, -20, -4])
 def test_a_truncated_archive(folder: Path, length: int) -> None:
     with pytest.raises(SourceError, match="damaged"):
-        unpack(tape({"graph.pb": bytes(range(256)) * 40})[:length], folder, "graph.pb")
+        unpack(tar_gz({"graph.pb": bytes(range(256)) * 40})[:length], folder, "graph.pb")
 
 
 def test_a_truncated_zip(folder: Path) -> None:
@@ -124,7 +124,7 @@ def test_sizes_are_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     bomb = {"graph.pb": bytes(2 << 20), "skipped": bytes(9 << 20), "last": b""}
     monkeypatch.setattr(archives, "MAX_TOTAL_BYTES", 8 << 20)
     with pytest.raises(SourceError, match="unpacks to more than"):
-        unpack(tape(bomb), folder, "graph.pb")
+        unpack(tar_gz(bomb), folder, "graph.pb")
     monkeypatch.setattr(archives, "MAX_MEMBER_BYTES", 1 << 20)
     with pytest.raises(SourceError, match="has more than 1,048,576 bytes"):
         unpack(make_zip(bomb), folder, "graph.pb")
@@ -142,19 +142,19 @@ def test_a_header_with_a_huge_length_is_rejected(folder: Path) -> None:
 def test_entries_are_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "MAX_ENTRIES", 3)
     with pytest.raises(SourceError, match="more than 3 entries"):
-        unpack(tape({str(number): b"" for number in range(4)}), folder, "graph.pb")
+        unpack(tar_gz({str(number): b"" for number in range(4)}), folder, "graph.pb")
 
 
 def test_an_unwritable_folder_is_named(folder: Path) -> None:
     (folder / "sub").write_bytes(b"")
     with pytest.raises(InputError, match="cannot be written"):
-        unpack(tape({"sub/graph.pb": b"graph"}), folder, "sub/graph.pb")
+        unpack(tar_gz({"sub/graph.pb": b"graph"}), folder, "sub/graph.pb")
 
 
 def test_kinds(tmp_path: Path) -> None:
     path = tmp_path / "file"
     digests = []
-    for data in (tape({}), gzip.decompress(tape({"a": b"a"})), make_zip({"a": b"a"}), b"\x0agraph", b""):
+    for data in (tar_gz({}), gzip.decompress(tar_gz({"a": b"a"})), make_zip({"a": b"a"}), b"\x0agraph", b""):
         path.write_bytes(data)
         digests.append(kind_of(path))
     assert digests == ["gzip", "tar", "zip", "other", "other"]
@@ -185,7 +185,7 @@ def test_no_file_is_written_outside_the_folder(names: list[str], is_zip: bool) -
     with TemporaryDirectory() as root:
         folder = Path(root) / "one" / "two"
         folder.mkdir(parents=True)
-        data = make_zip(dict.fromkeys(names, b"x")) if is_zip else tape(dict.fromkeys(names, b"x"))
+        data = make_zip(dict.fromkeys(names, b"x")) if is_zip else tar_gz(dict.fromkeys(names, b"x"))
         with suppress(InputError):
             unpack(data, folder, *names, "graph.pb", "a", "a/graph.pb")
         outside = [path for path in Path(root).rglob("*") if path.is_file() and not path.is_relative_to(folder)]

@@ -8,7 +8,18 @@ import threading
 from pathlib import Path
 
 import pytest
-from file_server import CARD, GRAPH, LABELS, MakeCard, Server, Status, digest, odd, opening_on_a_disk_of, tape
+from file_server import (
+    CARD,
+    GRAPH,
+    LABELS,
+    MakeCard,
+    Server,
+    Status,
+    digest,
+    open_on_limited_disk,
+    special_entry,
+    tar_gz,
+)
 
 from quantkit.errors import InputError, UsageError
 from quantkit.progress import Progress
@@ -77,15 +88,15 @@ def test_a_file_that_fails_a_check_is_removed(
 
 def test_a_missing_member_is_refused(server: Server, cache: Path, make_card: MakeCard) -> None:
     with pytest.raises(InputError, match=r"has no 'labels.txt'"):
-        fetch(make_card(server.url("small.tgz", tape({"graph.pb": GRAPH}))))
+        fetch(make_card(server.url("small.tgz", tar_gz({"graph.pb": GRAPH}))))
     assert leftovers(cache) == []
 
 
 @pytest.mark.parametrize("entry", ["../graph.pb", "/graph.pb", "link"])
 def test_an_unsafe_archive_is_refused(server: Server, cache: Path, make_card: MakeCard, entry: str) -> None:
-    body = {"graph.pb": odd("graph.pb")} if entry == "link" else {entry: GRAPH}
+    body = {"graph.pb": special_entry("graph.pb")} if entry == "link" else {entry: GRAPH}
     with pytest.raises(InputError, match="the archive is rejected"):
-        fetch(make_card(server.url("small.tgz", tape(body))))
+        fetch(make_card(server.url("small.tgz", tar_gz(body))))
     assert leftovers(cache) == []
 
 
@@ -168,7 +179,7 @@ class TestAnArchiveOfOnesOwn:
 
     def test_a_forced_download_replaces_the_cached_model(self, server: Server, card: ModelCard, cache: Path) -> None:
         fetch(card)
-        own = tape({"graph.pb": b"\x0aother", "labels.txt": LABELS})
+        own = tar_gz({"graph.pb": b"\x0aother", "labels.txt": LABELS})
         assert obtain(card, url=server.url("own.tgz", own)).path.read_bytes() == b"\x0aother"
         assert fetch(card).read_bytes() == b"\x0aother"
         assert obtain(card, force=True).path.read_bytes() == GRAPH
@@ -187,7 +198,7 @@ class TestAnArchiveOfOnesOwn:
         with pytest.raises(InputError, match=r"neither an archive .* nor a frozen graph"):
             obtain(card, url=server.url("own.pb", b"not found"))
         with pytest.raises(InputError, match=r"has no 'graph.pb'"):
-            obtain(card, url=server.url("own.tgz", tape({"other.pb": GRAPH})))
+            obtain(card, url=server.url("own.tgz", tar_gz({"other.pb": GRAPH})))
 
     def test_arguments_are_checked(self, card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "own.tgz").write_bytes(b"")
@@ -304,7 +315,7 @@ def test_a_full_disk_while_unpacking(
     server: Server, card: ModelCard, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as full:
-        full.setattr(Path, "open", opening_on_a_disk_of(len(GRAPH) - 1))
+        full.setattr(Path, "open", open_on_limited_disk(len(GRAPH) - 1))
         with pytest.raises(InputError, match=r"the disk is full: .*graph.pb"):
             fetch(card)
     assert locate(card) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from file_server import GRAPH, Server, digest, tape
+from file_server import GRAPH, Server, digest, tar_gz
 
 from quantkit.zoo import list_cards
 
@@ -23,7 +23,7 @@ def main() -> Main:
 
 @pytest.fixture
 def own(server: Server) -> list[str]:
-    body = tape({"classify_image_graph_def.pb": GRAPH, "cropped_panda.jpg": b"panda"})
+    body = tar_gz({"classify_image_graph_def.pb": GRAPH, "cropped_panda.jpg": b"panda"})
     return ["--url", server.url("own.tgz", body), "--sha256", digest(body)]
 
 

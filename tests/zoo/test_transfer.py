@@ -4,7 +4,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from file_server import Server, Status, opening_on_a_disk_of
+from file_server import Server, Status, open_on_limited_disk
 
 from quantkit.errors import InputError
 from quantkit.progress import Progress
@@ -45,13 +45,13 @@ def test_a_dropped_line_is_resumed_where_it_stopped(server: Server, part: Path) 
 
 
 def test_a_server_without_ranges_sends_the_whole_file(server: Server, part: Path) -> None:
-    server.faults, server.knows_ranges = [100_000], False
+    server.faults, server.supports_ranges = [100_000], False
     download(server.url("a", BODY), part)
     assert part.read_bytes() == BODY
 
 
 def test_a_line_that_always_drops_is_given_up(server: Server, part: Path) -> None:
-    server.faults, server.knows_ranges = [100_000] * 50, False
+    server.faults, server.supports_ranges = [100_000] * 50, False
     with pytest.raises(SourceError, match="dropped after 100,000 of 768,000 bytes") as caught:
         download(server.url("a", BODY), part)
     assert len(server.requests) == transfer.FRUITLESS_ATTEMPTS + 1
@@ -186,7 +186,7 @@ def test_a_url_with_blanks(part: Path) -> None:
 def test_a_full_disk_keeps_the_part(server: Server, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", 10_000)
     with monkeypatch.context() as full:
-        full.setattr(Path, "open", opening_on_a_disk_of(55_000))
+        full.setattr(Path, "open", open_on_limited_disk(55_000))
         with pytest.raises(InputError, match="the disk is full") as caught:
             download(server.url("a", BODY), part)
     assert not isinstance(caught.value, SourceError)

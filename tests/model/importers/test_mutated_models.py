@@ -20,11 +20,11 @@ SEED = int(os.environ.get("QUANTKIT_MUTATED_FILES_SEED", "0"))
 COUNT = int(os.environ.get("QUANTKIT_MUTATED_MODELS", "0"))
 # As many as take about a second.
 COUNTS = {
-    "second kind": 150,
-    "second kind's index": 100,
-    "second kind's values": 100,
-    "text form": 150,
-    "first kind": 250,
+    "SavedModel v2": 150,
+    "SavedModel v2's index": 100,
+    "SavedModel v2's values": 100,
+    "SavedModel text": 150,
+    "SavedModel v1": 250,
     "checkpoint's graph": 250,
     "checkpoint's index": 250,
     "checkpoint's values": 100,
