@@ -22,7 +22,6 @@ CHECKED = ("quantkit", "cli", "models", "assets", "tests", ".github")
 
 # Not rewritten yet: path prefixes that are exempt until the package is. Remove a prefix with the rewrite.
 PENDING: tuple[str, ...] = (
-    "quantkit/compat/",
     "quantkit/convert/",
     "quantkit/ops/kernels/",
     "quantkit/transforms/precision/",

@@ -1,4 +1,4 @@
-"""The 2016 Graph Transform Tool and its companions, defects included; no other package imports this one."""
+"""The 2016 Graph Transform Tool and its companions, defects included; imported by no other package."""
 
 from quantkit.compat.driver import run_classic
 from quantkit.compat.grammar import parse_classic

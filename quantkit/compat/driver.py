@@ -1,4 +1,4 @@
-"""The driver loop of the original tool."""
+"""Driver of the original tool: runs the steps of a recipe in order."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,34 +20,35 @@ from quantkit.recipes.trace import STOP, Check, Record, Trace, op_changes, run_c
 def run_classic(
     recipe: Recipe,
     graph: Graph,
-    ends: tuple[Sequence[str], Sequence[str]] | None = None,
+    endpoints: tuple[Sequence[str], Sequence[str]] | None = None,
     *,
     services: Mapping[str, Any] | None = None,
     check: Check | None = None,
     on_mismatch: str = STOP,
     on_step: Callable[[Step], None] | None = None,
 ) -> tuple[Graph, Trace]:
-    """Apply steps as the original did.
+    """Apply the steps of a recipe like the original tool.
 
     Args:
-        recipe: what to apply, in order; a name is looked up when its turn comes.
-        graph: what to apply them to; it stays as it is.
-        ends: names of what is fed and of what is asked for, as the caller wrote them; None: those of the graph.
-        services: what transforms may ask for beside options.
-        check: called with the graph before and after each step.
-        on_mismatch: whether a step that the check refuses ends the run, or is undone.
-        on_step: told before each step.
+        recipe: steps in order; the name of a step is resolved just before the step runs.
+        graph: TensorFlow graph.
+        endpoints: names of the inputs and of the outputs as spelled by the caller; if None those
+            of the graph.
+        services: functions for transforms, for example ``evaluate``; see `ClassicContext`.
+        check: function called with the graph before and after each step.
+        on_mismatch: `STOP` or `SKIP`: end the run, or undo the step, if its check fails.
+        on_step: function called before each step.
 
     Raises:
-        GraphError: a transform failed, or left an input that names no node; the message is the original's.
-        RecipeError: an unknown transform.
+        GraphError: a transform failed, or left a dangling input; the message is the original's.
+        RecipeError: a transform is unknown.
     """
     if graph.dialect != "tensorflow":
         raise GraphError(
-            f"classic mode rewrites graphs of TensorFlow, and this is one of {graph.dialect}",
-            hint="leave classic mode off: many transforms of today know such graphs",
+            f"classic mode supports TensorFlow graphs only, not {graph.dialect} graphs",
+            hint="omit --classic: many of quantkit's own transforms support this dialect",
         )
-    inputs, outputs = ends or (map(str, graph.inputs), map(str, graph.outputs))
+    inputs, outputs = endpoints or (map(str, graph.inputs), map(str, graph.outputs))
     names = (tuple(inputs), tuple(outputs))
     nodes = from_graph(graph)
     versions, extra = graph.versions, graph.extra
@@ -58,38 +59,34 @@ def run_classic(
         transform = find_classic(step.name)
         context = ClassicContext(*names, step.options, graph.library, versions, services or {})
         start = perf_counter()
-        made, ignored = _applied(transform, nodes, context)
-        check_inputs(made)
+        after, ignored = _apply(transform, nodes, context)
+        check_inputs(after)
         seconds = perf_counter() - start
-        found, undone = "", ""
+        checked, undone = "", ""
         if check and not ignored:
-            found, undone = run_check(
-                check,
-                _graph(nodes, graph, names),
-                _graph(made, graph, names),
-                transform,
-                on_mismatch,
-            )
+            graphs = (_as_graph(nodes, graph, names), _as_graph(after, graph, names))
+            checked, undone = run_check(check, *graphs, transform, on_mismatch)
         if undone:
-            made = nodes
-        elif made is not nodes and not transform.keeps_versions:
+            after = nodes
+        elif after is not nodes and not transform.keeps_versions:
             versions, extra = Versions(), b""
-        ops = op_changes(Counter(node.op for node in nodes), Counter(node.op for node in made))
-        records.append(Record(step, (len(nodes), len(made)), (), (), seconds, ignored, found, undone, ops))
-        nodes = made
-    after = _graph(nodes, graph, names).with_(versions=versions, extra=extra)
-    return after, Trace(tuple(records), recipe, graph, after)
+        counts = (len(nodes), len(after))
+        ops = op_changes(Counter(node.op for node in nodes), Counter(node.op for node in after))
+        records.append(Record(step, counts, (), (), seconds, ignored, checked, undone, ops))
+        nodes = after
+    result = _as_graph(nodes, graph, names).with_(versions=versions, extra=extra)
+    return result, Trace(tuple(records), recipe, graph, result)
 
 
-def _graph(nodes: Sequence[NodeDef], like: Graph, names: tuple[tuple[str, ...], tuple[str, ...]]) -> Graph:
-    made = to_graph(nodes, like)
-    return made.with_(inputs=edges(names[0], made), outputs=edges(names[1], made))
+def _as_graph(nodes: Sequence[NodeDef], like: Graph, names: tuple[tuple[str, ...], tuple[str, ...]]) -> Graph:
+    graph = to_graph(nodes, like)
+    return graph.with_(inputs=edges(names[0], graph), outputs=edges(names[1], graph))
 
 
-def _applied(transform: ClassicTransform, nodes: list[NodeDef], context: ClassicContext) -> tuple[list[NodeDef], str]:
-    """The nodes after a transform, and the error that was ignored."""
-    word = context.values(IGNORE_ERRORS)[:1]
-    ignore = word[0].lower() if word else "false"
+def _apply(transform: ClassicTransform, nodes: list[NodeDef], context: ClassicContext) -> tuple[list[NodeDef], str]:
+    """Return the nodes after a transform, and the message of the ignored error."""
+    values = context.values(IGNORE_ERRORS)
+    ignore = values[0].lower() if values else "false"
     if ignore not in ("true", "false"):
         raise GraphError(
             f"ignore_errors should be true or false, found {ignore}",

@@ -1,11 +1,20 @@
-"""TensorFlow's own ``freeze_graph``, which its package still holds, for what only it does: running nodes before."""
+"""TensorFlow's ``freeze_graph``: variables become constants.
+
+Most calls need no TensorFlow. Its own tool, which is still in its package, runs only for the flags
+that need it, for example nodes that run before the variables are read.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from quantkit.errors import InputError
+from quantkit.formats import graphdef
 from quantkit.formats.kinds import HEAD_BYTES, is_text, open_file
+from quantkit.ir.graph import Graph
+from quantkit.model import as_model
+from quantkit.progress import OnProgress, ignore_progress
+from quantkit.recipes import rewrite
 from quantkit.runtimes.availability import require
 from quantkit.runtimes.tensorflow_library import (
     available,
@@ -15,50 +24,93 @@ from quantkit.runtimes.tensorflow_library import (
     translate_read_errors,
 )
 
-HINT = "quantkit transform GRAPH --checkpoint PREFIX -o OUT.pb reads more kinds of variables, and says what it lacks"
+HINT = "run quantkit transform GRAPH --checkpoint PREFIX -o OUT.pb, which supports more variable ops"
+# Flags of TensorFlow's tool, except the output file.
+FLAGS = (
+    *("input_graph", "input_saver", "input_binary", "input_checkpoint", "checkpoint_version"),
+    *("output_node_names", "restore_op_name", "filename_tensor_name", "clear_devices"),
+    *("initializer_nodes", "variable_names_whitelist", "variable_names_denylist"),
+    *("input_meta_graph", "input_saved_model_dir", "saved_model_tags"),
+)
 
 
-def freeze_graph(flags: Mapping[str, Any]) -> bytes:
-    """A serialized GraphDef with constants in the place of variables.
+def freeze_graph(
+    flags: Mapping[str, Any],
+    *,
+    offline: bool = False,
+    on_progress: OnProgress = ignore_progress,
+) -> Graph:
+    """Replace variables by constants.
 
     Args:
-        flags: what the tool's function takes, but for what is written where: names without dashes. Whether the files
-            are text or binary is seen, whatever ``input_binary`` says.
+        flags: values of `FLAGS`. ``input_binary`` is ignored: the encoding is detected.
+        offline: never download a known model.
+        on_progress: receives the progress of a download.
 
     Raises:
-        InputError: a file is missing or can not be read, or the tool refuses the graph.
-        UnavailableError: TensorFlow is not installed.
+        InputError: a file is missing or cannot be read, or the tool rejects the graph.
+        UnavailableError: TensorFlow is needed and not installed.
     """
+    if _needs_tensorflow(flags):
+        return graphdef.decode(_run_tensorflow_tool(flags))
+    source = flags["input_saved_model_dir"] or flags["input_graph"] or flags["input_meta_graph"]
+    model = as_model(
+        source,
+        outputs=_split(flags["output_node_names"]),
+        tags=_split(flags["saved_model_tags"]) if flags["input_saved_model_dir"] else None,
+        checkpoint=(flags["input_checkpoint"] or None) if source == flags["input_graph"] else None,
+        offline=offline,
+        on_progress=on_progress,
+    )
+    return rewrite(model.graph, "remove_device") if flags["clear_devices"] else model.graph
+
+
+def _needs_tensorflow(flags: Mapping[str, Any]) -> bool:
+    """Return True if a flag needs TensorFlow's own tool."""
+    has_own_meta = flags["input_meta_graph"] not in ("", f"{flags['input_checkpoint']}.meta")
+    names = ("initializer_nodes", "variable_names_whitelist", "variable_names_denylist")
+    return has_own_meta or any(flags[name] for name in (*names, "input_saver"))
+
+
+def _run_tensorflow_tool(flags: Mapping[str, Any]) -> bytes:
+    """Return the serialized GraphDef of TensorFlow's own tool."""
     require(available())
     tf = import_tensorflow()
-    files = {name: Path(flags[name]) for name in ("input_graph", "input_meta_graph", "input_saver") if flags.get(name)}
+    file_flags = ("input_graph", "input_meta_graph", "input_saver")
+    files = {name: Path(flags[name]) for name in file_flags if flags.get(name)}
     for path in files.values():
         if not path.is_file():
-            raise InputError(f"{path} does not exist", hint="name the file that the training program wrote")
-    source = flags.get("input_saved_model_dir") or flags.get("input_checkpoint") or "the graph"
+            raise InputError(f"{path} does not exist", hint="check the path")
+    source = flags["input_saved_model_dir"] or flags["input_checkpoint"] or "the graph"
     with translate_read_errors(str(source), HINT), suppress_log(), tf.Graph().as_default():
         from tensorflow.python.tools import freeze_graph as tool
 
-        readers = {
+        parse_functions = {
             "input_graph": tool._parse_input_graph_proto,
             "input_meta_graph": tool._parse_input_meta_graph_proto,
             "input_saver": tool._parse_input_saver_proto,
         }
-        read = {name: readers[name](str(path), not _is_text(path)) for name, path in files.items()}
-        others = {name: value for name, value in flags.items() if name not in (*readers, "input_binary")}
-        tags = [tag for tag in flags["saved_model_tags"].replace(" ", "").split(",") if tag]
+        messages = {name: parse_functions[name](str(path), not _is_text(path)) for name, path in files.items()}
+        parsed_flags = (*file_flags, "input_binary", "saved_model_tags")
+        others = {name: value for name, value in flags.items() if name not in parsed_flags}
         try:
-            made = tool.freeze_graph_with_def_protos(
-                **others | {"output_graph": "", "saved_model_tags": tags},
-                input_graph_def=read.get("input_graph"),
-                input_saver_def=read.get("input_saver"),
-                input_meta_graph_def=read.get("input_meta_graph"),
+            frozen = tool.freeze_graph_with_def_protos(
+                **others,
+                output_graph="",
+                saved_model_tags=_split(flags["saved_model_tags"]),
+                input_graph_def=messages.get("input_graph"),
+                input_saver_def=messages.get("input_saver"),
+                input_meta_graph_def=messages.get("input_meta_graph"),
             )
         except tf.errors.OpError as error:
             raise translate_error(error, {}) from error
-        return bytes(made.SerializeToString(deterministic=True))
+        return bytes(frozen.SerializeToString(deterministic=True))
 
 
 def _is_text(path: Path) -> bool:
     with open_file(path) as file:
         return is_text(file.read(HEAD_BYTES))
+
+
+def _split(text: str) -> list[str]:
+    return [part for part in text.replace(" ", "").split(",") if part]

@@ -1,7 +1,8 @@
-"""The transforms string as the original tool read it, its guesses and silences included.
+"""Grammar of the original's transforms string.
 
-A last transform that the text leaves open is dropped, a stray quote behind a value is swallowed, and a comma may stand
-before a first option; spaces around ``=`` or before ``)`` are errors.
+The original accepts some invalid strings. An unclosed last transform is dropped, a quote after a
+value is skipped, and a comma is allowed before the first option. Spaces around ``=`` or before
+``)`` are errors.
 """
 
 import re
@@ -10,88 +11,90 @@ from quantkit.errors import RecipeError
 from quantkit.recipes.grammar import Step
 from quantkit.recipes.recipe import Recipe
 
-WORD = re.compile(r"[A-Za-z0-9_]+")
-BARE = re.compile(r"[A-Za-z0-9\-./_]+")
-QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+NAME = re.compile(r"[A-Za-z0-9_]+")
+BARE_VALUE = re.compile(r"[A-Za-z0-9\-./_]+")
+QUOTED_VALUE = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 SPACE = re.compile(r"[ \t\n\v\f\r]*")
 COMMA = re.compile(r",?[ \t\n\v\f\r]*")
 STRAY_QUOTES = re.compile(r"\"?'?")
 
 
 def parse_classic(text: str) -> Recipe:
-    """Parse a transforms string as the original tool did; names are looked up only when a step runs.
+    """Parse a transforms string like the original tool; names are resolved when a step runs.
 
     Raises:
-        RecipeError: it found an error, too; the message is its own.
+        RecipeError: the original rejects the string; the message is the original's.
     """
-    reader = _TextReader(text)
+    parser = _TextParser(text)
     steps: list[Step] = []
     while True:
-        reader.take(SPACE)
-        if reader.is_done():
+        parser.take(SPACE)
+        if parser.is_done():
             return Recipe(tuple(steps))
-        name = reader.need(WORD, "Looking for transform name")
-        options = reader.options() if reader.takes("(") else {}
+        name = parser.require(NAME, "Looking for transform name")
+        options = parser.parse_options() if parser.skip("(") else {}
         if options is None:
             return Recipe(tuple(steps))
         steps.append(Step(name, options))
 
 
-class _TextReader:
-    """What is left of a text."""
+class _TextParser:
+    """Text with the position of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.at = 0
+        self.position = 0
 
     def is_done(self) -> bool:
-        return self.at == len(self.text)
+        return self.position == len(self.text)
 
-    def options(self) -> dict[str, tuple[str, ...]] | None:
-        """The options up to the closing parenthesis; None where the text ends first."""
-        found: dict[str, tuple[str, ...]] = {}
+    def parse_options(self) -> dict[str, tuple[str, ...]] | None:
+        """Parse the options up to the closing parenthesis; None if the text ends first."""
+        options: dict[str, tuple[str, ...]] = {}
         while not self.is_done():
-            if self.takes(")"):
-                return found
+            if self.skip(")"):
+                return options
             self.take(COMMA)
-            name = self.need(WORD, "Looking for parameter name")
-            if not self.takes("="):
+            name = self.require(NAME, "Looking for parameter name")
+            if not self.skip("="):
                 raise self.error("Looking for =")
             if self.is_done():
                 return None
-            found[name] = (*found.get(name, ()), self.value())
+            options[name] = (*options.get(name, ()), self.parse_value())
             self.take(STRAY_QUOTES)
         return None
 
-    def value(self) -> str:
-        quoted = QUOTED.match(self.text, self.at)
+    def parse_value(self) -> str:
+        quoted = QUOTED_VALUE.match(self.text, self.position)
         if quoted:
-            self.at = quoted.end()
+            self.position = quoted.end()
             return quoted[1]
-        if self.takes('"'):
+        if self.skip('"'):
             raise self.error("Looking for parameter name")
-        return self.need(BARE, "Looking for parameter name")
+        return self.require(BARE_VALUE, "Looking for parameter name")
 
-    def takes(self, character: str) -> bool:
-        found = self.text.startswith(character, self.at)
-        self.at += found
-        return found
+    def skip(self, character: str) -> bool:
+        """Skip a character; return False if the next character is another one."""
+        is_next = self.text.startswith(character, self.position)
+        self.position += is_next
+        return is_next
 
-    def take(self, what: re.Pattern[str]) -> str:
-        found = what.match(self.text, self.at)
-        if found is None:
+    def take(self, pattern: re.Pattern[str]) -> str:
+        """Return the text that matches the pattern; empty without a match."""
+        match = pattern.match(self.text, self.position)
+        if match is None:
             return ""
-        self.at = found.end()
-        return found[0]
+        self.position = match.end()
+        return match[0]
 
-    def need(self, what: re.Pattern[str], message: str) -> str:
-        found = self.take(what)
-        if not found:
+    def require(self, pattern: re.Pattern[str], message: str) -> str:
+        text = self.take(pattern)
+        if not text:
             raise self.error(message)
-        return found
+        return text
 
     def error(self, message: str) -> RecipeError:
         return RecipeError(
-            f"{message}, but found {self.text[self.at :]}",
-            hint="without --classic the column is marked, and more is understood",
+            f"{message}, but found {self.text[self.position :]}",
+            hint="run without --classic, which marks the column and accepts more spellings",
         )

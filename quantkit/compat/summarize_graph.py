@@ -1,62 +1,74 @@
-"""What the classic ``summarize_graph`` prints of a graph, to the letter.
+"""Output of the original ``summarize_graph``, character for character.
 
-Where the original is odd, so is this: devices end in no line break, a variable has no parameters unless it holds a
-value, and what comes after an input that names nothing is not printed.
+Its irregularities are kept: the device lines have no line break, a variable has no parameters
+unless it holds a value, and the text ends after a dangling input.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from quantkit.formats.graphdef.tensors import type_number
 from quantkit.ir.graph import Graph, Node
-from quantkit.ir.tensor import Array, DType, Shape, Tensor
+from quantkit.ir.tensor import DType, Shape, Tensor
 
 VARIABLES = ("Variable", "VariableV2")
 UNLIKELY_OUTPUTS = frozenset({"Const", "Assign", "NoOp", "Placeholder"})
-UNITS = "kMBT"
-# Values of a constant that --print_structure shows.
-SHOWN = 3
+SUFFIXES = "kMBT"
+# Number of a constant's values that --print_structure prints.
+NUM_VALUES = 3
 
 
 def classic_summary(graph: Graph, path: str, *, print_structure: bool = False) -> tuple[str, bool]:
-    """The text, and whether every input names a node.
+    """Return the text, and True if no node has a dangling input.
 
     Args:
-        graph: as it was read.
-        path: what the line for benchmark_model calls it.
-        print_structure: list the nodes, too.
+        graph: graph in file order.
+        path: name of the graph file in the printed benchmark_model command.
+        print_structure: list all nodes in topological order.
     """
-    invalid = [(name, node.name) for node in graph.nodes.values() for name in node.sources if name not in graph]
-    text = "".join(_counts(graph))
-    if invalid:
-        return text + "".join(f"Invalid input {name} for node {node}\n" for name, node in invalid), False
-    text += "".join(_ops(graph)) + "".join(_benchmark(graph, path))
-    return text + ("".join(_structure(graph)) if print_structure else ""), True
-
-
-def _counts(graph: Graph) -> Iterator[str]:
     nodes = graph.nodes.values()
-    inputs, variables, outputs = _placeholders(graph), _variables(graph), _outputs(graph)
-    yield from _found(inputs, "possible inputs", "inputs", _info)
-    yield from _found(variables, "variables", "variables", _info)
-    yield from _found(outputs, "possible outputs", "outputs", lambda node: f"(name={node.name}, op={node.op}) ")
-    constants, kept = (
-        sum(value.num_elements for node in some if isinstance(value := node.attrs.get("value"), Tensor))
-        for some in ([node for node in nodes if node.op == "Const"], variables)
+    dangling = [(name, node.name) for node in nodes for name in node.sources if name not in graph]
+    text = "".join(_count_lines(graph))
+    if dangling:
+        lines = (f"Invalid input {name} for node {node}\n" for name, node in dangling)
+        return text + "".join(lines), False
+    text += "".join(_op_lines(graph)) + "".join(_benchmark_lines(graph, path))
+    return text + ("".join(_structure_lines(graph)) if print_structure else ""), True
+
+
+def _count_lines(graph: Graph) -> Iterator[str]:
+    nodes = graph.nodes.values()
+    variables = _variables(graph)
+    yield from _list_nodes(_placeholders(graph), "possible inputs", "inputs", _describe)
+    yield from _list_nodes(variables, "variables", "variables", _describe)
+    yield from _list_nodes(
+        _outputs(graph),
+        "possible outputs",
+        "outputs",
+        lambda node: f"(name={node.name}, op={node.op}) ",
     )
-    yield f"Found {constants} ({human(constants)}) const parameters, {kept} ({human(kept)}) variable parameters, "
+    constant = _num_parameters([node for node in nodes if node.op == "Const"])
+    variable = _num_parameters(variables)
+    yield f"Found {constant} ({human(constant)}) const parameters, "
+    yield f"{variable} ({human(variable)}) variable parameters, "
     yield f"and {sum(len(node.controls) for node in nodes)} control_edges\n"
     devices = Counter(node.device for node in nodes if node.device)
-    yield from (f"{devices[device]} nodes assigned to device '{device}'" for device in sorted(devices))
+    for device in sorted(devices):
+        yield f"{devices[device]} nodes assigned to device '{device}'"
 
 
-def _found(nodes: list[Node], plural: str, none: str, tell: Callable[[Node], str]) -> Iterator[str]:
+def _num_parameters(nodes: Sequence[Node]) -> int:
+    values = (node.attrs.get("value") for node in nodes)
+    return sum(value.num_elements for value in values if isinstance(value, Tensor))
+
+
+def _list_nodes(nodes: list[Node], plural: str, empty: str, describe: Callable[[Node], str]) -> Iterator[str]:
     if nodes:
-        yield f"Found {len(nodes)} {plural}: {''.join(tell(node) for node in nodes)}\n"
+        yield f"Found {len(nodes)} {plural}: {''.join(describe(node) for node in nodes)}\n"
     else:
-        yield f"No {none} spotted.\n"
+        yield f"No {empty} spotted.\n"
 
 
 def _placeholders(graph: Graph) -> list[Node]:
@@ -68,17 +80,18 @@ def _variables(graph: Graph) -> list[Node]:
 
 
 def _outputs(graph: Graph) -> list[Node]:
-    return [
-        node for node in graph.nodes.values() if node.name not in graph.node_uses and node.op not in UNLIKELY_OUTPUTS
-    ]
+    nodes = (node for node in graph.nodes.values() if node.op not in UNLIKELY_OUTPUTS)
+    return [node for node in nodes if node.name not in graph.node_uses]
 
 
-def _info(node: Node) -> str:
-    shape = node.attrs.get("shape")
-    return f"(name={node.name}, type={_type(node)}({_number(node)}), shape={_brackets(shape)}) "
+def _describe(node: Node) -> str:
+    dtype = node.attrs.get("dtype")
+    number = type_number(dtype) if isinstance(dtype, DType) else 0
+    shape = _format_shape(node.attrs.get("shape"))
+    return f"(name={node.name}, type={_type_name(node)}({number}), shape={shape}) "
 
 
-def _brackets(shape: object) -> str:
+def _format_shape(shape: object) -> str:
     if not isinstance(shape, Shape):
         return "None"
     if shape.dims is None:
@@ -86,54 +99,50 @@ def _brackets(shape: object) -> str:
     return f"[{','.join('?' if size is None else str(size) for size in shape.dims)}]"
 
 
-def _type(node: Node) -> str:
+def _type_name(node: Node) -> str:
     dtype = node.attrs.get("dtype")
     return dtype.value if isinstance(dtype, DType) else "INVALID"
 
 
-def _number(node: Node) -> int:
-    dtype = node.attrs.get("dtype")
-    return type_number(dtype) if isinstance(dtype, DType) else 0
-
-
-def _ops(graph: Graph) -> Iterator[str]:
+def _op_lines(graph: Graph) -> Iterator[str]:
     counts = Counter(node.op for node in graph.nodes.values())
     for name in graph.library:
-        counts.update(node.op for node in graph.library[name].graph.nodes.values() if node.op != "_Arg")
+        body = graph.library[name].graph.nodes.values()
+        counts.update(node.op for node in body if node.op != "_Arg")
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     yield f"Op types used: {', '.join(f'{count} {op}' for op, count in ordered)}\n"
 
 
-def _benchmark(graph: Graph, path: str) -> Iterator[str]:
-    fed = [*_placeholders(graph), *_variables(graph)]
+def _benchmark_lines(graph: Graph, path: str) -> Iterator[str]:
+    inputs = [*_placeholders(graph), *_variables(graph)]
     yield "To use with tensorflow/tools/benchmark:benchmark_model try these arguments:\n"
-    yield f"bazel run tensorflow/tools/benchmark:benchmark_model -- --graph={path} --show_flops"
-    yield f" --input_layer={','.join(node.name for node in fed)}"
-    yield f" --input_layer_type={','.join(map(_type, fed))}"
-    yield f" --input_layer_shape={':'.join(map(_sizes, fed))}"
+    yield "bazel run tensorflow/tools/benchmark:benchmark_model --"
+    yield f" --graph={path} --show_flops"
+    yield f" --input_layer={','.join(node.name for node in inputs)}"
+    yield f" --input_layer_type={','.join(map(_type_name, inputs))}"
+    yield f" --input_layer_shape={':'.join(map(_format_sizes, inputs))}"
     yield f" --output_layer={','.join(node.name for node in _outputs(graph))}\n"
 
 
-def _sizes(node: Node) -> str:
+def _format_sizes(node: Node) -> str:
     shape = node.attrs.get("shape")
     dims = shape.dims if isinstance(shape, Shape) else None
     return "" if dims is None else ",".join(str(-1 if size is None else size) for size in dims)
 
 
-def _structure(graph: Graph) -> Iterator[str]:
+def _structure_lines(graph: Graph) -> Iterator[str]:
     for name in graph.order:
         node = graph[name]
         value = node.attrs.get("value")
-        shown = f", value={debug_string(value)}" if node.op == "Const" and isinstance(value, Tensor) else ""
-        yield f"{name} ({node.op}): [{', '.join(_inputs(node))}]{shown}\n"
-
-
-def _inputs(node: Node) -> Iterable[str]:
-    return (*map(str, node.inputs), *(f"^{name}" for name in node.controls))
+        text = ""
+        if node.op == "Const" and isinstance(value, Tensor):
+            text = f", value={debug_string(value)}"
+        inputs = (*map(str, node.inputs), *(f"^{control}" for control in node.controls))
+        yield f"{name} ({node.op}): [{', '.join(inputs)}]{text}\n"
 
 
 def human(count: int) -> str:
-    """A count in thousands, millions and so on.
+    """Format a count in thousands, millions and so on.
 
     >>> human(999), human(23885411), human(1234)
     ('999', '23.89M', '1.23k')
@@ -142,70 +151,67 @@ def human(count: int) -> str:
         return str(count)
     if count >= 10**15:
         return f"{float(count):.3G}"
-    unit = 0
+    exponent = 0
     while count >= 10**6:
         count //= 1000
-        unit += 1
-    return f"{count / 1000:.2f}{UNITS[unit]}"
+        exponent += 1
+    return f"{count / 1000:.2f}{SUFFIXES[exponent]}"
 
 
 def debug_string(value: Tensor) -> str:
-    """A tensor with its first values.
+    """Format a tensor with its first values.
 
     >>> debug_string(Tensor.of(np.float32([[1, 2, 3, 4], [5, 6, 7, 8]])))
     'Tensor<type: float shape: [2,4] values: [1 2 3...]...>'
     """
     sizes = ",".join(map(str, value.shape))
-    return f"Tensor<type: {value.dtype.value} shape: [{sizes}] values: {_values(value)}>"
+    return f"Tensor<type: {value.dtype.value} shape: [{sizes}] values: {_format_values(value)}>"
 
 
-def _values(value: Tensor) -> str:
-    shown = [_one(item, value.dtype) for item in _first(value.array)]
+def _format_values(value: Tensor) -> str:
+    items = value.array.reshape(-1)[:NUM_VALUES]
+    texts = [_format_item(item, value.dtype) for item in items]
     if not value.shape:
-        return shown[0]
-    text = _nested(value.shape, iter(shown), 0, [len(shown)])
-    return text + ("..." if value.num_elements > SHOWN else "")
+        return texts[0]
+    text = _format_nested(value.shape, iter(texts), 0, [len(texts)])
+    return text + ("..." if value.num_elements > NUM_VALUES else "")
 
 
-def _nested(shape: tuple[int, ...], values: Iterator[str], depth: int, left: list[int]) -> str:
-    """The values in brackets, the outermost left out; a row that is cut ends in dots."""
+def _format_nested(shape: tuple[int, ...], texts: Iterator[str], depth: int, remaining: list[int]) -> str:
+    """Format values in brackets, except the outermost; an incomplete row ends in dots."""
     parts: list[str] = []
     if len(shape) == 1:
-        for place in range(shape[0]):
-            if not left[0]:
+        for index in range(shape[0]):
+            if not remaining[0]:
                 return "".join(parts) + ("..." if depth else "")
-            parts.append((" " if place else "") + next(values))
-            left[0] -= 1
+            parts.append((" " if index else "") + next(texts))
+            remaining[0] -= 1
         return "".join(parts)
     for _ in range(shape[0]):
-        if not left[0]:
+        if not remaining[0]:
             break
-        parts.append(f"[{_nested(shape[1:], values, depth + 1, left)}]")
+        parts.append(f"[{_format_nested(shape[1:], texts, depth + 1, remaining)}]")
     return "".join(parts)
 
 
-def _first(array: Array) -> list[object]:
-    return list(array.reshape(-1)[:SHOWN])
-
-
-def _one(item: object, dtype: DType) -> str:
+def _format_item(item: object, dtype: DType) -> str:
     if dtype is DType.STRING:
         data = item if isinstance(item, bytes) else str(item).encode()
-        return "".join(_escaped(code) for code in data)
+        return "".join(_escape(byte) for byte in data)
     if dtype is DType.BOOL:
         return "1" if item else "0"
     if dtype.is_float:
-        return _float(float(item), dtype)  # type: ignore[arg-type]
+        return _format_float(float(item), dtype)  # type: ignore[arg-type]
     return str(item)
 
 
-def _escaped(code: int) -> str:
-    named = {10: "\\n", 13: "\\r", 9: "\\t", 34: '\\"', 39: "\\'", 92: "\\\\"}
-    return named.get(code) or (chr(code) if 32 <= code < 127 else f"\\{code:03o}")
+def _escape(byte: int) -> str:
+    escapes = {10: "\\n", 13: "\\r", 9: "\\t", 34: '\\"', 39: "\\'", 92: "\\\\"}
+    return escapes.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}")
 
 
-def _float(number: float, dtype: DType) -> str:
-    """The fewest digits that give the same number back, of two choices."""
+def _format_float(number: float, dtype: DType) -> str:
+    """Format with the shorter of two precisions if it is exact, else with the longer."""
     is_double = dtype is DType.DOUBLE
     short, long = ("%.15g", "%.17g") if is_double else ("%.6g", "%.9g")
     text = short % number

@@ -37,8 +37,8 @@ def transform_classic(
         check_conversion(model, options.get("checkpoint"), file)
     steps = parse_steps(recipe) if isinstance(recipe, str) else recipe or Recipe(())
     load_options: dict[str, Any] = {name: options[name] for name in LOAD_OPTIONS if name in options}
-    ends = (inputs.split(",") if inputs else [], outputs.split(",") if outputs else [])
-    runner = partial(run_classic, ends=ends)
+    endpoints = [text.split(",") if text else [] for text in (inputs, outputs)]
+    runner = partial(run_classic, endpoints=(endpoints[0], endpoints[1]))
     others = {name: value for name, value in options.items() if name not in LOAD_OPTIONS[:-1]}
     return apply_recipe(as_model(model, **load_options), steps, file, runner, **others)
 
@@ -55,5 +55,7 @@ def parse_steps(text: str) -> Recipe:
         error.message = f"Failed to parse --transform argument, error was {error.message}"
         raise
     if not recipe.steps:
-        raise RecipeError("You must specify at least one transform.", hint="quantkit transforms list shows all")
+        raise RecipeError(
+            "You must specify at least one transform.", hint="run quantkit transforms list to see all names"
+        )
     return recipe

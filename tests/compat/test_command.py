@@ -132,7 +132,7 @@ def test_a_graph_that_nobody_could_load_is_not_written() -> None:
 
 def test_other_formats_are_refused() -> None:
     graph = Graph.of([node("a", "Relu")], dialect="onnx")
-    with pytest.raises(GraphError, match="classic mode rewrites graphs of TensorFlow, and this is one of onnx"):
+    with pytest.raises(GraphError, match="classic mode supports TensorFlow graphs only, not onnx graphs"):
         run_text("remove_device", graph)
 
 

@@ -63,8 +63,8 @@ class ClassicCase:
     def answer(self) -> dict[str, Any]:
         """What classic mode makes of it, described."""
         try:
-            ends = (names_of(self.inputs), names_of(self.outputs))
-            after, _ = run_classic(parse_classic(self.transforms), self.graph, ends)
+            endpoints = (names_of(self.inputs), names_of(self.outputs))
+            after, _ = run_classic(parse_classic(self.transforms), self.graph, endpoints)
         except QuantkitError as error:
             return {"error": error.message}
         return described(graphdef.encode(after))
