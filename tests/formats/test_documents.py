@@ -6,7 +6,7 @@ from quantkit.errors import InputError
 from quantkit.formats.documents import read_json, read_toml
 
 
-def test_documents_are_read(tmp_path: Path) -> None:
+def test_json_and_toml_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text('{"a": [1, 2]}')
     (tmp_path / "one.toml").write_text("a = [1, 2]")
     assert read_json(tmp_path / "one.json", "") == read_toml(tmp_path / "one.toml", "") == {"a": [1, 2]}
@@ -23,15 +23,15 @@ def test_documents_are_read(tmp_path: Path) -> None:
         (read_toml, "\udcff", "is not a TOML file"),
     ],
 )
-def test_what_is_no_document_is_refused_with_a_hint(read: object, text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_document_is_rejected_with_hint(read: object, text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "document"
     path.write_text(text, errors="surrogateescape")
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=message) as error:
         read(path, "write a document")  # type: ignore[operator]
-    assert caught.value.hint == "write a document"
+    assert error.value.hint == "write a document"
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot read .*none\.json: no such file") as caught:
+def test_error_names_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read .*none\.json: no such file") as error:
         read_json(tmp_path / "none.json", "")
-    assert caught.value.hint
+    assert error.value.hint

@@ -1,4 +1,4 @@
-"""Files: what they are, and writing all or nothing."""
+"""Detection of file kinds, and atomic writes."""
 
 import os
 from pathlib import Path
@@ -32,32 +32,34 @@ GRAPH = Graph.of([Node("x", "Placeholder"), constant("w", np.arange(3000, dtype=
         ("nothing.pb", b"\x22\x00", "the graph has no nodes"),
     ],
 )
-def test_what_is_no_graph_is_refused_with_a_sentence(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_file_without_graph_is_rejected_with_reason_and_hint(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=message) as error:
         load(tmp_path / name)
-    assert caught.value.exit_code == 3
-    assert caught.value.hint
+    assert error.value.exit_code == 3
+    assert error.value.hint
 
 
-def test_a_missing_file_has_near_names(tmp_path: Path) -> None:
+def test_error_for_missing_file_suggests_similar_name(tmp_path: Path) -> None:
     save(GRAPH, tmp_path / "inception.pb")
-    with pytest.raises(InputError, match="does not exist") as caught:
+    with pytest.raises(InputError, match="does not exist") as error:
         load(tmp_path / "incepton.pb")
-    assert "inception.pb" in caught.value.hint
+    assert "inception.pb" in error.value.hint
 
 
-def test_truncation_is_named_everywhere_it_may_happen(tmp_path: Path) -> None:
+def test_truncated_file_is_rejected_at_every_length(tmp_path: Path) -> None:
     save(GRAPH, tmp_path / "whole.pb")
     whole = (tmp_path / "whole.pb").read_bytes()
-    cut = tmp_path / "cut.pb"
+    truncated = tmp_path / "cut.pb"
     for length in [1, 2, 5, 40, 200, len(whole) // 2, len(whole) - 1]:
-        cut.write_bytes(whole[:length])
+        truncated.write_bytes(whole[:length])
         with pytest.raises(QuantkitError, match="cut.pb"):
-            load(cut)
+            load(truncated)
 
 
-def test_binary_and_text_hold_the_same(tmp_path: Path) -> None:
+def test_binary_and_text_files_contain_equal_graphs(tmp_path: Path) -> None:
     save(GRAPH, tmp_path / "a.pb")
     save(GRAPH, tmp_path / "b.pbtxt")
     save(GRAPH, tmp_path / "text.pb", as_text=True)
@@ -66,26 +68,26 @@ def test_binary_and_text_hold_the_same(tmp_path: Path) -> None:
     assert kind_of(tmp_path / "text.pb") == "graphdef_text"
 
 
-def test_ends_are_guessed_and_looked_up(tmp_path: Path) -> None:
+def test_inputs_and_outputs_are_inferred_and_checked(tmp_path: Path) -> None:
     save(GRAPH, tmp_path / "g.pb")
     graph = load(tmp_path / "g.pb")
     assert [str(edge) for edge in graph.inputs] == ["x"]
     assert [str(edge) for edge in graph.outputs] == ["y"]
-    with pytest.raises(UsageError, match="output 'softmx'") as caught:
+    with pytest.raises(UsageError, match="output 'softmx'") as error:
         load(tmp_path / "g.pb", outputs=["softmx"])
-    assert caught.value.exit_code == 2
+    assert error.value.exit_code == 2
     with pytest.raises(UsageError, match=r"'y:1' is not in the graph: y \(Relu\) has 1 outputs"):
         load(tmp_path / "g.pb", outputs=["y:1"])
 
 
-def test_overwriting_the_file_that_is_read(tmp_path: Path) -> None:
+def test_loaded_file_can_be_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "g.pb"
     save(GRAPH, path)
     save(load(path), path)
     np.testing.assert_array_equal(load(path)["w"].value.array, np.arange(3000))
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+def test_failed_write_keeps_existing_file(tmp_path: Path) -> None:
     path = tmp_path / "g.pb"
     path.write_bytes(b"precious")
 
@@ -98,7 +100,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["g.pb"]
 
 
-def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupted_write_leaves_no_file(tmp_path: Path) -> None:
     def interrupt(file: object) -> None:
         raise KeyboardInterrupt
 
@@ -107,14 +109,14 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+def test_symlink_is_kept_and_its_target_replaced(tmp_path: Path) -> None:
     (tmp_path / "link.pb").symlink_to(tmp_path / "graph.pb")
     save(GRAPH, tmp_path / "link.pb")
     assert (tmp_path / "link.pb").is_symlink()
     assert load(tmp_path / "graph.pb") == load(tmp_path / "link.pb")
 
 
-def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+def test_named_pipe_is_written_and_kept(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.pb"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -126,8 +128,8 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="this system names no open files")
-def test_the_end_of_a_pipeline_is_written_to() -> None:
+@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="/dev/fd does not exist on this system")
+def test_file_descriptor_is_written() -> None:
     reader, writer = os.pipe()
     try:
         save(GRAPH, Path(f"/dev/fd/{writer}"))
@@ -137,27 +139,29 @@ def test_the_end_of_a_pipeline_is_written_to() -> None:
         os.close(writer)
 
 
-def test_a_folder_that_may_not_be_written_to_is_told_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_without_write_permission_is_reported_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files.os, "access", lambda folder, mode: False)
     with pytest.raises(InputError, match=r"cannot write .*g\.pb: permission denied"):
         files.check_target(tmp_path / "g.pb")
     files.check_target(Path("/dev/null"))
 
 
-def test_a_missing_folder_is_the_command_lines_fault(tmp_path: Path) -> None:
+def test_missing_folder_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a folder"):
         save(GRAPH, tmp_path / "nowhere" / "g.pb")
 
 
 @pytest.mark.parametrize("name", ["g.tflite", "g.keras", "g.h5", "g.onnx", "g.XML"])
-def test_a_frozen_graph_takes_no_name_of_another_format(name: str, tmp_path: Path) -> None:
+def test_frozen_graph_is_not_written_to_suffix_of_other_format(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot write a graph of dialect tensorflow"):
         save(GRAPH, tmp_path / name)
     save(GRAPH, tmp_path / "any.name")
     assert [path.name for path in tmp_path.iterdir()] == ["any.name"]
 
 
-def test_a_file_over_two_gigabytes_is_refused_unread(tmp_path: Path) -> None:
+def test_file_over_two_gigabytes_is_rejected_before_reading(tmp_path: Path) -> None:
     path = tmp_path / "huge.pb"
     with path.open("wb") as file:
         file.write(b"\x0a\x0b\x0a\x01x\x12\x06Custom")

@@ -37,7 +37,7 @@ def library_message(data: bytes) -> object:
     return message_class("FunctionDefLibrary").FromString(data)
 
 
-def test_outputs_are_numbered_as_in_a_graph_and_named_as_in_a_function() -> None:
+def test_edges_are_converted_to_output_names() -> None:
     graph = from_text(TEXT)
     message = message_class("GraphDef").FromString(graphdef.encode(graph))
     halves, helper = message.library.function
@@ -55,14 +55,14 @@ def test_outputs_are_numbered_as_in_a_graph_and_named_as_in_a_function() -> None
     assert to_text(again) == to_text(graph)
 
 
-def test_what_nobody_changed_is_written_as_it_was_read() -> None:
+def test_unchanged_library_is_encoded_byte_for_byte() -> None:
     data = encode_library(from_text(TEXT).library)
     library = decode_library(data)
     assert library["halves"].graph["norm"].inputs[0] == Edge("b")
     assert encode_library(library) == data
 
 
-def test_what_is_not_understood_survives_a_change() -> None:
+def test_unknown_fields_of_changed_function_are_preserved() -> None:
     message = message_class("FunctionDefLibrary")()
     function = message.function.add()
     function.signature.name = "f"
@@ -83,7 +83,7 @@ def test_what_is_not_understood_survives_a_change() -> None:
 
 
 @pytest.mark.parametrize("text", ["b:y:0", "n:z:0", "n:y:1"])
-def test_names_that_lead_nowhere_are_told(text: str) -> None:
+def test_dangling_input_is_rejected(text: str) -> None:
     message = message_class("FunctionDefLibrary")()
     function = message.function.add()
     function.signature.name = "f"
@@ -93,7 +93,7 @@ def test_names_that_lead_nowhere_are_told(text: str) -> None:
         library["f"]
 
 
-def test_a_promise_to_run_what_is_not_there_is_told() -> None:
+def test_missing_control_output_is_rejected() -> None:
     message = message_class("FunctionDefLibrary")()
     function = message.function.add()
     function.signature.name = "f"
@@ -102,7 +102,7 @@ def test_a_promise_to_run_what_is_not_there_is_told() -> None:
         _ = decode_library(message.SerializeToString())["f"]
 
 
-def test_a_node_that_does_not_say_how_many_tensors_it_makes_is_told() -> None:
+def test_invalid_number_of_outputs_is_rejected() -> None:
     message = message_class("FunctionDefLibrary")()
     function = message.function.add()
     function.signature.name = "f"
@@ -116,7 +116,7 @@ def test_a_node_that_does_not_say_how_many_tensors_it_makes_is_told() -> None:
         _ = decode_library(message.SerializeToString())["f"]
 
 
-def test_two_functions_of_one_name_are_refused() -> None:
+def test_duplicate_function_names_are_rejected() -> None:
     message = message_class("FunctionDefLibrary")()
     message.function.add().signature.name = "f"
     message.function.add().signature.name = "f"
@@ -124,24 +124,24 @@ def test_two_functions_of_one_name_are_refused() -> None:
         decode_library(message.SerializeToString())
 
 
-def test_an_unknown_op_is_told() -> None:
-    body = Graph.of([Node("n", "Mine")], [], [Edge("n")])
-    with pytest.raises(GraphError, match="Op type not registered 'Mine'"):
+def test_unknown_op_is_rejected() -> None:
+    body = Graph.of([Node("n", "CustomOp")], [], [Edge("n")])
+    with pytest.raises(GraphError, match="Op type not registered 'CustomOp'"):
         encode_library(Library({"f": Function("f", body, {"out": DType.FLOAT})}))
 
 
-def test_tensorflow_reads_what_we_write_and_we_read_what_it_writes(tmp_path: Path) -> None:
+def test_library_round_trip_through_tensorflow(tmp_path: Path) -> None:
     tf = pytest.importorskip("tensorflow")
 
     @tf.function(input_signature=[tf.TensorSpec([4], tf.float32)])
     def outer(x):  # type: ignore[no-untyped-def]
         @tf.function
         def inner(a):  # type: ignore[no-untyped-def]
-            values, places = tf.math.top_k(a, 2)
-            return values, tf.cast(places, tf.float32)
+            values, indices = tf.math.top_k(a, 2)
+            return values, tf.cast(indices, tf.float32)
 
-        values, places = inner(x)
-        return places - values
+        values, indices = inner(x)
+        return indices - values
 
     written = outer.get_concrete_function().graph.as_graph_def()
     graph = graphdef.decode(written.SerializeToString())
@@ -150,9 +150,9 @@ def test_tensorflow_reads_what_we_write_and_we_read_what_it_writes(tmp_path: Pat
     again = tf.compat.v1.GraphDef.FromString(graphdef.encode(opened))
     x = np.array([3, 1, 4, 1.5], np.float32)
     call = next(node for node in graph.nodes.values() if node.op.endswith("PartitionedCall"))
-    with tf.Graph().as_default() as place:
+    with tf.Graph().as_default() as tf_graph:
         tf.import_graph_def(again, name="")
-        with tf.compat.v1.Session(graph=place) as session:
-            values, places = session.run([f"{call.name}:0", f"{call.name}:1"], {"x:0": x})
+        with tf.compat.v1.Session(graph=tf_graph) as session:
+            values, indices = session.run([f"{call.name}:0", f"{call.name}:1"], {"x:0": x})
     np.testing.assert_array_equal(values, [4, 3])
-    np.testing.assert_array_equal(places, [2, 0])
+    np.testing.assert_array_equal(indices, [2, 0])

@@ -1,4 +1,4 @@
-"""Functions made for several types or numbers of tensors."""
+"""Generic functions, whose types and list lengths depend on the call."""
 
 import numpy as np
 import pytest
@@ -75,9 +75,9 @@ FUNCTIONS = """library {
 
 
 def node(name: str, op: str, *inputs: str, **attrs: str) -> str:
-    read = " ".join(f'input: "{one}"' for one in inputs)
-    held = " ".join(f'attr {{key: "{key}" value {value}}}' for key, value in attrs.items())
-    return f'node {{name: "{name}" op: "{op}" {read} {held}}}\n'
+    input_fields = " ".join(f'input: "{name}"' for name in inputs)
+    attr_fields = " ".join(f'attr {{key: "{key}" value {value}}}' for key, value in attrs.items())
+    return f'node {{name: "{name}" op: "{op}" {input_fields} {attr_fields}}}\n'
 
 
 def graph_of(*nodes: str) -> Graph:
@@ -85,7 +85,7 @@ def graph_of(*nodes: str) -> Graph:
     return graphdef.decode_text("".join((x, *nodes)) + FUNCTIONS).with_endpoints(["x"], None)
 
 
-def test_calls_of_all_kinds_say_what_the_function_is() -> None:
+def test_calls_determine_types_and_list_lengths() -> None:
     graph = graph_of(
         node("i", "Cast", "x", SrcT=FLOAT, DstT=INT32),
         node("a", "twice", "x", T=FLOAT, L="{list {type: DT_FLOAT}}"),
@@ -100,19 +100,19 @@ def test_calls_of_all_kinds_say_what_the_function_is() -> None:
     ).with_endpoints(None, ["y", "z"])
     outcome = inline_functions.outcome(graph)
     assert not outcome.skips
-    made = remove_unused_functions(outcome.graph)
-    assert not made.library
-    assert made["c/s"].attrs["N"] == 3
-    assert made["b/m/s"].attrs["T"] is DType.INT32
-    assert [str(edge) for edge in made["c/m"].inputs] == ["c/s", "a/m/s"]
+    inlined = remove_unused_functions(outcome.graph)
+    assert not inlined.library
+    assert inlined["c/s"].attrs["N"] == 3
+    assert inlined["b/m/s"].attrs["T"] is DType.INT32
+    assert [str(edge) for edge in inlined["c/m"].inputs] == ["c/s", "a/m/s"]
     x = np.float32([1, 2, -3])
-    with open_session(made, "reference") as session:
-        found = session.run({"x": x})
-    np.testing.assert_array_equal(found["y"], x + (6 * x * 4 * x)[2:])
-    np.testing.assert_array_equal(found["z"], (7 * x).astype(np.int32))
+    with open_session(inlined, "reference") as session:
+        outputs = session.run({"x": x})
+    np.testing.assert_array_equal(outputs["y"], x + (6 * x * 4 * x)[2:])
+    np.testing.assert_array_equal(outputs["z"], (7 * x).astype(np.int32))
 
 
-def test_what_a_call_leaves_open_is_told() -> None:
+def test_call_without_attribute_is_skipped() -> None:
     graph = graph_of(node("y", "twice", "x")).with_endpoints(None, ["y"])
     outcome = inline_functions.outcome(graph)
     assert outcome.graph.nodes == graph.nodes
@@ -124,14 +124,14 @@ def test_what_a_call_leaves_open_is_told() -> None:
         graph.library.bound("total", {"T": DType.FLOAT, "N": 1 << 60})
 
 
-def test_what_nobody_calls_stays_as_it_was_written() -> None:
+def test_unused_functions_are_preserved() -> None:
     graph = graph_of(node("y", "Neg", "x", T=FLOAT))
     again = graphdef.decode(graphdef.encode(graph))
     assert again.library == graph.library
     assert to_text(again.with_(library=type(again.library)())) == to_text(Graph.of(graph.nodes.values()))
 
 
-def test_functions_that_take_functions_are_left() -> None:
+def test_functions_with_function_arguments_are_rejected() -> None:
     text = node("y", "Neg", "x", T=FLOAT) + FUNCTIONS.replace(
         '{name: "note" type: "int" default_value {i: 2}}', '{name: "g" type: "func"}'
     )
@@ -140,7 +140,7 @@ def test_functions_that_take_functions_are_left() -> None:
         library.bound("doubled", {"T": DType.FLOAT})
 
 
-def test_one_that_leads_back_to_itself_is_not_written_out() -> None:
+def test_recursive_function_is_not_inlined() -> None:
     text = FUNCTIONS.replace('op: "AddV2" input: "v" input: "v"', 'op: "twice" input: "v"').replace("s:z:0", "s:r:0")
     x = node("x", "Placeholder", dtype=FLOAT)
     graph = graphdef.decode_text(x + node("y", "twice", "x", T=FLOAT) + text).with_endpoints(["x"], ["y"])
@@ -149,7 +149,7 @@ def test_one_that_leads_back_to_itself_is_not_written_out() -> None:
     assert str(outcome.skips[0]) == "y: function 'twice' is recursive"
 
 
-def test_a_list_that_is_read_whole_is_all_its_tensors() -> None:
+def test_list_argument_is_expanded_to_tensors() -> None:
     function = graph_of().library.bound("passed", {"L": (DType.FLOAT, DType.INT32)})
     assert function.graph["s"].inputs == (Edge("v_0"), Edge("v_1"))
     assert function.graph.outputs == (Edge("s"), Edge("s", 1))

@@ -1,4 +1,4 @@
-"""GraphDef <-> Graph: meaning survives, tensors stay lazy, broken files are refused."""
+"""GraphDef <-> Graph: round trips, lazy tensors, rejection of damaged files."""
 
 import os
 
@@ -16,7 +16,7 @@ from quantkit.ir.tensor import DType, Shape, Tensor
 
 
 def rich_graph_bytes() -> bytes:
-    """A GraphDef that uses every kind of attribute, controls, devices, ports, functions and unknown fields."""
+    """Return a GraphDef with every kind of attribute, function and unknown field."""
     message = message_class("GraphDef")()
     message.versions.producer, message.versions.min_consumer = 27, 12
     message.versions.bad_consumers.append(13)
@@ -58,26 +58,26 @@ def canonical(data: bytes) -> bytes:
     return bytes(message_class("GraphDef").FromString(data).SerializeToString(deterministic=True))
 
 
-def test_everything_survives_a_round_trip() -> None:
+def test_round_trip_preserves_all_fields() -> None:
     data = rich_graph_bytes()
     assert canonical(graphdef.encode(graphdef.decode(data))) == data
 
 
-def test_unknown_fields_survive() -> None:
+def test_unknown_fields_are_preserved() -> None:
     unknown_node_field = b"\xfa\x3e\x03abc"  # field 1007
     node = b"\x0a\x01n\x12\x04NoOp" + unknown_node_field
     data = b"\x0a" + bytes([len(node)]) + node + b"\xba\x3e\x02hi"
-    made = graphdef.encode(graphdef.decode(data))
-    assert unknown_node_field in made
-    assert made.endswith(b"\xba\x3e\x02hi")
+    encoded = graphdef.encode(graphdef.decode(data))
+    assert unknown_node_field in encoded
+    assert encoded.endswith(b"\xba\x3e\x02hi")
 
 
-def test_text_form_round_trips() -> None:
+def test_text_round_trip_preserves_all_fields() -> None:
     graph = graphdef.decode(rich_graph_bytes())
     assert canonical(graphdef.encode(graphdef.decode_text(graphdef.encode_text(graph)))) == rich_graph_bytes()
 
 
-def test_values_are_understood() -> None:
+def test_fields_are_decoded() -> None:
     graph = graphdef.decode(rich_graph_bytes())
     node = graph["everything"]
     assert node.inputs == (Edge("x"), Edge("x", 1))
@@ -103,17 +103,17 @@ def test_large_tensors_are_views_of_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", [one for one in DType if one not in (DType.RESOURCE, DType.VARIANT, DType.INT4, DType.UINT4)]
+    "dtype", [dtype for dtype in DType if dtype not in (DType.RESOURCE, DType.VARIANT, DType.INT4, DType.UINT4)]
 )
 @pytest.mark.parametrize("count", [0, 1, 7, 3000])
-def test_tensors_of_every_type_survive(dtype: DType, count: int) -> None:
+def test_tensors_of_all_types_round_trip(dtype: DType, count: int) -> None:
     values = np.array([b"x" * (i % 5) for i in range(count)], object)
     if dtype is not DType.STRING:
         values = (np.arange(count) % 2).astype(dtype.numpy)
     graph = Graph.of([constant("c", Tensor.of(values, dtype))])
-    found = graphdef.decode(graphdef.encode(graph))["c"].value
-    assert (found.dtype, found.shape) == (dtype, (count,))
-    np.testing.assert_array_equal(found.array, values)
+    tensor = graphdef.decode(graphdef.encode(graph))["c"].value
+    assert (tensor.dtype, tensor.shape) == (dtype, (count,))
+    np.testing.assert_array_equal(tensor.array, values)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_tensors_of_every_type_survive(dtype: DType, count: int) -> None:
         ({"dtype": 1}, np.float32([0] * 4)),
     ],
 )
-def test_repeated_fields_stand_for_the_rest(fields: dict[str, object], values: np.ndarray) -> None:
+def test_last_value_fills_the_tensor(fields: dict[str, object], values: np.ndarray) -> None:
     proto = message_class("TensorProto")(**fields)
     proto.tensor_shape.dim.add(size=4)
     message = message_class("GraphDef")()
@@ -141,39 +141,39 @@ def test_repeated_fields_stand_for_the_rest(fields: dict[str, object], values: n
     assert canonical(graphdef.encode(graph)) == data
 
 
-def test_lazy_values_are_computed_while_writing() -> None:
-    asked = []
+def test_lazy_values_are_computed_during_encoding() -> None:
+    calls = []
 
     def load() -> np.ndarray:
-        asked.append(1)
+        calls.append(1)
         return np.ones((300, 300), np.float32)
 
     graph = Graph.of([Node("w", "Const", attrs={"dtype": DType.FLOAT, "value": Tensor(DType.FLOAT, (300, 300), load)})])
-    assert not asked
+    assert not calls
     data = graphdef.encode(graph)
-    assert len(asked) == 1
+    assert len(calls) == 1
     np.testing.assert_array_equal(graphdef.decode(data)["w"].value.array, 1)
 
 
-def test_a_lazy_value_of_another_shape_is_an_error() -> None:
+def test_lazy_value_with_wrong_shape_is_rejected() -> None:
     wrong = Tensor(DType.FLOAT, (300, 300), lambda: np.ones(7, np.float32))
     with pytest.raises(GraphError, match="300x300"):
         graphdef.encode(Graph.of([Node("w", "Const", attrs={"value": wrong})]))
 
 
-def test_more_than_two_gigabytes_are_refused_before_writing() -> None:
-    huge = Tensor(DType.FLOAT, (1 << 15, 1 << 15), lambda: pytest.fail("nothing may be computed"))
+def test_graph_over_two_gigabytes_is_rejected_before_encoding() -> None:
+    huge = Tensor(DType.FLOAT, (1 << 15, 1 << 15), lambda: pytest.fail("no value may be computed"))
     with pytest.raises(GraphError, match="4.29 GB.*largest: w"):
         graphdef.encode(Graph.of([Node("w", "Const", attrs={"value": huge})]))
 
 
-def test_duplicate_names_are_named() -> None:
+def test_duplicate_names_are_rejected() -> None:
     data = graphdef.encode(Graph.of([Node("a", "NoOp")]))
     with pytest.raises(GraphError, match="two nodes are named 'a'"):
         graphdef.decode(data + data)
 
 
-def test_wrong_content_length_is_refused() -> None:
+def test_truncated_tensor_is_rejected() -> None:
     data = graphdef.encode(Graph.of([constant("w", np.zeros(4000, np.float32))]))
     with pytest.raises(QuantkitError):
         graphdef.decode(data[:-5])
@@ -181,8 +181,8 @@ def test_wrong_content_length_is_refused() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_mutated_files_are_refused_or_read(data: st.DataObject) -> None:
-    """No traceback but ours: a file either reads, or is refused with a sentence."""
+def test_mutated_bytes_are_decoded_or_rejected(data: st.DataObject) -> None:
+    """Decode mutated bytes; only QuantkitError with a message is allowed."""
     original = bytearray(MUTATED)
     for _ in range(data.draw(st.integers(1, 4))):
         position = data.draw(st.integers(0, len(original) - 1))
@@ -202,28 +202,28 @@ MUTATED = rich_graph_bytes() + graphdef.encode(Graph.of([constant("w", np.zeros(
 
 
 @pytest.mark.engine
-def test_the_schema_agrees_with_tensorflow() -> None:
+def test_schema_agrees_with_tensorflow() -> None:
     graph_pb2 = pytest.importorskip("tensorflow.core.framework.graph_pb2", reason="pip install tensorflow")
-    seen = set()
+    visited = set()
     stack = [(message_class("GraphDef").DESCRIPTOR, graph_pb2.GraphDef.DESCRIPTOR)]
     while stack:
-        ours, theirs = stack.pop()
-        if ours.full_name in seen:
+        message, expected = stack.pop()
+        if message.full_name in visited:
             continue
-        seen.add(ours.full_name)
-        for field in ours.fields:
-            other = theirs.fields_by_name[field.name]
-            assert (field.number, field.type) == (other.number, other.type), f"{ours.name}.{field.name}"
+        visited.add(message.full_name)
+        for field in message.fields:
+            other = expected.fields_by_name[field.name]
+            assert (field.number, field.type) == (other.number, other.type), f"{message.name}.{field.name}"
             if field.message_type:
                 stack.append((field.message_type, other.message_type))
             elif field.enum_type:
                 for value in field.enum_type.values:
-                    known = other.enum_type.values_by_name.get(value.name)
-                    assert known is None or known.number == value.number, value.name
-    assert len(seen) > 20
+                    expected_value = other.enum_type.values_by_name.get(value.name)
+                    assert expected_value is None or expected_value.number == value.number, value.name
+    assert len(visited) > 20
 
 
-def test_reading_loads_no_tensorflow() -> None:
+def test_formats_do_not_import_tensorflow() -> None:
     assert (
         os.system(f'"{os.sys.executable}" -c "import quantkit.formats, sys; sys.exit(\'tensorflow\' in sys.modules)"')
         == 0

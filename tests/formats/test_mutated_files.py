@@ -1,7 +1,7 @@
-"""Ten thousand broken files of every kind that is read: an answer or a sentence, soon, and in little memory.
+"""Ten thousand mutated files of all formats: read or rejected with a message, within limits of time and memory.
 
-They are the same in every run; ``QUANTKIT_MUTATED_FILES_SEED=1 pytest tests/formats/test_mutated_files.py`` takes
-others.
+Every run uses the same files; ``QUANTKIT_MUTATED_FILES_SEED=1 pytest tests/formats/test_mutated_files.py`` uses
+other files.
 """
 
 import os
@@ -17,7 +17,7 @@ from types import FrameType
 import numpy as np
 import pytest
 from conformance_cases import CASES
-from mutations import BINARY, TEXT, Mutation, mutated
+from mutations import BINARY, TEXT, Mutation, mutate_files
 
 from quantkit.convert import convert
 from quantkit.errors import QuantkitError
@@ -37,15 +37,15 @@ from quantkit.zoo.cards import model_files, read_card
 
 COUNT = 10_000
 SEED = int(os.environ.get("QUANTKIT_MUTATED_FILES_SEED", "0"))
-# No file here takes a tenth of this to read; one that takes longer hangs.
-MOST_SECONDS = 10.0
-# What the objects of the smallest graph take, and a stack of Python frames as deep as it may get.
-FLOOR_BYTES = 4 << 20
-MOST_TIMES = 4
+# Limit of the time to read a file, ten times the usual maximum.
+MAX_SECONDS = 10.0
+# Memory of the objects of a small graph and of a deep stack of Python frames.
+BASE_BYTES = 4 << 20
+MAX_RATIO = 4
 
 
 def looping_graph() -> Graph:
-    """A graph with a function library, lists of all kinds, and a weight that stays in the file."""
+    """Return a graph with a function library, lists of all types, and a large lazy weight."""
     body = Graph.of(
         [
             Node("n", "_Arg", attrs={"T": DType.INT32, "index": 0}),
@@ -76,7 +76,7 @@ def graphs() -> tuple[Graph, ...]:
 
 
 def walk(graph: Graph) -> None:
-    """Look at all that a command looks at first: nodes, functions, small values, order, faults."""
+    """Read the parts of a graph that commands use: nodes, functions, small values, order, invalid nodes."""
     with suppress(QuantkitError):
         verify(graph)
     find_invalid_node(graph)
@@ -95,8 +95,8 @@ def read_model(path: Path) -> None:
 
 
 def read_saved_model(path: Path) -> None:
-    for one in meta_graphs(path.parent):
-        walk(one.read())
+    for meta_graph in meta_graphs(path.parent):
+        walk(meta_graph.read())
 
 
 def read_records(path: Path) -> None:
@@ -115,20 +115,20 @@ def read_model_card(path: Path) -> None:
 
 
 def saved_models(folder: Path) -> list[bytes]:
-    made = []
+    encoded = []
     for number, graph in enumerate(graphs()):
         with suppress(QuantkitError):
             save_saved_model(graph, folder / str(number))
-            made.append((folder / str(number) / "saved_model.pb").read_bytes())
-    return made
+            encoded.append((folder / str(number) / "saved_model.pb").read_bytes())
+    return encoded
 
 
 def onnx_models(folder: Path) -> list[bytes]:
-    made = []
+    encoded = []
     for graph in graphs():
         with suppress(QuantkitError):
-            made.append(onnx.encode(convert(graph)))
-    return made
+            encoded.append(onnx.encode(convert(graph)))
+    return encoded
 
 
 def _field(number: int, data: bytes) -> bytes:
@@ -139,15 +139,15 @@ def records(folder: Path) -> list[bytes]:
     values = _field(2, _field(1, _field(1, b"0123456789abc")))
     example = _field(1, _field(1, _field(1, b"image") + values))
     length = len(example).to_bytes(8, "little")
-    checksums = [tfrecord.masked_checksum(one).to_bytes(4, "little") for one in (length, example)]
+    checksums = [tfrecord.masked_checksum(part).to_bytes(4, "little") for part in (length, example)]
     return [(length + checksums[0] + example + checksums[1]) * 5]
 
 
 def ranges(folder: Path) -> list[bytes]:
     graph = CASES["convolution"].graph
     plan = annotate(graph)
-    found = Ranges({str(edge): (-1.5, 2.0) for edge in plan.edges})
-    return [found.text.encode()]
+    calibrated = Ranges({str(edge): (-1.5, 2.0) for edge in plan.edges})
+    return [calibrated.text.encode()]
 
 
 def recipes(folder: Path) -> list[bytes]:
@@ -160,19 +160,27 @@ def recipes(folder: Path) -> list[bytes]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file: how it is function_names, read and made, and its share of all files."""
+    """Kind of file.
+
+    Attributes:
+        file: file name.
+        read: function that reads a file.
+        make: function that returns the contents of valid files; its argument is a temporary folder.
+        mutations: mutations to choose from.
+        fraction: fraction of all mutated files.
+    """
 
     file: str
     read: Callable[[Path], object]
-    good: Callable[[Path], Sequence[bytes]]
+    make: Callable[[Path], Sequence[bytes]]
     mutations: Sequence[Mutation]
-    share: float
+    fraction: float
 
 
 KINDS = {
     "graphdef": Kind("g.pb", read_model, lambda folder: [*map(graphdef.encode, graphs())], BINARY, 0.4),
     "pbtxt": Kind(
-        "g.pbtxt", read_model, lambda folder: [graphdef.encode_text(one).encode() for one in graphs()], TEXT, 0.15
+        "g.pbtxt", read_model, lambda folder: [graphdef.encode_text(graph).encode() for graph in graphs()], TEXT, 0.15
     ),
     "onnx": Kind("g.onnx", read_model, onnx_models, BINARY, 0.2),
     "saved_model": Kind("saved_model.pb", read_saved_model, saved_models, BINARY, 0.1),
@@ -204,54 +212,56 @@ def alarm(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_shares_are_of_all() -> None:
-    assert sum(kind.share for kind in KINDS.values()) == pytest.approx(1)
+def test_fractions_sum_to_one() -> None:
+    assert sum(kind.fraction for kind in KINDS.values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_broken_file_is_read_or_refused(name: str, tmp_path: Path) -> None:
+def test_mutated_file_is_read_or_rejected(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
-    good = kind.good(tmp_path)
+    valid_files = kind.make(tmp_path)
     path = tmp_path / kind.file
-    path.write_bytes(good[0])
-    kind.read(path)  # what is imported, and kept for ever, is no file's fault
+    path.write_bytes(valid_files[0])
+    kind.read(path)  # imports and caches do not count
     tracemalloc.start()
     try:
-        for number, data in enumerate(mutated(good, kind.mutations, round(kind.share * COUNT), SEED)):
+        for number, data in enumerate(mutate_files(valid_files, kind.mutations, round(kind.fraction * COUNT), SEED)):
             path.write_bytes(data)
             _check(kind, path, len(data), f"file {number} of seed {SEED}")
     finally:
         tracemalloc.stop()
 
 
-def _check(kind: Kind, path: Path, num_bytes: int, which: str) -> None:
+def _check(kind: Kind, path: Path, num_bytes: int, label: str) -> None:
     tracemalloc.reset_peak()
     before, _ = tracemalloc.get_traced_memory()
     try:
-        with alarm(MOST_SECONDS):
+        with alarm(MAX_SECONDS):
             kind.read(path)
     except QuantkitError:
         pass
     except Exception as error:
-        raise AssertionError(f"{which}: {type(error).__name__}: {str(error)[:300]}") from error
-    taken = tracemalloc.get_traced_memory()[1] - before
-    assert taken <= FLOOR_BYTES + MOST_TIMES * num_bytes, f"{which}: {taken:,} bytes for a file of {num_bytes:,}"
+        raise AssertionError(f"{label}: {type(error).__name__}: {str(error)[:300]}") from error
+    used_bytes = tracemalloc.get_traced_memory()[1] - before
+    assert used_bytes <= BASE_BYTES + MAX_RATIO * num_bytes, (
+        f"{label}: {used_bytes:,} bytes for a file of {num_bytes:,}"
+    )
 
 
-def test_a_large_broken_file_takes_no_more_than_four_times_its_size(tmp_path: Path) -> None:
-    """Without a floor: weights stay in the file, broken or not."""
+def test_large_mutated_file_uses_at_most_four_times_its_size(tmp_path: Path) -> None:
+    """Check without the base amount: weights stay in the file."""
     weights = constant("w", np.zeros((1024, 1024), np.float32))
     x = Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 1024))})
     graph = Graph.of([x, weights, Node("y", "MatMul", (Edge("x"), Edge("w")), attrs={"T": DType.FLOAT})], ["x"], ["y"])
     path = tmp_path / "g.pb"
     tracemalloc.start()
     try:
-        for data in mutated([graphdef.encode(graph)], BINARY, 40, SEED):
+        for data in mutate_files([graphdef.encode(graph)], BINARY, 40, SEED):
             path.write_bytes(data)
             tracemalloc.reset_peak()
             before, _ = tracemalloc.get_traced_memory()
             with suppress(QuantkitError):
                 read_model(path)
-            assert tracemalloc.get_traced_memory()[1] - before <= MOST_TIMES * max(len(data), 1 << 16)
+            assert tracemalloc.get_traced_memory()[1] - before <= MAX_RATIO * max(len(data), 1 << 16)
     finally:
         tracemalloc.stop()

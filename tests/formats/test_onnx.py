@@ -1,4 +1,4 @@
-"""ONNX <-> Graph: meaning survives, tensors stay lazy, broken files are refused."""
+"""ONNX <-> Graph: round trips, lazy tensors, rejection of damaged files."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def add_node(graph: Any, op: str, inputs: list[str], outputs: list[str], **field
 
 
 def rich_model() -> Any:
-    """A model with every kind of attribute, subgraphs, left-out values, other domains and unknown fields."""
+    """Return a model with every kind of attribute, subgraphs, absent values, custom domains and unknown fields."""
     message = message_class("ModelProto")(ir_version=8, producer_name="somebody", doc_string="a model")
     message.opset_import.add(domain="", version=17)
     message.opset_import.add(domain="com.microsoft", version=1)
@@ -73,12 +73,12 @@ def rich_model() -> Any:
 
 
 def canonical(data: bytes) -> Any:
-    """The message, without what two writers may say in two ways."""
+    """Return the message without fields that have several equivalent encodings."""
     message = message_class("ModelProto").FromString(data)
     for node in message.graph.node:
         if not node.domain:
             node.ClearField("domain")
-        node.attribute.sort(key=lambda one: one.name)
+        node.attribute.sort(key=lambda attribute: attribute.name)
     for tensor in message.graph.initializer:
         tensor.ClearField("int64_data")
         tensor.ClearField("raw_data")
@@ -90,15 +90,15 @@ def canonical(data: bytes) -> Any:
     return message
 
 
-def test_everything_survives_a_round_trip() -> None:
+def test_round_trip_preserves_all_fields() -> None:
     data = rich_model().SerializeToString(deterministic=True)
     graph = onnx.decode(data)
-    made = onnx.encode(graph)
-    assert canonical(made) == canonical(data)
-    assert onnx.decode(made) == graph
+    encoded = onnx.encode(graph)
+    assert canonical(encoded) == canonical(data)
+    assert onnx.decode(encoded) == graph
 
 
-def test_unknown_fields_survive() -> None:
+def test_unknown_fields_are_preserved() -> None:
     model = rich_model()
     unknown = b"\xfa\x3e\x03abc"  # field 1007
     data = model.SerializeToString(deterministic=True) + unknown
@@ -108,7 +108,7 @@ def test_unknown_fields_survive() -> None:
     assert onnx.encode(onnx.decode(model.SerializeToString())).count(unknown) == 1
 
 
-def test_names_of_values_are_edges() -> None:
+def test_value_names_become_edges() -> None:
     graph = onnx.decode(rich_model().SerializeToString())
     assert graph.inputs == (Edge("x"), Edge("flag"))
     assert graph.outputs == (Edge("parts", 1), Edge("resized"))
@@ -121,7 +121,7 @@ def test_names_of_values_are_edges() -> None:
     assert onnx.edge_of(graph, "elsewhere:1") == Edge("elsewhere", 1)
 
 
-def test_values_are_understood() -> None:
+def test_fields_are_decoded() -> None:
     graph = onnx.decode(rich_model().SerializeToString())
     custom = graph["custom"]
     assert custom.op == "com.microsoft.Custom"
@@ -148,14 +148,14 @@ def test_large_tensors_are_views_of_the_file() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
 @pytest.mark.parametrize("count", [0, 1, 7, 3000])
-def test_tensors_of_every_type_survive(dtype: DType, count: int) -> None:
+def test_tensors_of_all_types_round_trip(dtype: DType, count: int) -> None:
     values = np.array([b"x" * (i % 5) for i in range(count)], object)
     if dtype is not DType.STRING:
         values = (np.arange(count) % 2).astype(dtype.numpy)
     graph = Graph.of([Node("c", "Constant", attrs={"value": Tensor.of(values, dtype)})], dialect="onnx")
-    found = onnx.decode(onnx.encode(graph))["c"].value
-    assert (found.dtype, found.shape) == (dtype, (count,))
-    np.testing.assert_array_equal(found.array, values)
+    tensor = onnx.decode(onnx.encode(graph))["c"].value
+    assert (tensor.dtype, tensor.shape) == (dtype, (count,))
+    np.testing.assert_array_equal(tensor.array, values)
 
 
 @pytest.mark.parametrize(
@@ -171,13 +171,13 @@ def test_tensors_of_every_type_survive(dtype: DType, count: int) -> None:
         ({"data_type": 11, "double_data": [0.1, 1]}, np.float64([0.1, 1])),
     ],
 )
-def test_typed_fields_are_read(fields: dict[str, Any], values: np.ndarray) -> None:
+def test_typed_fields_are_decoded(fields: dict[str, Any], values: np.ndarray) -> None:
     message = message_class("ModelProto")()
     message.graph.initializer.add(name="c", dims=[2], **fields)
     np.testing.assert_array_equal(onnx.decode(message.SerializeToString())["c"].value.array, values)
 
 
-def test_types_that_quantkit_has_not_are_carried() -> None:
+def test_unsupported_types_are_preserved() -> None:
     message = message_class("ModelProto")()
     message.graph.initializer.add(name="c", dims=[3], data_type=22, raw_data=b"\x12\x03")
     graph = onnx.decode(message.SerializeToString())
@@ -210,29 +210,29 @@ def test_external_data_in_the_model_folder(tmp_path: Path) -> None:
             load(tmp_path / "m.onnx")
 
 
-def test_nodes_out_of_order_are_put_in_order() -> None:
+def test_nodes_are_written_in_topological_order() -> None:
     nodes = [Node("z", "Neg", (Edge("y"),)), Node("y", "Relu", (Edge("x"),)), Node("x", "Placeholder")]
-    made = onnx.encode(Graph.of(nodes, ["x"], ["z"], dialect="onnx"))
-    assert [node.op_type for node in message_class("ModelProto").FromString(made).graph.node] == ["Relu", "Neg"]
+    encoded = onnx.encode(Graph.of(nodes, ["x"], ["z"], dialect="onnx"))
+    assert [node.op_type for node in message_class("ModelProto").FromString(encoded).graph.node] == ["Relu", "Neg"]
 
 
-def test_a_renamed_input_keeps_its_named_dimensions_unless_its_shape_changed() -> None:
+def test_input_keeps_named_dimensions_unless_its_shape_changes() -> None:
     graph = onnx.decode(rich_model().SerializeToString())
 
     def dims(shape: Shape) -> list[Any]:
         changed = graph.with_nodes([graph["x"].with_attrs(shape=shape), *list(graph.nodes.values())[1:]])
-        (found, _) = message_class("ModelProto").FromString(onnx.encode(changed)).graph.input
-        return [one.dim_param or one.dim_value for one in found.type.tensor_type.shape.dim]
+        (value_info, _) = message_class("ModelProto").FromString(onnx.encode(changed)).graph.input
+        return [dim.dim_param or dim.dim_value for dim in value_info.type.tensor_type.shape.dim]
 
     assert dims(Shape((None, 4))) == ["n", 4]
     assert dims(Shape((8, 4))) == [8, 4]
 
 
-def test_files_are_saved_and_loaded_by_their_ending(tmp_path: Path) -> None:
+def test_file_suffix_determines_the_format(tmp_path: Path) -> None:
     graph = onnx.decode(rich_model().SerializeToString())
     save(graph, tmp_path / "m.onnx")
-    found = load(tmp_path / "m.onnx")
-    assert found == graph
+    loaded = load(tmp_path / "m.onnx")
+    assert loaded == graph
     assert load(tmp_path / "m.onnx", outputs=["third"]).outputs == (Edge("parts", 2),)
     with pytest.raises(UsageError, match="dialect onnx"):
         save(graph, tmp_path / "m.pb")
@@ -244,8 +244,8 @@ def test_files_are_saved_and_loaded_by_their_ending(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda graph: graph.node[0].output.__setitem__(0, "x"), "two values are named 'x'"),
-        (lambda graph: graph.node[0].input.__setitem__(0, "nothing"), "'relu' .* has 'nothing'"),
-        (lambda graph: graph.output.add(name="nothing"), "the list of outputs has 'nothing'"),
+        (lambda graph: graph.node[0].input.__setitem__(0, "missing"), "'relu' .* has 'missing'"),
+        (lambda graph: graph.output.add(name="missing"), "the list of outputs has 'missing'"),
         (lambda graph: graph.node[0].ClearField("output"), "'Relu_0' .* no output"),
         (lambda graph: setattr(graph.node[0], "op_type", ""), "has the invalid op type"),
         (lambda graph: graph.initializer[0].dims.append(3), "sizes.* has 2 values"),
@@ -253,19 +253,19 @@ def test_files_are_saved_and_loaded_by_their_ending(tmp_path: Path) -> None:
         (lambda graph: graph.initializer.add(name="r", dims=[-1], data_type=1), "the invalid shape"),
     ],
 )
-def test_wrong_models_are_refused_with_a_sentence(change: Any, message: str) -> None:
+def test_invalid_model_is_rejected_with_reason(change: Any, message: str) -> None:
     model = rich_model()
     change(model.graph)
     with pytest.raises(InputError, match=message):
         onnx.decode(model.SerializeToString())
 
 
-def test_a_model_without_a_graph_is_refused() -> None:
+def test_model_without_graph_is_rejected() -> None:
     with pytest.raises(InputError, match="has no graph"):
         onnx.decode(b"\x08\x07")
 
 
-def test_two_values_of_one_name_are_not_written() -> None:
+def test_duplicate_value_names_are_rejected() -> None:
     nodes = [Node("x", "Placeholder"), Node("s", "Split", (Edge("x"),)), Node("s:1", "Neg", (Edge("s", 1),))]
     with pytest.raises(GraphError, match="'s:1'"):
         onnx.encode(Graph.of(nodes, ["x"], ["s:1"], dialect="onnx"))
@@ -273,18 +273,18 @@ def test_two_values_of_one_name_are_not_written() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2000), st.integers(0, 255), st.booleans())
-def test_mutated_bytes_are_read_or_refused(place: int, byte: int, is_cut: bool) -> None:
+def test_mutated_bytes_are_decoded_or_rejected(position: int, byte: int, is_truncated: bool) -> None:
     data = bytearray(rich_model().SerializeToString(deterministic=True))
-    place %= len(data)
-    data[place] = byte
+    position %= len(data)
+    data[position] = byte
     try:
-        onnx.encode(onnx.decode(bytes(data[:place] if is_cut else data)))
+        onnx.encode(onnx.decode(bytes(data[:position] if is_truncated else data)))
     except QuantkitError as error:
         assert error.message  # noqa: PT017
 
 
 @pytest.mark.engine
-def test_onnx_itself_accepts_what_is_written() -> None:
+def test_onnx_checker_accepts_encoded_models() -> None:
     checker = pytest.importorskip("onnx", reason="pip install onnx")
     helper = checker.helper
     x = helper.make_tensor_value_info("x", 1, ["n", 2])
@@ -295,7 +295,7 @@ def test_onnx_itself_accepts_what_is_written() -> None:
     checker.checker.check_model(again, full_check=True)
     assert again.graph.input == model.graph.input
 
-    made = Graph.of(
+    graph = Graph.of(
         [
             Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 2))}),
             Node("w", "Constant", attrs={"value": Tensor.of(np.ones((2, 2), np.float32))}),
@@ -306,4 +306,4 @@ def test_onnx_itself_accepts_what_is_written() -> None:
         dialect="onnx",
         extra=onnx.header({"y": (DType.FLOAT, Shape((None, 2)))}),
     )
-    checker.checker.check_model(checker.load_from_string(onnx.encode(made)), full_check=True)
+    checker.checker.check_model(checker.load_from_string(onnx.encode(graph)), full_check=True)

@@ -1,4 +1,4 @@
-"""TFRecord files: written by hand here, and by TensorFlow."""
+"""TFRecord files of a test writer and of TensorFlow."""
 
 import struct
 from pathlib import Path
@@ -14,7 +14,7 @@ from quantkit.formats.tfrecord import crc32c, is_tfrecord, masked_checksum, pars
 
 
 @given(st.binary(max_size=300))
-def test_the_checksum_is_that_of_one_bit_after_another(data: bytes) -> None:
+def test_checksum_equals_bitwise_computation(data: bytes) -> None:
     register = 0xFFFFFFFF
     for byte in data:
         register ^= byte
@@ -24,22 +24,22 @@ def test_the_checksum_is_that_of_one_bit_after_another(data: bytes) -> None:
 
 
 def test_known_checksums() -> None:
-    """Those of RFC 3720, B.4."""
+    """Compare with the values of RFC 3720, B.4."""
     assert crc32c(b"") == 0
     assert crc32c(bytes(32)) == 0x8A9136AA
     assert crc32c(b"\xff" * 32) == 0x62A8AB43
     assert crc32c(bytes(range(32))) == 0x46DD794E
 
 
-def test_records_are_found_and_read(tmp_path: Path) -> None:
+def test_records_are_read(tmp_path: Path) -> None:
     path = write_records(tmp_path / "train-00000-of-00001", [b"first", b"", b"third" * 1000])
     assert is_tfrecord(path)
     offsets = record_offsets(path)
     assert [read_record(path, offset) for offset in offsets] == [b"first", b"", b"third" * 1000]
 
 
-def test_what_is_no_record_file_is_not_taken_for_one(tmp_path: Path) -> None:
-    (tmp_path / "list.txt").write_text("pictures/a.png 7\n")
+def test_other_files_are_not_tfrecord_files(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("images/a.png 7\n")
     (tmp_path / "short").write_bytes(b"\x00")
     assert not is_tfrecord(tmp_path / "list.txt")
     assert not is_tfrecord(tmp_path / "short")
@@ -55,14 +55,14 @@ def test_what_is_no_record_file_is_not_taken_for_one(tmp_path: Path) -> None:
         (lambda data: b"", "empty"),
     ],
 )
-def test_damage_is_named(tmp_path: Path, change: "object", message: str) -> None:
+def test_damaged_file_is_rejected_with_reason(tmp_path: Path, change: "object", message: str) -> None:
     path = write_records(tmp_path / "a.tfrecord", [b"first record", b"second record"])
     path.write_bytes(change(path.read_bytes()))  # type: ignore[operator]
     with pytest.raises(InputError, match=message):
         record_offsets(path)
 
 
-def test_a_changed_byte_of_a_record_is_named(tmp_path: Path) -> None:
+def test_damaged_record_is_rejected_with_its_offset(tmp_path: Path) -> None:
     path = write_records(tmp_path / "a.tfrecord", [b"first record", b"second record"])
     data = bytearray(path.read_bytes())
     data[-6] ^= 1
@@ -73,7 +73,7 @@ def test_a_changed_byte_of_a_record_is_named(tmp_path: Path) -> None:
         read_record(path, second)
 
 
-def test_an_example_is_read(tmp_path: Path) -> None:
+def test_example_is_parsed(tmp_path: Path) -> None:
     features = parse_example(example(name=[b"x", b"y"], sizes=np.int64([3, -1]), values=np.float32([0.5, 2])), "one")
     assert features["name"] == [b"x", b"y"]
     assert np.asarray(features["sizes"]).tolist() == [3, -1]
@@ -83,7 +83,7 @@ def test_an_example_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-def test_tensorflow_writes_the_same(tmp_path: Path) -> None:
+def test_tensorflow_writes_equal_files(tmp_path: Path) -> None:
     tf = pytest.importorskip("tensorflow")
     written = tf.train.Example(
         features=tf.train.Features(
@@ -104,7 +104,7 @@ def test_tensorflow_writes_the_same(tmp_path: Path) -> None:
     assert np.asarray(features["values"]).tolist() == [0.25, -1]
 
 
-def test_a_checksum_is_masked() -> None:
+def test_checksum_is_masked() -> None:
     length = struct.pack("<Q", 5)
     rotated = ((crc32c(length) >> 15) | (crc32c(length) << 17)) & 0xFFFFFFFF
     assert masked_checksum(length) == (rotated + 0xA282EAD8) & 0xFFFFFFFF
