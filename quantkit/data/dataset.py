@@ -162,21 +162,24 @@ class FileDataset(Dataset):
                 yield sample
                 continue
             features = sample.read_features()
-            arrays = feature_arrays(features) if self.holds_arrays else None
+            arrays = feature_arrays(features, sample.name) if self.holds_arrays else None
             if arrays is not None and {name: array.shape for name, array in arrays.items()} != shapes:
                 raise InputError(
                     f"record {sample.name} of {self.source} has other arrays than the first record: "
                     f"{_shapes_text(arrays)}, not {_shapes_text(self.example())}",
                     hint="pad or cut the arrays to one size when writing them",
                 )
-            yield replace(sample, label=record_label(features), arrays=arrays)
+            yield replace(sample, label=record_label(features, sample.name), arrays=arrays)
 
     def example(self, rank: int | None = None) -> Mapping[str, Array]:
         return self._first_arrays
 
     @cached_property
     def _first_arrays(self) -> Mapping[str, Array]:
-        return feature_arrays(self.samples[0].read_features()) if self.holds_arrays else {}
+        if not self.holds_arrays:
+            return {}
+        first = self.samples[0]
+        return feature_arrays(first.read_features(), first.name)
 
     def subset(self, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Self:
         samples = list(self.samples)
@@ -211,10 +214,14 @@ class ArrayDataset(Dataset):
             source: description of the source, for messages.
 
         Raises:
-            InputError: there is no row, or the numbers of rows differ.
+            InputError: an array does not hold numbers or text, labels are not UTF-8, there is no
+                row, or the numbers of rows differ.
         """
-        values_by_name = dict(arrays) if isinstance(arrays, Mapping) else {"": arrays}
-        texts = None if labels is None else label_texts(np.asarray(labels))
+        values_by_name = {
+            name: _check_values(array, f"the array {name!r} of {source}" if name else source)
+            for name, array in (arrays if isinstance(arrays, Mapping) else {"": arrays}).items()
+        }
+        texts = None if labels is None else label_texts(np.asarray(labels), source)
         counts = {len(array) if array.ndim else 0 for array in values_by_name.values()} | (
             {len(texts)} if texts else set()
         )
@@ -326,36 +333,73 @@ def encoded_image(features: Features) -> bytes | None:
     return values[0] if isinstance(values, list) and values else None
 
 
-def feature_arrays(features: Features) -> dict[str, Array]:
-    """Return the features of real numbers, each in the shape of its ``KEY/shape``, if any."""
+def feature_arrays(features: Features, name: str) -> dict[str, Array]:
+    """Return the features of real numbers, each in the shape of its ``KEY/shape``, if any.
+
+    Args:
+        features: features of a record.
+        name: name of the record, for messages.
+
+    Raises:
+        InputError: a feature does not have the shape of its ``KEY/shape``.
+    """
     arrays = {}
     for key, value in features.items():
         if not isinstance(value, list) and value.dtype == np.float32:
             shape = features.get(f"{key}/shape")
-            arrays[key] = value if shape is None else value.reshape([int(size) for size in shape])
+            try:
+                arrays[key] = value if shape is None else value.reshape([int(size) for size in shape])
+            except (ValueError, OverflowError):
+                raise InputError(
+                    f"record {name}: the {value.size} values of {key!r} do not fit its shape {list(shape or ())}",
+                    hint="write the shape of each array with the array",
+                ) from None
     return arrays
 
 
-def record_label(features: Features) -> str:
-    """Return the label of an example; empty if the example has no label."""
+def record_label(features: Features, name: str) -> str:
+    """Return the label of an example; empty if the example has no label.
+
+    Raises:
+        InputError: the label is not UTF-8.
+    """
     values = next((features[key] for key in LABEL_FEATURES if key in features and len(features[key])), None)
-    return "" if values is None else label_text(values[0])
+    return "" if values is None else label_text(values[0], f"record {name}")
 
 
-def label_text(label: Any) -> str:
-    """Return a label as text: decoded bytes, or the digits of a number."""
-    return label.decode() if isinstance(label, bytes) else str(label)
+def label_text(label: Any, source: str) -> str:
+    """Return a label as text: decoded bytes, or the digits of a number.
+
+    Raises:
+        InputError: the label is bytes that are not UTF-8.
+    """
+    try:
+        return label.decode() if isinstance(label, bytes) else str(label)
+    except UnicodeDecodeError:
+        raise InputError(f"{source}: the label {bytes(label)!r} is not UTF-8", hint="write labels in UTF-8") from None
 
 
-def label_texts(labels: Array) -> list[str]:
+def label_texts(labels: Array, source: str) -> list[str]:
     """Return the labels of several rows as texts.
 
     Args:
-        labels: (n,) class numbers or names, or (n, k) one-hot rows.
+        labels: (n,) class numbers or names, or (n, k) one-hot rows; of other values, for example
+            masks (n, h, w), the texts are empty.
+        source: description of the data, for messages.
+
+    Raises:
+        InputError: the labels are a single value or empty, or are not UTF-8.
     """
+    if labels.ndim == 0 or 0 in labels.shape:
+        raise InputError(
+            f"the labels of {source} have the shape {_shape_text(labels)}",
+            hint="labels are (n,) class numbers or names, or (n, k) one-hot rows",
+        )
+    if labels.ndim > 2:
+        return [""] * len(labels)
     if labels.ndim == 2:
         labels = labels[:, 0] if labels.shape[1] == 1 else labels.argmax(axis=1)
-    return [label_text(label) for label in labels]
+    return [label_text(label, source) for label in labels]
 
 
 def split_labels(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], Array | None]:
@@ -377,9 +421,27 @@ def to_array(value: Any) -> Array:
     for method in ("detach", "cpu"):  # PyTorch
         value = getattr(value, method)() if hasattr(value, method) else value
     array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
-    if array.dtype.kind not in "biufcSU" and array.dtype.name != "bfloat16":
+    if not _holds_values(array):
         raise UsageError(f"a {type(value).__name__} is not an array", hint="give arrays of numbers")
     return array
+
+
+def _holds_values(array: Array) -> bool:
+    """Return True if the elements of an array are numbers or texts."""
+    return array.dtype.kind in "biufcSU" or array.dtype.name == "bfloat16"
+
+
+def _check_values(array: Array, name: str) -> Array:
+    """Return an array of numbers or texts, in the byte order of this machine.
+
+    Raises:
+        InputError: the elements of the array are something else, for example records or dates.
+    """
+    if not _holds_values(array):
+        raise InputError(
+            f"{name} holds {array.dtype.name} elements, which are not numbers", hint="write arrays of numbers"
+        )
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _rows_of(element: Any, rank: int | None, source: str) -> Iterator[tuple[dict[str, Array], str]]:
@@ -400,7 +462,7 @@ def _rows_of(element: Any, rank: int | None, source: str) -> Iterator[tuple[dict
     first = next(iter(arrays.values()), None)
     has_one_label = labels is not None and labels.ndim == 0
     if has_one_label or (first is not None and first.ndim in (0, -1 if rank is None else rank - 1)):
-        yield arrays, "" if labels is None else label_texts(labels[None])[0]
+        yield arrays, "" if labels is None else label_texts(labels[None], source)[0]
         return
     batch = ArrayDataset.of(arrays, labels, f"an element of {source}")
     for sample in batch.read():
@@ -419,7 +481,11 @@ def _slice(ordered: Sequence[Any], limit: int | None, skip: int, source: str) ->
 
 
 def _shapes_text(arrays: Mapping[str, Array]) -> str:
-    return ", ".join(f"{name} {'x'.join(map(str, array.shape))}" for name, array in arrays.items())
+    return ", ".join(f"{name} {_shape_text(array)}" for name, array in arrays.items())
+
+
+def _shape_text(array: Array) -> str:
+    return "x".join(map(str, array.shape)) or "()"
 
 
 def _empty_error(source: str, size: int | None = None) -> UsageError:

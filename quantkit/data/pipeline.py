@@ -42,11 +42,13 @@ class InputPipeline:
         inputs: inputs of the session; a single one if it takes images.
         preprocessing: preprocessing of images; None if arrays are fed unchanged.
         is_assumed: True if pixels are normalized with the defaults, because the model is not basis.
+        source: description of the data, for messages.
     """
 
     inputs: tuple[TensorInfo, ...]
     preprocessing: Preprocessing | None
     is_assumed: bool = False
+    source: str = "the data"
 
     @classmethod
     def of(
@@ -76,7 +78,7 @@ class InputPipeline:
                     f"{dataset.source} holds {count} ({', '.join(arrays)}), and none for the input {missing[0]!r}",
                     hint="give an array for each input, by input name (.npz, or a dict)",
                 )
-            return cls(tuple(inputs), None)
+            return cls(tuple(inputs), None, source=dataset.source)
         if len(inputs) != 1:
             raise UsageError(
                 f"the model has {len(inputs)} inputs ({', '.join(info.name for info in inputs)}), "
@@ -84,11 +86,11 @@ class InputPipeline:
                 hint="give an array for each input (.npz, or a dict), or name one input with --input-layer",
             )
         if any(not _is_image(array, inputs[0]) for array in arrays.values()):
-            return cls(tuple(inputs), None)
+            return cls(tuple(inputs), None, source=dataset.source)
         holds_pixels = all(array.dtype == np.uint8 for array in arrays.values())
         is_known = basis is not None or options.mean is not None or options.std is not None
         is_assumed = holds_pixels and inputs[0].dtype.is_float and not is_known
-        return cls(tuple(inputs), infer_preprocessing(inputs[0], basis, options), is_assumed)
+        return cls(tuple(inputs), infer_preprocessing(inputs[0], basis, options), is_assumed, dataset.source)
 
     def __str__(self) -> str:
         return "arrays unchanged" if self.preprocessing is None else str(self.preprocessing)
@@ -131,13 +133,13 @@ class InputPipeline:
         """Prepare one row of each array.
 
         Raises:
-            UsageError: a row has another type or shape than its input.
+            InputError: a row has another type or shape than its input.
         """
         if self.preprocessing is not None:
             return self._prepare_image_array(next(iter(arrays.values())))
         if len(arrays) == 1 and len(self.inputs) == 1:
-            return {self.inputs[0].name: _fit(next(iter(arrays.values())), self.inputs[0])}
-        return {info.name: _fit(arrays[info.name], info) for info in self.inputs}
+            return {self.inputs[0].name: self._fit(next(iter(arrays.values())), self.inputs[0])}
+        return {info.name: self._fit(arrays[info.name], info) for info in self.inputs}
 
     def stack(self, prepared: Sequence[Prepared]) -> dict[str, Array]:
         """Stack prepared samples into feeds; a fixed batch is padded with its last sample.
@@ -166,24 +168,29 @@ class InputPipeline:
                 or flattened; for a uint8 input also normalized pixels.
 
         Raises:
-            UsageError: the input is uint8, and the row holds no pixels.
+            InputError: the row has another type or shape than the input.
         """
         image_input, info = self.image_input, self.inputs[0]
         if row.dtype.kind == "f" and image_input.dtype is DType.UINT8:
             row = self._to_pixels(row)
-        if row.dtype == np.uint8:
-            return image_input.prepare(row, replace(self._image_preprocessing, crop="none"))
-        dims = info.shape.dims
-        if not image_input.dtype.is_float:
-            raise UsageError(
-                f"input {info.name!r} takes {image_input.dtype.value}, and the data is {row.dtype}",
+        is_uint8 = row.dtype == np.uint8
+        if image_input.form == "jpeg" or row.dtype.kind not in "biuf" or not (is_uint8 or image_input.dtype.is_float):
+            raise InputError(
+                f"{self.source}: input {info.name!r} takes {image_input.dtype.value}, and the data is {row.dtype}",
                 hint="give images, or a uint8 array of pixels",
             )
+        if is_uint8:
+            if row.ndim != 3 or not row.size or row.shape[2] != self._image_preprocessing.channels:
+                raise self._shape_error(row, info)
+            return image_input.prepare(row, replace(self._image_preprocessing, crop="none"))
+        dims = info.shape.dims
         if dims and row.ndim == 1 and None not in dims[1:] and row.size == prod(size or 1 for size in dims[1:]):
             row = row.reshape([size or 1 for size in dims[1:]])
-        if dims and row.ndim == 3 and not Shape(dims[-3:]).accepts(row.shape):
-            transposed = row.transpose((2, 0, 1) if image_input.channels_first else (1, 2, 0))
-            row = np.ascontiguousarray(transposed) if Shape(dims[-3:]).accepts(transposed.shape) else row
+        if dims and not Shape(dims[-3:]).accepts(row.shape):
+            transposed = row.transpose((2, 0, 1) if image_input.channels_first else (1, 2, 0)) if row.ndim == 3 else row
+            if not Shape(dims[-3:]).accepts(transposed.shape):
+                raise self._shape_error(row, info)
+            row = np.ascontiguousarray(transposed)
         return row.astype(image_input.dtype.numpy, copy=False)
 
     def _to_pixels(self, row: Array) -> Array:
@@ -193,6 +200,33 @@ class InputPipeline:
         pixels = np.rint(values)
         are_pixels = np.abs(values - pixels).max(initial=0) < PIXEL_TOLERANCE
         return pixels.astype(np.uint8) if are_pixels and pixels.min() >= 0 and pixels.max() <= 255 else row
+
+    def _fit(self, row: Array, info: TensorInfo) -> Array:
+        """Convert a row to the type and shape of an input.
+
+        Raises:
+            InputError: the row has another kind of elements, or another size.
+        """
+        dtype, dims = info.dtype.numpy, info.shape.dims
+        is_text = row.dtype.kind in "SU"
+        is_narrowed = dtype.kind in {"f": "biu", "c": "biuf"}.get(row.dtype.kind, "")
+        if is_narrowed or is_text != (info.dtype is DType.STRING):
+            raise InputError(
+                f"{self.source}: input {info.name!r} takes {info.dtype.value}, not {row.dtype}",
+                hint="give text" if info.dtype is DType.STRING else "give numbers" if is_text else "give integers",
+            )
+        if dims is not None and not Shape(dims[1:]).accepts(row.shape):
+            if None in dims[1:] or row.size != prod(size or 1 for size in dims[1:]):
+                raise self._shape_error(row, info)
+            row = row.reshape([size or 1 for size in dims[1:]])
+        return row.astype(dtype, copy=False)
+
+    def _shape_error(self, row: Array, info: TensorInfo) -> InputError:
+        return InputError(
+            f"{self.source}: input {info.name!r} takes {info.dtype.value} of shape {info.shape}, and the samples "
+            f"have the shape {'x'.join(map(str, row.shape)) or '()'}",
+            hint="the first dimension of an array counts the samples, the others are the input's",
+        )
 
 
 def prepare_samples(
@@ -260,23 +294,3 @@ def _is_image(row: Array, info: TensorInfo) -> bool:
     # two.
     is_sequence = dims is not None and len(dims) == 3 and row.ndim == 2
     return takes_images(info) and not is_sequence
-
-
-def _fit(row: Array, info: TensorInfo) -> Array:
-    """Convert a row to the type and shape of an input.
-
-    Raises:
-        UsageError: the row has another kind of numbers, or another size.
-    """
-    dtype, dims = info.dtype.numpy, info.shape.dims
-    if row.dtype.kind == "f" and dtype.kind != "f":
-        raise UsageError(f"input {info.name!r} takes {info.dtype.value}, not {row.dtype}", hint="give integers")
-    if dims is not None and not Shape(dims[1:]).accepts(row.shape):
-        if None in dims[1:] or row.size != prod(size or 1 for size in dims[1:]):
-            raise UsageError(
-                f"input {info.name!r} takes {info.dtype.value} of shape {info.shape}, and the samples have the shape "
-                f"{'x'.join(map(str, row.shape)) or '()'}",
-                hint="the first dimension of an array counts the samples, the others are the input's",
-            )
-        row = row.reshape([size or 1 for size in dims[1:]])
-    return row.astype(dtype, copy=False)

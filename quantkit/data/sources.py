@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 
@@ -21,8 +22,9 @@ from quantkit.data.dataset import (
     split_labels,
     to_array,
 )
-from quantkit.errors import InputError, UsageError, did_you_mean
+from quantkit.errors import InputError, UsageError, did_you_mean, one_line
 from quantkit.formats.tfrecord import is_tfrecord, record_offsets
+from quantkit.ir.tensor import Array
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".gif", ".webp"})
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
@@ -249,15 +251,25 @@ def _entry(path: Path, number: int, line: str) -> Sample:
 
 def _read_arrays(path: Path) -> ArrayDataset:
     try:
-        if path.suffix.lower() == ".npy":
-            return ArrayDataset.of(np.load(path, mmap_mode="r"), source=str(path))
-        with np.load(path) as file:
-            arrays, labels = split_labels({name: file[name] for name in file.files})
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(
-            f"{path} is not a NumPy file: {str(error).splitlines()[0]}", hint="write it with numpy.savez"
-        ) from None
-    return ArrayDataset.of(arrays, labels, str(path))
+        with path.open("rb") as file:
+            is_archive = file.read(2) == b"PK"
+        arrays = _read_archive(path) if is_archive else np.load(path, mmap_mode="r")
+    except Exception as error:  # numpy and zipfile raise many types on a broken file
+        reason = one_line(str(error)) or type(error).__name__
+        raise InputError(f"{path} is not a NumPy file: {reason}", hint="write it with numpy.savez") from None
+    if isinstance(arrays, Mapping):
+        return ArrayDataset.of(*split_labels(arrays), str(path))
+    return ArrayDataset.of(arrays, source=str(path))
+
+
+def _read_archive(path: Path) -> dict[str, Array]:
+    """Read the arrays of an ``.npz`` file: `numpy.load` writes to stderr if the archive is broken."""
+    arrays = {}
+    with ZipFile(path) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as member:
+                arrays[name.removesuffix(".npy")] = np.lib.format.read_array(member, allow_pickle=False)
+    return arrays
 
 
 def _match_records(path: Path) -> list[Path]:
@@ -282,7 +294,7 @@ def _read_records(source: str, files: Iterable[Path]) -> FileDataset:
         raise InputError(f"{source} holds no records", hint="write at least one tf.train.Example")
     features = samples[0].read_features()
     holds_arrays = encoded_image(features) is None
-    if holds_arrays and not feature_arrays(features):
+    if holds_arrays and not feature_arrays(features, samples[0].name):
         raise InputError(
             f"the records of {source} hold neither images nor real numbers, but {', '.join(sorted(features))}",
             hint=f"images are read from the features {' and '.join(IMAGE_FEATURES)}, as JPEG or PNG",

@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from records import example, write_records
 
 from quantkit.data import ArrayDataset, Dataset, FileDataset, as_dataset, find_images
 from quantkit.errors import InputError, UsageError
+from quantkit.ir.tensor import Array
 
 VALUES = np.arange(12, dtype=np.float32).reshape(4, 3)
 LABELS = np.array([3, 1, 0, 2])
@@ -219,6 +222,80 @@ def test_broken_data_is_named(tmp_path: Path, name: str, content: bytes, message
         as_dataset(tmp_path / name)
 
 
+def npz(**arrays: Any) -> bytes:
+    file = BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def npy(array: Array) -> bytes:
+    file = BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+GOOD_NPZ = npz(x=VALUES, labels=LABELS)
+GOOD_NPY = npy(VALUES)
+PAIRS = np.zeros(2, [("a", "f4"), ("b", "i4")])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.npz", GOOD_NPZ.replace(VALUES.tobytes(), b"\0" * VALUES.nbytes), "Bad CRC-32"),
+        ("a.npz", GOOD_NPZ.replace(b"\x93NUMPY", b"\x93NUMPI"), "is not a NumPy file"),
+        ("a.npz", GOOD_NPZ.replace(b"'descr'", b"'dscr' "), "is not a NumPy file"),
+        ("a.npy", GOOD_NPY.replace(b"}", b"("), "is not a NumPy file"),
+        ("a.npy", GOOD_NPY.replace(b"(4, 3)", b"(4,-3)"), "is not a NumPy file"),
+        ("a.npy", GOOD_NPY.replace(b"(4, 3), }", b"(9**99,)}"), "is not a NumPy file"),
+        ("a.npy", npy(PAIRS), "holds void.* elements, which are not numbers"),
+        ("a.npz", npz(x=np.zeros(2, "M8[s]")), "the array 'x' of .* holds datetime64"),
+        ("a.npz", npz(x=VALUES, labels=np.array([b"caf\xe9"] * 4)), r"the label b'caf\\xe9' is not UTF-8"),
+        ("a.npz", npz(x=VALUES, labels=np.int64(3)), r"the labels of .* have the shape \(\)"),
+        ("a.npz", npz(x=VALUES, labels=LABELS[:3]), "arrays of different lengths"),
+        ("a.npz", npz(), "has no rows"),
+    ],
+)
+def test_broken_arrays_are_rejected(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    assert content not in (GOOD_NPY, GOOD_NPZ)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        as_dataset(tmp_path / name)
+    assert str(tmp_path / name) in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.npz", GOOD_NPZ), ("a.npy", GOOD_NPY)])
+def test_mutated_arrays_are_read_or_rejected(tmp_path: Path, name: str, content: bytes) -> None:
+    """Cut the file at each length, and change single bytes at random positions."""
+    random = np.random.default_rng(0)
+    mutants = [content[:length] for length in range(0, len(content), 7)]
+    for position in random.integers(0, len(content), 300):
+        mutant = bytearray(content)
+        mutant[position] = random.integers(256)
+        mutants.append(bytes(mutant))
+    num_rejected = 0
+    for mutant in mutants:
+        (tmp_path / name).write_bytes(mutant)
+        with suppress(InputError):
+            rows(as_dataset(tmp_path / name))
+            continue
+        num_rejected += 1
+    assert num_rejected > len(content) // 7
+
+
+def test_arrays_of_another_byte_order_are_converted(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", VALUES.astype(">f4"))
+    dataset = as_dataset(tmp_path / "a.npy", keep_order=True)
+    assert dataset.example()[""].dtype == np.float32
+    assert rows(dataset) == VALUES.tolist()
+
+
+def test_masks_are_not_class_labels() -> None:
+    dataset = as_dataset([(VALUES, np.zeros((4, 2, 2)))])
+    assert [sample.label for sample in dataset.read()] == [""] * 4
+
+
 def test_missing_or_empty_data_is_named(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     with pytest.raises(InputError, match="holds no images"):
@@ -271,6 +348,8 @@ def test_records_of_arrays(tmp_path: Path) -> None:
         ([example(name=[b"x"])], "hold neither images nor real numbers, but name"),
         ([example(x=np.ones(1, np.float32)), example(x=np.ones(2, np.float32))], "other arrays than the first record"),
         ([b"\xff\xff"], "is not a tf"),
+        ([example(x=np.ones(3, np.float32), x__shape=np.array([2]))], r"the 3 values of 'x' do not fit its shape"),
+        ([example(x=np.ones(3, np.float32), label=[b"caf\xe9"])], "record a.tfrecord#0: the label .* is not UTF-8"),
     ],
 )
 def test_records_of_something_else_are_named(tmp_path: Path, records: list[bytes], message: str) -> None:

@@ -67,8 +67,6 @@ def test_a_fixed_batch_is_filled_up() -> None:
 @pytest.mark.parametrize(
     ("infos", "arrays", "message"),
     [
-        ([VECTORS], {"": np.ones((2, 7))}, r"takes float of shape \?x6, and the samples have the shape 7"),
-        ([TOKENS], {"": np.ones((2, 5))}, "takes int32, not float64"),
         ([VECTORS], {"a": np.ones((2, 6)), "b": np.ones(2)}, r"holds 2 arrays \(a, b\), and none for .*'vector'"),
         ([IMAGES, VECTORS], {"vector": np.ones((2, 6))}, "holds one array .* and none for the input 'image'"),
         ([VECTORS, VECTORS], {}, "has 2 inputs .* images fill only one"),
@@ -79,6 +77,33 @@ def test_data_that_fits_no_input_is_refused(infos: list[TensorInfo], arrays: dic
     data = as_dataset(arrays) if arrays else FileDataset("folder", ())
     with pytest.raises(UsageError, match=message) as caught:
         feeds(infos, data)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("info", "array", "message"),
+    [
+        (VECTORS, np.ones((2, 7)), r"takes float of shape \?x6, and the samples have the shape 7"),
+        (VECTORS, np.ones(2), r"the samples have the shape \(\)"),
+        (VECTORS, np.ones((2, 6), complex), "takes float, not complex128"),
+        (VECTORS, np.full((2, 6), "text"), "takes float, not <U4"),
+        (TOKENS, np.ones((2, 5)), "takes int32, not float64"),
+        (IMAGES, np.ones((2, 7)), r"takes float of shape \?x4x4x3, and the samples have the shape 7"),
+        (IMAGES, np.ones((2, 5, 4, 3)), "the samples have the shape 5x4x3"),
+        (IMAGES, np.ones((2, 4, 4, 3), complex), "takes float, and the data is complex128"),
+        (IMAGES, np.full((2, 4, 4, 3), b"text"), "takes float, and the data is"),
+        (IMAGES, np.ones((2, 8), np.uint8), "the samples have the shape 8"),
+        (IMAGES, np.ones((2, 0, 8, 3), np.uint8), "the samples have the shape 0x8x3"),
+        (IMAGES, np.ones((2, 8, 8, 5), np.uint8), "the samples have the shape 8x8x5"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_arrays_of_another_shape_or_type_are_rejected(
+    info: TensorInfo, array: Array, message: str, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "a.npy", array)
+    with pytest.raises(InputError, match=rf"a\.npy: input .*{message}") as caught:
+        feeds([info], as_dataset(tmp_path / "a.npy"))
     assert caught.value.hint
 
 
