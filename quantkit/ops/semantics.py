@@ -1,4 +1,4 @@
-"""Roles of op types: which TensorFlow ops transforms and the quantizer treat alike.
+"""Roles of op types: sets of TensorFlow ops with the same role in transforms and the quantizer.
 
 `quantkit.ops.layers` has the layers with their channel axes.
 """
