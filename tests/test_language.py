@@ -22,10 +22,8 @@ CHECKED = ("quantkit", "cli", "models", "assets", "tests", ".github")
 
 # Not rewritten yet: path prefixes that are exempt until the package is. Remove a prefix with the rewrite.
 PENDING: tuple[str, ...] = (
-    "quantkit/transforms/precision/",
     "tests/compat/",
     "tests/support/classic_",
-    "tests/transforms/precision/",
 )
 
 

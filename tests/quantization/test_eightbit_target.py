@@ -84,8 +84,10 @@ def test_ops_without_classic_form_are_float_fallbacks() -> None:
     plan = annotate(graph, SCHEME)
     assert {pattern.layer for pattern in plan.patterns} == {"c", "last"}
     assert plan.pass_through == ("joined",)
-    assert plan.float_fallbacks["grouped"] == "its weights see 4 of 8 channels, QuantizedConv2D sees all"
-    assert "signed codes" in plan.float_fallbacks["depthwise"]
+    assert (
+        plan.float_fallbacks["grouped"] == "weights have 4 of 8 input channels, but QuantizedConv2D supports no groups"
+    )
+    assert "signed weights" in plan.float_fallbacks["depthwise"]
     inputs = np.random.default_rng(0).uniform(-1, 1, (8, 1, 8, 8, 4)).astype(np.float32)
     ranges = calibrate(graph, annotate(graph, SCHEME), list(inputs), runtime="reference")
     quantized = convert(graph, annotate(graph, SCHEME), ranges)

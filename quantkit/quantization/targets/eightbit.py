@@ -26,9 +26,9 @@ from quantkit.transforms.cleanup.merge_duplicate_nodes import merge_duplicate_no
 from quantkit.transforms.cleanup.strip_unused_nodes import strip_unused_nodes
 from quantkit.transforms.precision.quantize_nodes import (
     classic_form,
+    explain_float,
     has_classic_form,
     quantize_nodes,
-    why_float,
 )
 from quantkit.transforms.precision.quantize_weights import quantize_weights
 
@@ -150,7 +150,7 @@ class EightbitTarget(Target):
         return replace_constants(graph, {name: _stored_constant(graph[name]) for name in plan.weights})
 
     def missing_kernel(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
-        return why_float(graph, node, shapes)
+        return explain_float(graph, node, shapes)
 
     def count_boundaries(self, graph: Graph, plan: Plan, fallbacks: Collection[str], quantized: Graph) -> int:
         return count_conversion_nodes(quantized)

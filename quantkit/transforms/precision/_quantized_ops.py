@@ -1,6 +1,7 @@
-"""Float ops and what computes the same on 8-bit codes: the third step of `quantize_nodes`.
+"""Replacement of float ops by TensorFlow's quantized ops: step 4 of `quantize_nodes`.
 
-A quantized tensor travels as three: codes, and the real numbers the lowest and the highest code stand for.
+A quantized tensor is a triple: the quantized values, and the real values of the lowest and of the
+highest quantized value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,15 +25,15 @@ LAYOUT_ATTRS = ("data_format", "padding", "dilations", "strides", "ksize")
 
 @dataclass(frozen=True)
 class QuantizedOp:
-    """The 8-bit form of a float op.
+    """Quantized form of a float op.
 
     Attributes:
         name: op type.
-        type_attrs: attributes that say the codes' type.
-        wide_attr: the attribute that says that the results are 32-bit; without one they are 8-bit.
-        copied: attributes taken over from the float op.
-        raw: slots of inputs that stay as they are (shapes, axes).
-        groups_ranges: whether all minima come before all maxima, rather than in pairs.
+        type_attrs: attributes of the quantized input types.
+        wide_attr: attribute of the 32-bit output type; empty if outputs are 8-bit.
+        copied: attributes copied from the float op.
+        raw: indexes of inputs that are not quantized (shapes, axes).
+        groups_ranges: True if all minima precede all maxima, False if they come in pairs.
     """
 
     name: str
@@ -57,19 +58,19 @@ QUANTIZED_OPS = {
     "ResizeBilinear": QuantizedOp("QuantizedResizeBilinear", ("T",), copied=("align_corners",), raw=(1,)),
     "Reshape": QuantizedOp("QuantizedReshape", ("T",), raw=(1,)),
 }
-UNSUITED_OPS = {"DepthwiseConv2dNative": "QuantizedDepthwiseConv2D wants signed codes as weights"}
-# Ops that are taken for another one.
+UNSUPPORTED_OPS = {"DepthwiseConv2dNative": "QuantizedDepthwiseConv2D requires signed weights"}
+# Older equivalents of newer op types.
 SYNONYMS = {"AddV2": "Add", "ConcatV2": "Concat"}
-# Copied only where they differ from these, the default of the quantized op.
+# Attributes that are copied only if they differ from the default of the quantized op.
 RARE_ATTRS: dict[str, Attr] = {"half_pixel_centers": False, "Tshape": DType.INT32}
 
 
 def quantize_ops(graph: Graph, *, fallback: tuple[float, float] | None, ignored: tuple[str, ...]) -> Outcome:
-    """Put a quantized op, between quantizing its inputs and decoding its result, in the place of each float op.
+    """Replace each float op by QuantizeV2 of its inputs, a quantized op, and Dequantize.
 
     Args:
-        graph: what to change.
-        fallback: range of 32-bit results; None: each result's own, found when the graph runs.
+        graph: float graph.
+        fallback: range of 32-bit results; None to compute the range at run time.
         ignored: op types that stay float.
     """
     shapes = infer_shapes(graph)
@@ -78,65 +79,65 @@ def quantize_ops(graph: Graph, *, fallback: tuple[float, float] | None, ignored:
     skips: list[Skip] = []
     for node in graph.nodes.values():
         *constants, classic = classic_form(graph, node, shapes)
-        into = QUANTIZED_OPS.get(classic.op)
-        if node.op in ignored or (into is None and node.op not in UNSUITED_OPS):
+        quantized_op = QUANTIZED_OPS.get(classic.op)
+        if node.op in ignored or (quantized_op is None and node.op not in UNSUPPORTED_OPS):
             continue
-        if reason := why_float(graph, node, shapes):
+        if reason := explain_float(graph, node, shapes):
             skips.append(Skip(reason, node.name))
-        elif into is not None:
-            draft.replace(node.name, *constants, *_quantized(graph, classic, into, fallback))
-            changes.append(f"{node.name} ({node.op}) -> {into.name}")
+        elif quantized_op is not None:
+            draft.replace(node.name, *constants, *_quantize_op(graph, classic, quantized_op, fallback))
+            changes.append(f"{node.name} ({node.op}) -> {quantized_op.name}")
     return Outcome(draft.graph(), tuple(changes), tuple(skips))
 
 
 def has_classic_form(op: str) -> bool:
-    """Whether `quantize_ops` knows an 8-bit op that computes what an op does."""
+    """Return True if `quantize_ops` has a quantized form of an op type."""
     return SYNONYMS.get(op, op) in QUANTIZED_OPS
 
 
-def why_float(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
-    """Why `quantize_ops` would leave a node in float; empty: it would not.
+def explain_float(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
+    """Return the reason why `quantize_ops` keeps a node in float; empty if it quantizes the node.
 
     Args:
-        graph: in float.
-        node: of it.
-        shapes: of its edges, as far as they are known.
+        graph: float graph.
+        node: node of the graph.
+        shapes: known shapes of the graph.
     """
     classic = classic_form(graph, node, shapes)[-1]
-    into = QUANTIZED_OPS.get(classic.op)
-    if into is None:
-        return UNSUITED_OPS.get(node.op, f"there is no classic 8-bit form of {node.op}")
-    return _reason_to_stay(graph, classic, into, shapes)
+    quantized_op = QUANTIZED_OPS.get(classic.op)
+    if quantized_op is None:
+        return UNSUPPORTED_OPS.get(node.op, f"{node.op} has no classic quantized form")
+    return _reason_to_stay(graph, classic, quantized_op, shapes)
 
 
-def dequantize(name: str, codes: Sequence[Edge]) -> Node:
-    """The node that decodes 8-bit codes (the code tensor, its minimum and its maximum)."""
-    return Node(name, "Dequantize", tuple(codes), attrs={"T": DType.QUINT8, "mode": b"MIN_FIRST"})
+def dequantize(name: str, quantized: Sequence[Edge]) -> Node:
+    """Return a Dequantize of (quantized values, minimum, maximum)."""
+    return Node(name, "Dequantize", tuple(quantized), attrs={"T": DType.QUINT8, "mode": b"MIN_FIRST"})
 
 
 def quantize(name: str, inputs: Sequence[Edge], dtype: DType) -> Node:
-    """The node that makes codes of a float tensor, given its minimum and its maximum."""
+    """Return a QuantizeV2 of (float tensor, minimum, maximum)."""
     return Node(name, "QuantizeV2", tuple(inputs), attrs={"T": dtype, "mode": b"MIN_FIRST"})
 
 
 def requantize(name: str, wide: str, bounds: Sequence[Edge]) -> Node:
-    """The node that makes 8-bit codes, of a range, of the 32-bit ones of the node ``wide``."""
+    """Return a Requantize of the 32-bit outputs of the node ``wide`` to 8 bits with a range."""
     attrs: dict[str, Attr] = {"Tinput": DType.QINT32, "out_type": DType.QUINT8}
     return Node(name, "Requantize", (*ports(wide), *bounds), attrs=attrs)
 
 
 def ports(name: str) -> tuple[Edge, Edge, Edge]:
-    """The three outputs of a quantized op: codes, minimum, maximum."""
+    """Return the three outputs of a quantized op: quantized values, minimum, maximum."""
     return Edge(name, 0), Edge(name, 1), Edge(name, 2)
 
 
 def classic_form(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> list[Node]:
-    """The node as the op that has an 8-bit form, and before it a constant that this one reads, if it is a new one.
+    """Return the node as the older op type with a quantized form, after its new axis constant, if any.
 
     Args:
-        graph: in float.
-        node: of it.
-        shapes: of its edges, as far as they are known.
+        graph: float graph.
+        node: node of the graph.
+        shapes: known shapes of the graph.
     """
     if node.op == "AddV2":
         return [node.with_(op="Add")]
@@ -148,64 +149,70 @@ def classic_form(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> list
     if axis is None or axis.num_elements != 1:
         return [node]
     ranks = [shape.rank for edge in node.inputs[1:] if (shape := shapes.get(edge)) and shape.rank is not None]
-    place = axis.array.item()
-    from_first = place + ranks[0] if place < 0 and ranks else place
-    if from_first < 0 or (from_first == place and axis.dtype is DType.INT32):
+    index = axis.array.item()
+    positive_index = index + ranks[0] if index < 0 and ranks else index
+    if positive_index < 0 or (positive_index == index and axis.dtype is DType.INT32):
         return [node]
-    counted = constant(f"{node.name}_eightbit/axis", from_first)
-    return [counted, node.with_input(0, counted.name).with_attrs(Tidx=DType.INT32)]
+    new_axis = constant(f"{node.name}_eightbit/axis", positive_index)
+    return [new_axis, node.with_input(0, new_axis.name).with_attrs(Tidx=DType.INT32)]
 
 
-def _quantized(graph: Graph, node: Node, into: QuantizedOp, fallback: tuple[float, float] | None) -> list[Node]:
-    """The nodes that take a float op's place; the last one bears its name."""
+def _quantize_op(
+    graph: Graph, node: Node, quantized_op: QuantizedOp, fallback: tuple[float, float] | None
+) -> list[Node]:
+    """Return the nodes that replace a float op; the last node has its name."""
     name = f"{node.name}/eightbit"
-    made: list[Node] = []
-    codes: dict[Edge, tuple[Edge, Edge, Edge]] = {}
+    nodes: list[Node] = []
+    quantized: dict[Edge, tuple[Edge, Edge, Edge]] = {}
     for slot, edge in enumerate(node.inputs):
-        if slot not in into.raw and edge not in codes:
-            made.extend(_quantized_input(graph, node.name, edge))
-            codes[edge] = ports(made[-1].name)
-    made.append(Node(name, into.name, _inputs(node, into, codes), node.controls, _attrs(node, into)))
-    if into.wide_attr:
-        made.extend(_narrowed(name, fallback))
-    return [*made, dequantize(node.name, ports(made[-1].name))]
+        if slot not in quantized_op.raw and edge not in quantized:
+            nodes.extend(_quantize_input(graph, node.name, edge))
+            quantized[edge] = ports(nodes[-1].name)
+    inputs = _inputs(node, quantized_op, quantized)
+    nodes.append(Node(name, quantized_op.name, inputs, node.controls, _attrs(node, quantized_op)))
+    if quantized_op.wide_attr:
+        nodes.extend(_narrow(name, fallback))
+    return [*nodes, dequantize(node.name, ports(nodes[-1].name))]
 
 
-def _quantized_input(graph: Graph, reader: str, edge: Edge) -> list[Node]:
-    """The nodes that measure a float tensor and make codes of it, the last one holds the codes."""
-    base = f"{reader}_eightbit/{str(edge).replace(':', '__port__')}"
-    # Waiting keeps the constants in the loop of the tensor; who waits for a fed node that computes lets it compute.
+def _quantize_input(graph: Graph, consumer: str, edge: Edge) -> list[Node]:
+    """Return the nodes that compute the range of a float tensor, and the QuantizeV2 with this range."""
+    base = f"{consumer}_eightbit/{str(edge).replace(':', '__port__')}"
+    # The control dependency keeps the constants in the loop frame of the tensor. A dependency on a graph input that
+    # has inputs itself would run the node.
     is_cut = edge.node in graph.input_names and bool(graph[edge.node].sources)
-    waits = () if is_cut else (edge.node,)
-    shape = constant(f"{base}/reshape_dims", FLATTEN).with_(controls=waits)
-    axes = constant(f"{base}/reduction_dims", FIRST_AXIS).with_(controls=waits)
+    controls = () if is_cut else (edge.node,)
+    shape = constant(f"{base}/reshape_dims", FLATTEN).with_(controls=controls)
+    axes = constant(f"{base}/reduction_dims", FIRST_AXIS).with_(controls=controls)
     flat = Node(f"{base}/reshape", "Reshape", (edge, Edge(shape.name)), attrs={"T": DType.FLOAT})
-    measured = (Edge(flat.name), Edge(axes.name))
-    extremes = [Node(f"{base}/{op.lower()}", op, measured, attrs=EXTREME_ATTRS) for op in ("Min", "Max")]
-    inputs = (edge, *(Edge(one.name) for one in extremes))
+    operands = (Edge(flat.name), Edge(axes.name))
+    extremes = [Node(f"{base}/{op.lower()}", op, operands, attrs=EXTREME_ATTRS) for op in ("Min", "Max")]
+    inputs = (edge, *(Edge(extreme.name) for extreme in extremes))
     return [shape, axes, flat, *extremes, quantize(f"{base}/quantize", inputs, DType.QUINT8)]
 
 
-def _inputs(node: Node, into: QuantizedOp, codes: Mapping[Edge, tuple[Edge, Edge, Edge]]) -> tuple[Edge, ...]:
-    """Codes and raw inputs in the old places, then the ranges."""
-    tensors = [edge if slot in into.raw else codes[edge][0] for slot, edge in enumerate(node.inputs)]
-    ranges = [codes[edge][1:] for slot, edge in enumerate(node.inputs) if slot not in into.raw]
-    if into.groups_ranges:
+def _inputs(
+    node: Node, quantized_op: QuantizedOp, quantized: Mapping[Edge, tuple[Edge, Edge, Edge]]
+) -> tuple[Edge, ...]:
+    """Return the quantized values and raw inputs in the old order, followed by the ranges."""
+    tensors = [edge if slot in quantized_op.raw else quantized[edge][0] for slot, edge in enumerate(node.inputs)]
+    ranges = [quantized[edge][1:] for slot, edge in enumerate(node.inputs) if slot not in quantized_op.raw]
+    if quantized_op.groups_ranges:
         ranges = list(zip(*ranges, strict=True))
     return (*tensors, *(edge for pair in ranges for edge in pair))
 
 
-def _attrs(node: Node, into: QuantizedOp) -> dict[str, Attr]:
-    attrs: dict[str, Attr] = {name: attribute(node, name) for name in into.copied}
-    for name, usual in RARE_ATTRS.items():
-        if node.attrs.get(name, usual) != usual:
+def _attrs(node: Node, quantized_op: QuantizedOp) -> dict[str, Attr]:
+    attrs: dict[str, Attr] = {name: attribute(node, name) for name in quantized_op.copied}
+    for name, default in RARE_ATTRS.items():
+        if node.attrs.get(name, default) != default:
             attrs[name] = node.attrs[name]
-    attrs.update(dict.fromkeys(into.type_attrs, DType.QUINT8))
-    return {**attrs, into.wide_attr: DType.QINT32} if into.wide_attr else attrs
+    attrs.update(dict.fromkeys(quantized_op.type_attrs, DType.QUINT8))
+    return {**attrs, quantized_op.wide_attr: DType.QINT32} if quantized_op.wide_attr else attrs
 
 
-def _narrowed(wide: str, fallback: tuple[float, float] | None) -> list[Node]:
-    """The nodes that make 8-bit codes of 32-bit ones."""
+def _narrow(wide: str, fallback: tuple[float, float] | None) -> list[Node]:
+    """Return the nodes that requantize 32-bit values to 8 bits."""
     if fallback is None:
         bounds = [Node(f"{wide}/requant_range", "RequantizationRange", ports(wide), attrs={"Tinput": DType.QINT32})]
         edges = ports(bounds[0].name)[:2]
@@ -217,82 +224,88 @@ def _narrowed(wide: str, fallback: tuple[float, float] | None) -> list[Node]:
     return [*bounds, requantize(f"{wide}/requantize", wide, edges)]
 
 
-def _reason_to_stay(graph: Graph, node: Node, into: QuantizedOp, shapes: Mapping[Edge, Shape]) -> str:
-    """Why a node can not be quantized, or nothing."""
+def _reason_to_stay(graph: Graph, node: Node, quantized_op: QuantizedOp, shapes: Mapping[Edge, Shape]) -> str:
+    """Return the reason why a node cannot be quantized; empty if it can."""
     types = input_dtypes(node)
     if len(types) != len(node.inputs):
-        return f"it reads {len(node.inputs)} tensors where {node.op} takes {len(types)}"
-    computing = {dtype for slot, dtype in enumerate(types) if slot not in into.raw} | set(output_dtypes(node))
-    if computing != {DType.FLOAT}:
-        return f"it computes in {', '.join(sorted(one.value if one else 'an unknown type' for one in computing))}"
-    computed = [edge for slot, edge in enumerate(node.inputs) if slot not in into.raw]
-    if endless := [edge for edge in computed if _is_endless(graph, edge)]:
-        return f"{endless[0]} holds a value that is infinite or not a number"
-    if empty := [edge for edge in computed if 0 in (shapes.get(edge, Shape(None)).dims or ())]:
-        return f"{empty[0]} holds no numbers, so that it has no range"
+        return f"the node has {len(node.inputs)} inputs, but {node.op} requires {len(types)}"
+    value_types = {dtype for slot, dtype in enumerate(types) if slot not in quantized_op.raw} | set(output_dtypes(node))
+    if value_types != {DType.FLOAT}:
+        names = sorted(dtype.value if dtype else "unknown" for dtype in value_types)
+        return f"the element type is {', '.join(names)}, not float"
+    edges = [edge for slot, edge in enumerate(node.inputs) if slot not in quantized_op.raw]
+    if not_finite := [edge for edge in edges if _is_not_finite(graph, edge)]:
+        return f"{not_finite[0]} contains infinite or NaN values"
+    if empty := [edge for edge in edges if 0 in (shapes.get(edge, Shape(None)).dims or ())]:
+        return f"{empty[0]} has no elements, and thus no range"
     if node.op == "Concat":
-        return _unsupported_axis(graph, node)
+        return _explain_axis(graph, node)
     if node.op in ("Add", "Mul"):
-        return _unsupported_repetition(*(shapes.get(edge, Shape(None)) for edge in node.inputs))
-    return _unsupported_layout(node) or (_unsupported_groups(node, shapes) if node.op == "Conv2D" else "")
+        return _explain_broadcast(*(shapes.get(edge, Shape(None)) for edge in node.inputs))
+    return _explain_layout(node) or (_explain_groups(node, shapes) if node.op == "Conv2D" else "")
 
 
-def _is_endless(graph: Graph, edge: Edge) -> bool:
-    """Whether a constant has no range of numbers."""
+def _is_not_finite(graph: Graph, edge: Edge) -> bool:
+    """Return True if an edge is a constant with infinite or NaN values."""
     value = graph.constant_of(edge)
     return value is not None and not np.isfinite(value.array).all()
 
 
-def _unsupported_layout(node: Node) -> str:
-    """How a convolution or pool walks its picture, where its quantized form can not."""
-    known = find_op(node.op)
-    attrs = {name: attribute(node, name) for name in LAYOUT_ATTRS if known and name in known.attrs}
+def _explain_layout(node: Node) -> str:
+    """Return the reason why the quantized op does not support the attributes of a convolution or pool."""
+    op, quantized_name = find_op(node.op), QUANTIZED_OPS[node.op].name
+    attrs = {name: attribute(node, name) for name in LAYOUT_ATTRS if op and name in op.attrs}
     if attrs.get("data_format", b"NHWC") != b"NHWC":
-        return f"its data_format is {attrs['data_format'].decode()}, {QUANTIZED_OPS[node.op].name} knows NHWC only"
+        return f"data_format is {attrs['data_format'].decode()}, but {quantized_name} supports NHWC only"
     if attrs.get("padding", b"SAME") not in (b"SAME", b"VALID"):
-        return f"its padding is {attrs['padding'].decode()}, {QUANTIZED_OPS[node.op].name} knows SAME and VALID"
+        return f"padding is {attrs['padding'].decode()}, but {quantized_name} supports SAME and VALID only"
     if set(attrs.get("dilations", ())) - {1}:
-        return f"its dilations are {attrs['dilations']}, {QUANTIZED_OPS[node.op].name} knows none"
+        return f"dilations are {attrs['dilations']}, but {quantized_name} supports no dilations"
     if any(attrs[name][0] != 1 or attrs[name][3] != 1 for name in ("ksize", "strides") if name in attrs):
-        return "it pools or strides over batch or channels"
+        return "ksize or strides include batch or channels"
     if node.op == "Conv2D" and attrs["strides"][1] != attrs["strides"][2]:
-        return f"its strides {attrs['strides']} differ, {QUANTIZED_OPS[node.op].name} knows equal ones only"
+        return f"strides are {attrs['strides']}, but {quantized_name} supports equal strides only"
     return ""
 
 
-def _unsupported_groups(node: Node, shapes: Mapping[Edge, Shape]) -> str:
-    """A convolution that sees a part of the channels at a time."""
-    picture, weights = (shapes.get(edge, Shape(None)).dims or () for edge in node.inputs)
-    if len(picture) != 4 or len(weights) != 4 or picture[3] in (None, weights[2]):
+def _explain_groups(node: Node, shapes: Mapping[Edge, Shape]) -> str:
+    """Return the reason why a convolution in groups cannot be quantized; empty for other convolutions."""
+    image, weights = (shapes.get(edge, Shape(None)).dims or () for edge in node.inputs)
+    if len(image) != 4 or len(weights) != 4 or image[3] in (None, weights[2]):
         return ""
-    return f"its weights see {weights[2]} of {picture[3]} channels, QuantizedConv2D sees all"
+    return f"weights have {weights[2]} of {image[3]} input channels, but QuantizedConv2D supports no groups"
 
 
-def _unsupported_axis(graph: Graph, node: Node) -> str:
-    """Where tensors are joined, if QuantizedConcat can not know it."""
+def _explain_axis(graph: Graph, node: Node) -> str:
+    """Return the reason why QuantizedConcat does not support the axis of a Concat; empty if it does."""
     axis = graph.constant_of(node.inputs[0])
     if axis is not None and axis.num_elements == 1 and axis.array.item() < 0:
-        return f"its axis is {axis.array.item()}, QuantizedConcat counts from the first, and the rank is not known"
-    return "its axis is a computed int64" if node.attrs.get("Tidx") is DType.INT64 else ""
+        return f"axis is {axis.array.item()} and the rank is unknown, but QuantizedConcat supports no negative axis"
+    return "the axis is a computed int64" if node.attrs.get("Tidx") is DType.INT64 else ""
 
 
-def _unsupported_repetition(first: Shape, second: Shape) -> str:
-    """Operands of which one would be repeated in another way than as a whole, which is all that the 8-bit ops do."""
+def _explain_broadcast(first: Shape, second: Shape) -> str:
+    """Return the reason why quantized ops cannot broadcast two shapes; empty if they can.
+
+    They only repeat a whole operand along leading dimensions.
+    """
     if _repeats_whole(first, second) or _repeats_whole(second, first):
         return ""
-    return f"operands of shape {first} and {second} repeat along an inner dimension"
+    return f"operands of shape {first} and {second} broadcast along an inner dimension"
 
 
 def _repeats_whole(small: Shape, large: Shape) -> bool:
-    """Whether, as far as sizes are known, the larger tensor is so many copies of the smaller one."""
+    """Return True if the larger tensor may be copies of the smaller one along leading dimensions."""
     if small.dims is None or large.dims is None:
-        return 1 not in _without_leading_ones(small) + _without_leading_ones(large)
-    sizes = _without_leading_ones(small)
-    ends = large.dims[max(len(large.dims) - len(sizes), 0) :]
-    return len(ends) == len(sizes) and all(_may_be_equal(a, b) for a, b in zip(sizes, ends, strict=True))
+        return 1 not in _strip_leading_ones(small) + _strip_leading_ones(large)
+    sizes = _strip_leading_ones(small)
+    last_sizes = large.dims[max(len(large.dims) - len(sizes), 0) :]
+    if len(last_sizes) != len(sizes):
+        return False
+    return all(_may_be_equal(a, b) for a, b in zip(sizes, last_sizes, strict=True))
 
 
-def _without_leading_ones(shape: Shape) -> list[int | None]:
+def _strip_leading_ones(shape: Shape) -> list[int | None]:
     return list(dropwhile(lambda size: size == 1, shape.dims or ()))
 
 

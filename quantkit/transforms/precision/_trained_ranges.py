@@ -1,9 +1,9 @@
-"""Ranges that training left in the graph as fake-quant nodes: the steps of `quantize_nodes` that put them to use.
+"""Use of the ranges of fake-quant nodes, which come from quantization-aware training, in `quantize_nodes`.
 
 FakeQuant(Relu(BiasAdd(x, b)))   becomes, step by step,
-Relu(FakeQuant(BiasAdd(x, b)))                             hoisted to where 32-bit results appear
-Relu(Dequantize(Requantize(QuantizeV2(BiasAdd(x, b)))))    as 8-bit codes of the trained range
-...Requantize(QuantizedBiasAdd(x, b))...                   without the way through float
+Relu(FakeQuant(BiasAdd(x, b)))                             moved to the 32-bit result
+Relu(Dequantize(Requantize(QuantizeV2(BiasAdd(x, b)))))    quantized with the trained range
+...Requantize(QuantizedBiasAdd(x, b))...                   without the conversion to float
 """
 
 from collections.abc import Sequence
@@ -16,30 +16,31 @@ from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.transforms.precision._quantized_ops import dequantize, ports, quantize, requantize
 
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
-# They keep the order of values and every value on its place: rounding before or after them is the same, up to the
-# means of AvgPool and the bound of Relu6.
-PASSING_OPS = frozenset({"AvgPool", "Identity", "MaxPool", "Relu", "Relu6"})
+# Rounding before and rounding after these ops are equivalent, except for the averages of AvgPool and the upper bound
+# of Relu6.
+PASS_THROUGH_OPS = frozenset({"AvgPool", "Identity", "MaxPool", "Relu", "Relu6"})
 
 
 def hoist_fake_quants(graph: Graph) -> Outcome:
-    """Move fake-quant nodes in front of the activations and pools before them."""
+    """Move fake-quant nodes before the activations and pools that precede them."""
     draft = Draft(graph)
     changes: list[str] = []
     skips: list[Skip] = []
     for node in graph.nodes.values():
         if _range_of(graph, node) is None:
             continue
-        chain = _passing_chain(graph, node)
+        chain = _pass_through_chain(graph, node)
         if chain:
             _hoist(draft, node, chain)
-            changes.append(f"{node.name} ({node.op}) moves before {', '.join(one.name for one in reversed(chain))}")
-        elif graph[node.inputs[0].node].op in PASSING_OPS:
-            skips.append(Skip(f"it can not move before {node.inputs[0].node}, which feeds other nodes, too", node.name))
+            changes.append(f"{node.name} ({node.op}) moves before {', '.join(op.name for op in reversed(chain))}")
+        elif graph[node.inputs[0].node].op in PASS_THROUGH_OPS:
+            reason = f"the fake-quant cannot move before {node.inputs[0].node}, which has other consumers"
+            skips.append(Skip(reason, node.name))
     return Outcome(draft.graph(), tuple(changes), tuple(skips))
 
 
 def requantize_fake_quants(graph: Graph) -> Outcome:
-    """Put 8-bit codes of the trained range in the place of fake-quant nodes."""
+    """Replace fake-quant nodes by quantization to 8 bits with the trained range."""
     draft = Draft(graph)
     changes: list[str] = []
     skips: list[Skip] = []
@@ -60,23 +61,23 @@ def requantize_fake_quants(graph: Graph) -> Outcome:
 
 
 def merge_adjacent_requantizes(graph: Graph) -> Graph:
-    """Let 32-bit results go to the trained range directly, where they went to their own and through float first.
+    """Requantize 32-bit results directly to the trained range, without their own range and without float.
 
     Before:  Requantize(QuantizeV2(Dequantize(Requantize(x, RequantizationRange(x))), low, high), low, high)
     After:   Requantize(x, low, high)
     """
     draft = Draft(graph)
     for node in graph.nodes.values():
-        between = _float_detour(graph, node)
+        between = _match_float_detour(graph, node)
         if between:
-            controls = dict.fromkeys(name for one in (node, *between) for name in one.controls)
+            controls = dict.fromkeys(name for merged in (node, *between) for name in merged.controls)
             inputs = (*between[-1].inputs[:3], *node.inputs[3:])
             draft.replace(node.name, node.with_(inputs=inputs, controls=tuple(controls)))
     return draft.graph()
 
 
 def _range_of(graph: Graph, node: Node) -> tuple[float, float] | None:
-    """The trained range of a fake-quant node; None for another node, or where it is not constant."""
+    """Return the trained range of a fake-quant node; None for another node, or if it is not constant."""
     if node.op != FAKE_QUANT or len(node.inputs) != 3:
         return None
     low, high = (graph.constant_of(edge) for edge in node.inputs[1:])
@@ -88,23 +89,23 @@ def _range_of(graph: Graph, node: Node) -> tuple[float, float] | None:
 def _reason_to_stay(node: Node, low: float, high: float) -> str:
     bits = attribute(node, "num_bits")
     if bits != 8:
-        return f"it was trained with {bits} bits, not 8"
-    return "" if low <= 0 <= high and low < high else f"its range [{low:g}, {high:g}] is empty or does not hold 0"
+        return f"num_bits is {bits}, not 8"
+    return "" if low <= 0 <= high and low < high else f"the range [{low:g}, {high:g}] is empty or does not include 0"
 
 
-def _passing_chain(graph: Graph, node: Node) -> list[Node]:
-    """The nodes that a fake-quant may move in front of, the nearest first."""
+def _pass_through_chain(graph: Graph, node: Node) -> list[Node]:
+    """Return the nodes before which a fake-quant can move, the nearest first."""
     chain: list[Node] = []
     while True:
         source = graph[node.inputs[0].node]
-        if source.op not in PASSING_OPS or len(source.inputs) != 1 or graph.is_shared(source):
+        if source.op not in PASS_THROUGH_OPS or len(source.inputs) != 1 or graph.is_shared(source):
             return chain
         chain.append(source)
         node = source
 
 
 def _hoist(draft: Draft, node: Node, chain: list[Node]) -> None:
-    """Move a fake-quant in front of a chain, whose end takes over its name."""
+    """Move a fake-quant before a chain, whose last node takes its name."""
     nearest, farthest = chain[0], chain[-1]
     hoisted = node.with_(name=f"{node.name}_hoisted").with_input(0, farthest.inputs[0])
     draft.remove(nearest.name)
@@ -115,19 +116,19 @@ def _hoist(draft: Draft, node: Node, chain: list[Node]) -> None:
         draft.replace(node.name, nearest.with_(name=node.name))
 
 
-def _float_detour(graph: Graph, node: Node) -> tuple[Node, Node, Node] | None:
-    """What lies between a Requantize to a trained range and the 32-bit op: QuantizeV2, Dequantize, Requantize."""
+def _match_float_detour(graph: Graph, node: Node) -> tuple[Node, Node, Node] | None:
+    """Return the QuantizeV2, Dequantize and Requantize between a 32-bit op and a Requantize to a trained range."""
     if node.op != "Requantize":
         return None
-    wide = _maker(graph, node.inputs[:3], "QuantizeV2")
+    wide = _producer(graph, node.inputs[:3], "QuantizeV2")
     if wide is None or wide.inputs[1:] != node.inputs[3:] or wide.attrs.get("T") is not DType.QINT32:
         return None
-    decoded = graph[wide.inputs[0].node]
-    narrow = _maker(graph, decoded.inputs, "Requantize") if decoded.op == "Dequantize" else None
-    return None if narrow is None else (wide, decoded, narrow)
+    source = graph[wide.inputs[0].node]
+    narrow = _producer(graph, source.inputs, "Requantize") if source.op == "Dequantize" else None
+    return None if narrow is None else (wide, source, narrow)
 
 
-def _maker(graph: Graph, edges: Sequence[Edge], op: str) -> Node | None:
-    """The node of type ``op`` whose three outputs are the edges."""
+def _producer(graph: Graph, edges: Sequence[Edge], op: str) -> Node | None:
+    """Return the node of type ``op`` whose three outputs are the edges; None if there is no such node."""
     node = graph[edges[0].node]
     return node if node.op == op and tuple(edges) == ports(node.name) else None

@@ -1,7 +1,7 @@
-"""Numbers of 16 bits in place of float32: for the weights alone, or for what is computed.
+"""Convert float32 to 16-bit types: the stored weights only, or the whole computation.
 
-float16:   11 digits of significand, up to 65504       relative rounding error <= 2^-11
-bfloat16:   8 digits of significand, up to 3.4e38      relative rounding error <= 2^-9
+float16:   11-bit significand, up to 65504       relative rounding error <= 2^-11
+bfloat16:   8-bit significand, up to 3.4e38      relative rounding error <= 2^-9
 """
 
 from functools import partial
@@ -16,12 +16,12 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip, free_name
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.tensorflow.signatures import op_names
-from quantkit.transforms.precision._half_graphs import in_half
+from quantkit.transforms.precision._half_graphs import convert_to_half
 from quantkit.transforms.registry import transform
 
 TYPES = {"float16": DType.HALF, "bfloat16": DType.BFLOAT16}
-# Rounding alone takes at most half of this part of a tensor away; more is lost where numbers are too small.
-MOST_LOST = 2.0**-8
+# Maximum error of a tensor relative to its norm. Rounding alone causes at most half of it; underflow causes more.
+MAX_RELATIVE_ERROR = 2.0**-8
 
 
 @transform(exact=False, dialects=("tensorflow", "onnx"))
@@ -35,12 +35,12 @@ def convert_precision(
 ) -> Outcome:
     """Store weights in 16 bits, half the size, or compute in 16 bits.
 
-    Weights alone are rounded once and widened when the graph runs, which engines do as they load it: the speed stays,
-    and the answers are those of rounded weights. The whole graph in 16 bits is faster where the processor has such
-    arithmetic, and slower where it has not. What sums many parts (softmax, norms, averages) stays float32 there, and
-    so do inputs and outputs. It rounds at every layer: what enters the softmax of the bundled network changes by at
-    most 0.002 (float16) or 0.02 (bfloat16) of the largest. What is computed may grow beyond 65504, where float16
-    ends and bfloat16 does not.
+    With weights_only, weights are rounded once and cast back to float32 when a runtime loads the graph:
+    the latency stays the same, and the outputs are those of the rounded weights. The whole graph in 16
+    bits is faster on processors with 16-bit arithmetic, and slower on others. Ops that accumulate many
+    values (softmax, norms, averages) stay float32, and so do inputs and outputs. Every layer rounds its
+    result: the logits of the bundled network change by at most 0.002 (float16) or 0.02 (bfloat16) of the
+    largest logit. Activations above 65504 overflow in float16, but not in bfloat16.
 
     Before:  conv(x, Const[float]) -> Softmax
     After:   conv(x, Cast(Const[half])) -> Softmax                               weights_only
@@ -48,17 +48,17 @@ def convert_precision(
 
     Options:
         to: float16 or bfloat16.
-        weights_only: whether only constants are converted, and computed with in float32.
-        keep: nodes, or types of nodes, that stay float32 with the constants they read.
-        minimum_size: with weights_only, constants with fewer elements stay as they are.
+        weights_only: convert only stored constants, and compute in float32.
+        keep: nodes or op types that stay float32, with their constants.
+        minimum_size: with weights_only, constants with fewer elements stay float32.
 
-    Skips when a constant holds numbers too large or too small for the type, which are named: it stays float32, and
-    so does what reads it. In the whole graph also for ops without a 16-bit form that is known to be safe, and for
-    nodes of several outputs that leave the graph.
+    Skips a constant whose values are too large or too small for the type: the constant and its consumers
+    stay float32. Without weights_only, also skips ops without a 16-bit form that is known to be safe, and
+    graph outputs of nodes with several outputs.
 
     Raises:
-        RecipeError: ``keep`` names neither a node nor an op.
-        GraphError: the whole of an ONNX graph is to be converted.
+        RecipeError: an entry of ``keep`` is neither a node nor an op type.
+        GraphError: weights_only is false and the graph is an ONNX graph.
 
     Example:
         convert_precision(to=bfloat16, weights_only=false)
@@ -70,54 +70,56 @@ def convert_precision(
         y = Softmax(conv)
     """
     dtype = TYPES[to]
-    for word in keep:
-        if word not in graph and word not in graph.op_counts and word not in op_names():
+    for name in keep:
+        if name not in graph and name not in graph.op_counts and name not in op_names():
             raise RecipeError(
-                f"convert_precision: keep names {word!r}, which is neither a node nor an op",
-                hint=did_you_mean(word, (*graph.nodes, *graph.op_counts)) or "quantkit summarize lists the ops",
+                f"convert_precision: keep={name} is neither a node nor an op type",
+                hint=did_you_mean(name, (*graph.nodes, *graph.op_counts)) or "quantkit summarize lists the op types",
             )
     if weights_only:
-        return _stored_in(dtype, graph, frozenset(keep), minimum_size)
+        return _convert_weights(dtype, graph, frozenset(keep), minimum_size)
     if graph.dialect != "tensorflow":
         raise GraphError(
-            f"only TensorFlow graphs are computed in {to}, and this is one of {graph.dialect} ops",
-            hint="convert the graph that the file was made from, or give weights_only=true",
+            f"cannot compute a graph of {graph.dialect} ops in {to}: only TensorFlow graphs are supported",
+            hint="convert the graph from which the file was exported, or use weights_only=true",
         )
-    return in_half(graph, dtype, frozenset(keep), partial(narrowed, dtype=dtype), partial(objection, dtype=dtype))
+    return convert_to_half(
+        graph, dtype, frozenset(keep), partial(narrow, dtype=dtype), partial(reason_against, dtype=dtype)
+    )
 
 
-def narrowed(tensor: Tensor, dtype: DType) -> Tensor:
-    """A tensor of float32 in 16 bits, rounded to the nearest when it is needed."""
-    return Tensor(dtype, tensor.shape, partial(_rounded, tensor, dtype))
+def narrow(tensor: Tensor, dtype: DType) -> Tensor:
+    """Return a float32 tensor in 16 bits, rounded to nearest on access."""
+    return Tensor(dtype, tensor.shape, partial(_round, tensor, dtype))
 
 
-def _rounded(tensor: Tensor, dtype: DType) -> Array:
+def _round(tensor: Tensor, dtype: DType) -> Array:
     with np.errstate(over="ignore", under="ignore"):
         return tensor.array.astype(dtype.numpy)
 
 
-def objection(tensor: Tensor, dtype: DType) -> str:
-    """Why a tensor of float32 can not be 16 bits; empty: it can.
+def reason_against(tensor: Tensor, dtype: DType) -> str:
+    """Return the reason why a float32 tensor cannot be 16 bits; empty if it can.
 
-    >>> objection(Tensor.of(np.float32([1, 70000])), DType.HALF)
-    'it holds 70000, and float16 ends at 65504'
-    >>> objection(Tensor.of(np.float32([1, 70000])), DType.BFLOAT16)
+    >>> reason_against(Tensor.of(np.float32([1, 70000])), DType.HALF)
+    '70000 is out of range: the largest float16 is 65504'
+    >>> reason_against(Tensor.of(np.float32([1, 70000])), DType.BFLOAT16)
     ''
     """
     values = tensor.array.reshape(-1)
     values = values[np.isfinite(values)]
-    back = _rounded(Tensor.of(values), dtype).astype(np.float32)
-    is_beyond = ~np.isfinite(back)
-    if is_beyond.any():
-        end = np.ldexp(2.0 - 2.0**-10, 15) if dtype is DType.HALF else np.ldexp(2.0 - 2.0**-7, 127)
-        return f"it holds {values[is_beyond][0]:g}, and {dtype.numpy.name} ends at {end:g}"
-    size = np.linalg.norm(values.astype(np.float64))
-    if np.linalg.norm(back - values.astype(np.float64)) > MOST_LOST * size:
-        return f"its numbers, {np.abs(values).max():g} at most, are too small for {dtype.numpy.name}"
+    rounded = _round(Tensor.of(values), dtype).astype(np.float32)
+    is_overflow = ~np.isfinite(rounded)
+    if is_overflow.any():
+        largest = np.ldexp(2.0 - 2.0**-10, 15) if dtype is DType.HALF else np.ldexp(2.0 - 2.0**-7, 127)
+        return f"{values[is_overflow][0]:g} is out of range: the largest {dtype.numpy.name} is {largest:g}"
+    norm = np.linalg.norm(values.astype(np.float64))
+    if np.linalg.norm(rounded - values.astype(np.float64)) > MAX_RELATIVE_ERROR * norm:
+        return f"values up to {np.abs(values).max():g} are too small for {dtype.numpy.name}"
     return ""
 
 
-def _stored_in(dtype: DType, graph: Graph, keep: frozenset[str], minimum_size: int) -> Outcome:
+def _convert_weights(dtype: DType, graph: Graph, keep: frozenset[str], minimum_size: int) -> Outcome:
     draft = Draft(graph)
     changes: list[str] = []
     skips: list[Skip] = []
@@ -127,29 +129,28 @@ def _stored_in(dtype: DType, graph: Graph, keep: frozenset[str], minimum_size: i
             continue
         if value.num_elements < max(minimum_size, 1) or node.name in graph.input_names:
             continue
-        reason = _wish(graph, node, keep) or objection(value, dtype)
+        reason = _keep_reason(graph, node, keep) or reason_against(value, dtype)
         if reason:
             skips.append(Skip(reason, node.name))
             continue
-        draft.replace(node.name, *_stored_and_widened(graph, node, dtype))
+        draft.replace(node.name, *_constant_and_cast(graph, node, dtype))
         changes.append(f"{node.name}: {value.num_elements} values")
     return Outcome(draft.graph(), tuple(changes), tuple(skips))
 
 
-def _wish(graph: Graph, node: Node, keep: frozenset[str]) -> str:
-    """That somebody wants a constant to stay; empty: nobody does."""
-    readers = [use.node for use in graph.node_uses.get(node.name, ()) if use.slot >= 0] if keep else []
-    if keep & {node.name, *(reader.name for reader in readers), *(reader.op for reader in readers)}:
-        return "keep names it, or what reads it"
+def _keep_reason(graph: Graph, node: Node, keep: frozenset[str]) -> str:
+    """Return the reason if a constant or one of its consumers is listed in ``keep``, else empty."""
+    consumers = [use.node for use in graph.node_uses.get(node.name, ()) if use.slot >= 0] if keep else []
+    if keep & {node.name, *(consumer.name for consumer in consumers), *(consumer.op for consumer in consumers)}:
+        return "the constant or a consumer is listed in keep"
     return ""
 
 
-def _stored_and_widened(graph: Graph, node: Node, dtype: DType) -> tuple[Node, Node]:
+def _constant_and_cast(graph: Graph, node: Node, dtype: DType) -> tuple[Node, Node]:
     name = free_name(graph, f"{node.name}/{dtype.numpy.name}")
-    attrs: dict[str, Attr] = {**node.attrs, "value": narrowed(node.value, dtype)}
+    attrs: dict[str, Attr] = {**node.attrs, "value": narrow(node.value, dtype)}
     cast: dict[str, Attr] = {"to": NUMBERS[DType.FLOAT]}
     if graph.dialect == "tensorflow":
         attrs["dtype"] = dtype
         cast = {"SrcT": dtype, "DstT": DType.FLOAT}
-    widened = Node(node.name, "Cast", (Edge(name),), attrs=cast, device=node.device)
-    return node.with_(name=name, attrs=attrs), widened
+    return node.with_(name=name, attrs=attrs), Node(node.name, "Cast", (Edge(name),), attrs=cast, device=node.device)

@@ -1,4 +1,4 @@
-"""Ranges that were measured on data, in the place of nodes that measure them at each run."""
+"""Replace ranges that are computed at run time by ranges that a log of calibration runs contains."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from quantkit.transforms.registry import transform
 MARK = "__requant_min_max:"
 PRINTED = "__print__"
 
-# For each node the pairs of numbers that the log tells of it.
+# Logged (minimum, maximum) pairs by node name.
 Ranges = Mapping[str, list[tuple[float, float]]]
 
 
@@ -23,29 +23,29 @@ Ranges = Mapping[str, list[tuple[float, float]]]
 def freeze_requantization_ranges(
     graph: Graph, *, min_max_log_file: str = "", min_percentile: float = 5.0, max_percentile: float = 5.0
 ) -> Outcome:
-    """Replace the ranges that 8-bit layers measure at each run by constants, which a log tells.
+    """Replace RequantizationRange nodes by constants from a log of calibration runs.
 
-    The log is what a run on data prints after insert_logging(op=RequantizationRange, show_name=true,
-    message="__requant_min_max:"): a line ``;<node>__print__;__requant_min_max:[lowest][highest]`` for each run of each
-    node. Other lines do not matter. A part of the most extreme measurements is left out, at either end.
+    The log is the output of runs after insert_logging(op=RequantizationRange, show_name=true,
+    message="__requant_min_max:"): one line ``;<node>__print__;__requant_min_max:[min][max]`` per node and
+    run. Other lines are ignored. The most extreme minima and maxima are dropped as outliers.
 
     Before:  Requantize(y, RequantizationRange(y))
-    After:   Requantize(y, lowest, highest)
+    After:   Requantize(y, min, max)
 
     Options:
-        min_max_log_file: the log, e.g. ``freeze_requantization_ranges(min_max_log_file="/tmp/min_max_log.txt")``, or
-            a line of one.
-        min_percentile: percentage of the lowest measurements that is left out (5).
-        max_percentile: percentage of the highest measurements that is left out (5).
+        min_max_log_file: log file, for example
+            ``freeze_requantization_ranges(min_max_log_file="/tmp/min_max_log.txt")``, or a line of a log.
+        min_percentile: percentage of the lowest minima to drop (default: 5).
+        max_percentile: percentage of the highest maxima to drop (default: 5).
 
-    A lower end above zero becomes zero, without which Requantize refuses to run.
+    A minimum above zero becomes zero, which Requantize requires.
 
-    Skips when a node is an input or output of the graph; one that the log does not tell of goes on measuring.
+    Skips graph inputs and outputs, and nodes that are not in the log: their ranges stay dynamic.
 
     Raises:
-        RecipeError: no log file is given, or a percentage is none.
-        InputError: the log can not be read, or tells of no ranges.
-        GraphError: the log tells of nodes that the graph does not have, or that are no RequantizationRange.
+        RecipeError: no log file is given, or a percentile is not in [0, 100].
+        InputError: the log cannot be read, or contains no ranges.
+        GraphError: the log contains nodes that are not in the graph, or not RequantizationRange.
 
     Example:
         freeze_requantization_ranges(min_max_log_file=";range__print__;__requant_min_max:[-1.5][12]")
@@ -55,19 +55,19 @@ def freeze_requantization_ranges(
         low = Const(-2e+09)
         high = Const(2e+09)
         range = RequantizationRange(x, low, high, Tinput=qint32)
-        codes = Requantize(x, low, high, range, range:1, Tinput=qint32, out_type=quint8)
-        y = Dequantize(codes, codes:1, codes:2, T=quint8, mode=MIN_FIRST)
+        narrow = Requantize(x, low, high, range, range:1, Tinput=qint32, out_type=quint8)
+        y = Dequantize(narrow, narrow:1, narrow:2, T=quint8, mode=MIN_FIRST)
     """
     if not min_max_log_file:
         raise RecipeError(
             "freeze_requantization_ranges: You must pass a file name to min_max_log_file",
-            hint="insert_logging and a run on data make one",
+            hint="run the graph on data after insert_logging to get the log",
         )
     for name, percentage in (("min_percentile", min_percentile), ("max_percentile", max_percentile)):
         if not 0 <= percentage <= 100:
             raise RecipeError(
                 f"freeze_requantization_ranges: {name} must be between 0 and 100, not {percentage:g}",
-                hint="5 leaves out one measurement of twenty",
+                hint="5 drops one of twenty values",
             )
     ranges = read_log(min_max_log_file)
     _check_nodes(graph, ranges)
@@ -76,18 +76,18 @@ def freeze_requantization_ranges(
     skips: list[Skip] = []
     for name, pairs in ranges.items():
         if name in graph.endpoint_names:
-            skips.append(Skip("it is an input or output of the graph", name))
+            skips.append(Skip("the node is a graph input or output", name))
             continue
-        low = _ranked((pair[0] for pair in pairs), min_percentile / 100)
-        high = _ranked((pair[1] for pair in pairs), 1 - max_percentile / 100)
-        ends = [(f"{name}/frozen_min", min(low, 0.0)), (f"{name}/frozen_max", high)]
-        draft.replace(name, *(constant(frozen, np.float32(value)) for frozen, value in ends))
-        for port, (frozen, _) in enumerate(ends):
+        low = _quantile((pair[0] for pair in pairs), min_percentile / 100)
+        high = _quantile((pair[1] for pair in pairs), 1 - max_percentile / 100)
+        bounds = [(f"{name}/frozen_min", min(low, 0.0)), (f"{name}/frozen_max", high)]
+        draft.replace(name, *(constant(frozen, np.float32(value)) for frozen, value in bounds))
+        for port, (frozen, _) in enumerate(bounds):
             draft.redirect(Edge(name, port), frozen)
-        draft.redirect_controls(name, *(one for one in graph[name].sources if not graph[one].is_constant))
-        changes.append(f"{name}: {min(low, 0.0):g} .. {high:g}, of {len(pairs)} measurements")
+        draft.redirect_controls(name, *(source for source in graph[name].sources if not graph[source].is_constant))
+        changes.append(f"{name}: {min(low, 0.0):g} .. {high:g}, from {len(pairs)} values")
     skips += [
-        Skip("the log does not tell of it", node.name)
+        Skip("no range in the log", node.name)
         for node in graph.nodes.values()
         if node.op == "RequantizationRange" and node.name not in ranges
     ]
@@ -95,36 +95,36 @@ def freeze_requantization_ranges(
 
 
 def read_log(name: str) -> Ranges:
-    """The ranges that a log, or a line of one, tells, by node.
+    """Return the ranges by node of a log file, or of a line of a log.
 
     Raises:
-        InputError: it can not be read, or tells of none.
+        InputError: the log cannot be read, or contains no ranges.
     """
     try:
         text = name if f"{PRINTED};{MARK}" in name else Path(name).expanduser().read_text(errors="replace")
     except OSError as error:
-        raise InputError(f"{name} can not be read: {error.strerror}", hint="give the file that a run printed") from None
-    found: dict[str, list[tuple[float, float]]] = {}
+        raise InputError(f"cannot read {name}: {error.strerror}", hint="pass the log of a run") from None
+    ranges: dict[str, list[tuple[float, float]]] = {}
     for line in text.splitlines():
-        entry = _entry(line)
+        entry = _parse_line(line)
         if entry:
-            found.setdefault(entry[0], []).append(entry[1])
-    if not found:
+            ranges.setdefault(entry[0], []).append(entry[1])
+    if not ranges:
         raise InputError(
             "No min/max range logs were found in the log file",
             hint=f'run the graph after insert_logging(op=RequantizationRange, show_name=true, message="{MARK}")',
         )
-    return found
+    return ranges
 
 
-def _entry(line: str) -> tuple[str, tuple[float, float]] | None:
-    """The node and the range of a line of a log; None: it is about something else."""
+def _parse_line(line: str) -> tuple[str, tuple[float, float]] | None:
+    """Return the node name and the range of a line of a log; None for other lines."""
     if f"{PRINTED};{MARK}" not in line:
         return None
     parts = line.split(";")
-    place = max(number for number, part in enumerate(parts) if number and part.startswith(MARK))
-    numbers = parts[place].split("[")
-    name = parts[place - 1]
+    index = max(number for number, part in enumerate(parts) if number and part.startswith(MARK))
+    numbers = parts[index].split("[")
+    name = parts[index - 1]
     if len(numbers) != 3 or not name.endswith(PRINTED):
         return None
     try:
@@ -134,10 +134,10 @@ def _entry(line: str) -> tuple[str, tuple[float, float]] | None:
     return (name.removesuffix(PRINTED), (low, high)) if math.isfinite(low) and math.isfinite(high) else None
 
 
-def _ranked(values: Iterable[float], part: float) -> float:
-    """The value that so large a part of all values, from 0 to 1, is below."""
+def _quantile(values: Iterable[float], fraction: float) -> float:
+    """Return the value that is larger than a fraction in [0, 1] of all values."""
     ordered = sorted(values)
-    return ordered[min(math.floor(len(ordered) * part + 0.5), len(ordered) - 1)]
+    return ordered[min(math.floor(len(ordered) * fraction + 0.5), len(ordered) - 1)]
 
 
 def _check_nodes(graph: Graph, ranges: Ranges) -> None:
@@ -145,11 +145,11 @@ def _check_nodes(graph: Graph, ranges: Ranges) -> None:
     if missing:
         raise GraphError(
             "Nodes were found in the log file that aren't present in the graph",
-            hint=f"{', '.join(missing[:3])}: the log must come from a copy of this graph",
+            hint=f"use a log of this graph: it has no node {', '.join(missing[:3])}",
         )
     for name in ranges:
         if graph[name].op != "RequantizationRange":
             raise GraphError(
                 f"Node is expected to be a RequantizationRange op: {name}, but is: {graph[name].op}",
-                hint="let insert_logging mark RequantizationRange nodes only: op=RequantizationRange",
+                hint="use insert_logging with op=RequantizationRange",
             )

@@ -1,12 +1,12 @@
-"""Compute in 8 bits what has an 8-bit op: the classic seven steps.
+"""Replace float ops by TensorFlow's quantized ops, in seven steps like the classic tool.
 
-1  placeholders take codes (when their range is given)
-2  trained ranges move in front of activations and pools          _trained_ranges.py
-3  trained ranges become Requantize                               _trained_ranges.py
+1  placeholders become quantized (if their range is given)
+2  fake-quant nodes move before activations and pools             _trained_ranges.py
+3  fake-quant nodes become Requantize                             _trained_ranges.py
 4  float ops become quantize, quantized op, dequantize            _quantized_ops.py
-5  32-bit results go to their trained range directly              _trained_ranges.py
-6  what is quantized for several readers is quantized once        merge_duplicate_nodes.py
-7  dequantize and quantize in a row cancel out
+5  32-bit results are requantized directly to trained ranges      _trained_ranges.py
+6  quantize nodes of the same tensor are merged                   merge_duplicate_nodes.py
+7  pairs of dequantize and quantize are removed
 """
 
 from functools import partial
@@ -23,10 +23,10 @@ from quantkit.transforms.precision._quantized_ops import (
     FLATTEN,
     classic_form,
     dequantize,
+    explain_float,
     has_classic_form,
     ports,
     quantize_ops,
-    why_float,
 )
 from quantkit.transforms.precision._trained_ranges import (
     hoist_fake_quants,
@@ -35,7 +35,7 @@ from quantkit.transforms.precision._trained_ranges import (
 )
 from quantkit.transforms.registry import transform
 
-__all__ = ["classic_form", "has_classic_form", "quantize_nodes", "why_float"]
+__all__ = ["classic_form", "explain_float", "has_classic_form", "quantize_nodes"]
 
 
 @transform(exact=False)
@@ -48,32 +48,33 @@ def quantize_nodes(
     fallback_max: float | None = None,
     ignore_op: tuple[str, ...] = (),
 ) -> Outcome:
-    """Compute convolutions, products, sums, activations and pools on 8-bit codes.
+    """Quantize convolutions, matrix products, sums, activations and pools to 8 bits.
 
     Before:  c = Conv2D(x, w)
              r = Relu(c)
-    After:   c/eightbit = QuantizedConv2D(codes of x, codes of w, their ranges)
+    After:   c/eightbit = QuantizedConv2D(quantized x, quantized w, their ranges)
              c/eightbit/requantize = Requantize(c/eightbit, its range)
              r/eightbit = QuantizedRelu(c/eightbit/requantize)
              r = Dequantize(r/eightbit)
 
-    Every op keeps its name, as the Dequantize that decodes its result; what nobody reads any more goes. Ranges that
-    training left as fake-quant nodes are used; other ranges are found while the graph runs. AddV2 and ConcatV2 are
-    taken for what they are, Add and Concat.
+    The Dequantize of each result keeps the name of the float op; unused nodes are removed. Ranges of
+    fake-quant nodes are used; other ranges are computed at run time. AddV2 and ConcatV2 are quantized
+    like Add and Concat.
 
     Options:
-        input_min: with input_max: float placeholders are fed codes of this range instead.
+        input_min: with input_max: float placeholders become quint8 with this range.
         input_max: see input_min.
-        fallback_min: with fallback_max: the range of results whose range is not known from training.
+        fallback_min: with fallback_max: range of results without a trained range.
         fallback_max: see fallback_min.
         ignore_op: op types that stay float.
 
-    Skips when an op does not compute in float, or in a way that its quantized form does not know: NCHW, dilations,
-    explicit padding, unequal strides, groups, operands repeated along an inner dimension, tensors of no elements.
+    Skips ops of other types than float, and ops that their quantized form does not support: NCHW,
+    dilations, EXPLICIT padding, unequal strides, groups, broadcasting along an inner dimension, and
+    empty tensors.
 
     Raises:
-        RecipeError: half a range is given, or an empty one; ignore_op names no op.
-        GraphError: the graph is not TensorFlow's, or a node lacks an attribute.
+        RecipeError: a range lacks a bound or is empty, or ignore_op is not an op type.
+        GraphError: the graph is not a TensorFlow graph, or a node lacks an attribute.
 
     Example:
         quantize_nodes
@@ -84,20 +85,20 @@ def quantize_nodes(
     """
     inputs, fallback = _range("input", input_min, input_max), _range("fallback", fallback_min, fallback_max)
     if fallback is not None and not fallback[0] <= 0 <= fallback[1]:
-        raise RecipeError("quantize_nodes: the range from fallback_min to fallback_max must hold 0")
+        raise RecipeError("quantize_nodes: the range from fallback_min to fallback_max must include 0")
     for op in ignore_op:
         if find_op(op) is None:
-            raise RecipeError(f"quantize_nodes: ignore_op={op} names no op", hint=did_you_mean(op, op_names()))
+            raise RecipeError(f"quantize_nodes: ignore_op={op} is not an op type", hint=did_you_mean(op, op_names()))
     if graph.dialect != "tensorflow":
         raise GraphError(
-            f"quantize_nodes makes TensorFlow's quantized ops, and this is a graph of {graph.dialect} ops",
-            hint="apply it to the GraphDef that the file was made from",
+            f"quantize_nodes requires a TensorFlow graph, and this graph has {graph.dialect} ops",
+            hint="apply it to the GraphDef from which the file was exported",
         )
     before = graph
     changes: list[str] = []
     skips: list[Skip] = []
     for step in (
-        partial(_feed_codes, bounds=inputs),
+        partial(_quantize_placeholders, bounds=inputs),
         hoist_fake_quants,
         requantize_fake_quants,
         partial(quantize_ops, fallback=fallback, ignored=ignore_op),
@@ -106,14 +107,14 @@ def quantize_nodes(
         changes.extend(changed)
         skips.extend(skipped)
     graph = merge_duplicate_nodes(merge_adjacent_requantizes(graph))
-    return Outcome(_without_left_overs(_without_round_trips(graph), before), tuple(changes), tuple(skips))
+    return Outcome(_remove_unused(_remove_round_trips(graph), before), tuple(changes), tuple(skips))
 
 
 def _range(name: str, low: float | None, high: float | None) -> tuple[float, float] | None:
-    """A range given as two options.
+    """Return the range of two options; None if both are absent.
 
     Raises:
-        RecipeError: one is missing, or the range is empty.
+        RecipeError: an option is missing, or the range is empty.
     """
     if low is None and high is None:
         return None
@@ -124,64 +125,64 @@ def _range(name: str, low: float | None, high: float | None) -> tuple[float, flo
     return low, high
 
 
-def _feed_codes(graph: Graph, *, bounds: tuple[float, float] | None) -> Outcome:
-    """Let float placeholders take 8-bit codes of a range."""
+def _quantize_placeholders(graph: Graph, *, bounds: tuple[float, float] | None) -> Outcome:
+    """Replace float placeholders by quint8 placeholders with a range."""
     if bounds is None:
         return Outcome(graph)
     redirected = Draft(graph)
-    taken: list[Node] = []
+    quantized: list[Node] = []
     skips: list[Skip] = []
     for node in graph.nodes.values():
         if node.op != "Placeholder":
             continue
         dtype = attribute(node, "dtype")
         if dtype is not DType.FLOAT:
-            skips.append(Skip(f"it takes {dtype.value}, not float", node.name))
+            skips.append(Skip(f"the type of the placeholder is {dtype.value}, not float", node.name))
         elif node.name in graph.output_names:
-            skips.append(Skip("it is an output of the graph, too", node.name))
+            skips.append(Skip("the placeholder is also a graph output", node.name))
         else:
-            taken.append(node)
+            quantized.append(node)
             redirected.redirect(node.name, f"{node.name}_eightbit/dequantize")
     draft = Draft(redirected.graph())
-    for node in taken:
-        draft.replace(node.name, *_decoded_placeholder(node, bounds))
-    return Outcome(draft.graph(), tuple(f"{node.name} (Placeholder) takes quint8" for node in taken), tuple(skips))
+    for node in quantized:
+        draft.replace(node.name, *_quantize_placeholder(node, bounds))
+    return Outcome(draft.graph(), tuple(f"{node.name} (Placeholder) -> quint8" for node in quantized), tuple(skips))
 
 
-def _decoded_placeholder(node: Node, bounds: tuple[float, float]) -> list[Node]:
+def _quantize_placeholder(node: Node, bounds: tuple[float, float]) -> list[Node]:
     name = f"{node.name}_eightbit"
     low, high = constant(f"{name}/min", bounds[0]), constant(f"{name}/max", bounds[1])
-    codes = (Edge(node.name), Edge(low.name), Edge(high.name))
-    return [node.with_attrs(dtype=DType.QUINT8), low, high, dequantize(f"{name}/dequantize", codes)]
+    edges = (Edge(node.name), Edge(low.name), Edge(high.name))
+    return [node.with_attrs(dtype=DType.QUINT8), low, high, dequantize(f"{name}/dequantize", edges)]
 
 
-def _without_round_trips(graph: Graph) -> Graph:
-    """Let readers of codes made of decoded codes read the first codes, whose range is at least as wide."""
+def _remove_round_trips(graph: Graph) -> Graph:
+    """Bypass pairs of Dequantize and QuantizeV2; the range before such a pair is at least as wide."""
     draft = Draft(graph)
     for node in graph.nodes.values():
-        codes = _codes_before(graph, node)
-        for port, edge in zip(ports(node.name), codes, strict=False):
+        source = _source_of_round_trip(graph, node)
+        for port, edge in zip(ports(node.name), source, strict=False):
             draft.redirect(port, edge)
     return draft.graph()
 
 
-def _codes_before(graph: Graph, node: Node) -> tuple[Edge, ...]:
-    """The codes that a QuantizeV2 makes anew of what a Dequantize decoded; nothing where it does more than that."""
+def _source_of_round_trip(graph: Graph, node: Node) -> tuple[Edge, ...]:
+    """Return the inputs of the Dequantize whose result a QuantizeV2 quantizes again; empty if they differ."""
     if node.op != "QuantizeV2" or node.controls or node.name in graph.endpoint_names:
         return ()
-    decoded = graph[node.inputs[0].node]
-    if decoded.op != "Dequantize" or decoded.controls or decoded.name in graph.input_names:
+    source = graph[node.inputs[0].node]
+    if source.op != "Dequantize" or source.controls or source.name in graph.input_names:
         return ()
-    if any(attribute(node, name) != attribute(decoded, name) for name in ("T", "mode", "axis", "narrow_range")):
+    if any(attribute(node, name) != attribute(source, name) for name in ("T", "mode", "axis", "narrow_range")):
         return ()
     if attribute(node, "mode") != b"MIN_FIRST" or attribute(node, "axis") != -1:
         return ()
-    measured = zip(("Min", "Max"), node.inputs[1:], strict=True)
-    return decoded.inputs if all(_spans(graph, edge, op, node.inputs[0]) for op, edge in measured) else ()
+    bounds = zip(("Min", "Max"), node.inputs[1:], strict=True)
+    return source.inputs if all(_is_extreme(graph, edge, op, node.inputs[0]) for op, edge in bounds) else ()
 
 
-def _spans(graph: Graph, edge: Edge, op: str, tensor: Edge) -> bool:
-    """Whether an edge is the smallest or largest (``op``) of all elements of a tensor."""
+def _is_extreme(graph: Graph, edge: Edge, op: str, tensor: Edge) -> bool:
+    """Return True if an edge is the minimum or maximum (``op``) of all elements of a tensor."""
     extreme = graph[edge.node]
     if extreme.op != op:
         return False
@@ -194,12 +195,12 @@ def _spans(graph: Graph, edge: Edge, op: str, tensor: Edge) -> bool:
     )
 
 
-def _without_left_overs(graph: Graph, before: Graph) -> Graph:
-    """Without the nodes that led to a reader, or to the end of the graph, before and lead nowhere now."""
-    wanted = [
+def _remove_unused(graph: Graph, before: Graph) -> Graph:
+    """Remove nodes that have become unused; nodes without consumers in the old graph stay."""
+    roots = [
         name
         for name in before.nodes
         if name in graph and (name in before.endpoint_names or name not in before.node_uses)
     ]
-    needed = graph.with_(outputs=tuple(Edge(name) for name in wanted)).reachable(stop_at_inputs=False)
+    needed = graph.with_(outputs=tuple(Edge(name) for name in roots)).reachable(stop_at_inputs=False)
     return graph.with_nodes(node for node in graph.nodes.values() if node.name in needed)

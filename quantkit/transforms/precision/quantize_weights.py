@@ -1,9 +1,9 @@
-"""Store large float constants as 8-bit codes.
+"""Store large float constants as 8-bit integers.
 
-    code = round(x * scale) - round(lo * scale)      scale = 255 / (hi - lo)      lo <= 0 <= hi
-    x   ~= (round(lo * scale) + code) / scale
+    q  =  round(x * scale) - round(lo * scale)      scale = 255 / (hi - lo)      lo <= 0 <= hi
+    x  ~= (round(lo * scale) + q) / scale
 
-Rounding is half away from zero, in double precision; real 0 always falls on a code.
+Rounding is half away from zero, in double precision. Zero is quantized without error.
 """
 
 import numpy as np
@@ -16,31 +16,30 @@ from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.transforms.registry import transform
 
-# Adding this, with the sign of y, and cutting off the fraction rounds y half away from zero; adding 0.5 itself
-# would round 0.49999999999999994 up.
+# trunc(y + copysign(ALMOST_HALF, y)) rounds half away from zero; with 0.5 it would round 0.49999999999999994 up.
 ALMOST_HALF = np.nextafter(0.5, 0.0)
-# So many values pass through the work arrays at a time: these then stay in the processor's cache.
+# Number of values that are quantized at a time, so that the temporary arrays stay in the processor's cache.
 CHUNK = 1 << 14
-# Beyond these, Dequantize makes NaN: its step is flushed to zero, or its range is infinite in float32.
-NARROWEST_RANGE = 256 * float(np.finfo(np.float32).tiny)
-WIDEST_RANGE = 255 / 256 * float(np.finfo(np.float32).max)
+# Outside these limits, Dequantize returns NaN: its step is flushed to zero, or its range is infinite in float32.
+MIN_RANGE = 256 * float(np.finfo(np.float32).tiny)
+MAX_RANGE = 255 / 256 * float(np.finfo(np.float32).max)
 
 
 @transform(exact=False)
 def quantize_weights(graph: Graph, *, minimum_size: int = 1024) -> Outcome:
-    """Store large float constants as 8-bit codes, a quarter of the size, decoded when the graph runs.
+    """Store large float constants as 8-bit integers, a quarter of the size, followed by Dequantize.
 
     Before:  w = Const[float]
     After:   w = Dequantize(w_quantized_const, w_quantized_min, w_quantized_max)
 
-    The range of a tensor is that of its values, stretched to hold 0; they come back within one step, which is
-    (max - min) / 255. A tensor of zeros gets the range [0, 1] and comes back as exact zeros. The new constants wait
-    for what the old one waited for.
+    The range of a tensor is the range of its values, extended to include 0; the error is at most one
+    step, (max - min) / 255. A tensor of zeros gets the range [0, 1] and is dequantized to exact zeros. The
+    new constants keep the control dependencies of the old one.
 
     Options:
-        minimum_size: constants with fewer elements stay float.
+        minimum_size: constants with fewer elements stay float (default: 1024).
 
-    Skips when a value is infinite or NaN, or the range is wider than float32 can say.
+    Skips constants with infinite or NaN values, or with a range beyond float32.
 
     Raises:
         GraphError: a constant lacks its type or its value.
@@ -59,74 +58,69 @@ def quantize_weights(graph: Graph, *, minimum_size: int = 1024) -> Outcome:
     for node in graph.nodes.values():
         if not _is_weight(node, minimum_size):
             continue
-        made = _quantized(node)
-        if isinstance(made, Skip):
-            skips.append(made)
+        new_nodes = _quantize_constant(node)
+        if isinstance(new_nodes, Skip):
+            skips.append(new_nodes)
         else:
-            draft.replace(node.name, *made)
+            draft.replace(node.name, *new_nodes)
             changes.append(f"{node.name}: {node.value.num_elements} values")
     return Outcome(draft.graph(), tuple(changes), tuple(skips))
 
 
-def codes_of(values: npt.NDArray[np.float32], low: np.float32, high: np.float32) -> npt.NDArray[np.uint8]:
-    """8-bit codes of real values, bit for bit those of the classic tool.
+def quantize_values(values: npt.NDArray[np.float32], low: np.float32, high: np.float32) -> npt.NDArray[np.uint8]:
+    """Return the 8-bit quantized values of real values, bitwise equal to those of the classic tool.
 
     Args:
         values: any shape, finite, within [low, high].
         low, high: range, ``low <= 0 <= high`` and ``low < high``.
 
     Returns:
-        Codes of the same shape.
+        Quantized values of the same shape.
 
-    >>> codes_of(np.float32([-1.0, 0.0, 0.5, 1.0]), np.float32(-1), np.float32(1))
+    >>> quantize_values(np.float32([-1.0, 0.0, 0.5, 1.0]), np.float32(-1), np.float32(1))
     array([  0, 128, 192, 255], dtype=uint8)
     """
     scale = 256.0 / (float(high - low) * (256.0 / 255.0))
-    zero = _rounded(float(low) * scale)
+    zero = _round(float(low) * scale)
     flat = np.ascontiguousarray(values).reshape(-1)
-    codes = np.empty(flat.shape, np.uint8)
+    quantized = np.empty(flat.shape, np.uint8)
     for start in range(0, flat.size, CHUNK):
         chunk = slice(start, start + CHUNK)
-        levels = _rounded(np.multiply(flat[chunk], scale, dtype=np.float64))
+        levels = _round(np.multiply(flat[chunk], scale, dtype=np.float64))
         levels -= zero
-        codes[chunk] = np.clip(levels, 0, 255, out=levels)
-    return codes.reshape(values.shape)
+        quantized[chunk] = np.clip(levels, 0, 255, out=levels)
+    return quantized.reshape(values.shape)
 
 
-def _rounded(values: npt.ArrayLike) -> npt.NDArray[np.int16]:
-    """Nearest integers of float64 numbers below 2^15, halves away from zero."""
+def _round(values: npt.ArrayLike) -> npt.NDArray[np.int16]:
+    """Round float64 numbers below 2^15 to integers, half away from zero."""
     return np.add(values, np.copysign(ALMOST_HALF, values)).astype(np.int16)
 
 
-def _quantized(node: Node) -> list[Node] | Skip:
-    """The four nodes that take a constant's place."""
-    values = node.value.array  # once: a large tensor may be computed each time it is asked for
+def _quantize_constant(node: Node) -> list[Node] | Skip:
+    """Return the four nodes that replace a constant."""
+    values = node.value.array  # read once: a large tensor may be computed on each access
     with np.errstate(over="ignore", invalid="ignore"):
         low, high = min(values.min(), np.float32(0)), max(values.max(), np.float32(0))
         width = float(high - low)
     if not np.isfinite([low, high]).all():
-        return Skip("it holds a value that is infinite or not a number", node.name)
-    if width > WIDEST_RANGE:
-        return Skip(f"its range [{low:g}, {high:g}] is wider than float32 can say", node.name)
-    if width < NARROWEST_RANGE:
+        return Skip("the constant contains infinite or NaN values", node.name)
+    if width > MAX_RANGE:
+        return Skip(f"the width of the range [{low:g}, {high:g}] is beyond float32", node.name)
+    if width < MIN_RANGE:
         low, high = np.float32(0), np.float32(1)
-    codes = constant(f"{node.name}_quantized_const", codes_of(values, low, high), DType.QUINT8)
-    ends = (constant(f"{node.name}_quantized_min", low), constant(f"{node.name}_quantized_max", high))
-    constants = [one.with_(controls=node.controls) for one in (codes, *ends)]
-    decoded = Node(
-        node.name,
-        "Dequantize",
-        tuple(Edge(one.name) for one in constants),
-        attrs={"T": DType.QUINT8, "mode": b"MIN_FIRST"},
-    )
-    return [*constants, decoded]
+    quantized = constant(f"{node.name}_quantized_const", quantize_values(values, low, high), DType.QUINT8)
+    bounds = (constant(f"{node.name}_quantized_min", low), constant(f"{node.name}_quantized_max", high))
+    constants = [new.with_(controls=node.controls) for new in (quantized, *bounds)]
+    edges = tuple(Edge(new.name) for new in constants)
+    return [*constants, Node(node.name, "Dequantize", edges, attrs={"T": DType.QUINT8, "mode": b"MIN_FIRST"})]
 
 
 def _is_weight(node: Node, minimum_size: int) -> bool:
-    """Whether a node is a large float constant.
+    """Return True if a node is a large float constant.
 
     Raises:
-        GraphError: it is a constant and lacks its type or its value.
+        GraphError: a constant lacks its type or its value.
     """
     if node.op != "Const":
         return False

@@ -1,4 +1,4 @@
-"""Round float constants to few values, so that the file compresses well.
+"""Round float constants to few distinct values, so that the file compresses well.
 
     x'  =  lo + step * (floor((x - lo) / step) + 1/2)        step = (hi - lo) / num_steps
 
@@ -16,21 +16,23 @@ from quantkit.ir.rewrite import Outcome
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.transforms.registry import transform
 
-# A tensor of fewer values than this would hardly compress better.
-SMALLEST = 16
+# Smaller tensors would hardly compress better.
+MIN_ELEMENTS = 16
 
 
 @transform(exact=False, dialects=("tensorflow", "onnx"))
 def round_weights(graph: Graph, *, num_steps: int = 256) -> Outcome:
-    """Round float constants of 16 or more elements to the middles of equal steps: the file then packs well.
+    """Round float constants of 16 or more elements to the midpoints of equal steps.
+
+    The size of the file stays, but the file compresses well.
 
     Before:  w = Const[float], any values
-    After:   w = Const[float], at most num_steps different values
-
-    Skips when all values of a tensor are equal; values that are infinite or not a number stay as they are.
+    After:   w = Const[float], at most num_steps distinct values
 
     Options:
-        num_steps: how many values a tensor may have.
+        num_steps: maximum number of distinct values of a tensor (default: 256).
+
+    Skips tensors with a single distinct value. Infinite and NaN values stay unchanged.
 
     Raises:
         RecipeError: num_steps is less than 1.
@@ -43,7 +45,7 @@ def round_weights(graph: Graph, *, num_steps: int = 256) -> Outcome:
     """
     if num_steps < 1:
         raise RecipeError(
-            f"round_weights: num_steps must be at least 1, not {num_steps}", hint="256 keeps 8 bits of each weight"
+            f"round_weights: num_steps must be at least 1, not {num_steps}", hint="use 256 for 8 bits per weight"
         )
     draft = Draft(graph)
     changes: list[str] = []
@@ -53,16 +55,16 @@ def round_weights(graph: Graph, *, num_steps: int = 256) -> Outcome:
             node.is_constant
             and isinstance(tensor, Tensor)
             and tensor.dtype is DType.FLOAT
-            and tensor.num_elements >= SMALLEST
+            and tensor.num_elements >= MIN_ELEMENTS
         ):
-            rounded = Tensor(tensor.dtype, tensor.shape, partial(_rounded, tensor, num_steps))
+            rounded = Tensor(tensor.dtype, tensor.shape, partial(_round, tensor, num_steps))
             draft.replace(node.name, node.with_attrs(value=rounded))
             changes.append(f"{node.name}: {tensor.num_elements} values")
     return Outcome(draft.graph(), tuple(changes))
 
 
-def _rounded(tensor: Tensor, num_steps: int) -> Array:
-    """The values of a tensor, rounded."""
+def _round(tensor: Tensor, num_steps: int) -> Array:
+    """Return the rounded values of a tensor."""
     values = tensor.array
     finite = values[np.isfinite(values)]
     if not finite.size:

@@ -1,4 +1,4 @@
-"""Weights of 16 bits, and graphs that compute in 16 bits."""
+"""Weights in 16 bits, and graphs that compute in 16 bits."""
 
 from pathlib import Path
 
@@ -19,13 +19,13 @@ from quantkit.model import load
 from quantkit.ops.kernels import evaluate
 from quantkit.recipes import parse, run
 from quantkit.runtimes import find_runtime, open_session
-from quantkit.transforms.precision._half_graphs import COMPUTING, MOVING
+from quantkit.transforms.precision._half_graphs import COMPUTE_OPS, MOVEMENT_OPS
 from quantkit.transforms.precision.convert_precision import convert_precision
 
 Floats = npt.NDArray[np.float32]
-PICTURES = Path(__file__).parents[3] / "assets" / "digits_heldout.npz"
+IMAGES = Path(__file__).parents[3] / "assets" / "digits_heldout.npz"
 TYPES = {"float16": DType.HALF, "bfloat16": DType.BFLOAT16}
-# What the docstring says, as a part of the largest number before the softmax.
+# Tolerances of the docstring, relative to the largest logit.
 TOLERANCES = {"float16": 0.002, "bfloat16": 0.02}
 
 
@@ -43,41 +43,41 @@ def graph_of(values: Floats, op: str = "Mul") -> Graph:
 def test_weights_are_exact_to_rounding(values: Floats, to: str) -> None:
     graph = graph_of(values)
     outcome = convert_precision.outcome(graph, to=to, minimum_size=1)
-    made = outcome.graph
+    converted = outcome.graph
     if outcome.changes:
-        (widened,) = evaluate(made["w"], [made[made["w"].inputs[0].node].value.array])
+        (widened,) = evaluate(converted["w"], [converted[converted["w"].inputs[0].node].value.array])
         np.testing.assert_array_equal(widened, values.astype(TYPES[to].numpy).astype(np.float32))
     else:
         assert "too small" in outcome.skips[0].reason
         assert np.abs(values).max() < 1e-3
-    again = convert_precision.outcome(made, to=to, minimum_size=1)
-    assert (again.graph, again.changes) == (made, ())
+    again = convert_precision.outcome(converted, to=to, minimum_size=1)
+    assert (again.graph, again.changes) == (converted, ())
 
 
 @pytest.mark.parametrize("value", [65520.0, -1e30, 3.4e38])
-def test_numbers_beyond_the_type_are_named(value: float) -> None:
+def test_values_out_of_range_are_skipped(value: float) -> None:
     graph = graph_of(np.float32([1, value]))
     for weights_only in (True, False):
         outcome = convert_precision.outcome(graph, to="float16", weights_only=weights_only, minimum_size=1)
         assert outcome.graph == graph
-        assert f"it holds {value:g}, and float16 ends at 65504" in str(outcome.skips[0])
-    made = convert_precision.outcome(graph, to="bfloat16", minimum_size=1)
-    assert bool(made.changes) == (abs(value) < 3.39e38)
+        assert f"{value:g} is out of range: the largest float16 is 65504" in str(outcome.skips[0])
+    converted = convert_precision.outcome(graph, to="bfloat16", minimum_size=1)
+    assert bool(converted.changes) == (abs(value) < 3.39e38)
 
 
-def test_what_is_not_finite_stays_so() -> None:
+def test_infinite_and_nan_values_stay() -> None:
     graph = graph_of(np.float32([np.nan, np.inf, 1]))
-    made = convert_precision(graph, minimum_size=1)
-    np.testing.assert_array_equal(made["w/float16"].value.array, np.float16([np.nan, np.inf, 1]))
+    converted = convert_precision(graph, minimum_size=1)
+    np.testing.assert_array_equal(converted["w/float16"].value.array, np.float16([np.nan, np.inf, 1]))
 
 
-def test_words_that_mean_nothing_are_refused() -> None:
+def test_unknown_options_and_onnx_graphs_are_rejected() -> None:
     graph = graph_of(np.float32([1]))
     with pytest.raises(RecipeError, match="'float8' is not a value of to"):
         convert_precision(graph, to="float8")
-    with pytest.raises(RecipeError, match="'weihgts'"):
+    with pytest.raises(RecipeError, match="keep=weihgts"):
         convert_precision(graph, keep=("weihgts",))
-    convert_precision(graph, keep=("Softmax",))  # an op that other graphs have
+    convert_precision(graph, keep=("Softmax",))  # an op type that is not in this graph
     with pytest.raises(GraphError, match="onnx"):
         convert_precision(graph.with_(dialect="onnx"), weights_only=False)
 
@@ -91,8 +91,8 @@ def digits() -> Graph:
     return graph.with_endpoints(None, ["softmax", str(graph["softmax"].inputs[0])])
 
 
-def test_half_the_bytes(digits: Graph) -> None:
-    sizes = [len(graphdef.encode(one)) for one in (digits, convert_precision(digits, minimum_size=16))]
+def test_size_is_halved_and_accumulation_ops_stay_float(digits: Graph) -> None:
+    sizes = [len(graphdef.encode(graph)) for graph in (digits, convert_precision(digits, minimum_size=16))]
     assert sizes[1] < 0.56 * sizes[0]
     whole = convert_precision(digits, weights_only=False)
     kinds = {node.op: node.attrs["T"] for node in whole.nodes.values() if "T" in node.attrs}
@@ -103,23 +103,22 @@ def test_half_the_bytes(digits: Graph) -> None:
 @pytest.mark.parametrize("weights_only", [True, False], ids=["weights", "whole"])
 @pytest.mark.parametrize("to", TYPES)
 @pytest.mark.parametrize("runtime", ["reference", pytest.param("tensorflow", marks=pytest.mark.engine)])
-def test_answers_stay_within_the_tolerance(runtime: str, to: str, weights_only: bool, digits: Graph) -> None:
+def test_outputs_stay_within_tolerance(runtime: str, to: str, weights_only: bool, digits: Graph) -> None:
     if not find_runtime(runtime).available().ok:
         pytest.skip(find_runtime(runtime).available().detail)
     logits = str(digits.outputs[1])
-    pictures = (np.load(PICTURES)["images"][:40].astype(np.float32) - 128) / 128
-    made = convert_precision(digits, to=to, weights_only=weights_only)
-    with open_session(digits, "reference") as before, open_session(made, runtime) as after:
-        assert [(one.name, one.dtype) for one in after.outputs] == [(one.name, one.dtype) for one in before.outputs]
-        for picture in pictures:
-            want, found = (session.run({"Mul": picture[None]}) for session in (before, after))
-            np.testing.assert_allclose(
-                found[logits], want[logits], rtol=0, atol=TOLERANCES[to] * np.abs(want[logits]).max()
-            )
-            assert found["softmax"].argmax() == want["softmax"].argmax()
+    images = (np.load(IMAGES)["images"][:40].astype(np.float32) - 128) / 128
+    converted = convert_precision(digits, to=to, weights_only=weights_only)
+    with open_session(digits, "reference") as before, open_session(converted, runtime) as after:
+        assert [(end.name, end.dtype) for end in after.outputs] == [(end.name, end.dtype) for end in before.outputs]
+        for image in images:
+            expected, actual = (session.run({"Mul": image[None]}) for session in (before, after))
+            atol = TOLERANCES[to] * np.abs(expected[logits]).max()
+            np.testing.assert_allclose(actual[logits], expected[logits], rtol=0, atol=atol)
+            assert actual["softmax"].argmax() == expected["softmax"].argmax()
 
 
-# What each op reads besides x, and its attributes.
+# Shape of x, further inputs and attributes of each op.
 NUMBERS = np.float32([[1, 2], [-3, 0.5]])
 IMAGE = (1, 4, 4, 2)
 WINDOW = {"strides": (1, 1, 1, 1), "padding": b"SAME"}
@@ -173,15 +172,15 @@ FIRST = {
 
 
 def one_op(op: str) -> Graph:
-    """x -> Mul -> the op -> Mul: with neighbours in 16 bits."""
-    shape, behind, attrs = EXTRA.get(op, ((2, 2), [], {}))
+    """Return the graph x -> Mul -> op -> Mul, in which the neighbours of the op are 16 bits."""
+    shape, following, attrs = EXTRA.get(op, ((2, 2), [], {}))
     if op == "Conv2DBackpropInput":
         shape, attrs = IMAGE, WINDOW
     attrs = {**attrs, **({"num_split": 2} if op == "Split" else {"N": 1} if op == "Concat" else {})}
-    front = FIRST.get(op, [])
-    consts = [constant(f"c{number}", value) for number, value in enumerate((*front, *behind))]
-    names = [one.name for one in consts]
-    edges = (*names[: len(front)], "a", *names[len(front) :])
+    leading = FIRST.get(op, [])
+    consts = [constant(f"c{number}", value) for number, value in enumerate((*leading, *following))]
+    names = [const.name for const in consts]
+    edges = (*names[: len(leading)], "a", *names[len(leading) :])
     if op == "Concat":
         edges = (*edges, "a")
         attrs["N"] = 2
@@ -197,21 +196,21 @@ def one_op(op: str) -> Graph:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("to", TYPES)
-@pytest.mark.parametrize("op", sorted(COMPUTING | MOVING))
-def test_every_op_that_is_converted_runs_in_tensorflow(op: str, to: str) -> None:
+@pytest.mark.parametrize("op", sorted(COMPUTE_OPS | MOVEMENT_OPS))
+def test_every_converted_op_runs_in_tensorflow(op: str, to: str) -> None:
     if not find_runtime("tensorflow").available().ok:
         pytest.skip(find_runtime("tensorflow").available().detail)
     before = one_op(op)
-    made = convert_precision(before, to=to, weights_only=False)
-    assert made["n"].attrs["T"] is TYPES[to]
+    converted = convert_precision(before, to=to, weights_only=False)
+    assert converted["n"].attrs["T"] is TYPES[to]
     x = np.random.default_rng(0).uniform(-2, 2, before["x"].attrs["shape"].sizes).astype(np.float32)  # type: ignore[union-attr]
-    want, found, ours = (
+    expected, in_tensorflow, in_reference = (
         open_session(graph, runtime).run({"x": x})["y"]
-        for graph, runtime in ((before, "tensorflow"), (made, "tensorflow"), (made, "reference"))
+        for graph, runtime in ((before, "tensorflow"), (converted, "tensorflow"), (converted, "reference"))
     )
     step = 2.0**-9 if to == "float16" else 2.0**-6
-    np.testing.assert_allclose(found, want, rtol=step, atol=step * np.abs(want).max())
-    np.testing.assert_allclose(ours, want, rtol=step, atol=step * np.abs(want).max())
+    for actual in (in_tensorflow, in_reference):
+        np.testing.assert_allclose(actual, expected, rtol=step, atol=step * np.abs(expected).max())
 
 
 def chain(count: int) -> Graph:
@@ -225,14 +224,14 @@ def chain(count: int) -> Graph:
 
 
 @pytest.mark.parametrize("weights_only", [True, False])
-def test_work_is_linear(weights_only: bool) -> None:
+def test_convert_precision_runs_in_linear_time(weights_only: bool) -> None:
     check_linear_work(convert_precision, chain, weights_only=weights_only, minimum_size=1)
 
 
-def test_the_argument_stays_as_it_is(digits: Graph) -> None:
-    kept = Graph.of(digits.nodes.values(), digits.inputs, digits.outputs)
-    made = convert_precision(digits, weights_only=False)
-    assert digits.nodes == kept.nodes
-    verify(made)
-    assert (made.inputs, made.outputs) == (digits.inputs, digits.outputs)
-    assert convert_precision(digits, weights_only=False) == made
+def test_argument_stays_unchanged(digits: Graph) -> None:
+    copy = Graph.of(digits.nodes.values(), digits.inputs, digits.outputs)
+    converted = convert_precision(digits, weights_only=False)
+    assert digits.nodes == copy.nodes
+    verify(converted)
+    assert (converted.inputs, converted.outputs) == (digits.inputs, digits.outputs)
+    assert convert_precision(digits, weights_only=False) == converted

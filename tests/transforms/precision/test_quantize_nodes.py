@@ -35,7 +35,7 @@ def random(*sizes: int) -> npt.NDArray[np.float32]:
 
 X = placeholder("x", 1, 8, 8, 4)
 W = constant("w", random(3, 3, 4, 5))
-# One node of each op that can be quantized, reading x and what it needs.
+# A node of each op type that can be quantized, with its inputs.
 EACH: Mapping[str, tuple[Node, ...]] = {
     "Add": (constant("k", random(4)), op("y", "Add", "x", "k")),
     "AddV2": (constant("k", random(4)), op("y", "AddV2", "x", "k")),
@@ -60,54 +60,54 @@ def graph_of(*nodes: Node, outputs: tuple[str, ...] = ("y",)) -> Graph:
 
 
 def skips(graph: Graph, **options: Any) -> list[str]:
-    """The reasons to leave the graph as it is, which it must be."""
+    """Check that the graph stays unchanged, and return the skips."""
     outcome = quantize_nodes.outcome(graph, **options)
     assert outcome.graph == graph
     return [str(skip) for skip in outcome.skips]
 
 
 def check_types(graph: Graph) -> None:
-    """Every tensor has the type that its reader expects."""
+    """Check that every tensor has the type that its consumer expects."""
     verify(graph)
     for node in graph.nodes.values():
         for edge, expected in zip(node.inputs, input_dtypes(node), strict=True):
-            assert output_dtypes(graph[edge.node])[edge.port] is expected, f"{node.name} reads {edge}"
+            assert output_dtypes(graph[edge.node])[edge.port] is expected, f"{node.name} has the input {edge}"
 
 
-def nearly_float(graph: Graph, tolerance: float, **options: Any) -> None:
-    """Run in TensorFlow, the quantized graph differs from the float one by part of the largest answer."""
+def check_close_to_float(graph: Graph, tolerance: float, **options: Any) -> None:
+    """Check that the quantized graph agrees with the float graph in TensorFlow, relative to the largest output."""
     feeds = {str(edge): random(*graph[edge.node].attrs["shape"].sizes) for edge in graph.inputs}  # type: ignore[union-attr]
-    answers = []
-    for one in (graph, quantize_nodes(graph, **options)):
-        with open_session(one, "tensorflow") as session:
-            answers.append(session.run(feeds)["y"])
-    assert np.abs(answers[0] - answers[1]).max() <= tolerance * np.abs(answers[0]).max()
+    outputs = []
+    for version in (graph, quantize_nodes(graph, **options)):
+        with open_session(version, "tensorflow") as session:
+            outputs.append(session.run(feeds)["y"])
+    assert np.abs(outputs[0] - outputs[1]).max() <= tolerance * np.abs(outputs[0]).max()
 
 
-def test_every_op_of_the_table_is_tried() -> None:
+def test_every_quantized_op_is_tested() -> None:
     assert set(EACH) == {*QUANTIZED_OPS, "AddV2", "ConcatV2"}
 
 
 @pytest.mark.parametrize("kind", EACH)
-def test_each_op_keeps_its_name_as_a_dequantize(kind: str) -> None:
+def test_each_op_becomes_dequantize_of_quantized_op(kind: str) -> None:
     graph = graph_of(*EACH[kind])
     outcome = quantize_nodes.outcome(graph)
     check_types(outcome.graph)
-    into = QUANTIZED_OPS[kind.removesuffix("V2")]
-    assert outcome.graph["y/eightbit"].op == into.name
+    quantized_op = QUANTIZED_OPS[kind.removesuffix("V2")]
+    assert outcome.graph["y/eightbit"].op == quantized_op.name
     assert outcome.graph["y"].op == "Dequantize"
     assert kind == "Reshape" or kind not in outcome.graph.op_counts
-    assert outcome.graph.op_counts.get("Requantize", 0) == bool(into.wide_attr)
-    assert outcome.changes == (f"y ({kind}) -> {into.name}",)
+    assert outcome.graph.op_counts.get("Requantize", 0) == bool(quantized_op.wide_attr)
+    assert outcome.changes == (f"y ({kind}) -> {quantized_op.name}",)
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("kind", EACH)
-def test_each_op_computes_nearly_the_same_in_tensorflow(kind: str) -> None:
-    nearly_float(graph_of(*EACH[kind]), tolerance=0.02)
+def test_each_quantized_op_is_close_to_float_in_tensorflow(kind: str) -> None:
+    check_close_to_float(graph_of(*EACH[kind]), tolerance=0.02)
 
 
-def test_the_classic_names() -> None:
+def test_node_names_equal_classic_tool() -> None:
     after = quantize_nodes(
         graph_of(op("s", "Split", "a", "x", num_split=2), constant("a", 3), op("y", "Neg", "r"), op("r", "Relu", "s:1"))
     )
@@ -123,7 +123,7 @@ def test_the_classic_names() -> None:
     assert after["y"].inputs == (Edge("r"),)
 
 
-def test_results_stay_codes_from_op_to_op() -> None:
+def test_results_stay_quantized_between_ops() -> None:
     nodes = [W, op("c", "Conv2D", "x", "w", **CONV), op("r", "Relu", "c"), op("p", "MaxPool", "r", **POOL)]
     after = quantize_nodes(graph_of(*nodes, op("y", "Softmax", "p")))
     assert after["r/eightbit"].inputs == tuple(Edge("c/eightbit/requantize", port) for port in range(3))
@@ -132,7 +132,7 @@ def test_results_stay_codes_from_op_to_op() -> None:
     assert "r" not in after
 
 
-def test_quantized_weights_are_read_as_they_are() -> None:
+def test_quantized_weights_are_used_directly() -> None:
     graph = graph_of(constant("w", random(3, 3, 4, 40)), op("y", "Conv2D", "x", "w", **CONV))
     after = quantize_nodes(quantize_weights(graph))
     ranges = ("w_quantized_min", "w_quantized_max")
@@ -141,24 +141,24 @@ def test_quantized_weights_are_read_as_they_are() -> None:
     assert "w" not in after
 
 
-def test_concat_takes_all_minima_before_all_maxima() -> None:
-    made = quantize_nodes(graph_of(*EACH["Concat"]))["y/eightbit"]
-    assert [(edge.node.split("/")[-2], edge.port) for edge in made.inputs[1:]] == [
+def test_concat_inputs_are_all_minima_before_all_maxima() -> None:
+    concat = quantize_nodes(graph_of(*EACH["Concat"]))["y/eightbit"]
+    assert [(edge.node.split("/")[-2], edge.port) for edge in concat.inputs[1:]] == [
         (name, port) for port in range(3) for name in ("r", "x")
     ]
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("kind", ["Add", "Mul"])
-def test_the_same_input_twice(kind: str) -> None:
+def test_repeated_input_is_quantized_once(kind: str) -> None:
     graph = graph_of(op("y", kind, "x", "x"))
     after = quantize_nodes(graph)
     check_types(after)
     assert after.op_counts["QuantizeV2"] == 1
-    nearly_float(graph, tolerance=0.02)
+    check_close_to_float(graph, tolerance=0.02)
 
 
-def test_controls_go_to_the_quantized_op_and_wait_for_the_old_name() -> None:
+def test_control_dependencies_move_to_quantized_op() -> None:
     after = quantize_nodes(graph_of(op("r", "Relu", "x", controls=("x",)), op("y", "Neg", "x", controls=("r",))))
     assert after["r/eightbit"].controls == ("x",)
     assert after["r"].controls == ()
@@ -168,30 +168,42 @@ def test_controls_go_to_the_quantized_op_and_wait_for_the_old_name() -> None:
 @pytest.mark.parametrize(
     ("kind", "attrs", "reason"),
     [
-        ("Conv2D", {"data_format": b"NCHW"}, "y: its data_format is NCHW, QuantizedConv2D knows NHWC only"),
-        ("Conv2D", {"dilations": (1, 2, 2, 1)}, "y: its dilations are (1, 2, 2, 1), QuantizedConv2D knows none"),
-        ("Conv2D", {"padding": b"EXPLICIT"}, "y: its padding is EXPLICIT, QuantizedConv2D knows SAME and VALID"),
+        ("Conv2D", {"data_format": b"NCHW"}, "y: data_format is NCHW, but QuantizedConv2D supports NHWC only"),
+        (
+            "Conv2D",
+            {"dilations": (1, 2, 2, 1)},
+            "y: dilations are (1, 2, 2, 1), but QuantizedConv2D supports no dilations",
+        ),
+        (
+            "Conv2D",
+            {"padding": b"EXPLICIT"},
+            "y: padding is EXPLICIT, but QuantizedConv2D supports SAME and VALID only",
+        ),
         (
             "Conv2D",
             {"strides": (1, 1, 2, 1)},
-            "y: its strides (1, 1, 2, 1) differ, QuantizedConv2D knows equal ones only",
+            "y: strides are (1, 1, 2, 1), but QuantizedConv2D supports equal strides only",
         ),
-        ("MaxPool", {"data_format": b"NCHW"}, "y: its data_format is NCHW, QuantizedMaxPool knows NHWC only"),
-        ("MaxPool", {"padding": b"EXPLICIT"}, "y: its padding is EXPLICIT, QuantizedMaxPool knows SAME and VALID"),
-        ("AvgPool", {"ksize": (1, 1, 1, 2)}, "y: it pools or strides over batch or channels"),
-        ("BiasAdd", {"data_format": b"NCHW"}, "y: its data_format is NCHW, QuantizedBiasAdd knows NHWC only"),
-        ("Relu", {"T": DType.HALF}, "y: it computes in half"),
-        ("Add", {"T": DType.INT32}, "y: it computes in int32"),
-        ("Mul", {"T": None}, "y: it computes in an unknown type"),
+        ("MaxPool", {"data_format": b"NCHW"}, "y: data_format is NCHW, but QuantizedMaxPool supports NHWC only"),
+        (
+            "MaxPool",
+            {"padding": b"EXPLICIT"},
+            "y: padding is EXPLICIT, but QuantizedMaxPool supports SAME and VALID only",
+        ),
+        ("AvgPool", {"ksize": (1, 1, 1, 2)}, "y: ksize or strides include batch or channels"),
+        ("BiasAdd", {"data_format": b"NCHW"}, "y: data_format is NCHW, but QuantizedBiasAdd supports NHWC only"),
+        ("Relu", {"T": DType.HALF}, "y: the element type is half, not float"),
+        ("Add", {"T": DType.INT32}, "y: the element type is int32, not float"),
+        ("Mul", {"T": None}, "y: the element type is unknown, not float"),
     ],
 )
-def test_it_declines_what_quantized_ops_can_not_do(kind: str, attrs: Mapping[str, Any], reason: str) -> None:
+def test_unsupported_attributes_are_skipped(kind: str, attrs: Mapping[str, Any], reason: str) -> None:
     *others, node = EACH[kind]
     assert skips(graph_of(*others, node.with_attrs(**attrs))) == [reason]
 
 
 @pytest.mark.parametrize(
-    ("sizes", "others", "is_declined"),
+    ("sizes", "others", "is_skipped"),
     [
         ((1, 8, 8, 4), (4,), False),
         ((1, 8, 8, 4), (1, 1, 1, 4), False),
@@ -210,87 +222,87 @@ def test_it_declines_what_quantized_ops_can_not_do(kind: str, attrs: Mapping[str
     ],
 )
 @pytest.mark.parametrize("kind", ["Add", "Mul"])
-def test_operands_may_repeat_as_a_whole_only(
-    sizes: tuple[int, ...] | None, others: tuple[int, ...] | None, is_declined: bool, kind: str
+def test_only_broadcasts_of_whole_operands_are_quantized(
+    sizes: tuple[int, ...] | None, others: tuple[int, ...] | None, is_skipped: bool, kind: str
 ) -> None:
-    ends = [
+    operands = [
         Node(name, "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(dims)})
         for name, dims in (("a", sizes), ("b", others))
     ]
-    graph = graph_of(*ends, op("y", kind, "a", "b"), op("z", kind, "b", "a"), outputs=("y", "z"))
-    declined = [skip.node for skip in quantize_nodes.outcome(graph).skips]
-    assert declined == (["y", "z"] if is_declined else [])
+    graph = graph_of(*operands, op("y", kind, "a", "b"), op("z", kind, "b", "a"), outputs=("y", "z"))
+    skipped = [skip.node for skip in quantize_nodes.outcome(graph).skips]
+    assert skipped == (["y", "z"] if is_skipped else [])
 
 
-def test_the_reason_names_the_shapes() -> None:
+def test_skip_of_broadcast_states_shapes() -> None:
     graph = graph_of(constant("k", random(1, 8, 1, 1)), op("y", "Add", "x", "k"))
-    assert skips(graph) == ["y: operands of shape 1x8x8x4 and 1x8x1x1 repeat along an inner dimension"]
+    assert skips(graph) == ["y: operands of shape 1x8x8x4 and 1x8x1x1 broadcast along an inner dimension"]
 
 
-def test_joined_axes_are_counted_from_the_first() -> None:
-    anywhere = Node("a", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(None)})
+def test_negative_concat_axis_becomes_positive() -> None:
+    unknown_rank = Node("a", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(None)})
     last, join = constant("k", -1), op("y", "Concat", "k", "x", "a", N=2)
-    after = quantize_nodes(graph_of(anywhere, last, join))
+    after = quantize_nodes(graph_of(unknown_rank, last, join))
     assert after["y_eightbit/axis"].value.array == 3
     assert after["y/eightbit"].inputs[0] == Edge("y_eightbit/axis")
-    assert quantize_nodes(graph_of(anywhere, last, join.with_input(0, "y/k"), constant("y/k", 2)))["y/eightbit"].inputs[
-        0
-    ] == Edge("y/k")
-    assert skips(graph_of(anywhere, last, op("y", "Concat", "k", "a", "a", N=2))) == [
-        "y: its axis is -1, QuantizedConcat counts from the first, and the rank is not known"
+    assert quantize_nodes(graph_of(unknown_rank, last, join.with_input(0, "y/k"), constant("y/k", 2)))[
+        "y/eightbit"
+    ].inputs[0] == Edge("y/k")
+    assert skips(graph_of(unknown_rank, last, op("y", "Concat", "k", "a", "a", N=2))) == [
+        "y: axis is -1 and the rank is unknown, but QuantizedConcat supports no negative axis"
     ]
     computed = placeholder("i", dtype=DType.INT64)
     join = op("y", "ConcatV2", "x", "x", "i", N=2, Tidx=DType.INT64)
-    assert skips(graph_of(computed, join)) == ["y: its axis is a computed int64"]
+    assert skips(graph_of(computed, join)) == ["y: the axis is a computed int64"]
 
 
-def test_depthwise_convolutions_stay_with_a_reason() -> None:
+def test_depthwise_convolution_is_skipped() -> None:
     graph = graph_of(constant("k", random(3, 3, 4, 1)), op("y", "DepthwiseConv2dNative", "x", "k", **CONV))
-    assert skips(graph) == ["y: QuantizedDepthwiseConv2D wants signed codes as weights"]
+    assert skips(graph) == ["y: QuantizedDepthwiseConv2D requires signed weights"]
     assert skips(graph, ignore_op=("DepthwiseConv2dNative",)) == []
 
 
-def test_convolutions_in_groups_stay_with_a_reason() -> None:
+def test_convolution_in_groups_is_skipped() -> None:
     graph = graph_of(constant("k", random(3, 3, 2, 6)), op("y", "Conv2D", "x", "k", **CONV))
-    assert skips(graph) == ["y: its weights see 2 of 4 channels, QuantizedConv2D sees all"]
+    assert skips(graph) == ["y: weights have 2 of 4 input channels, but QuantizedConv2D supports no groups"]
 
 
-def test_tensors_of_no_elements_stay_with_a_reason() -> None:
+def test_consumer_of_empty_tensor_is_skipped() -> None:
     graph = graph_of(constant("k", np.zeros((0, 4), np.float32)), op("y", "Relu", "k"))
-    assert skips(graph) == ["y: k holds no numbers, so that it has no range"]
+    assert skips(graph) == ["y: k has no elements, and thus no range"]
 
 
 @pytest.mark.engine
-def test_a_fed_tensor_that_the_graph_computes_is_not_computed() -> None:
+def test_graph_input_with_inputs_is_not_computed() -> None:
     raw, cut = placeholder("raw", 1, 8, 8, 4), op("x", "Mul", "raw", "raw")
     graph = Graph.of([raw, cut, op("y", "Relu", "x")], ["x"], ["y"])
-    made = quantize_nodes(graph)
-    assert made["y_eightbit/x/reshape_dims"].controls == ()
+    quantized = quantize_nodes(graph)
+    assert quantized["y_eightbit/x/reshape_dims"].controls == ()
     feeds = {"x": random(1, 8, 8, 4)}
-    with open_session(graph, "tensorflow") as before, open_session(made, "tensorflow") as after:
+    with open_session(graph, "tensorflow") as before, open_session(quantized, "tensorflow") as after:
         np.testing.assert_allclose(before.run(feeds)["y"], after.run(feeds)["y"], atol=0.02)
 
 
-def test_it_declines_a_wrong_number_of_inputs() -> None:
-    assert skips(graph_of(op("y", "Conv2D", "x", **CONV))) == ["y: it reads 1 tensors where Conv2D takes 2"]
+def test_wrong_number_of_inputs_is_skipped() -> None:
+    assert skips(graph_of(op("y", "Conv2D", "x", **CONV))) == ["y: the node has 1 inputs, but Conv2D requires 2"]
 
 
-def test_attributes_have_defaults() -> None:
-    made = quantize_nodes(graph_of(*EACH["MatMul"]))["y/eightbit"]
-    assert (made.attrs["transpose_a"], made.attrs["transpose_b"]) == (False, False)
+def test_missing_attributes_have_defaults() -> None:
+    product = quantize_nodes(graph_of(*EACH["MatMul"]))["y/eightbit"]
+    assert (product.attrs["transpose_a"], product.attrs["transpose_b"]) == (False, False)
     with pytest.raises(GraphError, match=r"node 'y' \(MaxPool\) has no attribute 'ksize'"):
         quantize_nodes(graph_of(op("y", "MaxPool", "x", strides=(1, 1, 1, 1), padding=b"SAME")))
 
 
 @pytest.mark.engine
-def test_rare_attributes_are_kept() -> None:
+def test_rare_attributes_are_copied() -> None:
     size = constant("k", np.int32([5, 5]))
     graph = graph_of(size, op("y", "ResizeBilinear", "x", "k", half_pixel_centers=True))
     assert quantize_nodes(graph)["y/eightbit"].attrs["half_pixel_centers"] is True
-    nearly_float(graph, tolerance=0.02)
+    check_close_to_float(graph, tolerance=0.02)
     graph = graph_of(constant("k", np.int64([-1, 8])), op("y", "Reshape", "x", "k", Tshape=DType.INT64))
     check_types(quantize_nodes(graph))
-    nearly_float(graph, tolerance=0.02)
+    check_close_to_float(graph, tolerance=0.02)
 
 
 def test_ignored_ops_stay_float() -> None:
@@ -299,7 +311,7 @@ def test_ignored_ops_stay_float() -> None:
     assert (after["r"].op, after["y"].op) == ("Relu", "Dequantize")
 
 
-def test_a_fallback_range_takes_the_place_of_measuring() -> None:
+def test_fallback_range_replaces_dynamic_range() -> None:
     after = quantize_nodes(graph_of(*EACH["Conv2D"]), fallback_min=-6.0, fallback_max=6.0)
     bounds = [after[f"y/eightbit/fallback_{end}"] for end in ("min", "max")]
     assert [node.value.array for node in bounds] == [-6, 6]
@@ -307,7 +319,7 @@ def test_a_fallback_range_takes_the_place_of_measuring() -> None:
     assert "RequantizationRange" not in after.op_counts
 
 
-def test_float_placeholders_take_codes_and_others_stay() -> None:
+def test_float_placeholders_become_quint8_and_others_stay() -> None:
     ids = placeholder("i", 2, dtype=DType.INT32)
     graph = graph_of(
         ids, op("z", "Neg", "i", T=DType.INT32), W, op("y", "Conv2D", "x", "w", **CONV), outputs=("y", "z")
@@ -318,8 +330,10 @@ def test_float_placeholders_take_codes_and_others_stay() -> None:
     assert outcome.graph["i"] == ids
     assert outcome.graph["y/eightbit"].inputs[0] == Edge("x")
     assert [outcome.graph[f"x_eightbit/{end}"].value.array for end in ("min", "max")] == [-1, 1]
-    assert [str(skip) for skip in outcome.skips] == ["i: it takes int32, not float"]
-    assert skips(graph_of(outputs=("x",)), input_min=0.0, input_max=1.0) == ["x: it is an output of the graph, too"]
+    assert [str(skip) for skip in outcome.skips] == ["i: the type of the placeholder is int32, not float"]
+    assert skips(graph_of(outputs=("x",)), input_min=0.0, input_max=1.0) == [
+        "x: the placeholder is also a graph output"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -330,18 +344,18 @@ def test_float_placeholders_take_codes_and_others_stay() -> None:
         ({"input_min": 1.0, "input_max": 1.0}, "quantize_nodes: input_min=1 must be less than input_max=1"),
         (
             {"fallback_min": 1.0, "fallback_max": 2.0},
-            "quantize_nodes: the range from fallback_min to fallback_max must hold 0",
+            "quantize_nodes: the range from fallback_min to fallback_max must include 0",
         ),
-        ({"ignore_op": ("Conv2d",)}, "quantize_nodes: ignore_op=Conv2d names no op"),
+        ({"ignore_op": ("Conv2d",)}, "quantize_nodes: ignore_op=Conv2d is not an op type"),
     ],
 )
-def test_wrong_options(options: Mapping[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(options: Mapping[str, Any], message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         quantize_nodes(graph_of(*EACH["Relu"]), **options)
     assert caught.value.message == message
 
 
-def test_graphs_of_other_ops_are_refused() -> None:
+def test_onnx_graph_is_rejected() -> None:
     with pytest.raises(GraphError, match="ONNX"):
         quantize_nodes(graph_of(*EACH["Relu"]).with_(dialect="onnx"))
 
@@ -353,7 +367,7 @@ def fake_quant(name: str, source: str, low: float = -1.0, high: float = 3.0, **a
 
 
 @pytest.mark.engine
-def test_a_trained_range_is_used_directly_behind_a_32_bit_result() -> None:
+def test_32_bit_result_is_requantized_to_trained_range() -> None:
     between = [op("r", "Relu", "c"), op("p", "MaxPool", "r", **POOL), op("i", "Identity", "p")]
     graph = graph_of(
         W, op("c", "Conv2D", "x", "w", **CONV), *between, *fake_quant("q", "i", 0.0, 12.0), op("y", "Neg", "q")
@@ -365,10 +379,10 @@ def test_a_trained_range_is_used_directly_behind_a_32_bit_result() -> None:
     assert after["r/eightbit"].inputs[0] == Edge(trained.name)
     assert "RequantizationRange" not in after.op_counts
     assert after["q"].op == "Identity"
-    nearly_float(graph, tolerance=0.02)
+    check_close_to_float(graph, tolerance=0.02)
 
 
-def test_a_result_that_others_read_too_keeps_its_own_range_for_them() -> None:
+def test_other_consumers_of_result_keep_dynamic_range() -> None:
     nodes = [W, op("c", "Conv2D", "x", "w", **CONV), *fake_quant("q", "c"), op("z", "Neg", "c"), op("y", "Neg", "q")]
     after = quantize_nodes(graph_of(*nodes, outputs=("y", "z")))
     assert after["q_eightbit/requantize"].inputs[0] == Edge("c/eightbit")
@@ -383,22 +397,24 @@ def test_trained_ranges_do_not_move_before_other_functions(kind: str) -> None:
     assert after["e"].inputs == (Edge("x"),)
 
 
-def test_a_trained_range_does_not_move_before_what_others_read() -> None:
+def test_trained_range_does_not_move_before_shared_node() -> None:
     nodes = [op("r", "Relu", "x"), *fake_quant("y", "r"), op("z", "Neg", "r")]
     outcome = quantize_nodes.outcome(graph_of(*nodes, outputs=("y", "z")))
-    assert [str(skip) for skip in outcome.skips] == ["y: it can not move before r, which feeds other nodes, too"]
+    assert [str(skip) for skip in outcome.skips] == [
+        "y: the fake-quant cannot move before r, which has other consumers"
+    ]
     assert outcome.graph["y_eightbit/quantize"].inputs[0] == Edge("r")
 
 
 @pytest.mark.parametrize(
     ("nodes", "reason"),
     [
-        (fake_quant("y", "x", num_bits=4), "y: it was trained with 4 bits, not 8"),
-        (fake_quant("y", "x", 1.0, 2.0), "y: its range [1, 2] is empty or does not hold 0"),
-        (fake_quant("y", "x", 0.0, -1.0), "y: its range [0, -1] is empty or does not hold 0"),
+        (fake_quant("y", "x", num_bits=4), "y: num_bits is 4, not 8"),
+        (fake_quant("y", "x", 1.0, 2.0), "y: the range [1, 2] is empty or does not include 0"),
+        (fake_quant("y", "x", 0.0, -1.0), "y: the range [0, -1] is empty or does not include 0"),
     ],
 )
-def test_it_declines_other_trained_ranges(nodes: tuple[Node, ...], reason: str) -> None:
+def test_unsupported_trained_ranges_are_skipped(nodes: tuple[Node, ...], reason: str) -> None:
     assert skips(graph_of(*nodes)) == [reason]
 
 
@@ -409,11 +425,11 @@ def test_two_trained_ranges_may_share_their_constants() -> None:
     assert after.op_counts["Requantize"] == 2
 
 
-def test_a_decoding_of_another_kind_is_not_cancelled() -> None:
-    codes = placeholder("q", 1, 8, 8, 4, dtype=DType.QUINT8)
-    ends = constant("lo", 0.0), constant("hi", 1.0)
-    decoded = op("d", "Dequantize", "q", "lo", "hi", T=DType.QUINT8, mode=b"SCALED")
-    after = quantize_nodes(graph_of(codes, *ends, decoded, op("y", "Relu", "d")))
+def test_dequantize_of_other_mode_is_not_removed() -> None:
+    quantized = placeholder("q", 1, 8, 8, 4, dtype=DType.QUINT8)
+    bounds = constant("lo", 0.0), constant("hi", 1.0)
+    dequantized = op("d", "Dequantize", "q", "lo", "hi", T=DType.QUINT8, mode=b"SCALED")
+    after = quantize_nodes(graph_of(quantized, *bounds, dequantized, op("y", "Relu", "d")))
     assert after["y/eightbit"].inputs[0] == Edge("y_eightbit/d/quantize")
 
 
@@ -424,7 +440,7 @@ KINDS = st.sampled_from(
 
 @st.composite
 def networks(draw: st.DrawFn) -> Graph:
-    """Networks of 1x8x8x4 tensors."""
+    """Return a network of 1x8x8x4 tensors."""
     nodes = [constant("w", random(3, 3, 4, 4)), constant("b", random(4))]
     nodes += [constant("axis", 3), constant("narrow", random(1, 1, 8, 4))]
     tensors = ["x"]
@@ -450,13 +466,13 @@ def networks(draw: st.DrawFn) -> Graph:
 
 @given(networks(), st.booleans())
 @settings(deadline=None)
-def test_networks_stay_well_formed(graph: Graph, codes_in: bool) -> None:
-    options = {"input_min": -1.0, "input_max": 1.0} if codes_in else {}
+def test_quantized_networks_are_valid(graph: Graph, has_input_range: bool) -> None:
+    options = {"input_min": -1.0, "input_max": 1.0} if has_input_range else {}
     after = quantize_nodes(graph, **options)
     check_types(after)
     assert after.order
     assert (after.inputs, after.outputs) == (graph.inputs, graph.outputs)
     assert not {"FakeQuantWithMinMaxVars", *QUANTIZED_OPS} - {"Reshape"} & set(after.op_counts)
-    ends = {name for name in after.nodes if name not in after.node_uses}
-    assert ends <= {name for name in graph.nodes if name not in graph.node_uses} | graph.endpoint_names
+    unused = {name for name in after.nodes if name not in after.node_uses}
+    assert unused <= {name for name in graph.nodes if name not in graph.node_uses} | graph.endpoint_names
     assert quantize_nodes(graph, **options) == after

@@ -11,7 +11,7 @@ from quantkit.errors import GraphError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.runtimes import open_session
-from quantkit.transforms.precision.quantize_weights import CHUNK, codes_of, quantize_weights
+from quantkit.transforms.precision.quantize_weights import CHUNK, quantize_values, quantize_weights
 
 Floats = npt.NDArray[np.float32]
 
@@ -27,26 +27,26 @@ def graph_of(values: npt.ArrayLike, **fields: object) -> Graph:
     return Graph.of([weights, Node("y", "Identity", (Edge("w"),), attrs={"T": DType.FLOAT})], [], ["y"])
 
 
-def decoded(graph: Graph) -> Floats:
-    """What Dequantize makes of the codes, in float64."""
-    codes, low, high = (graph[edge.node].value.array for edge in graph["w"].inputs)
+def dequantize(graph: Graph) -> Floats:
+    """Compute the output of Dequantize in float64."""
+    quantized, low, high = (graph[edge.node].value.array for edge in graph["w"].inputs)
     step = (float(high) - float(low)) / 255
-    return (np.rint(float(low) / step) + codes) * step
+    return (np.rint(float(low) / step) + quantized) * step
 
 
 @given(floats)
-def test_values_come_back_within_one_step(values: Floats) -> None:
+def test_error_is_at_most_one_step(values: Floats) -> None:
     after = quantize_weights(graph_of(values), minimum_size=1)
     low, high = (after[f"w_quantized_{end}"].value.array.item() for end in ("min", "max"))
     assert low <= min(0, values.min())
     assert high >= max(0, values.max())
-    error = np.abs(decoded(after) - values)
+    error = np.abs(dequantize(after) - values)
     assert error.max() <= (high - low) / 255 * 1.001
     assert not error[values == 0].any()
 
 
 @given(floats)
-def test_it_is_deterministic_and_leaves_its_input_alone(values: Floats) -> None:
+def test_quantize_weights_is_deterministic_and_keeps_argument(values: Floats) -> None:
     graph = graph_of(values.copy())
     once = quantize_weights(graph, minimum_size=1)
     assert once == quantize_weights(graph, minimum_size=1)
@@ -54,25 +54,25 @@ def test_it_is_deterministic_and_leaves_its_input_alone(values: Floats) -> None:
 
 
 @given(st.lists(st.integers(-510, 510), min_size=1), st.sampled_from([0.5, 0.25, 1.0, 2.0**-40]))
-def test_halves_round_away_from_zero_in_double_precision(numbers: list[int], unit: float) -> None:
-    values = np.array(numbers, np.float32) * np.float32(unit)
+def test_halves_round_away_from_zero_in_double_precision(numbers: list[int], factor: float) -> None:
+    values = np.array(numbers, np.float32) * np.float32(factor)
     low, high = min(values.min(), np.float32(0)), max(values.max(), np.float32(0))
     if low == high:
         return
     scale = 256.0 / (float(high - low) * (256.0 / 255.0))
     exact = [int(Decimal(float(x) * scale).quantize(Decimal(1), ROUND_HALF_UP)) for x in (*values, low)]
     expected = [min(max(level - exact[-1], 0), 255) for level in exact[:-1]]
-    assert codes_of(values, low, high).tolist() == expected
+    assert quantize_values(values, low, high).tolist() == expected
 
 
-def test_long_tensors_are_coded_like_short_ones() -> None:
+def test_long_tensors_are_quantized_like_short_tensors() -> None:
     values = np.random.default_rng(0).normal(size=(2 * CHUNK + 17)).astype(np.float32)
     low, high = values.min(), values.max()
-    pieces = [codes_of(piece, low, high) for piece in np.array_split(values, 11)]
-    np.testing.assert_array_equal(codes_of(values, low, high), np.concatenate(pieces))
+    pieces = [quantize_values(piece, low, high) for piece in np.array_split(values, 11)]
+    np.testing.assert_array_equal(quantize_values(values, low, high), np.concatenate(pieces))
 
 
-def test_zeros_come_back_as_zeros() -> None:
+def test_zeros_are_quantized_exactly() -> None:
     after = quantize_weights(graph_of(np.zeros(8)), minimum_size=1)
     assert after["w_quantized_max"].value.array == 1
     assert not after["w_quantized_const"].value.array.any()
@@ -81,7 +81,7 @@ def test_zeros_come_back_as_zeros() -> None:
 @pytest.mark.parametrize(
     ("values", "low", "high"), [([-3.0, -1.0], -3, 0), ([2.0, 4.0], 0, 4), ([-1.0, 1.0], -1, 1), ([1e-40], 0, 1)]
 )
-def test_the_range_holds_zero_and_no_more_than_it_must(values: list[float], low: float, high: float) -> None:
+def test_range_is_smallest_that_includes_zero(values: list[float], low: float, high: float) -> None:
     after = quantize_weights(graph_of(values), minimum_size=1)
     assert (after["w_quantized_min"].value.array, after["w_quantized_max"].value.array) == (low, high)
 
@@ -89,13 +89,13 @@ def test_the_range_holds_zero_and_no_more_than_it_must(values: list[float], low:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (np.inf, "w: it holds a value that is infinite or not a number"),
-        (-np.inf, "w: it holds a value that is infinite or not a number"),
-        (np.nan, "w: it holds a value that is infinite or not a number"),
-        (np.float32(3.4e38), "w: its range [-1e+38, 3.4e+38] is wider than float32 can say"),
+        (np.inf, "w: the constant contains infinite or NaN values"),
+        (-np.inf, "w: the constant contains infinite or NaN values"),
+        (np.nan, "w: the constant contains infinite or NaN values"),
+        (np.float32(3.4e38), "w: the width of the range [-1e+38, 3.4e+38] is beyond float32"),
     ],
 )
-def test_it_declines_what_no_code_can_stand_for(value: float, reason: str) -> None:
+def test_values_that_cannot_be_quantized_are_skipped(value: float, reason: str) -> None:
     graph = graph_of([-1e38, 0, value])
     outcome = quantize_weights.outcome(graph, minimum_size=1)
     assert outcome.graph == graph
@@ -113,7 +113,7 @@ def test_empty_and_integer_constants_stay(values: Node) -> None:
     assert quantize_weights(graph, minimum_size=0) == graph
 
 
-def test_names_order_and_attributes_are_the_classic_ones() -> None:
+def test_names_order_and_attributes_equal_classic_tool() -> None:
     after = quantize_weights(graph_of([[1, -2]], device="/gpu:0"), minimum_size=1)
     assert list(after.nodes) == ["w_quantized_const", "w_quantized_min", "w_quantized_max", "w", "y"]
     assert after["w"].inputs == (Edge("w_quantized_const"), Edge("w_quantized_min"), Edge("w_quantized_max"))
@@ -122,14 +122,14 @@ def test_names_order_and_attributes_are_the_classic_ones() -> None:
     assert {node.device for node in after.nodes.values()} == {""}
 
 
-def test_constants_of_a_loop_stay_in_it() -> None:
-    entered = Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(())})
+def test_constants_in_loop_keep_control_dependencies() -> None:
+    source = Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(())})
     weights = constant("w", np.float32([1, 2])).with_(controls=("x",))
-    after = quantize_weights(Graph.of([entered, weights], ["x"], ["w"]), minimum_size=1)
+    after = quantize_weights(Graph.of([source, weights], ["x"], ["w"]), minimum_size=1)
     assert [after[f"w_quantized_{part}"].controls for part in ("const", "min", "max")] == [("x",)] * 3
 
 
-def test_a_computed_tensor_is_computed_once() -> None:
+def test_lazy_tensor_is_computed_once() -> None:
     calls: list[int] = []
 
     def load() -> Floats:
@@ -143,7 +143,7 @@ def test_a_computed_tensor_is_computed_once() -> None:
 
 
 @pytest.mark.parametrize("missing", ["dtype", "value"])
-def test_a_constant_without_type_or_value_is_named(missing: str) -> None:
+def test_constant_without_type_or_value_is_rejected(missing: str) -> None:
     broken = constant("w", np.float32([1])).with_attrs(**{missing: None})
     with pytest.raises(GraphError, match=f"^No '{missing}' attribute for Const node w$"):
         quantize_weights(Graph.of([broken], [], ["w"]))
@@ -151,10 +151,10 @@ def test_a_constant_without_type_or_value_is_named(missing: str) -> None:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e5, 1e-35, 0.0])
-def test_tensorflow_decodes_what_was_stored(scale: float) -> None:
+def test_tensorflow_dequantizes_weights(scale: float) -> None:
     values = (np.random.default_rng(1).normal(size=(40, 30)) * scale).astype(np.float32)
     after = quantize_weights(graph_of(values))
     with open_session(after, "tensorflow") as session:
-        got = session.run({})["y"]
-    np.testing.assert_allclose(got, decoded(after), rtol=1e-6, atol=1e-6 * scale)
-    np.testing.assert_allclose(got, values, rtol=0, atol=float(np.ptp(values)) / 255)
+        actual = session.run({})["y"]
+    np.testing.assert_allclose(actual, dequantize(after), rtol=1e-6, atol=1e-6 * scale)
+    np.testing.assert_allclose(actual, values, rtol=0, atol=float(np.ptp(values)) / 255)
