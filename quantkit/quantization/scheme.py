@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 class Scheme:
     """Number formats, observer and options of a quantization.
 
+    A number format may be given as text: ``activations="quint8 affine"``.
+
     Attributes:
         target: name of the target whose kernels the specs suit.
         weights: number format of the layers' weights.
@@ -65,6 +67,8 @@ class Scheme:
     weights_only: bool = False
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, parse_field(field.name, getattr(self, field.name)))
         find_observer(self.observer)
         _find_target(self.target).check_scheme(self)
         if not self.activations.is_signed and self.signed_activations is None:
@@ -80,11 +84,8 @@ class Scheme:
         Raises:
             UsageError: the target or a field does not exist.
         """
-        names = [field.name for field in fields(cls)]
-        for name in changes:
-            if name not in names:
-                raise UsageError(f"a scheme has no field {name!r}", hint=did_you_mean(name, names))
-        return cls(**{"target": target, **_find_target(target).defaults, **changes})
+        values = {name: parse_field(name, value) for name, value in changes.items()}
+        return cls(**{"target": target, **_find_target(target).defaults, **values})
 
     def with_(self, **changes: Any) -> Self:
         """Return a copy with other fields."""
@@ -107,8 +108,8 @@ class Scheme:
         Raises:
             UsageError: a field is unknown or has the wrong type.
         """
-        values = {name: _parse(name, value) for name, value in document.items()}
-        return cls.for_target(values.pop("target", cls.target), **values)
+        values = dict(document)
+        return cls.for_target(parse_field("target", values.pop("target", cls.target)), **values)
 
     def to_toml(self) -> str:
         """Return the scheme as a TOML document."""
@@ -130,9 +131,42 @@ class Scheme:
 
 
 _SPECS = ("weights", "activations", "signed_activations")
+# Type of the text and boolean fields.
 _TYPES: Mapping[str, type] = {
     field.name: type(field.default) for field in fields(Scheme) if isinstance(field.default, str | bool)
 }
+_ALLOWED = {str: "a name in quotes", bool: "true or false"}
+
+
+def parse_field(name: str, value: Any) -> Any:
+    """Return the value of a scheme field; texts of number formats and lists of names are converted.
+
+    Raises:
+        UsageError: the field does not exist, or the value is not allowed; the hint lists the allowed values.
+    """
+    if name in _SPECS:
+        if isinstance(value, Spec) or (value is None and name == "signed_activations"):
+            return value
+        if isinstance(value, str):
+            return Spec.parse(value)
+        allowed = 'a number format such as "quint8 affine" or "qint8 symmetric per_channel"'
+    elif name == "keep_float":
+        if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        allowed = 'a list of node names or op types, such as ["Softmax"]'
+    elif name in _TYPES:
+        if isinstance(value, _TYPES[name]):
+            return value
+        allowed = _ALLOWED[_TYPES[name]]
+    else:
+        names = [field.name for field in fields(Scheme)]
+        raise UsageError(
+            f"a scheme has no field {name!r}", hint=did_you_mean(name, names) or f"use one of {', '.join(names)}"
+        )
+    raise UsageError(
+        f"{value!r} is not a value of the scheme field {name!r}",
+        hint=f"the allowed value is {allowed}; assets/guides/quantization.md shows a scheme",
+    )
 
 
 def _find_target(name: str) -> "Target":
@@ -144,18 +178,6 @@ def _find_target(name: str) -> "Target":
 
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Spec) else list(value) if isinstance(value, tuple) else value
-
-
-def _parse(name: str, value: Any) -> Any:
-    if name in _SPECS and isinstance(value, str):
-        return Spec.parse(value)
-    if name == "keep_float" and isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    if name in _SPECS or name == "keep_float" or not isinstance(value, _TYPES.get(name, object)):
-        raise UsageError(
-            f"{value!r} is not a value of the scheme field {name!r}", hint="quantkit quantize --help shows a scheme"
-        )
-    return value
 
 
 def _toml(value: Any) -> str:

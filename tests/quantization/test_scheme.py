@@ -54,10 +54,10 @@ def test_missing_fields_are_those_of_the_target(tmp_path: Path) -> None:
         ('observer = "entropy(3)"', "write entropy"),
         ('weights = "qint8 symetric"', "symmetric"),
         ('weights = "qint8"', "affine"),
-        ("activations = 8", "--help"),
-        ("keep_float = 'Softmax'", "--help"),
+        ("activations = 8", '"quint8 affine"'),
+        ("keep_float = 'Softmax'", '["Softmax"]'),
         ("equalise = true", "equalize"),
-        ("equalize = 1", "--help"),
+        ("equalize = 1", "true or false"),
         ('activations = "quint8 symmetric"', "signed_activations"),
     ],
 )
@@ -66,6 +66,20 @@ def test_an_invalid_scheme_has_a_hint(text: str, hint: str, tmp_path: Path) -> N
     with pytest.raises(UsageError) as caught:
         Scheme.load(tmp_path / "scheme.toml")
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("value", [8, True, ["quint8 affine"]])
+def test_the_guide_of_a_hint_shows_a_scheme(value: object) -> None:
+    with pytest.raises(UsageError) as caught:
+        Scheme.for_target("onnx", activations=value)
+    (guide,) = (word for word in caught.value.hint.split() if word.endswith(".md"))
+    assert "scheme.toml" in (Path(__file__).parents[2] / guide).read_text()
+
+
+def test_number_formats_may_be_texts() -> None:
+    expected = Scheme.for_target("onnx", activations=Spec.parse("qint8 affine"), keep_float=("Softmax",))
+    assert Scheme.for_target("onnx", activations="qint8 affine", keep_float=["Softmax"]) == expected
+    assert Scheme("onnx").with_(activations="qint8 affine", keep_float=["Softmax"]) == expected
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.scheme import Scheme, parse_field
 from quantkit.quantization.weights import store_weights
 from quantkit.runtimes.session import SessionOptions
 
@@ -34,7 +34,8 @@ class Target(ABC):
         suffixes: suffixes of the files, the usual one first.
         runtimes: names of the runtimes that run the files, fastest first.
         keeps_endpoints: True if the file itself names the model's inputs and outputs.
-        defaults: scheme fields that differ from those of `Scheme`.
+        defaults: values of scheme fields that differ from those of `Scheme`; a number format is a
+            `Spec` or its text, such as ``qint8 affine``.
         fixed: scheme fields that the kernels or the file format prescribe.
         can_split_patterns: True if `Scheme.split_patterns` is supported.
         layer_recipe: transforms applied before folding; they turn composite layers into one op.
@@ -177,7 +178,8 @@ class Target(ABC):
         """
         standard = {field.name: field.default for field in fields(Scheme)}
         for name in self.fixed:
-            required, value = self.defaults.get(name, standard[name]), getattr(scheme, name)
+            required = parse_field(name, self.defaults.get(name, standard[name]))
+            value = getattr(scheme, name)
             if value != required:
                 requirement = f"requires {name} = {str(required)!r}, not" if required else f"takes no {name}:"
                 raise UsageError(
