@@ -1,10 +1,12 @@
-"""Ask the original Graph Transform Tool anew and record what it answers.
+"""Run the original Graph Transform Tool and record its results.
 
-    python tests/compat/record_answers.py PYTHON [PART OF A CASE'S NAME]
+    python tests/compat/record_answers.py PYTHON [CASE]
 
-PYTHON is one that has TensorFlow 2.12 or before, with the original inside; it needs nothing else.
+PYTHON has TensorFlow 2.12 or older, which contains the original; it needs no other package. CASE is
+a part of the names of the cases to record; other recorded results stay.
 """
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,24 +14,22 @@ from pathlib import Path
 SUPPORT = Path(__file__).parent.parent / "support"
 sys.path.insert(0, str(SUPPORT))
 
-import json  # noqa: E402
-
-from classic_cases import ANSWERS, as_recorded, recorded_answers, write_answers  # noqa: E402
+from classic_cases import RESULTS_FILE, record_of, recorded_results, write_results  # noqa: E402
 from classic_graphs import classic_cases  # noqa: E402
 
 
 def main(python: str, part: str = "") -> None:
-    asked = [case for case in classic_cases() if part in case.name]
-    questions = "\n".join(case.question() for case in asked)
+    cases = [case for case in classic_cases() if part in case.name]
+    lines = "\n".join(case.to_json() for case in cases)
     command = [python, str(SUPPORT / "original_tool.py")]
-    done = subprocess.run(command, input=questions, capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines()
-    if len(lines) != len(asked):
-        raise SystemExit(f"{len(lines)} answers to {len(asked)} questions:\n{done.stderr[-2000:]}")
-    found = {case.name: as_recorded(json.loads(line), case) for case, line in zip(asked, lines, strict=True)}
-    before = recorded_answers() if part and ANSWERS.exists() else {}
+    process = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
+    outputs = process.stdout.splitlines()
+    if len(outputs) != len(cases):
+        raise SystemExit(f"{len(outputs)} results of {len(cases)} cases:\n{process.stderr[-2000:]}")
+    results = recorded_results() if part and RESULTS_FILE.exists() else {}
+    results |= {case.name: record_of(json.loads(output), case) for case, output in zip(cases, outputs, strict=True)}
     names = [case.name for case in classic_cases()]
-    write_answers({name: (before | found)[name] for name in names if name in before | found})
+    write_results({name: results[name] for name in names if name in results})
 
 
 if __name__ == "__main__":

@@ -1,67 +1,80 @@
-"""Classic mode against the recorded answers of the original tool, and our own transforms against the truth."""
+"""Classic mode against recorded results of the original; quantkit's own transforms against inference."""
 
 import contextlib
+from functools import cache
 
 import numpy as np
 import pytest
-from classic_cases import ClassicCase, first_difference, names_of, recorded_answers
+from classic_cases import ClassicCase, first_difference, names_of, recorded_results
 from classic_graphs import classic_cases
 
 from quantkit.errors import GraphError, QuantkitError, RecipeError
 from quantkit.ir.check import verify
+from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.recipes import parse, run
 from quantkit.recipes.verify import Verifier
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import TensorInfo
-from quantkit.transforms import registry
+from quantkit.transforms.plugins import find_transform
+from quantkit.transforms.registry import Transform
 
-ANSWERS = recorded_answers()
-# They change what a graph computes, as they are told to.
-EDITS = ("rename_op", "rename_attribute", "remove_attribute", "op=Relu", "op=Mul", "op=Add", 'op="*"', "op=Split")
+RESULTS = recorded_results()
+# Recipes with these texts change the outputs on purpose.
+EDITS = (
+    *("rename_op", "rename_attribute", "remove_attribute"),
+    *("op=Relu", "op=Mul", "op=Add", 'op="*"', "op=Split"),
+)
 NETWORKS = (
     "random/",
     *(f"quirk/{kind}/" for kind in ("remove", "merge", "factors", "norms", "joined_norms")),
     *(f"quirk/{kind}/" for kind in ("eight_bit", "trained_ranges", "constants", "shapes")),
 )
-# The seed of the inputs on which answers are compared.
+# Seed of the inputs on which outputs are compared.
 SEED = 3
 
 
+def is_recorded(case: ClassicCase) -> bool:
+    """Return True if the original ran exactly this case."""
+    return RESULTS.get(case.name, {}).get("digest") == case.digest
+
+
 @pytest.mark.parametrize("case", classic_cases(), ids=lambda case: case.name)
-def test_classic_mode_does_what_the_original_did(case: ClassicCase) -> None:
-    recorded = ANSWERS.get(case.name)
-    if recorded is None or recorded["digest"] != case.digest:
-        anew = f"record it with python tests/compat/record_answers.py PYTHON {case.name}"
+def test_classic_mode_equals_the_original(case: ClassicCase) -> None:
+    if not is_recorded(case):
+        command = f"record it with python tests/compat/record_answers.py PYTHON {case.name}"
         if case.name.startswith("golden/"):
-            pytest.skip(f"the golden file is newer than the original's answer; {anew}")
-        pytest.fail(f"the original was not asked this; {anew}")
-    wanted = {key: value for key, value in recorded.items() if key != "digest"}
-    found = case.answer()
-    names = [node[0] for node in wanted.get("nodes", ())]
-    if "died" in wanted:
-        sentence = "the original never ends" if wanted["died"] == "it never ends" else "the original crashes"
-        assert found["error"].startswith(sentence)
+            pytest.skip(f"the golden file is newer than the original's result; {command}")
+        pytest.fail(f"the original did not run this case; {command}")
+    expected = {key: value for key, value in RESULTS[case.name].items() if key != "digest"}
+    actual = case.run()
+    names = [node[0] for node in expected.get("nodes", ())]
+    if "died" in expected:
+        never_ends = expected["died"] == "it never ends"
+        start = "the original never ends" if never_ends else "the original crashes"
+        assert actual["error"].startswith(start)
     elif len(set(names)) < len(names):
-        assert found["error"].startswith("two nodes are named"), "nobody could load what the original made"
+        assert actual["error"].startswith("two nodes are named"), "duplicate names cannot be loaded"
     else:
-        assert not first_difference(found, wanted), f"{case}\n{first_difference(found, wanted)}"
+        difference = first_difference(actual, expected)
+        assert not difference, f"{case}\n{difference}"
 
 
-def test_enough_is_compared() -> None:
-    compared = [case for case in classic_cases() if case.name in ANSWERS]
-    assert len(compared) >= 700
-    assert sum("nodes" in ANSWERS[case.name] for case in compared) >= 550
+def test_hundreds_of_cases_are_compared_with_the_original() -> None:
+    compared = [case for case in classic_cases() if is_recorded(case)]
+    assert len(compared) >= 900
+    assert sum("nodes" in RESULTS[case.name] for case in compared) >= 700
+    assert sum("error" in RESULTS[case.name] for case in compared) >= 150
     assert sum(case.name.startswith("random/") for case in compared) >= 200
 
 
-def has_answers_to_keep(case: ClassicCase) -> bool:
-    """Whether a case is a network whose answers its recipe should keep; golden ones are compared elsewhere."""
-    return case.name.startswith(NETWORKS) and not any(word in case.transforms for word in EDITS)
+def keeps_outputs(case: ClassicCase) -> bool:
+    """Return True for a network whose recipe keeps its outputs; golden cases are tested elsewhere."""
+    return case.name.startswith(NETWORKS) and not any(text in case.transforms for text in EDITS)
 
 
-def feeds_of(inputs: tuple[TensorInfo, ...]) -> dict[str, Array]:
-    """Numbers for the inputs; where a shape is not known, a vector of two."""
+def random_feeds(inputs: tuple[TensorInfo, ...]) -> dict[str, Array]:
+    """Return random values for the inputs; an input of unknown shape gets a vector of two."""
     random = np.random.default_rng(SEED)
     feeds = {}
     for info in inputs:
@@ -70,22 +83,50 @@ def feeds_of(inputs: tuple[TensorInfo, ...]) -> dict[str, Array]:
     return feeds
 
 
-KEEPING = [case for case in classic_cases() if has_answers_to_keep(case)]
+OUTPUT_CASES = {case.name: case for case in classic_cases() if keeps_outputs(case)}
 
 
-@pytest.mark.parametrize("case", KEEPING, ids=lambda case: case.name)
-def test_without_classic_answers_stay(case: ClassicCase) -> None:
+@cache
+def num_compared_steps(name: str) -> int:
+    """Run quantkit's own transforms on a case, and compare the outputs before and after each step.
+
+    Returns:
+        Number of compared steps; 0 if quantkit rejects the call or cannot run the graph.
+
+    Raises:
+        CheckError: a step changes the outputs.
+    """
+    case = OUTPUT_CASES[name]
     try:
         graph = case.graph.with_endpoints(names_of(case.inputs), names_of(case.outputs))
         verify(graph)
         recipe = parse(case.transforms)
     except QuantkitError:
-        pytest.skip("without classic mode this call is refused")
-    try:
-        with np.errstate(all="ignore"):
-            check = Verifier(find_runtime("reference").open, feeder=feeds_of)
-            check(graph, graph, registry.find_transform("remove_device"))
-    except (QuantkitError, ValueError, KeyError) as error:
-        pytest.skip(f"the reference engine does not run this graph: {error}")
-    with np.errstate(all="ignore"), contextlib.suppress(GraphError, RecipeError):
-        run(recipe, graph, check=check)  # a CheckError, which says that answers changed, is not suppressed
+        return 0
+    verifier = Verifier(find_runtime("reference").open, feeder=random_feeds)
+    steps = 0
+
+    def check(before: Graph, after: Graph, transform: Transform) -> str:
+        nonlocal steps
+        result = verifier(before, after, transform)
+        steps += 1
+        return result
+
+    with np.errstate(all="ignore"):
+        try:
+            verifier(graph, graph, find_transform("remove_device"))
+        except (QuantkitError, ValueError, KeyError):
+            return 0
+        with contextlib.suppress(GraphError, RecipeError):
+            run(recipe, graph, check=check)
+    return steps
+
+
+@pytest.mark.parametrize("name", OUTPUT_CASES)
+def test_outputs_stay_without_classic_mode(name: str) -> None:
+    if not num_compared_steps(name):
+        pytest.skip("quantkit rejects this call, or the reference runtime cannot run this graph")
+
+
+def test_hundreds_of_outputs_are_compared_without_classic_mode() -> None:
+    assert sum(num_compared_steps(name) > 0 for name in OUTPUT_CASES) >= 350

@@ -1,6 +1,7 @@
-"""Graphs and recipes on which the classic mode is compared with the original tool, and how nodes are compared.
+"""Cases for the comparison of classic mode with the original tool, and the comparison of nodes.
 
-The original's answers are in ``tests/compat/answers.json``; ``tests/compat/record_answers.py`` makes it anew.
+The original's results are in ``tests/compat/answers.json``, which
+``tests/compat/record_answers.py`` writes.
 """
 
 import base64
@@ -22,25 +23,25 @@ from quantkit.formats.graphdef.schema import message_class
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Tensor
 
-ANSWERS = Path(__file__).parent.parent / "compat" / "answers.json"
-# Tensors of up to so many values are recorded as they are, larger ones by their digest.
+RESULTS_FILE = Path(__file__).parent.parent / "compat" / "answers.json"
+# Maximum number of values of a tensor that is recorded with its values instead of its digest.
 RECORDED_VALUES = 64
-# Computed on another machine by other kernels, folded numbers may differ in their last bit.
+# Folded values may differ in the last bit from those of another machine and other kernels.
 TOLERANCE = 1e-6
 
-Described = list[Any]
+NodeRecord = list[Any]
 
 
 @dataclass(frozen=True)
 class ClassicCase:
-    """A call of the tool.
+    """Call of the tool.
 
     Attributes:
-        name: unique; its first part tells where the case comes from.
-        graph: what is transformed; its own ends do not count.
-        inputs: as ``--inputs`` gives them.
-        outputs: as ``--outputs`` gives them.
-        transforms: as ``--transforms`` gives them.
+        name: unique name; its first part is the source of the case.
+        graph: graph to transform; its own inputs and outputs are ignored.
+        inputs: value of ``--inputs``.
+        outputs: value of ``--outputs``.
+        transforms: value of ``--transforms``.
     """
 
     name: str
@@ -51,37 +52,37 @@ class ClassicCase:
 
     @property
     def digest(self) -> str:
-        """Of all that is asked."""
+        """Digest of the graph and the flags."""
         text = f"{self.inputs} {self.outputs} {self.transforms}"
         return hashlib.sha256(graphdef.encode(self.graph) + text.encode()).hexdigest()[:16]
 
-    def question(self) -> str:
-        """The case as ``original_tool.py`` reads it."""
+    def to_json(self) -> str:
+        """Return the case as a line of input for ``original_tool.py``."""
         graph = base64.b64encode(graphdef.encode(self.graph)).decode()
         return json.dumps([graph, self.inputs, self.outputs, self.transforms])
 
-    def answer(self) -> dict[str, Any]:
-        """What classic mode makes of it, described."""
+    def run(self) -> dict[str, Any]:
+        """Run classic mode, and return the recorded form of its result."""
         try:
             endpoints = (names_of(self.inputs), names_of(self.outputs))
             after, _ = run_classic(parse_classic(self.transforms), self.graph, endpoints)
         except QuantkitError as error:
             return {"error": error.message}
-        return described(graphdef.encode(after))
+        return describe_graph(graphdef.encode(after))
 
 
 def names_of(text: str) -> list[str]:
-    """The names that a flag lists."""
+    """Return the names in the value of a flag."""
     return text.split(",") if text else []
 
 
-def described(data: bytes) -> dict[str, Any]:
-    """A GraphDef as JSON: nodes with name, op, inputs, device and attributes, and the producer of the graph."""
+def describe_graph(data: bytes) -> dict[str, Any]:
+    """Return a GraphDef as JSON values: producer version; name, op, inputs, attributes, device."""
     message = message_class("GraphDef").FromString(data)
-    return {"producer": message.versions.producer, "nodes": [_described(node) for node in message.node]}
+    return {"producer": message.versions.producer, "nodes": [_describe_node(node) for node in message.node]}
 
 
-def _described(node: Any) -> Described:
+def _describe_node(node: Any) -> NodeRecord:
     attrs = {key: _attr_text(node.attr[key]) for key in sorted(node.attr)}
     return [node.name, node.op, " ".join(node.input), attrs, *([node.device] if node.device else [])]
 
@@ -92,80 +93,88 @@ def _attr_text(value: Any) -> str:
     tensor = decode_attr(value)
     if not isinstance(tensor, Tensor):
         return base64.b64encode(value.SerializeToString(deterministic=True)).decode()
-    how = "packed" if value.tensor.tensor_content else "listed"
+    encoding = "packed" if value.tensor.tensor_content else "listed"
     sizes = "x".join(map(str, tensor.shape))
     if tensor.dtype.value == "string":
-        return f"{how} string {sizes} {tensor.array.tolist()!r}"
+        return f"{encoding} string {sizes} {tensor.array.tolist()!r}"
     array = np.ascontiguousarray(tensor.array)
     if array.size <= RECORDED_VALUES:
         values = base64.b64encode(array.tobytes()).decode()
     else:
         values = f"#{hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
-    return f"{how} {tensor.dtype.value} {sizes} {values}"
+    return f"{encoding} {tensor.dtype.value} {sizes} {values}"
 
 
-def first_difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """What differs first between two answers, in full; nothing where they are equal."""
-    if "nodes" not in found or "nodes" not in wanted:
-        ours, theirs = ({key: found[key] for key in found if key != "nodes"} for found in (found, wanted))
-        return "" if found == wanted else f"classic mode: {ours}\nthe original: {theirs}"
-    for number, (ours, theirs) in enumerate(zip(found["nodes"], wanted["nodes"], strict=False)):
-        if not is_equal(ours, theirs):
-            return f"node {number}\nclassic mode: {_line(ours)}\nthe original: {_line(theirs)}"
-    more = found["nodes"][len(wanted["nodes"]) :], wanted["nodes"][len(found["nodes"]) :]
-    for who, nodes in zip(("classic mode", "the original"), more, strict=True):
+def first_difference(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """Describe the first difference between classic mode and the original; empty if equal."""
+    if "nodes" not in actual or "nodes" not in expected:
+        texts = [{key: result[key] for key in result if key != "nodes"} for result in (actual, expected)]
+        return "" if actual == expected else f"classic mode: {texts[0]}\nthe original: {texts[1]}"
+    for number, nodes in enumerate(zip(actual["nodes"], expected["nodes"], strict=False)):
+        if not is_equal(*nodes):
+            lines = [_format_node(node) for node in nodes]
+            return f"node {number}\nclassic mode: {lines[0]}\nthe original: {lines[1]}"
+    additional = (
+        actual["nodes"][len(expected["nodes"]) :],
+        expected["nodes"][len(actual["nodes"]) :],
+    )
+    for tool, nodes in zip(("classic mode", "the original"), additional, strict=True):
         if nodes:
-            return f"{len(nodes)} more nodes in {who}, first {_line(nodes[0])}"
-    if found["producer"] != wanted["producer"]:
-        return f"producer {found['producer']} in classic mode, {wanted['producer']} in the original"
+            return f"{len(nodes)} additional nodes in {tool}, first {_format_node(nodes[0])}"
+    producers = actual["producer"], expected["producer"]
+    if producers[0] != producers[1]:
+        return f"producer {producers[0]} in classic mode, {producers[1]} in the original"
     return ""
 
 
-def _line(node: Described) -> str:
+def _format_node(node: NodeRecord) -> str:
     return f"{node[0]} = {node[1]}({node[2]}) {node[3]} {''.join(node[4:])}"
 
 
-def is_equal(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    """Whether two described nodes are one, up to rounding of recorded floats."""
-    if ours == theirs:
+def is_equal(actual: Sequence[Any], expected: Sequence[Any]) -> bool:
+    """Return True if two recorded nodes are equal, up to rounding of recorded floats."""
+    if actual == expected:
         return True
-    if [*ours[:3], *ours[4:]] != [*theirs[:3], *theirs[4:]] or ours[3].keys() != theirs[3].keys():
+    if [*actual[:3], *actual[4:]] != [*expected[:3], *expected[4:]]:
         return False
-    return all(ours[3][key] == value or _are_close(ours[3][key], value) for key, value in theirs[3].items())
+    if actual[3].keys() != expected[3].keys():
+        return False
+    return all(actual[3][key] == value or _is_close(actual[3][key], value) for key, value in expected[3].items())
 
 
-def _are_close(ours: str, theirs: str) -> bool:
-    (*kind, one), (*other_kind, other) = ours.rsplit(" ", 1), theirs.rsplit(" ", 1)
-    if kind != other_kind or " float " not in f" {kind[0]} " or "#" in one + other:
+def _is_close(actual: str, expected: str) -> bool:
+    (*kind, values), (*expected_kind, expected_values) = (text.rsplit(" ", 1) for text in (actual, expected))
+    has_digest = "#" in values + expected_values
+    if kind != expected_kind or " float " not in f" {kind[0]} " or has_digest:
         return False
-    arrays = [np.frombuffer(base64.b64decode(values), np.float32) for values in (one, other)]
+    arrays = [np.frombuffer(base64.b64decode(text), np.float32) for text in (values, expected_values)]
     return bool(np.allclose(*arrays, rtol=TOLERANCE, atol=0, equal_nan=True))
 
 
-def recorded_answers() -> dict[str, dict[str, Any]]:
-    """The original's answers, by case."""
-    return json.loads(ANSWERS.read_text())  # type: ignore[no-any-return]
+def recorded_results() -> dict[str, dict[str, Any]]:
+    """Read the original's results by case name."""
+    return json.loads(RESULTS_FILE.read_text())  # type: ignore[no-any-return]
 
 
-def write_answers(answers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write them, a line for each case."""
-    lines = [f"{json.dumps(name)}: {json.dumps(answer, separators=(',', ':'))}" for name, answer in answers.items()]
-    ANSWERS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+def write_results(results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the original's results, one line for each case."""
+    lines = [f"{json.dumps(name)}: {json.dumps(result, separators=(',', ':'))}" for name, result in results.items()]
+    RESULTS_FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def as_recorded(answer: Mapping[str, str], case: ClassicCase) -> dict[str, Any]:
-    """An answer of ``original_tool.py`` as it is kept."""
-    kept: dict[str, Any] = {"digest": case.digest}
-    if "graph" in answer:
-        return kept | described(base64.b64decode(answer["graph"]))
-    if "error" in answer:
-        # The rest tells where the original was built and run.
-        return kept | {"error": answer["error"].split(" running on ")[0]}
-    return kept | dict(answer)
+def record_of(output: Mapping[str, str], case: ClassicCase) -> dict[str, Any]:
+    """Return the recorded form of an output of ``original_tool.py``."""
+    digest = {"digest": case.digest}
+    if "graph" in output:
+        return digest | describe_graph(base64.b64decode(output["graph"]))
+    if "error" in output:
+        # The rest of the message names the host of the original.
+        return digest | {"error": output["error"].split(" running on ")[0]}
+    return digest | dict(output)
 
 
 def unique(cases: Iterable[ClassicCase]) -> list[ClassicCase]:
-    """The cases, after a look at their names."""
-    listed = list(cases)
-    assert len({case.name for case in listed}) == len(listed), "two cases have one name"
-    return listed
+    """Return the cases, whose names must be distinct."""
+    all_cases = list(cases)
+    assert len({case.name for case in all_cases}) == len(all_cases), "two cases have one name"
+    return all_cases
