@@ -134,6 +134,17 @@ def test_only_the_command_line_prints(path: Path) -> None:
             assert (node.value.id, node.attr) != ("sys", "argv"), f"{path.name}:{node.lineno} reads sys.argv"
 
 
+def test_class_names_have_one_definition() -> None:
+    definitions: dict[str, list[str]] = {}
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                position = f"{path.relative_to(ROOT)}:{node.lineno}"
+                definitions.setdefault(node.name, []).append(position)
+    assert len(definitions) > 200
+    assert not {name: positions for name, positions in definitions.items() if len(positions) > 1}
+
+
 @pytest.mark.parametrize(
     "statement",
     [

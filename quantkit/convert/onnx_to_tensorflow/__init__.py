@@ -5,7 +5,7 @@ Transforms and targets for TensorFlow graphs then apply to ONNX models.
 
 # Each module registers handlers for op types.
 from quantkit.convert.onnx_to_tensorflow import elementwise, layers, shapes  # noqa: F401
-from quantkit.convert.onnx_to_tensorflow.translator import Translator
+from quantkit.convert.onnx_to_tensorflow.translator import OnnxTranslator
 from quantkit.formats import onnx
 from quantkit.ir.graph import Graph
 
@@ -19,7 +19,7 @@ def convert(graph: Graph) -> Graph:
         UnavailableError: a node is not supported.
         GraphError: the nodes form a cycle.
     """
-    return Translator(graph).translate()
+    return OnnxTranslator(graph).translate()
 
 
 def as_tensorflow(graph: Graph) -> Graph:

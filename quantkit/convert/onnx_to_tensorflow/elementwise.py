@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, Translator, conversion_error, converts
+from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, OnnxTranslator, conversion_error, converts
 from quantkit.convert.tensorflow_to_onnx.elementwise import UNARY as TO_ONNX
 from quantkit.convert.tensorflow_to_onnx.translator import TO_NHWC, transpose_tensor
 from quantkit.formats import onnx
@@ -30,12 +30,12 @@ BINARY = {
 }
 
 
-def _input_layout(translator: Translator, node: Node) -> str:
+def _input_layout(translator: OnnxTranslator, node: Node) -> str:
     return NHWC if translator.is_nhwc(node.inputs[0]) else PLAIN
 
 
 @converts(" ".join(UNARY))
-def _unary(translator: Translator, node: Node) -> None:
+def _unary(translator: OnnxTranslator, node: Node) -> None:
     if node.op == "Elu" and node.attrs.get("alpha", 1.0) != 1.0:
         raise conversion_error(node, "Elu requires alpha = 1")
     layout = _input_layout(translator, node)
@@ -43,7 +43,7 @@ def _unary(translator: Translator, node: Node) -> None:
 
 
 @converts("Identity Dropout")
-def _identity(translator: Translator, node: Node) -> None:
+def _identity(translator: OnnxTranslator, node: Node) -> None:
     if node.op == "Dropout" and translator.graph.uses.get(Edge(node.name, 1)):
         raise conversion_error(node, "the mask output has consumers")
     layout = _input_layout(translator, node)
@@ -51,14 +51,14 @@ def _identity(translator: Translator, node: Node) -> None:
 
 
 @converts("LeakyRelu")
-def _leaky_relu(translator: Translator, node: Node) -> None:
+def _leaky_relu(translator: OnnxTranslator, node: Node) -> None:
     layout = _input_layout(translator, node)
     alpha = float(np.asarray(node.attrs.get("alpha", 0.01), np.float32))
     translator.emit_typed(node, "LeakyRelu", [translator.in_layout(node.inputs[0], layout)], layout, alpha=alpha)
 
 
 @converts("Clip")
-def _clip(translator: Translator, node: Node) -> None:
+def _clip(translator: OnnxTranslator, node: Node) -> None:
     layout = _input_layout(translator, node)
     source = translator.in_layout(node.inputs[0], layout)
     low, high = _limit(translator, node, 1, "min"), _limit(translator, node, 2, "max")
@@ -74,18 +74,18 @@ def _clip(translator: Translator, node: Node) -> None:
         translator.emit_typed(node, "Minimum", [source, _scalar(translator, node, "high", high)], layout)
 
 
-def _limit(translator: Translator, node: Node, slot: int, name: str) -> float | None:
+def _limit(translator: OnnxTranslator, node: Node, slot: int, name: str) -> float | None:
     """Return a bound of a Clip; None if the bound is absent."""
     limit: Any = translator.constant(node, slot) if translator.has_input(node, slot) else node.attrs.get(name)
     return None if limit is None else float(limit)
 
 
-def _scalar(translator: Translator, node: Node, suffix: str, value: float | None) -> Edge:
+def _scalar(translator: OnnxTranslator, node: Node, suffix: str, value: float | None) -> Edge:
     return translator.add_constant(f"{translator.name(node.name)}/{suffix}", Tensor.of(np.asarray(value, np.float32)))
 
 
 @converts("HardSigmoid HardSwish")
-def _hard_sigmoid(translator: Translator, node: Node) -> None:
+def _hard_sigmoid(translator: OnnxTranslator, node: Node) -> None:
     """Convert with Relu6.
 
     HardSigmoid: max(0, min(1, alpha x + beta)) = relu6(6 alpha x + 6 beta) / 6
@@ -111,7 +111,7 @@ def _hard_sigmoid(translator: Translator, node: Node) -> None:
 
 
 @converts("Softmax LogSoftmax")
-def _softmax(translator: Translator, node: Node) -> None:
+def _softmax(translator: OnnxTranslator, node: Node) -> None:
     edge = node.inputs[0]
     rank = translator.rank(edge)
     flattens_axes = onnx.opsets(translator.graph).get("", onnx.OPSET) < 13
@@ -127,7 +127,7 @@ def _softmax(translator: Translator, node: Node) -> None:
 
 
 @converts(" ".join(BINARY))
-def _binary(translator: Translator, node: Node) -> None:
+def _binary(translator: OnnxTranslator, node: Node) -> None:
     op = BINARY[node.op]
     can_be_nhwc = all(
         translator.rank(edge) == 4 or translator.graph.constant_of(edge) is not None for edge in node.inputs
@@ -141,7 +141,7 @@ def _binary(translator: Translator, node: Node) -> None:
     translator.emit_typed(node, op, inputs, layout)
 
 
-def _operand(translator: Translator, edge: Edge, layout: str) -> Edge:
+def _operand(translator: OnnxTranslator, edge: Edge, layout: str) -> Edge:
     """Return an operand that is broadcast as in ONNX; a constant with one value per channel becomes a vector."""
     tensor = translator.graph.constant_of(edge)
     if layout == PLAIN or tensor is None or not tensor.shape:

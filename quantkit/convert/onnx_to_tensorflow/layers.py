@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, Translator, conversion_error, converts
+from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, OnnxTranslator, conversion_error, converts
 from quantkit.convert.onnx_to_tensorflow.windows import find_windows, pad_image
 from quantkit.convert.tensorflow_to_onnx.translator import transpose_tensor
 from quantkit.ir.graph import Attr, Node
@@ -16,7 +16,7 @@ from quantkit.ir.tensor import Array, DType, Tensor
 
 
 @converts("Conv")
-def _conv(translator: Translator, node: Node) -> None:
+def _conv(translator: OnnxTranslator, node: Node) -> None:
     weights = translator.graph.constant_of(node.inputs[1])
     if weights is None or len(weights.shape) != 4:
         raise conversion_error(node, "the weights must be constant and have rank 4")
@@ -50,7 +50,7 @@ def _depthwise_weights(weights: Tensor, shape: tuple[int, ...]) -> Array:
 
 
 @converts("MaxPool AveragePool")
-def _pool(translator: Translator, node: Node) -> None:
+def _pool(translator: OnnxTranslator, node: Node) -> None:
     kernel: Any = node.attrs["kernel_shape"]
     windows = find_windows(translator, node, kernel)
     is_max = node.op == "MaxPool"
@@ -69,7 +69,7 @@ def _pool(translator: Translator, node: Node) -> None:
 
 
 @converts("BatchNormalization")
-def _batch_norm(translator: Translator, node: Node) -> None:
+def _batch_norm(translator: OnnxTranslator, node: Node) -> None:
     if node.attrs.get("training_mode"):
         raise conversion_error(node, "training mode is not supported")
     if translator.rank(node.inputs[0]) != 4:
@@ -81,7 +81,7 @@ def _batch_norm(translator: Translator, node: Node) -> None:
 
 
 @converts("LRN")
-def _lrn(translator: Translator, node: Node) -> None:
+def _lrn(translator: OnnxTranslator, node: Node) -> None:
     attrs: Mapping[str, Any] = node.attrs
     size = attrs["size"]
     lrn_attrs: dict[str, Attr] = {
@@ -96,7 +96,7 @@ def _lrn(translator: Translator, node: Node) -> None:
 
 
 @converts("Gemm")
-def _gemm(translator: Translator, node: Node) -> None:
+def _gemm(translator: OnnxTranslator, node: Node) -> None:
     attrs: Mapping[str, Any] = node.attrs
     if attrs.get("alpha", 1.0) != 1 or attrs.get("beta", 1.0) != 1:
         raise conversion_error(node, "alpha and beta must be 1")
@@ -119,7 +119,7 @@ def _gemm(translator: Translator, node: Node) -> None:
 
 
 @converts("MatMul")
-def _matmul(translator: Translator, node: Node) -> None:
+def _matmul(translator: OnnxTranslator, node: Node) -> None:
     inputs = [translator.plain(edge) for edge in node.inputs]
     ranks = [translator.rank(edge) for edge in node.inputs]
     if ranks == [2, 2]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, Translator, conversion_error, converts
+from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, OnnxTranslator, conversion_error, converts
 from quantkit.convert.tensorflow_to_onnx.translator import TO_NCHW, TO_NHWC
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Node
@@ -15,13 +15,13 @@ REDUCTIONS = {"ReduceMean": "Mean", "ReduceSum": "Sum", "ReduceMax": "Max", "Red
 
 
 @converts("GlobalAveragePool GlobalMaxPool")
-def _global_pool(translator: Translator, node: Node) -> None:
+def _global_pool(translator: OnnxTranslator, node: Node) -> None:
     op = "Mean" if node.op == "GlobalAveragePool" else "Max"
     _emit_reduction(translator, node, op, translator.nhwc(node.inputs[0]), (1, 2), NHWC, keep_dims=True)
 
 
 @converts(" ".join(REDUCTIONS))
-def _reduction(translator: Translator, node: Node) -> None:
+def _reduction(translator: OnnxTranslator, node: Node) -> None:
     edge = node.inputs[0]
     rank = translator.rank(edge)
     if rank is None:
@@ -41,14 +41,14 @@ def _reduction(translator: Translator, node: Node) -> None:
 
 
 def _emit_reduction(
-    translator: Translator, node: Node, op: str, source: Edge, axes: Iterable[int], layout: str, *, keep_dims: bool
+    translator: OnnxTranslator, node: Node, op: str, source: Edge, axes: Iterable[int], layout: str, *, keep_dims: bool
 ) -> None:
     axes_edge = translator.add_integers(f"{translator.name(node.name)}/axes", axes)
     translator.emit_typed(node, op, [source, axes_edge], layout, Tidx=DType.INT32, keep_dims=keep_dims)
 
 
 @converts("Concat")
-def _concat(translator: Translator, node: Node) -> None:
+def _concat(translator: OnnxTranslator, node: Node) -> None:
     rank = translator.rank(node.inputs[0])
     axis: Any = node.attrs["axis"]
     layout = NHWC if rank == 4 and any(map(translator.is_nhwc, node.inputs)) else PLAIN
@@ -60,7 +60,7 @@ def _concat(translator: Translator, node: Node) -> None:
 
 
 @converts("Split")
-def _split(translator: Translator, node: Node) -> None:
+def _split(translator: OnnxTranslator, node: Node) -> None:
     edge = node.inputs[0]
     rank, axis = translator.rank(edge), node.attrs.get("axis", 0)
     layout = NHWC if rank == 4 and translator.is_nhwc(edge) else PLAIN
@@ -88,7 +88,7 @@ def _num_outputs(node: Node) -> int:
 
 
 @converts("Pad")
-def _pad(translator: Translator, node: Node) -> None:
+def _pad(translator: OnnxTranslator, node: Node) -> None:
     edge = node.inputs[0]
     rank, pads = translator.rank(edge), translator.integers(node, "pads", 1)
     mode = node.attrs.get("mode", b"constant")
@@ -114,7 +114,7 @@ def _pad(translator: Translator, node: Node) -> None:
 
 
 @converts("Transpose")
-def _transpose(translator: Translator, node: Node) -> None:
+def _transpose(translator: OnnxTranslator, node: Node) -> None:
     edge, output = node.inputs[0], Edge(node.name)
     rank = translator.rank(edge)
     perm: Any = node.attrs.get("perm") or range(rank or 0)[::-1]
@@ -131,7 +131,7 @@ def _transpose(translator: Translator, node: Node) -> None:
 
 
 @converts("Reshape Flatten Squeeze Unsqueeze")
-def _reshape(translator: Translator, node: Node) -> None:
+def _reshape(translator: OnnxTranslator, node: Node) -> None:
     edge, output_dims = node.inputs[0], translator.shape(Edge(node.name)).dims
     if (
         output_dims is None

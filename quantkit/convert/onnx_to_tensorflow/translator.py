@@ -22,12 +22,12 @@ PLAIN, NHWC = "plain", "nhwc"
 # A GraphDef version that supports every op of the conversion and deprecates none of them.
 VERSIONS = Versions(producer=1087)
 
-Handler = Callable[["Translator", Node], None]
+Handler = Callable[["OnnxTranslator", Node], None]
 HANDLERS: dict[str, Handler] = {}
 
 
 @dataclass
-class Translator:
+class OnnxTranslator:
     """State of one conversion.
 
     Attributes:

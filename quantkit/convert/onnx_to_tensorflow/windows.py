@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.convert.onnx_to_tensorflow.translator import Translator, conversion_error
+from quantkit.convert.onnx_to_tensorflow.translator import OnnxTranslator, conversion_error
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.layers import same_padding
 
 
 @dataclass(frozen=True)
-class Windows:
+class WindowGeometry:
     """Windows over height and width of an image.
 
     Attributes:
@@ -42,7 +42,7 @@ class Windows:
         return {"strides": (1, *self.strides, 1), "padding": b"SAME" if self.is_same else b"VALID"}
 
 
-def find_windows(translator: Translator, node: Node, kernel: Sequence[int]) -> Windows:
+def find_windows(translator: OnnxTranslator, node: Node, kernel: Sequence[int]) -> WindowGeometry:
     """Return the windows of a convolution or pool.
 
     Raises:
@@ -69,7 +69,7 @@ def find_windows(translator: Translator, node: Node, kernel: Sequence[int]) -> W
         is_same.append(auto_pad == b"SAME_UPPER" or padding == (before, after))
     if auto_pad == b"SAME_LOWER" and not all(is_same) and None in dims[2:]:
         raise conversion_error(node, "the padding depends on an unknown size")
-    return Windows((kernel[0], kernel[1]), strides, dilations, (pads[0], pads[1]), all(is_same))
+    return WindowGeometry((kernel[0], kernel[1]), strides, dilations, (pads[0], pads[1]), all(is_same))
 
 
 def _ceil_padding(node: Node, size: int | None, padding: int, span: int, stride: int) -> int:
@@ -80,7 +80,7 @@ def _ceil_padding(node: Node, size: int | None, padding: int, span: int, stride:
     return stride - remainder if remainder else 0
 
 
-def pad_image(translator: Translator, node: Node, windows: Windows, value: float) -> Edge:
+def pad_image(translator: OnnxTranslator, node: Node, windows: WindowGeometry, value: float) -> Edge:
     """Return the padded image; the image itself if the mode SAME adds the padding."""
     source = translator.nhwc(node.inputs[0])
     if windows.is_same or not windows.is_padded:
