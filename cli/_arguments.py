@@ -4,10 +4,10 @@ import re
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, _ActionsContainer
 from collections.abc import Callable
 
+from quantkit.arguments import parse_duration
 from quantkit.data import PreprocessingOptions
+from quantkit.errors import UsageError
 from quantkit.runtimes.session import PRECISIONS, SessionOptions
-
-_SECONDS_IN = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def add_model_flags(parser: ArgumentParser, parse_endpoints: Callable[[str], object] | None = None) -> None:
@@ -210,10 +210,10 @@ def parse_ratio(text: str) -> float:
 
 def parse_seconds(text: str) -> float:
     """Parse a positive time such as ``90s``, ``10m`` or ``1h``; a plain number counts seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not match or float(match[1]) == 0:
-        raise ArgumentTypeError(f"{text!r} is not a time such as 90s or 10m")
-    return float(match[1]) * _SECONDS_IN[match[2]]
+    try:
+        return parse_duration(text)
+    except UsageError:
+        raise ArgumentTypeError(f"{text!r} is not a time such as 90s or 10m") from None
 
 
 def _parse_divisor(text: str) -> float:

@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from quantkit.data import DATA_KINDS
 from quantkit.quantization.targets import targets
 from quantkit.quantization.targets.base import FLOAT
-from quantkit.quantization.workflow import quantize_model
+from quantkit.quantization.workflow import quantize
 from quantkit.quantization.workflow.options import CALIBRATION_LIMIT, FALLBACK_PRECISIONS, TIME_BUDGET, TIMED_RUNS
 
 from ._arguments import (
@@ -26,7 +26,7 @@ EXAMPLES = (
     "quantkit quantize digits -o digits.small.onnx --weights-only",
     "quantkit quantize graph.pb -o again.onnx --ranges graph.ranges.json --scheme scheme.toml",
 )
-# Flags that are keyword arguments of `quantize_model` with the same name and value.
+# Flags that are keyword arguments of `quantize` with the same name and value.
 SAME_NAMES = (
     *("calibration", "target", "scheme", "ranges", "plan", "weights_only", "uint8_input", "observer", "reduce_range"),
     *("limit", "held_out", "labels", "recipe", "runtime", "runs", "max_drop", "fallback", "time_budget"),
@@ -133,7 +133,7 @@ def run(args: Namespace) -> int:
     """Quantize the model and print the report."""
     flags = preprocessing_flags(args)
     with show_progress(args) as on_progress:
-        result = quantize_model(
+        result = quantize(
             args.model,
             **{name: getattr(args, name) for name in SAME_NAMES},
             input_width=flags.width,

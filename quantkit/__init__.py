@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from quantkit.model.exporters.files import save
     from quantkit.model.sessions import open_session
     from quantkit.quantization import Plan, Ranges, Scheme, calibrate
-    from quantkit.quantization.workflow import QuantizationResult
-    from quantkit.quantization.workflow import quantize_model as quantize
+    from quantkit.quantization.workflow import QuantizationResult, quantize
     from quantkit.recipes import transform
     from quantkit.runtimes.session import Session
     from quantkit.summary import summarize
 
-# Module of each public name; a different name there follows the colon.
+# Module of each public name.
 _MODULES = {
     "CheckError": "quantkit.errors",
     "Edge": "quantkit.ir.graph",
@@ -56,7 +55,7 @@ _MODULES = {
     "evaluate": "quantkit.evaluation",
     "load": "quantkit.model",
     "open_session": "quantkit.model.sessions",
-    "quantize": "quantkit.quantization.workflow:quantize_model",
+    "quantize": "quantkit.quantization.workflow",
     "save": "quantkit.model.exporters.files",
     "summarize": "quantkit.summary",
     "transform": "quantkit.recipes",
@@ -96,8 +95,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'quantkit' has no attribute {name!r}")
-    module, _, other_name = _MODULES[name].partition(":")
-    return getattr(import_module(module), other_name or name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

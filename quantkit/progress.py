@@ -34,9 +34,19 @@ OnProgress = Callable[[Progress], None]
 OnMessage = Callable[[str], None]
 
 
-def ignore_progress(progress: Progress) -> None:
-    """Discard a progress report; the default of ``on_progress``."""
+class _Ignore:
+    """Callback without effect, with its name as representation: `help` shows the defaults of a function."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, value: object) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return self.__name__
 
 
-def ignore_message(message: str) -> None:
-    """Discard a message; the default of ``on_message``."""
+# Defaults of ``on_progress``, ``on_message`` and ``on_image``.
+ignore_progress = _Ignore("ignore_progress")
+ignore_message = _Ignore("ignore_message")

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 # From the bottom to the top; see quantkit/README.md. Packages of one line do not import each other.
 LAYERS = [
     {"quantkit.errors", "quantkit.progress"},
-    {"quantkit.registry"},
+    {"quantkit.registry", "quantkit.arguments"},
     {"quantkit.ir"},
     {"quantkit.ops"},
     {"quantkit.formats", "quantkit.zoo", "quantkit.runtimes.session", "quantkit.runtimes.availability"},

@@ -1,4 +1,4 @@
-"""`quantize_model` and ``quantkit quantize`` write identical files and return equal JSON."""
+"""`quantize` and ``quantkit quantize`` write identical files and return equal JSON."""
 
 import json
 from dataclasses import replace
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.engine
 
 
 def flags_of(options: dict[str, Any]) -> list[str]:
-    """Return the flags of the command for keyword arguments of `quantize_model`."""
+    """Return the flags of the command for keyword arguments of `quantize`."""
     flags = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"

@@ -148,7 +148,7 @@ def _scheme(folder: Path) -> str:
             "--reduce-range needs",
         ),
         (["-o", "d.pb", "--calibration", "p", "--target", "onnx"], 2, "cannot write target 'onnx' to d.pb"),
-        (["-o", "d.tflite", "--calibration", "p"], 2, "use the suffix .onnx, or --target litert"),
+        (["-o", "d.tflite", "--calibration", "p"], 2, "use the suffix .onnx, or target litert (--target litert)"),
         (["-o", "d.onnx", "--calibration", "nowhere"], 3, "nowhere does not exist"),
         (["-o", "d.onnx", "--calibration", "p", "--observer", "percentile(30)"], 2, "is not in (50, 100]"),
         (["-o", "d.onnx", "--calibration", "p", "--runtime", "openvin"], 2, "did you mean 'openvino'"),

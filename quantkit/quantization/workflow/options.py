@@ -1,4 +1,4 @@
-"""Options of `quantize_model`, and their contradictions, which are errors before any work starts."""
+"""Options of `quantize`, and their contradictions, which are errors before any work starts."""
 
 import os
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ FALLBACK_PRECISIONS = (FLOAT, BFLOAT16)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The arguments of `quantize_model`, which documents them."""
+    """The arguments of `quantize`, which documents them."""
 
     calibration: Any = None
     target: str | None = None
@@ -91,7 +91,9 @@ def check_output(target: Target, output: Path) -> None:
     suffix = output.suffix.lower()
     if suffix in target.suffixes:
         return
-    others = [f"--target {other.name}" for other in targets().values() if suffix in other.suffixes]
+    others = [
+        f"target {other.name} (--target {other.name})" for other in targets().values() if suffix in other.suffixes
+    ]
     raise UsageError(
         f"cannot write target {target.name!r} to {output.name}",
         hint=f"use the suffix {' or '.join(target.suffixes)}" + (f", or {' or '.join(others)}" if others else ""),
@@ -101,25 +103,26 @@ def check_output(target: Target, output: Path) -> None:
 def _check_data(options: Options, scheme: Scheme) -> None:
     """Check that there is exactly one source of ranges, and none with weights only."""
     if options.ranges is not None and options.calibration is not None:
-        raise UsageError("--ranges and --calibration exclude each other", hint="omit one of them")
+        raise UsageError("--ranges and --calibration exclude each other", hint="omit ranges or calibration")
     if scheme.weights_only:
         for name in ("calibration", "ranges", "save_ranges", "max_drop"):
             if getattr(options, name) is not None:
                 raise UsageError(
                     f"--{name.replace('_', '-')} has no effect with --weights-only, which needs no ranges",
-                    hint="omit it; --held-out DATA measures the agreement with the float model",
+                    hint=f"omit {name}; held_out (--held-out DATA) measures the agreement with the float model",
                 )
     elif options.ranges is None and options.calibration is None:
         raise UsageError(
             "no calibration dataset is given",
-            hint="give --calibration DATA or --ranges FILE; --weights-only needs neither",
+            hint="give calibration (--calibration DATA) or ranges (--ranges FILE); weights_only (--weights-only) "
+            "needs neither",
         )
 
 
 def _check_fallback(options: Options, target: Target) -> None:
     """Check that the accuracy search has data, and that the target supports its precision."""
     if options.max_drop is not None and options.ranges is not None and options.held_out is None:
-        raise UsageError("--max-drop needs data to measure the drop on", hint="give --held-out DATA")
+        raise UsageError("--max-drop needs data to measure the drop on", hint="give held_out (--held-out DATA)")
     if options.fallback not in FALLBACK_PRECISIONS:
         raise UsageError(
             f"{options.fallback!r} is not a fallback precision", hint=f"use {' or '.join(FALLBACK_PRECISIONS)}"

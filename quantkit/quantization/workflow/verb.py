@@ -1,12 +1,27 @@
-"""`quantize_model`: from a float model and data to a quantized model and its report."""
+"""`quantize`: from a float model and data to a quantized model and its report."""
 
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from quantkit.arguments import (
+    as_names,
+    parse_duration,
+    require_callable,
+    require_divisor,
+    require_flag,
+    require_fraction,
+    require_names,
+    require_natural,
+    require_number,
+    require_path,
+    require_positive,
+    require_text,
+    without_none,
+)
 from quantkit.data import PreprocessingOptions
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
@@ -39,12 +54,12 @@ from quantkit.quantization.workflow.result import QuantizationResult
 from quantkit.runtimes import AUTO
 
 
-def quantize_model(
+def quantize(
     model: Any,
     calibration: Any = None,
     *,
     target: str | None = None,
-    scheme: Scheme | PathLike | None = None,
+    scheme: Scheme | Mapping[str, Any] | PathLike | None = None,
     ranges: Ranges | PathLike | None = None,
     plan: Plan | PathLike | None = None,
     weights_only: bool = False,
@@ -69,7 +84,7 @@ def quantize_model(
     runs: int = TIMED_RUNS,
     max_drop: float | None = None,
     fallback: str = FLOAT,
-    time_budget: float = TIME_BUDGET,
+    time_budget: float | str = TIME_BUDGET,
     offline: bool = False,
     output: PathLike | None = None,
     save_plan: PathLike | None = None,
@@ -83,7 +98,7 @@ def quantize_model(
         model: model, graph, path or card name.
         calibration: calibration dataset; not needed with ``ranges`` or ``weights_only``.
         target: target format and runtime (default: the scheme's, else ``onnx``).
-        scheme: quantization scheme, or its TOML file (default: the target's).
+        scheme: quantization scheme, its fields, or its TOML file (default: the target's).
         ranges: ranges of an earlier calibration of the same graph, or their file.
         plan: quantization plan to follow instead of computing one, or its file.
         weights_only: quantize weights only; all arithmetic stays in float.
@@ -103,7 +118,7 @@ def quantize_model(
         max_drop: keep layers in float until the drop is at most this fraction: the drop of top-1 if samples have
             labels, else of the agreement with the float model.
         fallback: precision of these layers, ``float`` or, for the tensorflow target, ``bfloat16``.
-        time_budget: seconds for the search of these layers.
+        time_budget: seconds for the search of these layers, or a text such as ``2m``.
         output: write the quantized model to this file as soon as it is checked. The state of an interrupted
             calibration or search is saved next to the file, and the same call resumes.
         save_plan, save_ranges: write the plan and the ranges to these files as soon as they are known.
@@ -118,10 +133,37 @@ def quantize_model(
         UnavailableError: the target or runtime is not available in this installation.
         CheckError: this host computes the quantized model incorrectly.
     """
+    require_positive(limit=limit)
+    require_natural(runs=runs, **without_none(input_width=input_width, input_height=input_height))
+    require_fraction(**without_none(max_drop=max_drop))
+    require_number(**without_none(input_mean=input_mean))
+    require_divisor(**without_none(input_std=input_std))
+    require_flag(
+        weights_only=weights_only,
+        uint8_input=uint8_input,
+        reduce_range=reduce_range,
+        random_weights=random_weights,
+        offline=offline,
+    )
+    require_text(
+        runtime=runtime, fallback=fallback, **without_none(target=target, observer=observer, signature=signature)
+    )
+    require_names(**without_none(inputs=inputs, outputs=outputs, tags=tags))
+    require_path(
+        **without_none(
+            scheme=None if isinstance(scheme, Scheme | Mapping) else scheme,
+            ranges=None if isinstance(ranges, Ranges) else ranges,
+            plan=None if isinstance(plan, Plan) else plan,
+        ),
+        **without_none(
+            labels=labels, checkpoint=checkpoint, output=output, save_plan=save_plan, save_ranges=save_ranges
+        ),
+    )
+    require_callable(on_progress=on_progress, on_message=on_message)
     options = Options(
         calibration=calibration,
         target=target,
-        scheme=scheme,
+        scheme=Scheme.from_json(scheme) if isinstance(scheme, Mapping) else scheme,
         ranges=ranges,
         plan=plan,
         weights_only=weights_only,
@@ -132,10 +174,10 @@ def quantize_model(
         held_out=held_out,
         labels=labels,
         recipe=recipe,
-        inputs=None if inputs is None else tuple(inputs),
-        outputs=None if outputs is None else tuple(outputs),
+        inputs=as_names(inputs),
+        outputs=as_names(outputs),
         signature=signature,
-        tags=None if tags is None else tuple(tags),
+        tags=as_names(tags),
         checkpoint=checkpoint,
         random_weights=random_weights,
         preprocessing=PreprocessingOptions(input_height, input_width, input_mean, input_std),
@@ -143,7 +185,7 @@ def quantize_model(
         runs=runs,
         max_drop=max_drop,
         fallback=fallback,
-        time_budget=time_budget,
+        time_budget=parse_duration(time_budget, "time_budget"),
         offline=offline,
         output=_path(output),
         save_plan=_path(save_plan),

@@ -1,0 +1,256 @@
+"""Checks of arguments before any work.
+
+Each check takes arguments by name and raises `UsageError` with the name, the value and the allowed values:
+
+    require_positive(runs=runs, batch=batch)
+    require_fraction(**without_none(max_drop=max_drop))
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from math import isfinite
+from numbers import Integral, Real
+from typing import Any
+
+from quantkit.errors import UsageError, did_you_mean
+
+_SECONDS_IN = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def without_none(**arguments: Any) -> dict[str, Any]:
+    """Return the arguments that are not None.
+
+    >>> without_none(limit=None, batch=8)
+    {'batch': 8}
+    """
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def require_integer(**arguments: Any) -> None:
+    """Check that each argument is an integer.
+
+    Raises:
+        UsageError: an argument is not.
+    """
+    for name, value in arguments.items():
+        _require(_is_integer(value), name, value, "a whole number", 1)
+
+
+def require_natural(**arguments: Any) -> None:
+    """Check that each argument is an integer of at least 0.
+
+    Raises:
+        UsageError: an argument is not.
+    """
+    for name, value in arguments.items():
+        _require(_is_integer(value) and value >= 0, name, value, "a whole number from 0", 0)
+
+
+def require_positive(**arguments: Any) -> None:
+    """Check that each argument is an integer of at least 1.
+
+    Raises:
+        UsageError: an argument is not.
+    """
+    for name, value in arguments.items():
+        _require(_is_integer(value) and value >= 1, name, value, "a whole number from 1", 1)
+
+
+def require_number(**arguments: Any) -> None:
+    """Check that each argument is a finite number.
+
+    Raises:
+        UsageError: an argument is not.
+    """
+    for name, value in arguments.items():
+        _require(_is_number(value), name, value, "a finite number", 1.0)
+
+
+def require_ratio(**arguments: Any) -> None:
+    """Check that each argument is a finite number of at least 0.
+
+    Raises:
+        UsageError: an argument is not.
+    """
+    for name, value in arguments.items():
+        _require(_is_number(value) and value >= 0, name, value, "a number from 0", 0.01)
+
+
+def require_divisor(**arguments: Any) -> None:
+    """Check that each argument is a finite number other than 0.
+
+    Raises:
+        UsageError: an argument is not.
+    """
+    for name, value in arguments.items():
+        _require(_is_number(value) and value != 0, name, value, "a number other than 0", 128.0)
+
+
+def require_fraction(**arguments: Any) -> None:
+    """Check that each argument is a number from 0 to 1.
+
+    Raises:
+        UsageError: an argument is not.
+    """
+    for name, value in arguments.items():
+        _require(_is_number(value) and 0 <= value <= 1, name, value, "a number from 0 to 1", 0.01)
+
+
+def require_flag(**arguments: Any) -> None:
+    """Check that each argument is True or False.
+
+    Raises:
+        UsageError: an argument is not.
+    """
+    for name, value in arguments.items():
+        _require(isinstance(value, bool), name, value, "True or False", True)
+
+
+def require_text(**arguments: Any) -> None:
+    """Check that each argument is a string.
+
+    Raises:
+        UsageError: an argument is not.
+    """
+    for name, value in arguments.items():
+        if not isinstance(value, str):
+            raise UsageError(f"{name} is {type_name(value)}, and must be a str", hint=f"pass one name as {name}")
+
+
+def require_path(**arguments: Any) -> None:
+    """Check that each argument is a path: a string or a `pathlib.Path`.
+
+    Raises:
+        UsageError: an argument is not.
+    """
+    for name, value in arguments.items():
+        if not isinstance(value, str | os.PathLike) or not str(value):
+            wrong = "an empty path" if isinstance(value, str) else type_name(value)
+            raise UsageError(
+                f"{name} is {wrong}, and must be a path",
+                hint=f"pass a str or a pathlib.Path as {name}",
+            )
+
+
+def require_names(**arguments: Any) -> None:
+    """Check that each argument is a name or an iterable of names, not a number or a mapping.
+
+    Raises:
+        UsageError: an argument is not.
+    """
+    for name, value in arguments.items():
+        if not isinstance(value, Iterable) or isinstance(value, bytes | dict):
+            raise UsageError(
+                f"{name} is {type_name(value)}, and must be a list of names", hint=f'for example {name}=["NAME"]'
+            )
+
+
+def require_callable(**arguments: Any) -> None:
+    """Check that each argument is a function.
+
+    Raises:
+        UsageError: an argument is not.
+    """
+    for name, value in arguments.items():
+        if not callable(value):
+            raise UsageError(
+                f"{name} is {type_name(value)}, and must be a function",
+                hint=f"pass a function with one parameter, or omit {name}",
+            )
+
+
+def require_choice(choices: Iterable[str], **arguments: Any) -> None:
+    """Check that each argument is one of the choices.
+
+    Raises:
+        UsageError: an argument is not.
+    """
+    allowed = list(choices)
+    for name, value in arguments.items():
+        if value not in allowed:
+            near = did_you_mean(value, allowed) if isinstance(value, str) else ""
+            raise UsageError(
+                f"{name} is {value!r}, and must be one of {', '.join(allowed)}",
+                hint=near or f"for example {name}={allowed[0]!r}",
+            )
+
+
+def require_keywords(function: str, names: Iterable[str], accepted: Iterable[str]) -> None:
+    """Check the keyword arguments of a function, as Python does.
+
+    Args:
+        function: name of the public function.
+        names: keywords of the call.
+        accepted: keywords of the function.
+
+    Raises:
+        TypeError: a keyword is not accepted; the message has the nearest one.
+    """
+    choices = list(accepted)
+    for name in names:
+        if name not in choices:
+            near = did_you_mean(name, choices)
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}" + (f"; {near}" if near else ""))
+
+
+def parse_duration(value: Any, name: str = "the time") -> float:
+    """Return a positive time in seconds.
+
+    Args:
+        value: number of seconds, or a text such as ``90s``, ``10m`` or ``1h``.
+        name: name of the argument, for the message.
+
+    Raises:
+        UsageError: the value is not a positive time.
+
+    >>> parse_duration("2m")
+    120.0
+    """
+    seconds = 0.0
+    if isinstance(value, str):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)
+        seconds = float(match[1]) * _SECONDS_IN[match[2]] if match else 0.0
+    elif _is_number(value):
+        seconds = float(value)
+    if seconds <= 0:
+        raise UsageError(
+            f"{name} is {value!r}, and must be a time such as 90s or 10m", hint="a plain number counts seconds"
+        )
+    return seconds
+
+
+def as_names(value: Any) -> tuple[Any, ...] | None:
+    """Return names as a tuple; a single name counts as a list of one, None stays None.
+
+    >>> as_names("softmax"), as_names(["Mul", "Add"]), as_names(None)
+    (('softmax',), ('Mul', 'Add'), None)
+    """
+    return None if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def type_name(value: Any) -> str:
+    """Return the type of a value with its article.
+
+    >>> type_name(3), type_name("digits"), type_name(None)
+    ('an int', 'a str', 'None')
+    """
+    name = type(value).__name__
+    if value is None:
+        return "None"
+    return f"an {name}" if name[0].lower() in "aeiou" or name.startswith("ndarray") else f"a {name}"
+
+
+def _require(is_valid: bool, name: str, value: Any, allowed: str, example: Any) -> None:
+    if is_valid:
+        return
+    shown = repr(value) if isinstance(value, str | int | float | None) else type_name(value)
+    raise UsageError(f"{name} is {shown}, and must be {allowed}", hint=f"for example {name}={example!r}")
+
+
+def _is_integer(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and isfinite(value)
