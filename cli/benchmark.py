@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quantkit.benchmark import Benchmark, BenchmarkInterrupted, benchmark
 from quantkit.errors import UsageError
-from quantkit.formats.files import check_target
+from quantkit.formats import check_distinct, check_target
 
 from ._app import INTERRUPTED
 from ._arguments import (
@@ -79,6 +79,8 @@ def run(args: Namespace) -> int:
     """Measure, print and save the result, and check the speed-ups."""
     if args.save is not None:
         check_target(args.save)
+        paths = [path for model in args.models for path in (model, model.rpartition("@")[0])]
+        check_distinct({"--save": args.save}, {f"the model {path}": path for path in paths if path})
     if args.fail_below is not None and len(args.models) == 1:
         raise UsageError("--fail-below needs two models, and one is named", hint="name the reference model first")
     try:

@@ -10,7 +10,7 @@ import numpy as np
 
 from quantkit.compat.benchmark_tables import NodeTable
 from quantkit.errors import UsageError
-from quantkit.formats.files import check_target, write_whole
+from quantkit.formats import check_distinct, check_target, write_whole
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.model import as_model
@@ -164,6 +164,7 @@ def benchmark_model(
     report = Path(flags.output_prefix + flags.benchmark_name.replace("/", "__")).expanduser()
     if flags.output_prefix:
         check_target(report)
+        check_distinct({"the report": report}, {"the model": flags.graph})
     for line in _describe_flags(flags):
         on_message(line)
     table = NodeTable()

@@ -16,7 +16,7 @@ from quantkit.data.dataset import Dataset, Sample
 from quantkit.data.inference import PreprocessingOptions, infer_preprocessing
 from quantkit.data.inputs import ImageInput, takes_images
 from quantkit.data.preprocessing import Preprocessing
-from quantkit.errors import InputError, UsageError
+from quantkit.errors import InputError, QuantkitError, UsageError
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.runtimes.session import TensorInfo
 from quantkit.zoo import ModelCard
@@ -133,7 +133,8 @@ class InputPipeline:
         """Prepare one row of each array.
 
         Raises:
-            InputError: a row has another type or shape than its input.
+            InputError: a row has another shape than its input, or its elements are not real numbers.
+            UsageError: an input takes integers, and its row does not hold integers.
         """
         if self.preprocessing is not None:
             return self._prepare_image_array(next(iter(arrays.values())))
@@ -168,17 +169,17 @@ class InputPipeline:
                 or flattened; for a uint8 input also normalized pixels.
 
         Raises:
-            InputError: the row has another type or shape than the input.
+            InputError: the row has another shape than the input, or its elements are not real numbers.
+            UsageError: the input is uint8, and the row holds no pixels.
         """
         image_input, info = self.image_input, self.inputs[0]
         if row.dtype.kind == "f" and image_input.dtype is DType.UINT8:
             row = self._to_pixels(row)
         is_uint8 = row.dtype == np.uint8
-        if image_input.form == "jpeg" or row.dtype.kind not in "biuf" or not (is_uint8 or image_input.dtype.is_float):
-            raise InputError(
-                f"{self.source}: input {info.name!r} takes {image_input.dtype.value}, and the data is {row.dtype}",
-                hint="give images, or a uint8 array of pixels",
-            )
+        if image_input.form == "jpeg" or row.dtype.kind not in "biuf":
+            raise self._type_error(InputError, row, info, "give images, or an array of pixels")
+        if not (is_uint8 or image_input.dtype.is_float):
+            raise self._type_error(UsageError, row, info, "give images, or a uint8 array of pixels")
         if is_uint8:
             if row.ndim != 3 or not row.size or row.shape[2] != self._image_preprocessing.channels:
                 raise self._shape_error(row, info)
@@ -205,21 +206,22 @@ class InputPipeline:
         """Convert a row to the type and shape of an input.
 
         Raises:
-            InputError: the row has another kind of elements, or another size.
+            InputError: the row has another size, or its elements are not real numbers.
+            UsageError: the row has real numbers, and the input takes integers.
         """
         dtype, dims = info.dtype.numpy, info.shape.dims
-        is_text = row.dtype.kind in "SU"
-        is_narrowed = dtype.kind in {"f": "biu", "c": "biuf"}.get(row.dtype.kind, "")
-        if is_narrowed or is_text != (info.dtype is DType.STRING):
-            raise InputError(
-                f"{self.source}: input {info.name!r} takes {info.dtype.value}, not {row.dtype}",
-                hint="give text" if info.dtype is DType.STRING else "give numbers" if is_text else "give integers",
-            )
+        if (row.dtype.kind in "SU") != (info.dtype is DType.STRING) or (row.dtype.kind == "c" and dtype.kind in "biuf"):
+            raise self._type_error(InputError, row, info, "give an array of the input's type")
+        if row.dtype.kind == "f" and dtype.kind in "biu":
+            raise self._type_error(UsageError, row, info, "give integers")
         if dims is not None and not Shape(dims[1:]).accepts(row.shape):
             if None in dims[1:] or row.size != prod(size or 1 for size in dims[1:]):
                 raise self._shape_error(row, info)
             row = row.reshape([size or 1 for size in dims[1:]])
         return row.astype(dtype, copy=False)
+
+    def _type_error(self, kind: type[QuantkitError], row: Array, info: TensorInfo, hint: str) -> QuantkitError:
+        return kind(f"{self.source}: input {info.name!r} takes {info.dtype.value}, not {row.dtype}", hint=hint)
 
     def _shape_error(self, row: Array, info: TensorInfo) -> InputError:
         return InputError(

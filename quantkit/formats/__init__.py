@@ -14,10 +14,12 @@ from quantkit.formats.files import (
     write_whole,
 )
 from quantkit.formats.kinds import KINDS, SUFFIXES, kind_of, model_path
+from quantkit.formats.paths import check_distinct
 
 __all__ = [
     "KINDS",
     "SUFFIXES",
+    "check_distinct",
     "check_folder",
     "check_target",
     "decode",

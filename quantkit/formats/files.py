@@ -182,6 +182,8 @@ def save_saved_model(graph: Graph, folder: Path, signature: saved_model.Signatur
     try:
         with _report_write_errors(folder):
             temporary.mkdir()
+            if target.exists():
+                shutil.copymode(target, temporary)
             with open(temporary / saved_model.FILE, "wb") as file:
                 saved_model.write(graph, file, signature)
             os.replace(temporary, target)
@@ -250,7 +252,8 @@ def check_target(path: Path, graph: Graph | None = None) -> None:
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Call ``write`` with a temporary file in the folder of ``path``, then move it to ``path`` in one step.
 
-    The target of a symbolic link is replaced; a device or pipe (``/dev/stdout``) is written directly.
+    The target of a symbolic link is replaced, and the mode of an existing file is kept; a device or pipe
+    (``/dev/stdout``) is written directly.
 
     Raises:
         UsageError: the folder does not exist.
@@ -280,6 +283,8 @@ def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(temporary, "wb") as file:
+            if path.exists():
+                shutil.copymode(path, temporary)
             write(file)
         os.replace(temporary, path)
     finally:

@@ -122,7 +122,7 @@ def choose_output(**options: Unpack[TransformOptions]) -> OutputFile | None:
     """Return the output file of the options; None if no file is written.
 
     Raises:
-        UsageError: the path or the format cannot be written.
+        UsageError: the path or the format cannot be written, or two files are written to one path.
         InputError: the trace cannot be written.
     """
     trace, output = options.get("trace"), options.get("output")
@@ -135,6 +135,7 @@ def choose_output(**options: Unpack[TransformOptions]) -> OutputFile | None:
             on_message(f"{file.path.name}: {suffix} names no format: writing {formats.KINDS[file.kind]}")
     if trace is not None:
         check_trace_path(Path(trace).expanduser())
+    formats.check_distinct({"the output": output, "the trace": trace}, {"the data": options.get("data")})
     return file
 
 
@@ -166,6 +167,7 @@ def apply_recipe(
         file: output file that `choose_output` returns for ``output``, ``format`` and ``as_text``.
         runner: function that applies the steps; see `run`.
     """
+    formats.check_distinct({"the trace": trace}, {"the model": model.path})
     is_tensorflow = file is not None and EXPORTERS[file.kind].is_tensorflow
     before = as_tensorflow(model.graph) if is_tensorflow else model.graph
     recipe = fit_recipe(recipe, model, before, on_message)

@@ -54,6 +54,16 @@ def test_saved_file_is_the_json_document(tiny_model: Path, tmp_path: Path, capsy
     assert len(row.measurement.seconds) == 6
 
 
+@pytest.mark.parametrize("suffix", ["", "@reference"])
+def test_result_does_not_overwrite_a_model(
+    suffix: str, tiny_model: Path, other_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tiny_model.read_bytes()
+    assert quantkit(str(other_model), f"{tiny_model}{suffix}", "--save", str(tiny_model), *QUICK) == 2
+    assert "--save would overwrite" in capsys.readouterr().err
+    assert tiny_model.read_bytes() == before
+
+
 def test_settings_apply_to_the_process(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     variables = ("--kmp_blocktime=0", "--kmp-affinity", "granularity=fine,compact", "--kmp-settings", "1")
     threads = ("--omp-num-threads", "2", "--intra-op", "1", "--inter-op", "2", "--cpus", "0", "--batch", "3")

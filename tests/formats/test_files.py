@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quantkit.errors import InputError, QuantkitError, UsageError
-from quantkit.formats import files, kind_of, load, save
+from quantkit.formats import check_distinct, files, kind_of, load, save
 from quantkit.ir.graph import Graph, Node, constant
 
 GRAPH = Graph.of([Node("x", "Placeholder"), constant("w", np.arange(3000, dtype=np.float32)), Node("y", "Relu", ())])
@@ -114,6 +114,36 @@ def test_symlink_is_kept_and_its_target_replaced(tmp_path: Path) -> None:
     save(GRAPH, tmp_path / "link.pb")
     assert (tmp_path / "link.pb").is_symlink()
     assert load(tmp_path / "graph.pb") == load(tmp_path / "link.pb")
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o755])
+def test_mode_of_an_overwritten_file_is_kept(mode: int, tmp_path: Path) -> None:
+    path = tmp_path / "graph.pb"
+    path.touch()
+    path.chmod(mode)
+    modes = []
+    files.write_whole(path, lambda file: modes.append(os.fstat(file.fileno()).st_mode & 0o777))
+    assert [*modes, path.stat().st_mode & 0o777] == [mode, mode]
+
+
+def test_paths_of_one_file_are_rejected(tmp_path: Path) -> None:
+    folder, model = tmp_path / "model", tmp_path / "graph.pb"
+    folder.mkdir()
+    for path in (model, folder / "part"):
+        path.touch()
+    (tmp_path / "link").symlink_to(model)
+    (tmp_path / "new link").symlink_to(tmp_path / "new")
+    os.link(model, tmp_path / "hard link")
+    inputs = {"the model": model, "the data": str(folder), "the graph": GRAPH}
+    for name in ("graph.pb", "link", "hard link", "model/part", "model/../graph.pb"):
+        with pytest.raises(UsageError, match=r"--save would overwrite .*, a file of the (model|data)") as caught:
+            check_distinct({"--save": tmp_path / name}, inputs)
+        assert caught.value.hint
+    for first, second in (("new", "new"), ("new", "new link"), ("link", "graph.pb"), ("new", "model/../new")):
+        with pytest.raises(UsageError, match="--a and --b name one file"):
+            check_distinct({"--a": tmp_path / first, "--c": None, "--b": str(tmp_path / second)})
+    check_distinct({"--a": tmp_path / "new", "--b": tmp_path / "other", "--c": tmp_path / "model/new"}, inputs)
+    check_distinct({"--a": os.devnull, "--b": os.devnull})
 
 
 def test_named_pipe_is_written_and_kept(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from quantkit.evaluation.classification_metrics import ClassificationMetrics, Pr
 from quantkit.quantization import Scheme
 from quantkit.quantization.census import Census
 from quantkit.quantization.ranges import Provenance
-from quantkit.quantization.report import Accuracy, Latency, NextStep, QuantizationReport
+from quantkit.quantization.report import AccuracyReport, Latency, NextStep, QuantizationReport
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.next_steps import Commands, recommend
 from quantkit.quantization.workflow.options import Options
@@ -54,7 +54,7 @@ def test_bfloat16_is_recommended_on_processors_with_bfloat16(
 def test_a_low_agreement_leads_to_max_drop_or_bfloat16(isa: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     host, machine = import_module("quantkit.quantization.workflow.host"), this_machine()
     monkeypatch.setattr(host, "this_machine", lambda: replace(machine, isa=isa))
-    low = Accuracy(ClassificationMetrics(100, None, None, Proportion(70, 100), 0.1))
+    low = AccuracyReport(ClassificationMetrics(100, None, None, Proportion(70, 100), 0.1))
     step = recommend_after(accuracy=low)
     assert step is not None
     assert ("bfloat16" in step.reason and "quantkit evaluate" in step.command) == bool(isa)
@@ -62,7 +62,7 @@ def test_a_low_agreement_leads_to_max_drop_or_bfloat16(isa: tuple[str, ...], mon
     litert = recommend_after("litert", accuracy=low)
     assert litert is not None
     assert "--max-drop" in litert.command
-    high = Accuracy(ClassificationMetrics(100, None, None, Proportion(99, 100), 0.1))
+    high = AccuracyReport(ClassificationMetrics(100, None, None, Proportion(99, 100), 0.1))
     assert recommend_after(accuracy=high) is None
 
 

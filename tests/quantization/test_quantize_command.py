@@ -1,4 +1,5 @@
 import json
+import re
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -12,7 +13,7 @@ from quantkit.evaluation.classification_metrics import ClassificationMetrics, Pr
 from quantkit.formats import load
 from quantkit.ir.tensor import DType
 from quantkit.quantization import Plan, Ranges, Scheme
-from quantkit.quantization.report import Accuracy
+from quantkit.quantization.report import AccuracyReport
 from quantkit.zoo import find_card
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
@@ -53,6 +54,28 @@ def test_every_target_agrees_with_the_float_model(
     assert not list(tmp_path.glob("*.calibration")), "the state is removed"
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["-o", "q.onnx", "--save-ranges", "q.onnx"],
+        ["-o", "q.onnx", "--save-plan", "./q.onnx"],
+        ["-o", "q.onnx", "--save-plan", "p", "--save-ranges", "p"],
+        ["-o", "q.onnx", "--save-ranges", "model.pb"],
+        ["-o", "q.onnx", "--save-plan", "images.npy"],
+    ],
+)
+def test_outputs_overwrite_neither_each_other_nor_an_input(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("quantkit.quantization.workflow.quantize.load_float_model", lambda *_: pytest.fail("loaded"))
+    for name in ("model.pb", "images.npy"):
+        Path(name).write_text("precious")
+    assert main(["quantize", "model.pb", "--calibration", "images.npy", *flags]) == 2
+    assert re.search("would overwrite|name one file", capsys.readouterr().err)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"] * 2
+
+
 @pytest.mark.engine
 @pytest.mark.parametrize(("target", "name"), [("onnx", "d.onnx"), ("tensorflow", "d.pb")])
 def test_uint8_input_folds_the_preprocessing(
@@ -81,7 +104,7 @@ def test_uint8_input_rejects_float_data_other_than_normalized_images(
     output = tmp_path / "d.onnx"
     code = main(["quantize", "digits", "-o", str(output), "--calibration", str(images), "--uint8-input"])
     assert code == 2
-    assert "takes uint8, and the data is float32" in capsys.readouterr().err
+    assert "takes uint8, not float32" in capsys.readouterr().err
     assert not output.exists()
 
 
@@ -232,11 +255,11 @@ def test_the_accuracy_search_keeps_layers_in_float(
     search = import_module("quantkit.quantization.workflow.accuracy_search")
     layer = "conv/Conv2D"
 
-    def measure(file: Path, *rest: Any) -> Accuracy:
+    def measure(file: Path, *rest: Any) -> AccuracyReport:
         graph = load(file)
         (first,) = [node for node in graph.nodes.values() if node.op == "Conv" and node.name.split("/")[0] == "conv"]
         is_float = graph[first.inputs[1].node].op != "DequantizeLinear"
-        return Accuracy(ClassificationMetrics(10, None, None, Proportion(10 if is_float else 4, 10), 0.1))
+        return AccuracyReport(ClassificationMetrics(10, None, None, Proportion(10 if is_float else 4, 10), 0.1))
 
     monkeypatch.setattr(search, "measure_accuracy", measure)
     output = tmp_path / "d.onnx"
@@ -326,11 +349,11 @@ def test_an_interrupted_search_resumes(
     search = import_module("quantkit.quantization.workflow.accuracy_search")
     measured: list[Path] = []
 
-    def measure(file: Path, *rest: Any) -> Accuracy:
+    def measure(file: Path, *rest: Any) -> AccuracyReport:
         if len(measured) == 2:
             raise KeyboardInterrupt
         measured.append(file)
-        return Accuracy(ClassificationMetrics(10, None, None, Proportion(4, 10), 0.1))
+        return AccuracyReport(ClassificationMetrics(10, None, None, Proportion(4, 10), 0.1))
 
     monkeypatch.setattr(search, "measure_accuracy", measure)
     flags = ["quantize", "digits", "-o", str(tmp_path / "d.pb"), "--target", "eightbit", "--runtime", "reference"]

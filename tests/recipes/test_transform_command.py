@@ -43,6 +43,20 @@ def test_mismatch_exits_with_1_and_writes_no_file(
     assert not (tmp_path / "t.json").exists()
 
 
+@pytest.mark.parametrize(("model", "out"), [("graph.pb", "both.json"), ("both.json", "out.pb")])
+def test_trace_does_not_overwrite_another_file(
+    model: str, out: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph, both = tmp_path / "graph.pb", tmp_path / "both.json"
+    before = graph.read_bytes()
+    graph.rename(tmp_path / model)
+    files = ["--in_graph", str(tmp_path / model), "--out_graph", str(tmp_path / out), "--trace", str(both)]
+    assert main(["transform", *files, "--transforms", "remove_nodes(op=Identity)"]) == 2
+    assert "both.json" in capsys.readouterr().err
+    assert (tmp_path / model).read_bytes() == before
+    assert not (tmp_path / out).exists()
+
+
 def test_mismatch_may_be_skipped(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--on-mismatch", "skip", "--trace", str(tmp_path / "t.json")]) == 0
     out, err = capsys.readouterr()

@@ -8,6 +8,7 @@ from typing import Any
 from quantkit import formats
 from quantkit.data import PreprocessingOptions
 from quantkit.errors import UsageError
+from quantkit.model import Model
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.quantization.observers import create_observer
 from quantkit.quantization.plan import Plan
@@ -63,8 +64,13 @@ class Options:
     on_message: OnMessage = ignore_message
 
 
-def check_options(options: Options, scheme: Scheme) -> None:
-    """Check that the options fit each other and the scheme.
+def check_options(source: Any, options: Options, scheme: Scheme) -> None:
+    """Check that the options fit each other, the model and the scheme.
+
+    Args:
+        source: the model, as `quantize_model` takes it.
+        options: options of the caller.
+        scheme: scheme that the options select.
 
     Raises:
         UsageError: options contradict each other, one is missing, or a value is not allowed.
@@ -73,6 +79,7 @@ def check_options(options: Options, scheme: Scheme) -> None:
     target = find_target(scheme.target)
     if options.output is not None:
         check_output(target, options.output)
+    _check_paths(source, options)
     create_observer(scheme.observer, scheme.activations)  # its number may be out of bounds
     if options.runtime != AUTO:
         find_runtime(options.runtime)
@@ -97,6 +104,30 @@ def check_output(target: Target, output: Path) -> None:
     raise UsageError(
         f"cannot write target {target.name!r} to {output.name}",
         hint=f"use the suffix {' or '.join(target.suffixes)}" + (f", or {' or '.join(others)}" if others else ""),
+    )
+
+
+def _check_paths(source: Any, options: Options) -> None:
+    """Check that the outputs can be written, to paths of their own, and overwrite no input.
+
+    Raises:
+        UsageError: two outputs, or an output and an input, are the same file.
+        InputError: an output cannot be written.
+    """
+    outputs = {"--output": options.output, "--save-plan": options.save_plan, "--save-ranges": options.save_ranges}
+    for path in (options.save_plan, options.save_ranges):
+        if path is not None:
+            formats.check_target(path)
+    formats.check_distinct(
+        outputs,
+        {
+            "the model": source.path if isinstance(source, Model) else source,
+            "--calibration": options.calibration,
+            "--held-out": options.held_out,
+            "--labels": options.labels,
+            "--checkpoint": options.checkpoint,
+            "--scheme": options.scheme,
+        },
     )
 
 

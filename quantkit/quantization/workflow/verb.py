@@ -202,7 +202,7 @@ def _path(value: PathLike | None) -> Path | None:
 
 def _run(source: Any, options: Options) -> QuantizationResult:
     scheme = choose_scheme(options)
-    check_options(options, scheme)
+    check_options(source, options, scheme)
     data, held_out = find_datasets(options)
     model = load_float_model(source, options)
     model, graph = prepare_float_graph(model, options, scheme, data or held_out)

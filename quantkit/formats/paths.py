@@ -1,0 +1,51 @@
+"""Checks of paths before any work: two outputs on one path, and outputs that would overwrite an input."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import UsageError
+
+
+def check_distinct(outputs: Mapping[str, Any], inputs: Mapping[str, Any] = {}) -> None:
+    """Check that every output has a path of its own, and that no output overwrites an input.
+
+    Links are followed. A file in an input folder counts as an input. Devices and pipes, for example
+    ``/dev/null``, may be named several times.
+
+    Args:
+        outputs: path of each output by its name in messages; None for an output that is not written.
+        inputs: path of each input by its name in messages; other values than paths are ignored.
+
+    Raises:
+        UsageError: two paths are the same file.
+    """
+    written: list[tuple[str, Path]] = []
+    for name, value in outputs.items():
+        if not isinstance(value, str | os.PathLike):
+            continue
+        path = Path(value).expanduser()
+        if path.exists() and not path.is_file() and not path.is_dir():
+            continue
+        for other_name, other in written:
+            if _is_same(path, other):
+                raise UsageError(f"{other_name} and {name} name one file, {path}", hint="name two files")
+        written.append((name, path))
+        for input_name, source in inputs.items():
+            if isinstance(source, str | os.PathLike) and _overwrites(path, Path(source).expanduser()):
+                raise UsageError(
+                    f"{name} would overwrite {path}, a file of {input_name}", hint=f"name another file for {name}"
+                )
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    if path.exists() and other.exists():
+        return path.samefile(other)
+    return os.path.realpath(path) == os.path.realpath(other)
+
+
+def _overwrites(path: Path, source: Path) -> bool:
+    if not path.is_file() or not source.exists():
+        return False
+    return path.samefile(source) or (source.is_dir() and Path(os.path.realpath(path)).is_relative_to(source.resolve()))
