@@ -59,7 +59,7 @@ class Node:
     Attributes:
         name: name, unique in the graph.
         op: op type.
-        inputs: input tensors, in order.
+        inputs: input tensors, in order; texts such as ``split:1`` are parsed.
         controls: control dependencies: names of nodes that must run before this one.
         attrs: attributes by name; must not be changed.
         device: device string; empty if none.
@@ -75,6 +75,11 @@ class Node:
     device: str = ""
     extra: bytes = b""
     spelling: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if str in map(type, self.inputs):
+            edges = (Edge.parse(edge) if isinstance(edge, str) else edge for edge in self.inputs)
+            object.__setattr__(self, "inputs", tuple(edges))
 
     @classmethod
     def of_written(

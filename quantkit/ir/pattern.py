@@ -40,6 +40,12 @@ class Pattern:
         return text if self.inputs is None else f"{text}({', '.join(map(str, self.inputs))})"
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names that the pattern binds, without ``root``."""
+        inner = (name for pattern in self.inputs or () for name in pattern.names)
+        return tuple(dict.fromkeys((*([self.name] if self.name else []), *inner)))
+
+    @property
     def matches_all(self) -> bool:
         return not self.ops and self.inputs is None and not self.is_constant
 

@@ -12,9 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, islice
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
-from quantkit.errors import GraphError
+from quantkit.errors import GraphError, RecipeError
 from quantkit.ir.check import verify
 from quantkit.ir.graph import LOOP_MERGES, SWITCHES, Edge, Graph, Node, Use
 from quantkit.ir.pattern import Match, Pattern, match
@@ -71,6 +71,9 @@ class Rule:
             before the root. It returns None if the match does not qualify and needs no skip.
         parameters: names of the bound nodes that ``rewrite`` takes.
         name: name in reports; empty for that of ``rewrite``.
+
+    Raises:
+        RecipeError: the pattern does not bind a parameter.
     """
 
     pattern: Pattern
@@ -78,10 +81,32 @@ class Rule:
     parameters: tuple[str, ...] = field(default=())
     name: str = ""
 
+    def __post_init__(self) -> None:
+        bound = {*self.pattern.names, "root"}
+        unbound = [name for name in self.parameters if name not in bound]
+        if unbound:
+            raise RecipeError(
+                f"{self.location}: the pattern does not bind parameter {unbound[0]!r} of rule {self._name!r}",
+                hint=f"the parameters are graph, {', '.join(sorted(bound))}",
+            )
+
     def __str__(self) -> str:
         """Return the name and the pattern."""
-        function = self.rewrite.func if isinstance(self.rewrite, partial) else self.rewrite
-        return f"{self.name or function.__name__}: {self.pattern}"
+        return f"{self._name}: {self.pattern}"
+
+    @property
+    def location(self) -> str:
+        """File and line of the function, for messages."""
+        code = self._function.__code__
+        return f"{code.co_filename}, line {code.co_firstlineno}"
+
+    @property
+    def _name(self) -> str:
+        return self.name or self._function.__name__
+
+    @property
+    def _function(self) -> Any:
+        return self.rewrite.func if isinstance(self.rewrite, partial) else self.rewrite
 
     def __call__(self, graph: Graph, match: Match) -> Sequence[Node] | Skip | None:
         return self.rewrite(graph, **{name: match.names[name] for name in self.parameters})
@@ -126,6 +151,7 @@ def apply_rules(graph: Graph, *rules: Rule) -> Outcome:
     Raises:
         GraphError: a name in the graph does not resolve; a rule matches in a graph with a cycle; a rule matches its
             own result without end.
+        RecipeError: a rule returns a value that is not a list of nodes with edges as inputs.
     """
     rules_of_op: dict[str, list[Rule]] = {}
     for rule_ in rules:
@@ -197,8 +223,34 @@ def _apply_first(graph: Graph, root: Node, rules: Sequence[Rule]) -> Sequence[No
         if result:
             if (matches := _MATCHES.get()) is not None:
                 matches[str(rule_)] += 1
+            if not isinstance(result, Skip):
+                _check_result(rule_, root, result)
             return result if isinstance(result, Skip) else _keep_branch(graph, root, result)
     return None
+
+
+def _check_result(rule_: Rule, root: Node, result: Any) -> None:
+    """Check that a rule returned a list of nodes whose inputs are edges.
+
+    Raises:
+        RecipeError: the message names the rule, its file and line, and the value.
+    """
+    problem = ""
+    if not isinstance(result, Sequence) or isinstance(result, str):
+        problem = f"returns {type(result).__name__}"
+    for node in result if not problem else ():
+        if not isinstance(node, Node):
+            problem = f"returns {type(node).__name__} among the nodes"
+            break
+        wrong = [edge for edge in node.inputs if not isinstance(edge, Edge)]
+        if wrong:
+            problem = f"returns node {node.name!r}, whose input {str(wrong[0])!r} is of type {type(wrong[0]).__name__}"
+            break
+    if problem:
+        raise RecipeError(
+            f"{rule_.location}: rule {rule_} {problem}, for root {root.name!r}",
+            hint='return a list of nodes, or a Skip; an input is an Edge or a text such as "name" or "name:1"',
+        )
 
 
 def _keep_branch(graph: Graph, root: Node, nodes: Sequence[Node]) -> Sequence[Node] | Skip:

@@ -282,7 +282,7 @@ class Transform:
             if self.is_built_in:
                 raise
             raise RecipeError(
-                f"{self.name}: {locate(error, self.location[0])}",
+                f"{self.name}: {locate(error, *self.location)}",
                 hint="this transform is a plugin: report the error to its author",
             ) from error
 
@@ -450,15 +450,23 @@ def _value_type(hint: Any) -> tuple[type, bool, Mapping[str, Any]] | None:
     return (hint, False, {}) if hint in (int, float, bool, str) else None
 
 
-def locate(error: BaseException, file: str) -> str:
-    """Return the message of an error, with the line of a plugin's file that raised it."""
+def locate(error: BaseException, file: str, line: int | None = None) -> str:
+    """Return the message of an error, with the line of a plugin's file that raised it.
+
+    Args:
+        error: the exception.
+        file: file of the plugin.
+        line: line to name if no frame of the traceback is in ``file``.
+    """
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, QuantkitError):
         message = error.message
+        if message.startswith(file):
+            return message
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == file]
+    lines = [frame.lineno for frame in frames if frame.filename == file] or ([line] if line else [])
     if lines:
         return f"{file}, line {lines[-1]}: {message}"
     own = [frame for frame in frames if not any(part in frame.filename for part in ("importlib", "<", _PLUGINS_FILE))]

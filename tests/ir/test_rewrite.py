@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from work import check_work_is_linear
 
-from quantkit.errors import GraphError
+from quantkit.errors import GraphError, RecipeError
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import any_, op
@@ -196,3 +196,47 @@ def test_work_grows_with_the_graph_only(kind: str) -> None:
         return lambda: apply_rules(graph, twice, written_out)
 
     check_work_is_linear(work, 50)
+
+
+def test_text_inputs_are_parsed_as_edges() -> None:
+    assert Node("a", "Split").with_(inputs=(Edge("axis"), "x:1")).inputs == (Edge("axis"), Edge("x", 1))
+    assert Node("a", "Neg", ("x",)).inputs == (Edge("x"),)  # type: ignore[arg-type]
+
+    @rule(op("Relu"))
+    def negate(graph: Graph, root: Node) -> list[Node]:
+        return [root.with_(op="Neg", inputs=("parts:1",))]
+
+    text = "outputs: y\naxis = Const[int32](0)\nx = Placeholder[4]()\nparts = Split(axis, x)\ny = Relu(x)"
+    assert rewritten(text, negate).splitlines()[-1] == "y = Neg(parts:1)"
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        (lambda root: root, "returns Node, for root 'y'"),
+        (lambda root: [root, "x"], "returns str among the nodes"),
+        (
+            lambda root: [root.with_(op="Neg", inputs=(root,))],
+            "returns node 'y', whose input .* is of type Node, for root 'y'",
+        ),
+    ],
+)
+def test_malformed_result_names_the_rule_and_its_line(result: Callable[[Node], list[Node]], problem: str) -> None:
+    @rule(op("Relu"))
+    def replace_relu(graph: Graph, root: Node) -> list[Node]:
+        return result(root)
+
+    message = rf"test_rewrite\.py, line \d+: rule replace_relu: Relu {problem}"
+    with pytest.raises(RecipeError, match=message):
+        apply_rules(from_text("x = Placeholder()\ny = Relu(x)"), replace_relu)
+
+
+def test_unbound_parameter_is_an_error_at_registration() -> None:
+    message = r"test_rewrite\.py, line \d+: the pattern does not bind parameter 'weights' of rule 'fold'"
+    with pytest.raises(RecipeError, match=message) as caught:
+
+        @rule(op("MatMul")(any_("x"), any_()))
+        def fold(graph: Graph, x: Node, weights: Node) -> list[Node]:
+            return [x]
+
+    assert caught.value.hint == "the parameters are graph, root, x"

@@ -133,6 +133,35 @@ def test_exception_of_a_plugin_is_one_message(tmp_path: Path, body: str, message
     assert str(path) in caught.value.message
 
 
+RULE = """from quantkit.rewriting import Edge, any_, op, rule, transform
+
+@transform
+@rule(op("Neg")({pattern}))
+def drop_negation(graph, root, x):
+    return [root.with_(op="Identity", inputs=({edge},))]
+"""
+
+
+@pytest.mark.parametrize("edge", ["x", "Edge([])"])
+def test_exception_in_the_rule_driver_names_the_rule_of_the_plugin(tmp_path: Path, edge: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(RULE.format(pattern='any_("x")', edge=edge))
+    load_file(path)
+    with pytest.raises(RecipeError) as caught:
+        rewrite(GRAPH, "drop_negation")
+    assert f"{path}, line 3: " in caught.value.message
+
+
+def test_unbound_parameter_of_a_plugin_is_an_error_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(RULE.format(pattern="any_()", edge="x"))
+    with pytest.raises(RecipeError) as caught:
+        load_file(path)
+    assert caught.value.message == (
+        f"plugin {path}, line 3: the pattern does not bind parameter 'x' of rule 'drop_negation'"
+    )
+
+
 def test_exception_of_a_plugin_may_be_ignored_but_a_wrong_option_may_not(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
