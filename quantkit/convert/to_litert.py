@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import quantkit.runtimes.tensorflow_library as tensorflow
+from quantkit.convert.batch_norms import replace_old_batch_norms
 from quantkit.convert.cache import convert_cached, digest, prune
 from quantkit.errors import UnavailableError, UsageError
 from quantkit.formats.files import write_whole
@@ -41,7 +42,8 @@ def to_litert(graph: Graph, *, small_weights: bool = False) -> bytes:
         raise UnavailableError(f"cannot convert {graph.dialect} graphs to LiteRT, only tensorflow graphs")
     require_converter()
     converter = ("litert", tensorflow.available().detail, *(["small_weights"] if small_weights else []))
-    return convert_cached(prune(graph), ".tflite", converter, partial(_convert, small_weights=small_weights), _HINT)
+    convert = partial(_convert, small_weights=small_weights)
+    return convert_cached(prune(replace_old_batch_norms(graph)), ".tflite", converter, convert, _HINT)
 
 
 def require_converter() -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import quantkit.runtimes.tensorflow_library as tensorflow
 from quantkit.convert import tensorflow_to_onnx
+from quantkit.convert.batch_norms import replace_old_batch_norms
 from quantkit.convert.cache import convert_cached, prune
 from quantkit.convert.onnx_loops import copy_shared_lists, set_scalar_loop_inputs
 from quantkit.errors import UnavailableError
@@ -57,6 +58,7 @@ def to_onnx_graph(graph: Graph) -> Graph:
         UnavailableError: an op is not supported.
         GraphError: TensorFlow rejects the graph.
     """
+    graph = replace_old_batch_norms(graph)
     live = graph.reachable() - graph.input_names
     reason = _unsupported_ops(graph[name].op for name in live if UNSUPPORTED.fullmatch(graph[name].op))
     if reason:
