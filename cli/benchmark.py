@@ -4,7 +4,7 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
-from quantkit.benchmark import Benchmark, BenchmarkInterrupted, benchmark
+from quantkit.benchmark import Benchmark, BenchmarkInterrupted, NotMeasuredError, benchmark
 from quantkit.errors import UsageError
 from quantkit.formats import check_distinct, check_target
 
@@ -114,8 +114,11 @@ def run(args: Namespace) -> int:
     except BenchmarkInterrupted as interrupted:
         _print_result(args, interrupted.benchmark)
         return INTERRUPTED
+    except NotMeasuredError as error:
+        _print_result(args, error.benchmark)
+        raise
     _print_result(args, result)
-    if args.fail_below is not None and result.measurements:
+    if args.fail_below is not None:
         result.check_speedups(args.fail_below)
     result.check_measured()
     return 0

@@ -1,7 +1,7 @@
 """Latency of models in runtimes, measured side by side."""
 
-from quantkit.benchmark.report import Benchmark
+from quantkit.benchmark.report import Benchmark, NotMeasuredError
 from quantkit.benchmark.rounds import BenchmarkInterrupted
 from quantkit.benchmark.workflow import benchmark
 
-__all__ = ["Benchmark", "BenchmarkInterrupted", "benchmark"]
+__all__ = ["Benchmark", "BenchmarkInterrupted", "NotMeasuredError", "benchmark"]

@@ -19,7 +19,7 @@ from quantkit.runtimes.openmp import READS_KMP
 
 SCHEMA = "quantkit.benchmark/1"
 COLUMNS = ("model", "runtime", "threads", "median ms", "95 % interval", "p90", "speed-up", "MB", "flags")
-# Exit codes of failures that are errors of the caller or of the input, even if other candidates were measured.
+# Exit codes of failures that are errors of the caller or of the input; they have priority over other failures.
 CALLER_ERRORS = (2, 3)
 
 
@@ -30,7 +30,7 @@ class Failure:
     Attributes:
         reason: one sentence.
         hint: remedy, or empty.
-        exit_code: exit code of the command if no candidate was measured.
+        exit_code: exit code of the command.
     """
 
     reason: str
@@ -83,30 +83,31 @@ class Benchmark:
         """Failures of the rows without a measurement."""
         return tuple(row.outcome for row in self.rows if isinstance(row.outcome, Failure))
 
+    @property
+    def baseline(self) -> BenchmarkRow | None:
+        """First row that has a measurement: the speed-ups are over this row."""
+        return next((row for row in self.rows if row.measurement is not None), None)
+
     @cached_property
     def speedups(self) -> tuple[Speedup | UsageError | None, ...]:
-        """Speed-up of each row over the first measured row: None for that row, an error for different machines."""
-        first = next((row for row in self.rows if row.measurement is not None), None)
+        """Speed-up of each row over the baseline: None for the baseline, an error for different machines."""
+        first = self.baseline
         return tuple(None if first is None or row is first else _compare(first, row) for row in self.rows)
 
     def check_measured(self) -> None:
-        """Check that a candidate was measured, and that no failure is an error of the caller or the input.
+        """Check that all candidates were measured.
 
         Raises:
-            QuantkitError: with the exit code of the failure.
+            NotMeasuredError: with the exit code of the first failure; an error of the caller or the input comes first.
         """
-        if self.measurements:
-            failures = [failure for failure in self.failures if failure.exit_code in CALLER_ERRORS]
-            prefix = "a candidate could not be measured"
-        else:
-            failures, prefix = list(self.failures), "no candidate could be measured"
-        if failures:
-            error = QuantkitError(f"{prefix}: {failures[0].reason}", failures[0].hint)
-            error.exit_code = failures[0].exit_code
-            raise error
+        if not self.failures:
+            return
+        failure = min(self.failures, key=lambda failure: failure.exit_code not in CALLER_ERRORS)
+        prefix = "a candidate could not be measured" if self.measurements else "no candidate could be measured"
+        raise NotMeasuredError(f"{prefix}: {failure.reason}", failure.hint, failure.exit_code, self)
 
     def check_speedups(self, minimum: float) -> None:
-        """Check the speed-up of each row over the first.
+        """Check the speed-up of each row over the baseline.
 
         Args:
             minimum: smallest accepted speed-up.
@@ -114,7 +115,10 @@ class Benchmark:
         Raises:
             CheckError: a speed-up is smaller or missing.
         """
-        for row, speedup in list(zip(self.rows, self.speedups, strict=True))[1:]:
+        baseline = self.baseline
+        for row, speedup in zip(self.rows, self.speedups, strict=True):
+            if baseline is None or row is baseline:
+                continue
             if not isinstance(speedup, Speedup):
                 raise CheckError(
                     f"{row.label} in {row.runtime} has no speed-up to compare with {minimum:g}",
@@ -122,8 +126,8 @@ class Benchmark:
                 )
             if speedup.ratio < minimum:
                 raise CheckError(
-                    f"{row.label} in {row.runtime} is {speedup.ratio:.2f}x as fast as the first model "
-                    f"({speedup.low:.2f} to {speedup.high:.2f}), below {minimum:g}",
+                    f"{row.label} in {row.runtime} is {speedup.ratio:.2f}x as fast as {baseline.label} in "
+                    f"{baseline.runtime} ({speedup.low:.2f} to {speedup.high:.2f}), below {minimum:g}",
                     hint="--runs 300 narrows the interval; quantkit doctor --measure compares thread settings",
                 )
 
@@ -188,9 +192,18 @@ class Benchmark:
     def _table(self) -> list[tuple[str, ...]]:
         return [COLUMNS, *(_cells(row, speedup) for row, speedup in zip(self.rows, self.speedups, strict=True))]
 
+    def _baseline_note(self) -> str:
+        """Return the sentence that names the baseline; empty without a second measurement."""
+        if self.baseline is None or len(self.measurements) == 1:
+            return ""
+        context = self.measurements[0].context
+        name = f"{self.baseline.label} in {runtime_text(context)}"
+        is_first = self.baseline is self.rows[0]
+        return f" speed-up: over {name}{'' if is_first else ', the first measured row'}, higher is better."
+
     def _messages(self) -> list[str]:
         """Return the lines below the table."""
-        lines = ["median, p90: ms per call, lower is better. speed-up: over the first row, higher is better."]
+        lines = ["median, p90: ms per call, lower is better." + self._baseline_note()]
         contexts = [measurement.context for measurement in self.measurements]
         if any((context.intra_op, context.inter_op) != (None, None) for context in contexts):
             lines.append("threads: inside one op, ops in parallel; a dot for the default of the runtime.")
@@ -200,6 +213,24 @@ class Benchmark:
         for row, speedup in zip(self.rows, self.speedups, strict=True):
             lines.extend(_row_messages(row, speedup))
         return [*lines, *self.notes]
+
+
+class NotMeasuredError(QuantkitError):
+    """Failure of one or more candidates of a benchmark.
+
+    Args:
+        message, hint: see `QuantkitError`.
+        exit_code: exit code of the failure.
+        benchmark: all rows, with measurements and failures.
+    """
+
+    def __init__(self, message: str, hint: str, exit_code: int, benchmark: Benchmark) -> None:
+        super().__init__(message, hint)
+        self.exit_code = exit_code
+        self.benchmark = benchmark
+
+    def __reduce__(self) -> tuple[type["NotMeasuredError"], tuple[str, str, int, Benchmark]]:  # type: ignore[override]
+        return type(self), (self.message, self.hint, self.exit_code, self.benchmark)
 
 
 def threads_text(context: MeasurementContext) -> str:
@@ -290,7 +321,7 @@ def _cells(row: BenchmarkRow, speedup: Speedup | UsageError | None) -> tuple[str
         _milliseconds(summary.median),
         f"{_milliseconds(summary.low)} to {_milliseconds(summary.high)}",
         _milliseconds(summary.p90),
-        speedup.verdict if isinstance(speedup, Speedup) else "first" if speedup is None else "-",
+        speedup.verdict if isinstance(speedup, Speedup) else "baseline" if speedup is None else "-",
         f"{context.num_bytes / 1e6:.{1 if context.num_bytes >= 1e6 else 3}f}",
         "" if summary.is_stable else "unstable",
     )

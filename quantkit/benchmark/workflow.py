@@ -80,6 +80,7 @@ def benchmark(
     Raises:
         UsageError: there is no such runtime, model card or CPU, or a number is out of range.
         InputError: a model file is missing or broken, or a download failed.
+        NotMeasuredError: no model could be measured; its `benchmark` has the reason of each failure.
         BenchmarkInterrupted: Ctrl-C, with the finished rounds.
     """
     precisions = (precision,) if isinstance(precision, str) else tuple(precision)
@@ -113,7 +114,11 @@ def benchmark(
             _with_precision(candidate, name) for candidate in _distinguish_labels(candidates) for name in precisions
         ]
         result = measure(rows, sampling, on_progress)
-    return replace(result, notes=(*result.notes, RANDOM_WEIGHTS_NOTE)) if random_weights else result
+    if random_weights:
+        result = replace(result, notes=(*result.notes, RANDOM_WEIGHTS_NOTE))
+    if not result.measurements:
+        result.check_measured()
+    return result
 
 
 def find_candidate(model: Any, settings: Settings, file: Path, **load_options: Unpack[LoadOptions]) -> Candidate:

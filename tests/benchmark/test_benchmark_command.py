@@ -8,7 +8,7 @@ from measurements import tiny_graph
 
 import quantkit as qk
 from quantkit import formats
-from quantkit.benchmark import BenchmarkInterrupted, benchmark
+from quantkit.benchmark import BenchmarkInterrupted, NotMeasuredError, benchmark
 from quantkit.benchmark.measurement import Measurement
 from quantkit.benchmark.report import Benchmark, BenchmarkRow, Failure
 from quantkit.convert.to_onnx import to_onnx_graph
@@ -80,7 +80,7 @@ def test_settings_apply_to_the_process(tiny_model: Path, capsys: pytest.CaptureF
 
 
 def test_each_precision_has_a_row(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert quantkit(f"{tiny_model}@reference", "--precision", "float32,bfloat16", "--json", *QUICK) == 0
+    assert quantkit(f"{tiny_model}@reference", "--precision", "float32,bfloat16", "--json", *QUICK) == 4
     first, second = json.loads(capsys.readouterr().out)["rows"]
     assert first["measurement"]["context"]["precision"] == "float32"
     assert "does not support the precision 'bfloat16'" in second["failure"]["reason"]
@@ -147,6 +147,20 @@ def test_other_models_are_measured_if_one_is_broken(
     out = capsys.readouterr().out
     assert "not measured: broken.pb" in out
     assert "truncated" in out
+
+
+def test_runtime_that_cannot_run_a_model_is_an_error(
+    tiny_model: Path, other_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 4 also if another model was measured; the library raises the same error if none was."""
+    assert quantkit(str(tiny_model), "--precision", "bfloat16,float32", "--runtime", "reference", *QUICK) == 4
+    captured = capsys.readouterr()
+    assert "a candidate could not be measured: the NumPy runtime" in captured.err
+    assert "tiny.pb" in captured.out
+    with pytest.raises(NotMeasuredError, match="no candidate could be measured") as caught:
+        benchmark([tiny_model, other_model], "reference", precision="bfloat16")
+    assert caught.value.exit_code == 4
+    assert len(caught.value.benchmark.failures) == 2
 
 
 def test_missing_gpu_is_an_error(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,19 @@
 import json
+import pickle
 
 import pytest
 from measurements import make_measurement
 
-from quantkit.benchmark.report import Benchmark, BenchmarkRow, Failure, align_columns, openmp_lines, threads_text
-from quantkit.errors import InputError
+from quantkit.benchmark.report import (
+    Benchmark,
+    BenchmarkRow,
+    Failure,
+    NotMeasuredError,
+    align_columns,
+    openmp_lines,
+    threads_text,
+)
+from quantkit.errors import CheckError, InputError
 
 FAST = [0.010, 0.0101, 0.0099, 0.0100] * 10
 SLOW = [2 * seconds for seconds in FAST]
@@ -25,7 +34,7 @@ def test_table_contains_runtimes_latencies_and_failures() -> None:
     heading, first, second, third, *_ = text.splitlines()
     assert heading.split()[:3] == ["model", "runtime", "threads"]
     assert "20.00" in first
-    assert first.split()[-2:] == ["first", "1.0"]
+    assert first.split()[-2:] == ["baseline", "1.0"]
     assert "1,2" in second
     assert "2.00x as fast (" in second
     assert "not measured" in third
@@ -56,6 +65,27 @@ def test_first_measured_row_is_the_reference() -> None:
     rows = make_benchmark().rows
     reordered = Benchmark((rows[2], rows[0], rows[1]))
     assert [speedup is None for speedup in reordered.speedups] == [True, True, False]
+    assert "speed-up: over a.pb in reference, the first measured row, higher" in str(reordered)
+    assert "speed-up: over a.pb in reference, higher is better" in str(make_benchmark())
+    assert "speed-up:" not in str(Benchmark(rows[2:]))
+
+
+@pytest.mark.parametrize(("codes", "code"), [((4,), 4), ((4, 3), 3), ((4, 2, 3), 2)])
+@pytest.mark.parametrize("num_measured", [0, 2])
+def test_any_failure_is_an_error(num_measured: int, codes: tuple[int, ...], code: int) -> None:
+    failures = [BenchmarkRow("x", "auto", Failure(f"reason {code}", exit_code=code)) for code in codes]
+    result = Benchmark((*failures, *make_benchmark().rows[:num_measured]))
+    with pytest.raises(NotMeasuredError, match=f"reason {code}") as caught:
+        result.check_measured()
+    assert caught.value.exit_code == code
+    assert caught.value.benchmark is result
+    assert pickle.loads(pickle.dumps(caught.value)).exit_code == code
+
+
+def test_missing_speedup_of_the_first_row_is_an_error() -> None:
+    rows = make_benchmark().rows
+    with pytest.raises(CheckError, match=r"c\.pb in openvino has no speed-up"):
+        Benchmark((rows[2], rows[0])).check_speedups(0.1)
 
 
 def test_json_contains_rows_and_failures() -> None:
