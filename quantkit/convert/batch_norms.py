@@ -36,9 +36,9 @@ def _replacements(graph: Graph, node: Node) -> Iterator[Node]:
         if tensor is None:
             yield node
             return
-        ones = constant(_unused_name(graph, f"{node.name}/ones"), np.ones_like(tensor.array))
-        gamma = Edge(ones.name)
-        yield ones
+        scale = constant(_unused_name(graph, f"{node.name}/ones"), np.ones_like(tensor.array))
+        gamma = Edge(scale.name)
+        yield scale
     attrs = {
         "T": DType.FLOAT,
         "epsilon": node.attrs["variance_epsilon"],

@@ -152,7 +152,7 @@ def test_other_models_are_measured_if_one_is_broken(
 def test_runtime_that_cannot_run_a_model_is_an_error(
     tiny_model: Path, other_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 4 also if another model was measured; the library raises the same error if none was."""
+    """Exit code 4 also if another model was measured; the library raises the same error if all models fail."""
     assert quantkit(str(tiny_model), "--precision", "bfloat16,float32", "--runtime", "reference", *QUICK) == 4
     captured = capsys.readouterr()
     assert "a candidate could not be measured: the NumPy runtime" in captured.err

@@ -70,16 +70,16 @@ def test_first_measured_row_is_the_reference() -> None:
     assert "speed-up:" not in str(Benchmark(rows[2:]))
 
 
-@pytest.mark.parametrize(("codes", "code"), [((4,), 4), ((4, 3), 3), ((4, 2, 3), 2)])
+@pytest.mark.parametrize(("exit_codes", "exit_code"), [((4,), 4), ((4, 3), 3), ((4, 2, 3), 2)])
 @pytest.mark.parametrize("num_measured", [0, 2])
-def test_any_failure_is_an_error(num_measured: int, codes: tuple[int, ...], code: int) -> None:
-    failures = [BenchmarkRow("x", "auto", Failure(f"reason {code}", exit_code=code)) for code in codes]
+def test_any_failure_is_an_error(num_measured: int, exit_codes: tuple[int, ...], exit_code: int) -> None:
+    failures = [BenchmarkRow("x", "auto", Failure(f"reason {number}", exit_code=number)) for number in exit_codes]
     result = Benchmark((*failures, *make_benchmark().rows[:num_measured]))
-    with pytest.raises(NotMeasuredError, match=f"reason {code}") as caught:
+    with pytest.raises(NotMeasuredError, match=f"reason {exit_code}") as caught:
         result.check_measured()
-    assert caught.value.exit_code == code
+    assert caught.value.exit_code == exit_code
     assert caught.value.benchmark is result
-    assert pickle.loads(pickle.dumps(caught.value)).exit_code == code
+    assert pickle.loads(pickle.dumps(caught.value)).exit_code == exit_code
 
 
 def test_missing_speedup_of_the_first_row_is_an_error() -> None:
