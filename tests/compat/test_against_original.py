@@ -50,8 +50,8 @@ def test_classic_mode_equals_the_original(case: ClassicCase) -> None:
     actual = case.run()
     names = [node[0] for node in expected.get("nodes", ())]
     if "died" in expected:
-        never_ends = expected["died"] == "it never ends"
-        start = "the original never ends" if never_ends else "the original crashes"
+        is_endless = expected["died"] == "it never ends"
+        start = "the original never ends" if is_endless else "the original crashes"
         assert actual["error"].startswith(start)
     elif len(set(names)) < len(names):
         assert actual["error"].startswith("two nodes are named"), "duplicate names cannot be loaded"

@@ -4,7 +4,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from classic_nodes import const, fed, node
+from classic_nodes import const, node, placeholder
 
 from quantkit.compat import parse_classic, run_classic
 from quantkit.compat.transforms import CLASSIC, classic_transform, find_classic
@@ -16,7 +16,7 @@ from quantkit.transforms import registry
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()
 
-# Every name that the last release of the original had registered.
+# All names in the registry of the last release of the original.
 NAMES = """
     add_default_attributes backport_concatv2 backport_tensor_array_v3 flatten_atrous_conv fold_batch_norms
     fold_constants fold_old_batch_norms freeze_requantization_ranges fuse_pad_and_conv fuse_resize_and_conv
@@ -25,7 +25,7 @@ NAMES = """
     remove_attribute remove_control_dependencies remove_device remove_nodes rename_attribute rename_node rename_op
     round_weights set_device sort_by_execution_order sparsify_gather strip_unused_nodes
 """
-NODES = (fed("x", 2), const("k", [1, 2]), node("a", "Identity", "x", "^k"), node("y", "Add", "a:0", "k"))
+NODES = (placeholder("x", 2), const("k", [1, 2]), node("a", "Identity", "x", "^k"), node("y", "Add", "a:0", "k"))
 
 
 @pytest.fixture
@@ -37,72 +37,74 @@ def run_text(transforms: str, graph: Graph) -> Graph:
     return run_classic(parse_classic(transforms), graph)[0]
 
 
-def command(folder: Path, graph: Graph, *words: str) -> tuple[int, Path]:
+def run_command(folder: Path, graph: Graph, *arguments: str) -> tuple[int, Path]:
     save(graph, folder / "in.pb")
     target = folder / "out.pb"
-    return main(["transform", f"--in_graph={folder / 'in.pb'}", f"--out_graph={target}", "--classic", *words]), target
+    return main(
+        ["transform", f"--in_graph={folder / 'in.pb'}", f"--out_graph={target}", "--classic", *arguments]
+    ), target
 
 
-def test_the_classic_names_are_all_there() -> None:
+def test_all_names_of_the_original_are_registered() -> None:
     names = set(NAMES.split())
     assert names == set(CLASSIC)
     assert names <= set(registry.REGISTRY)
 
 
-def test_names_are_not_looked_up(graph: Graph, tmp_path: Path) -> None:
-    words = ("--inputs=x:0,nope", "--outputs=y", "--transforms=remove_nodes(op=Identity) strip_unused_nodes")
-    status, target = command(tmp_path, graph, *words)
+def test_endpoint_names_are_not_resolved(graph: Graph, tmp_path: Path) -> None:
+    arguments = ("--inputs=x:0,nope", "--outputs=y", "--transforms=remove_nodes(op=Identity) strip_unused_nodes")
+    status, target = run_command(tmp_path, graph, *arguments)
     assert status == 0
-    made = load(target)
-    assert list(made.nodes) == ["k", "x", "y"]
-    assert made["y"].written_inputs == ("x", "k")
-    assert made.versions == Versions()
+    after = load(target)
+    assert list(after.nodes) == ["k", "x", "y"]
+    assert after["y"].written_inputs == ("x", "k")
+    assert after.versions == Versions()
 
 
-def test_errors_are_the_originals(graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words, sentence in (
+def test_error_messages_equal_the_original(graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for transforms, message in (
         ("remove_device,", "Failed to parse --transform argument, error was Looking for transform name, but found ,"),
         (" ", "You must specify at least one transform."),
         ("nope", "Transform 'nope' not recognized."),
         ("remove_nodes", "remove_nodes expects at least one 'op'argument, e.g. remove_nodes(op=Identity)"),
     ):
-        status, target = command(tmp_path, graph, f"--transforms={words}", "--inputs=x", "--outputs=y")
+        status, target = run_command(tmp_path, graph, f"--transforms={transforms}", "--inputs=x", "--outputs=y")
         assert status != 0
-        assert sentence in capsys.readouterr().err
+        assert message in capsys.readouterr().err
         assert not target.exists()
 
 
-def test_ignored_errors_are_told(graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--transforms=remove_nodes(ignore_errors=true)", "--inputs=x", "--outputs=y")
-    assert command(tmp_path, graph, *words)[0] == 0
+def test_ignored_errors_are_printed(graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--transforms=remove_nodes(ignore_errors=true)", "--inputs=x", "--outputs=y")
+    assert run_command(tmp_path, graph, *arguments)[0] == 0
     assert "remove_nodes: Ignoring error remove_nodes expects at least one 'op'" in capsys.readouterr().err
 
 
-def test_verify_looks_at_classic_steps_too(graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--inputs=x", "--outputs=y", "--verify", "--runtime=reference")
-    assert command(tmp_path, graph, *words, "--transforms=remove_nodes(op=Identity) fold_constants")[0] == 0
-    assert command(tmp_path, graph, *words, "--transforms=rename_op(old_op_name=Add,new_op_name=Sub)")[0] == 1
+def test_verify_checks_classic_steps(graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--inputs=x", "--outputs=y", "--verify", "--runtime=reference")
+    assert run_command(tmp_path, graph, *arguments, "--transforms=remove_nodes(op=Identity) fold_constants")[0] == 0
+    assert run_command(tmp_path, graph, *arguments, "--transforms=rename_op(old_op_name=Add,new_op_name=Sub)")[0] == 1
     assert "rename_op changes output 'y'" in capsys.readouterr().err
 
 
-def test_python_has_it_too(graph: Graph) -> None:
-    made = run_text("remove_nodes(op=Identity) merge_duplicate_nodes", graph)
-    assert made.versions == Versions()
-    assert (made.inputs, made.outputs) == (graph.inputs, graph.outputs)
+def test_python_interface_equals_the_command(graph: Graph) -> None:
+    after = run_text("remove_nodes(op=Identity) merge_duplicate_nodes", graph)
+    assert after.versions == Versions()
+    assert (after.inputs, after.outputs) == (graph.inputs, graph.outputs)
     assert graph.versions == Versions(producer=21)
 
 
-def test_our_own_transforms_run_between_classic_ones(graph: Graph) -> None:
-    made = run_text("remove_nodes(op=Identity) simplify_arithmetic(unknown=1) sort_by_execution_order", graph)
-    assert "Identity" not in [one.op for one in made.nodes.values()]
+def test_quantkit_transforms_run_between_classic_transforms(graph: Graph) -> None:
+    after = run_text("remove_nodes(op=Identity) simplify_arithmetic(unknown=1) sort_by_execution_order", graph)
+    assert "Identity" not in [node.op for node in after.nodes.values()]
 
 
-def test_a_recipe_may_be_empty() -> None:
+def test_recipe_may_be_empty() -> None:
     graph = Graph.of(NODES)
     assert run_text("  ", graph) == graph
 
 
-def test_a_name_is_found_in_either_table() -> None:
+def test_name_is_searched_in_both_registries() -> None:
     assert find_classic("fold_pads").name == "fold_pads"
     assert find_classic("fold_batch_norms") is CLASSIC["fold_batch_norms"]
     with pytest.raises(RecipeError, match="Transform 'fold_batch_norm' not recognized") as error:
@@ -110,13 +112,13 @@ def test_a_name_is_found_in_either_table() -> None:
     assert "fold_batch_norms" in error.value.hint
 
 
-def test_a_classic_name_is_taken_once() -> None:
+def test_duplicate_classic_name_is_an_error() -> None:
     with pytest.raises(RecipeError, match="two classic transforms are named 'remove_device'"):
         classic_transform(CLASSIC["remove_device"].function)
 
 
-def test_a_graph_that_nobody_could_load_is_not_written() -> None:
-    twice = (fed("x", 1, 4, 4, 2), node("a", "Relu", "x"))
+def test_graph_with_duplicate_names_is_not_written() -> None:
+    twice = (placeholder("x", 1, 4, 4, 2), node("a", "Relu", "x"))
     graph = Graph.of(twice, ["x"], ["a"])
 
     @classic_transform
@@ -130,14 +132,14 @@ def test_a_graph_that_nobody_could_load_is_not_written() -> None:
         del CLASSIC["double"]
 
 
-def test_other_formats_are_refused() -> None:
+def test_onnx_graphs_are_rejected() -> None:
     graph = Graph.of([node("a", "Relu")], dialect="onnx")
     with pytest.raises(GraphError, match="classic mode supports TensorFlow graphs only, not onnx graphs"):
         run_text("remove_device", graph)
 
 
-def test_spellings_of_inputs_survive() -> None:
-    nodes = (fed("x", 2), node("a", "Add", "^x", "x:0", "x"))
-    made = run_text("remove_device", Graph.of(nodes, ["x"], ["a"]))
-    assert made["a"].written_inputs == ("^x", "x:0", "x")
-    assert made["a"].with_input(0, "y").written_inputs == ("y", "x", "^x")
+def test_input_spellings_are_kept() -> None:
+    nodes = (placeholder("x", 2), node("a", "Add", "^x", "x:0", "x"))
+    after = run_text("remove_device", Graph.of(nodes, ["x"], ["a"]))
+    assert after["a"].written_inputs == ("^x", "x:0", "x")
+    assert after["a"].with_input(0, "y").written_inputs == ("y", "x", "^x")

@@ -1,4 +1,4 @@
-"""What the classic summarize_graph printed."""
+"""Output of the original summarize_graph."""
 
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -30,7 +30,7 @@ GRAPH = from_text(
     z = Neg(product, ^v) @"/gpu:0"
     """
 )
-# Lists end in a blank, and devices in no line break.
+# Lists end in a space, and the device lines have no line break.
 COUNTS = (
     "Found 2 possible inputs: (name=x, type=float(1), shape=[?,3]) (name=anything, type=uint8(4), shape=None) \n"
     "Found 1 variables: (name=v, type=float(1), shape=[3]) \n"
@@ -46,18 +46,18 @@ bazel run tensorflow/tools/benchmark:benchmark_model -- --graph=g.pb --show_flop
 """
 
 
-def test_the_text_is_the_originals() -> None:
+def test_text_equals_the_original() -> None:
     text, is_valid = classic_summary(GRAPH, "g.pb")
     assert is_valid
     assert text == COUNTS + REST
 
 
-def test_nothing_is_spotted() -> None:
+def test_graph_without_inputs_and_outputs() -> None:
     text, _ = classic_summary(Graph.of([Node("a", "NoOp")]), "g.pb")
     assert text.splitlines()[:3] == ["No inputs spotted.", "No variables spotted.", "No outputs spotted."]
 
 
-def test_function_bodies_count_among_the_ops() -> None:
+def test_ops_of_function_bodies_are_counted() -> None:
     graph = from_text(
         "inputs: x\noutputs: y\nx = Placeholder[2]()\ny = PartitionedCall(x, Tin=[float], Tout=[float], f=&double)\n"
         "function double(sum = s)\na = _Arg(T=float, index=0)\ns = Add(a, a)\nend"
@@ -65,14 +65,14 @@ def test_function_bodies_count_among_the_ops() -> None:
     assert "Op types used: 1 Add, 1 PartitionedCall, 1 Placeholder\n" in classic_summary(graph, "g.pb")[0]
 
 
-def test_an_input_that_names_nothing_ends_the_text() -> None:
+def test_text_ends_after_a_dangling_input() -> None:
     graph = Graph.of([Node("y", "Relu", (), ("gone",))])
     text, is_valid = classic_summary(graph, "g.pb")
     assert not is_valid
     assert text.endswith("1 control_edges\nInvalid input gone for node y\n")
 
 
-def test_the_structure_is_in_execution_order() -> None:
+def test_structure_is_in_topological_order() -> None:
     text, _ = classic_summary(
         from_text("y = Mul(a:1, b, ^c)\na = Const(2.0)\nb = Const[int32]([1, 2])\nc = NoOp()"),
         "g",
@@ -105,13 +105,13 @@ def test_the_structure_is_in_execution_order() -> None:
         (np.array([b"ab", b'c\n"x', b"d", b"e"], object), 'ab c\\n\\"x d...'),
     ],
 )
-def test_values_are_written_as_tensorflow_writes_them(values: np.ndarray, text: str) -> None:
-    """The texts are what TensorFlow's Print op writes with ``summarize=3``."""
+def test_values_have_the_format_of_tensorflow(values: np.ndarray, text: str) -> None:
+    """Compare with the output of TensorFlow's Print op for ``summarize=3``."""
     tensor = Tensor.of(values, DType.STRING if values.dtype == object else None)
     assert debug_string(tensor).partition("values: ")[2] == f"{text}>"
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(GRAPH, tmp_path / "g.pb")
     assert main(["summarize", f"--in_graph={tmp_path / 'g.pb'}", "--classic"]) == 0
     assert capsys.readouterr().out == (COUNTS + REST).replace("g.pb", str(tmp_path / "g.pb"))
@@ -119,7 +119,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "w (Const): [], value=Tensor<type: float shape: [3,400] values: [" in capsys.readouterr().out
 
 
-def test_a_broken_graph_ends_with_the_originals_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_graph_has_the_error_of_the_original(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "g.pbtxt").write_text('node { name: "x" op: "NoOp" }\nnode { name: "y" op: "Relu" input: "gone" }\n')
     assert main(["summarize", str(tmp_path / "g.pbtxt"), "--classic"]) == 3
     out, err = capsys.readouterr()
@@ -127,7 +127,7 @@ def test_a_broken_graph_ends_with_the_originals_sentence(tmp_path: Path, capsys:
     assert "Invalid graph with inputs referring to nonexistent nodes" in err
 
 
-def test_unknown_rank_is_said() -> None:
+def test_unknown_rank_is_printed() -> None:
     graph = Graph.of([Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(None)})])
     text, _ = classic_summary(graph, "g.pb")
     assert "shape=<unknown>)" in text

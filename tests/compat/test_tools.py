@@ -1,4 +1,4 @@
-"""TensorFlow's tools by their old names: the calls of old scripts, flag for flag."""
+"""TensorFlow's tools under their original names, with the flags of existing scripts."""
 
 import json
 import re
@@ -29,55 +29,55 @@ GRAPH = Graph.of(
     ["x"],
     ["y"],
 )
-Said = Callable[..., str]
+RunCommand = Callable[..., str]
 
 
 @pytest.fixture
-def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
-    """What a command prints, run beside ``graph.pb``; its exit code is checked."""
+def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCommand:
+    """Run a command in a folder with ``graph.pb``, check its exit code, and return its output."""
     save(GRAPH, tmp_path / "graph.pb")
     monkeypatch.chdir(tmp_path)
 
-    def run(*words: str, code: int = 0) -> str:
-        assert main(list(words)) == code
+    def run(*arguments: str, code: int = 0) -> str:
+        assert main(list(arguments)) == code
         captured = capsys.readouterr()
         return captured.err if code > 1 else captured.out
 
     return run
 
 
-def test_transform_graph(said: Said) -> None:
+def test_transform_graph(run_command: RunCommand) -> None:
     recipe = "--transforms=remove_nodes(op=Identity) sort_by_execution_order"
-    said("transform_graph", "--in_graph=graph.pb", "--out_graph=o.pbtxt", "--inputs=x", "--outputs=y", recipe)
-    said("transform_graph", "--in_graph=graph.pb", "--out_graph=o.pb", "--output_as_text=true", recipe)
+    run_command("transform_graph", "--in_graph=graph.pb", "--out_graph=o.pbtxt", "--inputs=x", "--outputs=y", recipe)
+    run_command("transform_graph", "--in_graph=graph.pb", "--out_graph=o.pb", "--output_as_text=true", recipe)
     assert Path("o.pb").read_text() == Path("o.pbtxt").read_text()
     assert "same" not in load("o.pb")
 
 
-def test_summarize_graph(said: Said) -> None:
-    text = said("summarize_graph", "--in_graph=graph.pb", "--print_structure=true")
+def test_summarize_graph(run_command: RunCommand) -> None:
+    text = run_command("summarize_graph", "--in_graph=graph.pb", "--print_structure=true")
     assert text.startswith("Found 1 possible inputs: (name=x, type=float(1), shape=[?,4,4,3])")
     assert "conv (Conv2D): [x, w]" in text
 
 
-def test_compare_graphs(said: Said) -> None:
+def test_compare_graphs(run_command: RunCommand) -> None:
     save(
         GRAPH.with_nodes(node.with_(op="Relu6") if node.name == "y" else node for node in GRAPH.nodes.values()), "b.pb"
     )
-    assert said("compare_graphs", "graph.pb", "graph.pb") == "Graphs are equal.\n"
-    assert "op 'Relu' that is not expected 'Relu6'" in said("compare_graphs", "graph.pb", "b.pb", code=1)
+    assert run_command("compare_graphs", "graph.pb", "graph.pb") == "Graphs are equal.\n"
+    assert "op 'Relu' that is not expected 'Relu6'" in run_command("compare_graphs", "graph.pb", "b.pb", code=1)
     save(GRAPH.with_nodes([GRAPH["x"]]), "x.pb")
-    assert said("compare_graphs", "graph.pb", "x.pb", code=1) == "Found unexpected node 'w'\n"
-    assert said("compare", "--structure", "graph.pb", "x.pb", "--show=2", code=1).splitlines() == [
+    assert run_command("compare_graphs", "graph.pb", "x.pb", code=1) == "Found unexpected node 'w'\n"
+    assert run_command("compare", "--structure", "graph.pb", "x.pb", "--show=2", code=1).splitlines() == [
         "Found unexpected node 'w'",
         "Found unexpected node 'conv'",
         "2 more (--verbose lists them)",
     ]
-    assert len(said("compare", "--structure", "graph.pb", "x.pb", "-v", code=1).splitlines()) == 4
-    assert "gone.pb does not exist" in said("compare_graphs", "graph.pb", "gone.pb", code=3)
+    assert len(run_command("compare", "--structure", "graph.pb", "x.pb", "-v", code=1).splitlines()) == 4
+    assert "gone.pb does not exist" in run_command("compare_graphs", "graph.pb", "gone.pb", code=3)
 
 
-def test_a_link_with_an_old_name_is_that_tool(said: Said, tmp_path: Path) -> None:
+def test_link_with_the_name_of_a_tool_runs_the_tool(run_command: RunCommand, tmp_path: Path) -> None:
     link = tmp_path / "compare_graphs"
     link.symlink_to(Path(sys.executable).parent / "quantkit")
     done = subprocess.run([link, "graph.pb", "graph.pb"], capture_output=True, text=True, check=False)
@@ -86,7 +86,7 @@ def test_a_link_with_an_old_name_is_that_tool(said: Said, tmp_path: Path) -> Non
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """A graph with variables, its checkpoint, its saver, and a SavedModel."""
+    """Write a graph with variables, its checkpoint, its saver and a SavedModel."""
     tf = pytest.importorskip("tensorflow", reason="pip install tensorflow")
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
@@ -108,7 +108,7 @@ def trained(tmp_path: Path) -> Path:
 
 
 @pytest.mark.engine
-def test_freeze_graph(said: Said, trained: Path) -> None:
+def test_freeze_graph(run_command: RunCommand, trained: Path) -> None:
     frozen = ("--output_graph=o.pb", "--output_node_names=y")
     graph = ("--input_graph=trained.pbtxt", "--input_checkpoint=model")
     calls = (
@@ -118,18 +118,18 @@ def test_freeze_graph(said: Said, trained: Path) -> None:
         ("--input_meta_graph=model.meta", "--input_checkpoint=model", "--input_binary=true"),
         ("--input_saved_model_dir=exported",),
     )
-    made = []
+    graphs = []
     for call in calls:
-        assert re.match(r"o\.pb: \d+ nodes", said("freeze_graph", *call, *frozen))
-        made.append(load("o.pb"))
-        assert (made[-1]["w"].op, made[-1]["w"].device, "z" in made[-1]) == ("Const", "", False)
-        save(made[0], "first.pb")
-        assert said("compare_graphs", "o.pb", "first.pb") == "Graphs are equal.\n"
-    said("freeze_graph", *graph, *frozen, "--clear_devices=false")
+        assert re.match(r"o\.pb: \d+ nodes", run_command("freeze_graph", *call, *frozen))
+        graphs.append(load("o.pb"))
+        assert (graphs[-1]["w"].op, graphs[-1]["w"].device, "z" in graphs[-1]) == ("Const", "", False)
+        save(graphs[0], "first.pb")
+        assert run_command("compare_graphs", "o.pb", "first.pb") == "Graphs are equal.\n"
+    run_command("freeze_graph", *graph, *frozen, "--clear_devices=false")
     assert load("o.pb")["w/read"].device.lower() == "/device:cpu:0"
-    said("freeze_graph", *graph, *frozen, "--variable_names_denylist=w")
+    run_command("freeze_graph", *graph, *frozen, "--variable_names_denylist=w")
     assert load("o.pb")["w"].op == "VariableV2"
-    said(
+    run_command(
         "freeze_graph",
         *graph,
         "--output_graph=o.pb",
@@ -141,7 +141,7 @@ def test_freeze_graph(said: Said, trained: Path) -> None:
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("arguments", "code", "message"),
     [
         (["--input_graph=trained.pbtxt", "--input_checkpoint=model"], 2, "You need to supply the name of a node"),
         (["--input_graph=trained.pbtxt", "--output_node_names=y"], 2, "no output file is given"),
@@ -177,8 +177,10 @@ def test_freeze_graph(said: Said, trained: Path) -> None:
         ),
     ],
 )
-def test_freeze_graph_says_what_is_wrong(said: Said, trained: Path, words: list[str], code: int, message: str) -> None:
-    assert re.search(message, said("freeze_graph", *words, code=code))
+def test_freeze_graph_rejects_wrong_flags(
+    run_command: RunCommand, trained: Path, arguments: list[str], code: int, message: str
+) -> None:
+    assert re.search(message, run_command("freeze_graph", *arguments, code=code))
     assert not Path("o.pb").exists()
 
 
@@ -186,24 +188,24 @@ MODEL = ("--graph=graph.pb", "--input_layer=x", "--input_layer_shape=2,4,4,3", "
 
 
 @pytest.mark.engine
-def test_benchmark_model(said: Said) -> None:
+def test_benchmark_model(run_command: RunCommand) -> None:
     pytest.importorskip("tensorflow", reason="pip install tensorflow")
-    named = ("--benchmark_name=a/b", "--output_prefix=out_")
-    text = said("benchmark_model", *MODEL, "--num_runs=3", "--show_flops", "--show_sizes", *named)
+    report = ("--benchmark_name=a/b", "--output_prefix=out_")
+    text = run_command("benchmark_model", *MODEL, "--num_runs=3", "--show_flops", "--show_sizes", *report)
     assert re.match(r"Average inference timings in us: Warmup: \d+, no stats: \d+, with stats: \d+\n", text)
     for title in ("Run Order", "Top by Computation Time", "Top by Memory Use", "Summary by node type", "Output sizes"):
         assert f" {title} =" in text
-    assert "FLOPs estimate: 3.46k\n" in text, "2 for each of 3 * 3 * 3 products of 2 * 4 * 4 * 2 sums"
+    assert "FLOPs estimate: 3.46k\n" in text, "2 * (3 * 3 * 3) MACs for each of 2 * 4 * 4 * 2 outputs"
     assert b"a/b" in Path("out_a__b").read_bytes()
     few = [f"--show_{name}=false" for name in ("run_order", "time", "memory", "type", "summary")]
-    assert len(said("benchmark_model", *MODEL, "--num_runs=2", *few).splitlines()) == 1
-    document = json.loads(said("benchmark_model", *MODEL, "--num_runs=2", "--warmup_runs=0", "--json"))
+    assert len(run_command("benchmark_model", *MODEL, "--num_runs=2", *few).splitlines()) == 1
+    document = json.loads(run_command("benchmark_model", *MODEL, "--num_runs=2", "--warmup_runs=0", "--json"))
     assert [len(seconds) for seconds in document["seconds"].values()] == [0, 2, 2]
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--input_layer=x,y"], "There must be the same number of items"),
         (["--input_layer_shape=-1,4,4,3"], "Any unknown sizes in the shapes"),
@@ -215,35 +217,40 @@ def test_benchmark_model(said: Said) -> None:
         (["--graph="], "no graph is given"),
     ],
 )
-def test_benchmark_model_says_what_is_wrong(said: Said, words: list[str], message: str) -> None:
+def test_benchmark_model_rejects_wrong_flags(run_command: RunCommand, arguments: list[str], message: str) -> None:
     pytest.importorskip("tensorflow", reason="pip install tensorflow")
-    assert message in said("benchmark_model", *MODEL, *words, code=2)
+    assert message in run_command("benchmark_model", *MODEL, *arguments, code=2)
 
 
 @pytest.mark.engine
-def test_benchmark_model_feeds_what_it_is_given(said: Said) -> None:
+def test_benchmark_model_feeds_the_values_of_the_flags(run_command: RunCommand) -> None:
     pytest.importorskip("tensorflow", reason="pip install tensorflow")
-    words = ("--input_layer=x,conv", "--input_layer_shape=1,4,4,3:1,4,4,2", "--input_layer_type=float,float")
-    assert "Average" in said(
-        "benchmark_model", *MODEL, *words, f"--input_layer_values={','.join('1' * 48)}:{','.join('2' * 32)}"
+    arguments = ("--input_layer=x,conv", "--input_layer_shape=1,4,4,3:1,4,4,2", "--input_layer_type=float,float")
+    assert "Average" in run_command(
+        "benchmark_model", *MODEL, *arguments, f"--input_layer_values={','.join('1' * 48)}:{','.join('2' * 32)}"
     )
 
 
-PICTURE = Path(__file__).parent.parent.parent / "assets" / "digit_7.png"
-DIGITS = ("--graph=digits", f"--image={PICTURE}", "--input_layer=Mul", "--output_layer=softmax")
+IMAGE = Path(__file__).parent.parent.parent / "assets" / "digit_7.png"
+DIGITS = ("--graph=digits", f"--image={IMAGE}", "--input_layer=Mul", "--output_layer=softmax")
 
 
-def test_label_image(said: Said) -> None:
+def test_label_image(run_command: RunCommand) -> None:
     Path("labels.txt").write_text("".join(f"the digit {number}\n" for number in range(10)))
-    lines = said("label_image", *DIGITS, "--labels=labels.txt", "--input_mean=128", "--input_std=128").splitlines()
+    lines = run_command(
+        "label_image", *DIGITS, "--labels=labels.txt", "--input_mean=128", "--input_std=128"
+    ).splitlines()
     assert len(lines) == 5
     assert re.fullmatch(r"the digit 7 \(7\): (1|0\.\d+)", lines[0])
-    # The first releases, whose graphs begin at Mul, took 128 and 128.
-    assert said("label_image", *DIGITS, "--labels=labels.txt").splitlines() == lines
-    rooted = (f"--root_dir={PICTURE.parent}", f"--image={PICTURE.name}", *DIGITS[::2], *DIGITS[3:])
-    assert said("label_image", "--graph=digits", *rooted[:2], *DIGITS[2:], "--labels=labels.txt").splitlines() == lines
+    # Mean and standard deviation of the first releases, whose graphs begin at Mul, are 128.
+    assert run_command("label_image", *DIGITS, "--labels=labels.txt").splitlines() == lines
+    rooted = (f"--root_dir={IMAGE.parent}", f"--image={IMAGE.name}", *DIGITS[::2], *DIGITS[3:])
+    assert (
+        run_command("label_image", "--graph=digits", *rooted[:2], *DIGITS[2:], "--labels=labels.txt").splitlines()
+        == lines
+    )
 
 
-def test_label_image_tests_itself_on_its_own_picture(said: Said) -> None:
-    said("label_image", *DIGITS, "--self_test=true", code=1)
-    assert "grace_hopper.jpg' does not exist" in said("label_image", code=3)
+def test_label_image_tests_itself_on_its_default_image(run_command: RunCommand) -> None:
+    run_command("label_image", *DIGITS, "--self_test=true", code=1)
+    assert "grace_hopper.jpg' does not exist" in run_command("label_image", code=3)

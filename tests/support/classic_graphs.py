@@ -1,4 +1,4 @@
-"""The cases of the differential run against the original tool: golden graphs, quirks, and random graphs."""
+"""Cases of the differential test against the original tool: golden graphs, quirks, and random graphs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -20,9 +20,9 @@ from quantkit.recipes.example import runnable
 
 CHANNELS = 4
 SIZES = (1, 6, 6, CHANNELS)
-# Golden graphs whose attributes TensorFlow's import refuses; the text form leaves out what the case is not about.
+# Golden graphs that TensorFlow's import rejects: their text form omits required attributes.
 NOT_IMPORTED = frozenset({"fold_constants/random_and_unknown"})
-# Recipes for random graphs; those of one transform come first.
+# Recipes of one transform for random graphs.
 SINGLE = (
     "strip_unused_nodes",
     'strip_unused_nodes(type=int32,shape="1,2")',
@@ -66,12 +66,12 @@ RECIPES = (
 
 @cache
 def classic_cases() -> tuple[ClassicCase, ...]:
-    """All cases, in an order that stays."""
+    """Return all cases in a fixed order."""
     return tuple(unique([*_golden(), *_quirks(), *pieces(), *_random()]))
 
 
 def _golden() -> Iterator[ClassicCase]:
-    """The golden cases whose recipes name only transforms that the original had."""
+    """Yield the golden cases with transforms of the original only."""
     for path in golden_cases():
         case = Case.read(path)
         recipe = " ".join(case.sections["recipe"]).replace(", ", ",").replace(" = ", "=")
@@ -100,11 +100,11 @@ def _random() -> Iterator[ClassicCase]:
 
 
 def random_graph(seed: int, *, is_plain: bool = False) -> tuple[Graph, str, str]:
-    """A random network, and its inputs and outputs as a user may write them.
+    """Return a random network, and the values of ``--inputs`` and ``--outputs``.
 
     Args:
-        seed: the same one makes the same graph everywhere.
-        is_plain: as TensorFlow imports graphs: control inputs behind the others, none of a constant.
+        seed: seed of the random numbers.
+        is_plain: valid for TensorFlow's import: control inputs come last, constants have no inputs.
     """
     builder = _Builder(Random(seed), is_plain)
     for _ in range(builder.random.randrange(4, 14)):
@@ -113,7 +113,7 @@ def random_graph(seed: int, *, is_plain: bool = False) -> tuple[Graph, str, str]
 
 
 class _Builder:
-    """Nodes that are added one after another; every tensor has the same sizes."""
+    """Builder of a random graph whose tensors all have the same shape."""
 
     def __init__(self, random: Random, is_plain: bool) -> None:
         self.random = random
@@ -124,31 +124,31 @@ class _Builder:
         self.add("x", "Placeholder", (), dtype=DType.FLOAT, shape=Shape(SIZES), T=None)
 
     def add(self, name: str, op: str, inputs: Sequence[str], **attrs: Any) -> str:
-        """A node, with a control input, another spelling and a device now and then."""
+        """Add a node, with a random control input, input spelling and device."""
         random = self.random
         written = [f"{text}:0" if ":" not in text and random.random() < 0.1 else text for text in inputs]
         if self.nodes and op not in ("Const", "Placeholder") and random.random() < 0.08:
-            place = len(written) if self.is_plain else random.randrange(len(written) + 1)
-            written.insert(place, f"^{random.choice(self.nodes).name}")
-        given = {key: value for key, value in {"T": DType.FLOAT, **attrs}.items() if value is not None}
+            index = len(written) if self.is_plain else random.randrange(len(written) + 1)
+            written.insert(index, f"^{random.choice(self.nodes).name}")
+        attributes = {key: value for key, value in {"T": DType.FLOAT, **attrs}.items() if value is not None}
         device = random.choice(["/cpu:0", "/gpu:1"]) if random.random() < 0.05 else ""
-        self.nodes.append(Node.of_written(name, op, written, given, device))
+        self.nodes.append(Node.of_written(name, op, written, attributes, device))
         return name
 
-    def fresh(self, word: str) -> str:
-        return f"{word}{len(self.nodes)}"
+    def fresh(self, prefix: str) -> str:
+        return f"{prefix}{len(self.nodes)}"
 
-    def const(self, *sizes: int, share: float = 0.15, positive: bool = False) -> str:
-        known = self.constants.setdefault((*sizes, positive), [])
-        if known and self.random.random() < share:
-            return self.random.choice(known)
+    def const(self, *sizes: int, reuse: float = 0.15, positive: bool = False) -> str:
+        candidates = self.constants.setdefault((*sizes, positive), [])
+        if candidates and self.random.random() < reuse:
+            return self.random.choice(candidates)
         count = int(np.prod(sizes))
         values = [self.random.randrange(1 if positive else -16, 17) / 8 for _ in range(count)]
         name = self.fresh("c")
         self.nodes.append(constant(name, np.array(values, np.float32).reshape(sizes)))
         if self.random.random() < 0.05 and not self.is_plain:
             self.nodes[-1] = self.nodes[-1].with_(controls=("x",))
-        known.append(name)
+        candidates.append(name)
         return name
 
     def integers(self, *values: int, scalar: bool = False) -> str:
@@ -157,7 +157,7 @@ class _Builder:
         return name
 
     def any(self) -> str:
-        """A tensor, most often the last."""
+        """Return a random tensor, most often the last one."""
         return self.tensors[-1] if self.random.random() < 0.7 else self.random.choice(self.tensors)
 
     def push(self, name: str) -> str:
@@ -225,8 +225,8 @@ def _norm(builder: _Builder) -> None:
     if builder.random.random() < 0.8:
         _conv(builder)
         conv = builder.tensors[-1]
-    beta, gamma, mean = (builder.const(CHANNELS, share=0.03) for _ in range(3))
-    variance = builder.const(CHANNELS, share=0.03, positive=True)
+    beta, gamma, mean = (builder.const(CHANNELS, reuse=0.03) for _ in range(3))
+    variance = builder.const(CHANNELS, reuse=0.03, positive=True)
     name = builder.fresh("norm")
     if builder.random.random() < 0.5 and not builder.is_plain:
         attrs = {"variance_epsilon": 0.001, "scale_after_normalization": builder.random.random() < 0.7}
@@ -241,7 +241,7 @@ def _unary(builder: _Builder) -> None:
     builder.push(builder.add(builder.fresh(op.lower()), op, (builder.any(),)))
 
 
-def _checked(builder: _Builder) -> None:
+def _check_numerics(builder: _Builder) -> None:
     builder.push(builder.add(builder.fresh("check"), "CheckNumerics", (builder.any(),), message=b""))
 
 
@@ -257,7 +257,7 @@ def _binary(builder: _Builder) -> None:
 
 
 def _twin(builder: _Builder) -> None:
-    """A node again, under another name."""
+    """Add a duplicate of a node with another name."""
     twins = [node for node in builder.nodes if node.op not in ("Placeholder", "NoOp")]
     if twins:
         node = builder.random.choice(twins)
@@ -269,14 +269,14 @@ def _twin(builder: _Builder) -> None:
 
 
 def _split(builder: _Builder) -> None:
-    """Halves of the channels, joined the other way round, with a convolution on each now and then."""
+    """Add a Split into halves, optional convolutions, and a Concat in reverse order."""
     axis = builder.integers(3, scalar=True)
     split = builder.add(builder.fresh("split"), "Split", (axis, builder.any()), num_split=2)
     halves = [f"{split}:1", f"{split}"]
     if builder.random.random() < 0.5:
         halves = [
             builder.add(
-                builder.fresh("conv"), "Conv2D", (half, builder.const(1, 1, 2, 2, share=0.02)), **_layer(builder)
+                builder.fresh("conv"), "Conv2D", (half, builder.const(1, 1, 2, 2, reuse=0.02)), **_layer(builder)
             )
             for half in halves
         ]
@@ -288,7 +288,7 @@ def _split(builder: _Builder) -> None:
     builder.push(name)
 
 
-def _reshaped(builder: _Builder) -> None:
+def _reshape(builder: _Builder) -> None:
     shape = builder.integers(*SIZES)
     if builder.random.random() < 0.5:
         shape = builder.add(builder.fresh("shape"), "Shape", (builder.any(),), out_type=DType.INT32)
@@ -298,8 +298,8 @@ def _reshaped(builder: _Builder) -> None:
 def _fake_quant(builder: _Builder) -> None:
     low, high = builder.const(), builder.const()
     for node_name, value in ((low, -1.5), (high, 2.25)):
-        place = next(number for number, node in enumerate(builder.nodes) if node.name == node_name)
-        builder.nodes[place] = constant(node_name, np.float32(value))
+        index = next(number for number, node in enumerate(builder.nodes) if node.name == node_name)
+        builder.nodes[index] = constant(node_name, np.float32(value))
     name = builder.fresh("fake")
     attrs = {"num_bits": 8, "narrow_range": False, "T": None}
     builder.push(builder.add(name, "FakeQuantWithMinMaxVars", (builder.any(), low, high), **attrs))
@@ -315,5 +315,5 @@ def _step(builder: _Builder) -> None:
 
 LAYERS: tuple[Callable[[_Builder], None], ...] = (
     *(_conv, _conv, _conv, _depthwise, _factor, _factor, _factor, _bias, _bias, _norm, _norm, _unary, _unary, _unary),
-    *(_checked, _pool, _binary, _twin, _twin, _split, _reshaped, _fake_quant, _dead_end, _step),
+    *(_check_numerics, _pool, _binary, _twin, _twin, _split, _reshape, _fake_quant, _dead_end, _step),
 )

@@ -1,4 +1,4 @@
-"""Small graphs on which the original tool's folding and quantizing do what nobody would expect."""
+"""Small graphs with unexpected results of the original tool's folding and quantization."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,10 +15,10 @@ from classic_nodes import (
     Cases,
     X,
     const,
-    fed,
     node,
+    placeholder,
     ramp,
-    untyped,
+    untyped_node,
 )
 
 from quantkit.ir.graph import Node
@@ -69,10 +69,10 @@ def _factors() -> Cases:
         ),
         "y",
     )
-    flat = (fed("x", 2, 3), ramp("w", 3, 3), const("s", [1, 2, 4]))
-    for word, transposed in (("matmul", False), ("matmul_transposed", True)):
+    flat = (placeholder("x", 2, 3), ramp("w", 3, 3), const("s", [1, 2, 4]))
+    for name, transposed in (("matmul", False), ("matmul_transposed", True)):
         product = node("c", "MatMul", "x", "w", transpose_a=False, transpose_b=transposed)
-        cases.add(word, (*flat, product, node("y", "Mul", "c", "s")), "y")
+        cases.add(name, (*flat, product, node("y", "Mul", "c", "s")), "y")
     cases.add(
         "square_of_weights",
         (ramp("w", 1, 1, 3, 3), node("c", "Conv2D", "w", "w", **LAYER), factor, node("y", "Mul", "c", "s")),
@@ -91,7 +91,9 @@ def _factors() -> Cases:
         "z",
         "fold_batch_norms fold_batch_norms",
     )
-    cases.add("no_value", (X, untyped("w", "Const", dtype=DType.FLOAT), conv, factor, node("y", "Mul", "c", "s")), "y")
+    cases.add(
+        "no_value", (X, untyped_node("w", "Const", dtype=DType.FLOAT), conv, factor, node("y", "Mul", "c", "s")), "y"
+    )
     return cases
 
 
@@ -126,7 +128,7 @@ def _norms() -> Cases:
         "training", (*begin, node("y", "FusedBatchNorm", "c", *FUSED_INPUTS, epsilon=0.001, is_training=True)), "y"
     )
     cases.add("no_epsilon", (*begin, node("y", "FusedBatchNorm", "c", *FUSED_INPUTS)), "y")
-    cases.add("no_type", (X, weights, untyped("c", "Conv2D", "x", "w", **LAYER), *STATISTICS, fused), "y")
+    cases.add("no_type", (X, weights, untyped_node("c", "Conv2D", "x", "w", **LAYER), *STATISTICS, fused), "y")
     cases.add(
         "no_data_format",
         (X, weights, node("c", "Conv2D", "x", "w", strides=(1, 1, 1, 1), padding=b"SAME"), *STATISTICS, fused),
@@ -138,7 +140,7 @@ def _norms() -> Cases:
         fused,
         ramp("v", 1, 1, 2, 3),
         node("d", "Conv2D", "x", "v", **LAYER),
-        *(one.with_(name=f"{one.name}2") for one in STATISTICS[:3]),
+        *(constant.with_(name=f"{constant.name}2") for constant in STATISTICS[:3]),
     )
     second = node("z", "FusedBatchNorm", "d", "gamma", "beta2", "mean2", "variance2", **FUSED)
     cases.add("gamma_of_two", (*twice, second, node("s", "Add", "y", "z")), "s")
@@ -146,10 +148,12 @@ def _norms() -> Cases:
     cases.add("weights_read_elsewhere", (*begin, fused, node("z", "Relu", "w")), "y,z")
     cases.add("conv_is_an_output", (*begin, fused), "y,c")
     cases.add("other_outputs_read", (*begin, fused, node("z", "Relu", "y:1")), "y,z")
-    for role, word in enumerate(("mean", "variance", "beta", "gamma")):
-        short = tuple(const(one.name, [1, 2]) if number == role else one for number, one in enumerate(STATISTICS))
-        cases.add(f"short_{word}", (X, weights, conv, *short, fused), "y")
-    cases.add("all_short", (X, weights, conv, *(const(one.name, [1, 2]) for one in STATISTICS), fused), "y")
+    for role, name in enumerate(("mean", "variance", "beta", "gamma")):
+        short = tuple(
+            const(vector.name, [1, 2]) if number == role else vector for number, vector in enumerate(STATISTICS)
+        )
+        cases.add(f"short_{name}", (X, weights, conv, *short, fused), "y")
+    cases.add("all_short", (X, weights, conv, *(const(vector.name, [1, 2]) for vector in STATISTICS), fused), "y")
     cases.add(
         "bias_between",
         (
@@ -163,7 +167,7 @@ def _norms() -> Cases:
     cases.add(
         "depthwise",
         (
-            fed("x", 1, 4, 4, 3),
+            placeholder("x", 1, 4, 4, 3),
             ramp("w", 3, 3, 3, 1),
             node("c", "DepthwiseConv2dNative", "x", "w", **LAYER),
             *STATISTICS,
@@ -174,7 +178,7 @@ def _norms() -> Cases:
     second_pair = (
         node("d", "Conv2D", "y", "v", **LAYER),
         ramp("v", 1, 1, 3, 3),
-        *(one.with_(name=f"{one.name}2") for one in STATISTICS),
+        *(constant.with_(name=f"{constant.name}2") for constant in STATISTICS),
     )
     cases.add(
         "chain",
@@ -190,7 +194,7 @@ def _norms() -> Cases:
         "controls",
         (
             X,
-            fed("g"),
+            placeholder("g"),
             weights,
             node("c", "Conv2D", "x", "w", "^g", **LAYER),
             *STATISTICS,
@@ -229,7 +233,7 @@ def _joined_norms() -> Cases:
         width = (3, 3) if axis != 3 else (1, 2)
         parts = (
             X,
-            fed("z", 1, 4, 4, 2),
+            placeholder("z", 1, 4, 4, 2),
             ramp("w", 1, 1, 2, width[0]),
             ramp("v", 1, 1, 2, width[1], start=1),
             node("c", "Conv2D", "x", "w", **LAYER),
@@ -276,13 +280,13 @@ def _eight_bit_weights() -> Cases:
         "halves": [-0.5, 0.5, 1.5, 2.5, 254.5, 255, 0, 1],
         "small": [1, 2, 3],
     }
-    for word, values in tensors.items():
-        if word != "not_a_number":
-            cases.add(word, (const("w", values), node("y", "Relu", "w")), "y", inputs="")
+    for name, values in tensors.items():
+        if name != "not_a_number":
+            cases.add(name, (const("w", values), node("y", "Relu", "w")), "y", inputs="")
     cases.add(
         "double", (const("w", [1, 2, 3, 4], dtype=np.float64), node("y", "Relu", "w", T=DType.DOUBLE)), "y", inputs=""
     )
-    cases.add("waits", (fed("x"), const("w", [1, 2, 3, 4], "^x"), node("y", "Relu", "w")), "y")
+    cases.add("waits", (placeholder("x"), const("w", [1, 2, 3, 4], "^x"), node("y", "Relu", "w")), "y")
     cases.add(
         "default_size",
         (ramp("w", 1023), ramp("v", 1024), node("y", "Relu", "w"), node("z", "Relu", "v")),
@@ -298,8 +302,8 @@ def _eight_bit_weights() -> Cases:
         "quantize_weights(minimum_size=0)",
         "",
     )
-    cases.add("no_type", (untyped("w", "Const"), node("y", "Relu", "w")), "y", inputs="")
-    cases.add("no_value", (untyped("w", "Const", dtype=DType.FLOAT), node("y", "Relu", "w")), "y", inputs="")
+    cases.add("no_type", (untyped_node("w", "Const"), node("y", "Relu", "w")), "y", inputs="")
+    cases.add("no_value", (untyped_node("w", "Const", dtype=DType.FLOAT), node("y", "Relu", "w")), "y", inputs="")
     cases.add(
         "cycle", (ramp("w", 8), node("y", "Relu", "w"), node("a", "Relu", "b"), node("b", "Relu", "a")), "y", inputs=""
     )
@@ -319,10 +323,10 @@ def _steps() -> Cases:
         "few": np.arange(15),
         "thirds": np.arange(20) / 3,
     }
-    for word, numbers in values.items():
+    for name, numbers in values.items():
         for steps in (1, 4, 7):
             cases.add(
-                f"{word}_{steps}",
+                f"{name}_{steps}",
                 (const("w", numbers), node("y", "Relu", "w")),
                 "y",
                 f"round_weights(num_steps={steps})",
@@ -333,19 +337,28 @@ def _steps() -> Cases:
 
 def _eight_bit() -> Cases:
     cases = Cases("eight_bit", "quantize_nodes")
-    sum_of = lambda *inputs, **attrs: (fed("x", 2), const("k", [1, 2]), node("y", "Add", *inputs, **attrs))  # noqa: E731
+    sum_of = lambda *inputs, **attrs: (placeholder("x", 2), const("k", [1, 2]), node("y", "Add", *inputs, **attrs))  # noqa: E731
     cases.add("sum", sum_of("x", "k"), "y")
     cases.add("same_input_twice", sum_of("x", "x"), "y")
     cases.add("same_input_spelled_twice", sum_of("x", "x:0"), "y")
     cases.add("control_input", sum_of("x", "k", "^k"), "y")
     cases.add(
         "integers",
-        (fed("x", 2, dtype=DType.INT32), const("k", [1, 2], dtype=np.int32), node("y", "Add", "x", "k", T=DType.INT32)),
+        (
+            placeholder("x", 2, dtype=DType.INT32),
+            const("k", [1, 2], dtype=np.int32),
+            node("y", "Add", "x", "k", T=DType.INT32),
+        ),
         "y",
     )
     cases.add(
         "integer_placeholder",
-        (fed("x", 2), fed("i", 2, dtype=DType.INT32), node("z", "Neg", "i", T=DType.INT32), node("y", "Relu", "x")),
+        (
+            placeholder("x", 2),
+            placeholder("i", 2, dtype=DType.INT32),
+            node("z", "Neg", "i", T=DType.INT32),
+            node("y", "Relu", "x"),
+        ),
         "y,z",
         "quantize_nodes(input_min=-1,input_max=1)",
         "x,i",
@@ -353,7 +366,7 @@ def _eight_bit() -> Cases:
     cases.add("range_half", sum_of("x", "k"), "y", "quantize_nodes(input_min=1)")
     cases.add("range_other_half", sum_of("x", "k"), "y", "quantize_nodes(fallback_max=1)")
     cases.add("range_twice", sum_of("x", "k"), "y", "quantize_nodes(fallback_max=1,fallback_max=1,fallback_min=0)")
-    cases.add("sum_v2", (fed("x", 2), const("k", [1, 2]), node("y", "AddV2", "x", "k")), "y")
+    cases.add("sum_v2", (placeholder("x", 2), const("k", [1, 2]), node("y", "AddV2", "x", "k")), "y")
     conv = (
         X,
         ramp("w", 1, 1, 2, 3),
@@ -379,28 +392,36 @@ def _eight_bit() -> Cases:
     )
     first = {**LAYER, "data_format": b"NCHW"}
     cases.add(
-        "channels_first", (fed("x", 1, 2, 4, 4), ramp("w", 1, 1, 2, 3), node("y", "Conv2D", "x", "w", **first)), "y"
+        "channels_first",
+        (placeholder("x", 1, 2, 4, 4), ramp("w", 1, 1, 2, 3), node("y", "Conv2D", "x", "w", **first)),
+        "y",
     )
     cases.add(
         "dilated", (X, ramp("w", 2, 2, 2, 3), node("y", "Conv2D", "x", "w", dilations=(1, 2, 2, 1), **LAYER)), "y"
     )
     cases.add("no_strides", (X, ramp("w", 1, 1, 2, 3), node("y", "Conv2D", "x", "w")), "y")
-    cases.add("no_type", (fed("x", 2), const("k", [1, 2]), untyped("y", "Mul", "x", "k")), "y")
+    cases.add("no_type", (placeholder("x", 2), const("k", [1, 2]), untyped_node("y", "Mul", "x", "k")), "y")
     cases.add(
         "transposed",
-        (fed("x", 2, 3), ramp("w", 2, 3), node("y", "MatMul", "x", "w", transpose_a=False, transpose_b=True)),
+        (placeholder("x", 2, 3), ramp("w", 2, 3), node("y", "MatMul", "x", "w", transpose_a=False, transpose_b=True)),
         "y",
     )
     axis, shape = const("k", 1, dtype=np.int32), const("s", [6], dtype=np.int32)
     cases.add(
         "concat",
-        (fed("x", 2, 3), axis, node("r", "Relu", "x"), node("j", "Concat", "k", "r", "x", N=2), node("y", "Relu", "j")),
+        (
+            placeholder("x", 2, 3),
+            axis,
+            node("r", "Relu", "x"),
+            node("j", "Concat", "k", "r", "x", N=2),
+            node("y", "Relu", "j"),
+        ),
         "y",
     )
     cases.add(
         "reshape",
         (
-            fed("x", 2, 3),
+            placeholder("x", 2, 3),
             shape,
             node("r", "Relu", "x"),
             node("f", "Reshape", "r", "s", Tshape=DType.INT32),
@@ -417,11 +438,11 @@ def _eight_bit() -> Cases:
         ),
         "y",
     )
-    split = untyped("s", "Split", "k", "x", T=DType.FLOAT, num_split=2)
+    split = untyped_node("s", "Split", "k", "x", T=DType.FLOAT, num_split=2)
     cases.add(
         "ports",
         (
-            fed("x", 2, 4),
+            placeholder("x", 2, 4),
             axis,
             split,
             node("a", "Relu", "s:1"),
@@ -433,7 +454,7 @@ def _eight_bit() -> Cases:
     cases.add(
         "shared_input",
         (
-            fed("x", 2),
+            placeholder("x", 2),
             node("a", "Relu", "x"),
             node("b", "Relu6", "a"),
             node("c", "Relu", "a"),
@@ -445,7 +466,7 @@ def _eight_bit() -> Cases:
     cases.add(
         "deep",
         (
-            fed("x", 2),
+            placeholder("x", 2),
             *(
                 node(f"r{number}", ("Relu", "Relu6")[number % 2], f"r{number - 1}" if number else "x")
                 for number in range(6)
@@ -469,12 +490,12 @@ def _trained_ranges() -> Cases:
         "three": (node("r", "Relu", "c"), node("q", "MaxPool", "r", **POOL), node("s", "Identity", "q")),
         "four": (node("r", "Relu", "c"), node("q", "Exp", "r"), node("s", "Identity", "q"), node("t", "Relu", "s")),
     }
-    for word, chain in chains.items():
+    for name, chain in chains.items():
         last = chain[-1].name if chain else "c"
         nodes = (*conv, *chain, node("f", "FakeQuantWithMinMaxVars", last, "lo", "hi", **fake), node("y", "Relu", "f"))
-        cases.add(word, nodes, "y")
-        cases.add(f"{word}_read_elsewhere", (*nodes, node("z", "Tanh", last)), "y,z")
-        cases.add(f"{word}_first_read_elsewhere", (*nodes, node("z", "Tanh", "c")), "y,z")
+        cases.add(name, nodes, "y")
+        cases.add(f"{name}_read_elsewhere", (*nodes, node("z", "Tanh", last)), "y,z")
+        cases.add(f"{name}_first_read_elsewhere", (*nodes, node("z", "Tanh", "c")), "y,z")
     two = (
         *conv,
         const("lo2", -1),
@@ -510,7 +531,7 @@ def _constants() -> Cases:
     cases = Cases("constants", "fold_constants")
     a, b = const("a", [1, 2]), const("b", [3, 5])
     sum_ = node("s", "Add", "a", "b")
-    plain = (fed("x", 2), a, b, sum_, node("m", "Mul", "x:0", "s:0"), node("y", "Sub", "m", "s"))
+    plain = (placeholder("x", 2), a, b, sum_, node("m", "Mul", "x:0", "s:0"), node("y", "Sub", "m", "s"))
     cases.add("plain", plain, "y")
     cases.add("with_ports", plain, "y:0", inputs="x:0")
     cases.add("folded_is_an_output", plain, "y,s")
@@ -518,7 +539,7 @@ def _constants() -> Cases:
     cases.add(
         "several",
         (
-            fed("x", 2),
+            placeholder("x", 2),
             a,
             b,
             sum_,
@@ -530,29 +551,31 @@ def _constants() -> Cases:
         ),
         "y",
     )
-    for number, place in enumerate((b"loc:@s", b"loc:@gone", b"gone", b"loc:@")):
-        beside = (*plain[:-1], plain[-1].with_attrs(_class=(place,)))
+    for number, location in enumerate((b"loc:@s", b"loc:@gone", b"gone", b"loc:@")):
+        beside = (*plain[:-1], plain[-1].with_attrs(_class=(location,)))
         cases.add(f"colocated_{number}", beside, "y")
     cases.add("excluded_op", plain, "y", "fold_constants(exclude_op=Add)")
     cases.add("excluded_node", plain, "y", "fold_constants(exclude_node=s,exclude_node=other)")
     for limit in (4, 8, 15):
         cases.add(f"limit_{limit}", plain, "y", f"fold_constants(max_constant_size_in_bytes={limit})")
-    unread = (
-        fed("x"),
+    nodes = (
+        placeholder("x"),
         a,
         b,
-        untyped("s", "Tile", "a", "n", T=DType.FLOAT, Tmultiples=DType.INT32),
+        untyped_node("s", "Tile", "a", "n", T=DType.FLOAT, Tmultiples=DType.INT32),
         node("n", "Abs", "i", T=DType.INT32),
         const("i", [3], dtype=np.int32),
         node("y", "Mul", "x", "s"),
     )
-    cases.add("limit_of_a_computed_shape", unread, "y", "fold_constants(max_constant_size_in_bytes=16)")
-    cases.add("waiting_constant", (fed("x", 2), const("a", [1, 2], "^x"), b, sum_, node("y", "Mul", "x", "s")), "y")
+    cases.add("limit_of_a_computed_shape", nodes, "y", "fold_constants(max_constant_size_in_bytes=16)")
+    cases.add(
+        "waiting_constant", (placeholder("x", 2), const("a", [1, 2], "^x"), b, sum_, node("y", "Mul", "x", "s")), "y"
+    )
     cases.add(
         "waiting_for_a_step",
         (
-            fed("x", 2),
-            untyped("n", "NoOp", "^x"),
+            placeholder("x", 2),
+            untyped_node("n", "NoOp", "^x"),
             a,
             const("b", [3, 5], "^n"),
             node("s", "Add", "a", "b", "^n"),
@@ -560,45 +583,47 @@ def _constants() -> Cases:
         ),
         "y",
     )
-    cases.add("folded_is_waited_for", (fed("x", 2), a, b, sum_, node("y", "Mul", "x", "s", "^s", "^b", "^a")), "y")
-    cases.add("controls_sorted", (fed("x", 2), a, b, node("y", "Relu", "x", "^b", "^a", "^x", "^b")), "y")
+    cases.add(
+        "folded_is_waited_for", (placeholder("x", 2), a, b, sum_, node("y", "Mul", "x", "s", "^s", "^b", "^a")), "y"
+    )
+    cases.add("controls_sorted", (placeholder("x", 2), a, b, node("y", "Relu", "x", "^b", "^a", "^x", "^b")), "y")
     cases.add(
         "random",
         (
             const("k", [2], dtype=np.int32),
-            fed("x", 2),
-            untyped("r", "RandomUniform", "k", T=DType.INT32, dtype=DType.FLOAT),
+            placeholder("x", 2),
+            untyped_node("r", "RandomUniform", "k", T=DType.INT32, dtype=DType.FLOAT),
             node("y", "Mul", "x", "r"),
         ),
         "y",
     )
-    cases.add("scalar", (fed("x"), const("a", 1), const("b", 2), sum_, node("y", "Mul", "x", "s")), "y")
+    cases.add("scalar", (placeholder("x"), const("a", 1), const("b", 2), sum_, node("y", "Mul", "x", "s")), "y")
     cases.add(
         "integers",
         (
-            fed("x", 2, 2),
+            placeholder("x", 2, 2),
             const("a", [2, 1], dtype=np.int32),
             const("b", 1, dtype=np.int32),
             node("s", "Sub", "a", "b", T=DType.INT32),
-            untyped("y", "Transpose", "x", "s", T=DType.FLOAT, Tperm=DType.INT32),
+            untyped_node("y", "Transpose", "x", "s", T=DType.FLOAT, Tperm=DType.INT32),
         ),
         "y",
     )
     cases.add(
         "truths",
         (
-            fed("x", 2, dtype=DType.BOOL),
+            placeholder("x", 2, dtype=DType.BOOL),
             const("a", True, dtype=bool),
-            untyped("n", "LogicalNot", "a"),
-            untyped("y", "LogicalAnd", "x", "n"),
+            untyped_node("n", "LogicalNot", "a"),
+            untyped_node("y", "LogicalAnd", "x", "n"),
         ),
         "y",
     )
-    split = untyped("s", "Split", "k", "a", T=DType.FLOAT, num_split=2)
+    split = untyped_node("s", "Split", "k", "a", T=DType.FLOAT, num_split=2)
     cases.add(
         "several_outputs",
         (
-            fed("x", 1),
+            placeholder("x", 1),
             const("k", 0, dtype=np.int32),
             a,
             split,
@@ -609,13 +634,13 @@ def _constants() -> Cases:
     )
     cases.add(
         "one_of_several_outputs",
-        (fed("x", 1), const("k", 0, dtype=np.int32), a, split, node("y", "Mul", "x", "s:1")),
+        (placeholder("x", 1), const("k", 0, dtype=np.int32), a, split, node("y", "Mul", "x", "s:1")),
         "y",
     )
     cases.add(
         "output_shapes",
         (
-            fed("x", 2),
+            placeholder("x", 2),
             a,
             b,
             node("s", "Add", "a", "b", _output_shapes=(Shape((2,)),)),
@@ -626,23 +651,28 @@ def _constants() -> Cases:
     names = [f"p{number}" for number in range(14)]
     cases.add(
         "order_of_inputs",
-        (*(fed(name) for name in names), node("y", "AddN", *names, N=14)),
+        (*(placeholder(name) for name in names), node("y", "AddN", *names, N=14)),
         "y",
         inputs=",".join(names),
     )
-    words = ["conv", "images", "labels", "keep_prob", "z/a", "input:0", "b"]
+    names = ["conv", "images", "labels", "keep_prob", "z/a", "input:0", "b"]
     cases.add(
         "order_of_words",
-        (*(fed(word.split(":")[0]) for word in words), node("y", "AddN", *words, N=7)),
+        (*(placeholder(name.split(":")[0]) for name in names), node("y", "AddN", *names, N=7)),
         "y",
-        inputs=",".join(words),
+        inputs=",".join(names),
     )
-    cases.add("unread_inputs", (fed("x"), fed("i"), fed("j"), node("y", "Relu", "x")), "y", inputs="i,x,j")
+    cases.add(
+        "unread_inputs",
+        (placeholder("x"), placeholder("i"), placeholder("j"), node("y", "Relu", "x")),
+        "y",
+        inputs="i,x,j",
+    )
     fallback = node("x", "PlaceholderWithDefault", "k", T=None, dtype=DType.FLOAT, shape=Shape(()))
     cases.add("fallback_fed", (const("k", 1), fallback, node("y", "Relu", "x")), "y")
     cases.add(
         "fallback_not_fed",
-        (fed("z"), const("k", 1), fallback, node("r", "Relu", "x"), node("y", "Mul", "z", "r")),
+        (placeholder("z"), const("k", 1), fallback, node("r", "Relu", "x"), node("y", "Mul", "z", "r")),
         "y",
         inputs="z",
     )
@@ -651,12 +681,14 @@ def _constants() -> Cases:
         (X, ramp("w", 1, 1, 2, 3), node("y", "Conv2D", "x", "w", strides=(1, 1, 1, 1), padding=b"SAME")),
         "y",
     )
-    cases.add("nothing_to_fold", (fed("x"), node("y", "Relu", "x", device="/cpu:0")), "y")
-    cases.add("identity_of_a_constant", (fed("x", 2), a, node("i", "Identity", "a"), node("y", "Mul", "x", "i")), "y")
+    cases.add("nothing_to_fold", (placeholder("x"), node("y", "Relu", "x", device="/cpu:0")), "y")
+    cases.add(
+        "identity_of_a_constant", (placeholder("x", 2), a, node("i", "Identity", "a"), node("y", "Mul", "x", "i")), "y"
+    )
     cases.add("dead_code", (*plain, node("d", "Relu", "m"), node("e", "Sqrt", "s")), "y")
     cases.add("file_order", tuple(reversed(plain)), "y")
     norm = (
-        fed("x", 1, 4),
+        placeholder("x", 1, 4),
         const("v", [1, 2, 3, 4]),
         const("e", 0.001),
         node("a", "Add", "v", "e"),
@@ -678,16 +710,16 @@ def _constants() -> Cases:
 def _shapes() -> Cases:
     cases = Cases("shapes", "fold_constants")
     shape = node("s", "Shape", "x", out_type=DType.INT32)
-    cases.add("shape", (fed("x", 2, 3), shape, node("y", "Reshape", "x", "s", Tshape=DType.INT32)), "y")
-    cases.add("shape_unknown", (fed("x"), shape, node("y", "Reshape", "x", "s", Tshape=DType.INT32)), "y")
+    cases.add("shape", (placeholder("x", 2, 3), shape, node("y", "Reshape", "x", "s", Tshape=DType.INT32)), "y")
+    cases.add("shape_unknown", (placeholder("x"), shape, node("y", "Reshape", "x", "s", Tshape=DType.INT32)), "y")
     cases.add(
         "rank_and_size",
         (
-            fed("x", 2, 3),
+            placeholder("x", 2, 3),
             node("r", "Rank", "x"),
             node("n", "Size", "x"),
             node("t", "Add", "r", "n", T=DType.INT32),
-            untyped("y", "ExpandDims", "x", "z", T=DType.FLOAT, Tdim=DType.INT32),
+            untyped_node("y", "ExpandDims", "x", "z", T=DType.FLOAT, Tdim=DType.INT32),
             node("z", "Sub", "t", "n", T=DType.INT32),
         ),
         "y",
@@ -695,22 +727,24 @@ def _shapes() -> Cases:
     cases.add(
         "of_what_is_computed",
         (
-            fed("x", 2, 3),
+            placeholder("x", 2, 3),
             node("a", "Relu", "x"),
             node("s", "Shape", "a", out_type=DType.INT32),
             node("t", "Shape", "x", out_type=DType.INT64),
-            untyped("c", "Cast", "t", SrcT=DType.INT64, DstT=DType.INT32),
+            untyped_node("c", "Cast", "t", SrcT=DType.INT64, DstT=DType.INT32),
             node("m", "Add", "s", "c", T=DType.INT32),
             node("y", "Tile", "x", "m", Tmultiples=DType.INT32),
         ),
         "y",
     )
-    cases.add("shape_is_an_output", (fed("x", 2, 3), shape, node("y", "Reshape", "x", "s", Tshape=DType.INT32)), "y,s")
+    cases.add(
+        "shape_is_an_output", (placeholder("x", 2, 3), shape, node("y", "Reshape", "x", "s", Tshape=DType.INT32)), "y,s"
+    )
     cases.add(
         "shapes_of_two",
         (
-            fed("x", 2, 3),
-            fed("z", 4),
+            placeholder("x", 2, 3),
+            placeholder("z", 4),
             node("s", "ShapeN", "x", "x", N=2, out_type=DType.INT32),
             node("a", "Reshape", "x", "s:1", Tshape=DType.INT32),
             node("y", "Reshape", "a", "s", Tshape=DType.INT32),
@@ -720,7 +754,7 @@ def _shapes() -> Cases:
     cases.add(
         "of_a_constant",
         (
-            fed("x", 2),
+            placeholder("x", 2),
             const("a", [1, 2]),
             node("s", "Shape", "a", out_type=DType.INT32),
             node("y", "Reshape", "x", "s", Tshape=DType.INT32),
@@ -730,7 +764,7 @@ def _shapes() -> Cases:
     cases.add(
         "of_old_scalar",
         (
-            untyped("x", "Placeholder", dtype=DType.FLOAT, shape=Shape(())),
+            untyped_node("x", "Placeholder", dtype=DType.FLOAT, shape=Shape(())),
             shape,
             node("y", "Reshape", "x", "s", Tshape=DType.INT32),
         ),
@@ -739,16 +773,16 @@ def _shapes() -> Cases:
     cases.add(
         "of_new_scalar",
         (
-            untyped("x", "Placeholder", dtype=DType.FLOAT, shape=Shape(())),
+            untyped_node("x", "Placeholder", dtype=DType.FLOAT, shape=Shape(())),
             node("r", "Rank", "x"),
-            untyped("y", "ExpandDims", "x", "r", T=DType.FLOAT, Tdim=DType.INT32),
+            untyped_node("y", "ExpandDims", "x", "r", T=DType.FLOAT, Tdim=DType.INT32),
         ),
         "y",
         producer=24,
     )
     cases.add(
         "shape_excluded",
-        (fed("x", 2, 3), shape, node("y", "Reshape", "x", "s", Tshape=DType.INT32)),
+        (placeholder("x", 2, 3), shape, node("y", "Reshape", "x", "s", Tshape=DType.INT32)),
         "y",
         "fold_constants(exclude_op=Shape)",
     )
@@ -757,7 +791,7 @@ def _shapes() -> Cases:
 
 def _refused_constants() -> Cases:
     cases = Cases("refused_constants", "fold_constants")
-    plain = (fed("x", 2), const("a", [1, 2]), node("m", "Mul", "x", "a"), node("y", "Relu", "m"))
+    plain = (placeholder("x", 2), const("a", [1, 2]), node("m", "Mul", "x", "a"), node("y", "Relu", "m"))
     cases.add("cut_in_the_middle", plain, "y", inputs="m")
     cases.add("cut_and_unknown_output", plain, "nope", inputs="m")
     cases.add("unknown_input", plain, "y", inputs="x,nope")
@@ -767,7 +801,7 @@ def _refused_constants() -> Cases:
     cases.add("fed_and_fetched", plain, "x")
     cases.add("no_outputs", plain, "")
     cases.add("not_fed", plain, "y", inputs="")
-    cases.add("not_fed_unknown_shape", (fed("x"), *plain[1:]), "y", inputs="")
+    cases.add("not_fed_unknown_shape", (placeholder("x"), *plain[1:]), "y", inputs="")
     cases.add("ignored", plain, "y", "fold_constants(ignore_errors=true) remove_device", inputs="")
     cases.add("unknown_op", (*plain, node("z", "Odd", "y")), "z")
     cases.add("dangling", (*plain, node("z", "Relu", "gone")), "z")

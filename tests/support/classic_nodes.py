@@ -1,4 +1,4 @@
-"""Nodes as the cases of the classic mode are made of."""
+"""Nodes for the cases of classic mode."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +16,12 @@ GLOBAL = {"variance_epsilon": 0.001, "scale_after_normalization": True}
 
 
 def node(name: str, op: str, *inputs: str, device: str = "", **attrs: Any) -> Node:
-    """A node whose inputs are written as a file may write them; numbers are float unless it says otherwise."""
-    given = {key: value for key, value in {"T": DType.FLOAT, **attrs}.items() if value is not None}
-    return Node.of_written(name, op, inputs, given, device)
+    """Return a node with inputs as spelled in a file, and the attribute T=float by default."""
+    attributes = {key: value for key, value in {"T": DType.FLOAT, **attrs}.items() if value is not None}
+    return Node.of_written(name, op, inputs, attributes, device)
 
 
-def fed(name: str, *sizes: int, dtype: DType = DType.FLOAT, **attrs: Any) -> Node:
+def placeholder(name: str, *sizes: int, dtype: DType = DType.FLOAT, **attrs: Any) -> Node:
     return node(name, "Placeholder", T=None, dtype=dtype, shape=Shape(sizes) if sizes else None, **attrs)
 
 
@@ -30,17 +30,17 @@ def const(name: str, values: Any, *inputs: str, dtype: Any = np.float32) -> Node
 
 
 def ramp(name: str, *sizes: int, start: int = -3) -> Node:
-    """Weights that count up in quarters."""
+    """Return weights that increase in steps of 0.25."""
     count = int(np.prod(sizes))
     return const(name, ((np.arange(count) % 11 + start) / 4).reshape(sizes))
 
 
-def untyped(name: str, op: str, *inputs: str, **attrs: Any) -> Node:
+def untyped_node(name: str, op: str, *inputs: str, **attrs: Any) -> Node:
     return node(name, op, *inputs, **{"T": None, **attrs})
 
 
 class Cases:
-    """Cases of one kind, numbered by their names."""
+    """Cases of one kind."""
 
     def __init__(self, kind: str, transforms: str) -> None:
         self.kind = kind
@@ -61,8 +61,8 @@ class Cases:
         self.cases.append(ClassicCase(f"quirk/{self.kind}/{name}", graph, inputs, outputs, recipe))
 
 
-X = fed("x", 1, 4, 4, 2)
-SMALL = (fed("x"), node("a", "Identity", "x"), node("y", "Relu", "a"))
+X = placeholder("x", 1, 4, 4, 2)
+SMALL = (placeholder("x"), node("a", "Identity", "x"), node("y", "Relu", "a"))
 STATISTICS = (
     const("mean", [1, 2, 3]),
     const("variance", [4, 1, 0.25]),

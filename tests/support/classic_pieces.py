@@ -1,4 +1,4 @@
-"""Cases around convolutions that are fused or flattened, logs, tables and functions, written as texts or drawn."""
+"""Cases for fused and flattened convolutions, logs, tables and functions: texts and random graphs."""
 
 from collections.abc import Iterator, Mapping
 from random import Random
@@ -62,7 +62,7 @@ z = Neg(x, ^r, T=float)
 v = IdentityN(z, axis, T=[float, int32])
 u = Neg(v:1, T=int32)
 """
-# (what stands where, what takes its place), by name of the case.
+# Pairs of a text and its replacement, by name of the case.
 Edits = Mapping[str, tuple[tuple[str, str], ...]]
 
 TEXTS: tuple[tuple[str, str, Edits], ...] = (
@@ -222,7 +222,7 @@ RECIPES = (
 
 
 def pieces() -> Iterator[ClassicCase]:
-    """All of them."""
+    """Yield all cases."""
     for recipe, text, cases in TEXTS:
         kind = "int64 3" if text is GATHER else "1x8x8x2"
         for name, edits in cases.items():
@@ -234,12 +234,12 @@ def pieces() -> Iterator[ClassicCase]:
             yield ClassicCase(f"quirk/{recipe}/{name}", graph, "x", "y", recipe)
     for number, recipe in enumerate(RECIPES):
         for seed in range(8):
-            graph = from_text(_drawn(Random(100 * number + seed)))
+            graph = from_text(_random_text(Random(100 * number + seed)))
             yield ClassicCase(f"random/pieces/{number}/{seed}", graph, "x", "y", recipe)
 
 
-def _drawn(random: Random) -> str:
-    """Pictures of one size that are resized, mirrored, moved to the batch and convolved, and shared now and then."""
+def _random_text(random: Random) -> str:
+    """Return the text of a random graph: resize, mirror pad, atrous and plain convolutions."""
     lines = ["x = Placeholder[1x8x8x2]()", "size = Const[int32]([8, 8])"]
     lines.append("pads = Const[int32]([[0, 0], [1, 1], [1, 1], [0, 0]])")
     lines += ["block = Const[int32]([2, 2])", "around = Const[int32]([[2, 2], [2, 2]])"]

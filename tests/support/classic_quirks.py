@@ -1,10 +1,10 @@
-"""Small graphs on which the original tool's grammar, driver and editors do what nobody would expect."""
+"""Small graphs with unexpected results of the original tool's grammar, driver and editors."""
 
 from collections.abc import Callable
 
 import numpy as np
 from classic_cases import ClassicCase
-from classic_nodes import SMALL, Cases, const, fed, node, ramp, untyped
+from classic_nodes import SMALL, Cases, const, node, placeholder, ramp, untyped_node
 
 from quantkit.formats.graphdef.tensors import with_typed_field
 from quantkit.ir.graph import Graph, Node, Versions, constant
@@ -86,14 +86,14 @@ def _driver() -> Cases:
 
 def _numbers() -> Cases:
     cases = Cases("numbers", "")
-    for number, word in enumerate(("x", '" 5 "', "99999999999", "-5", '"+5"', '""', "5.0", "05", '"5 5"')):
+    for number, text in enumerate(("x", '" 5 "', "99999999999", "-5", '"+5"', '""', "5.0", "05", '"5 5"')):
         cases.add(
-            f"steps_{number}", (ramp("w", 16), node("y", "Relu", "w")), "y", f"round_weights(num_steps={word})", ""
+            f"steps_{number}", (ramp("w", 16), node("y", "Relu", "w")), "y", f"round_weights(num_steps={text})", ""
         )
-    for number, word in enumerate(("x", '"1.5x"', "0x10", '" 1.5 "', "1e50", "inf", "1_0", '""', ".5", '"+1"', "1e-3")):
-        cases.add(f"range_{number}", SMALL, "y", f"quantize_nodes(input_min=0,input_max={word})")
-    for number, word in enumerate(("yes", "True", "0", '" true"', "true,if_default=true")):
-        cases.add(f"truth_{number}", SMALL, "y", f"set_device(device=a,if_default={word})")
+    for number, text in enumerate(("x", '"1.5x"', "0x10", '" 1.5 "', "1e50", "inf", "1_0", '""', ".5", '"+1"', "1e-3")):
+        cases.add(f"range_{number}", SMALL, "y", f"quantize_nodes(input_min=0,input_max={text})")
+    for number, text in enumerate(("yes", "True", "0", '" true"', "true,if_default=true")):
+        cases.add(f"truth_{number}", SMALL, "y", f"set_device(device=a,if_default={text})")
     cases.add("twice", SMALL, "y", "quantize_weights(minimum_size=1,minimum_size=2)")
     cases.add("size", SMALL, "y", "fold_constants(max_constant_size_in_bytes=99999999999999999999)")
     return cases
@@ -102,7 +102,7 @@ def _numbers() -> Cases:
 def _strip() -> Cases:
     cases = Cases("strip", "strip_unused_nodes")
     two = (
-        fed("x", 2),
+        placeholder("x", 2),
         const("k", [1, 2]),
         node("a", "Add", "x", "k"),
         node("y", "Relu", "a:0"),
@@ -168,7 +168,7 @@ def _strip() -> Cases:
 def _remove() -> Cases:
     cases = Cases("remove", "remove_nodes(op=Identity)")
     chain = (
-        fed("x"),
+        placeholder("x"),
         node("a", "Identity", "x"),
         node("b", "Identity", "a:0"),
         node("c", "Relu", "b", "^a"),
@@ -176,10 +176,14 @@ def _remove() -> Cases:
     )
     cases.add("chain", chain, "d")
     cases.add("kept_ends", chain, "b:0,d", inputs="a:0")
-    cases.add("controls_lost", (fed("x"), fed("g"), node("a", "Identity", "x", "^g"), node("y", "Relu", "a")), "y")
-    split = untyped("s", "Split", "k", "x", T=DType.FLOAT, num_split=2)
+    cases.add(
+        "controls_lost",
+        (placeholder("x"), placeholder("g"), node("a", "Identity", "x", "^g"), node("y", "Relu", "a")),
+        "y",
+    )
+    split = untyped_node("s", "Split", "k", "x", T=DType.FLOAT, num_split=2)
     ports = (
-        fed("x", 2, 2),
+        placeholder("x", 2, 2),
         const("k", 1, dtype=np.int32),
         split,
         node("a", "Identity", "s:1"),
@@ -188,13 +192,13 @@ def _remove() -> Cases:
     )
     cases.add("port", ports, "y,z")
     cases.add("several_outputs", ports, "y,z", "remove_nodes(op=Split,max_inputs=2)")
-    pair = (fed("x"), const("k", 1), node("a", "Add", "x", "k"), node("y", "Relu", "a"), node("z", "Relu", "k"))
+    pair = (placeholder("x"), const("k", 1), node("a", "Add", "x", "k"), node("y", "Relu", "a"), node("z", "Relu", "k"))
     cases.add("two_inputs", pair, "y", "remove_nodes(op=Add,max_inputs=2)")
     cases.add("two_inputs_one_read_elsewhere", pair, "y,z", "remove_nodes(op=Add,max_inputs=2)")
     cases.add("one_input_only", pair, "y", "remove_nodes(op=Add)")
     cases.add(
         "same_input_twice",
-        (fed("x"), node("a", "Add", "x", "x"), node("y", "Relu", "a")),
+        (placeholder("x"), node("a", "Add", "x", "x"), node("y", "Relu", "a")),
         "y",
         "remove_nodes(op=Add,max_inputs=2)",
     )
@@ -205,13 +209,15 @@ def _remove() -> Cases:
     cases.add("no_inputs_at_all", chain, "d", "remove_nodes(op=Identity,max_inputs=0)")
     cases.add("bad_number", chain, "d", "remove_nodes(op=Identity,max_inputs=x)")
     cases.add(
-        "control_first", (fed("x"), fed("g"), node("a", "Identity", "^g", "^x", "x"), node("y", "Relu", "a")), "y"
+        "control_first",
+        (placeholder("x"), placeholder("g"), node("a", "Identity", "^g", "^x", "x"), node("y", "Relu", "a")),
+        "y",
     )
     cases.add(
         "similar_names",
         (
-            fed("x"),
-            fed("x2"),
+            placeholder("x"),
+            placeholder("x2"),
             node("a", "Identity", "x2"),
             node("b", "Add", "a", "x"),
             node("c", "Identity", "x"),
@@ -222,12 +228,12 @@ def _remove() -> Cases:
     )
     cases.add(
         "two_readers_of_one",
-        (fed("x"), node("a", "Identity", "x"), node("b", "Identity", "x"), node("y", "Add", "a", "b")),
+        (placeholder("x"), node("a", "Identity", "x"), node("b", "Identity", "x"), node("y", "Add", "a", "b")),
         "y",
     )
-    cases.add("everything", (fed("x"), node("a", "Identity", "x")), "", inputs="")
+    cases.add("everything", (placeholder("x"), node("a", "Identity", "x")), "", inputs="")
     loop = (
-        fed("x"),
+        placeholder("x"),
         node("m", "Merge", "x", "n", N=2),
         node("a", "Identity", "m"),
         node("n", "NextIteration", "a"),
@@ -235,7 +241,7 @@ def _remove() -> Cases:
     )
     cases.add("loop", loop, "y")
     cycle = (
-        fed("x"),
+        placeholder("x"),
         node("a", "Identity", "b"),
         node("b", "Relu", "a"),
         node("i", "Identity", "x"),
@@ -247,14 +253,19 @@ def _remove() -> Cases:
 
 def _editors() -> Cases:
     cases = Cases("editors", "")
-    many = [fed("x")]
+    many = [placeholder("x")]
     many += [node(f"node{number}", "Relu", many[-1].name) for number in range(70)]
     cases.add("obfuscate_many", many, "node69", "obfuscate_names")
     cases.add("obfuscate_port", many[:4], "node2:0", "obfuscate_names", inputs="x:0")
-    named = (fed("x"), node("0", "Relu", "x"), node("1", "Relu", "0:0", "^x"), node("2", "Relu", "1"))
-    cases.add("obfuscate_numbers", named, "1", "obfuscate_names")
-    cases.add("obfuscate_dangling", (fed("x"), node("a", "Relu", "gone")), "a", "obfuscate_names")
-    names = (fed("x"), node("a", "Relu", "x"), node("b", "Add", "a:0", "a", "^a"), node("ab", "Relu", "b", "^a:0"))
+    numbered = (placeholder("x"), node("0", "Relu", "x"), node("1", "Relu", "0:0", "^x"), node("2", "Relu", "1"))
+    cases.add("obfuscate_numbers", numbered, "1", "obfuscate_names")
+    cases.add("obfuscate_dangling", (placeholder("x"), node("a", "Relu", "gone")), "a", "obfuscate_names")
+    names = (
+        placeholder("x"),
+        node("a", "Relu", "x"),
+        node("b", "Add", "a:0", "a", "^a"),
+        node("ab", "Relu", "b", "^a:0"),
+    )
     for number, options in enumerate(
         (
             "old_node_name=a,new_node_name=c",
@@ -280,9 +291,9 @@ def _editors() -> Cases:
         )
     ):
         cases.add(f"rename_attribute_{number}", names, "ab", f"rename_attribute({options})")
-    taken = (fed("x"), node("a", "Relu", "x", U=DType.INT32, V=1))
+    nodes = (placeholder("x"), node("a", "Relu", "x", U=DType.INT32, V=1))
     cases.add(
-        "rename_attribute_onto_another", taken, "a", "rename_attribute(old_attribute_name=T,new_attribute_name=U)"
+        "rename_attribute_onto_another", nodes, "a", "rename_attribute(old_attribute_name=T,new_attribute_name=U)"
     )
     for number, options in enumerate(
         (
@@ -293,12 +304,12 @@ def _editors() -> Cases:
             'attribute_name=U,op_name="*"',
         )
     ):
-        cases.add(f"remove_attribute_{number}", taken, "a", f"remove_attribute({options})")
+        cases.add(f"remove_attribute_{number}", nodes, "a", f"remove_attribute({options})")
     for number, options in enumerate(
         ("old_op_name=Relu,new_op_name=Odd", "old_op_name=Relu", 'old_op_name="*",new_op_name=Odd')
     ):
         cases.add(f"rename_op_{number}", names, "ab", f"rename_op({options})")
-    placed = (fed("x"), node("a", "Relu", "x", device="/gpu:0"), node("b", "Relu", "a"))
+    placed = (placeholder("x"), node("a", "Relu", "x", device="/gpu:0"), node("b", "Relu", "a"))
     for number, options in enumerate(
         ('device="/cpu:0"', 'device="/cpu:0",if_default=true', "if_default=1", "device=a,device=b", "")
     ):
@@ -307,7 +318,7 @@ def _editors() -> Cases:
     cases.add("remove_controls", names, "ab", "remove_control_dependencies")
     axis = const("k", 1, dtype=np.int32)
     joined = (
-        fed("x", 2, 2),
+        placeholder("x", 2, 2),
         axis,
         node("c", "ConcatV2", "x", "x", "k", N=2, Tidx=DType.INT32),
         node("y", "ConcatV2", "x", "c", "k", "^x", N=2, Tidx=DType.INT32),
@@ -321,15 +332,15 @@ def _arrays() -> Cases:
     cases = Cases("arrays", "backport_tensor_array_v3")
     size, index = const("n", 2, dtype=np.int32), const("i", 0, dtype=np.int32)
     nodes = (
-        *(size, index, fed("x", 3)),
-        untyped("t", "TensorArrayV3", "n", dtype=DType.FLOAT),
+        *(size, index, placeholder("x", 3)),
+        untyped_node("t", "TensorArrayV3", "n", dtype=DType.FLOAT),
         node("w", "TensorArrayWriteV3", "t", "i", "x", "t:1"),
-        untyped("g", "TensorArrayGradV3", "t", "t:1", source=b"grad"),
-        untyped("r", "TensorArrayReadV3", "t:0", "i", "w", "^t", dtype=DType.FLOAT),
-        untyped("h", "TensorArrayGatherV3", "g", "i", "g:1", dtype=DType.FLOAT),
-        untyped("s", "TensorArraySizeV3", "t", "t:1"),
-        untyped("z", "TensorArrayCloseV3", "t"),
-        untyped("q", "TensorArrayConcatV3", "t", "w", dtype=DType.FLOAT),
+        untyped_node("g", "TensorArrayGradV3", "t", "t:1", source=b"grad"),
+        untyped_node("r", "TensorArrayReadV3", "t:0", "i", "w", "^t", dtype=DType.FLOAT),
+        untyped_node("h", "TensorArrayGatherV3", "g", "i", "g:1", dtype=DType.FLOAT),
+        untyped_node("s", "TensorArraySizeV3", "t", "t:1"),
+        untyped_node("z", "TensorArrayCloseV3", "t"),
+        untyped_node("q", "TensorArrayConcatV3", "t", "w", dtype=DType.FLOAT),
     )
     cases.add("all", nodes, "r")
     return cases
@@ -338,7 +349,7 @@ def _arrays() -> Cases:
 def _merge() -> Cases:
     cases = Cases("merge", "merge_duplicate_nodes")
     twins = (
-        fed("x"),
+        placeholder("x"),
         node("a", "Relu", "x"),
         node("b", "Relu", "x:0"),
         node("c", "Add", "a", "b"),
@@ -351,11 +362,11 @@ def _merge() -> Cases:
     cases.add(
         "chain",
         (
-            fed("x"),
+            placeholder("x"),
             *(
-                node(f"{word}{number}", op, f"{source}{number}" if source != "x" else "x")
+                node(f"{name}{number}", op, f"{source}{number}" if source != "x" else "x")
                 for number in range(4)
-                for word, op, source in (("a", "Relu", "x"), ("b", "Tanh", "a"), ("c", "Neg", "b"))
+                for name, op, source in (("a", "Relu", "x"), ("b", "Tanh", "a"), ("c", "Neg", "b"))
             ),
             node("y", "AddN", "c0", "c1", "c2", "c3", N=4),
         ),
@@ -371,7 +382,7 @@ def _merge() -> Cases:
         "y",
         inputs="",
     )
-    drawn = untyped("r", "RandomUniform", "k", T=DType.INT32, dtype=DType.FLOAT, seed=1)
+    drawn = untyped_node("r", "RandomUniform", "k", T=DType.INT32, dtype=DType.FLOAT, seed=1)
     cases.add(
         "random",
         (
@@ -386,19 +397,24 @@ def _merge() -> Cases:
     )
     cases.add(
         "devices",
-        (fed("x"), node("a", "Relu", "x", device="/cpu:0"), node("b", "Relu", "x"), node("c", "Add", "a", "b")),
+        (placeholder("x"), node("a", "Relu", "x", device="/cpu:0"), node("b", "Relu", "x"), node("c", "Add", "a", "b")),
         "c",
     )
-    cases.add("unknown_op", (fed("x"), node("a", "Odd", "x")), "a")
+    cases.add("unknown_op", (placeholder("x"), node("a", "Odd", "x")), "a")
     cases.add(
         "attribute_names_do_not_count",
-        (fed("x"), node("a", "Relu", "x"), untyped("b", "Relu", "x", U=DType.FLOAT), node("c", "Add", "a", "b")),
+        (
+            placeholder("x"),
+            node("a", "Relu", "x"),
+            untyped_node("b", "Relu", "x", U=DType.FLOAT),
+            node("c", "Add", "a", "b"),
+        ),
         "c",
     )
     cases.add(
         "controls_count",
         (
-            fed("x"),
+            placeholder("x"),
             node("a", "Relu", "x", "^x"),
             node("b", "Relu", "x"),
             node("c", "Relu", "x", "^x:0"),
@@ -406,13 +422,18 @@ def _merge() -> Cases:
         ),
         "y",
     )
-    cases.add("fed_twins", (fed("x"), fed("y"), fed("z"), node("a", "AddN", "x", "y", "z", N=3)), "a", inputs="x,z")
+    cases.add(
+        "fed_twins",
+        (placeholder("x"), placeholder("y"), placeholder("z"), node("a", "AddN", "x", "y", "z", N=3)),
+        "a",
+        inputs="x,z",
+    )
     texts = Node("s", "Const", attrs={"dtype": DType.STRING, "value": Tensor.of(np.array([b"one", b"two"], object))})
-    cases.add("strings", (texts, texts.with_(name="t"), untyped("y", "StringJoin", "s", "t", N=2)), "y", inputs="")
+    cases.add("strings", (texts, texts.with_(name="t"), untyped_node("y", "StringJoin", "s", "t", N=2)), "y", inputs="")
     cases.add(
         "after_removal",
         (
-            fed("x"),
+            placeholder("x"),
             node("a", "Identity", "x"),
             node("b", "Identity", "x"),
             node("c", "Relu", "a"),
@@ -432,15 +453,15 @@ def _order() -> Cases:
         node("b", "Relu", "x"),
         node("a", "Relu", "x", "^k"),
         const("k", 1),
-        fed("x"),
+        placeholder("x"),
         node("d", "Add", "y", "y"),
     )
     cases.add("backwards", nodes, "d")
-    cases.add("unknown_input", (fed("x"), node("a", "Relu", "x", "^gone:1")), "a")
-    cases.add("cycle", (fed("x"), node("a", "Add", "x", "b"), node("b", "Relu", "a")), "b")
+    cases.add("unknown_input", (placeholder("x"), node("a", "Relu", "x", "^gone:1")), "a")
+    cases.add("cycle", (placeholder("x"), node("a", "Add", "x", "b"), node("b", "Relu", "a")), "b")
     loop = (
-        fed("x"),
-        untyped("n", "NoOp"),
+        placeholder("x"),
+        untyped_node("n", "NoOp"),
         node("m", "Merge", "x", "i", "^n", N=2),
         node("i", "NextIteration", "r"),
         node("r", "Relu", "m"),
