@@ -20,14 +20,10 @@ from language import (
 ROOT = Path(__file__).resolve().parents[1]
 CHECKED = ("quantkit", "cli", "models", "assets", "tests", ".github")
 
-# Not rewritten yet: path prefixes that are exempt until the package is. Remove a prefix with the rewrite.
-PENDING: tuple[str, ...] = ()
 
-
-def names_of_files(pending: tuple[str, ...]) -> list[str]:
+def names_of_files() -> list[str]:
     folders = [ROOT / name for name in CHECKED if (ROOT / name).exists()]
-    names = [path.relative_to(ROOT).as_posix() for path in find_files([*folders, *ROOT.glob("*.md")])]
-    return [name for name in names if not name.startswith(pending)]
+    return [path.relative_to(ROOT).as_posix() for path in find_files([*folders, *ROOT.glob("*.md")])]
 
 
 @cache
@@ -40,16 +36,14 @@ def violations_of_file(name: str) -> tuple[Violation, ...]:
     return tuple(find_violations(texts_of_file(name), load_phrases()))
 
 
-@pytest.mark.parametrize("name", names_of_files(PENDING))
+@pytest.mark.parametrize("name", names_of_files())
 def test_file_follows_the_language_guide(name: str) -> None:
     violations = violations_of_file(name)
     assert not violations, "\n".join(["", *map(str, violations)])
 
 
 def test_private_words_and_question_openings_are_rare() -> None:
-    if PENDING:
-        pytest.skip(f"{len(PENDING)} path prefixes are not rewritten yet")
-    names = names_of_files(())
+    names = names_of_files()
     texts = [text for name in names for text in texts_of_file(name)]
     totals = count_totals(texts, [violation for name in names for violation in violations_of_file(name)])
     assert len(names) > 500

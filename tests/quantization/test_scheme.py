@@ -72,7 +72,7 @@ def test_an_invalid_scheme_has_a_hint(text: str, hint: str, tmp_path: Path) -> N
 def test_the_guide_of_a_hint_shows_a_scheme(value: object) -> None:
     with pytest.raises(UsageError) as caught:
         Scheme.for_target("onnx", activations=value)
-    (guide,) = (word for word in caught.value.hint.split() if word.endswith(".md"))
+    (guide,) = (text for text in caught.value.hint.split() if text.endswith(".md"))
     assert "scheme.toml" in (Path(__file__).parents[2] / guide).read_text()
 
 
