@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("first", metavar="A", help="reference model; FILE@RUNTIME selects its runtime")
     parser.add_argument("second", metavar="B", help="other version of the model, in the same or another format")
     parser.add_argument(
-        "--data", help=f"dataset, as evaluate takes it (default: {RANDOM_SAMPLES} seeded random inputs)"
+        "--data", help=f"dataset, in any form that evaluate accepts (default: {RANDOM_SAMPLES} seeded random inputs)"
     )
     parser.add_argument(
         "--limit",

@@ -8,7 +8,7 @@ from quantkit import formats
 from quantkit.errors import RecipeError, UsageError
 from quantkit.formats.sizes import format_size
 from quantkit.model import RANDOM_WEIGHTS_NOTE
-from quantkit.model.exporters.files import KINDS
+from quantkit.model.exporters.files import OUTPUT_KINDS
 from quantkit.recipes import Recipe, Trace, parse, transform
 from quantkit.recipes.named import RECIPES, find_recipe, named_recipes
 from quantkit.recipes.outputs import TOLERANCE
@@ -41,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--in-graph", metavar="FILE", help="the same as MODEL, in the call of the 2016 tool")
     parser.add_argument("--out-graph", metavar="FILE", help="the same as --output, with any suffix for a GraphDef")
-    parser.add_argument("--format", choices=KINDS, help="output format (default: from the suffix)")
+    parser.add_argument("--format", choices=OUTPUT_KINDS, help="output format (default: from the suffix)")
     add_boolean(parser, "--output-as-text", "write the text form of a GraphDef (default: false)")
     parser.add_argument("--recipe", help=f"name of a recipe ({', '.join(RECIPES)}) or a .toml file")
     parser.add_argument("--transforms", help="transforms with their options, in order, instead of --recipe")

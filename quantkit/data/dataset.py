@@ -71,13 +71,13 @@ class Sample:
         """Read the encoded image.
 
         Raises:
-            InputError: the file cannot be read, the record is damaged, or it holds no image.
+            InputError: the file cannot be read, the record is damaged, or it contains no image.
         """
         if self.offset is None:
             return read_bytes(self.path or Path(self.name))
         image = encoded_image(self.read_features())
         if image is None:
-            raise InputError(f"record {self.name} holds no image", hint=f"features {' or '.join(IMAGE_FEATURES)}")
+            raise InputError(f"record {self.name} contains no image", hint=f"features {' or '.join(IMAGE_FEATURES)}")
         return image
 
 

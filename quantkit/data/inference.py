@@ -77,7 +77,7 @@ def find_model_labels(card: ModelCard | None, model_path: Path | None, num_class
     Args:
         card: card of the model.
         model_path: file or folder that the model was loaded from.
-        num_classes: number of class scores; None if it is not basis.
+        num_classes: number of class scores; None if it is not known.
 
     Returns:
         The labels; empty if there are no labels.
@@ -98,7 +98,7 @@ def find_model_labels(card: ModelCard | None, model_path: Path | None, num_class
 
 
 def find_origin(source: TensorInfo, result: TensorInfo, cards: Iterable[ModelCard]) -> ModelCard | None:
-    """Find the card of the basis model that a model was transformed or converted from.
+    """Find the card of the known model that a model was transformed or converted from.
 
     Args:
         source: the input that takes images.

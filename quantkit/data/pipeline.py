@@ -41,7 +41,7 @@ class InputPipeline:
     Attributes:
         inputs: inputs of the session; a single one if it takes images.
         preprocessing: preprocessing of images; None if arrays are fed unchanged.
-        is_assumed: True if pixels are normalized with the defaults, because the model is not basis.
+        is_assumed: True if pixels are normalized with the defaults, because the model is not known.
         source: description of the data, for messages.
     """
 
@@ -97,7 +97,7 @@ class InputPipeline:
 
     @property
     def rank(self) -> int | None:
-        """Number of dimensions of the first input, batch included; None if it is not basis."""
+        """Number of dimensions of the first input, batch included; None if it is not known."""
         return rank_of(self.inputs)
 
     @property
@@ -284,7 +284,7 @@ def batches(
 
 
 def rank_of(inputs: Sequence[TensorInfo]) -> int | None:
-    """Return the number of dimensions of the first input; None if it is not basis."""
+    """Return the number of dimensions of the first input; None if it is not known."""
     dims = inputs[0].shape.dims if inputs else None
     return None if dims is None else len(dims)
 

@@ -8,18 +8,15 @@ differs, and can change the predicted class.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array
+from quantkit.zoo.cards import Crop, Resize
 
 # Fraction of each side that the evaluation of the ImageNet networks crops to.
 CENTRAL_FRACTION = 0.875
-
-Resize = Literal["bilinear", "bilinear_half_pixel"]
-Crop = Literal["none", "central", "square"]
 
 
 @dataclass(frozen=True)

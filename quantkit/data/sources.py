@@ -71,7 +71,7 @@ def find_images(sources: Iterable[str | os.PathLike[str]]) -> FileDataset:
 
     Raises:
         UsageError: a source is a web address.
-        InputError: a source does not exist, or a folder cannot be read or holds no images.
+        InputError: a source does not exist, or a folder cannot be read or contains no images.
     """
     samples: list[Sample] = []
     skipped = 0
@@ -137,7 +137,7 @@ def _dataset(value: Any) -> Dataset:
     if callable(value):
         return StreamDataset(f"the function {getattr(value, '__name__', name)}", _check_result(value))
     raise UsageError(
-        f"a {type(value).__name__} is not data",
+        f"a value of type {type(value).__name__} is not a dataset",
         hint=f"give {DATA_KINDS}, arrays, or an iterable of arrays",
     )
 
@@ -194,12 +194,12 @@ def _read_folder(folder: Path) -> FileDataset:
     """Find the images of a folder.
 
     Raises:
-        InputError: the folder cannot be read, or holds no images.
+        InputError: the folder cannot be read, or contains no images.
     """
     images, others = list_files(folder)
     if not images:
         raise InputError(
-            f"folder {str(folder)!r} holds no images",
+            f"folder {str(folder)!r} contains no images",
             hint=f"looked for {', '.join(sorted(IMAGE_SUFFIXES))} among {len(others)} files",
         )
     samples = tuple(Sample(file.name, _label_of(file, folder), file) for file in images)

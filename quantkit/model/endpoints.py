@@ -38,7 +38,7 @@ def choose_image_endpoints(
     if others:
         raise UsageError(
             f"output {str(result)!r} depends on {', '.join(others)} and {str(source)!r}: images fill only one input",
-            hint="make constants of the others, or give an array for each input, by input name",
+            hint="fold the other inputs into constants, or give an array for each input, by input name",
         )
     return restricted
 

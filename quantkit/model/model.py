@@ -1,4 +1,4 @@
-"""The value that every verb takes and gives: a network with all that is known about it."""
+"""The value that every verb accepts and returns: a network with all that is known about it."""
 
 import os
 from dataclasses import dataclass, replace

@@ -29,7 +29,7 @@ PASS_THROUGH_OPS = CONCAT_OPS | AVERAGE_OPS | COPY_OPS
 # Reasons why op types stay float.
 FLOAT_REASONS: Mapping[str, str] = {
     "Softmax": "small probabilities would quantize to zero",
-    "Conv2DBackpropInput": "no runtime has an int8 kernel of it that is faster",
+    "Conv2DBackpropInput": "no runtime has a faster int8 kernel for this op type",
     "BatchNormWithGlobalNormalization": "BatchNorm is not folded: run fold_old_batch_norms first",
     **dict.fromkeys(
         ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),

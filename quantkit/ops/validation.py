@@ -11,7 +11,7 @@ from quantkit.ir.graph import Attr, Graph, Node, Opaque
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ops.tensorflow.signatures import OpDef, find_op, input_dtypes, num_outputs, output_dtypes
 
-KINDS: Mapping[str, type | tuple[type, ...]] = {
+VALUE_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "int": int,
     "float": (float, int),
     "bool": bool,
@@ -69,7 +69,7 @@ def _as_tuple(value: Attr) -> tuple[Any, ...]:
 def _is_of_kind(value: Attr, kind: str) -> bool:
     if kind.startswith("list("):
         return isinstance(value, tuple) and all(_is_of_kind(item, kind[5:-1]) for item in value)
-    types = KINDS.get(kind)
+    types = VALUE_TYPES.get(kind)
     if types is None or isinstance(value, Opaque):
         return types is None
     return isinstance(value, types) and (kind == "bool" or not isinstance(value, bool))

@@ -252,7 +252,7 @@ class _Annotation:
             elif Edge(node.name) not in needed:
                 self.reasons[node.name] = "no quantized consumer"
             elif node.op in AVERAGE_OPS and self.scheme.float_global_pools and self._is_global(node):
-                self.reasons[node.name] = "a global average costs little, and int8 would round off its precision"
+                self.reasons[node.name] = "a global average costs little, and int8 would reduce its precision"
             elif node.op in FUSED_ACTIVATION_OPS and not self._is_quantizable(inputs[0], inside):
                 self.reasons[node.name] = "the input is float"
             elif reason := self._missing_kernel(node):

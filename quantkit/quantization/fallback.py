@@ -185,7 +185,7 @@ def search(
     run = _Search(measure, seconds, clock, on_progress, state, losses)
     order = list(dict.fromkeys((*(name for name in suspects if name in set(names)), *names)))
     baseline = run.loss(())
-    assert baseline is not None, "the first measurement does not depend on the time"
+    assert baseline is not None, "the first measurement ignores the time budget"
     if baseline.drop <= max_drop:
         rows = tuple(LayerSensitivity(name, None, None, False) for name in order)
         return Fallback(frozenset(), baseline, baseline, rows, True, True)

@@ -190,7 +190,7 @@ class Plan:
         """
         if document.get("schema") != SCHEMA:
             raise InputError(
-                f"this is not a plan: its schema is {document.get('schema')!r} instead of {SCHEMA!r}",
+                f"the file does not contain a plan: the schema is {document.get('schema')!r} instead of {SCHEMA!r}",
                 hint=HINT,
             )
         try:

@@ -141,7 +141,7 @@ class Ranges(Mapping[Edge, Range]):
         """
         if document.get("schema") != SCHEMA:
             raise InputError(
-                f"these are not ranges: the schema is {document.get('schema')!r} instead of {SCHEMA!r}",
+                f"the file does not contain ranges: the schema is {document.get('schema')!r} instead of {SCHEMA!r}",
                 hint=HINT,
             )
         try:

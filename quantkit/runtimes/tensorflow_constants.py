@@ -1,6 +1,6 @@
 """Single nodes computed by TensorFlow, for constants of ops without a NumPy kernel."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -8,12 +8,10 @@ from quantkit.errors import GraphError
 from quantkit.formats import graphdef
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, Tensor
+from quantkit.ops.kernels import Evaluate
 from quantkit.ops.tensorflow.signatures import input_dtypes, num_outputs
 from quantkit.runtimes.availability import require
 from quantkit.runtimes.tensorflow_library import available, import_tensorflow, suppress_log
-
-# Function from a node and the values of its inputs to the values of its outputs; None if it cannot be computed.
-Evaluate = Callable[[Node, Sequence[Array]], tuple[Array, ...] | None]
 
 
 def evaluate_with_tensorflow() -> Evaluate:

@@ -194,7 +194,7 @@ def test_a_stream_is_not_read_ahead() -> None:
 
 @pytest.mark.parametrize("value", [3, None, b"bytes", object()])
 def test_another_type_is_a_usage_error(value: Any) -> None:
-    with pytest.raises(UsageError, match=f"a {type(value).__name__} is not data"):
+    with pytest.raises(UsageError, match=f"a value of type {type(value).__name__} is not a dataset"):
         as_dataset(value)
 
 
@@ -298,7 +298,7 @@ def test_masks_are_not_class_labels() -> None:
 
 def test_missing_or_empty_data_is_named(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
-    with pytest.raises(InputError, match="holds no images"):
+    with pytest.raises(InputError, match="contains no images"):
         as_dataset(tmp_path / "images")
     with pytest.raises(InputError, match="does not exist") as caught:
         as_dataset(tmp_path / "image")

@@ -26,11 +26,11 @@ from quantkit.errors import GraphError, QuantkitError
 from quantkit.formats.graphdef.tensors import with_typed_field
 from quantkit.ir.graph import Attr, Edge
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
+from quantkit.ops.kernels import Evaluate
 from quantkit.ops.tensorflow.signatures import OpDef, find_op, output_dtypes
 from quantkit.transforms.folding.fold_constants import (
     CONTROL_FLOW,
     SHAPE_OPS,
-    Evaluate,
     evaluate_with_kernels,
 )
 

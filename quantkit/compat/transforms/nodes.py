@@ -57,7 +57,7 @@ class NodeDef:
         """
         value = self.attribute("value")
         if not isinstance(value, Tensor):
-            raise GraphError(f"node {self.name!r} ({self.op}) holds no constant tensor")
+            raise GraphError(f"node {self.name!r} ({self.op}) has no constant tensor")
         return value
 
     def attribute(self, name: str) -> Attr:

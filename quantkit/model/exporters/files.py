@@ -13,7 +13,7 @@ from quantkit.ir.graph import Graph
 from quantkit.model.exporters import EXPORTERS
 from quantkit.model.loading import as_model
 
-KINDS = tuple(EXPORTERS)
+OUTPUT_KINDS = tuple(EXPORTERS)
 SUFFIXES = {suffix: kind for suffix, kind in formats.SUFFIXES.items() if kind in EXPORTERS}
 
 
@@ -63,7 +63,8 @@ class OutputFile:
                 )
         if kind not in EXPORTERS:
             raise UsageError(
-                f"{kind!r} is not a format", hint=did_you_mean(kind, KINDS) or f"the formats are {', '.join(KINDS)}"
+                f"{kind!r} is not a format",
+                hint=did_you_mean(kind, OUTPUT_KINDS) or f"the formats are {', '.join(OUTPUT_KINDS)}",
             )
         if as_text and not kind.startswith("graphdef"):
             raise UsageError(f"{formats.KINDS[kind]} has no text form", hint="name a file that ends in .pbtxt")

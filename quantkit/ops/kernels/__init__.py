@@ -16,10 +16,11 @@ from quantkit.ops.kernels import (
     shapes,
     tables,
 )
-from quantkit.ops.kernels.registry import KERNELS, evaluate, has_kernel, kernel
+from quantkit.ops.kernels.registry import KERNELS, Evaluate, evaluate, has_kernel, kernel
 
 __all__ = [
     "KERNELS",
+    "Evaluate",
     "convolution",
     "elementwise",
     "evaluate",

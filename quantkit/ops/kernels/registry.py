@@ -15,6 +15,8 @@ from quantkit.ops.tensorflow.signatures import output_dtypes
 
 Kernel = Callable[[Node, Sequence[Array]], Array | tuple[Array, ...]]
 GuardedKernel = Callable[[Node, Sequence[Array]], tuple[Array, ...]]
+# (node, values of its inputs) -> values of its outputs; None if the op is not supported.
+Evaluate = Callable[[Node, Sequence[Array]], tuple[Array, ...] | None]
 
 KERNELS: dict[str, GuardedKernel] = {}
 

@@ -14,7 +14,7 @@ from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import SessionOptions
 from quantkit.transforms.precision.convert_precision import convert_precision
 
-FALLBACK_REASON = "quantizing it exceeds --max-drop"
+FALLBACK_REASON = "quantizing this layer exceeds --max-drop"
 
 
 @dataclass(frozen=True)

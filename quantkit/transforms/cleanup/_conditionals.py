@@ -6,7 +6,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.semantics import CASE_OPS, IF_OPS, LOOP_OPS
-from quantkit.transforms.cleanup._switches import PASS_THROUGH
+from quantkit.transforms.cleanup._switches import FORWARDING_OPS
 from quantkit.transforms.functions._inlining import inline_calls
 
 
@@ -83,7 +83,7 @@ def _find_constant(graph: Graph, edge: Edge) -> tuple[Tensor | None, bool]:
         visited.add(edge)
         node = graph[edge.node]
         has_controls = has_controls or bool(node.controls)
-        if node.op not in PASS_THROUGH or not node.inputs:
+        if node.op not in FORWARDING_OPS or not node.inputs:
             return graph.constant_of(edge), has_controls
         edge = node.inputs[0]
     return None, has_controls

@@ -19,8 +19,8 @@ from quantkit.ops.semantics import ADD_OPS
 
 UNIFORM = frozenset({"RandomUniform", "StatelessRandomUniform", "StatelessRandomUniformV2"})
 QUOTIENTS = frozenset({"Div", "RealDiv"})
-PASS_THROUGH = frozenset({"Identity", "PlaceholderWithDefault"})
-SCALARS = frozenset({"Add", "AddV2", "Sub", "Mul", "Div", "RealDiv", "Reciprocal", "Inv", "Cast"}) | PASS_THROUGH
+IDENTITY_OPS = frozenset({"Identity", "PlaceholderWithDefault"})
+SCALARS = frozenset({"Add", "AddV2", "Sub", "Mul", "Div", "RealDiv", "Reciprocal", "Inv", "Cast"}) | IDENTITY_OPS
 # Limit of the work that evaluates a rate: nodes of a chain; halved at each level of an expression.
 MAX_STEPS = 16
 # Relative error of a factor 1 / keep that was rounded to 16 bits.
@@ -81,7 +81,7 @@ class DropoutMatcher:
         values = [value for value in inputs if value is not None]
         if len(values) < len(inputs) or not values:
             return None
-        if node.op in PASS_THROUGH or node.op == "Cast":
+        if node.op in IDENTITY_OPS or node.op == "Cast":
             return values[0]
         try:
             arrays = [np.asarray(value, np.float64) for value in values]
@@ -109,7 +109,7 @@ class DropoutMatcher:
         for _ in range(MAX_STEPS):
             if node.name in self._graph.input_names or edge.port:
                 return None
-            if node.op not in PASS_THROUGH or not node.inputs:
+            if node.op not in IDENTITY_OPS or not node.inputs:
                 return node
             edge = node.inputs[0]
             node = self._graph[edge.node]

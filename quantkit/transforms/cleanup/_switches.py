@@ -17,7 +17,9 @@ from quantkit.ir.rewrite import Outcome, Skip, free_name
 from quantkit.ir.tensor import DType
 
 # Ops that forward their first input: a constant input makes their output constant.
-PASS_THROUGH = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot", "PlaceholderWithDefault", "Enter"})
+FORWARDING_OPS = frozenset(
+    {"Identity", "StopGradient", "PreventGradient", "Snapshot", "PlaceholderWithDefault", "Enter"}
+)
 NEXT_ITERATIONS = frozenset({"NextIteration", "RefNextIteration"})
 
 
@@ -128,7 +130,7 @@ class _Predicates:
 
 
 def _is_pass_through(node: Node) -> bool:
-    return bool(node.inputs) and (node.op in PASS_THROUGH or node.op in ("Switch", "LogicalNot"))
+    return bool(node.inputs) and (node.op in FORWARDING_OPS or node.op in ("Switch", "LogicalNot"))
 
 
 def _constant_truth(graph: Graph, edge: Edge) -> bool | None:
@@ -271,7 +273,7 @@ def _drop_pivots(before: Graph, graph: Graph, removed: Mapping[str, bool]) -> Gr
         node = graph[name]
         if node.controls or name in graph.input_names:
             continue
-        if node.is_constant or (node.op in PASS_THROUGH and node.inputs[0].node in free):
+        if node.is_constant or (node.op in FORWARDING_OPS and node.inputs[0].node in free):
             free.add(name)
             old = before.nodes.get(name)
             if old is not None and old.op == "Identity" and old.inputs[0].node in removed:

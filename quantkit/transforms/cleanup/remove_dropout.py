@@ -13,7 +13,7 @@ from quantkit.transforms.functions._bodies import rewrite_functions
 from quantkit.transforms.registry import transform
 
 # Ops that forward their first input, with an effect that inference does not need.
-PASS_THROUGH = "StopGradient|PreventGradient|Print|PlaceholderWithDefault"
+TRAINING_IDENTITIES = "StopGradient|PreventGradient|Print|PlaceholderWithDefault"
 # Ops without data consumers: assertions, prints and summaries.
 MONITORING = frozenset(
     {"Assert", "PrintV2", "ScalarSummary", "HistogramSummary", "ImageSummary", "AudioSummary", "TensorSummary"}
@@ -94,7 +94,7 @@ def _replace_pass_through(graph: Graph, root: Node) -> Sequence[Node] | None:
 
 
 _dropout_rule = Rule(op("Mul|Select|SelectV2|Div|RealDiv"), _replace_dropout, ("root",))
-_pass_through_rule = Rule(op(PASS_THROUGH), _replace_pass_through, ("root",))
+_pass_through_rule = Rule(op(TRAINING_IDENTITIES), _replace_pass_through, ("root",))
 
 
 def _identity(root: Node, source: Edge) -> list[Node]:

@@ -1,6 +1,6 @@
 """Replace nodes that do not depend on the inputs by constants."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +10,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops import kernels
+from quantkit.ops.kernels import Evaluate
 from quantkit.ops.tensorflow.signatures import find_op, num_outputs, output_dtypes
 from quantkit.transforms.registry import transform
 
@@ -18,9 +19,6 @@ CONTROL_FLOW = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
 # Ops whose result depends on the shape of the input, not on its values.
 SHAPE_OPS = frozenset({"Shape", "ShapeN", "Rank", "Size"})
-
-# (node, values of its inputs) -> values of its outputs; None if the op is not supported.
-Evaluate = Callable[[Node, Sequence[Array]], tuple[Array, ...] | None]
 
 
 def evaluate_with_kernels(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...] | None:

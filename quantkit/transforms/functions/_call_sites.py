@@ -99,7 +99,7 @@ class CallSite:
 
     @property
     def has_iteration_counter(self) -> bool:
-        """The first two variables may be iteration counter and limit, as in TensorFlow's own loops."""
+        """True if the first two variables may be iteration counter and limit, as in TensorFlow's loops."""
         types = as_tuple(self.node.attrs.get(self.kind.argument_types))
         if not self.kind.is_loop or types[:2] != (DType.INT32, DType.INT32):
             return False
@@ -109,7 +109,7 @@ class CallSite:
 
     @property
     def is_consistent(self) -> bool:
-        """Node and functions agree on arguments and results."""
+        """True if the node and the functions agree on arguments and results."""
         num_arguments, num_results = (
             len(as_tuple(self.node.attrs.get(key))) for key in (self.kind.argument_types, self.kind.result_types)
         )

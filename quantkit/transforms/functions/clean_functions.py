@@ -10,6 +10,7 @@ from quantkit.ir.functions import Function
 from quantkit.ir.graph import SWITCHES, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import Tensor
+from quantkit.ops.kernels import Evaluate
 from quantkit.transforms.cleanup.merge_duplicate_nodes import merge_duplicate_nodes
 from quantkit.transforms.cleanup.remove_dead_branches import remove_dead_branches
 from quantkit.transforms.cleanup.remove_nodes import remove_nodes
@@ -17,7 +18,7 @@ from quantkit.transforms.cleanup.simplify_arithmetic import simplify_arithmetic
 from quantkit.transforms.folding.fold_batch_norms import fold_batch_norms
 from quantkit.transforms.folding.fold_biases import fold_biases
 from quantkit.transforms.folding.fold_clamps import fold_clamps
-from quantkit.transforms.folding.fold_constants import Evaluate, evaluate_with_kernels, fold_constants
+from quantkit.transforms.folding.fold_constants import evaluate_with_kernels, fold_constants
 from quantkit.transforms.folding.fold_old_batch_norms import fold_old_batch_norms
 from quantkit.transforms.folding.fold_pads import fold_pads
 from quantkit.transforms.functions._bodies import rewrite_function
@@ -34,7 +35,7 @@ STEPS: Mapping[str, Transform] = {
         *(fold_batch_norms, fold_old_batch_norms, fold_pads, fold_clamps, fold_biases, merge_duplicate_nodes),
     )
 }
-PASS_THROUGH = ("Identity", "IdentityN", "StopGradient", "PreventGradient")
+IDENTITY_OPS = ("Identity", "IdentityN", "StopGradient", "PreventGradient")
 # Each round may enable further rewrites in the next one; functions of real models need fewer rounds.
 MAX_ROUNDS = 16
 
@@ -44,7 +45,7 @@ def clean_functions(
     graph: Graph,
     *,
     transform: tuple[str, ...] = (),
-    op: tuple[str, ...] = PASS_THROUGH,
+    op: tuple[str, ...] = IDENTITY_OPS,
     evaluate: Evaluate = evaluate_with_kernels,
 ) -> Outcome:
     """Apply transforms to the functions of a graph, and narrow their arguments and results.

@@ -18,7 +18,7 @@ from quantkit.transforms.precision._quantized_ops import dequantize, ports, quan
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
 # Rounding before and rounding after these ops are equivalent, except for the averages of AvgPool and the upper bound
 # of Relu6.
-PASS_THROUGH_OPS = frozenset({"AvgPool", "Identity", "MaxPool", "Relu", "Relu6"})
+EXCHANGEABLE_OPS = frozenset({"AvgPool", "Identity", "MaxPool", "Relu", "Relu6"})
 
 
 def hoist_fake_quants(graph: Graph) -> Outcome:
@@ -33,7 +33,7 @@ def hoist_fake_quants(graph: Graph) -> Outcome:
         if chain:
             _hoist(draft, node, chain)
             changes.append(f"{node.name} ({node.op}) moves before {', '.join(op.name for op in reversed(chain))}")
-        elif graph[node.inputs[0].node].op in PASS_THROUGH_OPS:
+        elif graph[node.inputs[0].node].op in EXCHANGEABLE_OPS:
             reason = f"the fake-quant cannot move before {node.inputs[0].node}, which has other consumers"
             skips.append(Skip(reason, node.name))
     return Outcome(draft.graph(), tuple(changes), tuple(skips))
@@ -98,7 +98,7 @@ def _pass_through_chain(graph: Graph, node: Node) -> list[Node]:
     chain: list[Node] = []
     while True:
         source = graph[node.inputs[0].node]
-        if source.op not in PASS_THROUGH_OPS or len(source.inputs) != 1 or graph.is_shared(source):
+        if source.op not in EXCHANGEABLE_OPS or len(source.inputs) != 1 or graph.is_shared(source):
             return chain
         chain.append(source)
         node = source

@@ -26,7 +26,7 @@ _LINEAR_POWER = 1.2
 
 
 def mobilenet_v1(seed: int) -> Graph:
-    """Thirteen pairs of a depthwise and a pointwise convolution."""
+    """Build thirteen pairs of a depthwise and a pointwise convolution."""
     net = _MobileNet(seed, SlimWriter(ERA_2018, "MobilenetV1", "MobilenetV1/MobilenetV1"))
     write = net.write
     signal = net.relu6("Conv2d_0", net.conv("Conv2d_0", Signal(write.placeholder(224), 3, 0.3), 32, 3, 2))
@@ -44,7 +44,7 @@ def mobilenet_v1(seed: int) -> Graph:
 
 
 def mobilenet_v2(seed: int) -> Graph:
-    """Seventeen inverted residuals with linear bottlenecks."""
+    """Build seventeen inverted residuals with linear bottlenecks."""
     net = _MobileNet(seed, SlimWriter(ERA_2018, "MobilenetV2", "MobilenetV2"))
     write = net.write
     image = write.identity("MobilenetV2/input", write.placeholder(224))
@@ -73,7 +73,7 @@ class _MobileNet:
         self.write = write
 
     def conv(self, scope: str, source: Signal, filters: int, size: int = 1, stride: int = 1) -> Signal:
-        """Convolution and batch norm."""
+        """Add a convolution and batch norm."""
         layer = LayerParameters(self.seed, scope, (size, size, source.channels, filters), source.power)
         return Signal(self.write.conv(scope, source.node, layer, stride), filters, _LINEAR_POWER)
 

@@ -46,34 +46,34 @@ class LayerParameters:
 
     @property
     def kernel(self) -> Tensor:
-        """Of `shape`."""
+        """Kernel of `shape`."""
         return self._tensor(self.shape, self._kernel)
 
     @property
     def gamma(self) -> Tensor:
-        """(c,), around one."""
+        """Scale of the batch norm, (c,), around one."""
         return self._tensor((self.channels,), lambda: np.exp(self._normal("gamma", 0.2)))
 
     @property
     def beta(self) -> Tensor:
-        """(c,), around zero."""
+        """Offset of the batch norm, (c,), around zero."""
         return self._tensor((self.channels,), lambda: self._normal("beta", 0.3))
 
     @property
     def moving_mean(self) -> Tensor:
-        """(c,), a fraction of each channel's standard deviation."""
+        """Mean of the batch norm, (c,): a fraction of each channel's standard deviation."""
         return self._tensor((self.channels,), lambda: self._normal("moving_mean", 0.3) * self._stretch())
 
     @property
     def moving_variance(self) -> Tensor:
-        """(c,), near the square of each channel's stretch."""
+        """Variance of the batch norm, (c,): near the square of each channel's standard deviation."""
         return self._tensor(
             (self.channels,), lambda: np.exp(self._normal("moving_variance", 0.1)) * self._stretch() ** 2
         )
 
     @property
     def bias(self) -> Tensor:
-        """(c,), small: for a layer without batch norm."""
+        """Bias of a layer without batch norm, (c,), around zero."""
         return self._tensor((self.channels,), lambda: self._normal("bias", 0.05))
 
     def _kernel(self) -> Array:

@@ -61,7 +61,7 @@ class ReleaseWriter(Writer):
         return self.add("Mul", "Mul", "Sub", "Mul/y", **FLOAT)
 
     def conv(self, name: str, source: str, parameters: ConvParameters, stride: int = 1, padding: str = "SAME") -> str:
-        """Convolution, batch norm, numeric check, ReLU."""
+        """Add a convolution, batch norm, numeric check and ReLU."""
         product, norm = f"{name}/Conv2D", f"{name}/batchnorm"
         self.const(f"{name}/conv2d_params", parameters.kernel)
         self.add(
@@ -113,7 +113,7 @@ class ReleaseWriter(Writer):
         )
 
     def join(self, module: str, branches: list[str]) -> str:
-        """Concatenation along the channels."""
+        """Add a concatenation along the channels."""
         axis = self.const(f"{module}/join/concat_dim", 3)
         return self.add(f"{module}/join", "Concat", axis, *branches, N=len(branches), **FLOAT)
 

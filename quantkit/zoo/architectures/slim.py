@@ -65,7 +65,7 @@ class SlimWriter(Writer):
         return self.add(name, "Identity", source, **FLOAT)
 
     def conv(self, scope: str, source: str, layer: LayerParameters, stride: int = 1, padding: str = "SAME") -> str:
-        """Convolution and batch norm; ``scope`` is relative to the network's."""
+        """Add a convolution and batch norm; ``scope`` is relative to the network's."""
         convolved = self.convolution(f"{self.network}/{scope}", f"{self.body}/{scope}", source, layer, stride, padding)
         write = self.fused_batch_norm if self.era.is_fused else self.decomposed_batch_norm
         return write(f"{self.network}/{scope}/BatchNorm", f"{self.body}/{scope}/BatchNorm", convolved, layer)
@@ -132,7 +132,7 @@ class SlimWriter(Writer):
         return self.add(name, "Squeeze", source, squeeze_dims=(1, 2), **FLOAT)
 
     def predictions(self, source: str, classes: int) -> str:
-        """Softmax between two reshapes."""
+        """Add a softmax between two reshapes."""
         scope = f"{self.network}/Predictions"
         index: dict[str, Attr] = {"Tshape": DType.INT32}
         self.const(f"{scope}/Reshape/shape", (-1, classes))

@@ -41,7 +41,7 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges, *, streams: bool = True) -
             fastest setting for small int8 layers.
 
     Raises:
-        GraphError: the plan is of another graph, or its weights are not symmetric qint8.
+        GraphError: the plan was made for another graph, or its weights are not symmetric qint8.
         InputError: a range is missing.
     """
     builder = _build(graph, plan, ranges)
@@ -125,7 +125,7 @@ def _objection_to_groups(node: Node, shapes: Mapping[Edge, Shape]) -> str:
     channels, weights = (shapes.get(edge, UNKNOWN).dims for edge in node.inputs)
     if not channels or not weights or channels[-1] is None or weights[2] in (None, channels[-1]):
         return ""
-    return f"grouped convolution ({weights[2]} of {channels[-1]} channels): oneDNN has no int8 kernel of it"
+    return f"grouped convolution ({weights[2]} of {channels[-1]} channels): oneDNN has no int8 kernel"
 
 
 TARGET = TensorFlowTarget()

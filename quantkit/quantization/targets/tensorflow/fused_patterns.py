@@ -42,7 +42,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Weights:
-    """Constants of a layer in the form that the kernels take.
+    """Constants of a layer in the form that the kernels require.
 
     Attributes:
         quantized: int8, shape of the layer's weights.
@@ -85,7 +85,7 @@ def _quantize_weights(builder: GraphBuilder, pattern: FusedPattern, layer: Node)
     constant = builder.source.constant_of(Edge(pattern.weights))
     if facts is None or constant is None:
         raise GraphError(
-            f"{pattern.layer!r} is planned as a layer with constant weights, and is not", hint=ANNOTATE_AGAIN
+            f"{pattern.layer!r} is planned as a layer, but its weights are not constant", hint=ANNOTATE_AGAIN
         )
     if spec.dtype is not WEIGHTS_TYPE or not spec.symmetric:
         raise GraphError(
@@ -284,5 +284,7 @@ def _keep_residual_and_activation(builder: GraphBuilder, pattern: FusedPattern) 
 def _channels(value: Tensor, rank: int, axis: int, num_channels: int, name: str) -> Array:
     channels = broadcast_channels(value, rank=rank, axis=axis, num_channels=num_channels)
     if channels is None:
-        raise GraphError(f"{name!r} is planned as a bias per channel, and is not", hint=ANNOTATE_AGAIN)
+        raise GraphError(
+            f"{name!r} is planned as a bias, but does not add one constant per channel", hint=ANNOTATE_AGAIN
+        )
     return channels

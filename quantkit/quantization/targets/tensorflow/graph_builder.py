@@ -24,7 +24,7 @@ from quantkit.quantization.targets.tensorflow.parameters import (
 )
 
 RELU6_MAX = 6.0
-ANNOTATE_AGAIN = "the plan is of another graph: annotate this one"
+ANNOTATE_AGAIN = "the plan was made for another graph: annotate this graph"
 
 
 @dataclass

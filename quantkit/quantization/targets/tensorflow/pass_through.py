@@ -26,7 +26,7 @@ def add_pass_through(builder: GraphBuilder, node: Node) -> None:
         return
     tensor = _apply(builder, node, builder.quantized_tensor(node.inputs[0]))
     if tensor is None:
-        builder.reasons[node.name] = "a mean of unknown size has no pool that computes it"
+        builder.reasons[node.name] = "a mean over an unknown size has no equivalent average pool"
         builder.keep(node)
     else:
         builder.quantized[output] = builder.requantize(node.name, tensor, planned)
