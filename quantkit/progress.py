@@ -50,3 +50,4 @@ class _Ignore:
 # Defaults of ``on_progress``, ``on_message`` and ``on_image``.
 ignore_progress = _Ignore("ignore_progress")
 ignore_message = _Ignore("ignore_message")
+ignore_image = _Ignore("ignore_image")

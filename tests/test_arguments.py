@@ -95,3 +95,77 @@ def test_public_functions_have_their_own_names_and_plain_help(verb: str) -> None
     function = getattr(qk, verb)
     assert function.__name__ == verb
     assert " at 0x" not in pydoc.plain(pydoc.render_doc(function))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"limit": "5"},
+        {"limit": 0},
+        {"batch": 0},
+        {"precision": "int4"},
+        {"intra_op": 0},
+        {"min_top1": 90},
+        {"max_kl": -1},
+        {"labels": [1]},
+        {"input_std": 0},
+        {"on_message": 3},
+    ],
+    ids=str,
+)
+def test_evaluate_checks_its_arguments(arguments: dict[str, Any]) -> None:
+    (name,) = arguments
+    rejects(lambda: qk.evaluate("digits", DATA, **arguments), name)
+
+
+def test_evaluate_checks_limits_of_metrics() -> None:
+    assert qk.evaluate("digits", DATA, limit=5, runtime="reference", min_top1=0.5, intra_op=1).metrics.samples == 5
+    with pytest.raises(qk.CheckError, match="agreement is not known"):
+        qk.evaluate("digits", DATA, limit=5, runtime="reference", min_agreement=0.5)
+
+
+def test_inputs_and_labels_of_different_lengths_are_rejected() -> None:
+    pixels = np.zeros((20, 16, 16, 1), np.uint8)
+    rejects(lambda: qk.evaluate("digits", (pixels, np.zeros(5, int))), "20 inputs and 5 labels")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"limit": 0}, {"seed": "1"}, {"floor": "low"}, {"runtimes": "auto"}, {"runtimes": ("auto", 3)}, {"inputs": 3}],
+    ids=str,
+)
+def test_compare_checks_its_arguments(arguments: dict[str, Any]) -> None:
+    (name,) = arguments
+    rejects(lambda: qk.compare("digits", "digits", **arguments), name)
+
+
+def test_compare_takes_the_options_of_its_command() -> None:
+    assert qk.compare("digits", "digits", structure=True).are_equal
+    with pytest.raises(qk.CheckError):
+        qk.compare("digits", qk.transform("digits", "quantize_weights"), limit=1, min_sqnr=1000)
+
+
+@pytest.mark.parametrize("arguments", [{"top": "3"}, {"top": 0}, {"labels": ["a"]}, {"precision": "int4"}], ids=str)
+def test_classify_checks_its_arguments(arguments: dict[str, Any]) -> None:
+    (name,) = arguments
+    rejects(lambda: qk.classify(ASSETS / "digit_3.png", "digits", **arguments), name)
+
+
+def test_classify_rejects_values_that_are_not_images() -> None:
+    model = qk.load("digits")
+    rejects(lambda: qk.classify(model, ASSETS / "digit_3.png"), "images is a Model")
+    rejects(lambda: qk.classify(None, model), "images is None")  # type: ignore[call-overload]
+    rejects(lambda: qk.classify([3], model), "image 0 is an int")  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"classify\(\) got an unexpected keyword argument 'tob'; did you mean 'top'"):
+        qk.classify(ASSETS / "digit_3.png", model, tob=3)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "P", "RGBA"])
+def test_classify_takes_images_of_pillow(mode: str) -> None:
+    from PIL import Image
+
+    with Image.open(ASSETS / "digit_3.png") as image:
+        converted = image.convert(mode)
+    (best, *_) = qk.classify(converted, "digits", runtime="reference")
+    assert best.label == "3"
+    assert qk.classify([converted, converted], "digits", runtime="reference")[1][0].label == "3"

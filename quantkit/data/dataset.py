@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from quantkit.arguments import type_name
 from quantkit.data.images import read_bytes
 from quantkit.errors import InputError, UsageError
 from quantkit.formats.tfrecord import Features, parse_example, read_record
@@ -422,7 +423,7 @@ def to_array(value: Any) -> Array:
         value = getattr(value, method)() if hasattr(value, method) else value
     array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
     if not _holds_values(array):
-        raise UsageError(f"a {type(value).__name__} is not an array", hint="give arrays of numbers")
+        raise UsageError(f"{type_name(value)} is not an array", hint="give arrays of numbers")
     return array
 
 

@@ -107,6 +107,36 @@ def decode(data: bytes, name: str, channels: int = 3) -> Array:
     return pixels
 
 
+def is_pillow_image(value: object) -> bool:
+    """Return True for an image of Pillow, without an import of Pillow."""
+    return any(base.__module__.partition(".")[0] == "PIL" for base in type(value).__mro__)
+
+
+def pixels_of(image: "Image.Image", name: str, channels: int = 3) -> Array:
+    """Return the pixels of an image of Pillow, as `decode` returns those of its file.
+
+    Args:
+        image: an image of Pillow.
+        name: name of the image, for messages.
+        channels: 3 for red, green, blue; 1 for grayscale (luma of ITU-R 601).
+
+    Returns:
+        (h, w, channels) uint8.
+
+    Raises:
+        InputError: the file of the image is broken, or has more than `MAX_PIXELS` pixels.
+    """
+    from PIL import ImageOps
+
+    _check_size(image, name)
+    try:
+        return _to_channels(ImageOps.exif_transpose(image), channels)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"image {name!r} cannot be read: {error}", hint="keep the file open, and open it again"
+        ) from None
+
+
 def _check_size(image: "Image.Image", name: str) -> None:
     if image.width * image.height > MAX_PIXELS:
         raise _too_large(name)

@@ -9,6 +9,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
+from quantkit.arguments import require_natural, require_positive, type_name, without_none
 from quantkit.data.dataset import (
     IMAGE_FEATURES,
     ArrayDataset,
@@ -58,8 +59,8 @@ def as_dataset(value: Any, limit: int | None = None, skip: int = 0, *, keep_orde
         InputError: the data does not exist, is broken or holds no samples.
         UsageError: `value` has another type, or no sample is left.
     """
-    if limit is not None and limit < 1:
-        raise UsageError(f"the limit is {limit} samples", hint="give a limit from 1")
+    require_positive(**without_none(limit=limit))
+    require_natural(skip=skip)
     return _dataset(value).subset(limit, skip, keep_order=keep_order)
 
 
@@ -137,13 +138,17 @@ def _dataset(value: Any) -> Dataset:
     if callable(value):
         return StreamDataset(f"the function {getattr(value, '__name__', name)}", _check_result(value))
     raise UsageError(
-        f"a value of type {type(value).__name__} is not a dataset",
+        f"{type_name(value)} is not a dataset",
         hint=f"give {DATA_KINDS}, arrays, or an iterable of arrays",
     )
 
 
 def _is_inputs_and_labels(value: Any) -> bool:
-    """Return True for a tuple of inputs and as many labels or one-hot rows."""
+    """Return True for a tuple of inputs and as many labels or one-hot rows.
+
+    Raises:
+        UsageError: the number of class numbers differs from that of the inputs.
+    """
     if not isinstance(value, tuple) or len(value) != 2:
         return False
     inputs, labels = value
@@ -151,6 +156,10 @@ def _is_inputs_and_labels(value: Any) -> bool:
     if not hasattr(inputs, "shape") or (not isinstance(labels, Sequence | np.ndarray) and not hasattr(labels, "shape")):
         return False
     shape, labels = np.shape(to_array(inputs)), to_array(labels)
+    if labels.ndim == 1 and len(shape) > 1 and shape[0] != len(labels):
+        raise UsageError(
+            f"the tuple has {shape[0]} inputs and {len(labels)} labels", hint="give one label for each input"
+        )
     return labels.ndim in (1, 2) and shape[:1] == labels.shape[:1]
 
 

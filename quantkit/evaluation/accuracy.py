@@ -13,12 +13,25 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from quantkit.arguments import (
+    require_callable,
+    require_divisor,
+    require_flag,
+    require_fraction,
+    require_natural,
+    require_number,
+    require_path,
+    require_positive,
+    require_ratio,
+    require_text,
+    without_none,
+)
 from quantkit.data import Dataset, InputPipeline, PreprocessingOptions, as_dataset, prepare_samples
 from quantkit.data.dataset import Sample
 from quantkit.data.images import FORMATS
 from quantkit.data.labels import Labels
 from quantkit.data.pipeline import Prepared
-from quantkit.errors import CheckError, InputError, UsageError
+from quantkit.errors import CheckError, InputError
 from quantkit.evaluation.classification_metrics import ClassificationCounter, ClassificationMetrics
 from quantkit.evaluation.interrupted import EvaluationInterrupted
 from quantkit.evaluation.opened_model import OpenedModel, describe_assumption, open_model
@@ -170,6 +183,12 @@ def evaluate(
     labels: str | os.PathLike[str] | None = None,
     limit: int | None = None,
     batch: int = BATCH,
+    precision: str | None = None,
+    intra_op: int | None = None,
+    inter_op: int | None = None,
+    min_top1: float | None = None,
+    min_agreement: float | None = None,
+    max_kl: float | None = None,
     options: SessionOptions = SessionOptions(),
     input_height: int | None = None,
     input_width: int | None = None,
@@ -192,7 +211,11 @@ def evaluate(
         labels: label file; None for the model's own labels.
         limit: maximum number of samples (fixed subset).
         batch: samples per run for models with a dynamic batch.
-        options: threads, device and precision; the reference model runs in float32.
+        precision: lowest precision that the runtime may compute in; the reference model runs in float32.
+        intra_op, inter_op: threads inside one op, and ops that run in parallel (default: the runtime's choice).
+        min_top1, min_agreement: lowest allowed top-1 accuracy and agreement in [0, 1].
+        max_kl: highest allowed mean KL divergence in nats.
+        options: threads, device and precision in one value; the arguments above override it.
         input_height, input_width: size of the resized images in pixels (default: from the model).
         input_mean, input_std: normalization (x - mean) / std (default: from the model card, else 128).
         input_layer: input name (default: from the model card, else the image input).
@@ -204,10 +227,22 @@ def evaluate(
     Raises:
         UsageError: an input takes no images, or the two models have different classes.
         InputError: a file is missing or broken, or no sample could be decoded.
+        CheckError: a metric violates its limit, or is not known.
         EvaluationInterrupted: Ctrl-C, with the metrics of the samples so far.
     """
-    if batch < 1 or (limit is not None and limit < 1):
-        raise UsageError("batch and limit must be at least 1", hint="omit them for the defaults")
+    require_positive(batch=batch, **without_none(limit=limit))
+    require_natural(**without_none(input_height=input_height, input_width=input_width))
+    require_number(**without_none(input_mean=input_mean))
+    require_divisor(**without_none(input_std=input_std))
+    require_fraction(**without_none(min_top1=min_top1, min_agreement=min_agreement))
+    require_ratio(**without_none(max_kl=max_kl))
+    require_text(
+        runtime=runtime, reference_runtime=reference_runtime, input_layer=input_layer, output_layer=output_layer
+    )
+    require_path(**without_none(labels=labels))
+    require_flag(offline=offline)
+    require_callable(on_progress=on_progress, on_message=on_message)
+    options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op)
     dataset = as_dataset(data, limit)
     preprocessing = PreprocessingOptions(input_height, input_width, input_mean, input_std)
     with ExitStack() as stack:
@@ -233,7 +268,9 @@ def evaluate(
         run = _EvaluationRun(models, dataset, preprocessing, _find_labels(models, labels), batch)
         if run.is_assumed:
             on_message(describe_assumption(run.preprocessing))
-        return run.evaluation(on_progress)
+        evaluation = run.evaluation(on_progress)
+    evaluation.check(min_top1=min_top1, min_agreement=min_agreement, max_kl=max_kl)
+    return evaluation
 
 
 def find_class(label: str, labels: Labels, num_classes: int) -> int | None:

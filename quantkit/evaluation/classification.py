@@ -1,7 +1,7 @@
 """Classification of images: files, folders or arrays."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -11,8 +11,22 @@ from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
+from quantkit.arguments import (
+    require_callable,
+    require_divisor,
+    require_flag,
+    require_keywords,
+    require_natural,
+    require_number,
+    require_path,
+    require_positive,
+    require_text,
+    type_name,
+    without_none,
+)
 from quantkit.data import PreprocessingOptions, find_images
-from quantkit.data.dataset import Sample
+from quantkit.data.dataset import Sample, to_array
+from quantkit.data.images import is_pillow_image, pixels_of
 from quantkit.data.inference import infer_preprocessing
 from quantkit.data.labels import Labels
 from quantkit.data.preprocessing import Preprocessing
@@ -22,7 +36,7 @@ from quantkit.evaluation.interrupted import EvaluationInterrupted
 from quantkit.evaluation.opened_model import OpenedModel, describe_assumption, open_model
 from quantkit.ir.tensor import Array
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model, as_model
-from quantkit.progress import OnMessage, ignore_message
+from quantkit.progress import OnMessage, ignore_image, ignore_message
 from quantkit.runtimes import AUTO
 from quantkit.runtimes.session import RuntimeVersion, SessionOptions, SkippedRuntime
 
@@ -153,6 +167,9 @@ class ClassifyOptions(TypedDict, total=False):
     top: int
     runtime: str
     labels: ImageFile | None
+    precision: str | None
+    intra_op: int | None
+    inter_op: int | None
     options: SessionOptions
     input_height: int | None
     input_width: int | None
@@ -188,7 +205,8 @@ def classify(
 
     Args:
         images: one image, or an iterable of images and folders. An image is a JPEG, PNG, BMP, GIF or WebP file, or an
-            array: uint8 pixels (h, w, c), which are resized and normalized, or float values like the model's input.
+            array: uint8 pixels (h, w, c), which are resized and normalized, or float values like the model's input;
+            or an image of Pillow.
         model: a `Model`, a `Graph`, a file, or the name of a model card.
         options: keyword arguments of `classify_images`: ``top=5``, ``runtime="auto"``, ``labels=None``, ...
 
@@ -199,11 +217,13 @@ def classify(
         UsageError: the model's input takes no images, or a single image is a folder.
         InputError: the image, the model or the label file is missing or broken.
     """
-    if not isinstance(images, str | os.PathLike | np.ndarray):
+    require_keywords("classify", options, ClassifyOptions.__annotations__)
+    if not isinstance(images, str | os.PathLike | np.ndarray) and not is_pillow_image(images):
         return classify_images(images, model, **options)
-    if not isinstance(images, np.ndarray) and Path(images).is_dir():
+    if isinstance(images, str | os.PathLike) and Path(images).is_dir():
         raise UsageError(f"{os.fspath(images)!r} is a folder", hint="pass a list: classify([folder])")
-    classification = classify_images([images], model, **options)
+    single: Any = images
+    classification = classify_images([single], model, **options)
     classification.check()
     return classification[0]
 
@@ -215,6 +235,9 @@ def classify_images(
     top: int = 5,
     runtime: str = AUTO,
     labels: ImageFile | None = None,
+    precision: str | None = None,
+    intra_op: int | None = None,
+    inter_op: int | None = None,
     options: SessionOptions = SessionOptions(),
     input_height: int | None = None,
     input_width: int | None = None,
@@ -224,7 +247,7 @@ def classify_images(
     output_layer: str = "",
     random_weights: bool = False,
     offline: bool = False,
-    on_image: OnImage = lambda result: None,
+    on_image: OnImage = ignore_image,
     on_message: OnMessage = ignore_message,
 ) -> Classification:
     """Classify images, and collect the images that cannot be decoded instead of stopping there.
@@ -235,7 +258,9 @@ def classify_images(
         top: number of classes for each image.
         runtime: runtime of the model.
         labels: label file; None for the model's own labels.
-        options: threads, device and precision.
+        precision: lowest precision that the runtime may compute in.
+        intra_op, inter_op: threads inside one op, and ops that run in parallel (default: the runtime's choice).
+        options: threads, device and precision in one value; the arguments above override it.
         input_height, input_width: size of the resized images in pixels (default: from the model).
         input_mean, input_std: normalization (x - mean) / std (default: from the model card, else 128).
         input_layer: input name (default: from the model card, else the image input).
@@ -250,7 +275,16 @@ def classify_images(
         InputError: a folder, the model or the label file is missing or broken.
         EvaluationInterrupted: Ctrl-C, with the predictions so far.
     """
-    samples, skipped_files = _find_samples(images)
+    require_positive(top=top)
+    require_natural(**without_none(input_height=input_height, input_width=input_width))
+    require_number(**without_none(input_mean=input_mean))
+    require_divisor(**without_none(input_std=input_std))
+    require_text(runtime=runtime, input_layer=input_layer, output_layer=output_layer)
+    require_path(**without_none(labels=labels))
+    require_flag(random_weights=random_weights, offline=offline)
+    require_callable(on_image=on_image, on_message=on_message)
+    options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op)
+    sources, skipped_files = _find_samples(images)
     loaded = as_model(model, random_weights=random_weights, offline=offline)
     start = perf_counter()
     opened = open_model(loaded, runtime, options, input_layer=input_layer, output_layer=output_layer)
@@ -264,6 +298,10 @@ def classify_images(
             order=opened.label_order,
             top=top,
         )
+        samples = [
+            source if isinstance(source, Sample) else _sample_of_image(index, source, classifier.preprocessing.channels)
+            for index, source in enumerate(sources)
+        ]
         for warning in _warnings(loaded, opened, classifier, preprocessing, skipped_files):
             on_message(warning)
         results: list[ImagePredictions | RejectedImage] = []
@@ -293,25 +331,42 @@ def classify_images(
         return classification()
 
 
-def _find_samples(images: Iterable[ImageFile | Array]) -> tuple[list[Sample], int]:
-    """Return a sample for each image file and array, and the number of other files in the folders.
+def _find_samples(images: Iterable[ImageFile | Array]) -> tuple[list[Any], int]:
+    """Return a sample for each image file and array, images of Pillow, and the number of other files in the folders.
 
     Raises:
-        UsageError: there is no image, or a source is a web address.
+        UsageError: a value is not an image, there is no image, or a source is a web address.
         InputError: a source does not exist, or a folder has no image.
     """
-    samples: list[Sample] = []
+    if isinstance(images, Mapping | Model | bytes) or not isinstance(images, Iterable):
+        raise UsageError(
+            f"images is {type_name(images)}, and must be an image or an iterable of images",
+            hint="the images come first: classify(images, model)",
+        )
+    samples: list[Any] = []
     skipped_files = 0
     for index, image in enumerate(images):
-        if isinstance(image, np.ndarray):
-            samples.append(Sample(f"array {index}", arrays={"": image}))
-        else:
+        if is_pillow_image(image):
+            samples.append(image)
+        elif hasattr(image, "__array__"):
+            samples.append(Sample(f"array {index}", arrays={"": to_array(image)}))
+        elif isinstance(image, str | os.PathLike):
             files = find_images([image])
             samples += files.samples
             skipped_files += files.skipped_files
+        else:
+            raise UsageError(
+                f"image {index} is {type_name(image)}, and must be a path, an array or an image of Pillow",
+                hint="classify(images, model) takes one image or a list of images",
+            )
     if not samples:
         raise UsageError("no image is given", hint="quantkit classify IMAGE...")
     return samples, skipped_files
+
+
+def _sample_of_image(index: int, image: Any, channels: int) -> Sample:
+    name = str(getattr(image, "filename", "")) or f"image {index}"
+    return Sample(name, arrays={"": pixels_of(image, name, channels)})
 
 
 def _warnings(

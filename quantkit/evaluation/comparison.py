@@ -14,10 +14,22 @@ from dataclasses import dataclass, replace
 from html import escape
 from math import inf, isfinite
 from os import PathLike
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, overload
 
 import numpy as np
 
+from quantkit.arguments import (
+    as_names,
+    require_callable,
+    require_divisor,
+    require_flag,
+    require_integer,
+    require_names,
+    require_number,
+    require_positive,
+    require_text,
+    without_none,
+)
 from quantkit.data import Dataset, InputPipeline, PreprocessingOptions, as_dataset, prepare_samples
 from quantkit.data.inference import find_origin
 from quantkit.errors import GraphError, UnavailableError, UsageError
@@ -102,6 +114,36 @@ def compare_structure(first: Any, second: Any) -> StructureComparison:
     return StructureComparison(tuple(differences(*graphs)))
 
 
+@overload
+def compare(
+    first: Any,
+    second: Any,
+    data: Any = ...,
+    *,
+    inputs: Sequence[str] | None = ...,
+    outputs: Sequence[str] | None = ...,
+    runtimes: tuple[str, str] = ...,
+    options: SessionOptions = ...,
+    precision: str | None = ...,
+    intra_op: int | None = ...,
+    inter_op: int | None = ...,
+    structure: Literal[False] = ...,
+    min_sqnr: float | None = ...,
+    limit: int | None = ...,
+    input_mean: float | None = ...,
+    input_std: float | None = ...,
+    seed: int = ...,
+    floor: float = ...,
+    offline: bool = ...,
+    on_progress: OnProgress = ...,
+    on_message: OnMessage = ...,
+) -> LayerComparison: ...
+
+
+@overload
+def compare(first: Any, second: Any, *, structure: Literal[True], offline: bool = ...) -> StructureComparison: ...
+
+
 def compare(
     first: Any,
     second: Any,
@@ -111,6 +153,11 @@ def compare(
     outputs: Sequence[str] | None = None,
     runtimes: tuple[str, str] = (AUTO, AUTO),
     options: SessionOptions = SessionOptions(),
+    precision: str | None = None,
+    intra_op: int | None = None,
+    inter_op: int | None = None,
+    structure: bool = False,
+    min_sqnr: float | None = None,
     limit: int | None = None,
     input_mean: float | None = None,
     input_std: float | None = None,
@@ -119,7 +166,7 @@ def compare(
     offline: bool = False,
     on_progress: OnProgress = ignore_progress,
     on_message: OnMessage = ignore_message,
-) -> LayerComparison:
+) -> LayerComparison | StructureComparison:
     """Run two versions of a model on the same samples and compare all tensors that they have in common.
 
     Args:
@@ -128,7 +175,11 @@ def compare(
         data: dataset: files, arrays or an iterable, see `quantkit.data.as_dataset`; None for seeded random inputs.
         inputs, outputs: names of inputs and outputs (default: from the model card, else inferred).
         runtimes: runtime of each version; ``auto``: one that can fetch all tensors.
-        options: threads, device and precision; the first version runs in float32.
+        options: threads, device and precision in one value; the arguments above override it.
+        precision: lowest precision that the second version may be computed in; the first runs in float32.
+        intra_op, inter_op: threads inside one op, and ops that run in parallel (default: the runtime's choice).
+        structure: compare nodes instead of values; only ``first``, ``second`` and ``offline`` apply.
+        min_sqnr: lowest allowed SQNR in decibels.
         limit: maximum number of samples (default: 16 of a file or folder, 8 random inputs, else all).
         input_mean, input_std: normalization (x - mean) / std (default: from the model card, else 128).
         seed: seed of the random inputs.
@@ -141,13 +192,31 @@ def compare(
         GraphError: the graphs have no tensor in common.
         UsageError: a sample does not fit an input, or the two versions have different inputs.
         UnavailableError: no runtime can run a version, or its format has no readable graph.
+        CheckError: a tensor is broken or below ``min_sqnr``.
         EvaluationInterrupted: Ctrl-C, with the comparison of the samples so far.
     """
+    require_flag(structure=structure, offline=offline)
+    require_positive(**without_none(limit=limit))
+    require_number(floor=floor, **without_none(input_mean=input_mean, min_sqnr=min_sqnr))
+    require_divisor(**without_none(input_std=input_std))
+    require_integer(seed=seed)
+    require_names(runtimes=runtimes, **without_none(inputs=inputs, outputs=outputs))
+    runtime_names = as_names(runtimes) or ()
+    require_text(**{f"runtimes[{index}]": name for index, name in enumerate(runtime_names)})
+    if len(runtime_names) != 2:
+        raise UsageError(
+            f"runtimes has {len(runtime_names)} names, and must have 2",
+            hint='for example runtimes=("auto", "reference")',
+        )
+    require_callable(on_progress=on_progress, on_message=on_message)
+    options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op)
     models = [as_model(value, offline=offline) for value in (first, second)]
+    if structure:
+        return compare_structure(*models)
     for model in models:
         if model.has_random_weights:
             on_message(f"{model.name}: {RANDOM_WEIGHTS_NOTE}")
-    graphs = [_graph_with_endpoints(model, inputs, outputs) for model in models]
+    graphs = [_graph_with_endpoints(model, as_names(inputs), as_names(outputs)) for model in models]
     names = [
         model.name if model.path or model.card else f"{model.name} {number}" for number, model in enumerate(models, 1)
     ]
@@ -195,7 +264,9 @@ def compare(
             raise EvaluationInterrupted(comparison()) from None
         if not run.samples:
             raise UsageError("the dataset has no sample", hint="pass at least one sample, or omit the data")
-        return comparison()
+        result = comparison()
+    result.check(min_sqnr=min_sqnr)
+    return result
 
 
 class _Samples(Protocol):

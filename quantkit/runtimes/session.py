@@ -1,10 +1,11 @@
 """The contract of sessions: an opened model takes arrays by input name and returns arrays by output name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 
+from quantkit.arguments import require_choice, require_positive, without_none
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array, DType, Shape
 
@@ -76,6 +77,17 @@ class SessionOptions:
     device: str = "cpu"
     precision: str = "float32"
     log_placement: bool = False
+
+    def with_(self, *, precision: str | None = None, intra_op: int | None = None, inter_op: int | None = None) -> Self:
+        """Return a copy with the arguments that are not None.
+
+        Raises:
+            UsageError: a number of threads or the precision is not allowed.
+        """
+        changes = without_none(precision=precision, intra_op=intra_op, inter_op=inter_op)
+        require_choice(PRECISIONS, **without_none(precision=precision))
+        require_positive(**without_none(intra_op=intra_op, inter_op=inter_op))
+        return replace(self, **changes)
 
     @property
     def gpu_index(self) -> int | None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from records import example, write_records
 
+from quantkit.arguments import type_name
 from quantkit.data import ArrayDataset, Dataset, FileDataset, as_dataset, find_images
 from quantkit.errors import InputError, UsageError
 from quantkit.ir.tensor import Array
@@ -194,12 +195,12 @@ def test_a_stream_is_not_read_ahead() -> None:
 
 @pytest.mark.parametrize("value", [3, None, b"bytes", object()])
 def test_another_type_is_a_usage_error(value: Any) -> None:
-    with pytest.raises(UsageError, match=f"a value of type {type(value).__name__} is not a dataset"):
+    with pytest.raises(UsageError, match=f"{type_name(value)} is not a dataset"):
         as_dataset(value)
 
 
 def test_elements_of_another_type_are_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="a object is not an array"):
+    with pytest.raises(UsageError, match="an object is not an array"):
         rows(as_dataset([object()]))
     with pytest.raises(UsageError, match="returned a int, not an iterator"):
         rows(as_dataset(lambda: 3))
