@@ -42,7 +42,7 @@ COMMUTATIVE = ("Mul", "Add", "AddV2")
 
 @st.composite
 def layered_graphs(draw: st.DrawFn) -> Graph:
-    """Return a graph whose nodes usually consume the last node; some constants and tensors are shared."""
+    """Return a chain of random nodes with some branches and shared constants."""
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     nodes = [
         Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, ROWS, 3, CHANNELS))}),
@@ -82,7 +82,7 @@ def compute_outputs(graph: Graph) -> dict[str, Array]:
 
 
 def check_promises(transform: Transform, graph: Graph) -> None:
-    """Check that folding keeps endpoints and outputs, does not change its argument, and is idempotent."""
+    """Check that folding keeps endpoints, outputs and its argument, and is idempotent."""
     copy = Graph.of(graph.nodes.values(), graph.inputs, graph.outputs)
     outcome = transform.outcome(graph)
     verify(outcome.graph, blame=transform.name)

@@ -64,7 +64,7 @@ class Foldable:
     fold: Callable[[Affine, str], list[Node]]
 
     def per_channel(self, tensor: Tensor) -> Array | None:
-        """Return a constant operand of this tensor as (c,); None if it is not one value per channel."""
+        """Return a constant operand as (c,); None if it is not one value per channel."""
         if tensor.dtype is not self.dtype:
             return None
         return broadcast_channels(tensor, rank=self.rank, axis=self.axis, num_channels=self.num_channels)
@@ -109,12 +109,12 @@ def explain_not_constant(graph: Graph, name: str, role: str) -> str:
     node = graph[name]
     clause = f"{name} ({node.op}), {role}, is not constant"
     if name in graph.input_names:
-        return f"{name}, {role}, is an input of the graph"
+        return f"{name}, {role}, is a graph input"
     return f"{clause}: run fold_constants first" if is_computed_from_constants(graph, name) else clause
 
 
 def is_computed_from_constants(graph: Graph, name: str) -> bool:
-    """Return True if all ancestors of a node are constants, and there are at most `MAX_ANCESTORS`."""
+    """Return True if all ancestors of a node are constants, at most `MAX_ANCESTORS`."""
     visited: set[str] = set()
     stack = [name]
     while stack:
@@ -135,7 +135,7 @@ def is_constant(graph: Graph, edge: Edge) -> bool:
 
 
 def _find_layer(graph: Graph, node: Node, depth: int) -> FoldTarget:
-    """Return the target of a convolution or MatMul: scaled weights, and a new BiasAdd for the offset."""
+    """Return the target of a layer: the scale goes to the weights, the offset to a new BiasAdd."""
     layer = find_layer(node)
     if layer is None:
         return Skip(f"the data_format of {node.name} has no separate channel dimension")
@@ -173,7 +173,7 @@ def _add_offset(graph: Graph, layer: Node, offset: Array, dtype: DType, name: st
 
 
 def _find_biased_layer(graph: Graph, node: Node, depth: int) -> FoldTarget:
-    """Return the target of a layer with a bias: the bias is scaled like the layer, and takes the offset."""
+    """Return the target of a layer with a bias, which is scaled too, and takes the offset."""
     slot = bias_slot(graph, node)
     if slot is None:
         return None
@@ -213,7 +213,7 @@ def bias_slot(graph: Graph, node: Node) -> int | None:
 
 
 def bias_values(layer: Foldable, node: Node, bias: Node) -> Array | None:
-    """Return the constant that a node of `BIAS_OPS` adds, as (c,); None if not one value per channel."""
+    """Return the constant of a node of `BIAS_OPS` as (c,); None if not one value per channel."""
     if node.op != "BiasAdd":
         return layer.per_channel(bias.value)
     fits = bias.value.shape == (layer.num_channels,) and bias.value.dtype is layer.dtype
@@ -226,7 +226,8 @@ def bias_of_layer(graph: Graph, layer: Node, bias: Node) -> Array | None:
     Args:
         graph: graph of both nodes.
         layer: layer with constant weights.
-        bias: node that adds the constant to the layer, or to a tensor with the channels of the layer.
+        bias: node that adds the constant to the layer, or to a tensor with the channels of the
+            layer.
 
     Returns:
         None if no operand is constant, or the constant is not one value per channel.
@@ -257,7 +258,7 @@ def _find_before_identity(graph: Graph, node: Node, depth: int) -> FoldTarget:
 
 
 def _find_before_batch_to_space(graph: Graph, node: Node, depth: int) -> FoldTarget:
-    """Return the target upstream of BatchToSpaceND, which crops, and moves values from batch to space."""
+    """Return the target upstream of BatchToSpaceND, which does not mix channels."""
     target = find_foldable(graph, node.inputs[0], node, depth + 1)
     if not isinstance(target, Foldable):
         return target
@@ -293,7 +294,7 @@ def _pass_through(graph: Graph, node: Node, target: Foldable) -> Foldable:
 
 
 def _find_before_concat(graph: Graph, node: Node, depth: int) -> FoldTarget:
-    """Return the target of a concat: every input must be foldable, and takes its range of the channels."""
+    """Return the target of a concat, of which every input takes its range of the channels."""
     axis_slot = 0 if node.op == "Concat" else len(node.inputs) - 1
     slots = [slot for slot in range(len(node.inputs)) if slot != axis_slot]
     targets = [find_foldable(graph, node.inputs[slot], node, depth + 1) for slot in slots]
@@ -335,7 +336,7 @@ def _find_before_concat(graph: Graph, node: Node, depth: int) -> FoldTarget:
 
 
 def scale_weights(weights: Tensor, factor: Array) -> Tensor:
-    """Return the product of weights and a factor that broadcasts to them, in the type of the weights.
+    """Return the product of weights and a factor that broadcasts, in the type of the weights.
 
     Large products are computed on access, so that folding a network does not hold a second copy of
     its weights.

@@ -27,26 +27,27 @@ def absorb_preprocessing(
 ) -> Outcome:
     """Make the input uint8, and fold its scaling and shifting into the first layers.
 
-    A uint8 image has a quarter of the bytes, the calling program does not depend on mean and standard
-    deviation, and int8 runtimes use the image without a conversion. The input keeps its name and
-    shape; its values are integers from 0 to 255.
+    A uint8 image has a quarter of the bytes, the calling program does not depend on mean and
+    standard deviation, and int8 runtimes use the image without a conversion. The input keeps its
+    name and shape; its values are integers from 0 to 255.
 
     Before:  x float -> Sub(mean) -> Mul(1 / std) -> Conv2D(weights) -> BiasAdd(bias)
     After:   x uint8 -> Cast -> Conv2D(weights / std) -> BiasAdd(bias - mean / std weights)
 
     Options:
         input_name: image input (default: the only input of four dimensions).
-        mean: value that callers subtract from the pixels today: one number, or one per channel if the
-            option is repeated.
+        mean: value that callers subtract from the pixels today: one number, or one per channel if
+            the option is repeated.
         std: value by which callers divide the pixels after that.
 
-    The scale is always folded into the weights. The offset is folded into the bias only if the layer
-    does not pad: zero padding stands for preprocessed zeros, not for black pixels. Before a layer that
-    pads, one Sub remains.
+    The scale is always folded into the weights. The offset is folded into the bias only if the
+    layer does not pad: zero padding stands for preprocessed zeros, not for black pixels. Before a
+    layer that pads, one Sub remains.
 
-    Skips if there is no preprocessing, neither in the graph nor as mean and std, and if mean and std are
-    given but the input is uint8 already or has another number of channels. If a consumer of the
-    preprocessed image is not a convolution with constant weights, the arithmetic stays in separate nodes.
+    Skips if there is no preprocessing, neither in the graph nor as mean and std, and if mean and
+    std are given but the input is uint8 already or has another number of channels. If a consumer of
+    the preprocessed image is not a convolution with constant weights, the arithmetic stays in
+    separate nodes.
 
     Example:
         absorb_preprocessing
@@ -115,7 +116,7 @@ def _affine_of_options(mean: tuple[float, ...], std: tuple[float, ...]) -> _Affi
 
 
 def _explain_mismatch(graph: Graph, source: Node, affine: _Affine | None) -> str:
-    """Return the reason why per-channel options do not fit the last dimension; empty if they fit."""
+    """Return the reason why the options do not fit the last dimension; empty if they fit."""
     count = 1 if affine is None else max(affine.scale.size, affine.offset.size)
     dims = getattr(source.attrs.get("shape"), "dims", None)
     if count == 1:
@@ -174,7 +175,7 @@ class _Chain:
 
     @classmethod
     def of(cls, graph: Graph, source: Node) -> "_Chain":
-        """Return the longest chain of arithmetic with constants, each node the only consumer of the last."""
+        """Return the longest chain of arithmetic with constants and without other consumers."""
         dtype = source.attrs["dtype"]
         chain = cls(_IDENTITY, (), 0, dtype if isinstance(dtype, DType) else DType.FLOAT)
         while True:
@@ -206,7 +207,7 @@ class _Chain:
 
 
 def _affine_of_node(node: Node, slot: int, value: Tensor | None) -> _Affine | None:
-    """Return a node's map of its input ``slot``; None if it is not arithmetic with a per-channel constant."""
+    """Return a node's map of its input ``slot``; None without a constant per channel."""
     if value is None or len(value.shape) > 4 or any(size != 1 for size in value.shape[:-1]):
         return None
     identity, zero = _IDENTITY.scale, _IDENTITY.offset
@@ -223,7 +224,7 @@ def _affine_of_node(node: Node, slot: int, value: Tensor | None) -> _Affine | No
 
 
 def _fold_into_layers(graph: Graph, source: Node, chain: _Chain, options: _Affine | None) -> Outcome:
-    """Fold the chain into its consumers, or keep its arithmetic if a consumer is not a suitable layer."""
+    """Fold the chain into its consumers, or keep it if a consumer is not a suitable layer."""
     affine = chain.affine
     uses = graph.node_uses.get(chain.nodes[-1].name if chain.nodes else source.name, ())
     skips = tuple(
@@ -288,7 +289,7 @@ def _reason_to_stay(graph: Graph, use: Use, affine: _Affine, dtype: DType) -> st
 
 
 def _pads(layer: Node) -> bool:
-    """Return True if a layer may pad; SAME of a 1x1 kernel counts, as first layers have larger ones."""
+    """Return True if a layer may pad: SAME counts even for a 1x1 kernel."""
     padding = attribute(layer, "padding")
     return padding == b"SAME" or (padding == b"EXPLICIT" and any(attribute(layer, "explicit_paddings")))
 

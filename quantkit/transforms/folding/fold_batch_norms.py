@@ -37,9 +37,9 @@ def fold_batch_norms(graph: Graph) -> Outcome:
     Options: none. Run fold_constants first, which computes one factor and one offset from the
     statistics.
 
-    Folds after Conv2D, DepthwiseConv2dNative, Conv2DBackpropInput and MatMul, with BiasAdd, Add or Sub
-    between, also through concat, BatchToSpaceND, Identity, and a Reshape that keeps the last dimension.
-    The layer takes the name of the Mul.
+    Folds after Conv2D, DepthwiseConv2dNative, Conv2DBackpropInput and MatMul, with BiasAdd, Add or
+    Sub between, also through concat, BatchToSpaceND, Identity, and a Reshape that keeps the last
+    dimension. The layer takes the name of the Mul.
 
     Skips if the layer, its bias or its weights have other consumers or are graph inputs or outputs,
     if the weights are not constant, or if the factor is not one finite number per channel.

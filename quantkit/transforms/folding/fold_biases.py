@@ -22,14 +22,14 @@ def fold_biases(graph: Graph) -> Outcome:
     """Replace the sum of a layer and one constant per channel by BiasAdd.
 
     TensorFlow fuses a layer with a BiasAdd and with the activation or the residual sum after it. An
-    Add of a constant, as in a decomposed batch norm, is slower: TensorFlow fuses it with the residual
-    sum instead, or moves the activation after a concat, where the activation is not fused.
+    Add of a constant, as in a decomposed batch norm, is slower: TensorFlow fuses it with the
+    residual sum instead, or moves the activation after a concat, where the activation is not fused.
 
     Before:  x -> Conv2D -> Add([b0, b1, ...])
     After:   x -> Conv2D -> BiasAdd([b0, b1, ...])
 
-    Frameworks multiply sequences as one matrix and add the bias after the Reshape back to sequences.
-    The bias moves to its product:
+    Frameworks multiply sequences as one matrix and add the bias after the Reshape back to
+    sequences. The bias moves to its product:
 
     Before:  x -> MatMul -> Reshape -> BiasAdd
     After:   x -> MatMul -> BiasAdd -> Reshape
@@ -38,7 +38,8 @@ def fold_biases(graph: Graph) -> Outcome:
     operands.
 
     Skips if the constant is one number for all channels, varies within a channel, or is a graph
-    input, if the number of channels is unknown, or if the product or the Reshape has other consumers.
+    input, if the number of channels is unknown, or if the product or the Reshape has other
+    consumers.
 
     Example:
         fold_biases
@@ -82,7 +83,7 @@ def _replace_by_bias(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> 
         if layer is None or value is None:
             continue
         if summand.node in graph.input_names:
-            return Skip(f"{summand.node} is an input of the graph")
+            return Skip(f"{summand.node} is a graph input")
         weights = shapes.get(graph[source.node].inputs[WEIGHTS_INDEX], UNKNOWN)
         if not weights.is_known:
             return Skip(f"the number of channels of {source} is unknown")

@@ -20,8 +20,9 @@ def fold_clamps(graph: Graph) -> Outcome:
     Before:  x -> Maximum(0) -> Minimum(6)
     After:   x -> Relu6
 
-    Options: none. Both orders of the ops, both orders of the operands, and ClipByValue. For the maximum
-    of 0 and -0, Maximum and Relu may return zeros of different sign, as may two kernels of one runtime.
+    Options: none. Both orders of the ops, both orders of the operands, and ClipByValue. For the
+    maximum of 0 and -0, Maximum and Relu may return zeros of different sign, as may two kernels of
+    one runtime.
 
     Skips if a bound differs from 0 and 6, is not a scalar, or is not constant.
 

@@ -51,8 +51,8 @@ def fold_constants(
     Control dependencies on constants are removed. A control dependency on a NoOp that has a single
     control dependency is replaced by that dependency.
 
-    Skips an op that has no kernel (``--evaluate-with tensorflow`` supports every op), has side effects,
-    belongs to a loop or branch, or fails on its inputs.
+    Skips an op that has no kernel (``--evaluate-with tensorflow`` supports every op), has side
+    effects, belongs to a loop or branch, or fails on its inputs.
 
     Example:
         fold_constants
@@ -262,5 +262,5 @@ def _prune(graph: Graph) -> Graph:
 
 
 def _needed_nodes(graph: Graph) -> set[str]:
-    """Return the ancestors of the outputs and inputs; inputs of nodes that are graph inputs count."""
+    """Return the ancestors of the outputs and of the inputs."""
     return graph.with_(outputs=(*graph.outputs, *graph.inputs)).reachable(stop_at_inputs=False)

@@ -39,13 +39,13 @@ def fold_old_batch_norms(graph: Graph) -> Outcome:
     Options: none. Run fold_constants first if the statistics are computed.
 
     Folds BatchNormWithGlobalNormalization and FusedBatchNorm, V2 and V3, after Conv2D,
-    DepthwiseConv2dNative, Conv2DBackpropInput and MatMul, with BiasAdd, Add or Sub between, also through
-    concat, BatchToSpaceND, Identity, and a Reshape that keeps the last dimension. The BiasAdd takes the
-    name of the norm.
+    DepthwiseConv2dNative, Conv2DBackpropInput and MatMul, with BiasAdd, Add or Sub between, also
+    through concat, BatchToSpaceND, Identity, and a Reshape that keeps the last dimension. The
+    BiasAdd takes the name of the norm.
 
     Skips if the norm is in training mode, if its other outputs have consumers, if its statistics or
-    the weights are not constant, or if the layer, its bias or its weights have other consumers or are
-    graph inputs or outputs.
+    the weights are not constant, or if the layer, its bias or its weights have other consumers or
+    are graph inputs or outputs.
 
     Example:
         fold_old_batch_norms
@@ -140,7 +140,7 @@ def _fold_norm(
 def _compute_affine(
     mean: Array, variance: Array, beta: Array, gamma: Array | None = None, *, epsilon: float
 ) -> Affine | None:
-    """Return scale and offset of a norm, computed in the type of its statistics; None if not finite.
+    """Return scale and offset of a norm in the type of its statistics; None if not finite.
 
     Args:
         mean, variance, beta, gamma: (c,).

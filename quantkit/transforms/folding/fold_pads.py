@@ -28,18 +28,19 @@ Shapes = Mapping[Edge, Shape]
 def fold_pads(graph: Graph) -> Outcome:
     """Fold Pad into the padding of the following convolution or MaxPool.
 
-    A Pad copies the whole tensor; the kernel of a convolution pads without a copy. The new padding is
-    SAME, which every runtime supports, if SAME adds the same widths, else EXPLICIT.
+    A Pad copies the whole tensor; the kernel of a convolution pads without a copy. The new padding
+    is SAME, which every runtime supports, if SAME adds the same widths, else EXPLICIT.
 
     Before:  x -> Pad([0, 1, 1, 0]) -> Conv2D(VALID)
     After:   x -> Conv2D(SAME) or Conv2D(EXPLICIT)
 
     Options: none. A Pad of zero widths becomes an Identity, which remove_nodes removes.
 
-    Skips if the padded value is not a constant zero, or if batch or channels are padded. Skips AvgPool,
-    which averages over the zeros of a Pad but not over its own padding. Skips DepthwiseConv2dNative
-    unless SAME adds the same widths. Skips MaxPool, which ignores its own padding, unless SAME adds the
-    same widths and the input is never negative or the padded value is the lowest float.
+    Skips if the padded value is not a constant zero, or if batch or channels are padded. Skips
+    AvgPool, which averages over the zeros of a Pad but not over its own padding. Skips
+    DepthwiseConv2dNative unless SAME adds the same widths. Skips MaxPool, which ignores its own
+    padding, unless SAME adds the same widths and the input is never negative or the padded value is
+    the lowest float.
 
     Example:
         fold_pads
@@ -82,7 +83,7 @@ def _fold_pad(shapes: Shapes, graph: Graph, root: Node) -> list[Node] | Skip | N
         return None
     widths = _constant(graph, pad, 1)
     if pad.name in graph.input_names:
-        return Skip(f"{pad.name} is an input of the graph")
+        return Skip(f"{pad.name} is a graph input")
     if widths is None:
         return Skip(f"the widths of {pad.name} are not constant")
     reason = _reason_to_stay(graph, root, pad, widths)

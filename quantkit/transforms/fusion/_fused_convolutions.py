@@ -68,7 +68,7 @@ def dtype_of(node: Node) -> DType | None:
 
 
 def fuse(root: Node, op: str, inputs: tuple[Edge, ...], mode: bytes, *before: Node) -> Node:
-    """Return the fused op of a convolution and the pad or resize before it, with all control dependencies."""
+    """Return the fused op of a convolution and the nodes before it, with their dependencies."""
     attrs = {key: root.attrs[key] for key in ("T", "strides", "padding") if key in root.attrs}
     corners = next((attribute(node, "align_corners") for node in before if node.op == "ResizeBilinear"), None)
     controls = dict.fromkeys((*root.controls, *(name for node in before for name in node.controls)))

@@ -2,7 +2,8 @@
 
 batch_to_space(conv(space_to_batch(x, r), w), r)  ==  conv(x, w), dilated by r
 
-The padding of SpaceToBatchND minus the crops of BatchToSpaceND is added to the convolution's padding.
+The padding of SpaceToBatchND minus the crops of BatchToSpaceND is added to the convolution's
+padding.
 """
 
 from collections.abc import Mapping
@@ -29,16 +30,16 @@ def flatten_atrous_conv(graph: Graph) -> Outcome:
     """Replace SpaceToBatchND, convolution and BatchToSpaceND by one dilated convolution.
 
     Old versions of TensorFlow dilated a convolution by moving pixels to the batch and back. The
-    convolution keeps its weights, which may be shared. Its padding becomes SAME or VALID if the widths
-    allow it, else EXPLICIT.
+    convolution keeps its weights, which may be shared. Its padding becomes SAME or VALID if the
+    widths allow it, else EXPLICIT.
 
     Before:  x -> SpaceToBatchND(block 2x2, paddings) -> Conv2D(w, VALID) -> BatchToSpaceND(crops)
     After:   Conv2D(x, w, dilations 2x2, padding)
 
     Options: none. Run fold_constants first, which computes block shape, paddings and crops.
 
-    Skips if block shape, paddings or crops are not constant, if the crops exceed the padding, if the
-    convolution has a stride or other consumers, or if the block shape includes channels.
+    Skips if block shape, paddings or crops are not constant, if the crops exceed the padding, if
+    the convolution has a stride or other consumers, or if the block shape includes channels.
 
     Example:
         flatten_atrous_conv
@@ -72,7 +73,7 @@ def _flatten(shapes: Shapes, graph: Graph, root: Node, layer: Node, moved: Node)
         if not is_constant(graph, node.inputs[slot]):
             return Skip(explain_not_constant(graph, node.inputs[slot].node, f"the {role} of {node.name}"))
     if moved.name in graph.input_names:
-        return Skip(f"{moved.name} is an input of the graph")
+        return Skip(f"{moved.name} is a graph input")
     block, paddings = (graph[edge.node].value.array for edge in moved.inputs[1:])
     back, crops = (graph[edge.node].value.array for edge in root.inputs[1:])
     axis = channel_axis(layer, 4)
@@ -111,7 +112,7 @@ def _is_spatial(block: Array, paddings: Array, crops: Array, channel: int) -> bo
 
 
 def _spans(shapes: Shapes, layer: Node, channel: int) -> Array | None:
-    """Return the extent of the dilated window minus 1 along each axis, (4,); None if the size is unknown."""
+    """Return the extent of the dilated window minus 1 per axis, (4,); None if unknown."""
     kernel = (shapes.get(layer.inputs[1], UNKNOWN).dims or (None, None))[:2]
     spans = np.zeros(4, int)
     for axis, size in zip((axis for axis in (1, 2, 3) if axis != channel), kernel, strict=True):

@@ -30,8 +30,8 @@ def flatten_products(graph: Graph) -> Outcome:
 
     Options: none.
 
-    Skips if the other factor is computed, is a graph input or is more than one matrix, if x is a matrix
-    or is transposed, or if more than one size of the result is unknown.
+    Skips if the other factor is computed, is a graph input or is more than one matrix, if x is a
+    matrix or is transposed, or if more than one size of the result is unknown.
 
     Example:
         flatten_products

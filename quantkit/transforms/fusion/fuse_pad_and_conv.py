@@ -24,9 +24,9 @@ def fuse_pad_and_conv(graph: Graph) -> Outcome:
     Options: none. For zero padding, use fold_pads. Run fuse_resize_pad_and_conv and
     fuse_resize_and_conv first: this transform would prevent the fusion of a resize before the pad.
 
-    Skips if the batch size is not known to be 1 (TensorFlow's kernel computes only the first image of a
-    batch correctly), if the convolution is dilated, NCHW or has EXPLICIT padding, if the paddings are
-    not constant or include batch or channels, or if the pad has other consumers.
+    Skips if the batch size is not known to be 1 (TensorFlow's kernel computes only the first image
+    of a batch correctly), if the convolution is dilated, NCHW or has EXPLICIT padding, if the
+    paddings are not constant or include batch or channels, or if the pad has other consumers.
 
     Example:
         fuse_pad_and_conv

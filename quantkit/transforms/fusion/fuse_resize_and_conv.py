@@ -29,9 +29,9 @@ def fuse_resize_and_conv(graph: Graph) -> Outcome:
 
     Options: none. Run fuse_resize_pad_and_conv before it and fuse_pad_and_conv after it.
 
-    Skips if the batch size is not known to be 1 (TensorFlow's kernel computes only the first image of a
-    batch correctly), if the convolution is dilated, NCHW or has EXPLICIT padding, or if the resize has
-    half_pixel_centers, changes the element type or has other consumers.
+    Skips if the batch size is not known to be 1 (TensorFlow's kernel computes only the first image
+    of a batch correctly), if the convolution is dilated, NCHW or has EXPLICIT padding, or if the
+    resize has half_pixel_centers, changes the element type or has other consumers.
 
     Example:
         fuse_resize_and_conv

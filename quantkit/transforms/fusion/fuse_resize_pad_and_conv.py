@@ -30,10 +30,10 @@ def fuse_resize_pad_and_conv(graph: Graph) -> Outcome:
     Options: none. Run it before fuse_resize_and_conv and fuse_pad_and_conv, which fuse parts of the
     pattern.
 
-    Skips if the batch size is not known to be 1 (TensorFlow's kernel computes only the first image of a
-    batch correctly), if the convolution is dilated, NCHW or has EXPLICIT padding, if the paddings are
-    not constant or include batch or channels, if the resize has half_pixel_centers or changes the
-    element type, or if the pad or the resize has other consumers.
+    Skips if the batch size is not known to be 1 (TensorFlow's kernel computes only the first image
+    of a batch correctly), if the convolution is dilated, NCHW or has EXPLICIT padding, if the
+    paddings are not constant or include batch or channels, if the resize has half_pixel_centers or
+    changes the element type, or if the pad or the resize has other consumers.
 
     Example:
         fuse_resize_pad_and_conv

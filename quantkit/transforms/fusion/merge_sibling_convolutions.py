@@ -22,8 +22,9 @@ from quantkit.transforms.folding._channels import bias_of_layer
 from quantkit.transforms.registry import transform
 
 WEIGHTS_CHANNELS = 3
-# On Inception v3, whose blocks save 1 to 1.7 times the bytes that the split moves, merging is 1 to 5 % slower in
-# TensorFlow and ONNX Runtime, and equally fast in OpenVINO. A merge without a split is always faster.
+# On Inception v3, whose blocks save 1 to 1.7 times the bytes that the split moves, merging is
+# 1 to 5 % slower in TensorFlow and ONNX Runtime, and equally fast in OpenVINO. A merge without a
+# split is always faster.
 MIN_GAIN = 3.0
 
 
@@ -42,11 +43,12 @@ def merge_sibling_convolutions(graph: Graph, *, gain: float = MIN_GAIN, across_a
     Options:
         gain: minimum ratio of the bytes that are no longer read again to the bytes that the split
             moves (default: 3.0); 0 merges always.
-        across_activations: also merge convolutions with different activations, which then stay after
-            the split (default: false).
+        across_activations: also merge convolutions with different activations, which then stay
+            after the split (default: false).
 
-    Skips if kernel size, stride, padding, dilations or activation differ, if weights or bias are not
-    constant, if a node has control dependencies, or if the split costs more than the merge saves.
+    Skips if kernel size, stride, padding, dilations or activation differ, if weights or bias are
+    not constant, if a node has control dependencies, or if the split costs more than the merge
+    saves.
 
     Example:
         merge_sibling_convolutions(gain=0)
@@ -127,7 +129,7 @@ class _Branch:
 
 
 def _only_consumer(graph: Graph, node: Node, ops: Iterable[str]) -> Node | None:
-    """Return the only consumer of a node if it has one of these types and no control dependencies."""
+    """Return the only consumer of a node if its type is in ``ops`` and it can be merged."""
     uses = graph.node_uses.get(node.name, ())
     if node.name in graph.endpoint_names or len(uses) != 1 or uses[0].slot < 0:
         return None
@@ -143,7 +145,7 @@ def _attributes(node: Node) -> tuple[tuple[str, Attr], ...]:
 
 
 def _find_siblings(graph: Graph, across_activations: bool, skips: list[Skip]) -> list[list[_Branch]]:
-    """Return groups of two or more branches that can be merged, in file order; add others to ``skips``."""
+    """Return groups of branches that can be merged, in file order; add others to ``skips``."""
     convolutions: dict[Edge, list[Node]] = {}
     for node in graph.nodes.values():
         if node.op == "Conv2D" and len(node.inputs) == 2:
@@ -249,7 +251,7 @@ def _num_positions(layer: Node, shape: Shape) -> int | None:
 
 
 def _slot_in_concat(graph: Graph, branch: _Branch) -> tuple[str, int] | None:
-    """Return (concat name, input index) if the only consumer of a branch is a concat over channels."""
+    """Return (concat name, input index) if the only consumer is a concat over channels."""
     end = branch.nodes[-1]
     uses = graph.node_uses.get(end.name, ())
     if end.name in graph.endpoint_names or len(uses) != 1 or uses[0].node.op not in ("Concat", "ConcatV2"):

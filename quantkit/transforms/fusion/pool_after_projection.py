@@ -36,9 +36,9 @@ def pool_after_projection(graph: Graph) -> Outcome:
     remaining name keeps its tensor.
 
     Skips if the convolution does not reduce the channels, if the additional MACs of the convolution
-    exceed the additions that the pool saves (a pool with a stride) or the sizes are unknown, if the pool
-    has other consumers or is a graph input or output, if the convolution is strided, larger or pads, or
-    if the data formats differ. MaxPool does not commute with a convolution.
+    exceed the additions that the pool saves (a pool with a stride) or the sizes are unknown, if the
+    pool has other consumers or is a graph input or output, if the convolution is strided, larger or
+    pads, or if the data formats differ. MaxPool does not commute with a convolution.
 
     Example:
         pool_after_projection
@@ -155,7 +155,7 @@ def _num_positions(shapes: Shapes, pool: Node, edge: Edge) -> int | None:
 
 
 def _move_bias(before: Graph, graph: Graph, root: Node, pool: Node, layer: Node) -> list[Node] | None:
-    """Replace ``pool(conv(x)) + b`` by ``pool(conv(x) + b)`` if the rule has moved the convolution."""
+    """Replace ``pool(conv(x)) + b`` by ``pool(conv(x) + b)`` if the convolution was moved."""
     if layer.name in before or root.name in graph.input_names or sharing_reason(graph, pool, root):
         return None
     if bias_of_layer(graph, layer, root) is None:

@@ -242,7 +242,7 @@ def _convert_transpose(converter: LayoutConverter, node: Node) -> ConvertedNode 
 
 @_handles("Shape")
 def _convert_shape(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
-    """Permute the shape of the converted tensor, which is cheaper than a Transpose of the tensor."""
+    """Permute the shape of the converted tensor: cheaper than a Transpose of the tensor."""
     if node.inputs[0] not in converter.target_only:
         return ""
     dtype = node.attrs.get("out_type", DType.INT32)

@@ -1,7 +1,7 @@
 """Convert a graph from one image layout to the other.
 
-Every tensor exists in the source layout, in the target layout, or in both. A missing form is computed
-by a single Transpose if a node needs it; no Transpose is needed between converted nodes.
+Every tensor exists in the source layout, in the target layout, or in both. A missing form is
+computed by a single Transpose if a node needs it; no Transpose is needed between converted nodes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -163,14 +163,14 @@ class LayoutConverter:
         return target_axes == sorted(target_axes)
 
     def new_operand(self, node: Node, suffix: str, values: Array, old: Edge) -> Node:
-        """Return a constant for a node that replaces an input, with the same control dependencies."""
+        """Return a constant that replaces an input, with the same control dependencies."""
         name = self.names.free(f"{node.name}/{suffix}")
         return constant(name, values).with_(controls=self.graph[old.node].controls)
 
     # Conversion of tensors
 
     def to_target(self, edge: Edge) -> Edge:
-        """Return the target-layout form of a tensor of four dimensions, or of a constant that broadcasts."""
+        """Return the target-layout form of a tensor of rank 4, or of a constant that broadcasts."""
         if edge not in self.converted:
             node, value = self.graph[edge.node], self.constant(edge)
             name = self.names.free(self._name_in_layout(edge, self.target))
@@ -203,7 +203,7 @@ class LayoutConverter:
         return "/".join([edge.node, *([str(edge.port)] if edge.port else []), layout.lower()])
 
     def _transpose(self, like: Node, name: str, edge: Edge, order: tuple[int, ...], port: int) -> list[Node]:
-        """Return a Transpose of an edge with a name, after the constant of its permutation if it is new."""
+        """Return a Transpose of an edge, after the constant of its permutation if it is new."""
         new_constants = []
         if order not in self.orders or self.has_loops:
             digits = "".join(map(str, order))
@@ -229,13 +229,13 @@ class LayoutConverter:
 
     @cached_property
     def has_loops(self) -> bool:
-        """True if new constants need a control dependency, to belong to the frame of their consumers."""
+        """True if new constants need a control dependency, to belong to a loop frame."""
         return "Enter" in self.graph.op_counts
 
     # New graph
 
     def _remove_unused(self) -> list[Node]:
-        """Return the new nodes in order, without constants and Transposes that have become unused."""
+        """Return the new nodes in order, without unused new constants and Transposes."""
         nodes = {node.name: node for node in self._ordered_nodes()}
         counts = dict.fromkeys(nodes, 0)
         for node in nodes.values():

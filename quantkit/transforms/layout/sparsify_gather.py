@@ -34,8 +34,9 @@ def sparsify_gather(
 ) -> Outcome:
     """Replace gathers from columns of weights by lookups in hash tables of the nonzero weights.
 
-    The weights of wide linear models are columns of millions of numbers, most of which are zero after
-    training with sparse regularization. The memory of a table is proportional to its nonzero weights.
+    The weights of wide linear models are columns of millions of numbers, most of which are zero
+    after training with sparse regularization. The memory of a table is proportional to its nonzero
+    weights.
 
     Before:  Gather(Identity(w), ids)
     After:   ExpandDims(LookupTableFind(HashTable of w, ids, default 0), -1)
@@ -47,11 +48,12 @@ def sparsify_gather(
 
     Several gathers from one column share a table. Ids outside the column give zero.
 
-    Skips if the weights are neither constant nor in the checkpoint, or are not one column of float32, if
-    the axis of the gather is not 0, and if weights or gather are graph inputs.
+    Skips if the weights are neither constant nor in the checkpoint, or are not one column of
+    float32, if the axis of the gather is not 0, and if weights or gather are graph inputs.
 
     Raises:
-        GraphError: a variable has no RestoreV2 entry in the graph, or group_init_node is not a NoOp.
+        GraphError: a variable has no RestoreV2 entry in the graph, or group_init_node is not a
+            NoOp.
         RecipeError: input_checkpoint is given without the service ``read_variable``.
 
     Example:

@@ -1,4 +1,4 @@
-"""Mixed-precision TensorFlow graphs: 16 bits for numerically safe ops, with casts from and to float32.
+"""Mixed-precision TensorFlow graphs: 16 bits for numerically safe ops, float32 for the others.
 
 Layers and elementwise ops compute in 16 bits, and ops that only move values take the type of their
 inputs. Ops that accumulate many values stay float32: small summands would be lost in 16 bits.
@@ -49,7 +49,8 @@ def convert_to_half(
         dtype: 16-bit type.
         keep: names and op types of nodes that stay float32.
         narrow: function that converts a constant to 16 bits.
-        reason_against: function that returns the reason why a constant cannot be 16 bits; empty if it can.
+        reason_against: function that returns the reason why a constant cannot be 16 bits; empty if
+            it can.
     """
     conversion = _HalfConversion(graph, dtype, keep, narrow, reason_against)
     conversion.select_nodes()
@@ -83,7 +84,7 @@ class _HalfConversion:
     # Selection of the nodes
 
     def select_nodes(self) -> None:
-        """Fill `half` and `reasons`: first the nodes that compute, then constants that only they use."""
+        """Fill `half` and `reasons`: first the computing nodes, then constants that only they use."""
         for name in self.graph.order:
             self._select(self.graph[name])
         for name in reversed(self.graph.order):
@@ -117,7 +118,7 @@ class _HalfConversion:
         return "listed in keep" if self.keep & {node.name, node.op} else ""
 
     def _reason(self, node: Node, edges: list[Edge]) -> str:
-        """Return the reason why a node stays float32; empty if it can be 16 bits or needs no reason."""
+        """Return the reason why a node stays float32; empty if no skip is needed."""
         if node.op not in COMPUTE_OPS | MOVEMENT_OPS:
             if node.op in SOURCE_OPS:
                 return ""
@@ -133,7 +134,7 @@ class _HalfConversion:
         return ""
 
     def _consumer_reason(self, name: str) -> str:
-        """Return the reason of a constant, or of a node computed from it, as a reason of its consumer."""
+        """Return the reason of a constant input as a reason of its consumer."""
         reason = self.constants[name]
         return f"input {name}: {reason}" if self.graph[name].is_constant else reason
 

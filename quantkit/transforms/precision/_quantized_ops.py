@@ -132,7 +132,7 @@ def ports(name: str) -> tuple[Edge, Edge, Edge]:
 
 
 def classic_form(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> list[Node]:
-    """Return the node as the older op type with a quantized form, after its new axis constant, if any.
+    """Return the node as the op type with a quantized form, after its new axis constant, if any.
 
     Args:
         graph: float graph.
@@ -176,10 +176,10 @@ def _quantize_op(
 
 
 def _quantize_input(graph: Graph, consumer: str, edge: Edge) -> list[Node]:
-    """Return the nodes that compute the range of a float tensor, and the QuantizeV2 with this range."""
+    """Return the nodes that compute the range of a float tensor, and its QuantizeV2."""
     base = f"{consumer}_eightbit/{str(edge).replace(':', '__port__')}"
-    # The control dependency keeps the constants in the loop frame of the tensor. A dependency on a graph input that
-    # has inputs itself would run the node.
+    # The control dependency keeps the constants in the loop frame of the tensor. A dependency on a
+    # graph input that has inputs itself would run the node.
     is_cut = edge.node in graph.input_names and bool(graph[edge.node].sources)
     controls = () if is_cut else (edge.node,)
     shape = constant(f"{base}/reshape_dims", FLATTEN).with_(controls=controls)
@@ -252,7 +252,7 @@ def _is_not_finite(graph: Graph, edge: Edge) -> bool:
 
 
 def _explain_layout(node: Node) -> str:
-    """Return the reason why the quantized op does not support the attributes of a convolution or pool."""
+    """Return the reason why the quantized op does not support a node's attributes, or empty."""
     op, quantized_name = find_op(node.op), QUANTIZED_OPS[node.op].name
     attrs = {name: attribute(node, name) for name in LAYOUT_ATTRS if op and name in op.attrs}
     if attrs.get("data_format", b"NHWC") != b"NHWC":
@@ -269,7 +269,7 @@ def _explain_layout(node: Node) -> str:
 
 
 def _explain_groups(node: Node, shapes: Mapping[Edge, Shape]) -> str:
-    """Return the reason why a convolution in groups cannot be quantized; empty for other convolutions."""
+    """Return the reason why a convolution in groups cannot be quantized; empty for others."""
     image, weights = (shapes.get(edge, Shape(None)).dims or () for edge in node.inputs)
     if len(image) != 4 or len(weights) != 4 or image[3] in (None, weights[2]):
         return ""
@@ -277,7 +277,7 @@ def _explain_groups(node: Node, shapes: Mapping[Edge, Shape]) -> str:
 
 
 def _explain_axis(graph: Graph, node: Node) -> str:
-    """Return the reason why QuantizedConcat does not support the axis of a Concat; empty if it does."""
+    """Return the reason why QuantizedConcat does not support the axis of a Concat, or empty."""
     axis = graph.constant_of(node.inputs[0])
     if axis is not None and axis.num_elements == 1 and axis.array.item() < 0:
         return f"axis is {axis.array.item()} and the rank is unknown, but QuantizedConcat supports no negative axis"
@@ -295,7 +295,7 @@ def _explain_broadcast(first: Shape, second: Shape) -> str:
 
 
 def _repeats_whole(small: Shape, large: Shape) -> bool:
-    """Return True if the larger tensor may be copies of the smaller one along leading dimensions."""
+    """Return True if the larger tensor may repeat the smaller one along leading dimensions."""
     if small.dims is None or large.dims is None:
         return 1 not in _strip_leading_ones(small) + _strip_leading_ones(large)
     sizes = _strip_leading_ones(small)

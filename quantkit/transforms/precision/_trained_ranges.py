@@ -1,4 +1,4 @@
-"""Use of the ranges of fake-quant nodes, which come from quantization-aware training, in `quantize_nodes`.
+"""Trained ranges in `quantize_nodes`: fake-quant nodes of quantization-aware training.
 
 FakeQuant(Relu(BiasAdd(x, b)))   becomes, step by step,
 Relu(FakeQuant(BiasAdd(x, b)))                             moved to the 32-bit result
@@ -16,8 +16,8 @@ from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.transforms.precision._quantized_ops import dequantize, ports, quantize, requantize
 
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
-# Rounding before and rounding after these ops are equivalent, except for the averages of AvgPool and the upper bound
-# of Relu6.
+# Rounding before and rounding after these ops are equivalent, except for the averages of AvgPool
+# and the upper bound of Relu6.
 EXCHANGEABLE_OPS = frozenset({"AvgPool", "Identity", "MaxPool", "Relu", "Relu6"})
 
 
@@ -61,7 +61,7 @@ def requantize_fake_quants(graph: Graph) -> Outcome:
 
 
 def merge_adjacent_requantizes(graph: Graph) -> Graph:
-    """Requantize 32-bit results directly to the trained range, without their own range and without float.
+    """Requantize 32-bit results directly to the trained range, without a conversion to float.
 
     Before:  Requantize(QuantizeV2(Dequantize(Requantize(x, RequantizationRange(x))), low, high), low, high)
     After:   Requantize(x, low, high)
@@ -77,7 +77,7 @@ def merge_adjacent_requantizes(graph: Graph) -> Graph:
 
 
 def _range_of(graph: Graph, node: Node) -> tuple[float, float] | None:
-    """Return the trained range of a fake-quant node; None for another node, or if it is not constant."""
+    """Return the trained range of a fake-quant node; None for other nodes, or if not constant."""
     if node.op != FAKE_QUANT or len(node.inputs) != 3:
         return None
     low, high = (graph.constant_of(edge) for edge in node.inputs[1:])
@@ -117,7 +117,7 @@ def _hoist(draft: Draft, node: Node, chain: list[Node]) -> None:
 
 
 def _match_float_detour(graph: Graph, node: Node) -> tuple[Node, Node, Node] | None:
-    """Return the QuantizeV2, Dequantize and Requantize between a 32-bit op and a Requantize to a trained range."""
+    """Return QuantizeV2, Dequantize and Requantize between a 32-bit op and a trained range."""
     if node.op != "Requantize":
         return None
     wide = _producer(graph, node.inputs[:3], "QuantizeV2")
@@ -129,6 +129,6 @@ def _match_float_detour(graph: Graph, node: Node) -> tuple[Node, Node, Node] | N
 
 
 def _producer(graph: Graph, edges: Sequence[Edge], op: str) -> Node | None:
-    """Return the node of type ``op`` whose three outputs are the edges; None if there is no such node."""
+    """Return the node of type ``op`` whose three outputs are the edges, or None."""
     node = graph[edges[0].node]
     return node if node.op == op and tuple(edges) == ports(node.name) else None

@@ -20,7 +20,8 @@ from quantkit.transforms.precision._half_graphs import convert_to_half
 from quantkit.transforms.registry import transform
 
 TYPES = {"float16": DType.HALF, "bfloat16": DType.BFLOAT16}
-# Maximum error of a tensor relative to its norm. Rounding alone causes at most half of it; underflow causes more.
+# Maximum error of a tensor relative to its norm. Rounding alone causes at most half of it;
+# underflow causes more.
 MAX_RELATIVE_ERROR = 2.0**-8
 
 
@@ -35,12 +36,13 @@ def convert_precision(
 ) -> Outcome:
     """Store weights in 16 bits, half the size, or compute in 16 bits.
 
-    With weights_only, weights are rounded once and cast back to float32 when a runtime loads the graph:
-    the latency stays the same, and the outputs are those of the rounded weights. The whole graph in 16
-    bits is faster on processors with 16-bit arithmetic, and slower on others. Ops that accumulate many
-    values (softmax, norms, averages) stay float32, and so do inputs and outputs. Every layer rounds its
-    result: the logits of the bundled network change by at most 0.002 (float16) or 0.02 (bfloat16) of the
-    largest logit. Activations above 65504 overflow in float16, but not in bfloat16.
+    With weights_only, weights are rounded once and cast back to float32 when a runtime loads the
+    graph: the latency stays the same, and the outputs are those of the rounded weights. The whole
+    graph in 16 bits is faster on processors with 16-bit arithmetic, and slower on others. Ops that
+    accumulate many values (softmax, norms, averages) stay float32, and so do inputs and outputs.
+    Every layer rounds its result: the logits of the bundled network change by at most 0.002
+    (float16) or 0.02 (bfloat16) of the largest logit. Activations above 65504 overflow in float16,
+    but not in bfloat16.
 
     Before:  conv(x, Const[float]) -> Softmax
     After:   conv(x, Cast(Const[half])) -> Softmax                               weights_only
@@ -52,9 +54,9 @@ def convert_precision(
         keep: nodes or op types that stay float32, with their constants.
         minimum_size: with weights_only, constants with fewer elements stay float32.
 
-    Skips a constant whose values are too large or too small for the type: the constant and its consumers
-    stay float32. Without weights_only, also skips ops without a 16-bit form that is known to be safe, and
-    graph outputs of nodes with several outputs.
+    Skips a constant whose values are too large or too small for the type: the constant and its
+    consumers stay float32. Without weights_only, also skips ops without a 16-bit form that is known
+    to be safe, and graph outputs of nodes with several outputs.
 
     Raises:
         RecipeError: an entry of ``keep`` is neither a node nor an op type.

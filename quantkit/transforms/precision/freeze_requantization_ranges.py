@@ -1,4 +1,4 @@
-"""Replace ranges that are computed at run time by ranges that a log of calibration runs contains."""
+"""Replace ranges that are computed at run time by ranges from a log of calibration runs."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -26,15 +26,17 @@ def freeze_requantization_ranges(
     """Replace RequantizationRange nodes by constants from a log of calibration runs.
 
     The log is the output of runs after insert_logging(op=RequantizationRange, show_name=true,
-    message="__requant_min_max:"): one line ``;<node>__print__;__requant_min_max:[min][max]`` per node and
-    run. Other lines are ignored. The most extreme minima and maxima are dropped as outliers.
+    message="__requant_min_max:"): one line ``;<node>__print__;__requant_min_max:[min][max]`` per
+    node and run. Other lines are ignored. The most extreme minima and maxima are dropped as
+    outliers.
 
     Before:  Requantize(y, RequantizationRange(y))
     After:   Requantize(y, min, max)
 
     Options:
         min_max_log_file: log file, for example
-            ``freeze_requantization_ranges(min_max_log_file="/tmp/min_max_log.txt")``, or a line of a log.
+            ``freeze_requantization_ranges(min_max_log_file="/tmp/min_max_log.txt")``, or a line of
+            a log.
         min_percentile: percentage of the lowest minima to drop (default: 5).
         max_percentile: percentage of the highest maxima to drop (default: 5).
 

@@ -57,9 +57,9 @@ def quantize_nodes(
              r/eightbit = QuantizedRelu(c/eightbit/requantize)
              r = Dequantize(r/eightbit)
 
-    The Dequantize of each result keeps the name of the float op; unused nodes are removed. Ranges of
-    fake-quant nodes are used; other ranges are computed at run time. AddV2 and ConcatV2 are quantized
-    like Add and Concat.
+    The Dequantize of each result keeps the name of the float op; unused nodes are removed. Ranges
+    of fake-quant nodes are used; other ranges are computed at run time. AddV2 and ConcatV2 are
+    quantized like Add and Concat.
 
     Options:
         input_min: with input_max: float placeholders become quint8 with this range.
@@ -157,7 +157,7 @@ def _quantize_placeholder(node: Node, bounds: tuple[float, float]) -> list[Node]
 
 
 def _remove_round_trips(graph: Graph) -> Graph:
-    """Bypass pairs of Dequantize and QuantizeV2; the range before such a pair is at least as wide."""
+    """Bypass pairs of Dequantize and QuantizeV2: the range before a pair is at least as wide."""
     draft = Draft(graph)
     for node in graph.nodes.values():
         source = _source_of_round_trip(graph, node)
@@ -167,7 +167,7 @@ def _remove_round_trips(graph: Graph) -> Graph:
 
 
 def _source_of_round_trip(graph: Graph, node: Node) -> tuple[Edge, ...]:
-    """Return the inputs of the Dequantize whose result a QuantizeV2 quantizes again; empty if they differ."""
+    """Return the inputs of the Dequantize before a QuantizeV2; empty if their types differ."""
     if node.op != "QuantizeV2" or node.controls or node.name in graph.endpoint_names:
         return ()
     source = graph[node.inputs[0].node]

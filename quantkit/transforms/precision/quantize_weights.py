@@ -16,11 +16,13 @@ from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.transforms.registry import transform
 
-# trunc(y + copysign(ALMOST_HALF, y)) rounds half away from zero; with 0.5 it would round 0.49999999999999994 up.
+# trunc(y + copysign(ALMOST_HALF, y)) rounds half away from zero; with 0.5 it would round
+# 0.49999999999999994 up.
 ALMOST_HALF = np.nextafter(0.5, 0.0)
-# Number of values that are quantized at a time, so that the temporary arrays stay in the processor's cache.
+# Number of values that are quantized at a time: temporary arrays stay in the processor's cache.
 CHUNK = 1 << 14
-# Outside these limits, Dequantize returns NaN: its step is flushed to zero, or its range is infinite in float32.
+# Outside these limits, Dequantize returns NaN: its step is flushed to zero, or its range is infinite
+# in float32.
 MIN_RANGE = 256 * float(np.finfo(np.float32).tiny)
 MAX_RANGE = 255 / 256 * float(np.finfo(np.float32).max)
 
@@ -32,9 +34,9 @@ def quantize_weights(graph: Graph, *, minimum_size: int = 1024) -> Outcome:
     Before:  w = Const[float]
     After:   w = Dequantize(w_quantized_const, w_quantized_min, w_quantized_max)
 
-    The range of a tensor is the range of its values, extended to include 0; the error is at most one
-    step, (max - min) / 255. A tensor of zeros gets the range [0, 1] and is dequantized to exact zeros. The
-    new constants keep the control dependencies of the old one.
+    The range of a tensor is the range of its values, extended to include 0; the error is at most
+    one step, (max - min) / 255. A tensor of zeros gets the range [0, 1] and is dequantized to exact
+    zeros. The new constants keep the control dependencies of the old one.
 
     Options:
         minimum_size: constants with fewer elements stay float (default: 1024).

@@ -57,7 +57,7 @@ def test_weights_and_bias_equal_classic_tool_bitwise(is_scaled: bool) -> None:
 
 
 def towers(count: int) -> Graph:
-    """Return a chain of convolutions, each with a bias and a norm; all norms share their statistics."""
+    """Return a chain of convolutions with bias and norm; all norms share their statistics."""
     nodes = [
         Node("r0", "Placeholder"),
         constant("one", np.ones(2, np.float32)),

@@ -14,7 +14,7 @@ from quantkit.transforms.fusion.merge_sibling_convolutions import merge_sibling_
 
 @st.composite
 def blocks(draw: st.DrawFn) -> Graph:
-    """Return convolutions of few tensors with biases and activations, and concats over all dimensions."""
+    """Return convolutions with biases and activations, and concats over all dimensions."""
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     nodes = [placeholder((1, 4, 4, 3)), *(constant(f"axis{axis}", np.int32(axis)) for axis in (1, 3, -1))]
     channels = {"x": 3}

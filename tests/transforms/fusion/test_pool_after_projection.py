@@ -15,7 +15,7 @@ from quantkit.transforms.fusion.pool_after_projection import pool_after_projecti
 
 @st.composite
 def towers(draw: st.DrawFn) -> Graph:
-    """Return pools, projections, biases and activations in any order; some consume an earlier tensor."""
+    """Return pools, projections, biases and activations in any order."""
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     nodes = [placeholder((1, 6, 6, 4))]
     channels = {"x": 4}

@@ -75,7 +75,7 @@ def check_types(graph: Graph) -> None:
 
 
 def check_close_to_float(graph: Graph, tolerance: float, **options: Any) -> None:
-    """Check that the quantized graph agrees with the float graph in TensorFlow, relative to the largest output."""
+    """Check the outputs of the quantized graph in TensorFlow, relative to the largest output."""
     feeds = {str(edge): random(*graph[edge.node].attrs["shape"].sizes) for edge in graph.inputs}  # type: ignore[union-attr]
     outputs = []
     for version in (graph, quantize_nodes(graph, **options)):
