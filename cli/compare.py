@@ -10,7 +10,7 @@ from quantkit.evaluation import (
     compare_structure,
 )
 from quantkit.evaluation.comparison import MAX_IMAGES, RANDOM_SAMPLES
-from quantkit.evaluation.layer_comparison import FLOOR, MAX_ROWS
+from quantkit.evaluation.layer_comparison import FLOOR, LEGEND, MAX_ROWS
 from quantkit.model import Model
 
 from ._app import INTERRUPTED
@@ -31,6 +31,8 @@ EXAMPLES = (
     "quantkit compare float.pb small.onnx --json",
     "quantkit compare before.pb after.pb --structure",
 )
+# Explanation of the table, below the flags of the help.
+DETAILS = LEGEND.replace(". ", ".\n")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -53,7 +55,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--floor", type=float, default=FLOOR, help=f"flag layers with SQNR below this, in dB (default: {FLOOR:g})"
     )
     parser.add_argument(
-        "--show", type=parse_positive, default=MAX_ROWS, help=f"number of rows, worst first (default: {MAX_ROWS})"
+        "--show", type=parse_positive, default=MAX_ROWS, help=f"number of rows, lowest SQNR first (default: {MAX_ROWS})"
     )
     parser.add_argument("--min-sqnr", type=float, help="exit 1 if a tensor is broken or its SQNR is below this, in dB")
     parser.add_argument(

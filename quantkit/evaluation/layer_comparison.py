@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
 
 from quantkit.drawing.bar_chart import BarChart
@@ -19,6 +19,13 @@ MAX_ROWS, MAX_NOTES = 20, 10
 MAX_PLOTTED = 96.0
 RANDOM_INPUTS_NOTE = "random inputs prove little: --data IMAGES compares on real ones and finds the first bad layer"
 COLUMNS = ("tensor", "op", "SQNR", "channel", "drop", "cosine", "notes")
+LEGEND = (
+    "order: broken tensors, then lowest SQNR first. "
+    "SQNR: signal-to-quantization-noise ratio in dB, higher is better. "
+    "channel: SQNR of the median channel. "
+    "drop: SQNR of the layer's worst input minus its own SQNR; "
+    "a high drop marks a layer that adds noise itself."
+)
 
 
 @dataclass(frozen=True)
@@ -54,11 +61,6 @@ class LayerRow:
     is_broken: bool = False
     has_outlier_channel: bool = False
     is_finite: bool = True
-
-    @property
-    def worst(self) -> float:
-        """Sort key: decibels, minus infinity for a broken tensor."""
-        return -inf if self.is_broken else min(self.sqnr, self.channel_sqnr)
 
     @property
     def notes(self) -> str:
@@ -113,8 +115,8 @@ class LayerComparison:
 
     @property
     def worst_first(self) -> tuple[LayerRow, ...]:
-        """Rows by ascending SQNR, broken ones first."""
-        return tuple(sorted(self.rows, key=lambda row: row.worst))
+        """Broken rows, then the other rows by ascending SQNR."""
+        return tuple(sorted(self.rows, key=lambda row: (not row.is_broken, row.sqnr)))
 
     @property
     def bad(self) -> tuple[LayerRow, ...]:
@@ -178,7 +180,7 @@ class LayerComparison:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``quantkit compare --json``, worst layers first."""
+        """Return the document of ``quantkit compare --json``, lowest SQNR first."""
         first_bad, first_outlier = self.first_bad, self.first_outlier
         return {
             "schema": "quantkit.compare/2",
@@ -220,12 +222,13 @@ class LayerComparison:
         """Return the report as text.
 
         Args:
-            max_rows: number of rows, worst first; None for all.
+            max_rows: number of rows, lowest SQNR first; None for all.
         """
         rows = self.worst_first if max_rows is None else self.worst_first[:max_rows]
         lines = [*self.headlines, *_table(rows)]
         if len(rows) < len(self.rows):
-            lines.append(f"... and {len(self.rows) - len(rows)} better rows")
+            lines.append(f"... and {len(self.rows) - len(rows)} rows with a higher SQNR")
+        lines.append(LEGEND)
         noted = [row for row in self.rows if row.problems and row not in rows]
         lines += [f"{row.name} ({row.op}): {', '.join(row.problems)}" for row in noted[:MAX_NOTES]]
         if noted[MAX_NOTES:]:
@@ -241,7 +244,7 @@ class LayerComparison:
         rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row.cells) for row in self.worst_first[:MAX_ROWS])
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         paragraphs = "".join(f"<p>{escape(line)}</p>" for line in self.headlines)
-        return f"{paragraphs}<table><tr>{head}</tr>{body}</table>"
+        return f"{paragraphs}<table><tr>{head}</tr>{body}</table><p>{escape(LEGEND)}</p>"
 
 
 def _table(rows: Sequence[LayerRow]) -> list[str]:

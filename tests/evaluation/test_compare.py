@@ -13,6 +13,7 @@ import quantkit as qk
 from quantkit.errors import GraphError, InputError, UsageError
 from quantkit.evaluation import EvaluationInterrupted, LayerComparison, compare
 from quantkit.evaluation.graph_tensors import GraphTensors
+from quantkit.evaluation.layer_comparison import LEGEND, LayerRow
 from quantkit.evaluation.random_inputs import random_feeds
 from quantkit.evaluation.tensor_matching import match_tensors
 from quantkit.formats import onnx
@@ -21,7 +22,7 @@ from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.progress import Progress
 from quantkit.quantization import Scheme, annotate, convert
 from quantkit.recipes import rewrite
-from quantkit.runtimes.session import TensorInfo
+from quantkit.runtimes.session import RuntimeVersion, TensorInfo
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
@@ -332,3 +333,20 @@ def test_probabilities_have_no_outlier_channel() -> None:
     graph = Graph.of([*build_graph().nodes.values(), bias, louder, sure], ["x"], ["sure"])
     result = run(graph, graph)
     assert [row.has_outlier_channel for row in result.rows if row.op == "Softmax"] == [False]
+
+
+def test_order_of_the_table_is_that_of_its_sqnr_column() -> None:
+    def row(name: str, sqnr: float, channel_sqnr: float, *, is_broken: bool = False) -> LayerRow:
+        return LayerRow(name, "Relu", name, sqnr, channel_sqnr, 4, 0, 1.0, 0.0, is_broken=is_broken)
+
+    rows = (row("a", 30, 2), row("b", 20, 25), row("c", 40, 40, is_broken=True), row("d", inf, inf))
+    runtime = RuntimeVersion("reference", "1", "CPU")
+    result = LayerComparison(("first", "second"), (runtime, runtime), rows, samples=1)
+    assert [row.name for row in result.worst_first] == ["c", "b", "a", "d"]
+    assert str(result).endswith(LEGEND)
+    assert all(f"{column}: " in LEGEND for column in ("SQNR", "channel", "drop"))
+
+
+def test_help_explains_the_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--help"]) == 0
+    assert "channel: SQNR of the median channel" in capsys.readouterr().out
