@@ -1,7 +1,7 @@
 """Parser of the command line, error messages and exit codes.
 
-Each command is a module of this folder with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> int`. Only the module
-of the requested command is imported.
+Each command is a module of this folder with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> int`; `DETAILS`, if
+present, is an explanation in its help. Only the module of the requested command is imported.
 """
 
 import errno
@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import traceback
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -56,6 +56,15 @@ RENAMED_FLAGS = {"--half-range": "--reduce-range", "--pixels": "--uint8-input"}
 
 class Parser(ArgumentParser):
     """Argument parser that raises UsageError for a wrong command line."""
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Namespace | None = None
+    ) -> Namespace:
+        """Parse a command line; for an unknown flag, the hint is about the flags of the given subcommand."""
+        values, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            _leaf(self, values).error(f"unrecognized arguments: {' '.join(unknown)}")
+        return values
 
     def error(self, message: str) -> NoReturn:
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
@@ -149,10 +158,11 @@ def _run(arguments: list[str]) -> int:
 
 
 def _parser(name: str, command: Any) -> Parser:
+    details = [f"{command.DETAILS}\n"] if hasattr(command, "DETAILS") else []
     parser = Parser(
         prog=f"quantkit {name}",
         description=ALL[name][0].upper() + ALL[name][1:] + ".",
-        epilog="examples:\n" + "\n".join(f"  {line}" for line in command.EXAMPLES),
+        epilog="\n".join([*details, "examples:", *(f"  {line}" for line in command.EXAMPLES)]),
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -168,6 +178,15 @@ def _leaves(parser: ArgumentParser) -> list[ArgumentParser]:
         if isinstance(action.choices, dict):
             return list(action.choices.values())
     return [parser]
+
+
+def _leaf(parser: ArgumentParser, values: Namespace) -> ArgumentParser:
+    """Return the parser of the subcommand in parsed values; of a command without subcommands, its own."""
+    for action in parser._actions:
+        if isinstance(action.choices, dict):
+            leaf: ArgumentParser = action.choices[getattr(values, action.dest)]
+            return leaf
+    return parser
 
 
 def _kebab(arguments: list[str], parser: ArgumentParser) -> list[str]:

@@ -30,18 +30,23 @@ EXAMPLES = (
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the four subcommands."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|show|fetch|path")
-    actions.add_parser("list", help="list the cards and the state of their models")
     parsers = {
+        "list": actions.add_parser("list", help="list the cards and the state of their models"),
         "show": actions.add_parser("show", help="show one card"),
         "fetch": actions.add_parser("fetch", help="download and verify a model, unless it is cached"),
         "path": actions.add_parser("path", help="print the path of a model's graph"),
     }
-    for subparser in parsers.values():
-        subparser.add_argument("name", help="name of the card; see quantkit models list")
+    for action, subparser in parsers.items():
+        if action != "list":
+            subparser.add_argument("name", help="name of the card; see quantkit models list")
+        subparser.add_argument(
+            "--offline",
+            action="store_true",
+            help="never download; fail if not cached" if action == "fetch" else "never download, as without this flag",
+        )
     fetch = parsers["fetch"]
     fetch.add_argument("--url", help="URL of another archive or graph: http, https or file")
     fetch.add_argument("--sha256", help="SHA-256 digest of the file at --url")
-    fetch.add_argument("--offline", action="store_true", help="never download; fail if not cached")
     fetch.add_argument("--force", action="store_true", help="download again even if the model is cached")
 
 

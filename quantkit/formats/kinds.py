@@ -53,10 +53,7 @@ def kind_of(path: Path) -> str:
         return "checkpoint"
     if not path.exists():
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise InputError(
-            f"{path} does not exist",
-            hint=did_you_mean(path.name, siblings) or "list the models that can be fetched: quantkit models list",
-        )
+        raise InputError(f"{path} does not exist", hint=did_you_mean(path.name, siblings) or _missing_file_hint(path))
     with open_file(path) as file:
         head = file.read(HEAD_BYTES)
     if not head:
@@ -143,3 +140,10 @@ def is_text(head: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return all(character.isprintable() or character in "\n\r\t" for character in text)
+
+
+def _missing_file_hint(path: Path) -> str:
+    """Return a hint for a file that does not exist."""
+    if not path.parent.is_dir():
+        return f"the folder {path.parent} does not exist either: check the path"
+    return f"check the path: the folder {path.parent.absolute()} has no file of this name"

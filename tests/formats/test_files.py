@@ -49,6 +49,16 @@ def test_error_for_missing_file_suggests_similar_name(tmp_path: Path) -> None:
     assert "inception.pb" in error.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("graph.pb", "check the path: the folder "), ("sub/graph.pb", "sub does not exist either: check the path")],
+)
+def test_hint_for_a_missing_file_is_about_its_path(tmp_path: Path, name: str, hint: str) -> None:
+    with pytest.raises(InputError, match="does not exist") as error:
+        load(tmp_path / name)
+    assert hint in error.value.hint
+
+
 def test_truncated_file_is_rejected_at_every_length(tmp_path: Path) -> None:
     save(GRAPH, tmp_path / "whole.pb")
     whole = (tmp_path / "whole.pb").read_bytes()

@@ -103,3 +103,19 @@ def test_a_refused_archive(main: Main, capsys: pytest.CaptureFixture[str], own: 
     assert main(["models", "fetch", "inception_v3", *own[:3], "0" * 64]) == 3
     assert "expected SHA-256 000" in capsys.readouterr().err
     assert not (cache / "inception_v3").exists()
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["show", "digits"], ["path", "digits"], ["fetch", "digits"]])
+def test_every_action_takes_offline(main: Main, arguments: list[str]) -> None:
+    assert main(["models", *arguments, "--offline"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [("--ofline", "did you mean '--offline'?"), ("--sha256", "quantkit models path --help lists the flags")],
+)
+def test_hint_for_an_unknown_flag_is_about_the_action(
+    main: Main, capsys: pytest.CaptureFixture[str], flag: str, hint: str
+) -> None:
+    assert main(["models", "path", "digits", flag]) == 2
+    assert f"hint: {hint}" in capsys.readouterr().err
