@@ -232,7 +232,11 @@ class InputPipeline:
 
 
 def prepare_samples(
-    samples: Iterable[Sample], pipelines: Sequence[InputPipeline], rejected: dict[str, str] | None = None
+    samples: Iterable[Sample],
+    pipelines: Sequence[InputPipeline],
+    rejected: dict[str, str] | None = None,
+    *,
+    require_finite: bool = False,
 ) -> Iterator[tuple[Sample, list[Prepared]]]:
     """Prepare each sample for every model; an image is decoded once.
 
@@ -241,6 +245,7 @@ def prepare_samples(
         pipelines: one pipeline for each model.
         rejected: receives the reason for each image that cannot be read, by name; if None such an
             image is an error.
+        require_finite: reject arrays with NaN or infinite values as well.
 
     Raises:
         InputError: an image cannot be read, and there is no `rejected`.
@@ -248,6 +253,12 @@ def prepare_samples(
     """
     for sample in samples:
         if sample.arrays is not None:
+            reason = _not_finite_reason(sample.arrays, pipelines[0].inputs) if require_finite else ""
+            if reason and rejected is None:
+                raise InputError(f"sample {sample}: {reason}", hint="remove the sample")
+            if reason and rejected is not None:
+                rejected[f"sample {sample}"] = reason
+                continue
             yield sample, [pipeline.prepare_arrays(sample.arrays) for pipeline in pipelines]
             continue
         decoded: dict[tuple[str, int], bytes | Array] = {}
@@ -265,7 +276,12 @@ def prepare_samples(
 
 
 def batches(
-    dataset: Dataset, pipeline: InputPipeline, size: int = 1, rejected: dict[str, str] | None = None
+    dataset: Dataset,
+    pipeline: InputPipeline,
+    size: int = 1,
+    rejected: dict[str, str] | None = None,
+    *,
+    require_finite: bool = False,
 ) -> Iterator[Batch]:
     """Prepare a dataset in batches.
 
@@ -273,12 +289,13 @@ def batches(
         dataset: the data.
         pipeline: preparation for the model.
         size: number of samples per batch where the model takes any number.
-        rejected: see `prepare_samples`.
+        rejected, require_finite: see `prepare_samples`.
 
     Raises:
         InputError, UsageError: see `prepare_samples`.
     """
-    prepared = prepare_samples(dataset.read(pipeline.rank), [pipeline], rejected)
+    samples = dataset.read(pipeline.rank)
+    prepared = prepare_samples(samples, [pipeline], rejected, require_finite=require_finite)
     while chunk := list(islice(prepared, pipeline.batch_size or size)):
         yield Batch(pipeline.stack([values[0] for _, values in chunk]), tuple(sample for sample, _ in chunk))
 
@@ -296,3 +313,19 @@ def _is_image(row: Array, info: TensorInfo) -> bool:
     # two.
     is_sequence = dims is not None and len(dims) == 3 and row.ndim == 2
     return takes_images(info) and not is_sequence
+
+
+def _not_finite_reason(arrays: Mapping[str, Array], inputs: Sequence[TensorInfo]) -> str:
+    """Return which array is not finite in the type of its input; empty if all arrays are finite."""
+    dtypes = {info.name: info.dtype.numpy for info in inputs if info.dtype.is_float}
+    default = next(iter(dtypes.values()), np.dtype(np.float32))
+    for name, array in arrays.items():
+        if array.dtype.kind != "f":
+            continue
+        with np.errstate(over="ignore"):
+            values = array.astype(dtypes.get(name, default), copy=False)
+        num_nan, num_infinite = int(np.isnan(values).sum()), int(np.isinf(values).sum())
+        if num_nan or num_infinite:
+            kind = f"NaN in {num_nan}" if num_nan else f"infinity in {num_infinite}"
+            return f"{kind} of {values.size} values" + (f" of {name!r}" if name else "")
+    return ""

@@ -19,6 +19,7 @@ from quantkit.quantization.calibration import (
     open_calibration_session,
     split_batches,
 )
+from quantkit.quantization.observation import ChannelMeans
 
 TEXT = """
 inputs: x
@@ -83,6 +84,14 @@ def test_an_interrupted_calibration_resumes(tmp_path: Path) -> None:
     assert reports[0].done == 8, "the first seven samples do not run again"
     assert resumed.to_json() == ranges_of(plan, [SAMPLES]).to_json()
     assert not state.exists()
+
+
+def test_channel_means_ignore_positions_that_are_not_finite() -> None:
+    means = ChannelMeans()
+    means.add(Edge("x"), np.array([[1.0, 2.0], [np.nan, 5.0], [3.0, 4.0], [7.0, np.inf]]))
+    means.add(Edge("x"), np.full((2, 2), np.nan))
+    means.add(Edge("y"), np.full((2, 2), np.inf))
+    assert means.by_edge() == {Edge("x"): (2.0, 3.0)}
 
 
 def test_warnings_survive_an_interruption(tmp_path: Path) -> None:

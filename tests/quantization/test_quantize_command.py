@@ -68,12 +68,45 @@ def test_outputs_overwrite_neither_each_other_nor_an_input(
     flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("quantkit.quantization.workflow.quantize.load_float_model", lambda *_: pytest.fail("loaded"))
     for name in ("model.pb", "images.npy"):
         Path(name).write_text("precious")
     assert main(["quantize", "model.pb", "--calibration", "images.npy", *flags]) == 2
     assert re.search("would overwrite|name one file", capsys.readouterr().err)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"] * 2
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+def test_samples_that_are_not_finite_are_left_out(
+    value: float, tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model is the one of the other samples."""
+    values = np.load(images).astype(np.float64)
+    values[11, 4, 4, 0] = value
+    np.save(tmp_path / "broken.npy", values)
+    np.save(tmp_path / "finite.npy", values[:11])
+    for name, data in (("a.onnx", "broken.npy"), ("b.onnx", "finite.npy")):
+        flags = ["-o", str(tmp_path / name), "--calibration", str(tmp_path / data), "--runs", "0"]
+        assert main(["quantize", "digits", *flags]) == 0
+    kind = "NaN" if np.isnan(value) else "infinity"
+    assert f"skipped sample 11: {kind} in 1 of 256 values" in capsys.readouterr().err
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("count", [3, 12])
+def test_data_with_many_samples_that_are_not_finite_is_rejected(
+    count: int, tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = np.load(images)
+    values[:count, 4, 4, 0] = np.nan
+    np.save(tmp_path / "broken.npy", values)
+    output = tmp_path / "d.onnx"
+    assert main(["quantize", "digits", "-o", str(output), "--calibration", str(tmp_path / "broken.npy")]) == 3
+    error = capsys.readouterr().err
+    assert re.search(r"broken\.npy: at least \d+ of 12 samples are not finite; sample \d+: NaN in 1 of 256", error)
+    assert not output.exists()
 
 
 @pytest.mark.engine

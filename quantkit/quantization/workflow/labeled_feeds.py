@@ -1,6 +1,6 @@
 """Samples of a dataset as the feeds of a model, with the classes of their labels."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -8,6 +8,7 @@ from typing import Self
 from quantkit.data import Dataset, InputPipeline, batches
 from quantkit.data.inference import find_model_labels, find_origin
 from quantkit.data.labels import Labels, read_labels
+from quantkit.errors import InputError
 from quantkit.evaluation.accuracy import find_class
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
@@ -16,6 +17,8 @@ from quantkit.runtimes.session import Session
 from quantkit.zoo import list_cards
 
 Feeds = dict[str, Array]
+# Fraction of samples that may be NaN or infinite.
+MAX_REJECTED = 0.1
 
 
 @dataclass
@@ -27,7 +30,7 @@ class LabeledFeeds:
         pipeline: conversion of samples to feeds.
         labels: names of the model's classes.
         num_classes: number of values of the model's first output per sample; 0 if it is not known.
-        unreadable: images that cannot be decoded, with the reason.
+        unreadable: images that cannot be decoded and samples that are not finite, with the reason.
         position: number of samples consumed so far, with the unreadable ones.
         classes: class indices of the samples of the last feeds; None for a sample without a label.
     """
@@ -69,16 +72,33 @@ class LabeledFeeds:
         return self.pipeline.batch_size or 1
 
     def __iter__(self) -> Iterator[Feeds]:
-        """Yield the feeds of each run; images that cannot be decoded are skipped."""
+        """Yield the feeds of each run; images that cannot be decoded and samples that are not finite are skipped.
+
+        Raises:
+            InputError: too many samples are not finite.
+        """
         rejected: dict[str, str] = {}
         num_read = 0
-        for feeds, samples in batches(self.dataset, self.pipeline, rejected=rejected):
+        for feeds, samples in batches(self.dataset, self.pipeline, rejected=rejected, require_finite=True):
             num_read += len(samples)
             self.position = num_read + len(rejected)
+            if self.dataset.size is not None:
+                self._check_rejected(rejected, self.dataset.size)
             self.unreadable |= rejected
             self.classes = tuple(self._class_index(sample.label) for sample in samples)
             yield feeds
+        self._check_rejected(rejected, num_read + len(rejected))
         self.unreadable |= rejected
+
+    def _check_rejected(self, rejected: Mapping[str, str], total: int) -> None:
+        """Reject a dataset that is broken as a whole; single images and samples may be broken."""
+        if self.dataset.holds_images or len(rejected) <= min(max(1, MAX_REJECTED * total), total - 1):
+            return
+        name, reason = next(iter(rejected.items()))
+        raise InputError(
+            f"{self.dataset.source}: at least {len(rejected)} of {total} samples are not finite; {name}: {reason}",
+            hint="correct the data: NaN and infinity have no place in a range",
+        )
 
     def skip(self, count: int) -> "LabeledFeeds":
         """Return the feeds of the samples after the first ``count``."""
