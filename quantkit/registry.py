@@ -9,7 +9,7 @@ A plugin that cannot be loaded, or whose name is taken, is skipped with a reason
 """
 
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -36,12 +36,16 @@ class Registry(Generic[T]):
         noun: singular noun of the objects in messages: ``runtime``.
         kind: class of the objects.
         built_in: the objects of this package; their names are distinct.
+        check: function that raises `UsageError` for a plugin's object with a wrong field.
     """
 
-    def __init__(self, noun: str, kind: type[Any], built_in: Iterable[T]) -> None:
+    def __init__(
+        self, noun: str, kind: type[Any], built_in: Iterable[T], check: Callable[[T], None] = lambda value: None
+    ) -> None:
         self.noun = noun
         self.group = f"quantkit.{noun}s"
         self._kind = kind
+        self._check = check
         self._built_in = {value.name: value for value in built_in}
         self._plugins: dict[str, T] | None = None
         self._problems: list[tuple[str, str]] = []
@@ -54,6 +58,11 @@ class Registry(Generic[T]):
         """Return a sentence for each plugin that was skipped."""
         self._load_plugins()
         return tuple(text for _, text in self._problems)
+
+    def plugin_problems(self) -> Mapping[str, str]:
+        """Return the sentence for each plugin that was skipped, by the name of its entry point."""
+        self._load_plugins()
+        return dict(self._problems)
 
     def find(self, name: str) -> T:
         """Return the object of a name.
@@ -71,9 +80,8 @@ class Registry(Generic[T]):
             if plugin == name:
                 raise UnavailableError(problem, hint="repair or uninstall the plugin")
         article = "an" if self.noun[0] in "aeiou" else "a"
-        raise UsageError(
-            f"{name!r} is not {article} {self.noun}", hint=did_you_mean(name, names) or f"use one of {', '.join(names)}"
-        )
+        hint = did_you_mean(name, names) or f"use one of {', '.join(names)}"
+        raise UsageError(f"{name!r} is not {article} {self.noun}", hint="; ".join((hint, *self.problems())))
 
     def reload(self) -> None:
         """Forget the plugins, so that the next call searches the entry points again."""
@@ -90,6 +98,8 @@ class Registry(Generic[T]):
                 origin = f"{entry.value} of {entry.dist.name}" if entry.dist else entry.value
                 try:
                     value = self._load(entry)
+                    check_fields(value, {"name": ("a name", is_text)})
+                    self._check(value)
                     if value.name in origins:
                         raise UsageError(f"the name {value.name!r} is registered by {origins[value.name]}")
                 except (Exception, SystemExit) as error:
@@ -107,10 +117,45 @@ class Registry(Generic[T]):
         return value
 
 
+def is_text(value: Any) -> bool:
+    """Return True for a text that is not empty."""
+    return isinstance(value, str) and bool(value)
+
+
+def is_texts(value: Any, allowed: Iterable[str] | None = None) -> bool:
+    """Return True for a tuple of texts.
+
+    Args:
+        value: value of a field.
+        allowed: allowed texts; None if all.
+    """
+    if not isinstance(value, tuple) or not all(map(is_text, value)):
+        return False
+    return allowed is None or set(value) <= set(allowed)
+
+
+def check_fields(value: object, rules: Mapping[str, tuple[str, Callable[[Any], bool]]]) -> None:
+    """Check the fields of an object.
+
+    Args:
+        value: object of a plugin.
+        rules: description of the allowed values of each field, and a function that returns True for them.
+
+    Raises:
+        UsageError: a field is missing, or its value is not allowed; the message names the field and the allowed values.
+    """
+    for name, (allowed, is_allowed) in rules.items():
+        if not hasattr(value, name):
+            raise UsageError(f"the field {name!r} is missing; the allowed value is {allowed}")
+        field = getattr(value, name)
+        if not is_allowed(field):
+            raise UsageError(f"the field {name!r} has the value {field!r}; the allowed value is {allowed}")
+
+
 def _describe(error: BaseException) -> str:
     """Return the message of an error with the line of the file that raised it."""
     if isinstance(error, QuantkitError):
-        return error.message
+        return f"{error.message} ({error.hint})" if error.hint else error.message
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: {text}"

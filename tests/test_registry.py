@@ -7,7 +7,7 @@ import pytest
 from plugin_distribution import write_distribution
 
 from quantkit.errors import UnavailableError, UsageError
-from quantkit.registry import Registry
+from quantkit.registry import Registry, check_fields
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ def test_reload_finds_a_distribution_that_was_installed_later(folder: Path, regi
         ("SHAPE = SimpleNamespace(name='star')", "the value is of type SimpleNamespace, not Shape"),
         ("raise SystemExit(3)", r"plugin_broken\.py, line 3: SystemExit: 3"),
         ("", "AttributeError"),
+        ("SHAPE = Shape(3)", "the field 'name' has the value 3; the allowed value is a name"),
     ],
 )
 def test_broken_plugin_is_skipped_with_its_reason(
@@ -101,3 +102,23 @@ def test_unknown_name_has_a_suggestion_or_the_list(registry: Registry[Shape]) ->
     with pytest.raises(UsageError) as caught:
         registry.find("xyz")
     assert caught.value.hint == "use one of square, circle"
+
+
+def test_error_of_an_unknown_name_includes_the_problems_of_plugins(folder: Path, registry: Registry[Shape]) -> None:
+    add(folder, "plugin_broken", "1 / 0", entry="stars")
+    with pytest.raises(UsageError, match="'star' is not a shape") as caught:
+        registry.find("star")
+    assert "plugin_broken:SHAPE of plugin_broken cannot be loaded" in caught.value.hint
+    assert "ZeroDivisionError" in caught.value.hint
+    assert list(registry.plugin_problems()) == ["stars"]
+
+
+def test_object_that_fails_the_check_of_the_registry_is_skipped(folder: Path) -> None:
+    def check(shape: Shape) -> None:
+        check_fields(shape, {"name": ("a lower-case text", str.islower)})
+
+    registry = Registry("shape", Shape, [Shape("square")], check)
+    add(folder, "plugin_star", "SHAPE = Shape('Star')")
+    assert list(registry.objects()) == ["square"]
+    (problem,) = registry.problems()
+    assert problem.endswith("the field 'name' has the value 'Star'; the allowed value is a lower-case text")

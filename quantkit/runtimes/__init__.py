@@ -14,7 +14,7 @@ from quantkit.formats.kinds import kind_of
 from quantkit.ir.graph import Graph
 from quantkit.registry import Registry
 from quantkit.runtimes import litert, onnxruntime, openvino, reference, tensorflow
-from quantkit.runtimes.runtime import Runtime
+from quantkit.runtimes.runtime import Runtime, check_runtime
 from quantkit.runtimes.session import Session, SessionOptions, SkippedRuntime
 
 __all__ = [
@@ -35,7 +35,10 @@ AUTO = "auto"
 # Name of the NumPy runtime, which is always installed.
 REFERENCE = reference.RUNTIME.name
 REGISTRY: Registry[Runtime] = Registry(
-    "runtime", Runtime, (module.RUNTIME for module in (openvino, onnxruntime, tensorflow, litert, reference))
+    "runtime",
+    Runtime,
+    (module.RUNTIME for module in (openvino, onnxruntime, tensorflow, litert, reference)),
+    check_runtime,
 )
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from quantkit.errors import UnavailableError
 from quantkit.formats.kinds import KINDS, kind_of
 from quantkit.ir.graph import Graph
+from quantkit.registry import check_fields, is_text, is_texts
 from quantkit.runtimes.availability import Availability, require
-from quantkit.runtimes.session import Session, SessionOptions
+from quantkit.runtimes.session import PRECISIONS, Session, SessionOptions
 
 
 @dataclass(frozen=True)
@@ -94,3 +95,45 @@ class Runtime:
             else f"{self.title} cannot open {model.name}, which is {KINDS[kind_of(model)]}"
         )
         raise UnavailableError(message, hint="quantkit doctor lists the installed runtimes")
+
+
+_DIALECTS = ("tensorflow", "onnx")
+_DEVICES = ("cpu", "gpu")
+
+
+def check_runtime(runtime: Runtime) -> None:
+    """Check the fields of a runtime that a plugin registers.
+
+    Raises:
+        UsageError: a field has a value that is not allowed; the message names the field and the allowed values.
+    """
+    boolean = ("True or False", lambda value: isinstance(value, bool))
+    function = ("a function", callable)
+    dialects = ", ".join(map(repr, _DIALECTS))
+    check_fields(
+        runtime,
+        {
+            "name": ("a text without '@' and not 'auto'", lambda value: "@" not in value and value != "auto"),
+            "title": ("a noun phrase", is_text),
+            "available": function,
+            "open_model": function,
+            "kinds": (f"a tuple of {', '.join(KINDS)}", lambda value: is_texts(value, KINDS)),
+            "dialects": (f"a tuple of {dialects}", lambda value: is_texts(value, _DIALECTS)),
+            "native_dialect": ("one of the field 'dialects', or ''", lambda value: value in ("", *runtime.dialects)),
+            "keeps_tensors": boolean,
+            "devices": ("('cpu',), or also 'gpu'", lambda value: bool(value) and is_texts(value, _DEVICES)),
+            "precisions": (
+                f"a tuple of at least one of {', '.join(PRECISIONS)}",
+                lambda value: bool(value) and is_texts(value, PRECISIONS),
+            ),
+            "has_threads": boolean,
+            "decodes_images": boolean,
+            "weight_copies": ("an integer", lambda value: isinstance(value, int)),
+            "package": ("a text", lambda value: isinstance(value, str)),
+            "variables": (
+                "a mapping of texts to texts",
+                lambda value: isinstance(value, Mapping) and is_texts((*value, *filter(None, value.values()))),
+            ),
+            "priority": ("an integer", lambda value: isinstance(value, int)),
+        },
+    )

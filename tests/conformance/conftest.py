@@ -32,9 +32,15 @@ def toy_distribution(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     REGISTRY.reload()
 
 
-@pytest.fixture(params=[*runtimes(), "toy"])
+# Problems of the installed plugins that cannot be loaded.
+PLUGIN_PROBLEMS = REGISTRY.plugin_problems()
+
+
+@pytest.fixture(params=[*runtimes(), *PLUGIN_PROBLEMS, "toy"])
 def runtime(request: pytest.FixtureRequest) -> Runtime:
-    """Every runtime; one whose runtime is missing is skipped with the command that installs it."""
+    """Every runtime; a test of a missing one is skipped with the command that installs it."""
+    if request.param in PLUGIN_PROBLEMS:
+        pytest.fail(PLUGIN_PROBLEMS[request.param])
     runtime = find_runtime(request.param)
     if not runtime.available().ok:
         pytest.skip(runtime.available().detail)

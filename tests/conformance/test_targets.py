@@ -4,10 +4,12 @@ A package with a target runs the suite with ``pytest tests/conformance/test_targ
 """
 
 import ast
+import os
 import re
+import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -32,6 +34,8 @@ from quantkit.runtimes.session import Session, SessionOptions
 ROOT = Path(__file__).parent.parent.parent
 TOY = ROOT / "tests" / "support" / "toy_target"
 TOY_NAME = "simulated"
+# Problems of the installed plugins that cannot be loaded.
+PLUGIN_PROBLEMS = REGISTRY.plugin_problems()
 LAYERS = ("Conv2D", "DepthwiseConv2dNative", "MatMul")
 
 
@@ -48,8 +52,10 @@ def toy_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     REGISTRY.reload()
 
 
-@pytest.fixture(params=[*targets(), TOY_NAME])
+@pytest.fixture(params=[*targets(), *PLUGIN_PROBLEMS, TOY_NAME])
 def target(request: pytest.FixtureRequest) -> Target:
+    if request.param in PLUGIN_PROBLEMS:
+        pytest.fail(PLUGIN_PROBLEMS[request.param])
     if request.param not in targets():
         request.getfixturevalue("toy_target")
     return find_target(request.param)
@@ -284,6 +290,107 @@ def test_a_target_of_a_taken_name_is_skipped_and_both_origins_are_named(
         monkeypatch.undo()
         sys.modules.pop("second_onnx", None)
         REGISTRY.reload()
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Return a function that installs a target "derived", whose class body it takes, from OnnxTarget."""
+
+    def write_target(body: str) -> None:
+        lines = ["from quantkit.quantization.targets import OnnxTarget", "class DerivedTarget(OnnxTarget):"]
+        lines += [f"    {line}" for line in ('name = "derived"', *body.splitlines())]
+        source = "\n".join([*lines, "TARGET = DerivedTarget()"])
+        write_distribution(tmp_path, "derived_target", source, {REGISTRY.group: {"derived": "derived_target:TARGET"}})
+        REGISTRY.reload()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield write_target
+    monkeypatch.undo()
+    sys.modules.pop("derived_target", None)
+    REGISTRY.reload()
+
+
+def test_the_derived_target_of_the_guide_has_its_own_scheme(install: Callable[[str], None]) -> None:
+    guide = (ROOT / "assets" / "guides" / "add-a-target.md").read_text()
+    (source,) = re.findall(r"```py\n(.*?)```", guide, re.DOTALL)
+    body = re.findall(r"^    (.*)\n", source, re.MULTILINE)
+    install("\n".join(line for line in body if not line.startswith("name =")))
+    target = find_target("derived")
+    scheme = Scheme.for_target("derived")
+    assert str(scheme.activations) == "qint8 affine"
+    assert target.runtimes == ("onnxruntime",)
+    assert scheme.with_(target="onnx") == Scheme.for_target("onnx", activations="qint8 affine")
+    case = make_case("residual", target)
+    _, _, graph = quantize_case(case, target)
+    assert graph.dialect == "onnx"
+
+
+@pytest.mark.parametrize(
+    ("body", "texts"),
+    [
+        ('name = "onnx-s8"', ("'name'", "'onnx-s8'", "identifier")),
+        ('title = ""', ("'title'", "a noun phrase")),
+        ('dialect = "onxx"', ("'dialect'", "'onxx'", "'tensorflow' or 'onnx'")),
+        ('suffixes = ".onnx"', ("'suffixes'", "a tuple of lower-case suffixes such as ('.onnx',)")),
+        ("suffixes = ()", ("'suffixes'", "a tuple of lower-case suffixes")),
+        ('runtimes = ("nosuch",)', ("'runtimes'", "'nosuch'", "onnxruntime")),
+        ('runtimes = "openvino"', ("'runtimes'", "a tuple of at least one of")),
+        ('defaults = {"activations": "int8"}', ("'defaults'", "'int8'", "qint8")),
+        ('defaults = {"activations": 8}', ("'defaults'", "'activations'", '"quint8 affine"')),
+        ('defaults = {"activation": "qint8 affine"}', ("'defaults'", "'activation'", "activations")),
+        ('defaults = {"equalize": "yes"}', ("'defaults'", "'equalize'", "true or false")),
+        ("defaults = None", ("'defaults'", "a mapping", "activations")),
+        ('fixed = ("activation",)', ("'fixed'", "'activation'", "activations")),
+        ("keeps_endpoints = 1", ("'keeps_endpoints'", "True or False")),
+        ('layer_recipe = "fold_constants("', ("'layer_recipe'",)),
+        ('fallback_precisions = ("bfloat16",)', ("'fallback_precisions'", "'float' first")),
+        ('thread_advice = "--intra-op {threads}"', ("'thread_advice'", "{cores}")),
+        ("faster_target = None", ("'faster_target'", "a text")),
+    ],
+)
+def test_a_target_with_a_wrong_field_is_skipped_with_the_allowed_values(
+    install: Callable[[str], None], body: str, texts: tuple[str, ...]
+) -> None:
+    install(body)
+    (problem,) = REGISTRY.problems()
+    assert problem.startswith("target plugin derived_target:TARGET of derived_target cannot be loaded: the field ")
+    assert all(text in problem for text in texts)
+    with pytest.raises(UnavailableError) as caught:
+        find_target("derived")
+    assert caught.value.message == problem
+
+
+def test_a_target_without_a_required_field_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (TOY / "toy_target.py").read_text().replace('    suffixes = (".pb", ".pbtxt")\n', "")
+    write_distribution(tmp_path, "no_suffix", source, {REGISTRY.group: {TOY_NAME: "no_suffix:TARGET"}})
+    monkeypatch.syspath_prepend(tmp_path)
+    REGISTRY.reload()
+    try:
+        assert "the field 'suffixes' is missing" in REGISTRY.plugin_problems()[TOY_NAME]
+    finally:
+        monkeypatch.undo()
+        sys.modules.pop("no_suffix", None)
+        REGISTRY.reload()
+
+
+def test_this_suite_fails_for_a_target_that_cannot_be_loaded(tmp_path: Path) -> None:
+    source = "from quantkit.quantization.targets import OnnxTarget\nTARGET = OnnxTarget\n"
+    write_distribution(tmp_path, "broken", source, {REGISTRY.group: {"broken": "broken:TARGET"}})
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+        "-k",
+        "states_its_form and broken",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "target plugin broken:TARGET of broken cannot be loaded" in result.stdout
 
 
 def test_no_other_file_compares_the_name_of_a_target() -> None:

@@ -1,11 +1,13 @@
 """The guide for runtimes: its code is the toy runtime, which an entry point registers."""
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conformance_cases import CASES
+from plugin_distribution import write_distribution
 
 import quantkit as qk
 from quantkit.runtimes import REGISTRY, find_runtime, runtimes, split_runtime
@@ -38,3 +40,35 @@ def test_library_opens_the_toy_runtime_by_name() -> None:
 
 def test_command_line_accepts_the_name() -> None:
     assert split_runtime("model.onnx@toy") == ("model.onnx", "toy")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "texts"),
+    [
+        ("name", "my@runtime", ("'name'", "without '@'")),
+        ("kinds", ("onxx",), ("'kinds'", "'onxx'", "onnx")),
+        ("dialects", "onnx", ("'dialects'", "a tuple of 'tensorflow', 'onnx'")),
+        ("native_dialect", "onxx", ("'native_dialect'", "one of the field 'dialects'")),
+        ("devices", (), ("'devices'", "('cpu',)")),
+        ("precisions", ("int8",), ("'precisions'", "float32")),
+        ("open_model", None, ("'open_model'", "a function")),
+        ("keeps_tensors", "no", ("'keeps_tensors'", "True or False")),
+        ("priority", "high", ("'priority'", "an integer")),
+    ],
+)
+def test_runtime_with_a_wrong_field_is_skipped_with_the_allowed_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: object, texts: tuple[str, ...]
+) -> None:
+    lines = ["from dataclasses import replace", "from quantkit.runtimes.reference import RUNTIME as BASE"]
+    lines += [f"RUNTIME = replace(BASE, **{ {'name': 'wrong', field: value}!r})"]
+    write_distribution(tmp_path, "wrong", "\n".join(lines), {"quantkit.runtimes": {"wrong": "wrong:RUNTIME"}})
+    monkeypatch.syspath_prepend(tmp_path)
+    REGISTRY.reload()
+    try:
+        (problem,) = REGISTRY.problems()
+        assert problem.startswith("runtime plugin wrong:RUNTIME of wrong cannot be loaded: the field ")
+        assert all(text in problem for text in texts)
+    finally:
+        monkeypatch.undo()
+        sys.modules.pop("wrong", None)
+        REGISTRY.reload()

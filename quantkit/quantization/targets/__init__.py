@@ -10,14 +10,29 @@ from collections.abc import Mapping
 
 from quantkit.quantization.targets import eightbit, litert, onnx, tensorflow
 from quantkit.quantization.targets.base import Target
+from quantkit.quantization.targets.check import check_target
+from quantkit.quantization.targets.eightbit import EightbitTarget
+from quantkit.quantization.targets.litert import LiteRTTarget
+from quantkit.quantization.targets.onnx import OnnxTarget
+from quantkit.quantization.targets.tensorflow import TensorFlowTarget
 from quantkit.registry import Registry
 
-__all__ = ["REGISTRY", "Target", "find_target", "targets"]
+__all__ = [
+    "REGISTRY",
+    "EightbitTarget",
+    "LiteRTTarget",
+    "OnnxTarget",
+    "Target",
+    "TensorFlowTarget",
+    "find_target",
+    "targets",
+]
 
 REGISTRY = Registry(
     "target",
     Target,
     (onnx.TARGET, tensorflow.TARGET, eightbit.TARGET, litert.TARGET),
+    check_target,
 )
 
 
