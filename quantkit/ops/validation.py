@@ -5,7 +5,7 @@ Transforms and runtimes expect valid nodes. If one of them fails on a graph, thi
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from quantkit.ir.graph import Attr, Graph, Node, Opaque
 from quantkit.ir.tensor import DType, Shape, Tensor
@@ -31,18 +31,34 @@ IMAGE_OPS = frozenset(
 IMAGE_RANK = 4
 
 
-def find_invalid_node(graph: Graph) -> str:
-    """Return a sentence about the first invalid node; empty if all nodes are valid.
+DAMAGED = "the file is damaged, was written by a tool that supports other ops, or an earlier transform broke the node"
+
+
+class InvalidNode(NamedTuple):
+    """Description of an invalid node: a sentence that names it, and a hint."""
+
+    message: str
+    hint: str
+
+
+def find_invalid_node(graph: Graph) -> InvalidNode | None:
+    """Return the first invalid node; None if all nodes are valid.
 
     Nodes of unknown op types and graphs of other dialects than ``tensorflow`` are not checked.
     """
     if graph.dialect != "tensorflow":
-        return ""
+        return None
     nodes = [(node, op) for node in graph.nodes.values() if (op := find_op(node.op)) is not None]
-    attr_problems = ((node, _check_attrs(node, op)) for node, op in nodes)
-    input_problems = ((node, _check_inputs(graph, node)) for node, _ in nodes)  # requires valid attributes
-    problems = ((node, problem) for node, problem in chain(attr_problems, input_problems) if problem)
-    return next((f"node {node.name!r} ({node.op}) {problem}" for node, problem in problems), "")
+    attr_problems = ((node, _check_attrs(node, op), DAMAGED) for node, op in nodes)
+    input_problems = ((node, *_check_inputs(graph, node)) for node, _ in nodes)  # requires valid attributes
+    return next(
+        (
+            InvalidNode(f"node {node.name!r} ({node.op}) {problem}", hint)
+            for node, problem, hint in chain(attr_problems, input_problems)
+            if problem
+        ),
+        None,
+    )
 
 
 def _check_attrs(node: Node, op: OpDef) -> str:
@@ -75,21 +91,22 @@ def _is_of_kind(value: Attr, kind: str) -> bool:
     return isinstance(value, types) and (kind == "bool" or not isinstance(value, bool))
 
 
-def _check_inputs(graph: Graph, node: Node) -> str:
-    """Return a clause about the first invalid input; empty if all are valid."""
+def _check_inputs(graph: Graph, node: Node) -> tuple[str, str]:
+    """Return a clause about the first invalid input, empty if all are valid, and a hint."""
     dtypes = input_dtypes(node)
     if len(node.inputs) != len(dtypes):
-        return f"has {len(node.inputs)} inputs instead of {len(dtypes)}"
+        return f"has {len(node.inputs)} inputs instead of {len(dtypes)}", DAMAGED
     for slot, (edge, dtype) in enumerate(zip(node.inputs, dtypes, strict=True)):
         producer = graph.nodes.get(edge.node)
         if producer is None:
-            return f"has input {edge.node!r}, which is not in the graph"
+            return f"has input {edge.node!r}, which is not in the graph", DAMAGED
         count = num_outputs(producer)
         if count is None:
             continue
         if edge.port >= count:
-            return f"has input {str(edge)!r}, but {producer.op} has {count} outputs"
+            return f"has input {str(edge)!r}, but {producer.op} has {count} outputs", DAMAGED
         actual = output_dtypes(producer)[edge.port]
         if dtype is not None and actual is not None and actual is not dtype:
-            return f"requires {dtype.value} as input {slot}, but {str(edge)!r} is {actual.value}"
-    return ""
+            hint = f"write the constant as {edge} = Const[{dtype.value}](...)" if producer.op == "Const" else DAMAGED
+            return f"requires {dtype.value} as input {slot}, but {str(edge)!r} is {actual.value}", hint
+    return "", ""

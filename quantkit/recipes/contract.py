@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from quantkit.errors import CheckError, QuantkitError, RecipeError
 from quantkit.formats import graphdef
@@ -97,6 +97,7 @@ class Status(Enum):
     EXERCISED = "exercised"
     NOT_EXERCISED = "not exercised"
     BROKEN = "broken"
+    NOT_APPLICABLE = "not applicable"
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class PromiseCheck:
 
     Attributes:
         promise: the promise in one clause.
-        status: exercised, not exercised or broken.
+        status: exercised, not exercised, broken or not applicable.
         reason: reason why the promise is broken or was not exercised; empty if it is kept.
         hint: next step for the author; empty if the promise is kept.
     """
@@ -162,13 +163,16 @@ class NotExercised:
     hint: str = ADD_EXAMPLE
 
 
-# None if the promise is exercised and kept; the reason if it is broken.
-Finding = str | NotExercised | None
+NO_TRIALS = NotExercised("a transform with required options cannot be tried without an example")
+# None if the promise is exercised and kept; the reason if it is broken; NOT_APPLICABLE if no transform of its
+# kind can break it.
+Finding = str | NotExercised | Literal[Status.NOT_APPLICABLE] | None
 
 
 def broken_promises(transform: Transform) -> tuple[str, ...]:
     """Return a sentence for each promise that is broken or was not exercised."""
-    return tuple(str(check) for check in check_transform(transform) if check.status is not Status.EXERCISED)
+    failures = (Status.BROKEN, Status.NOT_EXERCISED)
+    return tuple(str(check) for check in check_transform(transform) if check.status in failures)
 
 
 def check_transform(transform: Transform) -> tuple[PromiseCheck, ...]:
@@ -193,6 +197,8 @@ def _describe(promise: str, finding: Finding) -> PromiseCheck:
         return PromiseCheck(promise, Status.EXERCISED)
     if isinstance(finding, NotExercised):
         return PromiseCheck(promise, Status.NOT_EXERCISED, finding.reason, finding.hint)
+    if finding is Status.NOT_APPLICABLE:
+        return PromiseCheck(promise, finding)
     return PromiseCheck(promise, Status.BROKEN, finding, "correct the transform, or its documentation")
 
 
@@ -216,7 +222,7 @@ def _check_documentation(transform: Transform) -> Finding:
 def _check_examples(transform: Transform) -> Finding:
     try:
         examples = run_examples(transform)
-    except RecipeError as error:
+    except QuantkitError as error:
         return error.message
     unchanged = [example for example in examples if not _is_rewritten(example.before, example.after)]
     return f"the example {unchanged[0].recipe} does not change the graph" if unchanged else None
@@ -232,7 +238,7 @@ def _run_trials(transform: Transform) -> tuple[Trial, ...]:
     texts = {name: to_text(runnable(from_text(text))) for name, text in GRAPHS.items()}
     try:
         examples = read_examples(transform)
-    except RecipeError:
+    except QuantkitError:
         if any(option.is_required for option in transform.options.values()):
             return ()
         return tuple(_run_trial(transform, name, text, {}) for name, text in texts.items())
@@ -270,7 +276,7 @@ def _run_trial(transform: Transform, name: str, text: str, values: Mapping[str, 
 def _check_each(trials: tuple[Trial, ...], check: Callable[[Trial], Finding]) -> Finding:
     """Combine the findings of all trials: broken if one breaks the promise, exercised if one exercises it."""
     if not trials:
-        return NotExercised("a transform with required options cannot be tried without an example")
+        return NO_TRIALS
     findings = []
     for trial in trials:
         try:
@@ -347,10 +353,14 @@ def _exercised_if_rewritten(trial: Trial) -> Finding:
 
 
 def _check_rules(trials: tuple[Trial, ...]) -> Finding:
+    if not trials:
+        return NO_TRIALS
     matches: dict[str, int] = {}
     for trial in trials:
         for rule, number in trial.matches.items():
             matches[rule] = matches.get(rule, 0) + number
+    if not matches:
+        return Status.NOT_APPLICABLE
     unmatched = [rule for rule, number in matches.items() if not number]
     if unmatched:
         return NotExercised(

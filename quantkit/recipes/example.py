@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-from quantkit.errors import QuantkitError, RecipeError
+from quantkit.errors import GraphError, QuantkitError, RecipeError
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Attr, Graph, Node
 from quantkit.ir.tensor import DType
@@ -60,14 +60,15 @@ def run_examples(transform: Transform) -> tuple[Example, ...]:
     """Run the examples of a transform's docstring.
 
     Raises:
-        RecipeError: the docstring has no example, or one cannot be read or run.
+        RecipeError: the docstring has no example.
+        GraphError: an example cannot be read or run.
     """
     examples = []
     for recipe, graph in read_examples(transform):
         try:
             after, trace = run(recipe, graph)
         except QuantkitError as error:
-            raise RecipeError(f"the example of {transform.name} fails: {error.message}", error.hint) from error
+            raise GraphError(f"the example of {transform.name} fails: {error.message}", error.hint) from error
         examples.append(Example(recipe, graph, after, trace))
     return tuple(examples)
 
@@ -76,7 +77,8 @@ def read_examples(transform: Transform) -> tuple[tuple[Recipe, Graph], ...]:
     """Return the recipes and the graphs of the examples in a transform's docstring.
 
     Raises:
-        RecipeError: the docstring has no example, or one cannot be read or does not name the transform.
+        RecipeError: the docstring has no example.
+        GraphError: an example cannot be read or does not name the transform.
     """
     if not transform.examples:
         raise RecipeError(
@@ -92,9 +94,9 @@ def _read_example(transform: Transform, text: str) -> tuple[Recipe, Graph]:
         recipe, graph = parse(line), from_text(graph_text)
         verify(graph)
     except QuantkitError as error:
-        raise RecipeError(f"the example of {transform.name} cannot be read: {error.message}", error.hint) from error
+        raise GraphError(f"the example of {transform.name} cannot be read: {error.message}", error.hint) from error
     if transform.name not in [step.name for step in recipe.steps]:
-        raise RecipeError(
+        raise GraphError(
             f"the example of {transform.name} applies only {recipe.steps[0].name}",
             hint=f"write a recipe that contains {transform.name}",
         )

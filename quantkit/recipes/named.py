@@ -89,7 +89,8 @@ class RecipeRegistry(Registry[Recipe]):
             value = read_recipe(Path(str(value)))
         if not isinstance(value, Recipe):
             raise RecipeError(f"the value is of type {type(value).__name__}, not Recipe, str or Path")
-        return value if value.name else replace(value, name=entry.name)
+        owner = f" of the package {entry.dist.name}" if entry.dist else ""
+        return replace(value, name=value.name or entry.name, purpose=value.purpose or f"recipe{owner}")
 
 
 RECIPE_REGISTRY = RecipeRegistry("recipe", Recipe, RECIPES.values())

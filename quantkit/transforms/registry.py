@@ -22,7 +22,6 @@ from quantkit.ir.rewrite import Outcome, Rule, apply_rules, count_matches
 from quantkit.ops.validation import find_invalid_node
 from quantkit.transforms._placement import restore_placement
 
-DAMAGED = "the file is damaged, or was written by a tool that supports other ops"
 REQUIRED = inspect.Parameter.empty
 # A section of a docstring: a recipe of one line, and the graph that the recipe is run on.
 EXAMPLE = re.compile(r"^Example:\n((?: {4}.*(?:\n|$)|\n)+)", re.MULTILINE)
@@ -278,7 +277,7 @@ class Transform:
             raise
         except Exception as error:
             if not isinstance(error, NameError) and (fault := find_invalid_node(graph)):
-                raise GraphError(f"{self.name}: {fault}", hint=DAMAGED) from error
+                raise GraphError(f"{self.name}: {fault.message}", fault.hint) from error
             if self.is_built_in:
                 raise
             raise RecipeError(

@@ -402,6 +402,13 @@ def test_error_names_unsupported_node(nodes: list[Node], message: str) -> None:
     assert error.value.hint
 
 
+def test_hint_for_an_old_batch_norm_names_the_transform_that_folds_it() -> None:
+    norm = node("y", "BatchNormWithGlobalNormalization", "x", "x", "x", "x", "x")
+    with pytest.raises(UnavailableError, match="the op is not supported") as error:
+        convert(image_graph(norm))
+    assert error.value.hint == "run the transform fold_old_batch_norms first, or the recipe inference"
+
+
 def test_cast_weights_are_stored_once_in_their_type() -> None:
     converted = convert(CASES["half_depthwise_read_twice"])
     (stored,) = [node for node in converted.nodes.values() if node.op == "Constant"]

@@ -26,8 +26,17 @@ CONVOLUTION = "T=float, padding=SAME, strides=[1, 1, 1, 1]"
 )
 def test_first_invalid_node_is_described(lines: str, message: str) -> None:
     problem = find_invalid_node(from_text(HEAD + lines))
-    assert message in problem
+    assert message in (problem.message if problem else "")
     assert bool(message) == bool(problem)
+    assert problem is None or problem.hint.startswith("the file is damaged")
+
+
+def test_hint_for_a_constant_of_another_type_is_the_text_notation() -> None:
+    text = "inputs: x\noutputs: y\nx = Placeholder[1x2x3]()\np = Const([1, 2, 0])\ny = Transpose(x, p, T=float)"
+    assert find_invalid_node(from_text(text)) == (
+        "node 'y' (Transpose) requires int32 as input 1, but 'p' is float",
+        "write the constant as p = Const[int32](...)",
+    )
 
 
 def test_failed_transform_names_invalid_node() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import quantkit.transforms  # noqa: F401  (fills the registry)
-from quantkit.errors import RecipeError
+from quantkit.errors import GraphError
 from quantkit.recipes.contract import PromiseCheck, Status, broken_promises, check_transform
 from quantkit.recipes.example import run_examples
 from quantkit.rewriting import Edge, Graph, Node, Skip, any_, apply_rules, const, constant, op, rule, transform
@@ -91,7 +91,7 @@ def broken(definition: Transform) -> tuple[str, ...]:
 
 def test_all_promises_of_a_correct_transform_are_exercised() -> None:
     checks = check_transform(transform(drop_devices))
-    assert [check.status for check in checks] == [Status.EXERCISED] * PROMISES
+    assert [check.status for check in checks] == [Status.EXERCISED] * (PROMISES - 1) + [Status.NOT_APPLICABLE]
     assert broken_promises(find_transform("drop_devices")) == ()
 
 
@@ -106,10 +106,8 @@ def test_missing_documentation_and_example_are_broken_promises() -> None:
     assert "no line that begins with 'Before:' or 'After:' or 'Skips '" in documentation.reason
     assert example.reason == "keep_graph has no example"
     assert len(broken_promises(keep_graph)) == 7
-    assert [check.promise for check in others if check.status is Status.EXERCISED] == [
-        "reports errors as messages",
-        "matches with every rule",
-    ]
+    assert [check.promise for check in others if check.status is Status.EXERCISED] == ["reports errors as messages"]
+    assert others[-1] == PromiseCheck("matches with every rule", Status.NOT_APPLICABLE)
 
 
 def test_transform_without_a_rewrite_is_not_exercised() -> None:
@@ -129,7 +127,9 @@ def test_required_options_need_an_example() -> None:
         """Return the graph."""
         return graph
 
-    reasons = {check.reason for check in check_transform(scale_all) if check.status is Status.NOT_EXERCISED}
+    checks = check_transform(scale_all)
+    assert checks[-1].status is Status.NOT_EXERCISED
+    reasons = {check.reason for check in checks if check.status is Status.NOT_EXERCISED}
     assert reasons == {"a transform with required options cannot be tried without an example"}
 
 
@@ -225,7 +225,7 @@ def test_rules_of_called_transforms_do_not_count() -> None:
         return called(graph)
 
     call_another.__doc__ = EXAMPLE.format(name="call_another")
-    assert statuses(transform(call_another))["matches with every rule"] is Status.EXERCISED
+    assert statuses(transform(call_another))["matches with every rule"] is Status.NOT_APPLICABLE
     assert statuses(called)["matches with every rule"] is Status.NOT_EXERCISED
 
 
@@ -246,7 +246,7 @@ def test_unreadable_examples(lines: str, message: str) -> None:
     if message == "cannot be read: ":
         assert [check.status for check in check_transform(transform(odd))][1] is Status.BROKEN
         return
-    with pytest.raises(RecipeError, match="odd") as caught:
+    with pytest.raises(GraphError, match="odd") as caught:
         run_examples(transform(odd))
     assert message in caught.value.message
 
@@ -290,6 +290,15 @@ def fold_negations(graph: Graph, root: Node, inner: Node) -> list[Node]:
     """
     return [root.with_(op="Identity", inputs=inner.inputs)]
 '''
+
+
+def test_show_of_a_broken_example_has_the_exit_code_of_a_broken_graph(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(RULE_FILE.replace("n = Neg(x)", "n = Neg(missing)"))
+    assert main(["transforms", "show", "fold_negations", "--plugin", str(path)]) == 3
+    assert "the example of fold_negations cannot be read: node 'n'" in capsys.readouterr().err
 
 
 def test_command_fails_unless_all_promises_are_exercised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -247,7 +247,7 @@ def test_distributions_register_recipes(source: str, tmp_path: Path, monkeypatch
     try:
         recipe = find_recipe("fast")
         assert recipe == Recipe(parse("strip_unused_nodes fold_constants").steps)
-        assert recipe.name == "fast"
+        assert (recipe.name, recipe.purpose) == ("fast", "recipe of the package fast_recipes")
         assert qk.transform(GRAPH, "fast").graph.op_counts == GRAPH.op_counts
     finally:
         sys.modules.pop("fast_recipes", None)

@@ -242,11 +242,18 @@ def _with_onnx_inputs(node: Node) -> Node:
     return node.with_(inputs=node.inputs[1:] if node.op == "Conv2DBackpropInput" else node.inputs, controls=())
 
 
+# Hints for ops that a transform folds into their layers.
+_FOLDING_HINTS: Mapping[str, str] = {
+    "BatchNormWithGlobalNormalization": "run the transform fold_old_batch_norms first, or the recipe inference",
+}
+
+
 def conversion_error(node: Node, reason: str) -> UnavailableError:
     """Return the error for a node that cannot be converted."""
     return UnavailableError(
         f"node {node.name!r} ({node.op}) cannot be converted to ONNX: {reason}",
-        hint="run the recipe inference, which removes training ops, or use --runtime tensorflow or --target tensorflow",
+        hint=_FOLDING_HINTS.get(node.op)
+        or "run the recipe inference, which removes training ops, or use --runtime tensorflow or --target tensorflow",
     )
 
 
