@@ -43,7 +43,7 @@ class Scheme:
         share_concat_ranges: give all inputs of a concatenation one range, so that it only copies.
         share_pool_ranges: give the output of an average pool the range of its input.
         float_global_pools: compute global averages in float: they cost little, and int8 kernels
-            round off the precision that averaging gains. Their inputs are still quantized.
+            lose the precision that averaging gains. Their inputs are still quantized.
         split_patterns: compute a layer, its bias and its activation as separate int8 ops.
         quantize_outputs: quantize the output of a layer even if all its consumers are float.
         bias_correction: correct the mean error of each layer's output through its bias.

@@ -217,7 +217,7 @@ def test_elements_of_another_type_are_a_usage_error() -> None:
         ("list.txt", b"\xff\xfe\x00", "neither an image nor a list"),
     ],
 )
-def test_broken_data_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_error_names_broken_data(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         as_dataset(tmp_path / name)
@@ -297,7 +297,7 @@ def test_masks_are_not_class_labels() -> None:
     assert [sample.label for sample in dataset.read()] == [""] * 4
 
 
-def test_missing_or_empty_data_is_named(tmp_path: Path) -> None:
+def test_error_names_missing_or_empty_data(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     with pytest.raises(InputError, match="contains no images"):
         as_dataset(tmp_path / "images")
@@ -353,12 +353,12 @@ def test_records_of_arrays(tmp_path: Path) -> None:
         ([example(x=np.ones(3, np.float32), label=[b"caf\xe9"])], "record a.tfrecord#0: the label .* is not UTF-8"),
     ],
 )
-def test_records_of_something_else_are_named(tmp_path: Path, records: list[bytes], message: str) -> None:
+def test_error_names_records_without_images_or_arrays(tmp_path: Path, records: list[bytes], message: str) -> None:
     with pytest.raises(InputError, match=message):
         rows(as_dataset(write_records(tmp_path / "a.tfrecord", records)))
 
 
-def test_an_unreadable_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_unreadable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def reject(folder: str) -> None:
         raise PermissionError(13, "Permission denied", folder)
 

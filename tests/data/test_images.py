@@ -103,7 +103,7 @@ def test_an_rgb_jpeg_has_its_colours() -> None:
     assert np.abs(pixels[16, 4].astype(int) - RED).max() <= 4
 
 
-def test_palette() -> None:
+def test_palette_is_converted_to_colors() -> None:
     pixels = decode(encode(two_halves().quantize(2), "PNG"), "palette")
     assert pixels[16, 4].tolist() == list(RED)
 
@@ -155,7 +155,7 @@ def test_first_frame_of_an_animation() -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "WEBP", "GIF"])
-def test_a_truncated_image_is_rejected(kind: str) -> None:
+def test_truncated_image_is_rejected(kind: str) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8))
     data = encode(noise, kind)
     with pytest.raises(InputError, match=r"cut\.img.*(broken or truncated|not an image)"):
@@ -172,7 +172,7 @@ def test_a_truncated_image_is_rejected(kind: str) -> None:
         (b"%PDF-1.4", "not an image", ""),
     ],
 )
-def test_other_data_is_rejected(data: bytes, message: str, hint: str) -> None:
+def test_file_of_another_kind_is_rejected(data: bytes, message: str, hint: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         decode(data, "odd.jpg")
     assert hint in caught.value.hint
@@ -184,7 +184,7 @@ def test_only_known_formats_are_tried() -> None:
         decode(encode(two_halves(), "TIFF"), "scan.tif")
 
 
-def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_pixels_are_rejected_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "MAX_PIXELS", 1000)
     with pytest.raises(InputError, match="million pixels"):
         decode(encode(two_halves(), "PNG"), "huge.png")
@@ -196,7 +196,7 @@ def test_the_limit_of_pillow_has_the_same_message(monkeypatch: pytest.MonkeyPatc
         decode(encode(two_halves(), "PNG"), "huge.png")
 
 
-def test_missing_and_empty_files(tmp_path: Path) -> None:
+def test_missing_and_empty_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "empty.png").touch()
     with pytest.raises(InputError, match=r"empty\.png' is empty"):
         read_bytes(tmp_path / "empty.png")
@@ -204,7 +204,7 @@ def test_missing_and_empty_files(tmp_path: Path) -> None:
         read_bytes(tmp_path / "none.png")
 
 
-def test_a_graph_that_decodes_needs_a_complete_jpeg() -> None:
+def test_graph_with_a_decoder_requires_a_complete_jpeg() -> None:
     whole = encode(two_halves(), "JPEG")
     check_jpeg(whole, "a.jpg")
     with pytest.raises(InputError, match="truncated"):

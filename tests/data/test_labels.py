@@ -51,7 +51,7 @@ def write_pair(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("order", [Order.ILSVRC2012, Order.SYNSETS_AFTER_0, Order.SYNSETS])
-def test_known_orders_are_recognised(tmp_path: Path, order: Order) -> None:
+def test_known_orders_are_recognized(tmp_path: Path, order: Order) -> None:
     assert read_labels(write_list(tmp_path, list_names(order))).order is order
 
 
@@ -86,14 +86,14 @@ def test_lines_of_wordnet_ids(tmp_path: Path) -> None:
     assert labels.name(1) == "n90000001"
 
 
-def test_own_lists(tmp_path: Path) -> None:
+def test_lists_of_other_classes_are_read(tmp_path: Path) -> None:
     labels = read_labels(write_list(tmp_path, ["cat", "dog", "", "Ä fish", "", ""]))
     assert (labels.order, labels.length) == (Order.OWN, 4)
     assert [labels.name(index) for index in range(4)] == ["cat", "dog", "(unused)", "Ä fish"]
     labels.check(4)
 
 
-def test_the_pair_is_read_from_either_file_or_the_folder(tmp_path: Path) -> None:
+def test_label_map_is_read_from_either_file_or_the_folder(tmp_path: Path) -> None:
     path = write_pair(tmp_path)
     dictionary = [f"n{80000000 + index}\tthing {index}" for index in range(2000)]
     with (tmp_path / NAMES_FILE).open("a") as file:
@@ -106,7 +106,7 @@ def test_the_pair_is_read_from_either_file_or_the_folder(tmp_path: Path) -> None
         assert labels.name(0) == labels.name(1007) == "(unused)"
 
 
-def test_a_missing_file_of_the_release_is_named(tmp_path: Path) -> None:
+def test_error_names_missing_file_of_the_release(tmp_path: Path) -> None:
     path = write_pair(tmp_path)
     (tmp_path / NAMES_FILE).unlink()
     with pytest.raises(InputError, match=f"{NAMES_FILE} with their names is missing"):
@@ -114,7 +114,7 @@ def test_a_missing_file_of_the_release_is_named(tmp_path: Path) -> None:
 
 
 @needs_release
-def test_the_release_itself() -> None:
+def test_label_map_of_the_release_is_read() -> None:
     labels = read_labels(SHARED / LABEL_MAP_FILE)
     assert labels.order is Order.ILSVRC2012
     assert (len(labels.names), min(labels.names), max(labels.names)) == (1000, 1, 1000)
@@ -135,7 +135,7 @@ def test_no_class_has_the_same_number_in_both_orders(tmp_path: Path) -> None:
     assert read_labels(write_list(tmp_path, lines)).order is Order.SYNSETS_AFTER_0
 
 
-def test_the_other_releases_labels_are_refused(tmp_path: Path) -> None:
+def test_labels_of_the_other_release_are_rejected(tmp_path: Path) -> None:
     labels = read_labels(write_list(tmp_path, list_names(Order.SYNSETS_AFTER_0)))
     labels.check(1001)
     with pytest.raises(InputError) as caught:
@@ -147,7 +147,7 @@ def test_the_other_releases_labels_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_outputs", [1001, 1000, 10])
-def test_the_pair_is_refused_for_other_graphs(tmp_path: Path, num_outputs: int) -> None:
+def test_label_map_is_rejected_for_other_graphs(tmp_path: Path, num_outputs: int) -> None:
     labels = read_labels(write_pair(tmp_path))
     labels.check(1008)
     with pytest.raises(InputError, match="every prediction would be wrong"):
@@ -161,13 +161,13 @@ def test_a_card_may_define_the_order(tmp_path: Path) -> None:
         labels.check(1001, Order.SYNSETS_AFTER_0)
 
 
-def test_a_list_of_another_length_is_refused(tmp_path: Path) -> None:
+def test_list_of_another_length_is_rejected(tmp_path: Path) -> None:
     labels = read_labels(write_list(tmp_path, ["cat", "dog"]))
     with pytest.raises(InputError, match=r"has 3 class scores; the label file .* has 2"):
         labels.check(3)
 
 
-def test_no_labels_fit_everything() -> None:
+def test_empty_labels_match_every_model() -> None:
     Labels().check(17)
     assert Labels().name(3) == "class 3"
     assert order_of(17) is Order.OWN
@@ -184,20 +184,20 @@ def test_no_labels_fit_everything() -> None:
         (b"target_class { }", "has no entries"),
     ],
 )
-def test_broken_label_files(tmp_path: Path, content: bytes, message: str) -> None:
+def test_broken_label_files_are_rejected(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "labels.txt").write_bytes(content)
     with pytest.raises(InputError, match=message):
         read_labels(tmp_path / "labels.txt")
 
 
-def test_a_class_with_two_meanings_is_refused(tmp_path: Path) -> None:
+def test_class_with_two_names_is_rejected(tmp_path: Path) -> None:
     path = write_pair(tmp_path)
     path.write_text(path.read_text() + 'entry { target_class: 169 target_class_string: "n01440764" }')
     with pytest.raises(InputError, match="two WordNet ids to class 169"):
         read_labels(path)
 
 
-def test_a_folder_without_one_label_file(tmp_path: Path) -> None:
+def test_folder_with_no_or_several_label_files_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no label file"):
         read_labels(tmp_path)
     for name in ("a.txt", "b.txt"):
@@ -206,6 +206,6 @@ def test_a_folder_without_one_label_file(tmp_path: Path) -> None:
         read_labels(tmp_path)
 
 
-def test_a_missing_label_file(tmp_path: Path) -> None:
+def test_missing_label_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         read_labels(tmp_path / "none.txt")

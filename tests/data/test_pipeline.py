@@ -74,7 +74,7 @@ def test_a_fixed_batch_is_filled_up() -> None:
         ([VECTORS], {}, "which is not an image"),
     ],
 )
-def test_data_that_fits_no_input_is_refused(infos: list[TensorInfo], arrays: dict[str, Array], message: str) -> None:
+def test_data_that_fits_no_input_is_rejected(infos: list[TensorInfo], arrays: dict[str, Array], message: str) -> None:
     data = as_dataset(arrays) if arrays else FileDataset("folder", ())
     with pytest.raises(UsageError, match=message) as caught:
         feeds(infos, data)

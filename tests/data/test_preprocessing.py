@@ -44,7 +44,7 @@ def test_half_pixel_centers_change_the_result() -> None:
 @needs_tensorflow
 @pytest.mark.parametrize("half_pixel_centers", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_resize_has_the_bits_of_tensorflows(shape: tuple[int, ...], half_pixel_centers: bool) -> None:
+def test_resize_equals_tensorflow_bitwise(shape: tuple[int, ...], half_pixel_centers: bool) -> None:
     import tensorflow as tf
 
     image = pixels(shape)
@@ -58,7 +58,7 @@ def test_resize_has_the_bits_of_tensorflows(shape: tuple[int, ...], half_pixel_c
 @pytest.mark.engine
 @needs_tensorflow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_central_crop_is_tensorflows(shape: tuple[int, ...]) -> None:
+def test_central_crop_equals_tensorflow(shape: tuple[int, ...]) -> None:
     import tensorflow as tf
 
     np.testing.assert_array_equal(crop_central(pixels(shape), 0.875), tf.image.central_crop(pixels(shape), 0.875))
@@ -86,7 +86,7 @@ def test_resize_to_the_same_size_changes_nothing() -> None:
     np.testing.assert_array_equal(resize_bilinear(image, 13, 17), image)
 
 
-def test_crop_square_takes_the_middle() -> None:
+def test_crop_square_keeps_the_center() -> None:
     image = np.arange(12).reshape(2, 6, 1)
     np.testing.assert_array_equal(crop_square(image)[..., 0], [[2, 3], [8, 9]])
 
@@ -121,6 +121,6 @@ def test_crop_changes_the_visible_part() -> None:
         ({"crop": "left"}, "left"),
     ],
 )
-def test_impossible_preprocessing_is_refused(fields: dict[str, object], message: str) -> None:
+def test_invalid_preprocessing_is_rejected(fields: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Preprocessing(**fields)  # type: ignore[arg-type]

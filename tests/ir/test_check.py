@@ -15,10 +15,10 @@ from quantkit.ir.text import from_text
         ("a = NoOp(^b)\nb = NoOp(^a)", "2 nodes depend on each other in a cycle"),
     ],
 )
-def test_a_broken_graph_is_refused_and_the_transform_blamed(text: str, message: str) -> None:
+def test_error_for_a_broken_graph_names_the_transform(text: str, message: str) -> None:
     with pytest.raises(GraphError, match=f"after fold_constants, {message}"):
         verify(from_text(text), blame="fold_constants")
 
 
-def test_a_loop_through_merge_is_whole() -> None:
+def test_loop_through_merge_is_valid() -> None:
     verify(from_text("x = Enter()\nm = Merge(x, n)\ny = Relu(m)\nn = NextIteration(y)"))

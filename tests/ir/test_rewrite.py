@@ -40,7 +40,7 @@ def test_last_node_takes_over_name_and_consumers_and_others_come_before_it() -> 
     assert rewritten(text, written_out) == "outputs: b\na/copy = Identity(x)\na = Mul(x, a/copy)\nb = Relu(a)"
 
 
-def test_a_taken_name_gets_a_number() -> None:
+def test_name_in_use_gets_a_number() -> None:
     text = "outputs: a, a/copy\nx = Placeholder()\na/copy = Relu(x)\na = Square(x)"
     assert "a/copy_1 = Identity(x)" in rewritten(text, written_out)
 
@@ -56,7 +56,7 @@ def test_an_output_stays() -> None:
     assert not outcome.changes
 
 
-def test_rules_see_what_was_rewritten_before() -> None:
+def test_rules_match_rewritten_nodes() -> None:
     text = "outputs: d\nx = Placeholder()\na = Square(x)\nb = Neg(a)\nc = Neg(b)\nd = Square(c)"
     after = rewritten(text, twice, written_out)
     first, second = "a/copy = Identity(x)\na = Mul(x, a/copy)", "d/copy = Identity(c)\nd = Mul(c, d/copy)"
@@ -76,7 +76,7 @@ def test_skips_are_those_of_the_final_graph_in_file_order() -> None:
     ]
 
 
-def test_a_skip_settles_the_root() -> None:
+def test_skip_stops_further_rules_for_the_root() -> None:
     @rule(op("Neg"))
     def never(graph: Graph, root: Node) -> Skip:
         return Skip("first")
@@ -111,7 +111,7 @@ def test_control_dependents_of_a_moved_node_depend_on_its_inputs() -> None:
     assert "a" not in after
 
 
-def test_a_rule_that_never_ends_is_an_error() -> None:
+def test_rule_that_matches_without_end_is_an_error() -> None:
     @rule(op("Neg"))
     def again(graph: Graph, root: Node) -> list[Node]:
         return [root.with_attrs(turn=1)]
@@ -120,7 +120,7 @@ def test_a_rule_that_never_ends_is_an_error() -> None:
         apply_rules(from_text("x = Placeholder()\na = Neg(x)"), again)
 
 
-def test_a_broken_graph_is_named_as_such() -> None:
+def test_dangling_input_is_an_error() -> None:
     with pytest.raises(GraphError, match="node 'b' .* has input 'a', which is not in the graph"):
         apply_rules(from_text("b = Neg(a)"), twice)
 
@@ -188,7 +188,7 @@ def test_any_graph_stays_valid_and_is_rewritten_to_the_end(graph: Graph) -> None
 
 
 @pytest.mark.parametrize("kind", ["Neg", "Square", "Relu"])
-def test_work_grows_with_the_graph_only(kind: str) -> None:
+def test_run_time_is_linear(kind: str) -> None:
     def work(length: int) -> Callable[[], object]:
         names = ["x", *(f"n{number}" for number in range(length))]
         nodes = [Node(name, kind, (Edge(before),)) for before, name in pairwise(names)]

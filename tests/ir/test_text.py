@@ -32,7 +32,7 @@ c = Identity("a b:c":2, split:1, ^before) @"/cpu:0"
 """
 
 
-def test_everything_that_is_written_is_read() -> None:
+def test_written_text_is_read_back() -> None:
     assert to_text(from_text(EVERYTHING)) == EVERYTHING
 
 
@@ -94,7 +94,7 @@ def test_parse_errors_name_the_expected_token(line: str, expected: str) -> None:
     assert caught.value.hint
 
 
-def test_functions_are_read_as_they_were_written() -> None:
+def test_functions_round_trip() -> None:
     text = """inputs: x
 outputs: y
 x = Placeholder[2]()
@@ -118,7 +118,7 @@ end
     assert double.controls == {"done": "a b"}
 
 
-def test_two_nodes_of_one_name_are_refused() -> None:
+def test_two_nodes_of_one_name_are_rejected() -> None:
     with pytest.raises(GraphError, match="two nodes are named 'a'"):
         from_text("a = B()\na = C()")
 
@@ -157,7 +157,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 @given(graphs())
 @example(Graph.of([Node("a", "Op", attrs={"T": b"A\xb9"})]))
-def test_any_graph_is_read_as_it_was_written(graph: Graph) -> None:
+def test_any_graph_round_trips(graph: Graph) -> None:
     text = to_text(graph)
     assert to_text(from_text(text)) == text
 

@@ -35,7 +35,7 @@ RELEASE_LIKE = Graph.of(
 )
 
 
-def test_the_release_is_fed_at_mul() -> None:
+def test_input_of_the_release_is_mul() -> None:
     assert endpoints(RELEASE_LIKE) == endpoints(RELEASE_LIKE, card=RELEASE) == ("Mul", "softmax")
 
 
@@ -57,13 +57,13 @@ def test_the_first_placeholder_for_images_is_the_input() -> None:
         endpoints(Graph.of([*nodes, loss], (), ["loss"]))
 
 
-def test_a_cards_output_is_known_among_several() -> None:
+def test_output_of_a_card_is_chosen_among_several() -> None:
     name = SLIM.outputs[0].name
     graph = Graph.of([placeholder("input", None), node("other", "Relu", "input"), node(name, "Reshape", "input")])
     assert endpoints(graph) == ("input", name)
 
 
-def test_no_input_and_no_single_output_are_refused() -> None:
+def test_graph_without_input_or_single_output_is_rejected() -> None:
     with pytest.raises(UsageError, match=r"no placeholder.*\(flag do not\)") as caught:
         endpoints(Graph.of([placeholder("flag", (), DType.BOOL), node("out", "Not", "flag")]))
     assert "--input-layer" in caught.value.hint

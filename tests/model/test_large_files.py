@@ -66,14 +66,14 @@ def huge_graph(variable: bool = False) -> Graph:
         ("m/saved_model.pbtxt", b"saved_model_schema_version: 1\n"),
     ],
 )
-def test_graphs_are_refused_by_their_size(name: str, head: bytes, tmp_path: Path) -> None:
+def test_too_large_graph_is_rejected(name: str, head: bytes, tmp_path: Path) -> None:
     path = hole(tmp_path / name, head)
     with pytest.raises(InputError, match=r"3\.00 GB; the limit of a graph in one file is 2\.15 GB") as caught:
         _ = qk.load(path.parent if path.parent != tmp_path else path).graph
     assert "save_as_external_data" in caught.value.hint
 
 
-def test_variables_are_refused_by_their_shapes(tmp_path: Path) -> None:
+def test_too_large_variables_are_rejected(tmp_path: Path) -> None:
     qk.save(huge_graph(variable=True), tmp_path / "g.pb")
     hole(tmp_path / "model.ckpt.index", size=100)
     with pytest.raises(InputError, match=r"of .*model.ckpt take 3\.00 GB; the limit of a frozen graph is 2\.15"):
@@ -84,7 +84,7 @@ def test_variables_are_refused_by_their_shapes(tmp_path: Path) -> None:
 @pytest.mark.engine
 @pytest.mark.filterwarnings("ignore")  # Keras' own
 @pytest.mark.parametrize("ending", [".keras", ".h5"])
-def test_keras_files_are_refused_by_their_weights(ending: str, tmp_path: Path) -> None:
+def test_too_large_keras_file_is_rejected(ending: str, tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     keras = tensorflow.import_tensorflow().keras
     path = tmp_path / f"model{ending}"
@@ -107,7 +107,7 @@ def test_keras_files_are_refused_by_their_weights(ending: str, tmp_path: Path) -
 @needs_tensorflow
 @pytest.mark.engine
 @pytest.mark.filterwarnings("ignore")
-def test_a_model_in_memory_is_refused_by_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_model_in_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     keras = tensorflow.import_tensorflow().keras
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
     monkeypatch.setattr(graphdef, "MAX_BYTES", 4 * 15 - 1)

@@ -59,13 +59,13 @@ def test_serialized_models_are_recognized() -> None:
         qk.load(b"a letter")
 
 
-def test_messages_are_taken() -> None:
+def test_messages_are_accepted() -> None:
     assert qk.load(parse("GraphDef", graphdef.encode(GRAPH))).graph == GRAPH
     model = message_class("ModelProto").FromString(onnx.encode(ONNX_GRAPH))
     assert qk.load(model).graph.op_counts == ONNX_GRAPH.op_counts
 
 
-def test_onnx_files_have_graphs_and_stay_files_for_runtimes(tmp_path: Path) -> None:
+def test_onnx_file_has_a_graph_and_runtimes_open_the_file(tmp_path: Path) -> None:
     qk.save(ONNX_GRAPH, tmp_path / "model.onnx")
     assert qk.load(tmp_path / "model.onnx").graph.op_counts == ONNX_GRAPH.op_counts
     model = load(tmp_path / "model.onnx", outputs=["y"])
@@ -75,14 +75,14 @@ def test_onnx_files_have_graphs_and_stay_files_for_runtimes(tmp_path: Path) -> N
         _ = qk.load(tmp_path / "model.onnx", outputs=["nothing"]).graph
 
 
-def test_formats_without_a_reader_are_named(tmp_path: Path) -> None:
+def test_error_names_format_without_reader(tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(20))
     with pytest.raises(UsageError, match="is a LiteRT model: it can be run and benchmarked, but not read") as caught:
         _ = qk.load(tmp_path / "model.tflite").graph
     assert caught.value.hint
 
 
-def test_options_of_saved_models_belong_to_them(tmp_path: Path) -> None:
+def test_options_of_saved_models_are_rejected_for_other_files(tmp_path: Path) -> None:
     qk.save(GRAPH, tmp_path / "model.pb")
     with pytest.raises(UsageError, match="only a SavedModel folder has signatures"):
         qk.load(tmp_path / "model.pb", signature="serving_default")
@@ -93,7 +93,7 @@ def test_options_of_saved_models_belong_to_them(tmp_path: Path) -> None:
         qk.load(tmp_path / "model.onnx", checkpoint="model.ckpt")
 
 
-def test_a_broken_saved_model_is_a_sentence(tmp_path: Path) -> None:
+def test_broken_saved_model_is_an_error_of_one_line(tmp_path: Path) -> None:
     for content in (b"", b"\x12\x05ab", b"\x08\x01"):
         (tmp_path / "saved_model.pb").write_bytes(content)
         with pytest.raises(InputError, match=r"saved_model.pb is truncated or broken") as caught:
@@ -105,7 +105,7 @@ def test_a_broken_saved_model_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.engine
 @pytest.mark.filterwarnings("ignore")
 class TestTensorFlow:
-    def test_a_graph_def_of_its_own(self) -> None:
+    def test_graph_def_message_is_loaded(self) -> None:
         tf = _tensorflow()
         loaded = qk.load(tf.compat.v1.GraphDef.FromString(graphdef.encode(GRAPH)), ["x"], ["y"]).graph
         np.testing.assert_allclose(run_graph(loaded), X @ W)
@@ -155,7 +155,7 @@ class TestTensorFlow:
 
 
 @pytest.mark.engine
-def test_a_model_proto_of_onnx() -> None:
+def test_onnx_model_proto_is_loaded() -> None:
     package = pytest.importorskip("onnx")
     loaded = qk.load(package.load_from_string(onnx.encode(ONNX_GRAPH))).graph
     assert (loaded.dialect, loaded.op_counts) == ("onnx", ONNX_GRAPH.op_counts)

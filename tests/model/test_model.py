@@ -58,7 +58,7 @@ def test_another_type_is_a_usage_error(value: Any) -> None:
 
 
 @pytest.mark.parametrize("verb", [qk.transform, qk.save, qk.open_session, qk.summarize, qk.evaluate, qk.compare])
-def test_verbs_refuse_another_type(verb: Any, tmp_path: Path) -> None:
+def test_verbs_reject_other_types(verb: Any, tmp_path: Path) -> None:
     arguments = {
         qk.transform: ("inference",),
         qk.save: (tmp_path / "m.pb",),

@@ -138,7 +138,7 @@ class TestTensorFlow:
 
     @pytest.mark.parametrize("save", [save_first_kind, save_second_kind])
     @pytest.mark.parametrize("recipe", [None, "inference", "obfuscate_names"])
-    def test_each_use_is_called_as_before(self, save: Any, recipe: str | None, tmp_path: Path) -> None:
+    def test_each_signature_is_called_as_before(self, save: Any, recipe: str | None, tmp_path: Path) -> None:
         tf = tensorflow.import_tensorflow()
         save(tmp_path / "in")
         for name, feeds in FEEDS.items():

@@ -58,7 +58,7 @@ def test_counts_are_those_of_the_release(name: str) -> None:
     assert sum(tensor.num_elements for tensor in constants(graph).values()) == numbers
 
 
-def test_graph_is_sound_and_in_execution_order(name: str) -> None:
+def test_graph_is_valid_and_in_execution_order(name: str) -> None:
     graph = random_graph(name)
     verify(graph)
     visited: set[str] = set()
@@ -79,7 +79,7 @@ def test_endpoints_are_those_of_the_card(name: str) -> None:
     assert [str(edge) for edge in graph.outputs] == [tensor.name for tensor in card.outputs]
 
 
-def test_release_of_2015_is_old_and_has_control_edges() -> None:
+def test_release_of_2015_has_its_version_and_control_dependencies() -> None:
     graph = random_graph("inception_v3")
     assert len(graph) == 1004
     assert graph.versions.producer == 8
@@ -106,7 +106,7 @@ def outline(node: Node) -> tuple[Any, ...]:
     return node.name, node.op, node.inputs, node.controls, node.device, attrs
 
 
-def test_parameters_are_drawn_when_read_and_fit_their_shapes() -> None:
+def test_parameters_are_computed_on_access_with_their_shapes() -> None:
     for tensor in constants(random_graph("mobilenet_v1")).values():
         array = tensor.array
         assert array.shape == tensor.shape
@@ -114,7 +114,7 @@ def test_parameters_are_drawn_when_read_and_fit_their_shapes() -> None:
         assert np.isfinite(array).all()
 
 
-def test_seed_decides_the_parameters() -> None:
+def test_seed_determines_the_parameters() -> None:
     kernel = "MobilenetV1/Conv2d_5_pointwise/weights"
     first, same, other = (constants(random_graph("mobilenet_v1", seed))[kernel] for seed in (1, 1, 2))
     assert first == same
@@ -128,7 +128,7 @@ def test_channels_differ_in_scale() -> None:
     assert deviations.max() > 3 * deviations.min()
 
 
-def test_mark_survives_a_file_and_is_not_on_trained_graphs() -> None:
+def test_mark_is_kept_in_files_and_absent_in_trained_graphs() -> None:
     graph = random_graph("mobilenet_v2", seed=7)
     assert is_random(graph)
     again = decode(encode(graph))
@@ -137,7 +137,7 @@ def test_mark_survives_a_file_and_is_not_on_trained_graphs() -> None:
     assert not is_random(Graph.of([Node("x", "Placeholder")]))
 
 
-def test_unknown_architecture_is_refused_with_the_nearest_name() -> None:
+def test_unknown_architecture_is_rejected_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match="digit") as caught:
         random_graph("digit")
     assert "inception_v3" in caught.value.hint
@@ -147,7 +147,7 @@ def test_unknown_architecture_is_refused_with_the_nearest_name() -> None:
 
 
 @pytest.mark.engine
-def test_runs_in_tensorflow_with_sane_numbers(name: str) -> None:
+def test_outputs_in_tensorflow_are_finite_and_varied(name: str) -> None:
     pytest.importorskip("tensorflow", reason="pip install tensorflow")
     card = find_card(name)
     (entry,) = card.inputs

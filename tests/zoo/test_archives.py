@@ -60,7 +60,7 @@ def test_only_the_requested_files_are_written(folder: Path, pack: object) -> Non
     "name", ["../graph.pb", "/graph.pb", "a/../../graph.pb", "..\\graph.pb", "C:graph.pb", "a\nb", "x" * 300]
 )
 @pytest.mark.parametrize("pack", [tar_gz, make_zip], ids=["tgz", "zip"])
-def test_a_name_that_could_leave_the_folder_refuses_the_whole(folder: Path, name: str, pack: object) -> None:
+def test_archive_with_a_name_outside_the_folder_is_rejected(folder: Path, name: str, pack: object) -> None:
     data = pack({name: b"evil", "graph.pb": b"good"})  # type: ignore[operator]
     with pytest.raises(SourceError, match="rejected: an entry has the name"):
         unpack(data, folder, "graph.pb", name)
@@ -77,32 +77,32 @@ def test_a_name_that_could_leave_the_folder_refuses_the_whole(folder: Path, name
     ],
     ids=["symbolic link", "hard link", "fifo", "device"],
 )
-def test_links_and_devices_refuse_the_whole(folder: Path, entry: tarfile.TarInfo) -> None:
+def test_archive_with_links_or_devices_is_rejected(folder: Path, entry: tarfile.TarInfo) -> None:
     with pytest.raises(SourceError, match=r"'graph.pb' is a link or a device"):
         unpack(tar_gz({"graph.pb": entry}), folder, "graph.pb")
     assert not list(folder.iterdir())
 
 
-def test_a_link_in_a_zip_refuses_the_whole(folder: Path) -> None:
+def test_zip_with_a_link_is_rejected(folder: Path) -> None:
     data = make_zip({"graph.pb": b"/etc/passwd"}, {"graph.pb": stat.S_IFLNK | 0o777})
     with pytest.raises(SourceError, match="link or a device"):
         unpack(data, folder, "graph.pb")
 
 
-def test_writing_through_a_link_is_not_possible(folder: Path) -> None:
+def test_no_file_is_written_through_a_link(folder: Path) -> None:
     data = tar_gz({"sub": special_entry("sub", tarfile.SYMTYPE, ".."), "sub/graph.pb": b"evil"})
     with pytest.raises(SourceError, match="link or a device"):
         unpack(data, folder, "sub/graph.pb")
     assert not (folder.parent / "graph.pb").exists()
 
 
-def test_a_file_that_is_there_twice_is_refused(folder: Path) -> None:
+def test_duplicate_entry_is_rejected(folder: Path) -> None:
     with pytest.raises(SourceError, match=r"it has 'graph.pb' twice"):
         unpack(tar_gz({"graph.pb": b"one", "./graph.pb": b"two"}), folder, "graph.pb")
 
 
 @pytest.mark.parametrize("position", [200, -6])
-def test_a_damaged_archive(folder: Path, position: int) -> None:
+def test_damaged_archive_is_rejected(folder: Path, position: int) -> None:
     data = bytearray(tar_gz({"graph.pb": bytes(range(256)) * 40}))
     data[position] ^= 0xFF
     with pytest.raises(SourceError, match="damaged"):
@@ -110,12 +110,12 @@ def test_a_damaged_archive(folder: Path, position: int) -> None:
 
 
 @pytest.mark.parametrize("length", [60, -20, -4])
-def test_a_truncated_archive(folder: Path, length: int) -> None:
+def test_truncated_archive_is_rejected(folder: Path, length: int) -> None:
     with pytest.raises(SourceError, match="damaged"):
         unpack(tar_gz({"graph.pb": bytes(range(256)) * 40})[:length], folder, "graph.pb")
 
 
-def test_a_truncated_zip(folder: Path) -> None:
+def test_truncated_zip_is_rejected(folder: Path) -> None:
     with pytest.raises(SourceError, match="damaged"):
         unpack(make_zip({"graph.pb": b"graph"})[:-30], folder, "graph.pb")
 
@@ -139,19 +139,19 @@ def test_a_header_with_a_huge_length_is_rejected(folder: Path) -> None:
         unpack(gzip.compress(data), folder, "graph.pb")
 
 
-def test_entries_are_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_entries_is_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "MAX_ENTRIES", 3)
     with pytest.raises(SourceError, match="more than 3 entries"):
         unpack(tar_gz({str(number): b"" for number in range(4)}), folder, "graph.pb")
 
 
-def test_an_unwritable_folder_is_named(folder: Path) -> None:
+def test_error_names_unwritable_folder(folder: Path) -> None:
     (folder / "sub").write_bytes(b"")
     with pytest.raises(InputError, match="cannot be written"):
         unpack(tar_gz({"sub/graph.pb": b"graph"}), folder, "sub/graph.pb")
 
 
-def test_kinds(tmp_path: Path) -> None:
+def test_kind_is_detected_from_the_first_bytes(tmp_path: Path) -> None:
     path = tmp_path / "file"
     digests = []
     for data in (tar_gz({}), gzip.decompress(tar_gz({"a": b"a"})), make_zip({"a": b"a"}), b"\x0agraph", b""):
@@ -164,7 +164,7 @@ PARTS = st.sampled_from(["..", ".", "", "a", "graph.pb", "\\", "C:", "\x00", "\u
 
 
 @given(st.one_of(st.text(max_size=40), st.lists(PARTS, max_size=6).map("/".join)))
-def test_a_safe_name_stays_inside(name: str) -> None:
+def test_safe_name_stays_in_the_folder(name: str) -> None:
     try:
         safe = safe_name(name)
     except SourceError:

@@ -23,7 +23,7 @@ def test_the_known_models_have_cards() -> None:
 
 
 @pytest.mark.parametrize("card", list_cards(), ids=lambda card: card.name)
-def test_a_card_agrees_with_itself(card: ModelCard) -> None:
+def test_card_is_consistent(card: ModelCard) -> None:
     (end,) = card.inputs
     steps = card.preprocessing
     assert end.dtype is DType.FLOAT
@@ -38,14 +38,14 @@ def test_a_card_agrees_with_itself(card: ModelCard) -> None:
 
 
 @pytest.mark.parametrize("card", list_cards(), ids=lambda card: card.name)
-def test_every_download_is_vouched_for(card: ModelCard) -> None:
+def test_every_download_has_a_checksum(card: ModelCard) -> None:
     archive = card.archive
     assert archive is None or archive.sha256 or all(member.sha256 for member in card.members)
     assert all(card.member(card.graph).sha256 for member in card.members if member.urls)
 
 
 @pytest.mark.parametrize("card", list_cards(), ids=lambda card: card.name)
-def test_labels_are_somewhere(card: ModelCard) -> None:
+def test_labels_have_files_or_names(card: ModelCard) -> None:
     owner = find_card(card.labels.card) if card.labels.card else card
     assert owner.labels.order == card.labels.order
     assert set(card.labels.files) <= {member.name for member in owner.members}
@@ -64,7 +64,7 @@ def test_the_readme_lists_every_card(card: ModelCard) -> None:
         assert f"{card.archive.num_bytes / 1e6:.1f} MB" in row
 
 
-def test_the_example_of_the_readme_is_a_card() -> None:
+def test_example_of_the_readme_is_a_valid_card() -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     example = re.sub(r'sha256 = "\.\.\."', f'sha256 = "{"0" * 64}"', example)
     card = read_card(example, "shapes.toml")
@@ -73,7 +73,7 @@ def test_the_example_of_the_readme_is_a_card() -> None:
 
 
 @pytest.mark.parametrize("card", [card for card in list_cards() if card.is_bundled], ids=lambda card: card.name)
-def test_a_bundled_model_is_in_the_installation(card: ModelCard) -> None:
+def test_bundled_model_is_installed(card: ModelCard) -> None:
     path = locate(card)
     assert path is not None
     assert obtain(card).path == path
@@ -92,7 +92,7 @@ def test_the_nearest_name_is_suggested() -> None:
     assert "mobilenet_v2" in caught.value.hint
 
 
-def test_a_card_is_read_whole() -> None:
+def test_all_keys_of_a_card_are_read() -> None:
     card = read_card(WHOLE, "small.toml")
     assert card.preprocessing.mean == (128.0,)
     assert card.outputs[0].shape == (1, 2)

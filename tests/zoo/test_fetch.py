@@ -51,7 +51,7 @@ def test_a_model_is_fetched_once(server: Server, card: ModelCard, cache: Path) -
     assert len(server.requests) == 1
 
 
-def test_the_receipt_names_the_source(server: Server, card: ModelCard, archive: bytes) -> None:
+def test_receipt_contains_the_source(server: Server, card: ModelCard, archive: bytes) -> None:
     receipt = obtain(card).receipt
     assert receipt is not None
     assert receipt == Receipt.read(fetch(card).parent)
@@ -59,7 +59,7 @@ def test_the_receipt_names_the_source(server: Server, card: ModelCard, archive: 
     assert receipt.members["labels.txt"].sha256 == digest(LABELS)
 
 
-def test_members_vouch_for_an_archive_without_digest(server: Server, archive: bytes, make_card: MakeCard) -> None:
+def test_members_verify_an_archive_without_digest(server: Server, archive: bytes, make_card: MakeCard) -> None:
     card = make_card(server.url("a.tgz", archive), graph_sha256=digest(GRAPH), graph_bytes=len(GRAPH))
     receipt = obtain(card).receipt
     assert receipt is not None
@@ -86,14 +86,14 @@ def test_a_file_that_fails_a_check_is_removed(
     assert leftovers(cache) == []
 
 
-def test_a_missing_member_is_refused(server: Server, cache: Path, make_card: MakeCard) -> None:
+def test_missing_member_is_rejected(server: Server, cache: Path, make_card: MakeCard) -> None:
     with pytest.raises(InputError, match=r"has no 'labels.txt'"):
         fetch(make_card(server.url("small.tgz", tar_gz({"graph.pb": GRAPH}))))
     assert leftovers(cache) == []
 
 
 @pytest.mark.parametrize("entry", ["../graph.pb", "/graph.pb", "link"])
-def test_an_unsafe_archive_is_refused(server: Server, cache: Path, make_card: MakeCard, entry: str) -> None:
+def test_unsafe_archive_is_rejected(server: Server, cache: Path, make_card: MakeCard, entry: str) -> None:
     body = {"graph.pb": special_entry("graph.pb")} if entry == "link" else {entry: GRAPH}
     with pytest.raises(InputError, match="the archive is rejected"):
         fetch(make_card(server.url("small.tgz", tar_gz(body))))
@@ -117,14 +117,14 @@ def test_mirrors_are_tried_in_order(server: Server, archive: bytes, make_card: M
     assert messages == [f"fetching small from {server.url(path)}" for path, _ in server.requests]
 
 
-def test_every_failure_is_named(server: Server, make_card: MakeCard) -> None:
+def test_error_lists_every_failure(server: Server, make_card: MakeCard) -> None:
     server.content_type = "text/html"
     card = make_card(server.url("missing.tgz"), server.url("page.tgz", b"<html>" + b" " * 2128))
     with pytest.raises(InputError, match=r"missing.tgz: HTTP 404 .*; .*page.tgz: the server sent a web page, 2,134 b"):
         fetch(card)
 
 
-def test_the_bare_graph_is_the_last_resort(server: Server, make_card: MakeCard) -> None:
+def test_graph_alone_is_downloaded_last(server: Server, make_card: MakeCard) -> None:
     url = server.url("bare.pb", GRAPH)
     card = make_card(server.url("missing.tgz"), graph_urls=(url,), graph_sha256=digest(GRAPH))
     fetched = obtain(card)
@@ -133,7 +133,7 @@ def test_the_bare_graph_is_the_last_resort(server: Server, make_card: MakeCard) 
     assert label_files(card) == ()
 
 
-def test_a_bare_graph_of_another_digest_is_refused(server: Server, make_card: MakeCard) -> None:
+def test_graph_of_another_digest_is_rejected(server: Server, make_card: MakeCard) -> None:
     card = make_card(server.url("no.tgz"), graph_urls=(server.url("bare.pb", GRAPH),), graph_sha256="0" * 64)
     with pytest.raises(InputError, match=r"expected SHA-256 0{64}"):
         fetch(card)
@@ -168,7 +168,7 @@ class TestAnArchiveOfOnesOwn:
         assert digest(archive) in fetched.warnings[0]
         assert obtain(card).warnings == fetched.warnings
 
-    def test_another_digest_is_refused_and_the_old_one_stays(
+    def test_file_of_another_digest_is_rejected_and_the_old_model_stays(
         self, server: Server, archive: bytes, card: ModelCard, cache: Path
     ) -> None:
         path = fetch(card)
@@ -185,16 +185,16 @@ class TestAnArchiveOfOnesOwn:
         assert obtain(card, force=True).path.read_bytes() == GRAPH
         assert leftovers(cache) == []
 
-    def test_a_file_works_offline(self, tmp_path: Path, archive: bytes, card: ModelCard) -> None:
+    def test_file_url_works_offline(self, tmp_path: Path, archive: bytes, card: ModelCard) -> None:
         (tmp_path / "own.tgz").write_bytes(archive)
         assert obtain(card, url=(tmp_path / "own.tgz").as_uri(), offline=True).path.read_bytes() == GRAPH
 
-    def test_a_bare_graph(self, server: Server, card: ModelCard) -> None:
+    def test_graph_without_archive_is_accepted(self, server: Server, card: ModelCard) -> None:
         fetched = obtain(card, url=server.url("own.pb", GRAPH), sha256=digest(GRAPH))
         assert fetched.path.read_bytes() == GRAPH
         assert fetched.warnings == (f"{server.url('own.pb')} has no labels.txt",)
 
-    def test_something_else_is_refused(self, server: Server, card: ModelCard) -> None:
+    def test_file_of_another_kind_is_rejected(self, server: Server, card: ModelCard) -> None:
         with pytest.raises(InputError, match=r"neither an archive .* nor a frozen graph"):
             obtain(card, url=server.url("own.pb", b"not found"))
         with pytest.raises(InputError, match=r"has no 'graph.pb'"):
@@ -217,7 +217,7 @@ class TestAnArchiveOfOnesOwn:
             fetch("inception_v9")
 
 
-def test_a_truncated_cache_is_not_trusted(card: ModelCard, server: Server) -> None:
+def test_truncated_file_in_the_cache_is_downloaded_again(card: ModelCard, server: Server) -> None:
     path = fetch(card)
     path.write_bytes(GRAPH[:100])
     assert locate(card) is None
@@ -226,14 +226,14 @@ def test_a_truncated_cache_is_not_trusted(card: ModelCard, server: Server) -> No
     assert locate(card) is None
 
 
-def test_labels_may_live_with_another_card(card: ModelCard) -> None:
+def test_labels_may_belong_to_another_card(card: ModelCard) -> None:
     fetch(card)
     assert [path.name for path in label_files(card)] == ["labels.txt"]
     assert locate_member(card, "labels.txt") == label_files(card)[0]
     assert locate_member(card, "unwanted.bin") is None
 
 
-def test_an_unwritable_cache_is_named(card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_unwritable_cache(card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("QUANTKIT_CACHE", str(tmp_path / "file"))
     with pytest.raises(InputError, match="cannot be written") as caught:
@@ -241,7 +241,7 @@ def test_an_unwritable_cache_is_named(card: ModelCard, tmp_path: Path, monkeypat
     assert "QUANTKIT_CACHE" in caught.value.hint
 
 
-def test_an_interrupt_leaves_only_the_part(server: Server, card: ModelCard, cache: Path) -> None:
+def test_interrupt_keeps_only_the_partial_download(server: Server, card: ModelCard, cache: Path) -> None:
     def stop(state: Progress) -> None:
         if state.done:
             raise KeyboardInterrupt
@@ -254,7 +254,7 @@ def test_an_interrupt_leaves_only_the_part(server: Server, card: ModelCard, cach
     assert leftovers(cache) == []
 
 
-def test_remains_of_a_killed_process_are_swept(card: ModelCard, cache: Path) -> None:
+def test_files_of_a_killed_process_are_removed(card: ModelCard, cache: Path) -> None:
     for role in ("new", "old"):
         (cache / f".small.{role}.tmp" / "sub").mkdir(parents=True)
     fetch(card)
@@ -282,7 +282,7 @@ def card_text(server: Server, archive: bytes) -> str:
     return CARD.replace("ARCHIVE", f'urls = ["{url}"]\n[[members]]\nname = "graph.pb"')
 
 
-def test_a_second_process_waits_and_uses_the_result(server: Server, card_text: str, tmp_path: Path) -> None:
+def test_second_process_waits_and_uses_the_result(server: Server, card_text: str, tmp_path: Path) -> None:
     server.gate, server.gate_at = threading.Event(), 50
     with start(card_text, tmp_path) as first:
         assert first.stdout is not None
@@ -311,7 +311,7 @@ def test_a_killed_download_is_resumed(server: Server, card_text: str, tmp_path: 
     assert leftovers(cache) == []
 
 
-def test_a_full_disk_while_unpacking(
+def test_full_disk_while_unpacking_is_an_error(
     server: Server, card: ModelCard, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as full:

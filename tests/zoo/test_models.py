@@ -99,7 +99,9 @@ def test_errors(
     assert hint in second
 
 
-def test_a_refused_archive(main: Main, capsys: pytest.CaptureFixture[str], own: list[str], cache: Path) -> None:
+def test_rejected_archive_is_an_error(
+    main: Main, capsys: pytest.CaptureFixture[str], own: list[str], cache: Path
+) -> None:
     assert main(["models", "fetch", "inception_v3", *own[:3], "0" * 64]) == 3
     assert "expected SHA-256 000" in capsys.readouterr().err
     assert not (cache / "inception_v3").exists()

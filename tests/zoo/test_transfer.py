@@ -19,7 +19,7 @@ def part(tmp_path: Path) -> Path:
     return tmp_path / "model.part"
 
 
-def test_a_whole_file_arrives_with_progress(server: Server, part: Path) -> None:
+def test_file_is_downloaded_with_progress(server: Server, part: Path) -> None:
     reports: list[tuple[int, int | None]] = []
     download(server.url("a", BODY), part, on_progress=lambda state: reports.append((state.done, state.total)))
     assert part.read_bytes() == BODY
@@ -27,14 +27,14 @@ def test_a_whole_file_arrives_with_progress(server: Server, part: Path) -> None:
     assert reports[-1] == (len(BODY), len(BODY))
 
 
-def test_progress_is_reported_at_a_sane_rate(server: Server, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_reports_are_throttled(server: Server, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", 1000)
     reports: list[int] = []
     download(server.url("a", BODY), part, on_progress=lambda state: reports.append(state.done))
     assert len(reports) < 100
 
 
-def test_a_dropped_line_is_resumed_where_it_stopped(server: Server, part: Path) -> None:
+def test_dropped_connection_is_resumed(server: Server, part: Path) -> None:
     server.faults = [100_000, 200_000]
     messages: list[str] = []
     download(server.url("a", BODY), part, on_message=messages.append)
@@ -50,7 +50,7 @@ def test_a_server_without_ranges_sends_the_whole_file(server: Server, part: Path
     assert part.read_bytes() == BODY
 
 
-def test_a_line_that_always_drops_is_given_up(server: Server, part: Path) -> None:
+def test_repeatedly_dropped_connection_is_an_error(server: Server, part: Path) -> None:
     server.faults, server.supports_ranges = [100_000] * 50, False
     with pytest.raises(SourceError, match="dropped after 100,000 of 768,000 bytes") as caught:
         download(server.url("a", BODY), part)
@@ -103,21 +103,21 @@ def test_another_range_than_requested_is_retried(server: Server, part: Path) -> 
     assert part.read_bytes() == BODY + b"more"
 
 
-def test_a_part_without_a_note_is_not_trusted(server: Server, part: Path) -> None:
+def test_part_without_a_note_is_downloaded_again(server: Server, part: Path) -> None:
     part.write_bytes(b"?" * 1000)
     download(server.url("a", BODY), part)
     assert part.read_bytes() == BODY
 
 
 @pytest.mark.parametrize("code", [429, 500, 503])
-def test_a_passing_status_is_tried_again(server: Server, part: Path, code: int) -> None:
+def test_temporary_status_is_retried(server: Server, part: Path, code: int) -> None:
     server.faults = [Status(code)]
     download(server.url("a", BODY), part)
     assert part.read_bytes() == BODY
 
 
 @pytest.mark.parametrize("code", [401, 403, 404])
-def test_a_lasting_status_is_not(server: Server, part: Path, code: int) -> None:
+def test_permanent_status_is_not_retried(server: Server, part: Path, code: int) -> None:
     server.faults = [Status(code)]
     with pytest.raises(SourceError, match=f"HTTP {code}"):
         download(server.url("a", BODY), part)
@@ -126,7 +126,7 @@ def test_a_lasting_status_is_not(server: Server, part: Path, code: int) -> None:
 
 
 @pytest.mark.parametrize("content_type", ["text/html", "application/octet-stream"])
-def test_a_web_page_is_recognised_and_costs_no_part(server: Server, part: Path, content_type: str) -> None:
+def test_web_page_is_rejected_and_the_part_stays(server: Server, part: Path, content_type: str) -> None:
     _leave_half(server, part)
     half = part.read_bytes()
     page = b"\n<!DOCTYPE html><p>Log in" + b" " * 2109
@@ -136,13 +136,13 @@ def test_a_web_page_is_recognised_and_costs_no_part(server: Server, part: Path, 
     assert part.read_bytes() == half
 
 
-def test_a_wrong_size_is_refused_before_the_download(server: Server, part: Path) -> None:
+def test_wrong_size_is_rejected_before_the_download(server: Server, part: Path) -> None:
     with pytest.raises(SourceError, match="expected 88,931,400 bytes, found 768,000"):
         download(server.url("a", BODY), part, num_bytes=88931400)
     assert not part.exists()
 
 
-def test_a_body_without_length_is_taken_to_its_end(server: Server, part: Path) -> None:
+def test_body_without_length_is_read_to_its_end(server: Server, part: Path) -> None:
     server.sends_length = False
     reports: list[tuple[int, int | None]] = []
     download(server.url("a", BODY), part, on_progress=lambda state: reports.append((state.done, state.total)))
@@ -151,7 +151,7 @@ def test_a_body_without_length_is_taken_to_its_end(server: Server, part: Path) -
     assert reports[-1] == (len(BODY), len(BODY))
 
 
-def test_a_body_without_length_that_is_too_long_is_refused(server: Server, part: Path) -> None:
+def test_too_long_body_without_length_is_rejected(server: Server, part: Path) -> None:
     server.sends_length = False
     with pytest.raises(SourceError, match="expected 1,000 bytes, found more"):
         download(server.url("a", BODY), part, num_bytes=1000)
@@ -162,7 +162,7 @@ def test_an_empty_file_is_rejected(server: Server, part: Path) -> None:
         download(server.url("a", b""), part)
 
 
-def test_a_file_url(tmp_path: Path, part: Path) -> None:
+def test_file_url_is_copied(tmp_path: Path, part: Path) -> None:
     (tmp_path / "my model.tgz").write_bytes(BODY)
     download((tmp_path / "my model.tgz").as_uri(), part, num_bytes=len(BODY))
     assert part.read_bytes() == BODY
@@ -178,12 +178,12 @@ def test_an_unused_port_is_an_error(part: Path) -> None:
         download(f"http://127.0.0.1:{port}/a", part)
 
 
-def test_a_url_with_blanks(part: Path) -> None:
+def test_url_with_spaces_is_rejected(part: Path) -> None:
     with pytest.raises(SourceError, match="not a valid URL"):
         download("http://127.0.0.1/a b", part)
 
 
-def test_a_full_disk_keeps_the_part(server: Server, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_the_part(server: Server, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", 10_000)
     with monkeypatch.context() as full:
         full.setattr(Path, "open", open_on_limited_disk(55_000))

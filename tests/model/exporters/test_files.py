@@ -68,7 +68,7 @@ def run(model: Any, runtime: str) -> dict[str, Array]:
         (".", "saved_model"),
     ],
 )
-def test_the_ending_names_the_format(name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suffix_determines_the_format(name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert OutputFile.of(name).kind == kind
     assert OutputFile.of(name, "saved_model").kind == "saved_model"
@@ -84,7 +84,7 @@ def test_the_ending_names_the_format(name: str, kind: str, tmp_path: Path, monke
         ("a.pb", {"format": "saved-model"}, "'saved-model' is not a format"),
     ],
 )
-def test_unwritable_formats_are_named(path: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_error_names_unwritable_format(path: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         save(small_graph(), tmp_path / path, **options)
     assert caught.value.hint
@@ -106,7 +106,7 @@ def test_a_misspelled_suffix_gets_a_suggestion(ending: str, suggestion: str, tmp
 
 
 @pytest.mark.parametrize("name", ["a", "a.pb", "a.onnx", "a/"])
-def test_only_an_unknown_suffix_is_a_guess(name: str, tmp_path: Path) -> None:
+def test_only_unknown_suffix_is_reported(name: str, tmp_path: Path) -> None:
     assert not OutputFile.of(f"{tmp_path}/{name}").is_guess
     assert OutputFile.of(tmp_path / "a.frozen").is_guess
 
@@ -124,7 +124,7 @@ def test_text_and_binary(tmp_path: Path) -> None:
 
 
 class TestSavedModel:
-    def test_it_is_read_back(self, tmp_path: Path) -> None:
+    def test_saved_model_is_read_back(self, tmp_path: Path) -> None:
         graph = small_graph()
         save(graph, f"{tmp_path}/out/")
         assert [path.name for path in tmp_path.rglob("*")] == ["out", "saved_model.pb"]
@@ -132,7 +132,7 @@ class TestSavedModel:
         read = qk.load(tmp_path / "out").graph
         assert (read.nodes, read.inputs, read.outputs) == (graph.nodes, graph.inputs, graph.outputs)
 
-    def test_its_signature_has_types_and_shapes(self, tmp_path: Path) -> None:
+    def test_signature_of_saved_model_has_types_and_shapes(self, tmp_path: Path) -> None:
         save(small_graph(), tmp_path)  # an empty folder
         message = parse("SavedModel", (tmp_path / saved_model.FILE).read_bytes())
         (meta,) = message.meta_graphs
@@ -154,7 +154,7 @@ class TestSavedModel:
     @needs_tensorflow
     @pytest.mark.engine
     @pytest.mark.filterwarnings("ignore")
-    def test_both_loaders_of_tensorflow_run_it(self, tmp_path: Path) -> None:
+    def test_both_loaders_of_tensorflow_run_the_saved_model(self, tmp_path: Path) -> None:
         from quantkit.runtimes.tensorflow_library import import_tensorflow
 
         tf = import_tensorflow()
@@ -173,7 +173,7 @@ class TestSavedModel:
             np.testing.assert_allclose(signatures[0], X @ W, rtol=1e-6)
             np.testing.assert_allclose(signatures[1], (X @ W)[:, 300:], rtol=1e-6)
 
-    def test_it_appears_whole_or_not_at_all(self, tmp_path: Path) -> None:
+    def test_saved_model_appears_complete_or_not_at_all(self, tmp_path: Path) -> None:
         def fails() -> Array:
             raise OSError(28, "no space left")
 
@@ -182,7 +182,7 @@ class TestSavedModel:
             save(broken, f"{tmp_path}/out/")
         assert not list(tmp_path.iterdir())
 
-    def test_a_folder_with_something_in_it_stays(self, tmp_path: Path) -> None:
+    def test_folder_with_other_files_is_not_overwritten(self, tmp_path: Path) -> None:
         (tmp_path / "precious").write_text("work of years")
         with pytest.raises(UsageError, match="is not empty: it contains precious"):
             save(small_graph(), tmp_path)
@@ -191,7 +191,7 @@ class TestSavedModel:
         with pytest.raises(UsageError, match="is not a folder"):
             save(small_graph(), f"{tmp_path}/no/where/")
 
-    def test_an_output_of_unknown_type_is_named(self, tmp_path: Path) -> None:
+    def test_error_names_output_of_unknown_type(self, tmp_path: Path) -> None:
         graph = small_graph()
         odd = graph.with_nodes([*graph.nodes.values(), Node("odd", "NobodyKnows", (Edge("y"),))])
         with pytest.raises(GraphError, match="element type of 'odd'"):
@@ -235,7 +235,7 @@ class TestOnnx:
         for name, array in values.items():
             np.testing.assert_array_equal(read[name].value.array, array)
 
-    def test_a_missing_weights_file_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_error_names_missing_weights_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnx_writer, "MAX_BYTES", 8000)
         save(small_graph(), tmp_path / "out.onnx")
         (tmp_path / "out.onnx.data").rename(tmp_path / "elsewhere")
@@ -247,7 +247,7 @@ class TestOnnx:
             _ = qk.load(tmp_path / "out.onnx").graph
 
     @pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "link"])
-    def test_weights_stay_in_the_models_folder(
+    def test_weights_are_written_to_the_folder_of_the_model(
         self, location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(onnx_writer, "MAX_BYTES", 8000)
@@ -271,7 +271,7 @@ def huge(num_bytes: int) -> Graph:
 
 
 @pytest.mark.parametrize("name", ["out.pb", "out.pbtxt", "out/"])
-def test_more_than_2_gb_is_refused_before_any_work(name: str, tmp_path: Path) -> None:
+def test_more_than_2_gb_is_rejected_before_any_work(name: str, tmp_path: Path) -> None:
     with pytest.raises(GraphError, match=r"has 3.00 GB of tensors; .* \(largest: w, ") as caught:
         save(huge(3_000_000_000), f"{tmp_path}/{name}")
     assert ".onnx file" in caught.value.hint
@@ -283,7 +283,7 @@ def test_a_recipe_that_shrinks_weights_is_allowed(tmp_path: Path) -> None:
     OutputFile.of(tmp_path / "out.onnx").check(huge(3_000_000_000))
 
 
-def test_the_command_refuses_more_than_2_gb_before_any_work(
+def test_command_rejects_more_than_2_gb_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(small_graph(), tmp_path / "in.pb")
@@ -312,7 +312,7 @@ def test_the_command_converts(out: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert summary["parameters"] >= W.size
 
 
-def test_the_command_reports_a_guessed_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_reports_format_of_unknown_suffix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(small_graph(), tmp_path / "in.pb")
     arguments = ["transform", "--recipe", "shrink", f"{tmp_path}/in.pb"]
     assert main([*arguments, "-o", f"{tmp_path}/out.onx"]) == 2
@@ -343,7 +343,7 @@ def test_the_command_rewrites_onnx_models(tmp_path: Path, capsys: pytest.Capture
 
 @pytest.mark.parametrize("name", ["in.pb", "in.onnx", "in/"])
 @pytest.mark.parametrize("command", ["transform {0}/{1} -o {0}/out{2} --recipe inference", "summarize {0}/{1}"])
-def test_work_on_graphs_loads_no_runtime(name: str, command: str, tmp_path: Path) -> None:
+def test_rewriting_loads_no_runtime(name: str, command: str, tmp_path: Path) -> None:
     save(small_graph(), f"{tmp_path}/{name}")
     arguments = command.format(tmp_path, name, "/" if name == "in/" else Path(name).suffix).split()
     script = (

@@ -31,12 +31,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Array]:
         ("6 2 -:1,1", slice(None), slice(1, 2)),
     ],
 )
-def test_parts(saved: tuple[str, Array], part: str, rows: slice, columns: slice) -> None:
+def test_partitions_are_read(saved: tuple[str, Array], part: str, rows: slice, columns: slice) -> None:
     prefix, values = saved
     np.testing.assert_array_equal(read_variable(prefix, "w", part), values[rows, columns])
 
 
-def test_missing_entries_are_named(saved: tuple[str, Array], tmp_path: Path) -> None:
+def test_error_names_missing_entries(saved: tuple[str, Array], tmp_path: Path) -> None:
     prefix, _ = saved
     with pytest.raises(InputError, match="model has no variable 'v'"):
         read_variable(prefix, "v")

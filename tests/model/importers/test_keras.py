@@ -60,7 +60,7 @@ def with_layer(layer: dict[str, Any]) -> Callable[[Any], Any]:
 
 
 @ENDINGS
-def test_a_lambda_is_refused_and_not_run(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lambda_layer_is_rejected_and_not_run(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keras = tensorflow.import_tensorflow().keras
     marker = str(tmp_path / "was here")
     evil = keras.layers.Lambda(lambda x: (Path(marker).write_text("!"), x)[1], name="evil")
@@ -189,7 +189,7 @@ def test_keras_loads_the_checked_bytes(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("version", ["2.19.0", "3.5.0", "3.13.1"])
-def test_a_keras_with_a_known_way_around_safe_mode_is_not_used(
+def test_keras_with_a_known_vulnerability_is_not_used(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save(tmp_path / "model.h5")
@@ -199,7 +199,7 @@ def test_a_keras_with_a_known_way_around_safe_mode_is_not_used(
     assert "keras>=3.13.2" in caught.value.hint
 
 
-def test_layers_that_the_caller_registered_are_taken(tmp_path: Path) -> None:
+def test_registered_layers_are_accepted(tmp_path: Path) -> None:
     keras = tensorflow.import_tensorflow().keras
 
     @keras.utils.register_keras_serializable("quantkit_tests")
@@ -215,7 +215,7 @@ def test_layers_that_the_caller_registered_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../outside.txt", "/tmp/outside.txt", "a/../../outside.txt", "..\\outside", "C:x"])
-def test_members_that_would_lie_outside_are_refused(name: str, tmp_path: Path) -> None:
+def test_members_outside_the_archive_are_rejected(name: str, tmp_path: Path) -> None:
     path = save(tmp_path / "model.keras")
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(name, "mine now")
@@ -224,7 +224,7 @@ def test_members_that_would_lie_outside_are_refused(name: str, tmp_path: Path) -
     assert [file.name for file in tmp_path.iterdir()] == ["model.keras"]
 
 
-def test_links_in_archives_are_refused(tmp_path: Path) -> None:
+def test_links_in_archives_are_rejected(tmp_path: Path) -> None:
     path = save(tmp_path / "model.keras")
     info = zipfile.ZipInfo("assets")
     info.external_attr = 0o120777 << 16
@@ -236,7 +236,7 @@ def test_links_in_archives_are_refused(tmp_path: Path) -> None:
 
 @ENDINGS
 @pytest.mark.parametrize("way", ["link", "values"])
-def test_weights_of_other_files_are_refused(way: str, ending: str, tmp_path: Path) -> None:
+def test_weights_in_other_files_are_rejected(way: str, ending: str, tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     secret = tmp_path / "secret"
     secret.write_bytes(bytes(48))
@@ -260,7 +260,7 @@ def test_weights_of_other_files_are_refused(way: str, ending: str, tmp_path: Pat
 
 
 @ENDINGS
-def test_more_than_2_gb_is_refused_before_any_work(
+def test_more_than_2_gb_is_rejected_before_any_work(
     ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save(tmp_path / f"model{ending}")
@@ -290,7 +290,7 @@ def test_compressed_archives_are_read_as_well(tmp_path: Path) -> None:
         ("model.keras", b"PK\x05\x06" + bytes(18), "is an archive|cannot be read"),
     ],
 )
-def test_a_broken_file_is_a_sentence(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_broken_file_is_an_error_of_one_line(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message) as caught:
         qk.load(tmp_path / name)
@@ -298,7 +298,7 @@ def test_a_broken_file_is_a_sentence(name: str, content: bytes, message: str, tm
     assert "\n" not in caught.value.message
 
 
-def test_a_lying_length_is_a_sentence(tmp_path: Path) -> None:
+def test_wrong_length_is_an_error_of_one_line(tmp_path: Path) -> None:
     """The header claims weights beyond the end of the archive."""
     path = save(tmp_path / "model.keras")
     data = bytearray(path.read_bytes())

@@ -45,13 +45,13 @@ def test_unneeded_assignments_are_removed() -> None:
         "y = Mul(double, more, T=float)",
     ],
 )
-def test_an_output_that_needs_the_variable_is_refused(line: str) -> None:
+def test_output_that_depends_on_the_variable_is_rejected(line: str) -> None:
     with pytest.raises(GraphError, match="depend on the variable 'layer/calls', which every run changes") as raised:
         remove_assignments(from_text(COUNTS + line), {"count": "layer/calls"})
     assert "stateful=False" in raised.value.hint
 
 
-def test_a_loop_that_changes_a_variable_is_refused() -> None:
+def test_loop_that_changes_a_variable_is_rejected() -> None:
     graph = from_text("""
         inputs: x
         outputs: y
@@ -83,7 +83,7 @@ def test_tables_and_constant_variables_are_kept() -> None:
     assert not changes_variables(["ReadVariableOp", "ResourceGather", "Relu"])
 
 
-def test_a_function_is_looked_into_once_however_often_it_is_called() -> None:
+def test_function_is_checked_once_for_all_its_calls() -> None:
     def work(size: int) -> Callable[[], object]:
         calls = [f"c{at} = PartitionedCall(c{at - 1}, Tin=[float], Tout=[float], f=&step)" for at in range(1, size)]
         steps = [f"s{at} = Neg(s{at - 1}, T=float)" for at in range(1, size)]

@@ -46,7 +46,7 @@ def looking_up(*, fills: bool = False) -> Graph:
     return tables.remove_lookup_controls(Graph.of(nodes, ["word", "x"], outputs))
 
 
-def test_a_table_is_named_with_the_way_around() -> None:
+def test_error_names_the_table_and_a_workaround() -> None:
     with pytest.raises(InputError, match=r"m: 'found' \(LookupTableFindV2\) uses the table 'table'") as caught:
         tables.check(looking_up(), "m")
     assert caught.value.hint == "choose outputs that depend on no table: --outputs=plain"
@@ -55,12 +55,12 @@ def test_a_table_is_named_with_the_way_around() -> None:
     assert caught.value.hint == "look the values up before, and feed them: --inputs=found"
 
 
-def test_outputs_without_tables_pass() -> None:
+def test_outputs_without_tables_are_accepted() -> None:
     tables.check(looking_up().with_endpoints(None, ["plain"]), "m")
     tables.check(looking_up().with_endpoints(["found", "x"], None), "m")
 
 
-def test_a_graph_that_fills_its_table_passes() -> None:
+def test_graph_that_initializes_its_table_is_accepted() -> None:
     tables.check(looking_up(fills=True), "m")
 
 
@@ -148,7 +148,7 @@ class TestSavedModels:
         feeds = {"word": np.array([b"b"], object), lookup: np.int64([1]), size: np.int64(3)}
         np.testing.assert_allclose(run(graph, feeds)["Identity"], W[1:2])
 
-    def test_the_first_kind(self, tmp_path: Path) -> None:
+    def test_table_of_the_first_version_is_rejected(self, tmp_path: Path) -> None:
         save_first_kind(tmp_path / "m")
         with pytest.raises(InputError, match="uses the table 'table'") as caught:
             qk.load(tmp_path / "m")
@@ -169,7 +169,7 @@ class TestSavedModels:
 @pytest.mark.engine
 @pytest.mark.skipif(not TENSORFLOW.ok, reason=TENSORFLOW.detail)
 @pytest.mark.filterwarnings("ignore")
-def test_it_is_one_sentence_of_the_command(
+def test_command_prints_an_error_of_one_line(
     save: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main = import_module("quantkit.cli").main

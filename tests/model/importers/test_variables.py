@@ -75,7 +75,7 @@ def test_a_graph_is_filled_from_a_checkpoint(checkpoint: Path) -> None:
         qk.load(checkpoint.with_name("graph.pb"), checkpoint=checkpoint.with_name("other"))
 
 
-def test_missing_variables_are_named(checkpoint: Path) -> None:
+def test_error_names_missing_variables(checkpoint: Path) -> None:
     with pytest.raises(UsageError, match="not in the graph"):
         qk.load(checkpoint, outputs=["z"])
     graph = rewrite(
@@ -127,7 +127,7 @@ def test_partitioned_variables_are_frozen_part_by_part(resource: bool, form: str
     np.testing.assert_allclose(run_graph(filled), run_graph(frozen))
 
 
-def test_partitions_need_the_saver(tmp_path: Path) -> None:
+def test_partitions_require_the_saver(tmp_path: Path) -> None:
     tf = tensorflow.import_tensorflow()
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
@@ -161,7 +161,7 @@ def test_checkpoints_of_the_first_years_are_frozen(sharded: bool, tmp_path: Path
         )
 
 
-def test_variables_are_read_under_the_names_that_the_saver_gave_them(tmp_path: Path) -> None:
+def test_variables_are_read_by_the_names_of_the_saver(tmp_path: Path) -> None:
     tf = tensorflow.import_tensorflow()
     v1 = tf.compat.v1
     with tf.Graph().as_default():
@@ -172,7 +172,7 @@ def test_variables_are_read_under_the_names_that_the_saver_gave_them(tmp_path: P
     np.testing.assert_allclose(run_graph(qk.load(tmp_path / "model.ckpt", outputs=["y"]).graph), X @ W, rtol=1e-6)
 
 
-def test_broken_checkpoints_are_sentences(checkpoint: Path) -> None:
+def test_broken_checkpoint_is_an_error_of_one_line(checkpoint: Path) -> None:
     index, data = (checkpoint.with_name(f"model.ckpt.{end}") for end in ("index", "data-00000-of-00001"))
     whole = data.read_bytes()
     data.write_bytes(whole[:8])
@@ -251,7 +251,7 @@ def test_the_signature_can_be_chosen(save: Callable[..., None], tmp_path: Path) 
         (("double",), "duoble", "signature 'duoble' does not exist; available: double"),
     ],
 )
-def test_signatures_are_listed_where_none_fits(
+def test_error_lists_signatures(
     save: Callable[..., None], names: tuple[str, ...], signature: str | None, message: str, tmp_path: Path
 ) -> None:
     save(tmp_path, names)
@@ -263,7 +263,7 @@ def test_signatures_are_listed_where_none_fits(
         assert len(qk.load(tmp_path, signature=signature).graph.outputs) == 1
 
 
-def test_tags_are_listed_where_none_fit(tmp_path: Path) -> None:
+def test_error_lists_tags(tmp_path: Path) -> None:
     save_first_kind(tmp_path, tags=("serve", "gpu"))
     assert qk.load(tmp_path).graph.op_counts == qk.load(tmp_path, tags=("gpu", "serve")).graph.op_counts
     with pytest.raises(UsageError, match="no graph with the tags train; available: gpu,serve"):
@@ -315,7 +315,7 @@ def test_the_original_names_stay(tmp_path: Path) -> None:
     assert (tuple(map(str, graph.inputs)), tuple(map(str, graph.outputs))) == (("x",), ("y",))
 
 
-def test_variables_of_more_than_2_gb_are_refused_before_any_work(
+def test_variables_of_more_than_2_gb_are_rejected_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_second_kind(tmp_path)
@@ -327,7 +327,7 @@ def test_variables_of_more_than_2_gb_are_refused_before_any_work(
 
 
 @pytest.mark.parametrize("name", ["saved_model.pb", "saved_model.pbtxt"])
-def test_its_file_means_the_folder(name: str, tmp_path: Path) -> None:
+def test_file_of_a_saved_model_selects_the_folder(name: str, tmp_path: Path) -> None:
     save_second_kind(tmp_path)
     signature = qk.load(tmp_path).graph
     if name.endswith("txt"):
