@@ -1,8 +1,13 @@
 """``quantkit doctor``: which runtimes work on this machine, and the effect of thread settings."""
 
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 
+from quantkit import runtimes
 from quantkit.benchmark.diagnosis import diagnose
+from quantkit.quantization import observers, targets
+from quantkit.recipes.named import RECIPE_REGISTRY
+from quantkit.transforms.plugins import load_installed
 
 from ._arguments import add_offline
 from ._render import emit, show_progress
@@ -28,7 +33,14 @@ def run(args: Namespace) -> int:
             offline=args.offline,
             on_progress=on_progress,
         )
+    diagnosis = replace(diagnosis, plugin_problems=_plugin_problems())
     document = diagnosis.to_json()
     emit(args, document["schema"], document, lambda page: page.print(str(diagnosis), markup=False, soft_wrap=True))
     diagnosis.check_runtimes()
     return 0
+
+
+def _plugin_problems() -> tuple[str, ...]:
+    """Return a sentence for each plugin of an installed package that cannot be loaded."""
+    registries = (targets.REGISTRY, runtimes.REGISTRY, observers.REGISTRY, RECIPE_REGISTRY)
+    return (*(problem for registry in registries for problem in registry.problems()), *load_installed())

@@ -41,7 +41,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, help="file to write")
     parser.add_argument("--calibration", metavar="DATA", help=f"calibration dataset: {DATA_KINDS}")
     parser.add_argument(
-        "--target", choices=sorted(targets()), help="target format and runtime (default: the scheme's, else onnx)"
+        "--target",
+        metavar=f"{{{','.join(sorted(targets()))}}}",
+        help="target format and runtime (default: the scheme's, else onnx)",
     )
     _add_scheme(parser)
     _add_data(parser)

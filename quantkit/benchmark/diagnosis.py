@@ -63,7 +63,7 @@ class Diagnosis:
     Attributes:
         machine: this host.
         runtimes: state of each runtime.
-        plugin_problems: a sentence for each runtime plugin that could not be loaded.
+        plugin_problems: a sentence for each plugin that cannot be loaded.
         sweep: latency at several thread settings; None if it was not measured.
     """
 
@@ -98,11 +98,13 @@ class Diagnosis:
         sections = [
             _machine_table(self.machine),
             _runtime_table(self.runtimes),
-            [line for runtime in self.runtimes for line in _runtime_lines(runtime)] + list(self.plugin_problems),
+            [line for runtime in self.runtimes for line in _runtime_lines(runtime)],
             thread_advice(self.machine, self.runtimes),
         ]
         if self.sweep is not None:
             sections.append([str(self.sweep), sweep_verdict(self.sweep)])
+        if self.plugin_problems:
+            sections.append(self.plugin_problems)
         return "\n\n".join("\n".join(section) for section in sections)
 
     def _repr_html_(self) -> str:

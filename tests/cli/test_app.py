@@ -149,7 +149,7 @@ def test_examples_parse(name: str) -> None:
         ),
         (["summarize"], 2, "no model is given", ""),
         (["models", "lst"], 2, "invalid choice: 'lst'", "did you mean 'list'"),
-        (["quantize", "G", "-o", "O", "--target", "onx"], 2, "invalid choice: 'onx'", "did you mean 'onnx'"),
+        (["quantize", "G", "-o", "O", "--target", "onx"], 2, "'onx' is not a target", "did you mean 'onnx'"),
         (["transforms", "show", "fold_batchnorms"], 2, "not recognized", "fold_batch_norms"),
         (["classify", "--model", "digits", "missing.png"], 3, "missing.png", ""),
     ],
