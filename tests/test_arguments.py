@@ -169,3 +169,72 @@ def test_classify_takes_images_of_pillow(mode: str) -> None:
     (best, *_) = qk.classify(converted, "digits", runtime="reference")
     assert best.label == "3"
     assert qk.classify([converted, converted], "digits", runtime="reference")[1][0].label == "3"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"runs": "3"},
+        {"cpus": 0},
+        {"cpus": "0"},
+        {"cpus": [-1]},
+        {"precision": "int4"},
+        {"precision": 3},
+        {"time_budget": "soon"},
+        {"warmup": -1},
+        {"environment": "A=B"},
+        {"intra_op": 2.5},
+    ],
+    ids=str,
+)
+def test_benchmark_checks_its_arguments(arguments: dict[str, Any]) -> None:
+    (name,) = arguments
+    rejects(lambda: qk.benchmark("digits", **arguments), name)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"on_mismatch": "ignore"},
+        {"verify": "yes"},
+        {"tolerance": -1},
+        {"seed": "0"},
+        {"output": 3},
+        {"plugins": "a.py"},
+        {"evaluate_with": "jax"},
+        {"inputs": 3},
+    ],
+    ids=str,
+)
+def test_transform_checks_its_arguments(arguments: dict[str, Any]) -> None:
+    (name,) = arguments
+    rejects(lambda: qk.transform("digits", "inference", **arguments), name)
+
+
+def test_transform_names_an_unknown_keyword() -> None:
+    with pytest.raises(TypeError, match=r"transform\(\) got an unexpected keyword argument 'verfy'; did you mean"):
+        qk.transform("digits", "inference", verfy=True)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: qk.save("digits", 3), "path is an int"),
+        (lambda: qk.save("digits", "d.pb", as_text="no"), "as_text is 'no'"),
+        (lambda: qk.load("digits", 3), "inputs is an int"),
+        (lambda: qk.load("digits", offline="no"), "offline is 'no'"),
+        (lambda: qk.load("digits", tags=3), "tags is an int"),
+        (lambda: qk.open_session("digits", 3), "runtime is an int"),
+        (lambda: qk.open_session("digits", threads="2"), "threads is '2'"),
+        (lambda: qk.open_session("digits", "reference", 2), "options is an int"),
+        (lambda: qk.summarize("digits", outputs=3), "outputs is an int"),
+    ],
+)
+def test_other_functions_check_their_arguments(call: Callable[[], Any], text: str) -> None:
+    rejects(call, text)
+
+
+def test_summarize_takes_inputs_and_outputs() -> None:
+    graph = qk.load("digits").graph
+    name = str(graph["softmax"].inputs[0])
+    assert [endpoint.name for endpoint in qk.summarize("digits", outputs=[name]).outputs] == [name]

@@ -8,6 +8,21 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from quantkit import formats
+from quantkit.arguments import (
+    as_names,
+    parse_duration,
+    require_callable,
+    require_choice,
+    require_flag,
+    require_integer,
+    require_names,
+    require_natural,
+    require_path,
+    require_positive,
+    require_text,
+    type_name,
+    without_none,
+)
 from quantkit.benchmark.candidate import Candidate, Settings
 from quantkit.benchmark.report import Benchmark
 from quantkit.benchmark.rounds import SamplingOptions, measure
@@ -43,7 +58,7 @@ def benchmark(
     runs: int | None = None,
     warmup: int | None = None,
     seed: int = 0,
-    time_budget: float = 600.0,
+    time_budget: float | str = 600.0,
     log_placement: bool = False,
     random_weights: bool = False,
     offline: bool = False,
@@ -68,7 +83,7 @@ def benchmark(
         runs: timed calls of each model (default: about two seconds, at least 60).
         warmup: warm-up calls (default: until latency is stable).
         seed: seed of the data, of the order in each round, and of the intervals.
-        time_budget: total time limit in seconds; finished rounds are kept.
+        time_budget: total time limit in seconds, or a text such as ``2m``; finished rounds are kept.
         log_placement: record the device of each op.
         random_weights: build the architectures of model cards with random weights instead of downloading the models.
         offline: never download; fail if a model is not cached.
@@ -83,9 +98,23 @@ def benchmark(
         NotMeasuredError: no model could be measured; its `benchmark` has the reason of each failure.
         BenchmarkInterrupted: Ctrl-C, with the finished rounds.
     """
-    precisions = (precision,) if isinstance(precision, str) else tuple(precision)
-    _check_names(runtime, precisions)
-    _check_counts(intra_op=intra_op, inter_op=inter_op, batch=batch, runs=runs)
+    require_positive(**without_none(intra_op=intra_op, inter_op=inter_op, batch=batch, runs=runs))
+    require_natural(**without_none(warmup=warmup))
+    require_integer(seed=seed)
+    require_text(runtime=runtime, device=device, **without_none(signature=signature))
+    require_path(**without_none(checkpoint=checkpoint))
+    require_names(precision=precision, **without_none(inputs=inputs, outputs=outputs, tags=tags))
+    require_flag(log_placement=log_placement, random_weights=random_weights, offline=offline)
+    require_callable(on_progress=on_progress)
+    if environment is not None and not isinstance(environment, Mapping):
+        raise UsageError(
+            f"environment is {type_name(environment)}, and must be a dict", hint='{"OMP_NUM_THREADS": "1"}'
+        )
+    precisions = as_names(precision) or ()
+    for name in precisions:
+        require_choice(PRECISIONS, precision=name)
+    if runtime != AUTO:
+        find_runtime(runtime)
     options = SessionOptions(intra_op, inter_op, device, log_placement=log_placement)
     options.gpu_index  # noqa: B018  a wrong device name is an error before any work
     settings = Settings(
@@ -94,15 +123,15 @@ def benchmark(
         environment=dict(environment or {}),
         cpus=_check_cpus(cpus),
         batch=batch,
-        inputs=None if inputs is None else tuple(inputs),
-        outputs=None if outputs is None else tuple(outputs),
+        inputs=as_names(inputs),
+        outputs=as_names(outputs),
     )
     load_options: LoadOptions = {"offline": offline, "on_progress": on_progress}
     if random_weights:
         load_options |= {"random_weights": True, "seed": seed}
     if signature or tags or checkpoint:
-        load_options |= {"signature": signature, "tags": tags, "checkpoint": checkpoint}
-    sampling = SamplingOptions(runs, warmup, seed=seed, time_budget=time_budget)
+        load_options |= {"signature": signature, "tags": as_names(tags), "checkpoint": checkpoint}
+    sampling = SamplingOptions(runs, warmup, seed=seed, time_budget=parse_duration(time_budget, "time_budget"))
     with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
         candidates = [
             find_candidate(model, settings, Path(folder) / str(index), **load_options)
@@ -179,25 +208,6 @@ def _as_list(models: Any) -> list[Any]:
     return list(models)
 
 
-def _check_names(runtime: str, precisions: Iterable[str]) -> None:
-    """Check names before any work.
-
-    Raises:
-        UsageError: there is no such runtime or precision.
-    """
-    if runtime != AUTO:
-        find_runtime(runtime)
-    for name in precisions:
-        if name not in PRECISIONS:
-            raise UsageError(f"{name!r} is not a precision", hint=f"use {', '.join(PRECISIONS)}")
-
-
-def _check_counts(**counts: int | None) -> None:
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise UsageError(f"{name} is {count}, and the minimum is 1", hint=f"omit {name}, or pass 1 or more")
-
-
 def _with_precision(candidate: Candidate, precision: str) -> Candidate:
     options = replace(candidate.settings.options, precision=precision)
     return replace(candidate, settings=replace(candidate.settings, options=options))
@@ -227,15 +237,19 @@ def _check_cpus(cpus: Iterable[int]) -> tuple[int, ...]:
     Raises:
         UsageError: this process may not use a CPU, or the system has no CPU affinity.
     """
-    unique = tuple(sorted(set(cpus)))
+    if isinstance(cpus, str | bytes) or not isinstance(cpus, Iterable):
+        raise UsageError(f"cpus is {cpus!r}, and must be a list of CPU numbers", hint="for example cpus=[0, 1]")
+    numbers = list(cpus)
+    require_natural(**{f"cpus[{index}]": cpu for index, cpu in enumerate(numbers)})
+    unique = tuple(sorted(set(numbers)))
     if not unique:
         return ()
     if not hasattr(os, "sched_getaffinity"):
-        raise UsageError("this system has no CPU affinity", hint="omit --cpus")
+        raise UsageError("this system has no CPU affinity", hint="omit cpus (--cpus)")
     allowed = os.sched_getaffinity(0)
     missing = [cpu for cpu in unique if cpu not in allowed]
     if missing:
         raise UsageError(
-            f"CPU {missing[0]} is not available", hint=f"--cpus accepts {','.join(map(str, sorted(allowed)))}"
+            f"CPU {missing[0]} is not available", hint=f"cpus (--cpus) accepts {', '.join(map(str, sorted(allowed)))}"
         )
     return unique

@@ -7,6 +7,17 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from quantkit import formats
+from quantkit.arguments import (
+    as_names,
+    require_callable,
+    require_flag,
+    require_integer,
+    require_names,
+    require_path,
+    require_text,
+    type_name,
+    without_none,
+)
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.ir.graph import Edge, Graph
 from quantkit.model.importers import EdgeNames, ImportOptions, import_file
@@ -83,7 +94,19 @@ def load(
             option does not apply, or `model` has another type.
         UnavailableError: the package for this kind of model is not installed.
     """
-    options = ImportOptions(_edges(inputs), _edges(outputs), signature, tags, checkpoint)
+    require_names(
+        **without_none(
+            inputs=None if isinstance(inputs, Edge) else inputs,
+            outputs=None if isinstance(outputs, Edge) else outputs,
+            tags=tags,
+        )
+    )
+    require_text(**without_none(signature=signature))
+    require_path(**without_none(checkpoint=checkpoint))
+    require_flag(random_weights=random_weights, offline=offline)
+    require_integer(seed=seed)
+    require_callable(on_progress=on_progress)
+    options = ImportOptions(_edges(inputs), _edges(outputs), signature, as_names(tags), checkpoint)
     if isinstance(model, str | os.PathLike):
         text = os.path.expanduser(model)
         card = _card(text)
@@ -93,7 +116,7 @@ def load(
         return _from_file(text, path, card, options)
     if signature or tags or checkpoint or random_weights:
         raise UsageError(
-            f"signature, tags, checkpoint and random_weights apply to files and cards, not to a {type(model).__name__}",
+            f"signature, tags, checkpoint and random_weights apply to files and cards, not to {type_name(model)}",
             hint="remove these options",
         )
     if isinstance(model, Model):

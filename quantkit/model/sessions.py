@@ -3,6 +3,8 @@
 from typing import Any
 
 from quantkit import runtimes
+from quantkit.arguments import require_positive, require_text, type_name, without_none
+from quantkit.errors import UsageError
 from quantkit.model.loading import as_model
 from quantkit.runtimes.session import Session, SessionOptions
 
@@ -34,4 +36,10 @@ def open_session(
         GraphError: the runtime rejects the graph.
         UnavailableError: the runtime, or with ``auto`` every runtime, cannot run the model here.
     """
+    require_text(runtime=runtime)
+    require_positive(**without_none(threads=threads))
+    if not isinstance(options, SessionOptions):
+        raise UsageError(
+            f"options is {type_name(options)}, and must be SessionOptions", hint="for example threads=2 instead"
+        )
     return runtimes.open_session(as_model(model).runnable, runtime, options, threads=threads)

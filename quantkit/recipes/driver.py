@@ -6,6 +6,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from quantkit.arguments import type_name
 from quantkit.errors import GraphError, QuantkitError, RecipeError, UsageError, did_you_mean
 from quantkit.ir.check import verify
 from quantkit.ir.garbage_collection import garbage_collection_paused
@@ -102,7 +103,7 @@ def as_recipe(value: RecipeLike) -> Recipe:
         if all(isinstance(step, Step | str) for step in steps):
             return parse(" ".join(map(str, steps)))
     raise UsageError(
-        f"a {type(value).__name__} is not a recipe",
+        f"{type_name(value)} is not a recipe",
         hint="give a name, a transforms string, the path of a TOML file, or a list of steps",
     )
 

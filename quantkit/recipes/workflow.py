@@ -7,6 +7,18 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from quantkit import formats
+from quantkit.arguments import (
+    require_callable,
+    require_choice,
+    require_flag,
+    require_integer,
+    require_keywords,
+    require_path,
+    require_ratio,
+    require_text,
+    type_name,
+    without_none,
+)
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import RecipeError, UsageError
 from quantkit.ir.graph import Graph
@@ -17,7 +29,7 @@ from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, i
 from quantkit.recipes.driver import RecipeLike, as_recipe, run
 from quantkit.recipes.grammar import Step
 from quantkit.recipes.recipe import Recipe
-from quantkit.recipes.trace import STOP, Trace
+from quantkit.recipes.trace import SKIP, STOP, Trace
 from quantkit.recipes.trace_file import check_trace_path
 from quantkit.recipes.verify import make_verifier
 from quantkit.transforms.plugins import load_file
@@ -98,7 +110,13 @@ def transform(
         CheckError: the outputs differ, and ``on_mismatch`` is not ``skip``.
         UnavailableError: a package or an op conversion is not available.
     """
-    for plugin in plugins:
+    require_keywords("transform", options, TransformOptions.__annotations__)
+    _check_options(**options)
+    if isinstance(plugins, str | os.PathLike) or not isinstance(plugins, Iterable):
+        raise UsageError(f"plugins is {type_name(plugins)}, and must be a list of files", hint='plugins=["FILE.py"]')
+    files = list(plugins)
+    require_path(**{f"plugins[{index}]": file for index, file in enumerate(files)})
+    for plugin in files:
         load_file(Path(plugin))
     file = choose_output(**options)
     if recipe is None:
@@ -116,6 +134,27 @@ def transform(
         "on_progress": options.get("on_progress", ignore_progress),
     }
     return apply_recipe(as_model(model, **load_options), steps, file, **options)
+
+
+def _check_options(**options: Unpack[TransformOptions]) -> None:
+    """Check the values of the options before any work.
+
+    Raises:
+        UsageError: a value has another type, or is not allowed.
+    """
+    values: dict[str, Any] = without_none(**options)
+
+    def select(*names: str) -> dict[str, Any]:
+        return {name: values[name] for name in names if name in values}
+
+    require_path(**select("output", "trace"))
+    require_text(**select("format", "runtime"))
+    require_flag(**select("as_text", "verify"))
+    require_ratio(**select("tolerance"))
+    require_integer(**select("seed"))
+    require_choice((STOP, SKIP), **select("on_mismatch"))
+    require_choice(("numpy", "tensorflow"), **select("evaluate_with"))
+    require_callable(**select("on_progress", "on_message"))
 
 
 def choose_output(**options: Unpack[TransformOptions]) -> OutputFile | None:

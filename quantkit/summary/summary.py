@@ -1,11 +1,12 @@
 """Summary of a model: inputs and outputs, op counts, size, MACs, memory, and the next step."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from shlex import quote
 from typing import Any
 
+from quantkit.arguments import without_none
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape, Tensor
@@ -153,18 +154,19 @@ class Summary:
         return f"<table>{rows}</table>"
 
 
-def summarize(model: Any) -> Summary:
+def summarize(model: Any, *, inputs: Iterable[str] | None = None, outputs: Iterable[str] | None = None) -> Summary:
     """Summarize a model.
 
     Args:
         model: a `Model`, a `Graph`, a file, or the name of a model card.
+        inputs, outputs: names of inputs and outputs (default: from the model card, else inferred).
 
     Raises:
         GraphError: the graph is not well formed.
         InputError: the file is missing or broken.
         UsageError: quantkit does not read the format.
     """
-    loaded = as_model(model)
+    loaded = as_model(model, **without_none(inputs=inputs, outputs=outputs))
     graph, path = loaded.graph, loaded.path
     is_onnx = graph.dialect == onnx.DIALECT
     stated = onnx.value_infos(graph) if is_onnx else {}

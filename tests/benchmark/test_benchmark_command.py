@@ -85,7 +85,7 @@ def test_each_precision_has_a_row(tiny_model: Path, capsys: pytest.CaptureFixtur
     assert first["measurement"]["context"]["precision"] == "float32"
     assert "does not support the precision 'bfloat16'" in second["failure"]["reason"]
     assert "--precision float32" in second["failure"]["hint"]
-    with pytest.raises(UsageError, match="'float8' is not a precision"):
+    with pytest.raises(UsageError, match="precision is 'float8', and must be one of"):
         benchmark([tiny_model], "reference", precision="float8")
 
 

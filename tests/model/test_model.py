@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import quantkit as qk
+from quantkit.arguments import type_name
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph
@@ -53,7 +54,7 @@ def test_every_kind_of_value_becomes_a_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [3, None, ["digits"], object(), np.zeros(3)])
 def test_another_type_is_a_usage_error(value: Any) -> None:
-    with pytest.raises(UsageError, match=f"a {type(value).__name__} is not a model"):
+    with pytest.raises(UsageError, match=f"{type_name(value)} is not a model"):
         as_model(value)
 
 
@@ -65,7 +66,7 @@ def test_verbs_reject_other_types(verb: Any, tmp_path: Path) -> None:
         qk.evaluate: (Path(__file__).parents[2] / "assets",),
         qk.compare: ("digits",),
     }.get(verb, ())
-    with pytest.raises(UsageError, match="a int is not a model"):
+    with pytest.raises(UsageError, match="an int is not a model"):
         verb(3, *arguments)
 
 

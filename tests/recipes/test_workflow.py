@@ -131,7 +131,7 @@ def test_recipe_of_every_kind(tmp_path: Path) -> None:
         assert "same" not in qk.transform(GRAPH, recipe).graph
     assert as_recipe(path).purpose == "mine"
     assert as_recipe("deploy") is RECIPES["deploy"]
-    with pytest.raises(UsageError, match="a int is not a recipe"):
+    with pytest.raises(UsageError, match="an int is not a recipe"):
         as_recipe(3)  # type: ignore[arg-type]
     with pytest.raises(RecipeError, match="no transform and no recipe is named 'inferense'"):
         as_recipe("inferense")
@@ -152,7 +152,7 @@ def test_wrong_arguments_are_rejected(tmp_path: Path) -> None:
         qk.transform(GRAPH)
     with pytest.raises(UsageError, match="a trace cannot be written to trace.txt"):
         qk.transform(GRAPH, "inference", trace=tmp_path / "trace.txt")
-    with pytest.raises(UsageError, match="'torch' is not a backend"):
+    with pytest.raises(UsageError, match="evaluate_with is 'torch'"):
         qk.transform(GRAPH, "inference", evaluate_with="torch")  # type: ignore[arg-type]
     with pytest.raises(InputError):
         qk.transform(GRAPH, "inference", data=tmp_path / "missing.npz")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from quantkit import formats
+from quantkit.arguments import require_flag, require_path, require_text, type_name, without_none
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.formats import graphdef
 from quantkit.formats.saved_model import Signature
@@ -137,6 +138,14 @@ def save(
         GraphError: the graph is larger than the format allows.
         UnavailableError: an op has no equivalent in the format.
     """
+    require_path(path=path)
+    require_flag(**without_none(as_text=as_text))
+    require_text(**without_none(format=format))
+    if signature is not None and not isinstance(signature, Signature):
+        raise UsageError(
+            f"signature is {type_name(signature)}, and must be a Signature",
+            hint="load(model, signature=NAME) selects one",
+        )
     kind = "graphdef" if format is None and as_text is False and os.fspath(path).endswith(".pbtxt") else format
     file = OutputFile.of(path, kind, as_text=bool(as_text))
     model = as_model(model)

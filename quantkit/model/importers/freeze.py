@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.arguments import type_name
 from quantkit.errors import GraphError, InputError, UnavailableError, UsageError
 from quantkit.formats import graphdef
 from quantkit.formats.saved_model import VARIABLES
@@ -185,6 +186,6 @@ def tensorflow_for_models() -> Any:
 def not_a_model(value: Any) -> UsageError:
     """Return the error for an object of another type."""
     return UsageError(
-        f"a {type(value).__name__} is not a model",
+        f"{type_name(value)} is not a model",
         hint="give a Model, a Graph, a path, the name of a model card, a GraphDef, a ModelProto or a Keras model",
     )
