@@ -8,6 +8,7 @@ from quantkit.benchmark.speedup import Speedup
 from quantkit.errors import CheckError
 from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
 from quantkit.evaluation.output_sqnr import OutputSqnr
+from quantkit.formats.sizes import format_size
 from quantkit.quantization.census import FLOAT, Census
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.ranges import Provenance
@@ -117,15 +118,18 @@ class QuantizationReport:
         """Runtime of the quantized model; None if it was not run."""
         return self.latency.runtime or self.accuracy.runtime
 
+    def __repr__(self) -> str:
+        return f"QuantizationReport({self.model!r}, target={self.target!r}, {format_size(self.num_bytes)})"
+
     def __str__(self) -> str:
         from quantkit.quantization.report_text import report_lines
 
         return "\n".join(report_lines(self))
 
     def _repr_html_(self) -> str:
-        from html import escape
+        from quantkit.quantization.report_text import report_html
 
-        return f"<pre>{escape(str(self))}</pre>"
+        return report_html(self)
 
     def require_max_drop(self) -> None:
         """Check that the accuracy search reached ``max_drop``.

@@ -1,7 +1,8 @@
-"""Text of a quantization report."""
+"""Text and HTML of a quantization report."""
 
 from collections.abc import Iterator
-from math import floor
+from html import escape
+from math import floor, log10
 
 from quantkit.formats.sizes import format_size
 from quantkit.quantization.census import FLOAT, INT8
@@ -28,6 +29,56 @@ def report_lines(report: QuantizationReport) -> Iterator[str]:
         yield from _search_lines(report, report.fallback)
     yield from _accuracy_lines(report)
     yield from _latency_lines(report)
+
+
+def report_html(report: QuantizationReport) -> str:
+    """Return the report as HTML tables: op counts by precision, float fallbacks and key figures."""
+    parts = []
+    if not report.scheme.weights_only:
+        ops = [(op, str(int8 or ""), str(floats or "")) for op, (int8, floats) in report.census.table.items()]
+        parts.append(_html_table(("op", INT8, FLOAT), ops))
+    fallbacks = report.census.float_fallbacks
+    if fallbacks:
+        rows = [
+            (node.name, node.op, "" if node.macs is None else _format_count(node.macs), node.reason)
+            for node in fallbacks
+        ]
+        parts.append(_html_table(("float fallback", "op", "MACs", "reason"), rows))
+    parts.append(_html_table(("figure", "value"), list(_figures(report))))
+    return "".join(parts)
+
+
+def _figures(report: QuantizationReport) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each key figure."""
+    census, quality, latency = report.census, report.accuracy.quality, report.latency
+    yield "model", report.model
+    yield "target", report.target
+    if report.output is not None:
+        yield "file", str(report.output)
+    yield "size", f"{format_size(report.num_bytes)}, float model {format_size(report.float_num_bytes)}"
+    yield "int8 weights", f"{report.num_weights} constants"
+    if not report.scheme.weights_only:
+        yield "int8 fraction of the MACs", f"{floor(1000 * census.int8_fraction) / 10:.1f} %"
+        yield "quantize/dequantize boundaries", str(census.boundaries)
+    if quality is not None and quality.agreement is not None:
+        yield "agreement with the float model", f"{quality.agreement}, on {report.accuracy.samples}"
+    if report.accuracy.sqnr is not None:
+        yield "SQNR", f"{report.accuracy.sqnr}, on {report.accuracy.samples}"
+    if latency.speedup is not None and latency.milliseconds is not None:
+        yield "speed-up", f"{latency.speedup.verdict}, in {latency.runtime}"
+        yield "latency, float -> int8", _format_latencies(*latency.milliseconds)
+    yield "threads", report.threads
+    for warning in report.warnings:
+        yield "warning", warning
+    if report.next_step is not None:
+        yield "recommendation", report.next_step.reason
+        yield "next command", report.next_step.command
+
+
+def _html_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
 
 
 def _size_line(report: QuantizationReport) -> str:
@@ -107,8 +158,7 @@ def _accuracy_lines(report: QuantizationReport) -> Iterator[str]:
 def _latency_lines(report: QuantizationReport) -> Iterator[str]:
     latency = report.latency
     if latency.speedup is not None and latency.milliseconds is not None:
-        before, after = latency.milliseconds
-        yield f"in {latency.runtime}: {latency.speedup.verdict}, {_format_ms(before)} -> {_format_ms(after)} ms"
+        yield f"in {latency.runtime}: {latency.speedup.verdict}, {_format_latencies(*latency.milliseconds)}"
     elif latency.skipped:
         yield f"latency not measured: {latency.skipped}"
     yield f"threads: {report.threads}"
@@ -121,5 +171,14 @@ def _format_count(number: int) -> str:
     return f"{number / 1e6:.1f} million" if number >= 1e5 else f"{number / 1e3:.1f} thousand"
 
 
-def _format_ms(milliseconds: float) -> str:
-    return f"{milliseconds:.1f}" if milliseconds >= 1 else f"{milliseconds:.2g}"
+def _format_latencies(before: float, after: float) -> str:
+    """Return two latencies with the same number of decimals: two significant digits of the smaller one.
+
+    >>> _format_latencies(0.16, 0.2)
+    '0.16 -> 0.20 ms'
+    >>> _format_latencies(12.34, 4.56)
+    '12.3 -> 4.6 ms'
+    """
+    smallest = min(before, after)
+    decimals = 1 if smallest >= 1 or smallest <= 0 else 1 - floor(log10(smallest))
+    return f"{before:.{decimals}f} -> {after:.{decimals}f} ms"

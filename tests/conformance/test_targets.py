@@ -124,7 +124,7 @@ def test_a_target_states_its_form(target: Target) -> None:
     assert set(target.runtimes) <= set(runtimes())
     assert target.fallback_precisions[0] == FLOAT
     assert isinstance(target.session_options(2), SessionOptions)
-    assert "{" not in target.thread_advice.format(cores=2)
+    assert "{" not in target.thread_advice.format(cores=2, runtimes="ONNX Runtime")
     assert not target.faster_target or target.faster_target in targets()
     for recipe in (target.layer_recipe, target.rewrite_recipe):
         assert str(parse(recipe))

@@ -45,7 +45,8 @@ class Target(ABC):
         has_host_check: True if `check` compares the kernels of this host with float.
         fallback_precisions: precisions that float fallbacks can be stored in.
         runs_bfloat16: True if a runtime computes float ops in bfloat16 where the processor can.
-        thread_advice: thread settings to use; ``{cores}`` stands for the number of cores.
+        thread_advice: thread settings to use; ``{cores}`` stands for the number of cores,
+            ``{runtimes}`` for the titles of `runtimes`.
         weights_only_arithmetic: arithmetic of a model whose weights alone are quantized.
         slow_reason: cause of a latency above that of float; empty if the model can be faster.
         faster_target: name of a target that is faster on the same runtime, or empty.
@@ -66,7 +67,7 @@ class Target(ABC):
     has_host_check: bool = False
     fallback_precisions: tuple[str, ...] = (FLOAT,)
     runs_bfloat16: bool = False
-    thread_advice: str = "keep the default thread settings"
+    thread_advice: str = "keep the default thread settings of {runtimes}"
     weights_only_arithmetic: str = "all arithmetic is in float"
     slow_reason: str = ""
     faster_target: str = ""

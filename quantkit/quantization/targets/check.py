@@ -49,7 +49,7 @@ def check_target(target: Target) -> None:
                 lambda value: is_texts(value, _PRECISIONS) and value[:1] == (FLOAT,),
             ),
             "runs_bfloat16": boolean,
-            "thread_advice": ("a text whose only field is {cores}", _is_thread_advice),
+            "thread_advice": ("a text with no fields but {cores} and {runtimes}", _is_thread_advice),
             "weights_only_arithmetic": text,
             "slow_reason": text,
             "faster_target": text,
@@ -73,7 +73,7 @@ def _is_thread_advice(value: Any) -> bool:
     if not is_text(value):
         return False
     try:
-        return "{" not in value.format(cores=1)
+        return "{" not in value.format(cores=1, runtimes="")
     except (KeyError, IndexError, ValueError):
         return False
 

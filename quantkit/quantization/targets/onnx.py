@@ -290,7 +290,6 @@ class OnnxTarget(Target):
     keeps_endpoints = True
     multiplies_u8_by_s8 = True
     runs_bfloat16 = True
-    thread_advice = "OpenVINO and ONNX Runtime keep the default thread settings"
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         return convert(graph, plan, ranges)

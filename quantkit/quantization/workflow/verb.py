@@ -51,7 +51,7 @@ from quantkit.quantization.workflow.options import (
 from quantkit.quantization.workflow.planning import choose_plan, choose_scheme, save_plan
 from quantkit.quantization.workflow.preparation import load_float_model, prepare_float_graph
 from quantkit.quantization.workflow.result import QuantizationResult
-from quantkit.runtimes import AUTO
+from quantkit.runtimes import AUTO, find_runtime
 
 
 def quantize(
@@ -256,7 +256,9 @@ def _report(
 ) -> QuantizationReport:
     """Return the report without measurements."""
     graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
-    threads = "as for the float model" if plan.scheme.weights_only else conversion.target.thread_advice
+    target = conversion.target
+    threads = "as for the float model" if plan.scheme.weights_only else target.thread_advice
+    titles = " and ".join(find_runtime(name).title for name in target.runtimes)
     return QuantizationReport(
         model.name,
         options.output,
@@ -267,7 +269,7 @@ def _report(
         census(graph, plan, ranges, conversion.quantized),
         num_bytes=os.stat(file).st_size,
         float_num_bytes=sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant),
-        threads=threads.format(cores=count_cores()),
+        threads=threads.format(cores=count_cores(), runtimes=titles),
         fallback=fallback,
         fallback_precision=options.fallback,
         max_drop=options.max_drop,
