@@ -23,6 +23,7 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.model.importers import EdgeNames, ImportOptions, import_file
 from quantkit.model.importers.objects import import_object
 from quantkit.model.model import Model
+from quantkit.ops.tensorflow.type_inference import complete_types
 from quantkit.progress import OnProgress, ignore_progress
 from quantkit.zoo import ModelCard, fetch, find_card, list_cards
 from quantkit.zoo.architectures import is_random, random_graph
@@ -121,7 +122,7 @@ def load(
         )
     if isinstance(model, Model):
         return model.with_endpoints(options.inputs, options.outputs)
-    graph = model if isinstance(model, Graph) else import_object(model)
+    graph = complete_types(model) if isinstance(model, Graph) else import_object(model)
     return Model("graph", graph.with_endpoints(options.inputs, options.outputs))
 
 

@@ -177,7 +177,7 @@ def _dtype(node: Node, edge: Edge) -> DType:
     if dtype is None:
         raise GraphError(
             f"the element type of {str(edge)!r} is unknown: node {node.name!r} ({node.op}) does not define it",
-            hint="add_default_attributes may add it; otherwise the file is damaged",
+            hint=f"add the type attribute to the node, for example T=float: {node.op} requires it",
         )
     return dtype
 

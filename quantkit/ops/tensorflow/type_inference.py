@@ -1,0 +1,54 @@
+"""Inference of the type attributes that a graph omits, from the inputs of the nodes."""
+
+from collections.abc import Iterator
+
+from quantkit.errors import GraphError
+from quantkit.ir.graph import Graph, Node
+from quantkit.ir.tensor import DType
+from quantkit.ops.tensorflow.signatures import find_op, output_dtypes
+
+
+def complete_types(graph: Graph) -> Graph:
+    """Return the graph with the required type attributes that the inputs determine.
+
+    Graphs from text and from rules may omit ``T=float``, which TensorFlow requires. Nodes in front of their
+    producers in file order keep their attributes.
+
+    Returns:
+        The same object if nothing is missing.
+    """
+    if graph.dialect != "tensorflow":
+        return graph
+    nodes: dict[str, Node] = {}
+    for node in graph.nodes.values():
+        missing = dict(_missing_types(node, nodes))
+        nodes[node.name] = node.with_attrs(**missing) if missing else node
+    is_changed = any(graph.nodes[name] is not node for name, node in nodes.items())
+    return graph.with_nodes(nodes.values()) if is_changed else graph
+
+
+def _missing_types(node: Node, nodes: dict[str, Node]) -> Iterator[tuple[str, DType]]:
+    """Yield the missing type attributes of a node, from inputs that are single tensors or lists of one type."""
+    op = find_op(node.op)
+    if op is None:
+        return
+    slot = 0
+    for arg in op.inputs:
+        count = node.attrs.get(arg.number_attr, len(node.inputs) - len(op.inputs) + 1) if arg.number_attr else 1
+        if arg.type_list_attr or slot >= len(node.inputs) or not isinstance(count, int):
+            return
+        name = arg.type_attr
+        if name and name not in node.attrs and op.attrs[name].default is None:
+            edge = node.inputs[slot]
+            dtype = _output_dtype(nodes[edge.node], edge.port) if edge.node in nodes else None
+            if dtype is not None:
+                yield name, dtype
+        slot += count
+
+
+def _output_dtype(node: Node, port: int) -> DType | None:
+    """Return the element type of an output; None if it is unknown."""
+    try:
+        return next(iter(output_dtypes(node)[port : port + 1]), None)
+    except GraphError:
+        return None
