@@ -76,7 +76,8 @@ def show_progress(args: Namespace) -> Iterator[OnProgress]:
             bar, tasks = stages()
             if progress.stage not in tasks:
                 tasks[progress.stage] = bar.add_task(progress.stage, total=None)
-            bar.update(tasks[progress.stage], completed=progress.done, total=progress.total)
+            description = f"{progress.stage} {progress.step}".rstrip()
+            bar.update(tasks[progress.stage], description=description, completed=progress.done, total=progress.total)
 
         yield ignore_progress if args.quiet or not sys.stderr.isatty() else show
 

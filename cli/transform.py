@@ -9,6 +9,7 @@ from quantkit.errors import RecipeError, UsageError
 from quantkit.formats.sizes import format_size
 from quantkit.model import RANDOM_WEIGHTS_NOTE
 from quantkit.model.exporters.files import OUTPUT_KINDS
+from quantkit.progress import Progress
 from quantkit.recipes import Recipe, Trace, parse, transform
 from quantkit.recipes.named import RECIPES, find_recipe, named_recipes
 from quantkit.recipes.outputs import TOLERANCE
@@ -92,7 +93,14 @@ def run(args: Namespace) -> int:
     source, path = _paths(args)
     if args.transforms is not None and args.recipe:
         raise UsageError("--transforms and --recipe name two recipes", hint="give one of them")
-    with show_progress(args) as on_progress:
+    with show_progress(args) as show:
+
+        def on_progress(progress: Progress) -> None:
+            # The call of the 2016 tool prints each transform, as that tool does.
+            if progress.step and (args.verbose or args.in_graph):
+                log(args, f"Applying {progress.step}")
+            show(progress)
+
         options: dict[str, Any] = {
             **{name: getattr(args, name) for name in SAME_NAMES},
             "output": path,

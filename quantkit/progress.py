@@ -18,11 +18,13 @@ class Progress:
         stage: name of the stage in the present participle: ``calibrating``.
         done: number of finished steps.
         total: number of all steps; None if it is not known.
+        step: name of the running step, for example of a transform; empty if steps have no names.
     """
 
     stage: str
     done: int
     total: int | None = None
+    step: str = ""
 
     @property
     def fraction(self) -> float | None:

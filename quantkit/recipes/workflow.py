@@ -218,8 +218,7 @@ def apply_recipe(
     steps = iter(range(len(recipe.steps)))
 
     def report_step(step: Step) -> None:
-        on_message(f"Applying {step.name}")
-        on_progress(Progress("transforming", next(steps), len(recipe.steps)))
+        on_progress(Progress("transforming", next(steps), len(recipe.steps), step.name))
 
     after, record = runner(
         recipe,

@@ -190,6 +190,15 @@ def test_call_of_the_2016_tool(graph_file: Path, capsys: pytest.CaptureFixture[s
     assert "Applying strip_unused_nodes" in captured.err
 
 
+@pytest.mark.parametrize(("flags", "is_listed"), [((), False), (("-v",), True), (("-v", "-q"), False)])
+def test_transforms_are_listed_with_verbose(
+    graph_file: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], is_listed: bool
+) -> None:
+    out = graph_file.parent / "out.pb"
+    assert main(["transform", str(graph_file), "-o", str(out), "--transforms=remove_device", *flags]) == 0
+    assert ("Applying remove_device" in capsys.readouterr().err) == is_listed
+
+
 def test_output_as_text(graph_file: Path) -> None:
     out = graph_file.parent / "out.txt"
     arguments = ["transform", f"--in_graph={graph_file}", f"--out_graph={out}", "--transforms=remove_device"]
@@ -366,7 +375,7 @@ def test_full_disk_of_stdout_is_not_a_bug(graph_file: Path) -> None:
 
 def test_unwritable_output_is_rejected_before_the_work(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for out in (graph_file.parent, graph_file.parent / "no" / "out.pb", graph_file.parent / "out.h5"):
-        assert main(["transform", str(graph_file), "-o", str(out), "--recipe", "deploy"]) == 2
+        assert main(["transform", "-v", str(graph_file), "-o", str(out), "--recipe", "deploy"]) == 2
         assert "Applying" not in capsys.readouterr().err
 
 
