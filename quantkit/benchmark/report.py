@@ -59,7 +59,7 @@ class BenchmarkRow:
         return self.outcome if isinstance(self.outcome, Measurement) else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Benchmark:
     """Latency of several models, measured side by side.
 
@@ -178,6 +178,14 @@ class Benchmark:
             return cls(rows, tuple(document["notes"]), document["is_complete"])
         except (KeyError, TypeError) as error:
             raise InputError(f"the benchmark is incomplete: {error}") from None
+
+    def __repr__(self) -> str:
+        rows = ", ".join(
+            f"{row.label!r} in {row.runtime}: "
+            + (f"{_milliseconds(row.measurement.summary.median)} ms" if row.measurement else "not measured")
+            for row in self.rows
+        )
+        return f"Benchmark({rows})"
 
     def __str__(self) -> str:
         return "\n".join((*align_columns(self._table(), right=(3, 4, 5, 7)), "", *self._messages()))

@@ -419,8 +419,8 @@ def to_array(value: Any) -> Array:
     """
     if isinstance(value, np.ndarray):
         return value
-    for method in ("detach", "cpu"):  # PyTorch
-        value = getattr(value, method)() if hasattr(value, method) else value
+    if hasattr(value, "detach"):  # PyTorch; TensorFlow's tensors have a deprecated method `cpu`
+        value = value.detach().cpu()
     array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
     if not _holds_values(array):
         raise UsageError(f"{type_name(value)} is not an array", hint="give arrays of numbers")

@@ -46,7 +46,7 @@ BATCH = 8
 COMPARE_HINT = "quantkit compare finds the first bad layer"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Metrics of a model on a dataset.
 
@@ -158,6 +158,11 @@ class Evaluation:
                 f"{self.unknown_labels} labels are not classes of the model and do not count: pass --labels FILE"
             )
         return notes
+
+    def __repr__(self) -> str:
+        metrics = [f"{name} {value}" for name, value in self._rows if name in ("top-1", "agreement")]
+        facts = [f"{self.model!r} in {self.runtime.name}", f"{self.metrics.samples} samples", *metrics]
+        return f"Evaluation({', '.join(facts)})"
 
     def __str__(self) -> str:
         lines = [f"{self.model} in {self.runtime}, {self.metrics.samples} samples"]

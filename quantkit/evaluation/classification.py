@@ -48,7 +48,7 @@ ImageFile = str | os.PathLike[str]
 OnImage = Callable[[ImagePredictions | RejectedImage], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Classification(Sequence[ImagePredictions]):
     """Predictions of several images; a sequence of `ImagePredictions`.
 
@@ -151,6 +151,10 @@ class Classification(Sequence[ImagePredictions]):
             "images": [image.to_json() for image in self.images],
             "rejected": [{"image": rejected.image, "message": rejected.error.message} for rejected in self.rejected],
         }
+
+    def __repr__(self) -> str:
+        images = f"{len(self.images)} images, {len(self.rejected)} rejected"
+        return f"Classification({self.model!r} in {self.runtime.name}, {images})"
 
     def __str__(self) -> str:
         return "\n".join((*map(str, self.images), self.summary, *self.notes))

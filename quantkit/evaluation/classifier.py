@@ -86,9 +86,7 @@ class ImagePredictions(list[Prediction]):
     def _repr_html_(self) -> str:
         """Return the predictions as HTML for notebooks."""
         rows = "".join(
-            f"<tr><td>{self.score_text(prediction)}</td><td>{escape(prediction.label)}</td>"
-            f"<td>{prediction.index}</td></tr>"
-            for prediction in self
+            f"<tr><td>{self.score_text(prediction)}</td><td>{escape(prediction.label)}</td></tr>" for prediction in self
         )
         return f"<table><caption>{escape(self.image)}</caption>{rows}</table>"
 

@@ -89,7 +89,7 @@ class LayerRow:
         return {name: _finite(value) for name, value in vars(self).items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LayerComparison:
     """All tensors that two versions of a model have in common.
 
@@ -234,6 +234,10 @@ class LayerComparison:
         if noted[MAX_NOTES:]:
             lines.append(f"... and {len(noted) - MAX_NOTES} more rows with notes")
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        bad = f"first bad: {self.first_bad.name!r}" if self.first_bad else "no bad tensor"
+        return f"LayerComparison({self.models[0]!r} and {self.models[1]!r}, {len(self.rows)} tensors, {bad})"
 
     def __str__(self) -> str:
         return self.text()

@@ -55,7 +55,7 @@ class Endpoint:
         return f"{self.name} ({self.op}, {self.dtype.value if self.dtype else '?'}, {self.shape})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Summary:
     """Facts about a model.
 
@@ -144,6 +144,9 @@ class Summary:
         bound = "at least" if unknown else "about"
         text = f"{bound} {total:,.2f} MB: constants, and {activations:,.2f} MB of activations at {self.peak.node}"
         return text + (f"; {unknown} tensors of unknown size not counted" if unknown else "")
+
+    def __repr__(self) -> str:
+        return f"Summary({self.model!r}, {self.num_nodes} nodes, {self.num_parameters:,} parameters)"
 
     def __str__(self) -> str:
         return "\n".join(f"{label:<14} {text}" for label, text in self.rows)

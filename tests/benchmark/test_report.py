@@ -46,6 +46,11 @@ def test_table_contains_runtimes_latencies_and_failures() -> None:
     assert "a processor, 2 cores" in text
 
 
+def test_representation_is_one_short_line() -> None:
+    text = repr(make_benchmark())
+    assert text == "Benchmark('a.pb' in auto: 20.00 ms, 'b.pb' in auto: 10.00 ms, 'c.pb' in openvino: not measured)"
+
+
 def test_unstable_rows_have_a_reason() -> None:
     unstable = Benchmark((BenchmarkRow("a.pb", "auto", make_measurement([0.1, *FAST])),))
     text = str(unstable)

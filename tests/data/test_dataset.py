@@ -14,6 +14,7 @@ from records import example, write_records
 
 from quantkit.arguments import type_name
 from quantkit.data import ArrayDataset, Dataset, FileDataset, as_dataset, find_images
+from quantkit.data.dataset import to_array
 from quantkit.errors import InputError, UsageError
 from quantkit.ir.tensor import Array
 
@@ -382,3 +383,14 @@ def test_a_missing_image_gets_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist") as caught:
         find_images([tmp_path / "pand.jpg"])
     assert "panda.jpg" in caught.value.hint
+
+
+def test_tensor_of_tensorflow_is_converted_without_a_deprecated_method() -> None:
+    class Tensor:
+        def cpu(self) -> None:
+            raise DeprecationWarning("use tf.identity instead")
+
+        def numpy(self) -> Any:
+            return VALUES
+
+    np.testing.assert_array_equal(to_array(Tensor()), VALUES)

@@ -171,3 +171,8 @@ def test_invalid_command_gives_a_message(
     limit = [] if "--limit" in arguments else ["--limit", "4"]
     assert main(["evaluate", "digits@reference", *limit, *arguments]) == code
     assert message in capsys.readouterr().err
+
+
+def test_representation_is_one_short_line() -> None:
+    evaluation = qk.evaluate("digits", HELDOUT, runtime="reference", limit=4)
+    assert repr(evaluation).startswith("Evaluation('digits' in reference, 4 samples, top-1 100.0 %")

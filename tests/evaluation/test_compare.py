@@ -344,6 +344,7 @@ def test_order_of_the_table_is_that_of_its_sqnr_column() -> None:
     result = LayerComparison(("first", "second"), (runtime, runtime), rows, samples=1)
     assert [row.name for row in result.worst_first] == ["c", "b", "a", "d"]
     assert str(result).endswith(LEGEND)
+    assert repr(result) == "LayerComparison('first' and 'second', 4 tensors, first bad: 'a')"
     assert all(f"{column}: " in LEGEND for column in ("SQNR", "channel", "drop"))
 
 

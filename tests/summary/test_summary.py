@@ -119,3 +119,7 @@ def test_identity_of_a_constant_takes_no_memory() -> None:
         "y = MatMul(x, read, T=float)"
     )
     assert summarize(graph).peak == Peak(2 * 16, "y")
+
+
+def test_representation_is_one_short_line() -> None:
+    assert repr(summarize("digits")) == "Summary('digits', 235 nodes, 78,836 parameters)"
