@@ -38,7 +38,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="OUT",
-        help="file to write (.pb, .pbtxt, .onnx, .tflite), or a SavedModel folder: NEW/ or an empty one",
+        help="file to write (.pb, .pbtxt, .onnx, .tflite; any other suffix: a GraphDef), or a SavedModel folder: NEW/ "
+        "or an empty one",
     )
     parser.add_argument("--in-graph", metavar="FILE", help="the same as MODEL, in the call of the 2016 tool")
     parser.add_argument("--out-graph", metavar="FILE", help="the same as --output, with any suffix for a GraphDef")

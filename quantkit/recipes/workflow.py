@@ -169,9 +169,7 @@ def choose_output(**options: Unpack[TransformOptions]) -> OutputFile | None:
     if output is not None:
         file = OutputFile.of(output, options.get("format"), as_text=options.get("as_text", False))
         if file.is_guess:
-            on_message = options.get("on_message", ignore_message)
-            suffix = file.path.suffix.lower()
-            on_message(f"{file.path.name}: {suffix} names no format: writing {formats.KINDS[file.kind]}")
+            options.get("on_message", ignore_message)(file.guess_text)
     if trace is not None:
         check_trace_path(Path(trace).expanduser())
     formats.check_distinct({"the output": output, "the trace": trace}, {"the data": options.get("data")})

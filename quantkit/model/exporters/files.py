@@ -1,6 +1,7 @@
 """Output files: the format of a path's suffix, checks before the work, and writing."""
 
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -71,6 +72,11 @@ class OutputFile:
             raise UsageError(f"{formats.KINDS[kind]} has no text form", hint="name a file that ends in .pbtxt")
         return cls(expanded, "graphdef_text" if as_text else kind, is_guess)
 
+    @property
+    def guess_text(self) -> str:
+        """Message that the suffix names no format, with the format that is written."""
+        return f"{self.path.name}: {self.path.suffix.lower()} names no format: writing {formats.KINDS[self.kind]}"
+
     def check(self, graph: Graph, *, may_shrink: bool = False) -> None:
         """Check, before any work, that a graph can be written.
 
@@ -125,7 +131,7 @@ def save(
             a ``.onnx`` file, ONNX ops for all other formats.
         path: ``.pb``, ``.pbtxt``, ``.onnx``, ``.tflite``, or a folder (new with a ``/`` at the end,
             or empty) for a SavedModel. The weights of an ONNX model over 2 GiB go to ``PATH.data``.
-            Any other suffix is that of a GraphDef, unless it resembles one of these.
+            Any other suffix is that of a GraphDef, with a warning, unless it resembles one of these.
         as_text: True for the text form of a GraphDef, False for the binary form; if None the suffix
             decides.
         format: key of `EXPORTERS`, which overrides the suffix.
@@ -148,5 +154,7 @@ def save(
         )
     kind = "graphdef" if format is None and as_text is False and os.fspath(path).endswith(".pbtxt") else format
     file = OutputFile.of(path, kind, as_text=bool(as_text))
+    if file.is_guess:
+        warnings.warn(file.guess_text, stacklevel=2)
     model = as_model(model)
     file.write(model.graph, signature or model.signature)

@@ -351,3 +351,10 @@ def test_rewriting_loads_no_runtime(name: str, command: str, tmp_path: Path) -> 
         "assert not {'tensorflow', 'onnx', 'onnxruntime', 'tf2onnx', 'openvino'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_saving_with_an_unknown_suffix_warns(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"out\.foo: \.foo names no format: writing a frozen TensorFlow graph"):
+        save(Graph.of([constant("y", [1.0])], outputs=["y"]), tmp_path / "out.foo")
+    assert qk.load(tmp_path / "out.foo").graph["y"].op == "Const"
+    save(qk.load(tmp_path / "out.foo"), tmp_path / "named.foo", format="graphdef")  # warnings are errors here
