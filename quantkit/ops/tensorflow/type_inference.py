@@ -11,8 +11,8 @@ from quantkit.ops.tensorflow.signatures import find_op, output_dtypes
 def complete_types(graph: Graph) -> Graph:
     """Return the graph with the required type attributes that the inputs determine.
 
-    Graphs from text and from rules may omit ``T=float``, which TensorFlow requires. Nodes in front of their
-    producers in file order keep their attributes.
+    Graphs from text may omit ``T=float``, which TensorFlow requires. The inference goes through the nodes in file
+    order; the output of a later node has an unknown type.
 
     Returns:
         The same object if nothing is missing.
