@@ -1,6 +1,6 @@
 """Text and HTML of a quantization report."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from math import floor, log10
 
@@ -44,7 +44,7 @@ def report_html(report: QuantizationReport) -> str:
             for node in fallbacks
         ]
         parts.append(_html_table(("float fallback", "op", "MACs", "reason"), rows))
-    parts.append(_html_table(("figure", "value"), list(_figures(report))))
+    parts.append(_html_table(("figure", "value"), _figures(report)))
     return "".join(parts)
 
 
@@ -75,7 +75,7 @@ def _figures(report: QuantizationReport) -> Iterator[tuple[str, str]]:
         yield "next command", report.next_step.command
 
 
-def _html_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _html_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"
