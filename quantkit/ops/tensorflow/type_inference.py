@@ -15,7 +15,7 @@ def complete_types(graph: Graph) -> Graph:
     order; the output of a later node has an unknown type.
 
     Returns:
-        The same object if nothing is missing.
+        The same object if no attribute is missing.
     """
     if graph.dialect != "tensorflow":
         return graph
