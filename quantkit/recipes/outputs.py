@@ -67,7 +67,7 @@ def _compare_output(name: str, expected: Array, actual: Array, transform: Claim,
         raise CheckError(f"{transform.name} changes the NaN and infinite values of output {name!r}", NEXT)
     expected, actual = expected[is_finite], actual[is_finite]
     if expected.size < is_finite.size:
-        name = f"{name} ({expected.size / is_finite.size:.1%} of it finite)"
+        name = f"{name} ({expected.size / is_finite.size:.1%} of the values finite)"
     if np.array_equal(expected, actual):
         return f"{name}: equal" + _describe_variation(expected)
     difference = float(np.abs(expected - actual).max())

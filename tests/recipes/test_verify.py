@@ -164,13 +164,13 @@ def test_changes_that_exact_transforms_must_not_make(expected: np.ndarray, actua
 
 def test_non_finite_values_are_not_compared() -> None:
     expected, actual = np.float32([NAN, INF, 3, 4]), np.float32([NAN, INF, 3.00001, 4])
-    assert compare({"y": expected}, {"y": expected}, EXACT, 1e-5) == "y (50.0% of it finite): equal"
+    assert compare({"y": expected}, {"y": expected}, EXACT, 1e-5) == "y (50.0% of the values finite): equal"
     assert "largest difference 1e-05" in compare({"y": expected}, {"y": actual}, EXACT, 1e-5)
     assert "cosine 0.9999" in compare({"y": expected}, {"y": np.float32([0, 0, 3.1, 4])}, ROUNDED, 1e-5)
     with pytest.raises(CheckError, match="adds NaN"):
         compare({"y": expected}, {"y": np.float32([0, 0, NAN, 4])}, ROUNDED, 1e-5)
     all_nan = np.full(3, NAN, np.float32)
-    assert compare({"y": all_nan}, {"y": all_nan}, EXACT, 1e-5) == "y (0.0% of it finite): equal"
+    assert compare({"y": all_nan}, {"y": all_nan}, EXACT, 1e-5) == "y (0.0% of the values finite): equal"
 
 
 def test_narrow_types_round() -> None:

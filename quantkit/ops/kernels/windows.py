@@ -92,8 +92,8 @@ class Windows:
         op = find_op(node.op)
         attrs = op.attrs if op is not None else {}
         first = 2 if is_nchw(node) else 1
-        strides = _spatial(node, attribute(node, "strides"), first)
-        dilations = _spatial(node, attribute(node, "dilations"), first) if "dilations" in attrs else (1, 1)
+        strides = _spatial(attribute(node, "strides"), first)
+        dilations = _spatial(attribute(node, "dilations"), first) if "dilations" in attrs else (1, 1)
         explicit = attribute(node, "explicit_paddings") if "explicit_paddings" in attrs else ()
         padding = attribute(node, "padding")
         if padding == b"EXPLICIT" and len(explicit) != 8:
@@ -130,7 +130,7 @@ class Windows:
                 yield i, j, (slice(None), self.rows.taps(i), self.columns.taps(j))
 
 
-def _spatial(node: Node, values: tuple[int, ...], first: int) -> tuple[int, int]:
+def _spatial(values: tuple[int, ...], first: int) -> tuple[int, int]:
     """Return the entries for height and width of a list with one entry per dimension."""
     rest = [value for axis, value in enumerate(values) if axis not in (first, first + 1)]
     if len(values) != 4 or rest != [1, 1]:
@@ -175,4 +175,4 @@ def pool_windows(node: Node, x: Array, ksize: tuple[int, ...]) -> Windows:
     Raises:
         ValueError: the pool includes the batch or channel axis.
     """
-    return Windows.of(node, (x.shape[1], x.shape[2]), _spatial(node, ksize, 2 if is_nchw(node) else 1))
+    return Windows.of(node, (x.shape[1], x.shape[2]), _spatial(ksize, 2 if is_nchw(node) else 1))

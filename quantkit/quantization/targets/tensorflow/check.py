@@ -69,7 +69,7 @@ def check_on_this_host(graph: Graph, plan: Plan, ranges: Ranges, quantized: Grap
     }
     fetches = [Edge(quantized_name(edge)) for edge in parameters_of]
     with RUNTIME.open(copy_shared_summands(quantized.with_endpoints(None, [*fetches, *quantized.outputs]))) as session:
-        outputs = _run(session, _random_inputs(session, plan, ranges))
+        outputs = _run(session, _random_inputs(session, ranges))
     _require_finite(quantized, outputs)
     values = {
         edge: parameters.dequantize(_as_uint8(outputs[quantized_name(edge)]))
@@ -99,13 +99,13 @@ def require_onednn() -> None:
     require(RUNTIME.available())
 
 
-def _random_inputs(session: Session, plan: Plan, ranges: Ranges) -> dict[str, Array]:
+def _random_inputs(session: Session, ranges: Ranges) -> dict[str, Array]:
     """Return uniform random inputs in the calibrated ranges."""
     generator = np.random.default_rng(0)
-    return {info.name: _random_input(generator, info, plan, ranges) for info in session.inputs}
+    return {info.name: _random_input(generator, info, ranges) for info in session.inputs}
 
 
-def _random_input(generator: np.random.Generator, info: TensorInfo, plan: Plan, ranges: Ranges) -> Array:
+def _random_input(generator: np.random.Generator, info: TensorInfo, ranges: Ranges) -> Array:
     if info.dtype is DType.STRING:
         raise GraphError(
             f"cannot check a graph whose input {info.name!r} takes encoded images",
