@@ -238,3 +238,30 @@ def test_summarize_takes_inputs_and_outputs() -> None:
     graph = qk.load("digits").graph
     name = str(graph["softmax"].inputs[0])
     assert [endpoint.name for endpoint in qk.summarize("digits", outputs=[name]).outputs] == [name]
+
+
+def test_calibrate_checks_its_arguments() -> None:
+    from quantkit.quantization import annotate
+
+    model = qk.transform("digits", "inference")
+    plan = annotate(model.graph, qk.Scheme.for_target("onnx"))
+    images = np.zeros((1, 16, 16, 1), np.float32)
+    assert isinstance(qk.calibrate(model, plan, [images]), qk.Ranges)
+    wrong: Any = 3
+    rejects(lambda: qk.calibrate(wrong, plan, [images]), "an int is not a model")
+    rejects(lambda: qk.calibrate(model, wrong, [images]), "plan is an int")
+    rejects(lambda: qk.calibrate(model, plan, wrong), "batches is an int")
+    rejects(lambda: qk.calibrate(model, plan, [images], resume=wrong), "resume is an int")
+
+
+def test_bytes_of_other_content_have_a_hint() -> None:
+    with pytest.raises(qk.InputError, match="the 3 bytes are not a serialized model") as caught:
+        qk.load(b"abc")
+    assert caught.value.hint
+
+
+def test_array_of_an_unknown_input_is_rejected() -> None:
+    pixels = np.zeros((2, 16, 16, 1), np.uint8)
+    with pytest.raises(qk.UsageError, match="an array 'Mull', which is not an input") as caught:
+        qk.evaluate("digits", {"Mull": pixels}, runtime="reference")
+    assert caught.value.hint == "did you mean 'Mul'?"

@@ -31,6 +31,8 @@ IMAGE_FEATURES = ("image/encoded", "image")
 # Features of a tf.train.Example that hold its label; WordNet ids come before class numbers, whose
 # order differs.
 LABEL_FEATURES = ("image/class/synset", "image/class/label", "label", "image/class/text")
+# Source of arrays that the caller passes.
+ARRAYS = "arrays"
 # Names of arrays that hold class labels.
 LABEL_NAMES = frozenset({"labels", "label", "y", "classes", "targets"})
 
@@ -206,7 +208,7 @@ class ArrayDataset(Dataset):
     skipped_files: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, arrays: Array | Mapping[str, Array], labels: Any = None, source: str = "arrays") -> Self:
+    def of(cls, arrays: Array | Mapping[str, Array], labels: Any = None, source: str = ARRAYS) -> Self:
         """Make a dataset of arrays.
 
         Args:

@@ -12,11 +12,11 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from quantkit.data.dataset import Dataset, Sample
+from quantkit.data.dataset import ARRAYS, Dataset, Sample
 from quantkit.data.inference import PreprocessingOptions, infer_preprocessing
 from quantkit.data.inputs import ImageInput, takes_images
 from quantkit.data.preprocessing import Preprocessing
-from quantkit.errors import InputError, QuantkitError, UsageError
+from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.runtimes.session import TensorInfo
 from quantkit.zoo import ModelCard
@@ -70,6 +70,11 @@ class InputPipeline:
             UsageError: the data does not name its inputs, or the input does not take images.
         """
         arrays = dataset.example(rank_of(inputs))
+        names = [info.name for info in inputs]
+        name = next(iter(arrays), "") if len(arrays) == 1 and dataset.source == ARRAYS else ""
+        # A single array may have any name, except a misspelled one.
+        if name not in names and (near := did_you_mean(name, names)):
+            raise UsageError(f"the data has an array {name!r}, which is not an input of the model", hint=near)
         if len(arrays) > 1 or (arrays and len(inputs) > 1):
             missing = [info.name for info in inputs if info.name not in arrays]
             if missing:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from quantkit.arguments import require_callable, require_path, require_text, type_name, without_none
 from quantkit.errors import InputError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
+from quantkit.model import Model, as_model
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.progress import OnProgress, Progress, ignore_progress
 from quantkit.quantization.calibration_state import CalibrationState
@@ -33,13 +35,13 @@ LARGEST_BATCH = 64
 
 
 def calibrate(
-    graph: Graph,
+    graph: Graph | Model,
     plan: Plan,
     batches: Iterable[Batch],
     *,
     runtime: str = AUTO,
     on_progress: OnProgress = ignore_progress,
-    resume: Path | None = None,
+    resume: str | os.PathLike[str] | None = None,
 ) -> Ranges:
     """Run samples through a float graph and return the range of every edge that the plan quantizes.
 
@@ -61,10 +63,19 @@ def calibrate(
             f"batches are arrays, and {os.fspath(batches)!r} is a path",
             hint="use quantkit.quantize, which reads files, or read the file first: [np.load(FILE)]",
         )
+    if not isinstance(batches, Iterable):
+        raise UsageError(f"batches is {type_name(batches)}, and must be an iterable of arrays", hint="pass [array]")
+    if not isinstance(plan, Plan):
+        raise UsageError(f"plan is {type_name(plan)}, and must be a Plan", hint="annotate(graph, scheme) returns one")
+    require_text(runtime=runtime)
+    require_path(**without_none(resume=resume))
+    require_callable(on_progress=on_progress)
+    graph = as_model(graph).graph
+    state = None if resume is None else Path(resume).expanduser()
     with open_calibration_session(graph, plan, runtime) as session:
         runs = split_batches(session.inputs, batches, choose_batch(graph, plan))
         digest = graph_digest(graph)
-        return collect_ranges(session, plan, runs, graph_digest=digest, on_progress=on_progress, resume=resume)
+        return collect_ranges(session, plan, runs, graph_digest=digest, on_progress=on_progress, resume=state)
 
 
 def estimate_memory(graph: Graph, plan: Plan, *, runtime: str = "", batch: int = 1) -> int:

@@ -24,12 +24,29 @@ def import_object(value: Any) -> Graph:
         UnavailableError: TensorFlow is not installed.
     """
     if isinstance(value, bytes):
-        return formats.decode(value)
+        return _decode(value)
     if hasattr(value, "SerializeToString"):
-        return formats.decode(_serialize(value))
+        return _decode(_serialize(value))
     if _is_of_tensorflow(value):
         return freeze_object(value)
     raise not_a_model(value)
+
+
+def _decode(data: bytes) -> Graph:
+    """Decode a serialized model.
+
+    Raises:
+        InputError: the bytes are neither a GraphDef nor an ONNX ModelProto.
+    """
+    try:
+        return formats.decode(data)
+    except InputError as error:
+        if error.hint:
+            raise
+        raise InputError(
+            f"the {len(data)} bytes are not a serialized model: {error.message}",
+            hint="give a serialized GraphDef or ONNX ModelProto; a path is a str",
+        ) from None
 
 
 def _is_of_tensorflow(value: Any) -> bool:
