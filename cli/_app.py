@@ -8,11 +8,14 @@ import errno
 import importlib
 import os
 import re
+import signal
 import sys
 import traceback
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any, NoReturn
 
 from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
@@ -86,8 +89,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: command and flags; None if those of the process are used.
     """
     arguments = _read_arguments() if arguments is None else list(arguments)
-    with tolerant_streams():
+    with tolerant_streams(), _clean_termination():
         return _exit_code(arguments)
+
+
+@contextmanager
+def _clean_termination() -> Iterator[None]:
+    """End with `SystemExit` on SIGTERM and SIGHUP, so that temporary files and folders are removed."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)  # the removal is not interrupted
+        raise SystemExit(128 + number)
+
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
+    numbers = [getattr(signal, name) for name in names] if current_thread() is main_thread() else []
+    numbers = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores SIGHUP
+    for number in numbers:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _exit_code(arguments: Sequence[str]) -> int:

@@ -4,7 +4,6 @@ Each runtime opens the bundled model in a process of its own, which shows the li
 """
 
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
@@ -19,6 +18,7 @@ from quantkit.benchmark.report import Benchmark, align_columns, openmp_text, thr
 from quantkit.benchmark.rounds import SamplingOptions, measure
 from quantkit.benchmark.workflow import find_candidate
 from quantkit.errors import UnavailableError
+from quantkit.formats.temporary import temporary_folder
 from quantkit.model import load
 from quantkit.progress import OnProgress, Progress, ignore_progress
 from quantkit.recipes import parse, run
@@ -134,8 +134,8 @@ def diagnose(
     if runtime != AUTO:
         find_runtime(runtime)
     machine = this_machine()
-    with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
-        candidate = _inference_candidate(model, Path(folder) / "model", offline)
+    with temporary_folder() as folder:
+        candidate = _inference_candidate(model, folder / "model", offline)
         states = []
         for index, name in enumerate(runtimes()):
             on_progress(Progress(f"running {model} in the runtimes", index, len(runtimes())))

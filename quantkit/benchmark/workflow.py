@@ -1,7 +1,6 @@
 """Benchmark of models and runtimes: candidates from any value that names a model, then rounds of measurements."""
 
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from quantkit.benchmark.report import Benchmark
 from quantkit.benchmark.rounds import SamplingOptions, measure
 from quantkit.errors import UsageError
 from quantkit.formats import onnx
+from quantkit.formats.temporary import temporary_folder
 from quantkit.ir.graph import Graph
 from quantkit.model import RANDOM_WEIGHTS_NOTE, LoadOptions, as_model
 from quantkit.progress import OnProgress, ignore_progress
@@ -132,9 +132,9 @@ def benchmark(
     if signature or tags or checkpoint:
         load_options |= {"signature": signature, "tags": as_names(tags), "checkpoint": checkpoint}
     sampling = SamplingOptions(runs, warmup, seed=seed, time_budget=parse_duration(time_budget, "time_budget"))
-    with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
+    with temporary_folder() as folder:
         candidates = [
-            find_candidate(model, settings, Path(folder) / str(index), **load_options)
+            find_candidate(model, settings, folder / str(index), **load_options)
             for index, model in enumerate(_as_list(models))
         ]
         if not candidates:

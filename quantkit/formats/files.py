@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import mmap
 import os
 import shutil
@@ -12,6 +13,7 @@ from typing import BinaryIO
 from quantkit.errors import GraphError, InputError, QuantkitError, UsageError
 from quantkit.formats import graphdef, onnx, saved_model, wire
 from quantkit.formats.kinds import HEAD_BYTES, KINDS, SUFFIXES, is_text, kind_of, open_file
+from quantkit.formats.temporary import remove_stale
 from quantkit.ir.garbage_collection import garbage_collection_paused
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ops.tensorflow.signatures import num_outputs
@@ -178,6 +180,7 @@ def save_saved_model(graph: Graph, folder: Path, signature: saved_model.Signatur
     """
     check_folder(folder)
     target = folder.resolve()
+    remove_stale(target.parent.glob(f".{glob.escape(target.name)}.*.part"))
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with _report_write_errors(folder):
@@ -280,6 +283,7 @@ def _report_write_errors(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    remove_stale(path.parent.glob(f".{glob.escape(path.name)}.*.part"))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(temporary, "wb") as file:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from importlib import import_module
 from importlib.metadata import entry_points
 from io import BytesIO, TextIOWrapper
@@ -361,6 +363,50 @@ def test_messages_do_not_reach_stdout_when_stderr_is_closed(graph_file: Path) ->
     line = f"exec '{sys.executable}' -m quantkit summarize {graph_file.with_name('no.pb')} 2>&-"
     done = subprocess.run(["bash", "-c", line], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (3, b"")
+
+
+WAITING_PLUGIN = """
+import time
+from pathlib import Path
+from quantkit.formats import write_whole
+from quantkit.formats.temporary import temporary_folder
+from quantkit.rewriting import Graph, transform
+
+@transform
+def wait(graph: Graph) -> Graph:
+    \"\"\"Wait while a file is written.\"\"\"
+    def write(file):
+        Path("started").touch()
+        time.sleep(60)
+
+    with temporary_folder():
+        write_whole(Path("other.pb"), write)
+    return graph
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_leaves_no_temporary_files(number: signal.Signals, graph_file: Path) -> None:
+    folder = graph_file.parent
+    (folder / "mine.py").write_text(WAITING_PLUGIN)
+    (folder / "tmp").mkdir()
+    arguments = ["transform", "graph.pb", "-o", "out.pb", "--transforms", "wait", "--plugin", "mine.py"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "quantkit", *arguments], cwd=folder, env={**os.environ, "TMPDIR": str(folder / "tmp")}
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (folder / "started").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert list((folder / "tmp").iterdir())
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+    finally:
+        process.kill()
+        process.wait()
+    files = {path.name for path in folder.iterdir()} - {"__pycache__"}
+    assert files == {"graph.pb", "mine.py", "tmp", "started"}
+    assert not list((folder / "tmp").iterdir())
 
 
 def test_full_disk_of_stdout_is_not_a_bug(graph_file: Path) -> None:

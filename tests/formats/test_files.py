@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quantkit.errors import InputError, QuantkitError, UsageError
-from quantkit.formats import check_distinct, files, kind_of, load, save
+from quantkit.formats import check_distinct, files, kind_of, load, save, temporary
 from quantkit.ir.graph import Graph, Node, constant
 
 GRAPH = Graph.of([Node("x", "Placeholder"), constant("w", np.arange(3000, dtype=np.float32)), Node("y", "Relu", ())])
@@ -124,6 +124,31 @@ def test_symlink_is_kept_and_its_target_replaced(tmp_path: Path) -> None:
     save(GRAPH, tmp_path / "link.pb")
     assert (tmp_path / "link.pb").is_symlink()
     assert load(tmp_path / "graph.pb") == load(tmp_path / "link.pb")
+
+
+def test_stale_temporary_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those of this user and this output, and only old ones: another process may still write."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    stale, recent, other = (tmp_path / f".{name}.part" for name in ("g.pb.1", "g.pb.2", "h.pb.3"))
+    folder, unrelated = (
+        tmp_path / "tmp" / f"{temporary.PREFIX}{name}" for name in ("abcdefgh", "not-a-temporary-folder")
+    )
+    for path in (folder, unrelated):
+        path.mkdir(parents=True)
+        (path / "part").touch()
+    for path in (stale, recent, other):
+        path.touch()
+    for path in (stale, other, folder, unrelated):
+        os.utime(path, (0, 0))
+    save(GRAPH, tmp_path / "g.pb")
+    with temporary.temporary_folder() as created:
+        assert created.is_dir()
+        assert not folder.exists()
+    assert [path.exists() for path in (stale, recent, other, unrelated, created)] == [False, True, True, True, False]
+    os.utime(recent, (0, 0))
+    monkeypatch.setattr(os, "getuid", lambda: recent.stat().st_uid + 1)
+    temporary.remove_stale([recent])
+    assert recent.exists()
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o755])

@@ -78,7 +78,7 @@ def test_outputs_overwrite_neither_each_other_nor_an_input(
 @pytest.mark.engine
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
-def test_samples_that_are_not_finite_are_left_out(
+def test_samples_that_are_not_finite_are_skipped(
     value: float, tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The model is the one of the other samples."""

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from quantkit.errors import InputError, UnavailableError, one_line
 from quantkit.formats import graphdef
+from quantkit.formats.temporary import temporary_folder
 from quantkit.ir.graph import Graph
 from quantkit.model.importers import keras_contents
 from quantkit.model.importers.freeze import freeze_object, tensorflow_for_models
@@ -74,8 +74,8 @@ def freeze_keras(path: Path) -> Graph:
     """
     tf = tensorflow_for_models()
     _check_version(tf.keras)
-    with TemporaryDirectory(prefix="quantkit-keras-") as folder:
-        copy = Path(folder) / "model"
+    with temporary_folder() as folder:
+        copy = folder / "model"
         shutil.copyfile(path, copy)
         contents = inspect_file(copy, str(path))
         _check_contents(path, contents)

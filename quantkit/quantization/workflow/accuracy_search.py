@@ -1,12 +1,12 @@
 """``max_drop``: search for the layers that must stay in float to keep the accuracy."""
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 
 from quantkit.errors import CheckError
+from quantkit.formats.temporary import temporary_folder
 from quantkit.quantization.fallback import Fallback, Loss, search
 from quantkit.quantization.workflow.accuracy import measure_accuracy
 from quantkit.quantization.workflow.conversion import Conversion
@@ -33,8 +33,8 @@ def search_fallbacks(conversion: Conversion, reference: FloatReference, options:
 
     def measure(layers: frozenset[str]) -> Loss:
         trial = conversion.exclude(layers)
-        with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
-            file = Path(folder) / f"trial{suffix}"
+        with temporary_folder() as folder:
+            file = folder / f"trial{suffix}"
             trial.write(file)
             metrics = measure_accuracy(file, trial, reference).metrics
             assert metrics is not None, "a measured accuracy has metrics"

@@ -97,7 +97,7 @@ class LabeledFeeds:
         name, reason = next(iter(rejected.items()))
         raise InputError(
             f"{self.dataset.source}: at least {len(rejected)} of {total} samples are not finite; {name}: {reason}",
-            hint="correct the data: NaN and infinity have no place in a range",
+            hint="remove these samples, or correct the program that wrote them",
         )
 
     def skip(self, count: int) -> "LabeledFeeds":

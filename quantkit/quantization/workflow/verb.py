@@ -1,7 +1,6 @@
 """`quantize`: from a float model and data to a quantized model and its report."""
 
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from quantkit.arguments import (
     without_none,
 )
 from quantkit.data import PreprocessingOptions
+from quantkit.formats.temporary import temporary_folder
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.quantization.census import FLOAT, census
@@ -232,8 +232,7 @@ def _write_and_measure(
 
     The processes that measure the latency open both models while the host check and the accuracy run.
     """
-    with tempfile.TemporaryDirectory(prefix="quantkit-") as temporary:
-        folder = Path(temporary)
+    with temporary_folder() as folder:
         name = f"quantized{conversion.target.suffixes[0]}" if options.output is None else options.output.name
         # The output appears after the check only; the processes open a temporary file until then.
         is_temporary = conversion.needs_host_check or options.output is None
