@@ -81,7 +81,7 @@ def test_outputs_overwrite_neither_each_other_nor_an_input(
 def test_samples_that_are_not_finite_are_skipped(
     value: float, tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The model is the one of the other samples."""
+    """The model equals that of the other samples."""
     values = np.load(images).astype(np.float64)
     values[11, 4, 4, 0] = value
     np.save(tmp_path / "broken.npy", values)

@@ -161,7 +161,7 @@ def test_checkpoints_of_the_first_years_are_frozen(sharded: bool, tmp_path: Path
         )
 
 
-def test_variables_are_read_by_the_names_of_the_saver(tmp_path: Path) -> None:
+def test_names_of_the_saver_select_the_variables(tmp_path: Path) -> None:
     tf = tensorflow.import_tensorflow()
     v1 = tf.compat.v1
     with tf.Graph().as_default():
