@@ -2,16 +2,18 @@
 
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from plugin_distribution import write_distribution
-from quantkit.cli import main
-from quantkit.cli.doctor import _plugin_problems
 
 from quantkit import runtimes
 from quantkit.quantization import observers, targets
 from quantkit.recipes.named import RECIPE_REGISTRY
+
+main = import_module("quantkit.cli").main
+_plugin_problems = import_module("quantkit.cli.doctor")._plugin_problems
 
 REGISTRIES = (targets.REGISTRY, runtimes.REGISTRY, observers.REGISTRY, RECIPE_REGISTRY)
 GROUPS = (*(registry.group for registry in REGISTRIES), "quantkit.transforms")

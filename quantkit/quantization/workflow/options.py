@@ -68,7 +68,7 @@ def check_options(source: Any, options: Options, scheme: Scheme) -> None:
     """Check that the options fit each other, the model and the scheme.
 
     Args:
-        source: the model, as `quantize_model` takes it.
+        source: the model, as `quantize` accepts it.
         options: options of the caller.
         scheme: scheme that the options select.
 
