@@ -141,6 +141,9 @@ def _report(error: Exception, *, debug: bool) -> int:
         discard(sys.stdout)
         message = f"the disk is full: cannot write {error.filename or 'the output'}"
         error = InputError(message, hint="free some space, or write to another disk")
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        message = f"{str(error.filename)[:80]!r}: {os.strerror(error.errno).lower()}"
+        error = InputError(message, hint="name another file")
     if isinstance(error, QuantkitError):
         write_line(f"quantkit: {error.message}", sys.stderr)
         if error.hint:

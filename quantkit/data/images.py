@@ -14,6 +14,7 @@ import numpy as np
 
 from quantkit.data import jpeg
 from quantkit.errors import InputError
+from quantkit.formats.kinds import check_regular
 from quantkit.ir.tensor import Array
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def read_bytes(path: Path) -> bytes:
     Raises:
         InputError: the file does not exist, is a folder, is not readable or is empty.
     """
+    check_regular(path)
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -17,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 
 from quantkit.errors import InputError
+from quantkit.formats.kinds import check_regular
 
 LABEL_MAP_FILE = "imagenet_2012_challenge_label_map_proto.pbtxt"
 NAMES_FILE = "imagenet_synset_to_human_label_map.txt"
@@ -188,6 +189,7 @@ def _in_folder(folder: Path) -> Path:
 
 
 def _read_text(path: Path) -> str:
+    check_regular(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

@@ -24,6 +24,7 @@ from quantkit.data.dataset import (
     to_array,
 )
 from quantkit.errors import InputError, UsageError, did_you_mean, one_line
+from quantkit.formats.kinds import check_regular
 from quantkit.formats.tfrecord import is_tfrecord, record_offsets
 from quantkit.ir.tensor import Array
 
@@ -179,10 +180,11 @@ def _check_result(function: Callable[[], Any]) -> Callable[[], Iterator[Any]]:
 
 
 def _read_path(source: str | os.PathLike[str]) -> Dataset:
-    path, name = Path(source).expanduser(), os.fspath(source)
-    if not path.exists() and (records := _match_records(path)):
+    path, name = Path(os.path.expanduser(source)), os.fspath(source)
+    check_regular(path)
+    if not os.path.exists(path) and (records := _match_records(path)):
         return _read_records(name, records)
-    if not path.exists():
+    if not os.path.exists(path):
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise InputError(f"{name} does not exist", hint=did_you_mean(path.name, siblings) or f"data is {DATA_KINDS}")
     if path.is_dir():
@@ -316,8 +318,8 @@ def _local_path(source: str | os.PathLike[str]) -> Path:
     scheme, separator, _ = text.partition("://")
     if separator and scheme.isalpha() and len(scheme) > 1:
         raise UsageError(f"{text!r} is a web address", hint="download the image first, then name the file")
-    path = Path(source).expanduser()
-    if not path.exists():
+    path = Path(os.path.expanduser(source))
+    if not os.path.exists(path):
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise InputError(f"image {text!r} does not exist", hint=did_you_mean(path.name, siblings) or "check the path")
     return path

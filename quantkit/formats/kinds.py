@@ -119,13 +119,24 @@ def _is_sorted_table(path: Path) -> bool:
         return file.read() == TABLE_MAGIC
 
 
+def check_regular(path: Path) -> None:
+    """Check that a path is not a pipe, socket or device, whose data might never come.
+
+    Raises:
+        InputError: the path exists, and is neither a file nor a folder.
+    """
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise InputError(f"{path} is a pipe or device, not a file", hint="write its data to a file first")
+
+
 @contextlib.contextmanager
 def open_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading.
 
     Raises:
-        InputError: the file cannot be read.
+        InputError: the file cannot be read, or is a pipe or device.
     """
+    check_regular(path)
     try:
         with open(path, "rb") as file:
             yield file

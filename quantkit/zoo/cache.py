@@ -77,8 +77,14 @@ class Receipt:
 
 
 def cache_folder() -> Path:
-    """Return the folder of downloads: ``QUANTKIT_CACHE``, or ``~/.cache/quantkit``."""
+    """Return the folder of downloads: ``QUANTKIT_CACHE``, or ``~/.cache/quantkit``.
+
+    Raises:
+        InputError: ``QUANTKIT_CACHE`` names the home of an unknown user.
+    """
     folder = os.environ.get("QUANTKIT_CACHE")
+    if folder and os.path.expanduser(folder).startswith("~"):
+        raise InputError(f"QUANTKIT_CACHE is {folder!r}, the home of an unknown user", hint="set it to a full path")
     return Path(folder).expanduser().absolute() if folder else Path.home() / ".cache" / "quantkit"
 
 

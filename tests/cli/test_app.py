@@ -409,6 +409,40 @@ def test_signal_leaves_no_temporary_files(number: signal.Signals, graph_file: Pa
     assert not list((folder / "tmp").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("summarize PIPE.pb", "is a pipe or device"),
+        ("classify PIPE.png --model digits", "is a pipe or device"),
+        ("evaluate digits --data PIPE.npy", "is a pipe or device"),
+        ("evaluate digits --data PIPE.txt", "is a pipe or device"),
+        ("summarize /proc/cpuinfo", "has no size"),
+        ("evaluate digits --data LONG", "does not exist"),
+        ("classify LONG --model digits", "does not exist"),
+        ("transform digits -o LONG.pb --recipe inference", "too long"),
+        ("evaluate digits --data ~nouser/data", "does not exist"),
+        ("evaluate digits --data loop", "does not exist"),
+    ],
+)
+def test_unusual_paths_are_input_errors(
+    arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.symlink("loop", "loop")
+    for suffix in (".pb", ".png", ".npy", ".txt"):
+        os.mkfifo(f"PIPE{suffix}")
+    assert main(arguments.replace("LONG", "a" * 5000).split()) == 3
+    assert message in capsys.readouterr().err
+
+
+def test_cache_of_an_unknown_user_is_an_input_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUANTKIT_CACHE", "~nouser/cache")
+    assert main(["models", "list"]) == 3
+    assert "QUANTKIT_CACHE is '~nouser/cache'" in capsys.readouterr().err
+
+
 def test_full_disk_of_stdout_is_not_a_bug(graph_file: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
