@@ -127,12 +127,23 @@ def _resolve(graph: Graph, endpoints: Endpoints) -> Endpoints:
 
 
 def infer_endpoints(graph: Graph) -> Graph:
-    """Return the graph with missing inputs and outputs inferred: placeholders, and nodes without consumers."""
+    """Return the graph with missing inputs and outputs inferred: placeholders, and nodes without other consumers.
+
+    Raises:
+        GraphError: every node has a consumer, because the nodes form a cycle.
+    """
     inputs = graph.inputs or [name for name, node in graph.nodes.items() if node.op == "Placeholder"]
     outputs = graph.outputs or [
-        name for name, node in graph.nodes.items() if name not in graph.node_uses and node.op not in NOT_OUTPUTS
+        name for name, node in graph.nodes.items() if node.op not in NOT_OUTPUTS and _is_sink(graph, name)
     ]
+    if not outputs:
+        _ = graph.order  # rejects a cycle, which has no end that could be an output
     return graph.with_endpoints(inputs, outputs)
+
+
+def _is_sink(graph: Graph, name: str) -> bool:
+    """Return True if no other node consumes a node."""
+    return all(use.node.name == name for use in graph.node_uses.get(name, ()))
 
 
 def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = None) -> None:

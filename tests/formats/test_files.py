@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quantkit.errors import InputError, QuantkitError, UsageError
+from quantkit.errors import GraphError, InputError, QuantkitError, UsageError
 from quantkit.formats import check_distinct, files, kind_of, load, save, temporary
-from quantkit.ir.graph import Graph, Node, constant
+from quantkit.ir.graph import Edge, Graph, Node, constant
 
 GRAPH = Graph.of([Node("x", "Placeholder"), constant("w", np.arange(3000, dtype=np.float32)), Node("y", "Relu", ())])
 
@@ -88,6 +88,19 @@ def test_inputs_and_outputs_are_inferred_and_checked(tmp_path: Path) -> None:
     assert error.value.exit_code == 2
     with pytest.raises(UsageError, match=r"'y:1' is not in the graph: y \(Relu\) has 1 outputs"):
         load(tmp_path / "g.pb", outputs=["y:1"])
+
+
+def test_node_that_consumes_itself_is_an_output(tmp_path: Path) -> None:
+    """Otherwise the node would be removed as unused."""
+    nodes = [Node("x", "Placeholder"), Node("y", "Relu", (Edge("y"),)), Node("z", "Relu", (Edge("x"),))]
+    save(Graph.of(nodes), tmp_path / "g.pb")
+    assert load(tmp_path / "g.pb").outputs == (Edge("y"), Edge("z"))
+
+
+def test_cycle_without_outputs_is_rejected(tmp_path: Path) -> None:
+    save(Graph.of([Node("a", "Relu", (Edge("b"),)), Node("b", "Relu", (Edge("a"),))]), tmp_path / "g.pb")
+    with pytest.raises(GraphError, match="cycle"):
+        load(tmp_path / "g.pb")
 
 
 def test_loaded_file_can_be_overwritten(tmp_path: Path) -> None:
