@@ -309,8 +309,12 @@ def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 def _map_file(path: Path) -> mmap.mmap:
     size = path.stat().st_size
-    if not size:  # /proc has files of size 0 with content
-        raise InputError("the file has no size", hint="copy its content to a regular file")
+    if not size:
+        with open_file(path) as file:
+            has_content = bool(file.read(1))  # files of /proc have size 0
+        if has_content:
+            raise InputError("the file has no size", hint="copy its content to a regular file")
+        raise InputError("the file is empty")
     if size > graphdef.MAX_BYTES:
         raise TooLargeError(
             f"the file has {size / 1e9:.2f} GB; the limit of a graph in one file is 2.15 GB",

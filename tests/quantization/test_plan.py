@@ -159,5 +159,5 @@ def test_plans_round_trip_and_require_ranges(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no range of edge 'Mul'"):
         plan.require_ranges(Ranges({edge: limits for edge, limits in ranges.items() if edge != Edge("Mul")}))
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(InputError, match="not a plan"):
+    with pytest.raises(InputError, match="does not contain a plan"):
         Plan.load(tmp_path / "other.json")
