@@ -25,6 +25,7 @@ def old_batch_norm(*, is_scaled: bool, gamma: str = "gamma") -> Graph:
     return Graph.of(nodes, ["x"], ["y"])
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("is_scaled", [True, False])
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino", "litert"])
 def test_converted_batch_norm_has_the_values_of_the_graph(runtime: str, is_scaled: bool) -> None:
@@ -44,6 +45,7 @@ def test_graph_without_old_batch_norms_is_unchanged() -> None:
     assert replace_old_batch_norms(graph) is graph
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino", "litert"])
 def test_every_runtime_opens_digits(runtime: str) -> None:
     with qk.open_session("digits", runtime) as session:
