@@ -1,6 +1,7 @@
 """Checks of arguments before any work.
 
-Each check takes arguments by name and raises `UsageError` with the name, the value and the allowed values:
+`public` rejects unknown keywords. Every other check takes arguments by name and raises `UsageError`
+with the name, the value and the allowed values:
 
     require_positive(runs=runs, batch=batch)
     require_fraction(**without_none(max_drop=max_drop))
@@ -8,14 +9,58 @@ Each check takes arguments by name and raises `UsageError` with the name, the va
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import wraps
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar, cast, get_args
 
 from quantkit.errors import UsageError, did_you_mean
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 _SECONDS_IN = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def public(function: Function) -> Function:
+    """Make a function of the public interface reject unknown keywords; used as a decorator.
+
+    Args:
+        function: function or method; its keywords are its parameters, and those of the
+            `TypedDict` that ``**options: Unpack[...]`` names. A class stands for its constructor.
+
+    Raises:
+        UsageError: in a call with an unknown keyword; the hint has the nearest one.
+
+    >>> @public
+    ... def resize(image, *, height=299, width=299): ...
+    >>> resize(None, hieght=8)
+    Traceback (most recent call last):
+    quantkit.errors.UsageError: resize() has no argument 'hieght'
+    """
+    if isinstance(function, type):
+        constructed: Any = function
+        constructed.__init__ = public(constructed.__init__)
+        return function
+    code = function.__code__
+    count = code.co_argcount + code.co_kwonlyargcount
+    accepted = code.co_varnames[code.co_posonlyargcount : count]
+    if code.co_flags & CO_VARKEYWORDS:
+        options = function.__annotations__[code.co_varnames[count + bool(code.co_flags & CO_VARARGS)]]
+        accepted += tuple(get_args(options)[0].__annotations__)
+    name = function.__qualname__.removesuffix(".__init__")
+
+    @wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        for keyword in keywords:
+            if keyword not in accepted:
+                near = did_you_mean(keyword, accepted)
+                raise UsageError(
+                    f"{name}() has no argument {keyword!r}", hint=near or f"help({name}) lists the arguments"
+                )
+        return function(*arguments, **keywords)
+
+    return cast(Function, call)
 
 
 def without_none(**arguments: Any) -> dict[str, Any]:
@@ -174,24 +219,6 @@ def require_choice(choices: Iterable[str], **arguments: Any) -> None:
                 f"{name} is {value!r}, and must be one of {', '.join(allowed)}",
                 hint=near or f"for example {name}={allowed[0]!r}",
             )
-
-
-def require_keywords(function: str, names: Iterable[str], accepted: Iterable[str]) -> None:
-    """Check the keyword arguments of a function, as Python does.
-
-    Args:
-        function: name of the public function.
-        names: keywords of the call.
-        accepted: keywords of the function.
-
-    Raises:
-        TypeError: a keyword is not accepted; the message has the nearest one.
-    """
-    choices = list(accepted)
-    for name in names:
-        if name not in choices:
-            near = did_you_mean(name, choices)
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}" + (f"; {near}" if near else ""))
 
 
 def parse_duration(value: Any, name: str = "the time") -> float:

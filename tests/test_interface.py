@@ -200,9 +200,3 @@ def test_a_wrong_type_is_a_usage_error(call: Callable[[], Any]) -> None:
     with pytest.raises(qk.UsageError) as caught:
         call()
     assert caught.value.hint
-
-
-@pytest.mark.parametrize("verb", ["transform", "quantize", "classify", "evaluate", "compare", "benchmark", "load"])
-def test_unknown_keywords_are_rejected(verb: str) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
-        getattr(qk, verb)("digits", "inference", unknown=1)

@@ -10,6 +10,7 @@ from quantkit import formats
 from quantkit.arguments import (
     as_names,
     parse_duration,
+    public,
     require_callable,
     require_choice,
     require_flag,
@@ -39,6 +40,7 @@ from quantkit.zoo import fetch, find_card, list_cards
 DOWNLOAD_OPTIONS = {"offline", "on_progress"}
 
 
+@public
 def benchmark(
     models: Any,
     runtime: str = AUTO,

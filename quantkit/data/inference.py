@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quantkit.arguments import public
 from quantkit.data.inputs import ImageInput, image_size, takes_images
 from quantkit.data.labels import Labels, Order, find_labels, order_of, read_labels
 from quantkit.data.preprocessing import Preprocessing
@@ -13,6 +14,7 @@ from quantkit.runtimes.session import TensorInfo
 from quantkit.zoo import ModelCard, label_files
 
 
+@public
 @dataclass(frozen=True)
 class PreprocessingOptions:
     """Preprocessing as the caller states it; None for values that the caller does not state.

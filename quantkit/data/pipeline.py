@@ -12,6 +12,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from quantkit.arguments import public
 from quantkit.data.dataset import ARRAYS, Dataset, Sample
 from quantkit.data.inference import PreprocessingOptions, infer_preprocessing
 from quantkit.data.inputs import ImageInput, takes_images
@@ -236,6 +237,7 @@ class InputPipeline:
         )
 
 
+@public
 def prepare_samples(
     samples: Iterable[Sample],
     pipelines: Sequence[InputPipeline],
@@ -280,6 +282,7 @@ def prepare_samples(
             yield sample, [pipeline.prepare_image(decoded[pipeline.decoding]) for pipeline in pipelines]
 
 
+@public
 def batches(
     dataset: Dataset,
     pipeline: InputPipeline,

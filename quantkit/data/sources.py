@@ -9,7 +9,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from quantkit.arguments import require_natural, require_positive, type_name, without_none
+from quantkit.arguments import public, require_natural, require_positive, type_name, without_none
 from quantkit.data.dataset import (
     IMAGE_FEATURES,
     ArrayDataset,
@@ -35,6 +35,7 @@ DATA_KINDS = "a folder of images, flat or with one folder per class, a list file
 _WORDNET_ID = re.compile(r"(n\d{8})(?!\d)")
 
 
+@public
 def as_dataset(value: Any, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Dataset:
     """Return the `Dataset` of any value that holds data.
 
@@ -65,6 +66,7 @@ def as_dataset(value: Any, limit: int | None = None, skip: int = 0, *, keep_orde
     return _dataset(value).subset(limit, skip, keep_order=keep_order)
 
 
+@public
 def find_images(sources: Iterable[str | os.PathLike[str]]) -> FileDataset:
     """Find the images of files and folders, in the order of the sources.
 

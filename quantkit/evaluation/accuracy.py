@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from quantkit.arguments import (
+    public,
     require_callable,
     require_divisor,
     require_flag,
@@ -74,6 +75,7 @@ class Evaluation:
     unknown_labels: int = 0
     preprocessing: str = ""
 
+    @public
     def check(
         self,
         *,
@@ -178,6 +180,7 @@ class Evaluation:
         return f"<p>{title}</p><table>{rows}</table>{notes}"
 
 
+@public
 def evaluate(
     model: Any,
     data: Any,

@@ -12,10 +12,10 @@ from typing import Any, TypedDict, Unpack, overload
 import numpy as np
 
 from quantkit.arguments import (
+    public,
     require_callable,
     require_divisor,
     require_flag,
-    require_keywords,
     require_natural,
     require_number,
     require_path,
@@ -200,6 +200,7 @@ def classify(
 ) -> Classification: ...
 
 
+@public
 def classify(
     images: ImageFile | Array | Iterable[ImageFile | Array],
     model: Any = DEFAULT_MODEL,
@@ -221,7 +222,6 @@ def classify(
         UsageError: the model's input takes no images, or a single image is a folder.
         InputError: the image, the model or the label file is missing or broken.
     """
-    require_keywords("classify", options, ClassifyOptions.__annotations__)
     if not isinstance(images, str | os.PathLike | np.ndarray) and not is_pillow_image(images):
         return classify_images(images, model, **options)
     if isinstance(images, str | os.PathLike) and Path(images).is_dir():
@@ -232,6 +232,7 @@ def classify(
     return classification[0]
 
 
+@public
 def classify_images(
     images: Iterable[ImageFile | Array],
     model: Any = DEFAULT_MODEL,

@@ -20,6 +20,7 @@ import numpy as np
 
 from quantkit.arguments import (
     as_names,
+    public,
     require_callable,
     require_divisor,
     require_flag,
@@ -100,6 +101,7 @@ class StructureComparison:
         return f"<pre>{escape(self.text())}</pre>"
 
 
+@public
 def compare_structure(first: Any, second: Any) -> StructureComparison:
     """Compare the nodes of two models instead of their values.
 
@@ -144,6 +146,7 @@ def compare(
 def compare(first: Any, second: Any, *, structure: Literal[True], offline: bool = ...) -> StructureComparison: ...
 
 
+@public
 def compare(
     first: Any,
     second: Any,

@@ -6,6 +6,7 @@ from html import escape
 from math import isfinite
 from typing import Any
 
+from quantkit.arguments import public
 from quantkit.drawing.bar_chart import BarChart
 from quantkit.errors import CheckError
 from quantkit.runtimes.session import RuntimeVersion
@@ -146,6 +147,7 @@ class LayerComparison:
         """First row with an outlier channel in topological order."""
         return next((row for row in self.rows if row.has_outlier_channel), None)
 
+    @public
     def check(self, *, min_sqnr: float | None = None) -> None:
         """Check that no tensor is broken or below a limit.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
+from quantkit.arguments import public
 from quantkit.errors import GraphError, UsageError, did_you_mean
 from quantkit.ir.functions import FunctionName, Library
 from quantkit.ir.tensor import DType, Shape, Tensor
@@ -144,6 +145,7 @@ class Node:
         return value
 
 
+@public
 def constant(name: str, values: Any, dtype: DType | None = None) -> Node:
     """Create a ``Const`` node.
 

@@ -10,6 +10,7 @@ exactly that number of inputs. Only output 0 of a matched node matches, except f
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quantkit.arguments import public
 from quantkit.ir.graph import Edge, Graph, Node
 
 
@@ -50,21 +51,25 @@ class Pattern:
         return not self.ops and self.inputs is None and not self.is_constant
 
 
+@public
 def op(ops: str, name: str = "") -> Pattern:
     """Match a node of one of the op types in ``ops``, separated by ``|``."""
     return Pattern(frozenset(ops.split("|")), name)
 
 
+@public
 def commutative(ops: str, name: str = "") -> Pattern:
     """Match a commutative op of two inputs like `op`, with the inputs in any order."""
     return Pattern(frozenset(ops.split("|")), name, either_order=True)
 
 
+@public
 def any_(name: str = "") -> Pattern:
     """Match any producer."""
     return Pattern(name=name)
 
 
+@public
 def const(name: str = "") -> Pattern:
     """Match a constant that is not a graph input."""
     return Pattern(name=name, is_constant=True)

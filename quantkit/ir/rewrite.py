@@ -14,6 +14,7 @@ from functools import partial
 from itertools import count, islice
 from typing import Any, NamedTuple, overload
 
+from quantkit.arguments import public
 from quantkit.errors import GraphError, RecipeError
 from quantkit.ir.check import verify
 from quantkit.ir.graph import LOOP_MERGES, SWITCHES, Edge, Graph, Node, Use
@@ -112,6 +113,7 @@ class Rule:
         return self.rewrite(graph, **{name: match.names[name] for name in self.parameters})
 
 
+@public
 def rule(pattern: Pattern) -> Callable[[Rewrite], Rule]:
     """Create a `Rule` from a function; its parameters after ``graph`` are names that the pattern binds."""
 
@@ -133,6 +135,7 @@ def count_matches() -> Iterator[Mapping[str, int]]:
         _MATCHES.reset(token)
 
 
+@public
 def apply_rules(graph: Graph, *rules: Rule) -> Outcome:
     """Apply rules in topological order until none matches.
 
@@ -297,6 +300,7 @@ def describe(root: Node, nodes: Sequence[Node]) -> str:
     return f"{root.name} ({op})" + (f" with {others}" if others else "")
 
 
+@public
 def free_name(graph: Graph, name: str) -> str:
     """Return ``name`` if no node has it, else ``name`` with a number appended."""
     if name not in graph:
@@ -304,6 +308,7 @@ def free_name(graph: Graph, name: str) -> str:
     return next(numbered for number in count(1) if (numbered := f"{name}_{number}") not in graph)
 
 
+@public
 def sharing_reason(graph: Graph, node: Node, consumer: Node) -> str:
     """Return a clause with the other use of ``node`` than one input of ``consumer``; empty without other uses.
 

@@ -23,6 +23,7 @@ from zlib import crc32
 
 import numpy as np
 
+from quantkit.arguments import public
 from quantkit.errors import GraphError
 from quantkit.ir.functions import Function, FunctionName, Library
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Opaque, constant
@@ -57,6 +58,7 @@ def seeded_tensor(name: str, shape: tuple[int, ...], dtype: DType = DType.FLOAT)
     return Tensor.of(random.integers(0, 2 if dtype is DType.BOOL else 100, shape).astype(dtype.numpy), dtype)
 
 
+@public
 def to_text(graph: Graph) -> str:
     """Return the text of a graph; `from_text` reads it unless it has large constants that are not seeded."""
     functions = (line for function in graph.library.values() for line in _function_lines(function))
@@ -214,6 +216,7 @@ def _edge_text(edge: Edge) -> str:
     return f"{_name_text(edge.node)}:{edge.port}" if edge.port else _name_text(edge.node)
 
 
+@public
 def from_text(text: str) -> Graph:
     """Parse the text of a graph. Input names are not resolved: `verify` checks them.
 

@@ -9,6 +9,7 @@ from typing import Any, TypedDict, Unpack
 from quantkit import formats
 from quantkit.arguments import (
     as_names,
+    public,
     require_callable,
     require_flag,
     require_integer,
@@ -43,6 +44,7 @@ class LoadOptions(TypedDict, total=False):
     on_progress: OnProgress
 
 
+@public
 def as_model(value: Any, **options: Unpack[LoadOptions]) -> Model:
     """Return the `Model` of any value that a verb accepts; a `Model` is returned unchanged.
 
@@ -56,6 +58,7 @@ def as_model(value: Any, **options: Unpack[LoadOptions]) -> Model:
     return value if isinstance(value, Model) and not options else load(value, **options)
 
 
+@public
 def load(
     model: Any,
     inputs: EdgeNames = None,

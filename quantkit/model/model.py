@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from quantkit import formats
+from quantkit.arguments import public
 from quantkit.data.inference import find_model_labels, find_origin, infer_preprocessing
 from quantkit.data.labels import Labels
 from quantkit.data.preprocessing import Preprocessing
@@ -127,6 +128,7 @@ class Model:
         signature = self.signature.following(self.graph, graph) if self.signature else None
         return replace(self, runnable=graph, inputs=None, outputs=None, signature=signature, trace=trace)
 
+    @public
     def with_endpoints(
         self, inputs: tuple[Edge | str, ...] | None = None, outputs: tuple[Edge | str, ...] | None = None
     ) -> Self:
@@ -145,6 +147,7 @@ class Model:
             outputs=self.outputs if outputs is None else outputs,
         )
 
+    @public
     def save(self, path: str | os.PathLike[str], *, format: str | None = None, as_text: bool | None = None) -> None:
         """Write the model in the format of the path's suffix; see `quantkit.save`."""
         from quantkit.model.exporters.files import save

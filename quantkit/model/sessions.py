@@ -3,12 +3,13 @@
 from typing import Any
 
 from quantkit import runtimes
-from quantkit.arguments import require_positive, require_text, type_name, without_none
+from quantkit.arguments import public, require_positive, require_text, type_name, without_none
 from quantkit.errors import UsageError
 from quantkit.model.loading import as_model
 from quantkit.runtimes.session import Session, SessionOptions
 
 
+@public
 def open_session(
     model: Any,
     runtime: str = runtimes.AUTO,

@@ -7,6 +7,7 @@ graph with unusual nodes.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from quantkit.arguments import public
 from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape, Tensor
@@ -35,6 +36,7 @@ class Inference(NamedTuple):
     sizes: Mapping[Edge, Sizes]
 
 
+@public
 def infer_shapes(graph: Graph, known_shapes: Mapping[Edge, Shape] | None = None) -> Mapping[Edge, Shape]:
     """Infer the shapes of all edges.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.arguments import public
 from quantkit.errors import GraphError, UsageError, did_you_mean
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Tensor
@@ -35,6 +36,7 @@ from quantkit.quantization.targets import find_target
 _SOURCES = frozenset({"Const", "Placeholder", "NoOp"})
 
 
+@public
 def annotate(graph: Graph, scheme: Scheme | None = None) -> Plan:
     """Decide which tensors of a graph are quantized.
 

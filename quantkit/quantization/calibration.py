@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from quantkit.arguments import require_callable, require_path, require_text, type_name, without_none
+from quantkit.arguments import public, require_callable, require_path, require_text, type_name, without_none
 from quantkit.errors import InputError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
@@ -34,6 +34,7 @@ RUN_BYTES = 32 << 20
 LARGEST_BATCH = 64
 
 
+@public
 def calibrate(
     graph: Graph | Model,
     plan: Plan,

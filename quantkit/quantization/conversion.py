@@ -1,5 +1,6 @@
 """Steps of quantization that need no data: prepare the float graph, and convert it."""
 
+from quantkit.arguments import public
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.ir.graph import Graph
 from quantkit.quantization.annotation import annotate
@@ -10,6 +11,7 @@ from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import find_target
 
 
+@public
 def prepare(graph: Graph, scheme: Scheme) -> Graph:
     """Return the TensorFlow graph to annotate and calibrate, with equalized weights if the scheme has them.
 
@@ -20,6 +22,7 @@ def prepare(graph: Graph, scheme: Scheme) -> Graph:
     return equalize(graph, annotate(graph, scheme)) if scheme.equalize else graph
 
 
+@public
 def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
     """Return the quantized graph in the dialect of the plan's target.
 

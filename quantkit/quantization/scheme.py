@@ -15,6 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from quantkit.arguments import public
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.formats.documents import read_toml
 from quantkit.formats.files import write_whole
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from quantkit.quantization.targets.base import Target
 
 
+@public
 @dataclass(frozen=True)
 class Scheme:
     """Number formats, observer and options of a quantization.

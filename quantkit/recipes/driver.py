@@ -6,7 +6,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from quantkit.arguments import type_name
+from quantkit.arguments import public, type_name
 from quantkit.errors import GraphError, QuantkitError, RecipeError, UsageError, did_you_mean
 from quantkit.ir.check import verify
 from quantkit.ir.garbage_collection import garbage_collection_paused
@@ -22,6 +22,7 @@ OnStep = Callable[[Step], None]
 
 
 @garbage_collection_paused()
+@public
 def run(
     recipe: Recipe,
     graph: Graph,
@@ -80,6 +81,7 @@ def rewrite(graph: Graph, recipe: "RecipeLike", **services: Any) -> Graph:
 RecipeLike = Recipe | str | os.PathLike[str] | Iterable[Step | str]
 
 
+@public
 def as_recipe(value: RecipeLike) -> Recipe:
     """Return the recipe of any value that stands for one.
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from quantkit.arguments import public
 from quantkit.errors import RecipeError
 from quantkit.recipes.grammar import Step, parse_steps, point_at
 from quantkit.transforms.plugins import find_transform
@@ -32,6 +33,7 @@ class Recipe:
         return " ".join(map(str, self.steps))
 
 
+@public
 def parse(text: str) -> Recipe:
     """Parse a transforms string; names and options are looked up at once.
 

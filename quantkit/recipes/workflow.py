@@ -8,11 +8,11 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from quantkit import formats
 from quantkit.arguments import (
+    public,
     require_callable,
     require_choice,
     require_flag,
     require_integer,
-    require_keywords,
     require_path,
     require_ratio,
     require_text,
@@ -59,6 +59,7 @@ class TransformOptions(TypedDict, total=False):
     on_message: OnMessage
 
 
+@public
 def transform(
     model: Any,
     recipe: RecipeLike | None = None,
@@ -110,7 +111,6 @@ def transform(
         CheckError: the outputs differ, and ``on_mismatch`` is not ``skip``.
         UnavailableError: a package or an op conversion is not available.
     """
-    require_keywords("transform", options, TransformOptions.__annotations__)
     _check_options(**options)
     if isinstance(plugins, str | os.PathLike) or not isinstance(plugins, Iterable):
         raise UsageError(f"plugins is {type_name(plugins)}, and must be a list of files", hint='plugins=["FILE.py"]')

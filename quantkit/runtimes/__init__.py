@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from quantkit.arguments import public
 from quantkit.errors import UnavailableError, UsageError, did_you_mean
 from quantkit.formats.files import load
 from quantkit.formats.kinds import kind_of
@@ -42,12 +43,14 @@ REGISTRY: Registry[Runtime] = Registry(
 )
 
 
+@public
 def runtimes() -> Mapping[str, Runtime]:
     """Return all runtimes by name, in the order of their priority."""
     ranked = sorted(REGISTRY.objects().values(), key=lambda runtime: -runtime.priority)
     return {runtime.name: runtime for runtime in ranked}
 
 
+@public
 def find_runtime(name: str) -> Runtime:
     """Return the runtime of a name.
 
@@ -58,6 +61,7 @@ def find_runtime(name: str) -> Runtime:
     return REGISTRY.find(name)
 
 
+@public
 def split_runtime(text: str) -> tuple[str, str | None]:
     """Split ``MODEL@RUNTIME``; without a runtime, or if a file has this name, the whole text is the model.
 
@@ -74,6 +78,7 @@ def split_runtime(text: str) -> tuple[str, str | None]:
     return model, runtime
 
 
+@public
 def observing_runtime(dialect: str) -> str:
     """Return the name of the best installed runtime for observing all tensors of a graph.
 
@@ -89,6 +94,7 @@ def observing_runtime(dialect: str) -> str:
     return ranked[0].name
 
 
+@public
 def open_session(
     model: Graph | str | os.PathLike[str],
     runtime: str = AUTO,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 
-from quantkit.arguments import require_choice, require_positive, without_none
+from quantkit.arguments import public, require_choice, require_positive, without_none
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array, DType, Shape
 
@@ -60,6 +60,7 @@ class SkippedRuntime:
         return f"{self.runtime}: {self.reason}"
 
 
+@public
 @dataclass(frozen=True)
 class SessionOptions:
     """Threads, device and precision of a session.
@@ -78,6 +79,7 @@ class SessionOptions:
     precision: str = "float32"
     log_placement: bool = False
 
+    @public
     def with_(self, *, precision: str | None = None, intra_op: int | None = None, inter_op: int | None = None) -> Self:
         """Return a copy with the arguments that are not None.
 

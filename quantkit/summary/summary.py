@@ -6,7 +6,7 @@ from html import escape
 from shlex import quote
 from typing import Any
 
-from quantkit.arguments import without_none
+from quantkit.arguments import public, without_none
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape, Tensor
@@ -157,6 +157,7 @@ class Summary:
         return f"<table>{rows}</table>"
 
 
+@public
 def summarize(model: Any, *, inputs: Iterable[str] | None = None, outputs: Iterable[str] | None = None) -> Summary:
     """Summarize a model.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints, overload
 
+from quantkit.arguments import public
 from quantkit.errors import GraphError, QuantkitError, RecipeError, did_you_mean
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome, Rule, apply_rules, count_matches
@@ -336,6 +337,7 @@ def transform(function: Function | Rule, /) -> Transform: ...
 def transform(
     *, exact: bool = True, dialects: tuple[str, ...] = ("tensorflow",), services: tuple[str, ...] = ()
 ) -> Callable[[Function | Rule], Transform]: ...
+@public
 def transform(
     function: Function | Rule | None = None,
     /,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from quantkit import formats
-from quantkit.arguments import require_flag, require_path, require_text, type_name, without_none
+from quantkit.arguments import public, require_flag, require_path, require_text, type_name, without_none
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.formats import graphdef
 from quantkit.formats.saved_model import Signature
@@ -116,6 +116,7 @@ class OutputFile:
         return EXPORTERS[self.kind].write(graph, self.path, signature)
 
 
+@public
 def save(
     model: Any,
     path: str | os.PathLike[str],

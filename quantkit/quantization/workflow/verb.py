@@ -9,6 +9,7 @@ from typing import Any
 from quantkit.arguments import (
     as_names,
     parse_duration,
+    public,
     require_callable,
     require_divisor,
     require_flag,
@@ -54,6 +55,7 @@ from quantkit.quantization.workflow.result import QuantizationResult
 from quantkit.runtimes import AUTO, find_runtime
 
 
+@public
 def quantize(
     model: Any,
     calibration: Any = None,
