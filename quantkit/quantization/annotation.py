@@ -5,7 +5,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -13,16 +12,8 @@ from quantkit.arguments import public
 from quantkit.errors import GraphError, UsageError, did_you_mean
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Tensor
-from quantkit.ops.layers import LAYER_OPS, WEIGHTS_INDEX, broadcast_channels, find_layer
-from quantkit.ops.semantics import (
-    ADD_OPS,
-    AVERAGE_OPS,
-    CONCAT_OPS,
-    FLOAT_REASONS,
-    FUSED_ACTIVATION_OPS,
-    PASS_THROUGH_OPS,
-    PATTERN_LAYER_OPS,
-)
+from quantkit.ops.layers import WEIGHTS_INDEX, broadcast_channels
+from quantkit.ops.roles import find_roles
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.plan import (
     NOT_FINITE,
@@ -32,8 +23,6 @@ from quantkit.quantization.plan import (
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets import find_target
-
-_SOURCES = frozenset({"Const", "Placeholder", "NoOp"})
 
 
 @public
@@ -66,13 +55,14 @@ class _Annotation:
         self.graph = graph
         self.scheme = scheme
         self.target = find_target(scheme.target)
+        self.roles = find_roles(graph)
         self.shapes = infer_shapes(graph)
         needed = graph.reachable()
         self.nodes = [graph[name] for name in graph.order if name in needed]
         self.position = {node.name: number for number, node in enumerate(self.nodes)}
         self.reasons: dict[str, str] = {}
         self.weights: dict[str, Spec] = {}
-        names = {*graph.nodes, *graph.op_counts, *PATTERN_LAYER_OPS, *PASS_THROUGH_OPS}
+        names = {*graph.nodes, *graph.op_counts, *self.roles.layer_ops, *self.roles.pass_through_ops}
         for name in scheme.keep_float:
             if name not in names:
                 raise UsageError(
@@ -101,7 +91,7 @@ class _Annotation:
     def weights_only_plan(self) -> Plan:
         """Return a plan of `Scheme.weights_only`: weights are quantized, activations are not."""
         for node in self.nodes:
-            if node.op in LAYER_OPS and self._may_quantize(node):
+            if node.op in self.roles.weights_ops and self._may_quantize(node):
                 self.reasons[node.name] = self._objection_to_storing(node)
         fallbacks = {name: reason for name, reason in self.reasons.items() if reason}
         return Plan(self.scheme, {}, dict(self.weights), (), (), (), fallbacks, ())
@@ -133,7 +123,7 @@ class _Annotation:
     def _find_patterns(self) -> tuple[FusedPattern, ...]:
         patterns: list[FusedPattern] = []
         for node in self.nodes:
-            if node.op in PATTERN_LAYER_OPS and self._may_quantize(node):
+            if node.op in self.roles.layer_ops and self._may_quantize(node):
                 reason = self._objection(node)
                 if reason:
                     self.reasons[node.name] = reason
@@ -142,7 +132,7 @@ class _Annotation:
         pattern_of_output = {pattern.output: pattern for pattern in patterns}
         biases = {pattern.bias for pattern in patterns}
         for node in self.nodes:
-            if node.op in ADD_OPS and node.name not in biases and self._may_quantize(node):
+            if node.op in self.roles.sum_ops and node.name not in biases and self._may_quantize(node):
                 self._fuse_residual(node, pattern_of_output)
         fused = map(self._with_activation, pattern_of_output.values())
         return tuple(sorted(fused, key=lambda pattern: self.position[pattern.name]))
@@ -157,16 +147,16 @@ class _Annotation:
 
     def _objection(self, node: Node) -> str:
         """Return why a layer cannot be quantized, or an empty string."""
-        if node.attrs.get("T", DType.FLOAT) is not DType.FLOAT:
-            return "the data type is not float"
-        if find_layer(node) is None or node.attrs.get("data_format", b"NHWC") != b"NHWC":
-            return f"the data format {_text(node.attrs.get('data_format'))} is not NHWC"
+        if reason := self.roles.layer_objection(self.graph, node):
+            return reason
         weights = self.graph.constant_of(node.inputs[WEIGHTS_INDEX])
         if weights is None:
             return "the weights are computed, not constant"
-        if node.attrs.get("transpose_a"):
-            return "the input is transposed"
-        return self._missing_kernel(node) or self._objection_to_weights(node, weights)
+        return (
+            self.roles.input_objection(self.graph, node)
+            or self._missing_kernel(node)
+            or self._objection_to_weights(node, weights)
+        )
 
     def _missing_kernel(self, node: Node) -> str:
         return self.target.missing_kernel(self.graph, node, self.shapes)
@@ -190,10 +180,10 @@ class _Annotation:
 
     def _is_bias(self, layer: Node, node: Node, slot: int) -> bool:
         """Return True if a node adds one constant per channel of a layer, its input ``slot``."""
-        if node.op not in ADD_OPS | {"BiasAdd"} or (node.op == "BiasAdd" and slot != 0):
+        if node.op not in self.roles.bias_ops or (node.op not in self.roles.sum_ops and slot != 0):
             return False
         value = self.graph.constant_of(node.inputs[1 - slot])
-        facts = find_layer(layer)
+        facts = self.roles.find_layer(self.graph, layer)
         weights = self.graph.constant_of(layer.inputs[WEIGHTS_INDEX])
         if value is None or facts is None or weights is None:
             return False
@@ -217,14 +207,12 @@ class _Annotation:
             and self._sole_consumer(add.inputs[slot])
             and not pattern_of_output[add.inputs[slot]].add
         ]
-        shapes = [self.shapes.get(edge) for edge in add.inputs]
+        first, second = map(self.shapes.get, add.inputs)
         if any(self.graph.constant_of(edge) for edge in add.inputs):
             self.reasons[add.name] = "the added constant is not a layer's bias"
         elif not slots:
             self.reasons[add.name] = "neither operand is a single-consumer layer output"
-        elif None in shapes or shapes[0] != shapes[1]:
-            self.reasons[add.name] = "the operands have different or unknown shapes"
-        elif reason := self._missing_kernel(add):
+        elif reason := self.roles.sum_objection((first, second)) or self._missing_kernel(add):
             self.reasons[add.name] = reason
         else:
             slot = max(slots, key=lambda slot: self.position[add.inputs[slot].node])
@@ -235,7 +223,7 @@ class _Annotation:
 
     def _with_activation(self, pattern: FusedPattern) -> FusedPattern:
         consumer = self._sole_consumer(pattern.output)
-        if consumer and consumer[0].op in FUSED_ACTIVATION_OPS and self._may_quantize(consumer[0]):
+        if consumer and self._is_activation(consumer[0]) and self._may_quantize(consumer[0]):
             return replace(pattern, activation=consumer[0].name, output=Edge(consumer[0].name))
         return pattern
 
@@ -246,16 +234,16 @@ class _Annotation:
         needed = {edge for pattern in patterns for edge in pattern.inputs}
         pass_through: dict[str, tuple[Edge, ...]] = {}
         for node in reversed(self.nodes):
-            if node.op not in PASS_THROUGH_OPS or node.name in inside or not self._may_quantize(node):
+            if node.op not in self.roles.pass_through_ops or node.name in inside or not self._may_quantize(node):
                 continue
-            inputs = self._pass_through_inputs(node)
+            inputs = self.roles.pass_through_inputs(self.graph, node, self.shapes)
             if not inputs:
                 self.reasons[node.name] = "the attributes or inputs have no int8 form"
             elif Edge(node.name) not in needed:
                 self.reasons[node.name] = "no quantized consumer"
-            elif node.op in AVERAGE_OPS and self.scheme.float_global_pools and self._is_global(node):
+            elif self._is_average(node) and self.scheme.float_global_pools and self._is_global(node):
                 self.reasons[node.name] = "a global average costs little, and int8 would reduce its precision"
-            elif node.op in FUSED_ACTIVATION_OPS and not self._is_quantizable(inputs[0], inside):
+            elif self._is_activation(node) and not self._is_quantizable(inputs[0], inside):
                 self.reasons[node.name] = "the input is float"
             elif reason := self._missing_kernel(node):
                 self.reasons[node.name] = reason
@@ -270,24 +258,16 @@ class _Annotation:
         Otherwise the activation is computed in float, and its output is quantized: half of the
         quantized values would stand for negative numbers.
         """
-        return edge.node in inside or self.graph[edge.node].op in PASS_THROUGH_OPS
+        return edge.node in inside or self.graph[edge.node].op in self.roles.pass_through_ops
 
-    def _pass_through_inputs(self, node: Node) -> tuple[Edge, ...]:
-        """Return the data inputs of a pass-through node; empty if its form is not supported."""
-        if node.attrs.get("T", DType.FLOAT) is not DType.FLOAT:
-            return ()
-        if node.attrs.get("data_format", b"NHWC") != b"NHWC":
-            return ()
-        if node.op in CONCAT_OPS:
-            inputs = node.inputs[1:] if node.op == "Concat" else node.inputs[:-1]
-            return () if any(self.graph.constant_of(edge) for edge in inputs) else inputs
-        if node.op == "Mean" and not self._is_spatial_mean(node):
-            return ()
-        return node.inputs[:1]
+    def _is_activation(self, node: Node) -> bool:
+        return node.op in self.roles.activation_ops and self.roles.is_activation(self.graph, node)
+
+    def _is_average(self, node: Node) -> bool:
+        return node.op in self.roles.average_ops
 
     def _is_global(self, node: Node) -> bool:
-        dims = self.shapes[Edge(node.name)].dims if Edge(node.name) in self.shapes else None
-        return node.op == "Mean" or (dims is not None and dims[1:3] == (1, 1))
+        return self.roles.is_global(node, self.shapes)
 
     def _is_averaged(self, edge: Edge) -> bool:
         """Return True if all consumers are global averages, of the edge or of its concatenation."""
@@ -297,20 +277,10 @@ class _Annotation:
             and edge.node not in self.graph.endpoint_names
             and all(
                 self._is_averaged(Edge(node.name))
-                if node.op in CONCAT_OPS
-                else node.op in AVERAGE_OPS and self._is_global(node)
+                if node.op in self.roles.concat_ops
+                else self._is_average(node) and self._is_global(node)
                 for node in consumers
             )
-        )
-
-    def _is_spatial_mean(self, node: Node) -> bool:
-        axes = self.graph.constant_of(node.inputs[1])
-        shape = self.shapes.get(node.inputs[0])
-        return (
-            axes is not None
-            and shape is not None
-            and shape.rank == 4
-            and sorted(int(axis) % 4 for axis in axes.array.reshape(-1)) == [1, 2]
         )
 
     # Edges
@@ -355,16 +325,16 @@ class _Annotation:
         return tuple(frozenset(group) for group in groups.values() if len(group) > 1)
 
     def _shares_range(self, node: Node) -> bool:
-        if node.op in CONCAT_OPS:
+        if node.op in self.roles.concat_ops:
             return self.scheme.share_concat_ranges
-        if node.op in AVERAGE_OPS:
+        if self._is_average(node):
             return self.scheme.share_pool_ranges and not self._is_clamped(Edge(node.name))
-        return node.op not in FUSED_ACTIVATION_OPS or self._is_clamped(node.inputs[0])
+        return not self._is_activation(node) or self._is_clamped(node.inputs[0])
 
     def _is_clamped(self, edge: Edge) -> bool:
         """Return True if an activation is the only consumer: the edge takes the activation's range."""
         consumer = self._sole_consumer(edge)
-        return consumer is not None and consumer[0].op in FUSED_ACTIVATION_OPS
+        return consumer is not None and self._is_activation(consumer[0])
 
     def _specs(self, activations: list[Edge], groups: tuple[frozenset[Edge], ...]) -> dict[Edge, Spec]:
         signed = self.scheme.signed_activations
@@ -380,8 +350,10 @@ class _Annotation:
         """Return the edges that never have negative values."""
         edges: set[Edge] = set()
         for node in self.nodes:
-            inputs = self._pass_through_inputs(node) if node.op in PASS_THROUGH_OPS else ()
-            if node.op in FUSED_ACTIVATION_OPS | {"Sigmoid", "Softmax"} or (inputs and edges.issuperset(inputs)):
+            is_pass_through = node.op in self.roles.pass_through_ops
+            inputs = self.roles.pass_through_inputs(self.graph, node, self.shapes) if is_pass_through else ()
+            is_nonnegative = self._is_activation(node) or node.op in self.roles.nonnegative_ops
+            if is_nonnegative or (inputs and edges.issuperset(inputs)):
                 edges.add(Edge(node.name))
         return edges
 
@@ -395,7 +367,7 @@ class _Annotation:
         group_of = {edge: group for group in groups for edge in group}
         implied = set()
         for name, inputs in pass_through.items():
-            if self.graph[name].op in FUSED_ACTIVATION_OPS:
+            if self._is_activation(self.graph[name]):
                 implied |= {inputs[0]} if self._is_clamped(inputs[0]) else set()
             elif group_of.get(Edge(name), frozenset()).issuperset(inputs):
                 implied.add(Edge(name))
@@ -404,22 +376,20 @@ class _Annotation:
     # Constants and float fallbacks
 
     def _weights_spec(self, layer: Node) -> Spec:
-        facts = find_layer(layer)
+        facts = self.roles.find_layer(self.graph, layer)
         spec = self.scheme.weights
         return replace(spec, axes=facts.weights_axes) if facts and spec.per_channel else spec
 
     def _float_fallbacks(self, inside: set[str], pass_through: Mapping[str, tuple[Edge, ...]]) -> dict[str, str]:
         return {
-            node.name: self.reasons.get(node.name) or FLOAT_REASONS.get(node.op) or f"{node.op} has no int8 form"
+            node.name: self.reasons.get(node.name)
+            or self.roles.float_reasons.get(node.op)
+            or f"{node.op} has no int8 form"
             for node in self._computing_nodes()
             if node.name not in inside and node.name not in pass_through
         }
 
     def _computing_nodes(self) -> Iterator[Node]:
         for node in self.nodes:
-            if node.op not in _SOURCES and node.name not in self.graph.input_names:
+            if node.op not in self.roles.source_ops and node.name not in self.graph.input_names:
                 yield node
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -20,7 +20,7 @@ from quantkit.errors import InputError
 from quantkit.formats.documents import read_json
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
-from quantkit.ops.semantics import FUSED_ACTIVATION_OPS
+from quantkit.ops.roles import find_roles
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.spec import Spec
@@ -131,11 +131,12 @@ class Plan:
 
     def nonnegative_edges(self, graph: Graph) -> frozenset[Edge]:
         """Return the edges of the float graph without negative values: Relu outputs, also after pass-through nodes."""
+        roles = find_roles(graph)
         edges: set[Edge] = set()
         for name in graph.order:
             node = graph[name]
             inputs = [edge for edge in node.inputs if graph.constant_of(edge) is None]
-            if node.op in FUSED_ACTIVATION_OPS or (name in self.pass_through and edges.issuperset(inputs)):
+            if roles.is_activation(graph, node) or (name in self.pass_through and edges.issuperset(inputs)):
                 edges.add(Edge(name))
         return frozenset(edges)
 

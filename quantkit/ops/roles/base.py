@@ -1,0 +1,66 @@
+"""Contract of the roles of one dialect."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import Shape
+from quantkit.ops.layers import Layer
+
+
+class Roles(ABC):
+    """Roles of the op types of one dialect, and the facts about a node that its role needs.
+
+    Attributes:
+        weights_ops: layers whose weights can be stored in int8.
+        layer_ops: layers of fused patterns; their weights are input `WEIGHTS_INDEX`.
+        bias_ops: ops that can add a constant per channel to a layer.
+        sum_ops: ops that can add a residual to a layer.
+        concat_ops: concatenations.
+        average_ops: average pools and means.
+        pass_through_ops: ops that compute on quantized values without weights.
+        activation_ops: op types of `is_activation`; their outputs are never negative.
+        nonnegative_ops: other op types whose outputs are never negative.
+        source_ops: constants, inputs and other ops without computation.
+        float_reasons: reasons why op types stay float.
+    """
+
+    weights_ops: frozenset[str]
+    layer_ops: frozenset[str]
+    bias_ops: frozenset[str]
+    sum_ops: frozenset[str]
+    concat_ops: frozenset[str]
+    average_ops: frozenset[str]
+    pass_through_ops: frozenset[str]
+    activation_ops: frozenset[str]
+    nonnegative_ops: frozenset[str]
+    source_ops: frozenset[str]
+    float_reasons: Mapping[str, str]
+
+    @abstractmethod
+    def find_layer(self, graph: Graph, layer: Node) -> Layer | None:
+        """Return the channel axes of a layer with constant weights; None if they are not known."""
+
+    @abstractmethod
+    def layer_objection(self, graph: Graph, layer: Node) -> str:
+        """Return why a layer has no int8 form, apart from its weights, or an empty string."""
+
+    @abstractmethod
+    def input_objection(self, graph: Graph, layer: Node) -> str:
+        """Return why the input of a layer with quantizable weights cannot be quantized, or an empty string."""
+
+    @abstractmethod
+    def sum_objection(self, shapes: tuple[Shape | None, Shape | None]) -> str:
+        """Return why two summands of these shapes cannot be added in int8, or an empty string."""
+
+    @abstractmethod
+    def is_activation(self, graph: Graph, node: Node) -> bool:
+        """Return whether the kernel of a layer can compute a node."""
+
+    @abstractmethod
+    def pass_through_inputs(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> tuple[Edge, ...]:
+        """Return the data inputs of a pass-through node; empty if its form is not supported."""
+
+    @abstractmethod
+    def is_global(self, average: Node, shapes: Mapping[Edge, Shape]) -> bool:
+        """Return whether an average reduces all positions to one."""

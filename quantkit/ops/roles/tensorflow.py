@@ -1,0 +1,86 @@
+"""Roles of TensorFlow ops."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import DType, Shape
+from quantkit.ops.layers import LAYER_OPS, Layer, find_layer
+from quantkit.ops.roles.base import Roles
+from quantkit.ops.semantics import (
+    ADD_OPS,
+    AVERAGE_OPS,
+    CONCAT_OPS,
+    FLOAT_REASONS,
+    FUSED_ACTIVATION_OPS,
+    PASS_THROUGH_OPS,
+    PATTERN_LAYER_OPS,
+)
+
+
+class TensorFlowRoles(Roles):
+    """Roles of TensorFlow ops; images have the layout NHWC."""
+
+    weights_ops = LAYER_OPS
+    layer_ops = PATTERN_LAYER_OPS
+    bias_ops = ADD_OPS | {"BiasAdd"}
+    sum_ops = ADD_OPS
+    concat_ops = CONCAT_OPS
+    average_ops = AVERAGE_OPS
+    pass_through_ops = PASS_THROUGH_OPS
+    activation_ops = FUSED_ACTIVATION_OPS
+    nonnegative_ops = frozenset({"Sigmoid", "Softmax"})
+    source_ops = frozenset({"Const", "Placeholder", "NoOp"})
+    float_reasons = FLOAT_REASONS
+
+    def find_layer(self, graph: Graph, layer: Node) -> Layer | None:
+        return find_layer(layer)
+
+    def layer_objection(self, graph: Graph, layer: Node) -> str:
+        if layer.attrs.get("T", DType.FLOAT) is not DType.FLOAT:
+            return "the data type is not float"
+        if find_layer(layer) is None or layer.attrs.get("data_format", b"NHWC") != b"NHWC":
+            return f"the data format {_text(layer.attrs.get('data_format'))} is not NHWC"
+        return ""
+
+    def input_objection(self, graph: Graph, layer: Node) -> str:
+        return "the input is transposed" if layer.attrs.get("transpose_a") else ""
+
+    def sum_objection(self, shapes: tuple[Shape | None, Shape | None]) -> str:
+        if None in shapes or shapes[0] != shapes[1]:
+            return "the operands have different or unknown shapes"
+        return ""
+
+    def is_activation(self, graph: Graph, node: Node) -> bool:
+        return node.op in FUSED_ACTIVATION_OPS
+
+    def pass_through_inputs(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> tuple[Edge, ...]:
+        if node.attrs.get("T", DType.FLOAT) is not DType.FLOAT:
+            return ()
+        if node.attrs.get("data_format", b"NHWC") != b"NHWC":
+            return ()
+        if node.op in CONCAT_OPS:
+            inputs = node.inputs[1:] if node.op == "Concat" else node.inputs[:-1]
+            return () if any(graph.constant_of(edge) for edge in inputs) else inputs
+        if node.op == "Mean" and not _is_spatial_mean(graph, node, shapes):
+            return ()
+        return node.inputs[:1]
+
+    def is_global(self, average: Node, shapes: Mapping[Edge, Shape]) -> bool:
+        dims = shapes[Edge(average.name)].dims if Edge(average.name) in shapes else None
+        return average.op == "Mean" or (dims is not None and dims[1:3] == (1, 1))
+
+
+def _is_spatial_mean(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> bool:
+    axes = graph.constant_of(node.inputs[1])
+    shape = shapes.get(node.inputs[0])
+    return (
+        axes is not None
+        and shape is not None
+        and shape.rank == 4
+        and sorted(int(axis) % 4 for axis in axes.array.reshape(-1)) == [1, 2]
+    )
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
