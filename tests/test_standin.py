@@ -1,6 +1,7 @@
 """The main job on the real graph: the stand-in of the 2015 Inception v3, node for node the release."""
 
 import json
+import shlex
 import subprocess
 import sys
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -136,3 +137,19 @@ def test_fetched_then_classified(
     best = image["predictions"][0]
     assert best["label"].startswith("giant panda")
     assert best["score"] == pytest.approx(0.9506, abs=2e-3)
+
+
+@pytest.mark.engine
+def test_the_bare_file_has_one_input_for_every_command(
+    standin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file names no input: its card does, and the command that summarize advises succeeds with a check."""
+    pytest.importorskip("tensorflow", reason="pip install tensorflow")
+    model = str(standin / "classify_image_graph_def.pb")
+    assert main(["summarize", model, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [(entry["name"], entry["shape"]) for entry in document["inputs"]] == [("Mul", [1, 299, 299, 3])]
+    command = document["next_step"].partition(": ")[0].replace("OUT", str(tmp_path / "folded"))
+    assert main([*shlex.split(command)[1:], "--verify"]) == 0
+    folded = load(tmp_path / "folded.pb")
+    assert [folded[edge.node].op for edge in folded.inputs] == ["Placeholder"]

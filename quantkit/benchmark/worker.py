@@ -140,9 +140,6 @@ class _Worker:
 def read_model(path: Path, inputs: list[str] | None, outputs: list[str] | None) -> Graph | Path:
     """Return the graph or file that the runtime opens.
 
-    A graph without placeholders, such as the 2015 Inception release, gets the inputs and outputs of the model card
-    whose tensors it contains.
-
     Raises:
         UsageError: the inputs of the graph are unknown.
     """
@@ -151,13 +148,9 @@ def read_model(path: Path, inputs: list[str] | None, outputs: list[str] | None) 
         if inputs or outputs:
             raise UsageError(f"{path.name} defines its inputs and outputs itself", hint="omit --inputs and --outputs")
         return runnable
-    if runnable.inputs:
-        return runnable
-    for card in list_cards():
-        names = [[tensor.name for tensor in tensors] for tensors in (card.inputs, card.outputs)]
-        if all(name in runnable for tensors in names for name in tensors):
-            return runnable.with_endpoints(names[0], outputs or names[1])
-    raise UsageError(f"{path.name} has no placeholder, so that its inputs are unknown", hint="pass --inputs NODE")
+    if not runnable.inputs:
+        raise UsageError(f"{path.name} has no placeholder, so that its inputs are unknown", hint="pass --inputs NODE")
+    return runnable
 
 
 def find_card_shapes(

@@ -15,7 +15,8 @@ from quantkit.formats import graphdef, onnx, saved_model, wire
 from quantkit.formats.kinds import HEAD_BYTES, KINDS, SUFFIXES, is_text, kind_of, open_file
 from quantkit.formats.temporary import remove_stale
 from quantkit.ir.garbage_collection import garbage_collection_paused
-from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import Shape
 from quantkit.ops.tensorflow.signatures import num_outputs
 
 Endpoints = Iterable[Edge | str] | None
@@ -129,16 +130,24 @@ def _resolve(graph: Graph, endpoints: Endpoints) -> Endpoints:
 def infer_endpoints(graph: Graph) -> Graph:
     """Return the graph with missing inputs and outputs inferred: placeholders, and nodes without other consumers.
 
+    Placeholders with a default are inputs only of a graph without other placeholders; scalars, such as the flag of
+    the training mode, keep their default.
+
     Raises:
         GraphError: every node has a consumer, because the nodes form a cycle.
     """
     inputs = graph.inputs or [name for name, node in graph.nodes.items() if node.op == "Placeholder"]
+    inputs = inputs or [name for name, node in graph.nodes.items() if _is_optional_input(node)]
     outputs = graph.outputs or [
         name for name, node in graph.nodes.items() if node.op not in NOT_OUTPUTS and _is_sink(graph, name)
     ]
     if not outputs:
         _ = graph.order  # rejects a cycle, which has no end that could be an output
     return graph.with_endpoints(inputs, outputs)
+
+
+def _is_optional_input(node: Node) -> bool:
+    return node.op == "PlaceholderWithDefault" and node.attrs.get("shape") != Shape(())
 
 
 def _is_sink(graph: Graph, name: str) -> bool:

@@ -1,19 +1,55 @@
-"""Endpoints of image classifiers: the input that takes images and the output with the class scores.
+"""Endpoints of a graph: those of its model card, else its placeholders and nodes without consumers.
 
-A card names them. In any other graph they are the first placeholder that takes images and the only
-edge without consumers.
+An image classifier has one input that takes images and one output with the class scores. A card
+names them. In any other graph they are the first input that takes images and the only output.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
+from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.zoo import ModelCard
+
+PLACEHOLDER_OPS = frozenset({"Placeholder", "PlaceholderWithDefault"})
+
+
+def find_endpoints(graph: Graph, cards: Iterable[ModelCard]) -> Graph:
+    """Return the graph with inputs; a graph without placeholders gets the endpoints of its card.
+
+    The release of Inception v3 of 2015, for example, decodes an image that is a constant. The graph
+    is returned unchanged if it has inputs, or if the endpoints of no card or of several cards fit.
+    """
+    if graph.inputs:
+        return graph
+    fitting = {endpoints for card in cards if _fits(graph, endpoints := _card_endpoints(card), card.num_classes)}
+    if len(fitting) != 1:
+        return graph
+    ((inputs, outputs),) = fitting
+    return graph.with_endpoints(inputs, graph.outputs or outputs)
+
+
+def _card_endpoints(card: ModelCard) -> tuple[tuple[Edge, ...], tuple[Edge, ...]]:
+    """Return the inputs and outputs of a card."""
+    inputs, outputs = (tuple(Edge.parse(tensor.name) for tensor in tensors) for tensors in (card.inputs, card.outputs))
+    return inputs, outputs
+
+
+def _fits(graph: Graph, endpoints: tuple[tuple[Edge, ...], tuple[Edge, ...]], num_classes: int) -> bool:
+    """Return True if the endpoints are nodes of the graph, and the inputs fill the outputs."""
+    inputs, outputs = endpoints
+    if any(edge.node not in graph for edge in (*inputs, *outputs)):
+        return False
+    dims = infer_shapes(graph).get(outputs[0], UNKNOWN).dims
+    if dims and dims[-1] not in (None, num_classes):
+        return False
+    needed = graph.with_endpoints(inputs, outputs).reachable()
+    return all(edge.node in needed for edge in inputs)
 
 
 def choose_image_endpoints(
-    graph: Graph, card: ModelCard | None, cards: Iterable[ModelCard], input_layer: str = "", output_layer: str = ""
+    graph: Graph, card: ModelCard | None, cards: Sequence[ModelCard], input_layer: str = "", output_layer: str = ""
 ) -> Graph:
     """Return the graph with one input that takes images and one output with the class scores.
 
@@ -28,19 +64,34 @@ def choose_image_endpoints(
         UsageError: a name is not in the graph, the input or output is ambiguous, or the output
             depends on a second input.
     """
+    graph = find_endpoints(graph, cards)
     source = Edge.parse(input_layer) if input_layer else _image_input(graph, card)
     result = Edge.parse(output_layer) if output_layer else _score_output(graph, card, cards)
-    restricted = graph.with_endpoints([source], [result])
-    needed = restricted.reachable()
+    return _require_one_input(graph.with_endpoints([source], [result]))
+
+
+def choose_image_input(graph: Graph, card: ModelCard | None) -> Graph:
+    """Return the graph with its own outputs and the one input that takes images.
+
+    Raises:
+        UsageError: no input takes images, or an output depends on a second input.
+    """
+    return _require_one_input(graph.with_endpoints([_image_input(graph, card)], None))
+
+
+def _require_one_input(graph: Graph) -> Graph:
+    """Return the graph if its outputs depend on no placeholder but its one input."""
+    needed = graph.reachable()
+    source, results = graph.inputs[0], ", ".join(map(str, graph.outputs))
     others = [
         name for name in graph.nodes if name in needed and graph[name].op == "Placeholder" and name != source.node
     ]
     if others:
         raise UsageError(
-            f"output {str(result)!r} depends on {', '.join(others)} and {str(source)!r}: images fill only one input",
+            f"output {results!r} depends on {', '.join(others)} and {str(source)!r}: images fill only one input",
             hint="fold the other inputs into constants, or give an array for each input, by input name",
         )
-    return restricted
+    return graph
 
 
 def takes_encoded_images(graph: Graph) -> bool:
@@ -51,11 +102,12 @@ def takes_encoded_images(graph: Graph) -> bool:
 def _image_input(graph: Graph, card: ModelCard | None) -> Edge:
     if card is not None:
         return Edge.parse(card.inputs[0].name)
+    # An input in the middle of the graph is the choice of the caller, or that of a card.
+    if len(graph.inputs) == 1 and graph[graph.inputs[0].node].op not in PLACEHOLDER_OPS:
+        return graph.inputs[0]
     matches = [name for name, node in graph.nodes.items() if _is_image_placeholder(node)]
     if matches:
         return Edge(matches[0])
-    if "Mul" in graph and "DecodeJpeg" in graph:
-        return Edge("Mul")
     others = [name for name, node in graph.nodes.items() if node.op == "Placeholder"]
     raise UsageError(
         "no placeholder of the graph takes images" + (f" ({', '.join(others[:5])} do not)" if others else ""),
@@ -81,7 +133,7 @@ def _score_output(graph: Graph, card: ModelCard | None, cards: Iterable[ModelCar
 
 
 def _is_image_placeholder(node: Node) -> bool:
-    if node.op not in ("Placeholder", "PlaceholderWithDefault"):
+    if node.op not in PLACEHOLDER_OPS:
         return False
     dtype, shape = _dtype(node), node.attrs.get("shape")
     dims = shape.dims if isinstance(shape, Shape) else None

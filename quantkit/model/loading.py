@@ -21,6 +21,7 @@ from quantkit.arguments import (
 )
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.ir.graph import Edge, Graph
+from quantkit.model.endpoints import find_endpoints
 from quantkit.model.importers import EdgeNames, ImportOptions, import_file
 from quantkit.model.importers.objects import import_object
 from quantkit.model.model import Model
@@ -80,7 +81,7 @@ def load(
             downloaded on first use, a `Model`, a `Graph`, a GraphDef or an ONNX ModelProto, as a
             message or serialized, a Keras model, or a TensorFlow function.
         inputs: names of the inputs in the graph or the signature; if None those of the card or the
-            signature, else the placeholders.
+            signature, else the placeholders, else those of the card whose tensors the graph has.
         outputs: names of the outputs, likewise; if None those of the card or the signature, else
             the edges without consumers.
         signature: name of a SavedModel's signature; if None ``serving_default``, or the only one.
@@ -126,7 +127,7 @@ def load(
     if isinstance(model, Model):
         return model.with_endpoints(options.inputs, options.outputs)
     graph = complete_types(model) if isinstance(model, Graph) else import_object(model)
-    return Model("graph", graph.with_endpoints(options.inputs, options.outputs))
+    return Model("graph", find_endpoints(graph.with_endpoints(options.inputs, options.outputs), list_cards()))
 
 
 def _from_file(name: str, path: Path, card: ModelCard | None, options: ImportOptions) -> Model:
@@ -136,7 +137,8 @@ def _from_file(name: str, path: Path, card: ModelCard | None, options: ImportOpt
     runnable, signature = import_file(path, options)
     if isinstance(runnable, Path):
         return Model(name, runnable, path, card, inputs=options.inputs, outputs=options.outputs)
-    return Model(name, runnable, path, card, is_random(runnable), signature=signature)
+    graph = find_endpoints(runnable, list_cards())
+    return Model(name, graph, path, card, is_random(graph), signature=signature)
 
 
 def _random(name: str, card: ModelCard | None, options: ImportOptions, seed: int) -> Model:

@@ -88,8 +88,8 @@ def infer(graph: Graph, known_shapes: Mapping[Edge, Shape] | None = None) -> Inf
         if rule is None:
             continue
         slot = SHAPE_INPUTS.get(node.op)
-        stated = None if slot is None or slot in constants else sizes.get(node.inputs[slot])
         try:
+            stated = None if slot is None or slot in constants else sizes.get(node.inputs[slot])
             output_shapes = rule(node, input_shapes, constants) if stated is None else [size_inference.as_shape(stated)]
         except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError, QuantkitError):
             continue  # the node is invalid: the runtime reports that with more detail

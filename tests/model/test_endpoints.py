@@ -1,11 +1,16 @@
 """Endpoints of image classifiers."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from quantkit.errors import UsageError
+from quantkit.formats import infer_endpoints, save
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
-from quantkit.model.endpoints import choose_image_endpoints, takes_encoded_images
+from quantkit.model import load
+from quantkit.model.endpoints import choose_image_endpoints, find_endpoints, takes_encoded_images
 from quantkit.zoo import find_card, list_cards
 
 RELEASE, SLIM = (find_card(name) for name in ("inception_v3", "inception_v3_2016"))
@@ -37,6 +42,35 @@ RELEASE_LIKE = Graph.of(
 
 def test_input_of_the_release_is_mul() -> None:
     assert endpoints(RELEASE_LIKE) == endpoints(RELEASE_LIKE, card=RELEASE) == ("Mul", "softmax")
+
+
+def test_a_loaded_graph_without_placeholders_has_the_endpoints_of_its_card(tmp_path: Path) -> None:
+    """All commands load models in this way: decoded images are the input for every one of them."""
+    loaded = load(RELEASE_LIKE.with_(outputs=(Edge("softmax"),)))
+    save(RELEASE_LIKE, tmp_path / "release.pb")
+    for model in (loaded, load(tmp_path / "release.pb")):
+        assert tuple(map(str, model.graph.inputs)) == ("Mul",)
+        assert Edge("softmax") in model.graph.outputs
+    pixels = load(tmp_path / "release.pb", inputs=["DecodeJpeg"])
+    assert tuple(map(str, pixels.graph.inputs)) == ("DecodeJpeg",)
+
+
+def test_a_graph_with_other_classes_or_unconnected_nodes_does_not_match_a_card() -> None:
+    logits = constant("logits", np.zeros((1, 7), np.float32))
+    graph = Graph.of([logits, node("Mul", "Mul", "logits", "logits"), node("softmax", "Softmax", "Mul")])
+    assert not find_endpoints(graph, list_cards()).inputs
+    unrelated = Graph.of([logits, node("Mul", "Mul", "logits"), node("softmax", "Softmax", "logits")])
+    assert not find_endpoints(unrelated, list_cards()).inputs
+
+
+def test_placeholders_with_a_default_are_inputs_only_without_others() -> None:
+    training = Node("training", "PlaceholderWithDefault", (Edge("no"),), attrs={"shape": Shape(())})
+    image = Node("image", "PlaceholderWithDefault", (Edge("zeros"),), attrs={"shape": Shape((None, 8, 8, 3))})
+    constants = [constant("no", False), constant("zeros", np.zeros((1, 8, 8, 3), np.float32))]
+    graph = Graph.of([*constants, training, image, node("out", "Switch", "image", "training")])
+    assert tuple(map(str, infer_endpoints(graph).inputs)) == ("image",)
+    other = Graph.of([*graph.nodes.values(), placeholder("x", (1,)), node("both", "Concat", "x", "out")])
+    assert tuple(map(str, infer_endpoints(other).inputs)) == ("x",)
 
 
 def test_the_choice_of_the_caller_comes_first() -> None:

@@ -143,3 +143,7 @@ def test_unknown_sizes_stay_unknown() -> None:
     assert shapes[Edge("sizes")].sizes == (2,)
     assert shapes[Edge("y")].dims == (None, 4)
     assert shapes[Edge("rank")].sizes == ()
+
+
+def test_a_node_without_its_inputs_has_no_shape() -> None:
+    assert Edge("y") not in infer_shapes(from_text("x = Placeholder[2x3]()\ny = Reshape(x)"))

@@ -215,3 +215,18 @@ def test_dynamic_sizes_become_those_of_the_data(
     ]
     assert main([*command, "--input-width", "16", "--input-height", "12"]) == 0
     assert "input 'x' has no fixed size: it is quantized for ?x12x16x3" in capsys.readouterr().err
+
+
+def test_all_outputs_are_kept_in_addition_to_class_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The image input is found among the placeholders; the outputs stay those of the file."""
+    network = Network(image=(None, 8, 8, 3))
+    weights = network.const("weights", 8, 8, 3, 6)
+    hidden = network.add("hidden", "Conv2D", "image", weights, strides=(1, 1, 1, 1), padding=b"VALID")
+    sizes = Node("sizes", "Const", attrs=constant("sizes", np.array([-1, 6], np.int32)).attrs)
+    network.nodes.append(sizes)
+    flat = network.add("flat", "Reshape", hidden, "sizes")
+    outputs = [network.dense("classes", flat, 6, 4, "Softmax"), network.dense("boxes", flat, 6, 4, "Identity")]
+    source = network.save(tmp_path / "two.pb", *outputs)
+    np.save(tmp_path / "images.npy", RANDOM.normal(size=(8, 8, 8, 3)).astype(np.float32))
+    _, output = quantize(source, "onnx", tmp_path / "images.npy", capsys)
+    assert [str(edge) for edge in qk.load(output).graph.outputs] == outputs

@@ -15,7 +15,7 @@ from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model import Model, as_model
-from quantkit.model.endpoints import choose_image_endpoints
+from quantkit.model.endpoints import choose_image_endpoints, choose_image_input
 from quantkit.ops.semantics import is_quantized
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.quantization import Scheme, prepare
@@ -27,7 +27,7 @@ from quantkit.recipes.named import find_recipe
 from quantkit.runtimes.session import TensorInfo
 from quantkit.transforms.plugins import find_transform
 from quantkit.transforms.registry import REGISTRY
-from quantkit.zoo import list_cards
+from quantkit.zoo import ModelCard, list_cards
 
 FOLDING = frozenset({"fold_batch_norms", "fold_old_batch_norms"})
 
@@ -73,14 +73,23 @@ def prepare_float_graph(model: Model, options: Options, scheme: Scheme, data: Da
 
 
 def _recognize(model: Model, graph: Graph, options: Options) -> tuple[Model, Graph]:
-    """Return the model with the card that its graph matches, and the graph between image input and scores."""
+    """Return the model with the card that its graph matches, and the graph with the inputs that data must fill."""
     if not options.inputs and not options.outputs:
-        with suppress(UsageError):  # not an image model: the graph's own inputs and outputs are used
-            graph = choose_image_endpoints(graph, model.card, list_cards())
+        graph = _restrict(graph, model.card)
     if model.card is not None or len(graph.inputs) != 1 or not graph.outputs:
         return model, graph
     source, result = _tensor_infos(graph, graph.inputs[0], graph.outputs[0])
     return replace(model, card=find_origin(source, result, list_cards())), graph
+
+
+def _restrict(graph: Graph, card: ModelCard | None) -> Graph:
+    """Return the graph with one image input and all outputs, else one output; else with its own inputs and outputs."""
+    if card is None:
+        with suppress(UsageError):
+            return choose_image_input(graph, card)
+    with suppress(UsageError):
+        return choose_image_endpoints(graph, card, list_cards())
+    return graph
 
 
 def _fix_sizes(model: Model, graph: Graph, options: Options, data: Dataset | None) -> Graph:
