@@ -12,7 +12,7 @@ from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape, Tensor
 from quantkit.ops import size_inference
-from quantkit.ops.onnx import shapes as onnx_shapes
+from quantkit.ops.onnx import inference as onnx_inference
 from quantkit.ops.shape_rules import UNKNOWN as UNKNOWN
 from quantkit.ops.size_evaluation import SIZE_OPS, shape_value
 from quantkit.ops.size_inference import Sizes
@@ -60,16 +60,15 @@ def infer(graph: Graph, known_shapes: Mapping[Edge, Shape] | None = None) -> Inf
     Raises:
         GraphError: the nodes form a cycle.
     """
+    if graph.dialect == "onnx":
+        return Inference(*onnx_inference.infer(graph, known_shapes))
     shapes: dict[Edge, Shape] = dict(known_shapes or {})
     sizes: dict[Edge, Sizes] = {}
     values: dict[Edge, Tensor] = {}
-    rules, size_ops = (
-        (onnx_shapes.RULES, frozenset[str]()) if graph.dialect == "onnx" else (tensorflow_shapes.RULES, COMPUTED_OPS)
-    )
     for name in graph.order:
         node = graph[name]
-        rule = rules.get(node.op)
-        may_have_sizes = node.op in size_ops
+        rule = tensorflow_shapes.RULES.get(node.op)
+        may_have_sizes = node.op in COMPUTED_OPS
         if rule is None and not may_have_sizes:
             continue
         input_shapes = [shapes.get(edge, UNKNOWN) for edge in node.inputs]

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from quantkit.formats.onnx import DIALECT
-from quantkit.formats.onnx.schema import NUMBERS
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Array, DType, Tensor
+from quantkit.ops.onnx.types import NUMBERS
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from quantkit.errors import GraphError, InputError, QuantkitError, UsageError
 from quantkit.formats import load, onnx, save
-from quantkit.formats.onnx.schema import DTYPES, message_class
+from quantkit.formats.onnx.schema import message_class
 from quantkit.ir.graph import Edge, Graph, Node, Opaque, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
+from quantkit.ops.onnx.types import DTYPES
 
 
 def info(name: str, *dims: int | str) -> Any:

@@ -15,9 +15,9 @@ from quantkit.convert.tensorflow_to_onnx.translator import (
     is_channels_first,
     transpose_tensor,
 )
-from quantkit.formats.onnx.schema import NUMBERS
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import Tensor
+from quantkit.ops.onnx.types import NUMBERS
 
 UNARY = {
     "Abs": "Abs",

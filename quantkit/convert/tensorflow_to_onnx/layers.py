@@ -15,10 +15,10 @@ from quantkit.convert.tensorflow_to_onnx.translator import (
     is_channels_first,
     transpose_tensor,
 )
-from quantkit.formats.onnx.schema import NUMBERS
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.layers import same_padding
+from quantkit.ops.onnx.types import NUMBERS
 
 
 def _windows(translator: Translator, node: Node, kernel: Sequence[int]) -> dict[str, Attr]:

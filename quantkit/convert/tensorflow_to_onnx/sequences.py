@@ -20,9 +20,9 @@ from quantkit.convert.tensorflow_to_onnx.translator import (
     is_channels_first,
     transpose_tensor,
 )
-from quantkit.formats.onnx.schema import NUMBERS
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import DType, Tensor
+from quantkit.ops.onnx.types import NUMBERS
 
 # End of a slice without limit.
 SLICE_LIMIT = int(np.iinfo(np.int64).max)

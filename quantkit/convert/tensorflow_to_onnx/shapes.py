@@ -14,9 +14,9 @@ from quantkit.convert.tensorflow_to_onnx.translator import (
     converts,
 )
 from quantkit.formats import onnx
-from quantkit.formats.onnx.schema import NUMBERS
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import DType
+from quantkit.ops.onnx.types import NUMBERS
 
 REDUCTIONS = {"Mean": "ReduceMean", "Max": "ReduceMax", "Min": "ReduceMin", "Prod": "ReduceProd"}
 

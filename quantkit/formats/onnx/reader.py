@@ -13,7 +13,6 @@ from quantkit.errors import GraphError, InputError
 from quantkit.formats import wire
 from quantkit.formats.onnx.schema import (
     ATTRIBUTE_TENSOR,
-    DTYPES,
     FLOAT,
     FLOATS,
     INITIALIZER,
@@ -37,6 +36,7 @@ from quantkit.formats.onnx.tensors import SMALL_BYTES, ExternalData, decode_tens
 from quantkit.formats.onnx.values import ABSENT, DIALECT, OUTPUTS, STANDARD_DOMAINS, parse_message, read_info
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Opaque
 from quantkit.ir.tensor import Tensor
+from quantkit.ops.onnx.types import DTYPES
 
 
 def decode(data: wire.Buffer | mmap.mmap, external: ExternalData | None = None) -> Graph:

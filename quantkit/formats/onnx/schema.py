@@ -1,7 +1,6 @@
 """Table of the ONNX messages; see `quantkit.formats.descriptors`."""
 
 from quantkit.formats.descriptors import Schema
-from quantkit.ir.tensor import DType
 
 # Enums are plain integers here, so that values of later versions survive. The original schema is proto2; proto3 does
 # not distinguish a missing field from a zero, which have the same meaning in ONNX.
@@ -30,28 +29,6 @@ TensorTypeProto: elem_type 1 int32, shape 2 TensorShapeProto
 TensorShapeProto: dim 1 *DimensionProto
 DimensionProto: dim_value 1 ?int64, dim_param 2 ?string, denotation 3 string
 """
-
-DTYPES = {
-    1: DType.FLOAT,
-    2: DType.UINT8,
-    3: DType.INT8,
-    4: DType.UINT16,
-    5: DType.INT16,
-    6: DType.INT32,
-    7: DType.INT64,
-    8: DType.STRING,
-    9: DType.BOOL,
-    10: DType.HALF,
-    11: DType.DOUBLE,
-    12: DType.UINT32,
-    13: DType.UINT64,
-    14: DType.COMPLEX64,
-    15: DType.COMPLEX128,
-    16: DType.BFLOAT16,
-    17: DType.FLOAT8_E4M3FN,
-    19: DType.FLOAT8_E5M2,
-}
-NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
 SCHEMA = Schema("onnx", _MESSAGES)
 message_class = SCHEMA.message_class

@@ -10,8 +10,9 @@ import numpy as np
 
 from quantkit.errors import GraphError, InputError
 from quantkit.formats import wire
-from quantkit.formats.onnx.schema import DTYPES, NUMBERS, RAW_DATA, message_class
+from quantkit.formats.onnx.schema import RAW_DATA, message_class
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
+from quantkit.ops.onnx.types import DTYPES, NUMBERS
 
 # Messages up to this size in bytes are parsed as one; the content of larger tensors stays in the file.
 SMALL_BYTES = 2048

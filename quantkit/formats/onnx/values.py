@@ -7,9 +7,10 @@ from google.protobuf.message import DecodeError
 
 from quantkit.errors import InputError
 from quantkit.formats import wire
-from quantkit.formats.onnx.schema import DTYPES, NUMBERS, message_class
+from quantkit.formats.onnx.schema import message_class
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
+from quantkit.ops.onnx.types import DTYPES, NUMBERS
 
 DIALECT = "onnx"
 # Opset of new models: every supported runtime reads it, and it is the oldest with all ops that quantkit writes.

@@ -16,7 +16,6 @@ from quantkit.formats.onnx.schema import (
     MODEL_GRAPH,
     NODE,
     NODE_ATTRIBUTE,
-    NUMBERS,
     OUTPUT,
     STRING,
     STRINGS,
@@ -38,6 +37,7 @@ from quantkit.formats.onnx.values import (
 )
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Opaque
 from quantkit.ir.tensor import DType, Shape, Tensor
+from quantkit.ops.onnx.types import NUMBERS
 
 # Size limit of a protobuf message; larger models have their weights as external data.
 MAX_BYTES = (1 << 31) - 1

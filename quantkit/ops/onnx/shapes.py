@@ -10,6 +10,7 @@ from typing import Any
 
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import Shape, Tensor
+from quantkit.ops.onnx.kernels.movement import slice_of
 from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, Rules, ShapeRule, dims_of
 
 RULES: Rules[ShapeRule] = Rules()
@@ -71,14 +72,28 @@ def _integers(node: Node, name: str, constants: Mapping[int, Tensor], slot: int)
     return [int(value) for value in constants[slot].array.reshape(-1)] if slot in constants else None
 
 
+def _has_unknown(node: Node, constants: Mapping[int, Tensor], slot: int) -> bool:
+    """Return True if an input is present and not constant."""
+    return slot < len(node.inputs) and bool(node.inputs[slot].node) and slot not in constants
+
+
 @RULES.rule(
-    "Identity Relu LeakyRelu PRelu Elu Selu Celu Sigmoid HardSigmoid HardSwish Tanh Softmax LogSoftmax Softplus "
-    "Softsign Gelu Mish Abs Neg Exp Log Sqrt Reciprocal Floor Ceil Round Cast Clip Erf Sign Not LRN BatchNormalization "
-    "InstanceNormalization LayerNormalization GroupNormalization Dropout QuantizeLinear DequantizeLinear Sin Cos "
-    "CumSum IsNaN IsInf LpNormalization"
+    "Identity Relu LeakyRelu ThresholdedRelu Elu Selu Celu Sigmoid HardSigmoid HardSwish Tanh Softmax LogSoftmax "
+    "Hardmax Softplus Softsign Gelu Mish Swish Shrink Abs Neg Exp Log Sqrt Reciprocal Floor Ceil Round Cast CastLike "
+    "Clip Erf Sign Not BitwiseNot Sin Cos Tan Sinh Cosh Asin Acos Atan Asinh Acosh Atanh IsNaN IsInf LRN "
+    "BatchNormalization InstanceNormalization LayerNormalization GroupNormalization RMSNormalization "
+    "MeanVarianceNormalization LpNormalization QuantizeLinear DequantizeLinear CumSum Trilu EyeLike "
+    "Scatter ScatterElements ScatterND ReverseSequence RandomNormalLike RandomUniformLike Bernoulli RotaryEmbedding "
+    "com.microsoft.Gelu com.microsoft.FastGelu com.microsoft.QuickGelu com.microsoft.BiasGelu "
+    "com.microsoft.SkipLayerNormalization com.microsoft.QuantizeLinear com.microsoft.DequantizeLinear"
 )
 def _same(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     return shapes[:1]
+
+
+@RULES.rule("Dropout")
+def _dropout(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return [shapes[0], shapes[0]]
 
 
 @RULES.rule("Placeholder")
@@ -98,7 +113,10 @@ def _constant(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tenso
     return [SCALAR if {"value_float", "value_int", "value_string"} & node.attrs.keys() else UNKNOWN]
 
 
-@RULES.rule("Add Sub Mul Div Pow Max Min Mean Sum Mod And Or Xor Greater GreaterOrEqual Less LessOrEqual Equal Where")
+@RULES.rule(
+    "Add Sub Mul Div Pow Max Min Mean Sum Mod And Or Xor Greater GreaterOrEqual Less LessOrEqual Equal Where PRelu "
+    "BitShift BitwiseAnd BitwiseOr BitwiseXor"
+)
 def _broadcast(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims: Dims = ()
     for shape in shapes:
@@ -126,8 +144,12 @@ def _windows(node: Node, dims: Dims, kernel: Sequence[int]) -> list[int | None]:
             counts.append(-(-size // strides[axis]))
         else:
             padded = size if automatic == b"VALID" else size + pads[axis] + pads[axis + count]
-            last = padded - span
-            counts.append((-(-last // strides[axis]) if attrs.get("ceil_mode") else last // strides[axis]) + 1)
+            count_of_axis = (padded - span) // strides[axis] + 1
+            if attrs.get("ceil_mode") and (padded - span) % strides[axis]:
+                # A window that begins in the padding at the end does not count.
+                begin = 0 if automatic == b"VALID" else pads[axis]
+                count_of_axis += count_of_axis * strides[axis] < size + begin
+            counts.append(count_of_axis)
     return counts
 
 
@@ -164,7 +186,7 @@ def _conv_transpose(node: Node, shapes: Sequence[Shape], constants: Mapping[int,
 def _pool(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     kernel: Any = node.attrs["kernel_shape"]
     dims = dims_of(shapes[0])
-    return [Shape((*dims[:2], *_windows(node, dims, kernel)))]
+    return [Shape((*dims[:2], *_windows(node, dims, kernel)))] * 2
 
 
 @RULES.rule("GlobalAveragePool GlobalMaxPool GlobalLpPool")
@@ -179,13 +201,16 @@ def _gemm(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) 
     return [Shape((first[1 if node.attrs.get("transA") else 0], second[0 if node.attrs.get("transB") else 1]))]
 
 
-@RULES.rule("MatMul MatMulInteger QLinearMatMul")
+@RULES.rule("MatMul MatMulInteger QLinearMatMul com.microsoft.FusedMatMul")
 def _matmul(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     first, second = dims_of(shapes[0]), dims_of(shapes[3 if node.op == "QLinearMatMul" else 1])
-    if len(first) < 2 or len(second) < 2:
-        return [UNKNOWN]
+    if node.attrs.get("transA"):
+        first = (*first[:-2], *first[:-3:-1])
+    if node.attrs.get("transB"):
+        second = (*second[:-2], *second[:-3:-1])
+    rows, columns = first[-2:-1], second[-1:] if len(second) > 1 else ()
     (batch_shape,) = _broadcast(node, [Shape(first[:-2]), Shape(second[:-2])], {})
-    return [Shape((*dims_of(batch_shape), first[-2], second[-1]))]
+    return [Shape((*dims_of(batch_shape), *rows, *columns))]
 
 
 @RULES.rule("Concat")
@@ -233,6 +258,8 @@ def _transpose(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tens
 @RULES.rule("Squeeze")
 def _squeeze(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims = dims_of(shapes[0])
+    if _has_unknown(node, constants, 1):
+        return [UNKNOWN]
     values = _integers(node, "axes", constants, 1)
     if values is None:
         values = [axis for axis, size in enumerate(dims) if size == 1]
@@ -242,16 +269,25 @@ def _squeeze(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor
 
 @RULES.rule("Unsqueeze")
 def _unsqueeze(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    if _has_unknown(node, constants, 1):
+        return [UNKNOWN]
     values = _integers(node, "axes", constants, 1) or []
     rank = len(dims_of(shapes[0])) + len(values)
     axes, rest = {axis % rank for axis in values}, iter(dims_of(shapes[0]))
     return [Shape(tuple(1 if axis in axes else next(rest) for axis in range(rank)))]
 
 
-@RULES.rule("ReduceMean ReduceSum ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSumExp")
+@RULES.rule(
+    "ReduceMean ReduceSum ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp"
+)
 def _reduction(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims = dims_of(shapes[0])
     values = _integers(node, "axes", constants, 1)
+    if _has_unknown(node, constants, 1):
+        return [Shape((None,) * len(dims)) if node.attrs.get("keepdims", 1) else UNKNOWN]
+    if not values and node.attrs.get("noop_with_empty_axes"):
+        return shapes[:1]
+    values = values or None
     axes = {axis % len(dims) for axis in (range(len(dims)) if values is None else values)}
     if node.attrs.get("keepdims", 1):
         return [Shape(tuple(1 if axis in axes else size for axis, size in enumerate(dims)))]
@@ -274,11 +310,14 @@ def _split(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor])
     axis: Any = node.attrs.get("axis", 0)
     parts = _integers(node, "split", constants, 1)
     names: Any = node.attrs.get("_outputs", (b"",))
+    if _has_unknown(node, constants, 1):
+        return [Shape((*dims[:axis], None, *dims[axis % len(dims) + 1 :]))] * len(names)
     if parts is None:
         size = dims[axis]
         parts_or_none: list[int | None] = [None if size is None else -(-size // len(names))] * len(names)
         if size is not None and size % len(names):
-            parts_or_none = [None] * len(names)
+            width = -(-size // len(names))  # the last part is smaller
+            parts_or_none = [min(width, size - width * index) for index in range(len(names))]
         return [Shape((*dims[:axis], part, *dims[axis % len(dims) + 1 :])) for part in parts_or_none]
     return [Shape((*dims[:axis], part, *dims[axis % len(dims) + 1 :])) for part in parts]
 
@@ -300,8 +339,193 @@ def _shape(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor])
 @RULES.rule("Resize Upsample")
 def _resize(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims = dims_of(shapes[0])
-    if 3 in constants and constants[3].num_elements == len(dims):
-        return [Shape(tuple(int(size) for size in constants[3].array))]
-    scales = constants[1 if node.op == "Upsample" else 2].array
-    pairs = zip(dims, scales, strict=True)
-    return [Shape(tuple(None if size is None else math.floor(size * float(scale)) for size, scale in pairs))]
+    values: Any = node.attrs.get("scales")
+    if values is None:
+        slot = 1 if len(node.inputs) == 2 else 2
+        values = constants[slot].array if slot in constants else ()
+    axes: Any = node.attrs.get("axes") or range(len(dims))
+    if len(values) != len(axes):
+        return [Shape((None,) * len(dims))]
+    sizes = list(dims)
+    for axis, scale in zip(axes, values, strict=True):
+        size = dims[axis]
+        sizes[axis] = None if size is None else math.floor(size * float(scale))
+    return [Shape(tuple(sizes))]
+
+
+@RULES.rule("Slice")
+def _slice(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = list(dims_of(shapes[0]))
+    starts, ends = _integers(node, "starts", constants, 1), _integers(node, "ends", constants, 2)
+    if starts is None or ends is None:
+        axes = _integers(node, "axes", constants, 3)
+        changed = range(len(dims)) if axes is None else axes
+        return [
+            Shape(
+                tuple(
+                    None if axis in {item % len(dims) for item in changed} else size for axis, size in enumerate(dims)
+                )
+            )
+        ]
+    axes = _integers(node, "axes", constants, 3) or list(range(len(starts)))
+    steps = _integers(node, "steps", constants, 4) or [1] * len(starts)
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        size = dims[axis]
+        dims[axis] = None if size is None else len(range(size)[slice_of(start, end, step, size)])
+    return [Shape(tuple(dims))]
+
+
+@RULES.rule("Expand")
+def _expand(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return _broadcast(node, [shapes[0], Shape(tuple(int(size) for size in constants[1].array))], {})
+
+
+@RULES.rule("Tile")
+def _tile(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = dims_of(shapes[0])
+    if 1 not in constants:
+        return [Shape((None,) * len(dims))]
+    pairs = zip(dims, constants[1].array, strict=True)
+    return [Shape(tuple(None if size is None else size * int(count) for size, count in pairs))]
+
+
+@RULES.rule("ConstantOfShape")
+def _constant_of_shape(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    if 0 in constants:
+        return [Shape(tuple(int(size) for size in constants[0].array))]
+    (rank,) = dims_of(shapes[0])
+    return [UNKNOWN if rank is None else Shape((None,) * rank)]
+
+
+@RULES.rule("Range")
+def _range(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    if len(constants) < 3:
+        return [Shape((None,))]
+    start, limit, step = (float(constants[slot].array.reshape(())) for slot in range(3))
+    return [Shape((max(math.ceil((limit - start) / step), 0),))]
+
+
+@RULES.rule("SpaceToDepth DepthToSpace")
+def _space_to_depth(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    n, c, *sides = dims_of(shapes[0])
+    block: Any = node.attrs["blocksize"]
+    if node.op == "SpaceToDepth":
+        sizes = (None if c is None else c * block**2, *(None if size is None else size // block for size in sides))
+    else:
+        sizes = (None if c is None else c // block**2, *(None if size is None else size * block for size in sides))
+    return [Shape((n, *sizes))]
+
+
+@RULES.rule("LSTM GRU RNN")
+def _recurrent(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    first, second, _ = dims_of(shapes[0])
+    size: Any = node.attrs.get("hidden_size", dims_of(shapes[2])[2])
+    directions = 2 if node.attrs.get("direction") == b"bidirectional" else 1
+    if node.attrs.get("layout"):
+        return [Shape((first, second, directions, size)), *[Shape((first, directions, size))] * 2]
+    return [Shape((first, directions, second, size)), *[Shape((directions, second, size))] * 2]
+
+
+@RULES.rule("ArgMax ArgMin")
+def _arg_extreme(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = dims_of(shapes[0])
+    axis: Any = node.attrs.get("axis", 0)
+    axis %= len(dims)
+    return [Shape((*dims[:axis], *((1,) if node.attrs.get("keepdims", 1) else ()), *dims[axis + 1 :]))]
+
+
+@RULES.rule("TopK")
+def _top_k(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = list(dims_of(shapes[0]))
+    axis: Any = node.attrs.get("axis", -1)
+    count: Any = node.attrs.get("k")
+    dims[axis] = int(constants[1].array.reshape(())) if 1 in constants else count
+    return [Shape(tuple(dims))] * 2
+
+
+@RULES.rule("OneHot")
+def _one_hot(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = list(dims_of(shapes[0]))
+    axis: Any = node.attrs.get("axis", -1)
+    dims.insert(axis % (len(dims) + 1), int(constants[1].array.reshape(())) if 1 in constants else None)
+    return [Shape(tuple(dims))]
+
+
+@RULES.rule("NonZero")
+def _non_zero(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return [Shape((len(dims_of(shapes[0])), None))]
+
+
+@RULES.rule("NonMaxSuppression")
+def _non_max_suppression(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return [Shape((None, 3))]
+
+
+@RULES.rule("GatherElements")
+def _gather_elements(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return [shapes[1]]
+
+
+@RULES.rule("GatherND")
+def _gather_nd(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims, indices = dims_of(shapes[0]), dims_of(shapes[1])
+    depth, num_batch = indices[-1], node.attrs.get("batch_dims", 0)
+    if depth is None or not isinstance(num_batch, int):
+        return [UNKNOWN]
+    return [Shape((*indices[:-1], *dims[num_batch + depth :]))]
+
+
+@RULES.rule("Size")
+def _size(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return [SCALAR]
+
+
+@RULES.rule("DynamicQuantizeLinear")
+def _dynamic_quantize(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return [shapes[0], SCALAR, SCALAR]
+
+
+@RULES.rule("RandomNormal RandomUniform")
+def _random(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    sizes: Any = node.attrs["shape"]
+    return [Shape(tuple(sizes))]
+
+
+@RULES.rule("GridSample")
+def _sampling(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return [Shape((*dims_of(shapes[0])[:2], *dims_of(shapes[1])[1:-1]))]
+
+
+@RULES.rule("RoiAlign")
+def _roi_align(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    height: Any = node.attrs.get("output_height", 1)
+    width: Any = node.attrs.get("output_width", 1)
+    return [Shape((dims_of(shapes[1])[0], dims_of(shapes[0])[1], height, width))]
+
+
+@RULES.rule("Attention")
+def _attention(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    query, value = dims_of(shapes[0]), dims_of(shapes[2])
+    if len(query) == 4:
+        return [Shape((*query[:3], value[3]))]
+    heads: Any = node.attrs.get("q_num_heads")
+    value_heads: Any = node.attrs.get("kv_num_heads")
+    return [Shape((*query[:2], None if value[2] is None else value[2] // value_heads * heads))]
+
+
+@RULES.rule("Einsum")
+def _einsum(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    equation: Any = node.attrs["equation"]
+    text = equation.decode().replace(" ", "")
+    inputs, arrow, output = text.partition("->")
+    terms = inputs.split(",")
+    if "." in text:
+        return [UNKNOWN]
+    if not arrow:
+        letters = inputs.replace(",", "")
+        output = "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
+    sizes: dict[str, int | None] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        for letter, size in zip(term, shape.dims or (None,) * len(term), strict=True):
+            sizes[letter] = size if sizes.get(letter, 1) in (None, 1) else sizes[letter]
+    return [Shape(tuple(sizes[letter] for letter in output))]

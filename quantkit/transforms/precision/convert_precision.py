@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 
 from quantkit.errors import GraphError, RecipeError, did_you_mean
-from quantkit.formats.onnx.schema import NUMBERS
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip, free_name
 from quantkit.ir.tensor import Array, DType, Tensor
+from quantkit.ops.onnx.types import NUMBERS
 from quantkit.ops.tensorflow.signatures import op_names
 from quantkit.transforms.precision._half_graphs import convert_to_half
 from quantkit.transforms.registry import transform

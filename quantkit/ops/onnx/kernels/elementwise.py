@@ -1,0 +1,258 @@
+"""Kernels of elementwise ops."""
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from quantkit.ir.tensor import Array, DType
+from quantkit.ops.onnx.kernels.registry import Call, kernel
+from quantkit.ops.onnx.types import DTYPES
+
+# Abramowitz and Stegun 7.1.26 has an error of 1.5e-7 only; math.erf is exact to the last bit of a double.
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    "Abs": np.abs,
+    "Acos": np.arccos,
+    "Acosh": np.arccosh,
+    "Asin": np.arcsin,
+    "Asinh": np.arcsinh,
+    "Atan": np.arctan,
+    "Atanh": np.arctanh,
+    "BitwiseNot": np.invert,
+    "Ceil": np.ceil,
+    "Cos": np.cos,
+    "Cosh": np.cosh,
+    "Erf": lambda x: _erf(x) if x.size else x,
+    "Exp": np.exp,
+    "Floor": np.floor,
+    "Identity": lambda x: x,
+    "IsNaN": np.isnan,
+    "Log": np.log,
+    "Neg": np.negative,
+    "Not": np.logical_not,
+    "Reciprocal": lambda x: 1 / x,
+    "Relu": lambda x: np.maximum(x, x.dtype.type(0)),
+    "Round": np.round,
+    "Sigmoid": lambda x: _sigmoid(x),
+    "Sign": np.sign,
+    "Sin": np.sin,
+    "Sinh": np.sinh,
+    "Softplus": lambda x: np.logaddexp(x, x.dtype.type(0)),
+    "Softsign": lambda x: x / (1 + np.abs(x)),
+    "Sqrt": np.sqrt,
+    "Tan": np.tan,
+    "Tanh": np.tanh,
+    "HardSwish": lambda x: x * np.clip(x / x.dtype.type(6) + x.dtype.type(0.5), 0, 1),
+    "Mish": lambda x: x * np.tanh(np.logaddexp(x, x.dtype.type(0))),
+}
+_BOOLEAN = frozenset({"IsNaN", "Not"})
+
+
+def _sigmoid(x: Array) -> Array:
+    """Return 1 / (1 + exp(-x)) without overflow."""
+    small = np.exp(-np.abs(x))
+    result: Array = np.where(x >= 0, 1, small) / (1 + small)
+    return result
+
+
+@kernel(" ".join(_UNARY))
+def _unary(call: Call) -> Array:
+    x = call.array(0)
+    result = np.asarray(_UNARY[call.node.op](x))
+    return result if call.node.op in _BOOLEAN else result.astype(x.dtype, copy=False)
+
+
+def _divide(a: Array, b: Array) -> Array:
+    """Divide; integers are truncated towards zero.
+
+    Raises:
+        ValueError: an integer is divided by zero.
+    """
+    if a.dtype.kind == "f":
+        return np.asarray(a / b)
+    if not np.all(b):
+        raise ValueError("an integer is divided by zero")
+    quotient = np.abs(a) // np.abs(b)
+    return np.asarray(np.where((a < 0) != (b < 0), -quotient, quotient) if a.dtype.kind == "i" else a // b)
+
+
+def _power(a: Array, b: Array) -> Array:
+    return np.asarray(np.power(a, b) if a.dtype.kind == "f" else np.power(a.astype(np.float64), b))
+
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": np.add,
+    "BitwiseAnd": np.bitwise_and,
+    "BitwiseOr": np.bitwise_or,
+    "BitwiseXor": np.bitwise_xor,
+    "Div": _divide,
+    "Max": np.maximum,
+    "Min": np.minimum,
+    "Mul": np.multiply,
+    "Pow": _power,
+    "PRelu": lambda x, slope: np.where(x < 0, x * slope, x),
+    "Sub": np.subtract,
+    "Sum": np.add,
+}
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "And": np.logical_and,
+    "Equal": np.equal,
+    "Greater": np.greater,
+    "GreaterOrEqual": np.greater_equal,
+    "Less": np.less,
+    "LessOrEqual": np.less_equal,
+    "Or": np.logical_or,
+    "Xor": np.logical_xor,
+}
+
+
+@kernel(" ".join(_BINARY))
+def _binary(call: Call) -> Array:
+    arrays = [call.array(slot) for slot in range(len(call.inputs))]
+    if call.node.attrs.get("broadcast") or call.node.attrs.get("axis") is not None:
+        raise ValueError("broadcasting of opset 6 is not supported")
+    return np.asarray(reduce(_BINARY[call.node.op], arrays)).astype(arrays[0].dtype, copy=False)
+
+
+@kernel(" ".join(_COMPARISONS))
+def _compare(call: Call) -> Array:
+    return np.asarray(_COMPARISONS[call.node.op](call.array(0), call.array(1)))
+
+
+@kernel("Mean")
+def _mean(call: Call) -> Array:
+    arrays = [call.array(slot) for slot in range(len(call.inputs))]
+    return np.asarray(reduce(np.add, arrays) / arrays[0].dtype.type(len(arrays))).astype(arrays[0].dtype, copy=False)
+
+
+@kernel("Mod")
+def _modulo(call: Call) -> Array:
+    a, b = call.array(0), call.array(1)
+    if a.dtype.kind != "f" and not np.all(b):
+        raise ValueError("an integer is divided by zero")
+    return np.asarray(np.fmod(a, b) if call.attr("fmod", 0) else np.mod(a, b)).astype(a.dtype, copy=False)
+
+
+@kernel("BitShift")
+def _bit_shift(call: Call) -> Array:
+    shift = np.left_shift if call.attr("direction") == b"LEFT" else np.right_shift
+    return np.asarray(shift(call.array(0), call.array(1)))
+
+
+@kernel("Where")
+def _where(call: Call) -> Array:
+    return np.where(call.array(0), call.array(1), call.array(2))
+
+
+@kernel("IsInf")
+def _is_inf(call: Call) -> Array:
+    x = call.array(0)
+    positive, negative = call.attr("detect_positive", 1), call.attr("detect_negative", 1)
+    return np.asarray((np.isposinf(x) & bool(positive)) | (np.isneginf(x) & bool(negative)))
+
+
+@kernel("Cast")
+def _cast(call: Call) -> Array:
+    x, dtype = call.array(0), DTYPES[call.attr("to")]
+    if dtype is DType.STRING or x.dtype.kind == "O":
+        raise ValueError("strings are not converted")
+    if x.dtype.kind == "f" and dtype.numpy.kind in "iu" and not np.isfinite(x).all():
+        raise ValueError("the integer of an infinite number depends on the runtime")
+    return x.astype(dtype.numpy)
+
+
+@kernel("CastLike")
+def _cast_like(call: Call) -> Array:
+    return call.array(0).astype(call.array(1).dtype)
+
+
+@kernel("Clip")
+def _clip(call: Call) -> Array:
+    x = call.array(0)
+    low, high = (
+        value if (value := call.optional(slot)) is not None else call.attr(name)
+        for slot, name in ((1, "min"), (2, "max"))
+    )
+    for bound, limit in ((low, np.maximum), (high, np.minimum)):
+        x = x if bound is None else limit(x, np.asarray(bound, x.dtype))
+    return x
+
+
+@kernel("LeakyRelu")
+def _leaky_relu(call: Call) -> Array:
+    x = call.array(0)
+    return np.where(x < 0, x * x.dtype.type(call.attr("alpha", 0.01)), x)
+
+
+@kernel("ThresholdedRelu")
+def _thresholded_relu(call: Call) -> Array:
+    x = call.array(0)
+    return np.where(x > call.attr("alpha", 1.0), x, x.dtype.type(0))
+
+
+@kernel("Elu Selu Celu")
+def _elu(call: Call) -> Array:
+    x, op = call.array(0), call.node.op
+    alpha = x.dtype.type(call.attr("alpha", 1.67326319217681884765625 if op == "Selu" else 1.0))
+    gamma = x.dtype.type(call.attr("gamma", 1.05070102214813232421875) if op == "Selu" else 1.0)
+    negative = alpha * np.expm1(np.minimum(x, 0) / (alpha if op == "Celu" else x.dtype.type(1)))
+    return np.asarray(gamma * np.where(x < 0, negative, x)).astype(x.dtype, copy=False)
+
+
+@kernel("HardSigmoid")
+def _hard_sigmoid(call: Call) -> Array:
+    x = call.array(0)
+    return np.asarray(np.clip(x * x.dtype.type(call.attr("alpha", 0.2)) + x.dtype.type(call.attr("beta", 0.5)), 0, 1))
+
+
+@kernel("Gelu")
+def _gelu(call: Call) -> Array:
+    x = call.array(0)
+    y = x.astype(np.float64)
+    if call.attr("approximate", b"none") == b"tanh":
+        factor = np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))
+    else:
+        factor = _erf(y / math.sqrt(2)) if y.size else y
+    return np.asarray(0.5 * y * (1 + factor)).astype(x.dtype)
+
+
+@kernel("Swish")
+def _swish(call: Call) -> Array:
+    x = call.array(0)
+    return np.asarray(x * _sigmoid(x * x.dtype.type(call.attr("alpha", 1.0)))).astype(x.dtype, copy=False)
+
+
+@kernel("QuantizeLinear")
+def _quantize_linear(call: Call) -> Array:
+    x, zero_point = call.array(0), call.optional(2)
+    number = call.attr("output_dtype", 0)
+    dtype = zero_point.dtype if zero_point is not None else DTYPES[number].numpy if number else np.dtype(np.uint8)
+    if dtype.kind not in "iu" or call.attr("block_size", 0):
+        raise ValueError("only integers of one byte or more, without blocks, are quantized")
+    scale, zero = _along_axis(call, x.ndim)
+    limits = np.iinfo(dtype)
+    return np.clip(np.round(x / scale) + zero, limits.min, limits.max).astype(dtype)
+
+
+@kernel("DequantizeLinear")
+def _dequantize_linear(call: Call) -> Array:
+    x = call.array(0)
+    if call.attr("block_size", 0) or x.dtype.kind not in "iu":
+        raise ValueError("only integers of one byte or more, without blocks, are dequantized")
+    scale, zero = _along_axis(call, x.ndim)
+    return np.asarray((x.astype(np.int64) - zero) * scale).astype(call.array(1).dtype)
+
+
+def _along_axis(call: Call, rank: int) -> tuple[Array, Array]:
+    """Return scale and zero point such that they broadcast along the quantization axis."""
+    scale, zero_point = call.array(1), call.optional(2)
+    zero = np.zeros(scale.shape, np.int64) if zero_point is None else zero_point.astype(np.int64)
+    if scale.ndim == 1 and rank:
+        shape = [1] * rank
+        shape[call.attr("axis", 1)] = -1
+        return scale.reshape(shape if scale.size > 1 else 1), zero.reshape(shape if zero.size > 1 else 1)
+    return scale, zero

@@ -1,0 +1,118 @@
+"""Table of NumPy kernels of ONNX ops, with their error handling.
+
+A kernel is a function ``(call) -> array`` or ``-> tuple of arrays``; it raises ValueError for invalid inputs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quantkit.errors import GraphError, UnavailableError
+from quantkit.ir.graph import Node
+from quantkit.ir.tensor import Array, Shape
+
+# Opset that applies if the caller gives no opset.
+LATEST_OPSET = 25
+
+
+@dataclass(frozen=True)
+class Call:
+    """One evaluation of a node.
+
+    Attributes:
+        node: node to compute.
+        inputs: one array per input; None for an omitted input.
+        opset: version of the standard operator set.
+    """
+
+    node: Node
+    inputs: Sequence[Array | None]
+    opset: int
+
+    def array(self, slot: int) -> Array:
+        """Return a required input.
+
+        Raises:
+            ValueError: the input is missing.
+        """
+        value = self.optional(slot)
+        if value is None:
+            raise ValueError(f"input {slot} is missing")
+        return value
+
+    def optional(self, slot: int) -> Array | None:
+        """Return an input; None if it is omitted."""
+        return self.inputs[slot] if slot < len(self.inputs) else None
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """Return an attribute or its default."""
+        return self.node.attrs.get(name, default)
+
+    def integers(self, name: str, slot: int) -> list[int] | None:
+        """Return the integers of an attribute, or of the input that replaces it in later opsets; None if absent."""
+        value = self.optional(slot)
+        if value is not None:
+            return [int(item) for item in value.reshape(-1)]
+        attr = self.node.attrs.get(name)
+        return None if attr is None else [int(item) for item in (attr if isinstance(attr, tuple) else (attr,))]
+
+
+Kernel = Callable[[Call], Array | tuple[Array, ...]]
+KERNELS: dict[str, Kernel] = {}
+
+
+def kernel(ops: str) -> Callable[[Kernel], Kernel]:
+    """Register a function for op types separated by spaces.
+
+    Raises:
+        ValueError: an op type already has a kernel.
+    """
+
+    def register(function: Kernel) -> Kernel:
+        for op in ops.split():
+            if op in KERNELS:
+                raise ValueError(f"op type {op!r} already has a kernel")
+            KERNELS[op] = function
+        return function
+
+    return register
+
+
+def has_kernel(op: str) -> bool:
+    """Return whether an ONNX op type has a NumPy kernel."""
+    return op in KERNELS
+
+
+def evaluate(node: Node, inputs: Sequence[Array | None], opset: int = LATEST_OPSET) -> tuple[Array, ...]:
+    """Compute the outputs of one node of dialect ``onnx``.
+
+    Args:
+        node: node to compute; only its op and attributes are used.
+        inputs: one array per input, None for an omitted input; the kernel does not change the arrays.
+        opset: version of the standard operator set.
+
+    Returns:
+        One array per output; outputs can share memory with the inputs.
+
+    Raises:
+        UnavailableError: the op has no kernel.
+        GraphError: the inputs are invalid for the op.
+
+    >>> evaluate(Node("sum", "Add"), [np.float32([1, 2]), np.float32(0.5)])
+    (array([1.5, 2.5], dtype=float32),)
+    """
+    function = KERNELS.get(node.op)
+    if function is None:
+        raise UnavailableError(
+            f"node {node.name!r}: the NumPy runtime has no kernel for the ONNX op {node.op}",
+            hint="run the model in ONNX Runtime: --runtime onnxruntime",
+        )
+    try:
+        with np.errstate(all="ignore"):
+            result = function(Call(node, inputs, opset))
+        return tuple(map(np.asarray, result if isinstance(result, tuple) else (result,)))
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, ZeroDivisionError) as error:
+        shapes = ", ".join("none" if array is None else str(Shape(array.shape)) for array in inputs) or "none"
+        raise GraphError(f"node {node.name!r} ({node.op}), input shapes {shapes}: {error}") from error
