@@ -1,7 +1,7 @@
 """Input pipeline: from samples to the arrays that a model takes, for every command.
 
 image    decode -> crop -> resize -> normalize -> layout of the input
-array    unchanged, in the shape and type of the input; uint8 images are resized and normalized
+array    unchanged, with the axes of the input and in its type; uint8 images are resized and normalized
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ import numpy as np
 from quantkit.arguments import public
 from quantkit.data.dataset import ARRAYS, Dataset, Sample
 from quantkit.data.inference import PreprocessingOptions, infer_preprocessing
-from quantkit.data.inputs import ImageInput, takes_images
+from quantkit.data.inputs import ImageInput, image_size, takes_images
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
 from quantkit.ir.tensor import Array, DType, Shape
@@ -44,12 +44,14 @@ class InputPipeline:
         preprocessing: preprocessing of images; None if arrays are fed unchanged.
         is_assumed: True if pixels are normalized with the defaults, because the model is not known.
         source: description of the data, for messages.
+        is_unchanged: True if the arrays are values of an image input, and not pixels.
     """
 
     inputs: tuple[TensorInfo, ...]
     preprocessing: Preprocessing | None
     is_assumed: bool = False
     source: str = "the data"
+    is_unchanged: bool = False
 
     @classmethod
     def of(
@@ -96,10 +98,14 @@ class InputPipeline:
         holds_pixels = all(array.dtype == np.uint8 for array in arrays.values())
         is_known = basis is not None or options.mean is not None or options.std is not None
         is_assumed = holds_pixels and inputs[0].dtype.is_float and not is_known
-        return cls(tuple(inputs), infer_preprocessing(inputs[0], basis, options), is_assumed, dataset.source)
+        is_unchanged = not holds_pixels and inputs[0].dtype.is_float
+        for row in arrays.values():
+            options = with_pixel_size(options, row, inputs[0], basis)
+        preprocessing = infer_preprocessing(inputs[0], basis, options)
+        return cls(tuple(inputs), preprocessing, is_assumed, dataset.source, is_unchanged)
 
     def __str__(self) -> str:
-        return "arrays unchanged" if self.preprocessing is None else str(self.preprocessing)
+        return "arrays unchanged" if self.preprocessing is None or self.is_unchanged else str(self.preprocessing)
 
     @property
     def rank(self) -> int | None:
@@ -135,18 +141,24 @@ class InputPipeline:
         """Prepare a decoded image."""
         return self.image_input.prepare(image, self._image_preprocessing)
 
-    def prepare_arrays(self, arrays: Mapping[str, Array]) -> Prepared:
+    def accepts(self, arrays: Mapping[str, Array]) -> bool:
+        """Return True if each row has the axes of its input."""
+        return all(self._arrange(row, info) is not None for info, row in self._rows(arrays))
+
+    def prepare_arrays(self, arrays: Mapping[str, Array], *, transpose: bool = False) -> Prepared:
         """Prepare one row of each array.
+
+        Args:
+            arrays: rows by name.
+            transpose: move the channels of an image to where the input takes them.
 
         Raises:
             InputError: a row has another shape than its input, or its elements are not real numbers.
             UsageError: an input takes integers, and its row does not hold integers.
         """
         if self.preprocessing is not None:
-            return self._prepare_image_array(next(iter(arrays.values())))
-        if len(arrays) == 1 and len(self.inputs) == 1:
-            return {self.inputs[0].name: self._fit(next(iter(arrays.values())), self.inputs[0])}
-        return {info.name: self._fit(arrays[info.name], info) for info in self.inputs}
+            return self._prepare_image_array(next(iter(arrays.values())), transpose)
+        return {info.name: self._fit(row, info, transpose) for info, row in self._rows(arrays)}
 
     def stack(self, prepared: Sequence[Prepared]) -> dict[str, Array]:
         """Stack prepared samples into feeds; a fixed batch is padded with its last sample.
@@ -167,12 +179,18 @@ class InputPipeline:
             raise UsageError(f"input {self.inputs[0].name!r} does not take images", hint="give arrays")
         return self.preprocessing
 
-    def _prepare_image_array(self, row: Array) -> bytes | Array:
+    def _rows(self, arrays: Mapping[str, Array]) -> Iterator[tuple[TensorInfo, Array]]:
+        """Yield each input with its row; a single array may have any name."""
+        for info in self.inputs:
+            yield info, next(iter(arrays.values())) if len(arrays) == len(self.inputs) == 1 else arrays[info.name]
+
+    def _prepare_image_array(self, row: Array, transpose: bool) -> bytes | Array:
         """Prepare an array for an image input; arrays are not cropped.
 
         Args:
-            row: (h, w, c) uint8 pixels, or numbers as the input takes them, channels first or last,
-                or flattened; for a uint8 input also normalized pixels.
+            row: uint8 pixels, (h, w, c) or with the axes of the input; or numbers as the input takes them, also
+                flattened; for a uint8 input also normalized pixels.
+            transpose: see `prepare_arrays`.
 
         Raises:
             InputError: the row has another shape than the input, or its elements are not real numbers.
@@ -186,19 +204,20 @@ class InputPipeline:
             raise self._type_error(InputError, row, info, "give images, or an array of pixels")
         if not (is_uint8 or image_input.dtype.is_float):
             raise self._type_error(UsageError, row, info, "give images, or a uint8 array of pixels")
+        values = self._arrange(row, info, transpose)
+        if values is None:
+            raise self._shape_error(row, info)
         if is_uint8:
-            if row.ndim != 3 or not row.size or row.shape[2] != self._image_preprocessing.channels:
-                raise self._shape_error(row, info)
-            return image_input.prepare(row, replace(self._image_preprocessing, crop="none"))
+            return image_input.prepare(values, replace(self._image_preprocessing, crop="none"))
+        return values.astype(image_input.dtype.numpy, copy=False)
+
+    def _arrange(self, row: Array, info: TensorInfo, transpose: bool = False) -> Array | None:
+        """Return pixels as (h, w, c), and another row in the shape of its input; None if it has another shape."""
+        if self.preprocessing is not None and row.dtype == np.uint8:
+            return _pixels(row, info, self.preprocessing.channels, transpose)
         dims = info.shape.dims
-        if dims and row.ndim == 1 and None not in dims[1:] and row.size == prod(size or 1 for size in dims[1:]):
-            row = row.reshape([size or 1 for size in dims[1:]])
-        if dims and not Shape(dims[-3:]).accepts(row.shape):
-            transposed = row.transpose((2, 0, 1) if image_input.channels_first else (1, 2, 0)) if row.ndim == 3 else row
-            if not Shape(dims[-3:]).accepts(transposed.shape):
-                raise self._shape_error(row, info)
-            row = np.ascontiguousarray(transposed)
-        return row.astype(image_input.dtype.numpy, copy=False)
+        has_batch_axis = self.preprocessing is None or self.image_input.has_batch_axis
+        return _reshape(row, None if dims is None else dims[1:] if has_batch_axis else dims, transpose)
 
     def _to_pixels(self, row: Array) -> Array:
         """Invert the normalization of pixels; other rows are returned unchanged."""
@@ -208,32 +227,35 @@ class InputPipeline:
         are_pixels = np.abs(values - pixels).max(initial=0) < PIXEL_TOLERANCE
         return pixels.astype(np.uint8) if are_pixels and pixels.min() >= 0 and pixels.max() <= 255 else row
 
-    def _fit(self, row: Array, info: TensorInfo) -> Array:
+    def _fit(self, row: Array, info: TensorInfo, transpose: bool) -> Array:
         """Convert a row to the type and shape of an input.
 
         Raises:
             InputError: the row has another size, or its elements are not real numbers.
             UsageError: the row has real numbers, and the input takes integers.
         """
-        dtype, dims = info.dtype.numpy, info.shape.dims
+        dtype = info.dtype.numpy
         if (row.dtype.kind in "SU") != (info.dtype is DType.STRING) or (row.dtype.kind == "c" and dtype.kind in "biuf"):
             raise self._type_error(InputError, row, info, "give an array of the input's type")
         if row.dtype.kind == "f" and dtype.kind in "biu":
             raise self._type_error(UsageError, row, info, "give integers")
-        if dims is not None and not Shape(dims[1:]).accepts(row.shape):
-            if None in dims[1:] or row.size != prod(size or 1 for size in dims[1:]):
-                raise self._shape_error(row, info)
-            row = row.reshape([size or 1 for size in dims[1:]])
-        return row.astype(dtype, copy=False)
+        values = self._arrange(row, info, transpose)
+        if values is None:
+            raise self._shape_error(row, info)
+        return values.astype(dtype, copy=False)
 
     def _type_error(self, kind: type[QuantkitError], row: Array, info: TensorInfo, hint: str) -> QuantkitError:
         return kind(f"{self.source}: input {info.name!r} takes {info.dtype.value}, not {row.dtype}", hint=hint)
 
     def _shape_error(self, row: Array, info: TensorInfo) -> InputError:
+        hint = "the first dimension of an array counts the samples, the others are the input's"
+        for source, destination in ((-1, -3), (-3, -1)):
+            if row.ndim == 3 and self._arrange(np.moveaxis(row, source, destination), info) is not None:
+                hint = f"move the channels: numpy.moveaxis(array, {source}, {destination})"
         return InputError(
             f"{self.source}: input {info.name!r} takes {info.dtype.value} of shape {info.shape}, and the samples "
             f"have the shape {'x'.join(map(str, row.shape)) or '()'}",
-            hint="the first dimension of an array counts the samples, the others are the input's",
+            hint=hint,
         )
 
 
@@ -266,7 +288,9 @@ def prepare_samples(
             if reason and rejected is not None:
                 rejected[f"sample {sample}"] = reason
                 continue
-            yield sample, [pipeline.prepare_arrays(sample.arrays) for pipeline in pipelines]
+            # Versions of a model may differ in the order of their axes: the array has the axes of one of them.
+            is_accepted = len(pipelines) > 1 and any(pipeline.accepts(sample.arrays) for pipeline in pipelines)
+            yield sample, [pipeline.prepare_arrays(sample.arrays, transpose=is_accepted) for pipeline in pipelines]
             continue
         decoded: dict[tuple[str, int], bytes | Array] = {}
         try:
@@ -314,6 +338,28 @@ def rank_of(inputs: Sequence[TensorInfo]) -> int | None:
     return None if dims is None else len(dims)
 
 
+def with_pixel_size(
+    options: PreprocessingOptions, row: Array, info: TensorInfo, basis: ModelCard | Preprocessing | None = None
+) -> PreprocessingOptions:
+    """Return options with the size of an image in an array, where no option, input or card states it.
+
+    Args:
+        options: preprocessing that the caller states.
+        row: image in an array.
+        info: the input.
+        basis: card or preprocessing of the model.
+    """
+    height, width, channels = image_size(info)
+    pixels = _pixels(row, info, channels or row.shape[-1]) if basis is None and row.dtype == np.uint8 else None
+    if pixels is None:
+        return options
+    return replace(
+        options,
+        height=options.height or height or pixels.shape[0],
+        width=options.width or width or pixels.shape[1],
+    )
+
+
 def _is_image(row: Array, info: TensorInfo) -> bool:
     """Return True if a row is an image for an input, False if it is fed unchanged."""
     dims = info.shape.dims
@@ -321,6 +367,47 @@ def _is_image(row: Array, info: TensorInfo) -> bool:
     # two.
     is_sequence = dims is not None and len(dims) == 3 and row.ndim == 2
     return takes_images(info) and not is_sequence
+
+
+def _pixels(row: Array, info: TensorInfo, channels: int, transpose: bool = False) -> Array | None:
+    """Return pixels as (h, w, c); None if the row does not hold an image.
+
+    Args:
+        row: (h, w, c); (h, w) of a grayscale image; or (c, h, w) for an input with channels first.
+        info: the input.
+        channels: number of channels of the input.
+        transpose: accept (c, h, w) for every input.
+    """
+    if row.ndim == 2 and channels == 1:
+        row = row[..., None]
+    if row.ndim != 3 or not row.size:
+        return None
+    is_first = ImageInput.of(info).channels_first and Shape((info.shape.dims or ())[-3:]).accepts(row.shape)
+    if not is_first and row.shape[2] == channels:
+        return row
+    may_be_first = transpose or ImageInput.of(info).channels_first
+    return row.transpose(1, 2, 0) if may_be_first and row.shape[0] == channels else None
+
+
+def _reshape(row: Array, dims: Sequence[int | None] | None, transpose: bool) -> Array | None:
+    """Return a row in the shape of an input; None if it does not fit.
+
+    Args:
+        row: numbers in the shape of the input; or flattened, or without axes of size 1.
+        dims: sizes of the input, without the batch; None if they are not known.
+        transpose: move the channels of an image first or last, where the input takes them there.
+    """
+    if dims is None or Shape(tuple(dims)).accepts(row.shape):
+        return row
+    sizes = [size for size in dims if size is not None]
+    if len(sizes) == len(dims) and row.size == prod(sizes):
+        is_flat = 1 in (row.ndim, len(sizes))
+        if is_flat or [size for size in row.shape if size != 1] == [size for size in sizes if size != 1]:
+            return row.reshape(sizes)
+    orders = ((2, 0, 1), (1, 2, 0)) if transpose and row.ndim == 3 else ()
+    candidates = (row.transpose(order) for order in orders)
+    fitting = (candidate for candidate in candidates if Shape(tuple(dims)).accepts(candidate.shape))
+    return next((np.ascontiguousarray(candidate) for candidate in fitting), None)
 
 
 def _not_finite_reason(arrays: Mapping[str, Array], inputs: Sequence[TensorInfo]) -> str:

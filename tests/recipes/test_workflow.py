@@ -146,7 +146,7 @@ def test_graphs_and_messages_are_models() -> None:
 
 
 def test_wrong_arguments_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="verfy"):
+    with pytest.raises(UsageError, match="verfy"):
         qk.transform(GRAPH, "inference", verfy=True)  # type: ignore[call-arg]
     with pytest.raises(RecipeError, match="You must specify at least one transform"):
         qk.transform(GRAPH)

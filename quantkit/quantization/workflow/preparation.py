@@ -11,6 +11,7 @@ from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.data import Dataset
 from quantkit.data.inference import find_origin, infer_preprocessing
 from quantkit.data.inputs import ImageInput, takes_images
+from quantkit.data.pipeline import with_pixel_size
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
@@ -115,10 +116,12 @@ def _sample_sizes(model: Model, info: TensorInfo, options: Options, data: Datase
     dims, stated = info.shape.dims or (), options.preprocessing
     rows = {} if data is None else data.example(len(dims))
     row = rows.get(info.name, next(iter(rows.values())) if len(rows) == 1 else None)
-    if row is not None and (row.dtype != np.uint8 or stated.height is None):
-        return row.shape if row.ndim == len(dims) - 1 else ()
+    if row is not None and (row.dtype != np.uint8 or not takes_images(info)):
+        return row.shape if Shape(dims[1:]).accepts(row.shape) else ()
     if not takes_images(info) or len(dims) != 4 or (data is None and stated.height is None):
         return ()
+    if row is not None:
+        stated = with_pixel_size(stated, row, info, model.card)
     preprocessing = infer_preprocessing(info, model.card, stated)
     is_channels_first = ImageInput.of(info).channels_first
     sizes, channels = (preprocessing.height, preprocessing.width), preprocessing.channels
