@@ -3,11 +3,14 @@
 import re
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, _ActionsContainer
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from quantkit.arguments import parse_duration
-from quantkit.data import PreprocessingOptions
 from quantkit.errors import UsageError
-from quantkit.runtimes.session import PRECISIONS, SessionOptions
+
+if TYPE_CHECKING:
+    from quantkit.data.inference import PreprocessingOptions
+    from quantkit.runtimes.session import SessionOptions
 
 
 def add_model_flags(parser: ArgumentParser, parse_endpoints: Callable[[str], object] | None = None) -> None:
@@ -95,6 +98,8 @@ def add_precision(parser: ArgumentParser, subject: str = "") -> None:
         parser: parser of the command.
         subject: model that the flag applies to, with a leading space; empty if it applies to all.
     """
+    from quantkit.runtimes.session import PRECISIONS
+
     parser.add_argument(
         "--precision",
         choices=PRECISIONS,
@@ -146,14 +151,18 @@ def add_boolean(parser: ArgumentParser, name: str, text: str, *, default: bool =
     )
 
 
-def preprocessing_flags(args: Namespace) -> PreprocessingOptions:
+def preprocessing_flags(args: Namespace) -> "PreprocessingOptions":
     """Return the preprocessing that the command line sets; a size of 0 counts as absent, as in label_image."""
     height, width = (getattr(args, name, None) or None for name in ("input_height", "input_width"))
+    from quantkit.data.inference import PreprocessingOptions
+
     return PreprocessingOptions(height, width, args.input_mean, args.input_std)
 
 
-def session_options(args: Namespace) -> SessionOptions:
+def session_options(args: Namespace) -> "SessionOptions":
     """Return the options that `add_threads` and `add_precision` add."""
+    from quantkit.runtimes.session import SessionOptions
+
     return SessionOptions(args.intra_op, args.inter_op, precision=args.precision)
 
 
@@ -164,6 +173,8 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 def parse_precisions(text: str) -> tuple[str, ...]:
     """Parse comma-separated members of `PRECISIONS`."""
+    from quantkit.runtimes.session import PRECISIONS
+
     precisions = parse_names(text)
     for precision in precisions:
         if precision not in PRECISIONS:

@@ -17,19 +17,21 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
 
-def emit(args: Namespace, schema: str, document: dict[str, Any], text: "Callable[[Console], None]") -> None:
+def emit(args: Namespace, schema: str, document: dict[str, Any], text: "str | Callable[[Console], None]") -> None:
     """Print a result.
 
     Args:
         args: arguments of the command; ``args.json`` selects the form.
         schema: ``quantkit.<command>/1``.
         document: the result as JSON values.
-        text: function that prints the result as text.
+        text: the result as text, or a function that prints it in color.
     """
     if args.json:
         is_unicode = "utf" in (sys.stdout.encoding or "").lower()
         json.dump({"schema": schema, **document}, sys.stdout, indent=2, ensure_ascii=not is_unicode)
         sys.stdout.write("\n")
+    elif isinstance(text, str):
+        write_line(text)
     else:
         text(console())
 

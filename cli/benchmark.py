@@ -133,7 +133,7 @@ def _print_result(args: Namespace, result: Benchmark) -> None:
     placement = result.placement_lines(is_verbose=args.verbose) if args.log_placement else []
     text = "\n".join([str(result), *placement])
     document = result.to_json()
-    emit(args, document["schema"], document, lambda page: page.print(text, markup=False, soft_wrap=True))
+    emit(args, document["schema"], document, text)
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:

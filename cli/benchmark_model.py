@@ -77,5 +77,5 @@ def run(args: Namespace) -> int:
             flags, offline=args.offline, on_message=lambda line: log(args, line), on_progress=on_progress
         )
     document, text = result.to_json(), str(result)
-    emit(args, document["schema"], document, lambda page: page.print(text, markup=False, soft_wrap=True))
+    emit(args, document["schema"], document, text)
     return 0

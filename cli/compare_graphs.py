@@ -18,5 +18,5 @@ def run(args: Namespace) -> int:
     models = [model_and_runtime(args, name)[0] for name in (args.first, args.second)]
     comparison = compare_structure(*models)
     document, first = comparison.to_json(), str(comparison).partition("\n")[0]
-    emit(args, document["schema"], document, lambda page: page.print(first, markup=False, soft_wrap=True))
+    emit(args, document["schema"], document, first)
     return 0 if comparison.are_equal else 1

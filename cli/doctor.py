@@ -35,7 +35,7 @@ def run(args: Namespace) -> int:
         )
     diagnosis = replace(diagnosis, plugin_problems=_plugin_problems())
     document = diagnosis.to_json()
-    emit(args, document["schema"], document, lambda page: page.print(str(diagnosis), markup=False, soft_wrap=True))
+    emit(args, document["schema"], document, str(diagnosis))
     diagnosis.check_runtimes()
     return 0
 

@@ -89,4 +89,4 @@ def _print_result(args: Namespace, evaluation: Evaluation) -> None:
     if args.verbose:
         log(args, f"preprocessing: {evaluation.preprocessing}")
     document = evaluation.to_json()
-    emit(args, document["schema"], document, lambda page: page.print(str(evaluation), markup=False, soft_wrap=True))
+    emit(args, document["schema"], document, str(evaluation))

@@ -71,5 +71,5 @@ def run(args: Namespace) -> int:
     num_bytes = target.stat().st_size
     document = {"output": str(target), "nodes": len(graph), "num_bytes": num_bytes}
     text = f"{target}: {len(graph)} nodes, {format_size(num_bytes)}"
-    emit(args, "quantkit.freeze_graph/1", document, lambda console: console.print(text, markup=False))
+    emit(args, "quantkit.freeze_graph/1", document, text)
     return 0

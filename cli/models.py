@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import InputError
 from quantkit.progress import Progress
-from quantkit.zoo import FetchedModel, ModelCard, cache_folder, find_card, list_cards, locate, obtain
-from quantkit.zoo.cards import KnownPrediction
+from quantkit.zoo.cache import cache_folder
+from quantkit.zoo.cards import KnownPrediction, ModelCard, find_card, list_cards
+from quantkit.zoo.fetch import FetchedModel, locate, obtain
 
 from ._render import emit, log, progress
 
@@ -88,7 +89,7 @@ def _fetch(args: Namespace) -> None:
         "receipt": receipt,
         "warnings": list(fetched.warnings),
     }
-    emit(args, SCHEMA, document, lambda console: console.print(str(fetched.path), markup=False))
+    emit(args, SCHEMA, document, str(fetched.path))
 
 
 def _obtain(args: Namespace) -> FetchedModel:
@@ -122,7 +123,7 @@ def _path(args: Namespace) -> None:
         where = "the installation" if card.is_bundled else cache_folder() / card.name
         raise InputError(f"{card.name} is not in {where}", hint=f"quantkit models fetch {card.name}")
     document = {"name": card.name, "path": str(path)}
-    emit(args, SCHEMA, document, lambda console: console.print(str(path), markup=False))
+    emit(args, SCHEMA, document, str(path))
 
 
 def _document(card: ModelCard, path: Path | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ._arguments import (
     parse_seconds,
     preprocessing_flags,
 )
-from ._render import emit, log, show_progress, write_line
+from ._render import emit, log, show_progress
 
 EXAMPLES = (
     "quantkit quantize digits -o digits.int8.onnx --calibration assets/digits_heldout.npz --target onnx",
@@ -145,6 +145,6 @@ def run(args: Namespace) -> int:
             on_progress=on_progress,
             on_message=lambda message: log(args, message),
         )
-    emit(args, "quantkit.quantize/2", result.to_json(), lambda console: write_line(str(result)))
+    emit(args, "quantkit.quantize/2", result.to_json(), str(result))
     result.report.require_max_drop()
     return 0

@@ -44,7 +44,7 @@ def run(args: Namespace) -> int:
 
     summary = summarize(model)
     document, text = summary.to_json(), str(summary)
-    emit(args, document["schema"], document, lambda page: page.print(text, markup=False))
+    emit(args, document["schema"], document, text)
     return 0
 
 
@@ -58,7 +58,7 @@ def _print_classic(args: Namespace, model: Model) -> int:
 
     text, is_valid = classic_summary(model.graph, model.name, print_structure=args.print_structure == "true")
     document = {"model": model.name, "classic": text}
-    emit(args, "quantkit.summarize/2", document, lambda page: page.print(text, end="", markup=False))
+    emit(args, "quantkit.summarize/2", document, text.removesuffix("\n"))
     if not is_valid:
         raise GraphError(
             "Invalid graph with inputs referring to nonexistent nodes",

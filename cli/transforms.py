@@ -64,7 +64,7 @@ def _list(args: Namespace) -> int:
         "transforms": [transform.to_json() for transform in transforms],
         "recipes": [{"name": recipe.name, "purpose": recipe.purpose, "steps": str(recipe)} for recipe in recipes],
     }
-    emit(args, SCHEMA, document, lambda console: console.print("\n".join(lines), markup=False))
+    emit(args, SCHEMA, document, "\n".join(lines))
     return 0
 
 
@@ -74,7 +74,7 @@ def _show(args: Namespace, transform: Transform) -> int:
     examples = run_examples(transform) if transform.examples else ()
     document = {**transform.to_json(), "examples": [example.to_json() for example in examples]}
     text = "\n".join(_describe(transform, examples))
-    emit(args, SCHEMA, document, lambda console: console.print(text, markup=False))
+    emit(args, SCHEMA, document, text)
     return 0
 
 
@@ -116,7 +116,7 @@ def _check(args: Namespace, transforms: list[Transform]) -> int:
         ]
     }
     text = "\n".join(_describe_checks(checks))
-    emit(args, SCHEMA, document, lambda console: console.print(text, markup=False))
+    emit(args, SCHEMA, document, text)
     for status, verb in ((Status.BROKEN, "breaks"), (Status.NOT_EXERCISED, "does not exercise")):
         failures = [(name, check) for name, promises in checks.items() for check in promises if check.status is status]
         for name, check in failures:

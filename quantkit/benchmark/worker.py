@@ -28,7 +28,7 @@ from quantkit.model import load
 from quantkit.runtimes import find_runtime, open_session
 from quantkit.runtimes.openmp import openmp_libraries
 from quantkit.runtimes.session import Session, SessionOptions, TensorInfo
-from quantkit.zoo import ModelCard, list_cards
+from quantkit.zoo.cards import ModelCard, list_cards
 
 Document = dict[str, Any]
 

@@ -34,7 +34,8 @@ from quantkit.model import RANDOM_WEIGHTS_NOTE, LoadOptions, as_model
 from quantkit.progress import OnProgress, ignore_progress
 from quantkit.runtimes import AUTO, find_runtime, split_runtime
 from quantkit.runtimes.session import PRECISIONS, SessionOptions
-from quantkit.zoo import fetch, find_card, list_cards
+from quantkit.zoo.cards import find_card, list_cards
+from quantkit.zoo.fetch import fetch
 
 # Options of `quantkit.load` that do not change the model: the process of a candidate reads the file itself.
 DOWNLOAD_OPTIONS = {"offline", "on_progress"}

@@ -14,7 +14,7 @@ from quantkit.errors import QuantkitError, UnavailableError
 from quantkit.formats import graphdef
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Graph
-from quantkit.zoo import cache_folder
+from quantkit.zoo.cache import cache_folder
 
 # Maximum size of all stored conversions; the least recently used ones are removed first.
 MAX_BYTES = 2 << 30

@@ -11,7 +11,8 @@ from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge
 from quantkit.runtimes.session import TensorInfo
-from quantkit.zoo import ModelCard, label_files
+from quantkit.zoo.cards import ModelCard
+from quantkit.zoo.fetch import label_files
 
 
 @public

@@ -20,7 +20,7 @@ from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.runtimes.session import TensorInfo
-from quantkit.zoo import ModelCard
+from quantkit.zoo.cards import ModelCard
 
 # One sample without a batch axis: an encoded image, an array, or arrays by input name.
 Prepared = bytes | Array | Mapping[str, Array]

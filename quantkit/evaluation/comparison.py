@@ -52,7 +52,7 @@ from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.runtimes import AUTO, observing_runtime, open_session
 from quantkit.runtimes.session import Session, SessionOptions, TensorInfo
-from quantkit.zoo import ModelCard, list_cards
+from quantkit.zoo.cards import ModelCard, list_cards
 
 # Layers differ little between samples: a few find the bad one.
 MAX_IMAGES = 16

@@ -17,7 +17,7 @@ from quantkit.model import Model
 from quantkit.model.endpoints import choose_image_endpoints, takes_encoded_images
 from quantkit.runtimes import AUTO, open_session, runtimes
 from quantkit.runtimes.session import Session, SessionOptions
-from quantkit.zoo import ModelCard, list_cards
+from quantkit.zoo.cards import ModelCard, list_cards
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Reading of TOML and JSON files."""
 
 import json
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ def read_toml(path: Path, hint: str) -> dict[str, Any]:
     Raises:
         InputError: the file cannot be read or is not TOML.
     """
+    import tomllib
+
     document: dict[str, Any] = _read(path, tomllib.loads, "TOML", hint)
     return document
 

@@ -5,17 +5,20 @@ names them. In any other graph they are the first input that takes images and th
 """
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
-from quantkit.zoo import ModelCard
+
+if TYPE_CHECKING:
+    from quantkit.zoo.cards import ModelCard
 
 PLACEHOLDER_OPS = frozenset({"Placeholder", "PlaceholderWithDefault"})
 
 
-def find_endpoints(graph: Graph, cards: Iterable[ModelCard]) -> Graph:
+def find_endpoints(graph: Graph, cards: "Iterable[ModelCard]") -> Graph:
     """Return the graph with inputs; a graph without placeholders gets the endpoints of its card.
 
     The release of Inception v3 of 2015, for example, decodes an image that is a constant. The graph
@@ -30,7 +33,7 @@ def find_endpoints(graph: Graph, cards: Iterable[ModelCard]) -> Graph:
     return graph.with_endpoints(inputs, graph.outputs or outputs)
 
 
-def _card_endpoints(card: ModelCard) -> tuple[tuple[Edge, ...], tuple[Edge, ...]]:
+def _card_endpoints(card: "ModelCard") -> tuple[tuple[Edge, ...], tuple[Edge, ...]]:
     """Return the inputs and outputs of a card."""
     inputs, outputs = (tuple(Edge.parse(tensor.name) for tensor in tensors) for tensors in (card.inputs, card.outputs))
     return inputs, outputs
@@ -49,7 +52,7 @@ def _fits(graph: Graph, endpoints: tuple[tuple[Edge, ...], tuple[Edge, ...]], nu
 
 
 def choose_image_endpoints(
-    graph: Graph, card: ModelCard | None, cards: Sequence[ModelCard], input_layer: str = "", output_layer: str = ""
+    graph: Graph, card: "ModelCard | None", cards: "Sequence[ModelCard]", input_layer: str = "", output_layer: str = ""
 ) -> Graph:
     """Return the graph with one input that takes images and one output with the class scores.
 
@@ -70,7 +73,7 @@ def choose_image_endpoints(
     return _require_one_input(graph.with_endpoints([source], [result]))
 
 
-def choose_image_input(graph: Graph, card: ModelCard | None) -> Graph:
+def choose_image_input(graph: Graph, card: "ModelCard | None") -> Graph:
     """Return the graph with its own outputs and the one input that takes images.
 
     Raises:
@@ -99,7 +102,7 @@ def takes_encoded_images(graph: Graph) -> bool:
     return any(_dtype(graph[edge.node]) is DType.STRING for edge in graph.inputs)
 
 
-def _image_input(graph: Graph, card: ModelCard | None) -> Edge:
+def _image_input(graph: Graph, card: "ModelCard | None") -> Edge:
     if card is not None:
         return Edge.parse(card.inputs[0].name)
     # An input in the middle of the graph is the choice of the caller, or that of a card.
@@ -115,7 +118,7 @@ def _image_input(graph: Graph, card: ModelCard | None) -> Edge:
     )
 
 
-def _score_output(graph: Graph, card: ModelCard | None, cards: Iterable[ModelCard]) -> Edge:
+def _score_output(graph: Graph, card: "ModelCard | None", cards: "Iterable[ModelCard]") -> Edge:
     if card is not None:
         return Edge.parse(card.outputs[0].name)
     edges = graph.outputs or tuple(Edge(name) for name in graph.nodes if name not in graph.node_uses)

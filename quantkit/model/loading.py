@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from quantkit import formats
 from quantkit.arguments import (
@@ -27,8 +27,10 @@ from quantkit.model.importers.objects import import_object
 from quantkit.model.model import Model
 from quantkit.ops.tensorflow.type_inference import complete_types
 from quantkit.progress import OnProgress, ignore_progress
-from quantkit.zoo import ModelCard, fetch, find_card, list_cards
 from quantkit.zoo.architectures import is_random, random_graph
+
+if TYPE_CHECKING:
+    from quantkit.zoo.cards import ModelCard
 
 
 class LoadOptions(TypedDict, total=False):
@@ -117,8 +119,11 @@ def load(
         card = _card(text)
         if random_weights:
             return _random(text, card, options, seed)
-        path = fetch(card, offline=offline, on_progress=on_progress) if card else formats.model_path(Path(text))
-        return _from_file(text, path, card, options)
+        if card is None:
+            return _from_file(text, formats.model_path(Path(text)), None, options)
+        from quantkit.zoo.fetch import fetch
+
+        return _from_file(text, fetch(card, offline=offline, on_progress=on_progress), card, options)
     if signature or tags or checkpoint or random_weights:
         raise UsageError(
             f"signature, tags, checkpoint and random_weights apply to files and cards, not to {type_name(model)}",
@@ -127,21 +132,30 @@ def load(
     if isinstance(model, Model):
         return model.with_endpoints(options.inputs, options.outputs)
     graph = complete_types(model) if isinstance(model, Graph) else import_object(model)
-    return Model("graph", find_endpoints(graph.with_endpoints(options.inputs, options.outputs), list_cards()))
+    return Model("graph", _with_inputs(graph.with_endpoints(options.inputs, options.outputs)))
 
 
-def _from_file(name: str, path: Path, card: ModelCard | None, options: ImportOptions) -> Model:
+def _from_file(name: str, path: Path, card: "ModelCard | None", options: ImportOptions) -> Model:
     """Read a file; the endpoints of a card's frozen graph are the card's."""
     if card and formats.kind_of(path).startswith("graphdef"):
         options = _with_card_endpoints(options, card)
     runnable, signature = import_file(path, options)
     if isinstance(runnable, Path):
         return Model(name, runnable, path, card, inputs=options.inputs, outputs=options.outputs)
-    graph = find_endpoints(runnable, list_cards())
+    graph = _with_inputs(runnable)
     return Model(name, graph, path, card, is_random(graph), signature=signature)
 
 
-def _random(name: str, card: ModelCard | None, options: ImportOptions, seed: int) -> Model:
+def _with_inputs(graph: Graph) -> Graph:
+    """Return the graph with inputs; only a graph without placeholders needs the cards."""
+    if graph.inputs:
+        return graph
+    from quantkit.zoo.cards import list_cards
+
+    return find_endpoints(graph, list_cards())
+
+
+def _random(name: str, card: "ModelCard | None", options: ImportOptions, seed: int) -> Model:
     """Build a card's architecture with random weights.
 
     Raises:
@@ -157,16 +171,20 @@ def _random(name: str, card: ModelCard | None, options: ImportOptions, seed: int
     return Model(name, graph, card=card, has_random_weights=True)
 
 
-def _card(text: str) -> ModelCard | None:
+def _card(text: str) -> "ModelCard | None":
     """Find the card of a name; None for a path.
 
     Raises:
         UsageError: the text is neither a name nor a path.
     """
+    if Path(text).suffix or os.sep in text:
+        return None
+    from quantkit.zoo.cards import find_card, list_cards
+
     names = [card.name for card in list_cards()]
     if text in names:
         return find_card(text)
-    if not os.path.exists(text) and not Path(text).suffix and os.sep not in text:
+    if not os.path.exists(text):
         raise UsageError(
             f"{text!r} is neither a file nor the name of a model card",
             hint=did_you_mean(text, names) or f"the cards are {', '.join(names)}",
@@ -174,7 +192,7 @@ def _card(text: str) -> ModelCard | None:
     return None
 
 
-def _with_card_endpoints(options: ImportOptions, card: ModelCard) -> ImportOptions:
+def _with_card_endpoints(options: ImportOptions, card: "ModelCard") -> ImportOptions:
     """Use the card's inputs or outputs if the caller chose none."""
     inputs = tuple(tensor.name for tensor in card.inputs) if options.inputs is None else options.inputs
     outputs = tuple(tensor.name for tensor in card.outputs) if options.outputs is None else options.outputs

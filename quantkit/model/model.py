@@ -3,27 +3,25 @@
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from quantkit import formats
 from quantkit.arguments import public
-from quantkit.data.inference import find_model_labels, find_origin, infer_preprocessing
-from quantkit.data.labels import Labels
-from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import UsageError
 from quantkit.formats import onnx
 from quantkit.formats.saved_model import Signature
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
-from quantkit.model.endpoints import choose_image_endpoints
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
-from quantkit.runtimes.session import TensorInfo
-from quantkit.zoo import ModelCard, list_cards
 
+# Only preprocessing and labels need these packages: a transform starts faster without them.
 if TYPE_CHECKING:
+    from quantkit.data.labels import Labels
+    from quantkit.data.preprocessing import Preprocessing
     from quantkit.recipes.trace import Trace
+    from quantkit.runtimes.session import TensorInfo
+    from quantkit.zoo.cards import ModelCard
 
 RANDOM_WEIGHTS_NOTE = "random weights: latency is valid, predictions are not"
 
@@ -47,7 +45,7 @@ class Model:
     name: str
     runnable: Graph | Path
     path: Path | None = None
-    card: ModelCard | None = None
+    card: "ModelCard | None" = None
     has_random_weights: bool = False
     inputs: tuple[Edge | str, ...] | None = None
     outputs: tuple[Edge | str, ...] | None = None
@@ -78,29 +76,37 @@ class Model:
         return isinstance(self.runnable, Graph) or formats.kind_of(self.runnable) == "onnx"
 
     @cached_property
-    def origin(self) -> ModelCard | None:
+    def origin(self) -> "ModelCard | None":
         """Card of the model, or of the known model that this one was transformed or converted from.
 
         A model without a card is recognized by the name and shape of its input and output.
         """
         if self.card is not None:
             return self.card
+        from quantkit.data.inference import find_origin
+        from quantkit.zoo.cards import list_cards
+
         endpoints = self._image_endpoints
         return find_origin(*endpoints, list_cards()) if endpoints else None
 
     @cached_property
-    def preprocessing(self) -> Preprocessing | None:
+    def preprocessing(self) -> "Preprocessing | None":
         """Preprocessing of images: the card's, else inferred; None if no input takes images."""
+        from quantkit.data.inference import infer_preprocessing
+
         endpoints = self._image_endpoints
         return infer_preprocessing(endpoints[0], self.origin) if endpoints else None
 
     @cached_property
-    def labels(self) -> Labels:
+    def labels(self) -> "Labels":
         """Class labels: from the card, or from a file in the folder of the model; may be empty.
 
         Raises:
             InputError: a label file is broken.
         """
+        from quantkit.data.inference import find_model_labels
+        from quantkit.data.labels import Labels
+
         endpoints = self._image_endpoints
         if endpoints is None:
             return Labels()
@@ -108,8 +114,12 @@ class Model:
         return find_model_labels(self.origin, self.path, dims[-1] if dims else None)
 
     @cached_property
-    def _image_endpoints(self) -> tuple[TensorInfo, TensorInfo] | None:
+    def _image_endpoints(self) -> "tuple[TensorInfo, TensorInfo] | None":
         """Image input and output with the class scores; None if there is no such pair."""
+        from quantkit.data.inference import infer_preprocessing
+        from quantkit.model.endpoints import choose_image_endpoints
+        from quantkit.zoo.cards import list_cards
+
         try:
             graph = choose_image_endpoints(self.graph, self.card, list_cards())
             source, result = (tensor_info(graph, edge) for edge in (graph.inputs[0], graph.outputs[0]))
@@ -175,6 +185,8 @@ class Model:
         return f"Model({', '.join((repr(self.name), *self._facts.values()))})"
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         rows = "".join(
             f"<tr><th>{escape(key)}</th><td>{escape(text)}</td></tr>"
             for key, text in {"model": self.name, **self._facts}.items()
@@ -197,8 +209,10 @@ class Model:
         return facts
 
 
-def tensor_info(graph: Graph, edge: Edge) -> TensorInfo:
+def tensor_info(graph: Graph, edge: Edge) -> "TensorInfo":
     """Return name, element type and shape of an edge; unknown types count as float."""
+    from quantkit.runtimes.session import TensorInfo
+
     node = graph[edge.node]
     if graph.dialect == onnx.DIALECT:
         name, stated = onnx.value_name(node, edge.port), onnx.value_infos(graph)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +170,8 @@ class Trace:
             result = record.undone or record.ignored or record.check
             nodes = f"{record.nodes[0]} → {record.nodes[1]}"
             rows.append((str(record.step), nodes, str(len(record.changes)), str(len(record.skips)), result))
+        from html import escape
+
         cells = ("".join(f"<td>{escape(text)}</td>" for text in row) for row in rows)
         return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 

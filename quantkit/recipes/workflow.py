@@ -22,6 +22,7 @@ from quantkit.arguments import (
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import RecipeError, UsageError
 from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import Array
 from quantkit.model import Model, as_model
 from quantkit.model.exporters import EXPORTERS
 from quantkit.model.exporters.files import OutputFile
@@ -31,7 +32,6 @@ from quantkit.recipes.grammar import Step
 from quantkit.recipes.recipe import Recipe
 from quantkit.recipes.trace import SKIP, STOP, Trace
 from quantkit.recipes.trace_file import check_trace_path
-from quantkit.recipes.verify import make_verifier
 from quantkit.transforms.plugins import load_file
 from quantkit.transforms.registry import REGISTRY, names_for
 
@@ -212,6 +212,8 @@ def apply_recipe(
         file.check(before, may_shrink=may_shrink(recipe))
     check = None
     if verify or data is not None or tolerance is not None or on_mismatch is not None:
+        from quantkit.recipes.verify import make_verifier
+
         check = make_verifier(model, before, data=data, runtime=runtime, seed=seed, tolerance=tolerance)
     steps = iter(range(len(recipe.steps)))
 
@@ -298,13 +300,18 @@ def check_conversion(model: Any, checkpoint: str | os.PathLike[str] | None, file
         )
 
 
-def _services(evaluate_with: str) -> dict[str, Any]:
+def _read_variable(prefix: str, name: str, slice: str = "") -> Array:
+    """Read a variable; the module imports the runtimes, which few graphs need."""
     from quantkit.model.importers.checkpoint import read_variable
 
+    return read_variable(prefix, name, slice)
+
+
+def _services(evaluate_with: str) -> dict[str, Any]:
     if evaluate_with == "numpy":
-        return {"read_variable": read_variable}
+        return {"read_variable": _read_variable}
     if evaluate_with != "tensorflow":
         raise UsageError(f"{evaluate_with!r} is not a backend for constant folding", hint="use numpy or tensorflow")
     from quantkit.runtimes.tensorflow_constants import evaluate_with_tensorflow
 
-    return {"read_variable": read_variable, "evaluate": evaluate_with_tensorflow()}
+    return {"read_variable": _read_variable, "evaluate": evaluate_with_tensorflow()}

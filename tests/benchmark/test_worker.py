@@ -15,7 +15,7 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model import load
 from quantkit.runtimes.session import TensorInfo
-from quantkit.zoo import list_cards
+from quantkit.zoo.cards import list_cards
 
 
 def ask(*requests: dict[str, Any], durations: list[float] | None = None) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantkit.convert import convert, translate
+from quantkit.convert.tensorflow_to_onnx import convert, translate
 from quantkit.errors import UnavailableError
 from quantkit.formats import onnx
 from quantkit.ir.check import verify

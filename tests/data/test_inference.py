@@ -9,7 +9,7 @@ from quantkit.data.labels import LABEL_MAP_FILE, NAMES_FILE, Order
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import DType, Shape
 from quantkit.runtimes.session import TensorInfo
-from quantkit.zoo import find_card, list_cards
+from quantkit.zoo.cards import find_card, list_cards
 
 RELEASE, SLIM, DIGITS = (find_card(name) for name in ("inception_v3", "inception_v3_2016", "digits"))
 

@@ -9,7 +9,7 @@ from quantkit.data import Dataset, FileDataset, InputPipeline, PreprocessingOpti
 from quantkit.errors import InputError, UsageError
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.runtimes.session import TensorInfo
-from quantkit.zoo import find_card
+from quantkit.zoo.cards import find_card
 
 IMAGES = TensorInfo("image", DType.FLOAT, Shape((None, 4, 4, 3)))
 VECTORS = TensorInfo("vector", DType.FLOAT, Shape((None, 6)))

@@ -19,7 +19,7 @@ import pytest
 from conformance_cases import CASES
 from mutations import BINARY, TEXT, Mutation, mutate_files
 
-from quantkit.convert import convert
+from quantkit.convert.tensorflow_to_onnx import convert
 from quantkit.errors import QuantkitError
 from quantkit.formats import graphdef, load, meta_graphs, onnx, tfrecord
 from quantkit.formats.files import save_saved_model

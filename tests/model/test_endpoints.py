@@ -11,7 +11,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model import load
 from quantkit.model.endpoints import choose_image_endpoints, find_endpoints, takes_encoded_images
-from quantkit.zoo import find_card, list_cards
+from quantkit.zoo.cards import find_card, list_cards
 
 RELEASE, SLIM = (find_card(name) for name in ("inception_v3", "inception_v3_2016"))
 

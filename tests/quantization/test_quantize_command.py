@@ -14,7 +14,7 @@ from quantkit.formats import load
 from quantkit.ir.tensor import DType
 from quantkit.quantization import Plan, Ranges, Scheme
 from quantkit.quantization.report import AccuracyReport
-from quantkit.zoo import find_card
+from quantkit.zoo.cards import find_card
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, given, note, settings
 from network_graphs import compute_outputs, damaged_graphs, network_graphs
 
-from quantkit.convert import convert
+from quantkit.convert.tensorflow_to_onnx import convert
 from quantkit.errors import QuantkitError, UnavailableError
 from quantkit.formats import graphdef, onnx
 from quantkit.ir.check import verify

@@ -8,9 +8,9 @@ from file_server import CARD
 
 from quantkit.errors import InputError, UsageError
 from quantkit.ir.tensor import DType
-from quantkit.zoo import ModelCard, find_card, list_cards, locate, obtain
 from quantkit.zoo.archives import safe_name
-from quantkit.zoo.cards import read_card
+from quantkit.zoo.cards import ModelCard, find_card, list_cards, read_card
+from quantkit.zoo.fetch import locate, obtain
 
 WHOLE = CARD.replace("ARCHIVE", 'urls = ["https://host/small.tgz"]\n[[members]]\nname = "graph.pb"')
 README = Path(__file__).parents[2] / "models" / "README.md"

@@ -23,8 +23,9 @@ from file_server import (
 
 from quantkit.errors import InputError, UsageError
 from quantkit.progress import Progress
-from quantkit.zoo import Receipt, fetch, label_files, locate, locate_member, obtain
+from quantkit.zoo.cache import Receipt
 from quantkit.zoo.cards import ModelCard, read_card
+from quantkit.zoo.fetch import fetch, label_files, locate, locate_member, obtain
 
 
 @pytest.fixture
@@ -266,7 +267,7 @@ def start(card_text: str, tmp_path: Path) -> "subprocess.Popen[str]":
     script = tmp_path / "fetch.py"
     script.write_text(
         "import sys\n"
-        "from quantkit.zoo import obtain\n"
+        "from quantkit.zoo.fetch import obtain\n"
         "from quantkit.zoo.cards import read_card\n"
         "tell = lambda sentence: print(sentence, flush=True)\n"
         "print(obtain(read_card(sys.argv[1], 'small.toml'), on_message=tell).is_cached)\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from file_server import GRAPH, Server, digest, tar_gz
 
-from quantkit.zoo import list_cards
+from quantkit.zoo.cards import list_cards
 
 Main = Callable[[list[str]], int]
 

@@ -3,9 +3,6 @@
 Transforms and targets for TensorFlow graphs then apply to ONNX models.
 """
 
-# Each module registers handlers for op types.
-from quantkit.convert.onnx_to_tensorflow import elementwise, layers, shapes  # noqa: F401
-from quantkit.convert.onnx_to_tensorflow.translator import OnnxTranslator
 from quantkit.formats import onnx
 from quantkit.ir.graph import Graph
 
@@ -19,6 +16,10 @@ def convert(graph: Graph) -> Graph:
         UnavailableError: a node is not supported.
         GraphError: the nodes form a cycle.
     """
+    # Each module registers handlers for op types; TensorFlow graphs need none of them.
+    from quantkit.convert.onnx_to_tensorflow import elementwise, layers, shapes  # noqa: F401
+    from quantkit.convert.onnx_to_tensorflow.translator import OnnxTranslator
+
     return OnnxTranslator(graph).translate()
 
 

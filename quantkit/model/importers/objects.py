@@ -5,7 +5,6 @@ from typing import Any
 from quantkit import formats
 from quantkit.errors import InputError
 from quantkit.ir.graph import Graph
-from quantkit.model.importers.freeze import freeze_object, not_a_model
 
 # Top-level packages whose classes Keras models are made of.
 _KERAS_PACKAGES = frozenset({"keras", "tensorflow", "tf_keras"})
@@ -27,6 +26,8 @@ def import_object(value: Any) -> Graph:
         return _decode(value)
     if hasattr(value, "SerializeToString"):
         return _decode(_serialize(value))
+    from quantkit.model.importers.freeze import freeze_object, not_a_model
+
     if _is_of_tensorflow(value):
         return freeze_object(value)
     raise not_a_model(value)

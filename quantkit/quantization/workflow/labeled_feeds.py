@@ -14,7 +14,7 @@ from quantkit.ir.tensor import Array
 from quantkit.model import Model
 from quantkit.quantization.workflow.options import Options
 from quantkit.runtimes.session import Session
-from quantkit.zoo import list_cards
+from quantkit.zoo.cards import list_cards
 
 Feeds = dict[str, Array]
 # Fraction of samples that may be NaN or infinite.

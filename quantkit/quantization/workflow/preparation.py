@@ -28,7 +28,7 @@ from quantkit.recipes.named import find_recipe
 from quantkit.runtimes.session import TensorInfo
 from quantkit.transforms.plugins import find_transform
 from quantkit.transforms.registry import REGISTRY
-from quantkit.zoo import ModelCard, list_cards
+from quantkit.zoo.cards import ModelCard, list_cards
 
 FOLDING = frozenset({"fold_batch_norms", "fold_old_batch_norms"})
 
