@@ -14,10 +14,13 @@ from typing import Any
 import quantkit.runtimes.tensorflow_library as tensorflow
 from quantkit.convert.batch_norms import replace_old_batch_norms
 from quantkit.convert.cache import convert_cached, digest, prune
-from quantkit.errors import UnavailableError, UsageError
+from quantkit.errors import QuantkitError, UnavailableError, UsageError
 from quantkit.formats.files import write_whole
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import DType, Shape
 
+# Constants of fewer elements are not weights, but for example axes and sizes.
+MIN_WEIGHTS = 256
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
 _HINT = "use --runtime tensorflow, or remove the ops with transforms such as fold_old_batch_norms"
 
@@ -44,6 +47,45 @@ def to_litert(graph: Graph, *, small_weights: bool = False) -> bytes:
     converter = ("litert", tensorflow.available().detail, *(["small_weights"] if small_weights else []))
     convert = partial(_convert, small_weights=small_weights)
     return convert_cached(prune(replace_old_batch_norms(graph)), ".tflite", converter, convert, _HINT)
+
+
+def check_convertible(graph: Graph) -> None:
+    """Check that `to_litert` can convert a graph.
+
+    Weights take most of the time of a conversion. The graph without them is converted, and only if that fails, the
+    graph itself: some ops need constants.
+
+    Raises:
+        UnavailableError, GraphError: see `to_litert`.
+    """
+    try:
+        _convert_without_weights(graph)
+    except QuantkitError:
+        to_litert(graph)
+
+
+def _convert_without_weights(graph: Graph) -> None:
+    """Convert a graph with inputs in the place of its large constants.
+
+    Raises:
+        UnavailableError, GraphError: the conversion fails.
+    """
+    weights = [
+        node
+        for node in prune(graph).nodes.values()
+        if node.is_constant and node.value.dtype is DType.FLOAT and node.value.num_elements >= MIN_WEIGHTS
+    ]
+    placeholders = [
+        Node(node.name, "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(node.value.shape)})
+        for node in weights
+        if node.name not in graph.endpoint_names
+    ]
+    nodes = {**graph.nodes, **{node.name: node for node in placeholders}}
+    inputs = (*graph.inputs, *(Edge(node.name) for node in placeholders))
+    skeleton = graph.with_nodes(nodes.values()).with_endpoints(inputs, graph.outputs)
+    _, reason = _convert(prune(replace_old_batch_norms(skeleton)), small_weights=False)
+    if reason:
+        raise UnavailableError(reason, hint=_HINT)
 
 
 def require_converter() -> None:

@@ -109,6 +109,16 @@ class Target(ABC):
         """
         formats.save(graph, path)
 
+    def check_form(self, graph: Graph) -> None:  # noqa: B027 (the files of most targets hold every graph of `convert`)
+        """Check that `write` can write a graph, at a small part of its costs.
+
+        Args:
+            graph: graph of `convert` or `store_weights`, perhaps with ranges that are not calibrated.
+
+        Raises:
+            UnavailableError: an op has no form in the file format.
+        """
+
     def check_installation(self, *, weights_only: bool) -> None:  # noqa: B027 (most targets need no package)
         """Check that the packages that `write` and `check` need are installed.
 

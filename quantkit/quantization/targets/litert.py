@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from quantkit.convert.to_litert import require_converter, save_litert
+from quantkit.convert.to_litert import check_convertible, require_converter, save_litert
 from quantkit.errors import UnavailableError
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
@@ -223,6 +223,9 @@ class LiteRTTarget(Target):
 
     def check_installation(self, *, weights_only: bool) -> None:
         require_converter()
+
+    def check_form(self, graph: Graph) -> None:
+        check_convertible(graph)
 
     def write(self, graph: Graph, path: Path, *, weights_only: bool = False) -> None:
         save_litert(graph, path, small_weights=weights_only)

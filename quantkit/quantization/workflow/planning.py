@@ -7,7 +7,7 @@ from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType
 from quantkit.quantization import Plan, Scheme, annotate
-from quantkit.quantization.ranges import graph_digest
+from quantkit.quantization.ranges import Range, Ranges, graph_digest
 from quantkit.quantization.targets import find_target, targets
 from quantkit.quantization.workflow.host import saturates_in_int16
 from quantkit.quantization.workflow.options import Options
@@ -66,6 +66,24 @@ def choose_plan(options: Options, graph: Graph, scheme: Scheme) -> Plan:
             options.on_message("the plan was made for another graph, which has nodes of the same names")
     save_plan(options, graph, plan)
     return plan
+
+
+def check_plan(graph: Graph, plan: Plan) -> None:
+    """Convert a graph with ranges that are not calibrated: the graph alone decides about most failures.
+
+    Args:
+        graph: prepared float graph.
+        plan: plan of ``graph``.
+
+    Raises:
+        GraphError: the plan does not fit the graph.
+        UnavailableError: an op has no form in the target.
+    """
+    target = find_target(plan.scheme.target)
+    if plan.scheme.weights_only:
+        target.check_form(target.store_weights(graph, plan))
+    else:
+        target.check_form(target.convert(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0)))))
 
 
 def save_plan(options: Options, graph: Graph, plan: Plan) -> None:

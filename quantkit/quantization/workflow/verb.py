@@ -49,7 +49,7 @@ from quantkit.quantization.workflow.options import (
     PathLike,
     check_options,
 )
-from quantkit.quantization.workflow.planning import choose_plan, choose_scheme, save_plan
+from quantkit.quantization.workflow.planning import check_plan, choose_plan, choose_scheme, save_plan
 from quantkit.quantization.workflow.preparation import load_float_model, prepare_float_graph
 from quantkit.quantization.workflow.result import QuantizationResult
 from quantkit.runtimes import AUTO, find_runtime
@@ -212,6 +212,8 @@ def _run(source: Any, options: Options) -> QuantizationResult:
         options.on_message(f"{model.name}: {RANDOM_WEIGHTS_NOTE}")
     plan = choose_plan(options, graph, scheme)
     find_target(plan.scheme.target).check_installation(weights_only=plan.scheme.weights_only)
+    if data is not None or held_out is not None:
+        check_plan(graph, plan)
     ranges, reference = compute_ranges(model, graph, plan, data, options)
     if held_out is not None:
         held_out_reference = compute_reference(model, graph, held_out, options)
