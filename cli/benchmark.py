@@ -60,7 +60,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--kmp-settings", help="set KMP_SETTINGS: with 1, OpenMP prints its settings")
     parser.add_argument("--omp-num-threads", help="set OMP_NUM_THREADS for the processes")
     parser.add_argument(
-        "--runs", type=parse_positive, help="timed calls of each model (default: about two seconds, at least 60)"
+        "--runs", type=parse_positive, help="samples of each model (default: 12 to 200 in each of its processes)"
+    )
+    parser.add_argument(
+        "--processes", type=parse_positive, help="processes of each model (default: 5, then more until it is clear)"
     )
     parser.add_argument("--warmup", type=parse_natural, help="warm-up iterations (default: until latency is stable)")
     parser.add_argument(
@@ -104,6 +107,7 @@ def run(args: Namespace) -> int:
                 checkpoint=args.checkpoint,
                 runs=args.runs,
                 warmup=args.warmup,
+                processes=args.processes,
                 seed=args.seed,
                 time_budget=args.time_budget,
                 log_placement=args.log_placement,

@@ -6,7 +6,7 @@ from quantkit.data import DATA_KINDS
 from quantkit.quantization.targets import targets
 from quantkit.quantization.targets.base import FLOAT
 from quantkit.quantization.workflow import quantize
-from quantkit.quantization.workflow.options import CALIBRATION_LIMIT, FALLBACK_PRECISIONS, TIME_BUDGET, TIMED_RUNS
+from quantkit.quantization.workflow.options import CALIBRATION_LIMIT, FALLBACK_PRECISIONS, TIME_BUDGET
 
 from ._arguments import (
     add_model_flags,
@@ -104,8 +104,7 @@ def _add_data(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--runs",
         type=parse_natural,
-        default=TIMED_RUNS,
-        help=f"number of timed runs per model; 0 to skip the latency (default: {TIMED_RUNS})",
+        help="samples of the latency of each model; 0 to skip the latency (default: until the comparison is clear)",
     )
 
 

@@ -31,8 +31,8 @@ SCHEMA = "quantkit.doctor/1"
 # build of oneDNN fails.
 LOG_ONEDNN = {"ONEDNN_VERBOSE": "dispatch", "TF_CPP_MIN_LOG_LEVEL": "0"}
 TIMEOUT = 120.0
-# A sweep has many settings: fewer rounds than a benchmark, enough for an interval.
-SWEEP_SAMPLING = SamplingOptions(runs=40, rounds=10, time_budget=300.0)
+# A sweep has many settings: fewer processes than a benchmark, enough for an interval.
+SWEEP_SAMPLING = SamplingOptions(runs=60, processes=3, time_budget=300.0)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from itertools import accumulate, chain
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from quantkit.benchmark.bootstrap import median_interval
+from quantkit.benchmark.bootstrap import Interval, median_interval
 from quantkit.benchmark.machine import Machine
+from quantkit.benchmark.student import MIN_PROCESSES, geometric_mean
 from quantkit.errors import InputError
 
 SCHEMA = "quantkit.measurement/1"
@@ -22,6 +24,8 @@ WIDE_SPREAD = 1.3
 LARGE_DRIFT = 0.1
 # Warn of few samples if half the width of the interval exceeds this fraction of the median.
 WIDE_INTERVAL = 0.1
+Item = TypeVar("Item")
+
 # Keys of a JSON document that differ from the names of the attributes.
 _JSON_KEYS = {"runtime_device": "engine_device", "skipped_runtimes": "passed_over"}
 
@@ -93,10 +97,10 @@ class LatencySummary:
     """Statistics of the samples, in seconds.
 
     Attributes:
-        median: median of all calls.
-        low, high: 95 % bootstrap interval of the median.
+        median: median of all samples.
+        low, high: 95 % interval of the median; it contains the spread between processes if there are several.
         p90: 90th percentile.
-        minimum: fastest call.
+        minimum: fastest sample.
         warnings: reasons why the result may not be reproducible, with a remedy; empty if it is stable.
     """
 
@@ -117,12 +121,14 @@ class Measurement:
     """Raw samples of one model in one runtime.
 
     Attributes:
-        seconds: duration of each timed call, in order; at least one.
+        seconds: duration of a call in each sample, in order; at least one.
         warmup_seconds: duration of each other call: the warm-up, and the lead-in of each block.
         context: model, runtime, options and machine.
-        block_sizes: number of calls in each round; empty for one round.
-        is_settled: True if the latency was stable after the warm-up; None for a fixed number of warm-up calls.
-        warmup_calls: number of calls before the first round.
+        block_sizes: number of samples in each round; empty for one round.
+        is_settled: True if the latency was stable after most warm-ups; None for a fixed number of warm-up calls.
+        warmup_calls: number of calls of a process before its first round; the largest of all processes.
+        process_rounds: number of rounds in each process; empty for one process.
+        calls_per_sample: number of calls that one sample is the mean of; above 1 for calls below a millisecond.
     """
 
     seconds: tuple[float, ...]
@@ -131,22 +137,32 @@ class Measurement:
     block_sizes: tuple[int, ...] = ()
     is_settled: bool | None = None
     warmup_calls: int = 0
+    process_rounds: tuple[int, ...] = ()
+    calls_per_sample: int = 1
 
     @property
     def blocks(self) -> tuple[tuple[float, ...], ...]:
-        """Durations of the calls of each round."""
-        ends = np.cumsum(self.block_sizes or (len(self.seconds),))
-        starts = (0, *ends[:-1])
-        return tuple(self.seconds[start:end] for start, end in zip(starts, ends, strict=True))
+        """Samples of each round."""
+        return _split(self.seconds, self.block_sizes)
+
+    @property
+    def processes(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        """Rounds of each process."""
+        return _split(self.blocks, self.process_rounds)
 
     @cached_property
     def summary(self) -> LatencySummary:
         median = statistics.median(self.seconds)
-        low, high = median_interval(self.blocks, self.context.seed)
-        # A resampled quantile may exclude the median itself.
+        low, high = self._median_interval()
+        # The interval of another estimate of the median may exclude it.
         low, high = min(low, median), max(high, median)
         p90 = float(np.quantile(self.seconds, 0.9))
         return LatencySummary(median, low, high, p90, min(self.seconds), _warnings(self, median, high - low, p90))
+
+    def _median_interval(self) -> Interval:
+        if len(self.processes) < MIN_PROCESSES:
+            return median_interval(self.blocks, self.context.seed)
+        return geometric_mean([statistics.median(chain.from_iterable(blocks)) for blocks in self.processes])[1]
 
     def to_json(self) -> dict[str, Any]:
         """Return the measurement and its summary as a JSON document."""
@@ -158,6 +174,8 @@ class Measurement:
             "block_sizes": list(self.block_sizes),
             "is_settled": self.is_settled,
             "warmup_calls": self.warmup_calls,
+            "process_rounds": list(self.process_rounds),
+            "calls_per_sample": self.calls_per_sample,
             "summary": asdict(self.summary) | {"warnings": list(self.summary.warnings)},
         }
 
@@ -181,9 +199,17 @@ class Measurement:
                 block_sizes=tuple(document["block_sizes"]),
                 is_settled=document["is_settled"],
                 warmup_calls=document["warmup_calls"],
+                process_rounds=tuple(document.get("process_rounds", ())),
+                calls_per_sample=document.get("calls_per_sample", 1),
             )
         except (KeyError, TypeError) as error:
             raise InputError(f"the measurement is incomplete: {error}") from None
+
+
+def _split(items: tuple[Item, ...], sizes: tuple[int, ...]) -> tuple[tuple[Item, ...], ...]:
+    """Split items into groups of the given sizes; without sizes, all items are one group."""
+    ends = tuple(accumulate(sizes or (len(items),)))
+    return tuple(items[end - size : end] for end, size in zip(ends, sizes or ends, strict=True))
 
 
 def _warnings(measurement: Measurement, median: float, width: float, p90: float) -> tuple[str, ...]:

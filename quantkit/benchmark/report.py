@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from quantkit.benchmark.measurement import Measurement, MeasurementContext
-from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.speedup import MARGIN, Speedup
+from quantkit.benchmark.student import MIN_PROCESSES
 from quantkit.errors import CheckError, InputError, QuantkitError, UsageError
 from quantkit.formats.files import write_whole
 from quantkit.runtimes import runtimes
@@ -94,6 +95,20 @@ class Benchmark:
         first = self.baseline
         return tuple(None if first is None or row is first else _compare(first, row) for row in self.rows)
 
+    @cached_property
+    def fastest(self) -> BenchmarkRow | None:
+        """Row with the lowest median latency; None without a measurement."""
+        measured = [(row.measurement.summary.median, row) for row in self.rows if row.measurement is not None]
+        return min(measured, key=lambda pair: pair[0])[1] if measured else None
+
+    @property
+    def rivals(self) -> tuple[BenchmarkRow, ...]:
+        """Rows that the measurement does not show to be slower than the fastest one."""
+        fastest = self.fastest
+        others = [row for row in self.rows if fastest is not None and row is not fastest and row.measurement]
+        speedups = [(row, _compare(row, fastest)) for row in others if fastest is not None]
+        return tuple(row for row, speedup in speedups if isinstance(speedup, Speedup) and speedup.outcome != "faster")
+
     def check_measured(self) -> None:
         """Check that all candidates were measured.
 
@@ -110,10 +125,10 @@ class Benchmark:
         """Check the speed-up of each row over the baseline.
 
         Args:
-            minimum: smallest accepted speed-up.
+            minimum: smallest accepted speed-up; an interval that contains it is accepted.
 
         Raises:
-            CheckError: a speed-up is smaller or missing.
+            CheckError: the interval of a speed-up lies below the minimum, or a speed-up is missing.
         """
         baseline = self.baseline
         for row, speedup in zip(self.rows, self.speedups, strict=True):
@@ -124,11 +139,12 @@ class Benchmark:
                     f"{row.label} in {row.runtime} has no speed-up to compare with {minimum:g}",
                     hint="the table gives the reason; omit --fail-below, or measure candidates that run here",
                 )
-            if speedup.ratio < minimum:
+            if speedup.high < minimum:
                 raise CheckError(
                     f"{row.label} in {row.runtime} is {speedup.ratio:.2f}x as fast as {baseline.label} in "
                     f"{baseline.runtime} ({speedup.low:.2f} to {speedup.high:.2f}), below {minimum:g}",
-                    hint="--runs 300 narrows the interval; quantkit doctor --measure compares thread settings",
+                    hint="the whole interval is below the limit, so that more runs do not change the result; "
+                    "quantkit doctor --measure compares thread settings",
                 )
 
     def placement_lines(self, *, is_verbose: bool = False) -> list[str]:
@@ -162,7 +178,14 @@ class Benchmark:
             if isinstance(speedup, Speedup):
                 document["comparison"] = speedup.to_json()
             rows.append(document)
-        return {"schema": SCHEMA, "rows": rows, "notes": list(self.notes), "is_complete": self.is_complete}
+        return {
+            "schema": SCHEMA,
+            "rows": rows,
+            "fastest": None if self.fastest is None else self.rows.index(self.fastest),
+            "rivals": [self.rows.index(row) for row in self.rivals],
+            "notes": list(self.notes),
+            "is_complete": self.is_complete,
+        }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -182,7 +205,7 @@ class Benchmark:
     def __repr__(self) -> str:
         rows = ", ".join(
             f"{row.label!r} in {row.runtime}: "
-            + (f"{_milliseconds(row.measurement.summary.median)} ms" if row.measurement else "not measured")
+            + (f"{format_latency(row.measurement.summary.median)} ms" if row.measurement else "not measured")
             for row in self.rows
         )
         return f"Benchmark({rows})"
@@ -209,15 +232,32 @@ class Benchmark:
         is_first = self.baseline is self.rows[0]
         return f" speed-up: over {name}{'' if is_first else ', the first measured row'}, higher is better."
 
+    def _comparison_lines(self) -> list[str]:
+        """Return the lines on the fastest row, the precision of the speed-ups, and each undecided one."""
+        if self.fastest is None or len(self.measurements) == 1:
+            return []
+        lines = [fastest_line(self.fastest, self.rivals)]
+        speedups = [(row, speedup) for row, speedup in zip(self.rows, self.speedups, strict=True)]
+        compared = [(row, speedup) for row, speedup in speedups if isinstance(speedup, Speedup)]
+        if visible := [speedup.smallest_difference for _, speedup in compared if speedup.processes >= MIN_PROCESSES]:
+            processes = max(speedup.processes for _, speedup in compared)
+            lines.append(
+                f"{processes} processes per model; this run could see differences from {_percent(max(visible))}; "
+                f"same: within {_percent(MARGIN)}"
+            )
+        undecided = [(row, speedup) for row, speedup in compared if speedup.outcome == "undecided"]
+        return lines + [f"undecided: {_name(row)}: {speedup.advice}" for row, speedup in undecided]
+
     def _messages(self) -> list[str]:
         """Return the lines below the table."""
-        lines = ["median, p90: ms per call, lower is better." + self._baseline_note()]
+        lines = ["median, p90: ms per call, lower is better." + self._baseline_note(), *self._comparison_lines()]
         contexts = [measurement.context for measurement in self.measurements]
         if any((context.intra_op, context.inter_op) != (None, None) for context in contexts):
             lines.append("threads: inside one op, ops in parallel; a dot for the default of the runtime.")
         if contexts:
             lines.append(contexts[0].machine.sentence)
         lines.extend(openmp_lines(self.measurements))
+        lines.extend(_instability_lines(self.rows))
         for row, speedup in zip(self.rows, self.speedups, strict=True):
             lines.extend(_row_messages(row, speedup))
         return [*lines, *self.notes]
@@ -326,19 +366,19 @@ def _cells(row: BenchmarkRow, speedup: Speedup | UsageError | None) -> tuple[str
         row.label,
         runtime_text(context),
         threads_text(context),
-        _milliseconds(summary.median),
-        f"{_milliseconds(summary.low)} to {_milliseconds(summary.high)}",
-        _milliseconds(summary.p90),
+        format_latency(summary.median),
+        f"{format_latency(summary.low)} to {format_latency(summary.high)}",
+        format_latency(summary.p90),
         speedup.verdict if isinstance(speedup, Speedup) else "baseline" if speedup is None else "-",
         f"{context.num_bytes / 1e6:.{1 if context.num_bytes >= 1e6 else 3}f}",
         "" if summary.is_stable else "unstable",
     )
 
 
-def _milliseconds(seconds: float) -> str:
+def format_latency(seconds: float) -> str:
     """Format a duration in milliseconds with three or more significant digits.
 
-    >>> _milliseconds(0.0612), _milliseconds(0.27649), _milliseconds(0.0001234)
+    >>> format_latency(0.0612), format_latency(0.27649), format_latency(0.0001234)
     ('61.20', '276.5', '0.123')
     """
     value = seconds * 1000
@@ -349,11 +389,44 @@ def _row_messages(row: BenchmarkRow, speedup: Speedup | UsageError | None) -> li
     if isinstance(row.outcome, Failure):
         hint = f" (hint: {row.outcome.hint})" if row.outcome.hint else ""
         return [f"not measured: {row.label} in {row.runtime}: {row.outcome.reason}{hint}"]
-    context = row.outcome.context
-    threads = threads_text(context)
-    name = f"{row.label} in {runtime_text(context)}" + (f" with threads {threads}" if threads != "default" else "")
-    lines = [f"unstable: {name}: {warning}" for warning in row.outcome.summary.warnings]
-    lines.extend(f"{name}: auto skipped {skipped}" for skipped in context.skipped_runtimes)
+    lines = [f"{_name(row)}: auto skipped {skipped}" for skipped in row.outcome.context.skipped_runtimes]
     if isinstance(speedup, UsageError):
-        lines.append(f"no speed-up: {name}: {speedup.message}")
+        lines.append(f"no speed-up: {_name(row)}: {speedup.message}")
     return lines
+
+
+def _instability_lines(rows: Sequence[BenchmarkRow]) -> list[str]:
+    """Return one line on all unstable rows; it gives the reason of the row with the widest interval."""
+    unstable = [(row, row.measurement.summary) for row in rows if row.measurement and row.measurement.summary.warnings]
+    if not unstable:
+        return []
+    row, summary = max(unstable, key=lambda pair: (pair[1].high - pair[1].low) / pair[1].median)
+    count = sum(len(summary.warnings) for _, summary in unstable)
+    others = "" if count == 1 else f" ({count} warnings on {len(unstable)} of {len(rows)} rows; --json lists all)"
+    return [f"unstable: {_name(row)}: {summary.warnings[0]}{others}"]
+
+
+def _name(row: BenchmarkRow) -> str:
+    """Return label, runtime, and thread options that differ from the default."""
+    if row.measurement is None:
+        return f"{row.label} in {row.runtime}"
+    context = row.measurement.context
+    threads = threads_text(context)
+    name = f"{row.label} in {runtime_text(context)}"
+    return name if threads == "default" else f"{name} with threads {threads}"
+
+
+def fastest_line(fastest: BenchmarkRow, rivals: Sequence[BenchmarkRow]) -> str:
+    """Return the sentence on the fastest row, and on the rows that are not shown to be slower."""
+    assert fastest.measurement is not None
+    line = f"fastest on this machine: {_name(fastest)} ({format_latency(fastest.measurement.summary.median)} ms)"
+    return f"{line}; not shown to be slower: {', '.join(map(_name, rivals))}" if rivals else line
+
+
+def _percent(fraction: float) -> str:
+    """Format a fraction with one significant digit or more.
+
+    >>> _percent(0.004), _percent(0.02), _percent(0.137)
+    ('0.4 %', '2 %', '14 %')
+    """
+    return f"{100 * fraction:.{1 if fraction < 0.01 else 0}f} %"

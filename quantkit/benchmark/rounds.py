@@ -1,17 +1,20 @@
-"""Interleaved measurement: each round measures each candidate once, in a random order.
+"""Interleaved measurement in several processes of each candidate.
 
-A disturbance of the machine then affects all candidates, and cancels in the ratios of a round. Each candidate has a
-process of its own; only one of the processes runs at a time.
+All candidates are opened together, each in a process of its own, and are measured in rounds: each round measures each
+candidate once, in a random order, and only one process runs at a time. A disturbance of the machine then affects all
+candidates, and cancels in the ratios of a round. Then all processes end, and the candidates are opened again in another
+order, until the comparison is clear: the latency of a model differs from process to process.
 """
 
 import os
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import ceil
 from time import monotonic
 from typing import Any
 
@@ -20,32 +23,57 @@ from quantkit.benchmark.machine import this_machine
 from quantkit.benchmark.measurement import Measurement, MeasurementContext
 from quantkit.benchmark.process import WorkerError, WorkerProcess
 from quantkit.benchmark.report import Benchmark, BenchmarkRow, Failure
+from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.student import MIN_PROCESSES
 from quantkit.progress import OnProgress, Progress, ignore_progress
 
-# Default number of timed calls: enough for this duration, within these bounds.
-TARGET_SECONDS = 2.0
-MIN_RUNS, MAX_RUNS = 60, 1000
+# Default number of processes of each candidate, and the limit if the comparison is not clear.
+DEFAULT_PROCESSES, MAX_PROCESSES = 5, 20
+# Default number of samples in each process: enough for this duration, within these bounds.
+PROCESS_SECONDS = 0.4
+MIN_SAMPLES, MAX_SAMPLES = 12, 200
+# Calls that are shorter are grouped.
+SAMPLE_SECONDS = 1e-3
+# Maximum number of further bytes in the environment of a process: its size shifts the stack, and with it the latency.
+MAX_PADDING = 4096
 # Minimum time for a response, also at the end of the time budget.
 MIN_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Number of calls and time limit of a benchmark.
+    """Number of samples and time limit of a benchmark.
 
     Attributes:
-        runs: timed calls of each candidate (default: about `TARGET_SECONDS`).
+        runs: samples of each candidate in all processes (default: about `PROCESS_SECONDS` in each process).
         warmup: warm-up calls (default: until latency is stable).
-        rounds: number of rounds that the timed calls are distributed over.
+        processes: processes of each candidate (default: 5, then more until the comparison is clear, 20 at most; with
+            ``runs``, 3 to 5).
+        rounds: number of rounds that the samples of a process are distributed over.
         seed: seed of the data, of the order in each round, and of the intervals.
         time_budget: total time limit in seconds; finished rounds are kept.
     """
 
     runs: int | None = None
     warmup: int | None = None
-    rounds: int = 20
+    processes: int | None = None
+    rounds: int = 4
     seed: int = 0
     time_budget: float = 600.0
+
+    @property
+    def min_processes(self) -> int:
+        """Number of processes that run in any case."""
+        if self.processes is not None:
+            return self.processes
+        if self.runs is None:
+            return DEFAULT_PROCESSES
+        return min(max(self.runs // MIN_SAMPLES, MIN_PROCESSES), DEFAULT_PROCESSES, self.runs)
+
+    @property
+    def max_processes(self) -> int:
+        """Maximum number of processes."""
+        return self.min_processes if self.runs is not None or self.processes is not None else MAX_PROCESSES
 
 
 class BenchmarkInterrupted(KeyboardInterrupt):
@@ -69,62 +97,50 @@ def measure(
 
     Args:
         candidates: candidates; each takes part in each round.
-        options: number of calls and time limit.
+        options: number of samples and time limit.
         on_progress: receives the progress.
 
     Raises:
         InputError: a model file is missing or broken.
         BenchmarkInterrupted: Ctrl-C.
     """
-    with open_candidates(candidates, options, on_progress) as measure_rounds:
-        return measure_rounds()
-
-
-@contextmanager
-def open_candidates(
-    candidates: Sequence[Candidate],
-    options: SamplingOptions = SamplingOptions(),
-    on_progress: OnProgress = ignore_progress,
-) -> Iterator[Callable[[], Benchmark]]:
-    """Open candidates in the background, each in its process.
-
-    Args:
-        candidates, options, on_progress: see `measure`.
-
-    Yields:
-        Function that measures all candidates as soon as they are open; no other work should run meanwhile.
-
-    Raises:
-        InputError: a model file is missing or broken.
-    """
     digests = {candidate.path: digest(candidate.path) for candidate in candidates}
     runs = [_CandidateRun(candidate, *digests[candidate.path]) for candidate in candidates]
-    benchmark_run = _BenchmarkRun(runs, options, on_progress)
-    with ExitStack() as workers:
-        benchmark_run.start(workers)
-        yield benchmark_run.measure
+    return _BenchmarkRun(runs, options, on_progress).measure()
 
 
 @dataclass
 class _CandidateRun:
-    """State of one candidate during the measurement."""
+    """State of one candidate during the measurement.
+
+    Attributes:
+        worker: running process.
+        opened, facts: description of the first process after it opened the model, and after its warm-up.
+        warmups: warm-up calls of each process.
+        settled: stability after the warm-up of each process.
+        group: number of calls in a sample; 0 before the first warm-up.
+        processes: samples of each round of each process.
+    """
 
     candidate: Candidate
     digest: str
     num_bytes: int
-    process: WorkerProcess | None = None
+    worker: WorkerProcess | None = None
     opened: dict[str, Any] = field(default_factory=dict)
-    warm: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    warmups: list[list[float]] = field(default_factory=list)
+    settled: list[bool | None] = field(default_factory=list)
     lead_ins: list[float] = field(default_factory=list)
-    blocks: list[list[float]] = field(default_factory=list)
+    group: int = 0
+    processes: list[list[list[float]]] = field(default_factory=list)
     failure: Failure | None = None
     log: str = ""
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any] | None:
         """Return the response of the worker; None after a failure, which ends the worker."""
-        assert self.process is not None
+        assert self.worker is not None
         try:
-            response = self.process.ask(request, timeout)
+            response = self.worker.ask(request, timeout)
         except WorkerError as error:
             self.failure = Failure(error.message, error.hint, error.exit_code)
         else:
@@ -135,55 +151,81 @@ class _CandidateRun:
         self.end()
         return None
 
+    def start(self, padding: int) -> None:
+        """Start a process.
+
+        Args:
+            padding: number of further bytes in its environment.
+        """
+        settings = self.candidate.settings
+        environment = {**settings.environment, "QUANTKIT_PADDING": "x" * padding}
+        self.worker = WorkerProcess(environment, settings.cpus)
+        self.processes.append([])
+
     def end(self) -> None:
         """End the process and keep its log."""
-        if self.process is not None:
-            self.log = self.process.log
-            self.process.close()
-            self.process = None
+        if self.worker is not None:
+            self.log = self.worker.log
+            self.worker.close()
+            self.worker = None
 
     def open(self, options: SamplingOptions, timeout: float) -> None:
         """Load the runtime and the model."""
-        self.opened = self.ask(self.candidate.to_request(options.seed), timeout) or {}
+        opened = self.ask(self.candidate.to_request(options.seed), timeout) or {}
+        self.opened = self.opened or opened
 
     def warm_up(self, options: SamplingOptions, timeout: float) -> None:
         """Call the model until its latency is stable."""
-        self.warm = self.ask({"do": "warm_up", "calls": options.warmup}, timeout) or {}
+        warm = self.ask({"do": "warm_up", "calls": options.warmup}, timeout)
+        if warm is None:
+            return
+        self.facts = self.facts or warm
+        self.warmups.append(warm["seconds"])
+        self.settled.append(warm["is_settled"])
+        self.group = self.group or max(1, ceil(SAMPLE_SECONDS / self._latency))
 
-    def block_sizes(self, options: SamplingOptions) -> list[int]:
-        """Return the number of calls in each round."""
-        latency = statistics.median(self.warm["seconds"][-20:])
-        default = min(max(int(TARGET_SECONDS / max(latency, 1e-9)), MIN_RUNS), MAX_RUNS)
-        runs = options.runs or default
-        rounds = min(options.rounds, runs)
-        return [runs // rounds + (index < runs % rounds) for index in range(rounds)]
+    def block_sizes(self, options: SamplingOptions, process: int) -> list[int]:
+        """Return the number of samples in each round of a process."""
+        if options.runs is None:
+            samples = int(PROCESS_SECONDS / (self._latency * self.group))
+            samples = min(max(samples, MIN_SAMPLES), MAX_SAMPLES)
+        else:
+            samples = _distribute(options.runs, options.min_processes)[process]
+        return [size for size in _distribute(samples, options.rounds) if size]
 
-    def run(self, calls: int, timeout: float) -> None:
-        """Measure the calls of one round."""
-        response = self.ask({"do": "run", "calls": calls}, timeout)
+    def run(self, samples: int, timeout: float) -> None:
+        """Measure the samples of one round."""
+        response = self.ask({"do": "run", "samples": samples, "group": self.group}, timeout)
         if response is not None:
             self.lead_ins.extend(response["lead_in"])
-            self.blocks.append(response["seconds"])
+            self.processes[-1].append(response["seconds"])
 
     def row(self, context: dict[str, Any], stop_reason: str) -> BenchmarkRow:
         """Return the row of the report."""
         label, settings = self.candidate.label, self.candidate.settings
-        if self.failure is None and not self.blocks:
-            self.failure = Failure(
-                f"{stop_reason} before its first round", "raise --time-budget, or measure fewer models"
-            )
-        if self.failure is not None:
-            return BenchmarkRow(label, self.opened.get("runtime", settings.runtime), self.failure, self.log)
-        warmup = self.warm["seconds"]
+        processes = [process for process in self.processes if process]
+        failure = self.failure
+        if failure is None and not processes:
+            failure = Failure(f"{stop_reason} before its first round", "raise --time-budget, or measure fewer models")
+        if failure is not None:
+            return BenchmarkRow(label, self.opened.get("runtime", settings.runtime), failure, self.log)
+        blocks = [block for process in processes for block in process]
         measurement = Measurement(
-            seconds=tuple(seconds for block in self.blocks for seconds in block),
-            warmup_seconds=(*warmup, *self.lead_ins),
+            seconds=tuple(seconds for block in blocks for seconds in block),
+            warmup_seconds=(*(seconds for warmup in self.warmups for seconds in warmup), *self.lead_ins),
             context=self._context(context),
-            block_sizes=tuple(map(len, self.blocks)),
-            is_settled=self.warm["is_settled"],
-            warmup_calls=len(warmup),
+            block_sizes=tuple(map(len, blocks)),
+            is_settled=None if None in self.settled else sum(map(bool, self.settled)) * 2 >= len(self.settled),
+            warmup_calls=max(map(len, self.warmups)),
+            process_rounds=tuple(map(len, processes)),
+            calls_per_sample=self.group,
         )
         return BenchmarkRow(label, measurement.context.runtime, measurement, self.log)
+
+    @property
+    def _latency(self) -> float:
+        """Seconds of a call at the end of the last warm-up."""
+        return max(statistics.median_low(self.warmups[-1][-20:]), 1e-9)
 
     def _context(self, shared: dict[str, Any]) -> MeasurementContext:
         settings, opened = self.candidate.settings, self.opened
@@ -203,8 +245,8 @@ class _CandidateRun:
             inputs=opened["inputs"],
             runtime_device=opened["runtime_device"],
             skipped_runtimes=tuple(opened["skipped_runtimes"]),
-            placement=tuple(self.warm["placement"]),
-            openmp=tuple(self.warm["openmp"]),
+            placement=tuple(self.facts["placement"]),
+            openmp=tuple(self.facts["openmp"]),
             **shared,
         )
 
@@ -216,11 +258,9 @@ class _BenchmarkRun:
         self._runs = runs
         self._options = options
         self._on_progress = on_progress
-        self._rounds = options.rounds
-        self._deadline = monotonic() + options.time_budget
-        self._openings: list[Future[None]] = []
+        self._start = monotonic()
+        self._process = 0
         self._random = random.Random(options.seed)
-        # The candidates start in a random order, so that no position has an advantage in memory.
         self._start_order = self._random.sample(runs, len(runs))
         self._shared = {
             "machine": this_machine(),
@@ -228,60 +268,79 @@ class _BenchmarkRun:
             "seed": options.seed,
         }
 
-    def start(self, workers: ExitStack) -> None:
-        """Start to open all candidates, one per CPU at a time."""
-        timeout = max(self._deadline - monotonic(), MIN_TIMEOUT)
-        for run in self._start_order:
-            settings = run.candidate.settings
-            run.process = workers.enter_context(WorkerProcess(settings.environment, settings.cpus))
-        pool = ThreadPoolExecutor(os.cpu_count())
-        self._openings = [pool.submit(run.open, self._options, timeout) for run in self._start_order]
-        # After Ctrl-C, the threads end with their workers, which `workers` ends.
-        workers.callback(pool.shutdown, wait=False, cancel_futures=True)
-
     def measure(self) -> Benchmark:
-        """Return the result of all rounds.
+        """Return the result of all processes.
 
         Raises:
             BenchmarkInterrupted: Ctrl-C.
         """
         try:
-            self._warm_up()
-            self._measure_rounds()
+            while self._needs_process():
+                self._measure_process()
+                self._process += 1
         except KeyboardInterrupt:
             raise BenchmarkInterrupted(self._benchmark("interrupted")) from None
         except _TimeBudgetExhaustedError:
-            return self._benchmark(f"time budget of {self._options.time_budget:g} s exhausted")
+            has_required = self._process >= self._options.min_processes
+            return self._benchmark("" if has_required else f"time budget of {self._options.time_budget:g} s exhausted")
         return self._benchmark()
 
-    def _warm_up(self) -> None:
-        """Warm up one candidate after the other, as soon as all are open."""
-        total = len(self._runs)
-        for index, opening in enumerate(self._openings):
-            self._on_progress(Progress("opening", index, total))
-            opening.result()
-        for index, run in enumerate(self._start_order):
-            if run.failure is None:
-                self._on_progress(Progress("warming up", index, total))
-                run.warm_up(self._options, self._timeout())
+    def _needs_process(self) -> bool:
+        """Return True if another process of each candidate is required, or expected to change an outcome."""
+        if self._process < self._options.min_processes:
+            return any(run.failure is None for run in self._runs)
+        if self._process >= self._options.max_processes:
+            return False
+        elapsed = monotonic() - self._start
+        if elapsed * (self._process + 1) / self._process > self._options.time_budget:
+            return False
+        speedups = Benchmark(tuple(run.row(self._shared, "") for run in self._runs)).speedups
+        return not all(speedup.is_clear for speedup in speedups if isinstance(speedup, Speedup))
 
-    def _measure_rounds(self) -> None:
-        sizes = {id(run): run.block_sizes(self._options) for run in self._runs if run.failure is None}
-        self._rounds = max(map(len, sizes.values()), default=0)
-        for index in range(self._rounds):
-            self._on_progress(Progress("measuring", index, self._rounds))
-            running = [run for run in self._runs if run.failure is None]
+    def _measure_process(self) -> None:
+        """Open all candidates, warm up one after the other, and measure all rounds of their processes."""
+        running = [run for run in self._start_order if run.failure is None]
+        first = self._process % len(running)
+        # No position in the order is an advantage: each candidate starts first in turn.
+        running = running[first:] + running[:first]
+        with ExitStack() as workers:
+            self._open(running, workers)
+            for index, run in enumerate(running):
+                if run.failure is None:
+                    self._on_progress(Progress("warming up", index, len(running)))
+                    run.warm_up(self._options, self._timeout())
+            self._measure_rounds([run for run in running if run.failure is None])
+
+    def _open(self, runs: list[_CandidateRun], workers: ExitStack) -> None:
+        """Open candidates in new processes, one per CPU at a time."""
+        timeout = self._timeout()
+        for run in runs:
+            run.start(self._random.randrange(MAX_PADDING))
+            workers.callback(run.end)
+        pool = ThreadPoolExecutor(os.cpu_count())
+        # After Ctrl-C, the threads end with their workers, which `workers` ends.
+        workers.callback(pool.shutdown, wait=False, cancel_futures=True)
+        openings = [pool.submit(run.open, self._options, timeout) for run in runs]
+        for index, opening in enumerate(openings):
+            self._on_progress(Progress("opening", index, len(runs)))
+            opening.result()
+
+    def _measure_rounds(self, runs: list[_CandidateRun]) -> None:
+        sizes = {id(run): run.block_sizes(self._options, self._process) for run in runs}
+        rounds = max(map(len, sizes.values()), default=0)
+        processes = max(self._options.min_processes, self._process + 1)
+        for index in range(rounds):
+            self._on_progress(Progress("measuring", self._process * rounds + index, processes * rounds))
+            running = [run for run in runs if run.failure is None]
             for run in self._random.sample(running, len(running)):
                 run.run(sizes[id(run)][index], self._timeout())
-        self._on_progress(Progress("measuring", self._rounds, self._rounds))
+        self._on_progress(Progress("measuring", (self._process + 1) * rounds, processes * rounds))
 
     def _benchmark(self, stop_reason: str = "") -> Benchmark:
-        """Return the finished rounds; ``stop_reason`` is empty if all are finished."""
-        for run in self._runs:
-            run.end()
+        """Return the finished rounds; ``stop_reason`` is empty if no required process is missing."""
         rows = tuple(run.row(self._shared, stop_reason) for run in self._runs)
-        done = max((len(run.blocks) for run in self._runs), default=0)
-        notes = (f"{stop_reason} after {done} of {self._rounds} rounds",) if stop_reason else ()
+        processes = f"{self._process} of {max(self._process, self._options.min_processes)} processes per model"
+        notes = (f"{stop_reason} after {processes}",) if stop_reason else ()
         return Benchmark(rows, notes, is_complete=not stop_reason)
 
     def _timeout(self) -> float:
@@ -290,7 +349,16 @@ class _BenchmarkRun:
         Raises:
             _TimeBudgetExhaustedError: the time budget is exhausted.
         """
-        remaining = self._deadline - monotonic()
+        remaining = self._start + self._options.time_budget - monotonic()
         if remaining <= 0:
             raise _TimeBudgetExhaustedError
         return max(remaining, MIN_TIMEOUT)
+
+
+def _distribute(total: int, parts: int) -> list[int]:
+    """Distribute a number over parts that differ by one at most.
+
+    >>> _distribute(8, 3)
+    [3, 3, 2]
+    """
+    return [total // parts + (index < total % parts) for index in range(parts)]

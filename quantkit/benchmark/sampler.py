@@ -36,7 +36,7 @@ class WarmUpRule:
     tolerance: float = 0.03
     quiet: int = 2
     cap_calls: int = 5000
-    cap_seconds: float = 10.0
+    cap_seconds: float = 3.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,23 @@ def time_calls(call: Call, count: int, clock: Clock = perf_counter) -> tuple[flo
             call()
             seconds.append(clock() - start)
     return tuple(seconds)
+
+
+def time_groups(call: Call, count: int, group: int, clock: Clock = perf_counter) -> tuple[float, ...]:
+    """Return the mean duration of a call in each of ``count`` groups of consecutive calls.
+
+    Args:
+        call: function to time.
+        count: number of groups.
+        group: number of calls in a group; reading the clock is a large part of a very short call.
+        clock: monotonic clock in seconds.
+    """
+
+    def call_repeatedly() -> None:
+        for _ in range(group):
+            call()
+
+    return tuple(seconds / group for seconds in time_calls(call if group == 1 else call_repeatedly, count, clock))
 
 
 def lead_in(call: Call, min_seconds: float = 0.005, cap: int = 100, clock: Clock = perf_counter) -> tuple[float, ...]:

@@ -2,15 +2,31 @@
 
     speed-up = seconds of the first / seconds of the other        above 1: the other is faster
 
-If both models ran in the same rounds, the speed-up is the median of the speed-ups of the rounds.
+Each process of both models contributes one speed-up: if both ran in the same rounds, the median of the speed-ups of its
+rounds. The interval contains the spread between processes. It decides between four outcomes:
+
+    same         the interval lies within 1 / (1 + MARGIN) and 1 + MARGIN
+    faster       the interval lies above 1
+    slower       the interval lies below 1
+    undecided    none of them, or too few processes
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from math import ceil, log
+from statistics import median
+from typing import Any, Literal, Self
 
-from quantkit.benchmark.bootstrap import paired_ratio, unpaired_ratio
+from quantkit.benchmark.bootstrap import Blocks, Estimate, paired_ratio, unpaired_ratio
 from quantkit.benchmark.measurement import Measurement, MeasurementContext
+from quantkit.benchmark.student import MIN_PROCESSES, geometric_mean, ratio_of_means
 from quantkit.errors import UsageError
+
+# Two latencies within this fraction of each other are the same.
+MARGIN = 0.02
+# An interval that is this much narrower than the distance from 1 stays on its side when more processes run.
+CLEAR = 2.0
+
+Outcome = Literal["faster", "slower", "same", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -19,14 +35,17 @@ class Speedup:
 
     Attributes:
         ratio: latency of the first model divided by that of the other; higher is better.
-        low, high: limits of the bootstrap interval.
+        low, high: limits of the interval.
         is_paired: True if both models ran in the same rounds, so that disturbances cancel.
+        processes: number of processes of each model; with fewer than `MIN_PROCESSES`, the interval lacks the spread
+            between processes.
     """
 
     ratio: float
     low: float
     high: float
     is_paired: bool
+    processes: int
 
     @classmethod
     def of(cls, first: Measurement, other: Measurement) -> Self:
@@ -37,32 +56,101 @@ class Speedup:
         """
         _check_comparable(first.context, other.context)
         is_paired = bool(first.context.started) and first.context.started == other.context.started
-        estimate = paired_ratio if is_paired else unpaired_ratio
-        ratio, (low, high) = estimate(first.blocks, other.blocks, first.context.seed)
-        return cls(ratio, min(low, ratio), max(high, ratio), is_paired)
+        processes = min(len(first.processes), len(other.processes))
+        ratio, (low, high) = _estimate(first, other, processes, is_paired=is_paired)
+        return cls(ratio, min(low, ratio), max(high, ratio), is_paired, processes)
 
     @property
-    def is_significant(self) -> bool:
-        """True if the interval excludes 1."""
-        return not self.low <= 1 <= self.high
+    def outcome(self) -> Outcome:
+        if self.processes < MIN_PROCESSES:
+            return "undecided"
+        if self.low >= 1 / (1 + MARGIN) and self.high <= 1 + MARGIN:
+            return "same"
+        return "faster" if self.low > 1 else "slower" if self.high < 1 else "undecided"
+
+    @property
+    def is_clear(self) -> bool:
+        """True if more processes are not expected to change the outcome."""
+        if self.outcome in ("faster", "slower"):
+            return abs(log(self.ratio)) >= CLEAR * log(self.high / self.low) / 2
+        return self.outcome == "same"
+
+    @property
+    def smallest_difference(self) -> float:
+        """Smallest difference that the interval can distinguish from none, as a fraction of the latency."""
+        return float((self.high / self.low) ** 0.5 - 1)
+
+    @property
+    def needed_processes(self) -> int:
+        """Estimated number of processes that decide between faster, slower and same."""
+        if self.processes < MIN_PROCESSES:
+            return MIN_PROCESSES
+        distance, half = abs(log(self.ratio)), log(self.high / self.low) / 2
+        precision = max(distance, log(1 + MARGIN) - distance)
+        return max(self.processes + 1, ceil(self.processes * (half / precision) ** 2))
 
     @property
     def verdict(self) -> str:
-        """Sentence for a report.
+        """Phrase for a report.
 
-        >>> Speedup(1.25, 1.21, 1.3, True).verdict
+        >>> Speedup(1.25, 1.21, 1.3, True, 5).verdict
         '1.25x as fast (95 % CI 1.21-1.30)'
-        >>> Speedup(1.01, 0.98, 1.03, True).verdict
-        'no significant difference (95 % CI 0.98-1.03)'
+        >>> Speedup(1.01, 1.0, 1.02, True, 5).verdict
+        'same within 2 % (95 % CI 1.00-1.02)'
+        >>> Speedup(1.3, 0.92, 9.95, True, 5).verdict
+        'undecided (95 % CI 0.92-9.95)'
+        >>> Speedup(1.3, 1.29, 1.31, True, 1).verdict
+        'undecided (1.30x as fast in 1 process)'
         """
-        interval = f"(95 % CI {self.low:.2f}-{self.high:.2f})"
+        if self.processes < MIN_PROCESSES:
+            noun = "process" if self.processes == 1 else "processes"
+            return f"undecided ({self.ratio:.2f}x as fast in {self.processes} {noun})"
+        phrases = {"same": f"same within {100 * MARGIN:.0f} %", "undecided": "undecided"}
+        phrase = phrases.get(self.outcome) or f"{self.ratio:.2f}x as fast"
+        return f"{phrase} (95 % CI {self.low:.2f}-{self.high:.2f})"
+
+    @property
+    def advice(self) -> str:
+        """Clause on the smallest visible difference, and the number of processes that would decide.
+
+        >>> Speedup(1.05, 0.95, 1.16, True, 5).advice
+        'differences below 11 % are not visible in 5 processes per model; about 21 would decide'
+        >>> Speedup(1.3, 1.2, 1.4, True, 1).advice
+        'the spread between processes is unknown; 3 or more processes per model would decide'
+        """
+        if self.processes < MIN_PROCESSES:
+            return f"the spread between processes is unknown; {MIN_PROCESSES} or more processes per model would decide"
         return (
-            f"{self.ratio:.2f}x as fast {interval}" if self.is_significant else f"no significant difference {interval}"
+            f"differences below {100 * self.smallest_difference:.0f} % are not visible in {self.processes} processes "
+            f"per model; about {self.needed_processes} would decide"
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the speed-up as a JSON document."""
-        return asdict(self) | {"is_different": self.is_significant}
+        return asdict(self) | {
+            "outcome": self.outcome,
+            "margin": MARGIN,
+            "smallest_difference": self.smallest_difference,
+            "is_different": self.outcome in ("faster", "slower"),
+        }
+
+
+def _estimate(first: Measurement, other: Measurement, processes: int, *, is_paired: bool) -> Estimate:
+    if processes < MIN_PROCESSES:
+        estimate = paired_ratio if is_paired else unpaired_ratio
+        return estimate(first.blocks, other.blocks, first.context.seed)
+    if is_paired:
+        return geometric_mean(list(map(_median_ratio, first.processes, other.processes)))
+    return ratio_of_means(*([_median(blocks) for blocks in model.processes] for model in (first, other)))
+
+
+def _median_ratio(numerator: Blocks, denominator: Blocks) -> float:
+    """Return the median of the ratios of the rounds of one process."""
+    return median(median(upper) / median(lower) for upper, lower in zip(numerator, denominator, strict=False))
+
+
+def _median(blocks: Blocks) -> float:
+    return median(seconds for block in blocks for seconds in block)
 
 
 def _check_comparable(first: MeasurementContext, other: MeasurementContext) -> None:

@@ -2,7 +2,7 @@
 
     {"do": "open", "model": ..., "runtime": ..., ...}  ->  {"runtime": ..., "version": ..., "inputs": ..., ...}
     {"do": "warm_up", ...}                             ->  {"seconds": [...], "is_settled": ..., "openmp": [...], ...}
-    {"do": "run", "calls": 5}                          ->  {"lead_in": [...], "seconds": [...]}
+    {"do": "run", "samples": 5, "group": 1}            ->  {"lead_in": [...], "seconds": [...]}
 
 The response to a failed request is {"error": {"message": ..., "hint": ..., "exit_code": ...}}. The worker ends at the
 end of its input.
@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from quantkit.benchmark.feeds import seeded_feeds
-from quantkit.benchmark.sampler import Call, Clock, WarmUpRule, lead_in, time_calls, warm_up
+from quantkit.benchmark.sampler import Call, Clock, WarmUpRule, lead_in, time_calls, time_groups, warm_up
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Shape
@@ -124,10 +124,10 @@ class _Worker:
         libraries = openmp_libraries(find_runtime(self._session.runtime.name).package)
         return {"openmp": list(libraries), "placement": list(self._session.placement)}
 
-    def _run(self, calls: int) -> Document:
+    def _run(self, samples: int, group: int = 1) -> Document:
         return {
             "lead_in": lead_in(self._opened, clock=self._clock),
-            "seconds": time_calls(self._opened, calls, self._clock),
+            "seconds": time_groups(self._opened, samples, group, self._clock),
         }
 
     @property

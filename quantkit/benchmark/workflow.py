@@ -60,6 +60,7 @@ def benchmark(
     checkpoint: str | os.PathLike[str] | None = None,
     runs: int | None = None,
     warmup: int | None = None,
+    processes: int | None = None,
     seed: int = 0,
     time_budget: float | str = 600.0,
     log_placement: bool = False,
@@ -67,7 +68,7 @@ def benchmark(
     offline: bool = False,
     on_progress: OnProgress = ignore_progress,
 ) -> Benchmark:
-    """Measure the latency of models side by side, each in a process of its own.
+    """Measure the latency of models side by side, each in several processes of its own.
 
     Args:
         models: list of models: each a `Model`, a `Graph`, a path or the name of a model card; a path or name may end
@@ -83,8 +84,11 @@ def benchmark(
         batch: batch size for models with a dynamic batch (default: 1).
         inputs, outputs: names of the inputs and outputs (default: those of the file or its model card).
         signature, tags, checkpoint: see `quantkit.load`.
-        runs: timed calls of each model (default: about two seconds, at least 60).
+        runs: samples of each model; a sample is a call, or the mean of several calls below a millisecond (default:
+            12 to 200 in each process).
         warmup: warm-up calls (default: until latency is stable).
+        processes: processes of each model, opened in rotated order (default: 5, then more until the comparison is
+            clear, 20 at most; with ``runs``, 3 to 5).
         seed: seed of the data, of the order in each round, and of the intervals.
         time_budget: total time limit in seconds, or a text such as ``2m``; finished rounds are kept.
         log_placement: record the device of each op.
@@ -101,7 +105,7 @@ def benchmark(
         NotMeasuredError: no model could be measured; its `benchmark` has the reason of each failure.
         BenchmarkInterrupted: Ctrl-C, with the finished rounds.
     """
-    require_positive(**without_none(intra_op=intra_op, inter_op=inter_op, batch=batch, runs=runs))
+    require_positive(**without_none(intra_op=intra_op, inter_op=inter_op, batch=batch, runs=runs, processes=processes))
     require_natural(**without_none(warmup=warmup))
     require_integer(seed=seed)
     require_text(runtime=runtime, device=device, **without_none(signature=signature))
@@ -134,7 +138,8 @@ def benchmark(
         load_options |= {"random_weights": True, "seed": seed}
     if signature or tags or checkpoint:
         load_options |= {"signature": signature, "tags": as_names(tags), "checkpoint": checkpoint}
-    sampling = SamplingOptions(runs, warmup, seed=seed, time_budget=parse_duration(time_budget, "time_budget"))
+    budget = parse_duration(time_budget, "time_budget")
+    sampling = SamplingOptions(runs, warmup, processes, seed=seed, time_budget=budget)
     with temporary_folder() as folder:
         candidates = [
             find_candidate(model, settings, folder / str(index), **load_options)

@@ -1,15 +1,19 @@
 """Verdict on a quantized model, as data: precision, size, accuracy and latency compared with the float model."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from quantkit.benchmark import Benchmark
+from quantkit.benchmark.measurement import Measurement
+from quantkit.benchmark.report import Failure
 from quantkit.benchmark.speedup import Speedup
 from quantkit.errors import CheckError
 from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.formats.sizes import format_size
-from quantkit.quantization.census import FLOAT, Census
+from quantkit.quantization.census import FLOAT, INT8, Census
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.ranges import Provenance
 from quantkit.quantization.scheme import Scheme
@@ -46,20 +50,88 @@ class AccuracyReport:
 
 
 @dataclass(frozen=True)
+class RuntimeLatency:
+    """Latency of the float model and of the quantized model in one runtime.
+
+    Attributes:
+        runtime: runtime of both.
+        speedup: speed-up of the quantized model.
+        milliseconds: median latency of the float model and of the quantized model.
+    """
+
+    runtime: RuntimeVersion
+    speedup: Speedup
+    milliseconds: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class Latency:
     """Latency of a quantized model compared with the float model's.
 
     Attributes:
-        speedup: speed-up with its interval; None if it was not measured.
-        milliseconds: median latency of the float model and of the quantized model.
-        runtime: runtime of both.
+        benchmark: rows with the labels `FLOAT` and `INT8`, one in each runtime; None without a measurement.
         skipped: the reason for no measurement.
     """
 
-    speedup: Speedup | None = None
-    milliseconds: tuple[float, float] | None = None
-    runtime: RuntimeVersion | None = None
+    benchmark: Benchmark | None = None
     skipped: str = ""
+
+    @cached_property
+    def runtimes(self) -> tuple[RuntimeLatency, ...]:
+        """Latencies in each runtime that runs both models."""
+        if self.benchmark is None:
+            return ()
+        floats, quantized = self._measurements(FLOAT), self._measurements(INT8)
+        return tuple(
+            RuntimeLatency(
+                RuntimeVersion(name, other.context.version),
+                Speedup.of(floats[name], other),
+                (floats[name].summary.median * 1e3, other.summary.median * 1e3),
+            )
+            for name, other in quantized.items()
+            if name in floats
+        )
+
+    @cached_property
+    def overall(self) -> Speedup | None:
+        """Speed-up of the quantized model in its fastest runtime over the float model in its fastest runtime."""
+        before, after = self.fastest(FLOAT), self.fastest(INT8)
+        return None if before is None or after is None else Speedup.of(before, after)
+
+    @property
+    def first(self) -> RuntimeLatency | None:
+        """Latencies in the runtime with the fastest quantized model."""
+        return min(self.runtimes, key=lambda each: each.milliseconds[1], default=None)
+
+    def fastest(self, label: str) -> Measurement | None:
+        """Return the measurement of the float or quantized model with the lowest latency."""
+        measurements = self._measurements(label).values()
+        return min(measurements, key=lambda measurement: measurement.summary.median, default=None)
+
+    def _measurements(self, label: str) -> dict[str, Measurement]:
+        """Return the measurements of a model by runtime."""
+        measurements = () if self.benchmark is None else self.benchmark.measurements
+        return {each.context.runtime: each for each in measurements if each.context.model == label}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return speed-ups and latencies as JSON values, those of the fastest quantized model first."""
+        first, rows = self.first, () if self.benchmark is None else self.benchmark.rows
+        return {
+            "speed_up": None if first is None else first.speedup.to_json(),
+            "milliseconds": None if first is None else list(first.milliseconds),
+            "speed_ups": {each.runtime.name: each.speedup.to_json() for each in self.runtimes},
+            "overall_speed_up": None if self.overall is None else self.overall.to_json(),
+            "latencies": [
+                {
+                    "model": row.label,
+                    "runtime": row.runtime,
+                    "milliseconds": None if row.measurement is None else row.measurement.summary.median * 1e3,
+                    "failure": row.outcome.reason if isinstance(row.outcome, Failure) else None,
+                }
+                for row in rows
+            ],
+            "not_measured": self.skipped or None,
+        }
 
 
 @dataclass(frozen=True)
@@ -115,8 +187,9 @@ class QuantizationReport:
 
     @property
     def runtime(self) -> RuntimeVersion | None:
-        """Runtime of the quantized model; None if it was not run."""
-        return self.latency.runtime or self.accuracy.runtime
+        """Runtime of the quantized model, the fastest one; None if it was not run."""
+        first = self.latency.first
+        return self.accuracy.runtime if first is None else first.runtime
 
     def __repr__(self) -> str:
         return f"QuantizationReport({self.model!r}, target={self.target!r}, {format_size(self.num_bytes)})"
@@ -166,9 +239,7 @@ class QuantizationReport:
             "sqnr": None if sqnr is None else {**samples, **sqnr.to_json()},
             "float_top1": None if accuracy.float_top1 is None else accuracy.float_top1.to_json(),
             "failed_runtimes": list(accuracy.failures),
-            "speed_up": None if latency.speedup is None else latency.speedup.to_json(),
-            "milliseconds": None if latency.milliseconds is None else list(latency.milliseconds),
-            "not_measured": latency.skipped or None,
+            **latency.to_json(),
             "threads": self.threads,
             "fallback": None
             if self.fallback is None

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from math import floor, log10
 
+from quantkit.benchmark import Benchmark
+from quantkit.benchmark.report import Failure, format_latency
 from quantkit.formats.sizes import format_size
 from quantkit.quantization.census import FLOAT, INT8
 from quantkit.quantization.fallback import Fallback
@@ -64,9 +66,11 @@ def _figures(report: QuantizationReport) -> Iterator[tuple[str, str]]:
         yield "agreement with the float model", f"{quality.agreement}, on {report.accuracy.samples}"
     if report.accuracy.sqnr is not None:
         yield "SQNR", f"{report.accuracy.sqnr}, on {report.accuracy.samples}"
-    if latency.speedup is not None and latency.milliseconds is not None:
-        yield "speed-up", f"{latency.speedup.verdict}, in {latency.runtime}"
-        yield "latency, float -> int8", _format_latencies(*latency.milliseconds)
+    for each in latency.runtimes:
+        yield f"speed-up in {each.runtime}", each.speedup.verdict
+        yield f"latency in {each.runtime}, float -> int8", _format_latencies(*each.milliseconds)
+    if latency.benchmark is not None:
+        yield "latency", _comparison_line(latency.benchmark)
     yield "threads", report.threads
     for warning in report.warnings:
         yield "warning", warning
@@ -157,14 +161,29 @@ def _accuracy_lines(report: QuantizationReport) -> Iterator[str]:
 
 def _latency_lines(report: QuantizationReport) -> Iterator[str]:
     latency = report.latency
-    if latency.speedup is not None and latency.milliseconds is not None:
-        yield f"in {latency.runtime}: {latency.speedup.verdict}, {_format_latencies(*latency.milliseconds)}"
-    elif latency.skipped:
+    for each in latency.runtimes:
+        yield f"in {each.runtime}: {each.speedup.verdict}, {_format_latencies(*each.milliseconds)}"
+    if latency.skipped:
         yield f"latency not measured: {latency.skipped}"
+    if latency.benchmark is not None:
+        for row in latency.benchmark.rows:
+            if isinstance(row.outcome, Failure):
+                yield f"  {row.label} in {row.runtime} not measured: {row.outcome.reason}"
+        yield _comparison_line(latency.benchmark)
     yield f"threads: {report.threads}"
     if report.next_step is not None:
         yield report.next_step.reason
         yield f"next: {report.next_step.command}"
+
+
+def _comparison_line(benchmark: Benchmark) -> str:
+    """Return the latencies of all rows in one line."""
+    rows = sorted(benchmark.measurements, key=lambda each: each.summary.median)
+    names = [f"{each.context.model} in {each.context.runtime}" for each in rows]
+    latencies = [f"{name} {format_latency(each.summary.median)} ms" for name, each in zip(names, rows, strict=True)]
+    rivals = " and ".join(f"{row.label} in {row.runtime}" for row in benchmark.rivals)
+    note = f"; {names[0]} is not shown to be faster than {rivals}" if rivals else ""
+    return f"on this machine, fastest first: {', '.join(latencies)}{note}"
 
 
 def _format_count(number: int) -> str:

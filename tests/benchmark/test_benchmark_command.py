@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measurements import tiny_graph
+from measurements import make_measurement, tiny_graph
 
 import quantkit as qk
 from quantkit import formats
 from quantkit.benchmark import BenchmarkInterrupted, NotMeasuredError, benchmark
 from quantkit.benchmark.measurement import Measurement
 from quantkit.benchmark.report import Benchmark, BenchmarkRow, Failure
+from quantkit.benchmark.speedup import Speedup
 from quantkit.convert.to_onnx import to_onnx_graph
 from quantkit.errors import UnavailableError, UsageError
 from quantkit.model import Model
@@ -20,7 +21,8 @@ from quantkit.runtimes.session import SessionOptions
 
 QUICK = ("--runs", "6", "--warmup", "1", "-q")
 # Keys of the JSON document whose values differ from call to call.
-MEASURED = ("seconds", "warmup_seconds", "summary", "comparison", "started", "load")
+MEASURED = ("seconds", "warmup_seconds", "summary", "comparison", "started", "load", "calls_per_sample")
+MEASURED += ("fastest", "rivals")
 
 
 def quantkit(*arguments: str) -> int:
@@ -173,10 +175,8 @@ def test_missing_gpu_is_an_error(tiny_model: Path, capsys: pytest.CaptureFixture
 
 
 def make_benchmark(*medians: float) -> Benchmark:
-    from measurements import make_measurement
-
     return Benchmark(
-        tuple(BenchmarkRow(f"{median}.pb", "auto", make_measurement([median] * 20, 5)) for median in medians)
+        tuple(BenchmarkRow(f"{median}.pb", "auto", make_measurement([median] * 20, 5, 5)) for median in medians)
     )
 
 
@@ -189,6 +189,21 @@ def test_fail_below(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     captured = capsys.readouterr()
     assert "2.00x as fast" in captured.out
     assert ("below 2.1" in captured.err) == bool(code)
+    assert ("more runs do not change the result" in captured.err) == bool(code)
+
+
+@pytest.mark.parametrize(("ratio", "code"), [("1", 0), ("1.2", 1)])
+def test_fail_below_does_not_fail_within_the_interval(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ratio: str, code: int
+) -> None:
+    """Equal models pass a limit of 1 although half of the measured speed-ups are below it."""
+    seconds = [seconds for seconds in (0.0101, 0.0099, 0.0102, 0.0098, 0.0101) for _ in range(4)]
+    rows = (*make_benchmark(0.01).rows, BenchmarkRow("b", "auto", make_measurement(seconds, 5, 5)))
+    (speedup,) = filter(None, Benchmark(rows).speedups)
+    assert isinstance(speedup, Speedup)
+    assert speedup.ratio < 1
+    monkeypatch.setattr(import_module("quantkit.cli.benchmark"), "benchmark", lambda *_, **__: Benchmark(rows))
+    assert quantkit("a", "b", "--fail-below", ratio) == code
 
 
 def test_fail_below_fails_for_a_row_without_a_measurement(

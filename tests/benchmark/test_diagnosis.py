@@ -73,8 +73,8 @@ def test_text_lists_working_and_missing_runtimes() -> None:
 def test_verdict_names_the_fastest_setting_and_its_speed_up() -> None:
     slow, fast = [0.02] * 20, [0.01] * 20
     rows = (
-        BenchmarkRow("m", "x", make_measurement(slow, 5)),
-        BenchmarkRow("m", "x", make_measurement(fast, 5, intra_op=1, inter_op=2)),
+        BenchmarkRow("m", "x", make_measurement(slow, 5, 5)),
+        BenchmarkRow("m", "x", make_measurement(fast, 5, 5, intra_op=1, inter_op=2)),
     )
     assert "fastest with intra,inter 1,2; over the default: 2.00x as fast" in sweep_verdict(Benchmark(rows))
     assert "the default setting is the fastest" in sweep_verdict(Benchmark(rows[:1]))

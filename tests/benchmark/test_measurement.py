@@ -21,7 +21,6 @@ def warnings(seconds: list[float], **changes: object) -> tuple[str, ...]:
 def test_json_contains_every_sample(seconds: list[float]) -> None:
     before = make_measurement(
         seconds,
-        blocks=1,
         cpus=(0, 1),
         environment={"KMP_BLOCKTIME": "0"},
         placement=("a: CPU",),
@@ -58,6 +57,22 @@ def test_missing_key_is_named() -> None:
 def test_blocks_have_the_measured_sizes() -> None:
     measurement = replace(make_measurement([1.0, 2.0, 3.0]), block_sizes=(1, 2))
     assert measurement.blocks == ((1.0,), (2.0, 3.0))
+    assert replace(measurement, process_rounds=(1, 1)).processes == (((1.0,),), ((2.0, 3.0),))
+
+
+def test_interval_contains_the_spread_between_processes() -> None:
+    """The calls of each process are steady, and the processes differ by 10 %."""
+    seconds = [0.010] * 10 + [0.011] * 10 + [0.0105] * 10
+    narrow, wide = make_measurement(seconds, 6).summary, make_measurement(seconds, 6, 3).summary
+    assert wide.low < narrow.low <= narrow.high < wide.high
+    assert narrow.median == wide.median
+
+
+def test_measurement_of_one_process_is_read() -> None:
+    """Earlier versions wrote neither the rounds of each process nor the size of the groups."""
+    document = make_measurement(STEADY).to_json()
+    del document["process_rounds"], document["calls_per_sample"]
+    assert len(Measurement.from_json(document).processes) == 1
 
 
 def test_constant_latency_is_stable() -> None:

@@ -33,7 +33,7 @@ def test_worker_measures_in_its_own_process(tiny_model: Path) -> None:
     with WorkerProcess() as worker:
         assert worker.ask(request, SECONDS)["runtime"] == "reference"
         assert worker.ask({"do": "warm_up", "calls": 2}, SECONDS)["is_settled"] is None
-        assert len(worker.ask({"do": "run", "calls": 4}, SECONDS)["seconds"]) == 4
+        assert len(worker.ask({"do": "run", "samples": 4}, SECONDS)["seconds"]) == 4
         pid = worker.pid
     assert not is_alive(pid)
 
@@ -41,7 +41,7 @@ def test_worker_measures_in_its_own_process(tiny_model: Path) -> None:
 @pytest.mark.skipif(not process.CAN_HALT, reason="this system cannot halt a process")
 def test_worker_without_a_request_is_halted() -> None:
     with WorkerProcess() as worker:
-        worker.ask({"do": "run", "calls": 1}, SECONDS)
+        worker.ask({"do": "run", "samples": 1}, SECONDS)
         event = os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
     assert event is not None
     assert event.si_status == signal.SIGSTOP
@@ -58,7 +58,7 @@ def test_variables_are_set_before_the_first_import() -> None:
 def test_affinity_is_set_before_threads_start() -> None:
     cpu = min(os.sched_getaffinity(0))
     with WorkerProcess(cpus=(cpu,)) as worker:
-        worker.ask({"do": "run", "calls": 1}, SECONDS)
+        worker.ask({"do": "run", "samples": 1}, SECONDS)
         tasks = Path(f"/proc/{worker.pid}/task")
         bound = {os.sched_getaffinity(int(task.name)) == {cpu} for task in tasks.iterdir()}
     assert bound == {True}
@@ -66,10 +66,10 @@ def test_affinity_is_set_before_threads_start() -> None:
 
 def test_killed_worker_is_an_error() -> None:
     with WorkerProcess() as worker:
-        worker.ask({"do": "run", "calls": 1}, SECONDS)
+        worker.ask({"do": "run", "samples": 1}, SECONDS)
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(WorkerError, match="ended by SIGKILL") as error:
-            worker.ask({"do": "run", "calls": 1}, SECONDS)
+            worker.ask({"do": "run", "samples": 1}, SECONDS)
     assert "memory" in error.value.hint
 
 
@@ -92,7 +92,7 @@ def test_worker_without_a_response_is_ended() -> None:
 
 def test_output_of_the_runtime_is_apart_from_the_responses(tiny_model: Path) -> None:
     with WorkerProcess({"PYTHONWARNINGS": "default", "PYTHONVERBOSE": "1"}) as worker:
-        response = worker.ask({"do": "run", "calls": 1}, SECONDS)
+        response = worker.ask({"do": "run", "samples": 1}, SECONDS)
         assert "error" in response
         assert "import" in worker.log
 
@@ -103,7 +103,7 @@ def test_workers_end_with_a_killed_parent() -> None:
         "import os, signal\n"
         "from quantkit.benchmark.process import WorkerProcess\n"
         "worker = WorkerProcess()\n"
-        "worker.ask({'do': 'run', 'calls': 1}, 30)\n"
+        "worker.ask({'do': 'run', 'samples': 1}, 30)\n"
         "print(worker.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -22,8 +22,8 @@ SLOW = [2 * seconds for seconds in FAST]
 def make_benchmark(**context: object) -> Benchmark:
     return Benchmark(
         (
-            BenchmarkRow("a.pb", "auto", make_measurement(SLOW, 10, version="2.1")),
-            BenchmarkRow("b.pb", "auto", make_measurement(FAST, 10, **{"version": "2.1", **context})),
+            BenchmarkRow("a.pb", "auto", make_measurement(SLOW, 10, 5, version="2.1")),
+            BenchmarkRow("b.pb", "auto", make_measurement(FAST, 10, 5, **{"version": "2.1", **context})),
             BenchmarkRow("c.pb", "openvino", Failure("no kernel for Foo", "try another runtime")),
         )
     )
@@ -58,6 +58,39 @@ def test_unstable_rows_have_a_reason() -> None:
     assert "unstable: a.pb in reference: first call 10.0x slower" in text
     unstable = Benchmark((BenchmarkRow("a.pb", "auto", make_measurement([0.1, *FAST], intra_op=1, inter_op=2)),))
     assert "unstable: a.pb in reference with threads 1,2: first call" in str(unstable)
+
+
+def test_unstable_rows_share_one_line() -> None:
+    rows = [BenchmarkRow(f"{index}.pb", "auto", make_measurement([0.1, *FAST])) for index in range(11)]
+    spread = [0.01, 0.02, 0.04, 0.08]
+    text = str(Benchmark((*rows, BenchmarkRow("wide.pb", "auto", make_measurement(spread, 4, 4)))))
+    (line,) = [line for line in text.splitlines() if line.startswith("unstable")]
+    assert line.startswith("unstable: wide.pb in reference: ")
+    assert line.endswith("on 12 of 12 rows; --json lists all)")
+    assert text.count(" unstable\n") == 12
+
+
+def test_fastest_row_is_named_with_its_rivals() -> None:
+    result = make_benchmark()
+    assert result.fastest is result.rows[1]
+    assert "fastest on this machine: b.pb in reference (10.00 ms)\n" in str(result)
+    near = BenchmarkRow("near.pb", "auto", make_measurement([seconds * 1.001 for seconds in FAST], 10, 5))
+    result = Benchmark((*result.rows, near))
+    assert result.rivals == (near,)
+    assert "b.pb in reference (10.00 ms); not shown to be slower: near.pb in reference" in str(result)
+    assert (result.to_json()["fastest"], result.to_json()["rivals"]) == (1, [3])
+    assert "fastest" not in str(Benchmark(result.rows[:1]))
+
+
+def test_precision_and_undecided_rows_are_stated() -> None:
+    text = str(make_benchmark())
+    assert "5 processes per model; this run could see differences from 0.0 %; same: within 2 %" in text
+    assert "undecided" not in text
+    rows = [BenchmarkRow(name, "auto", make_measurement(FAST, 10)) for name in ("a.pb", "b.pb")]
+    text = str(Benchmark(tuple(rows)))
+    assert "undecided (1.00x as fast in 1 process)" in text
+    assert "undecided: b.pb in reference: the spread between processes is unknown; 3 or more processes" in text
+    assert "could see" not in text
 
 
 def test_row_that_cannot_be_compared_has_a_reason() -> None:

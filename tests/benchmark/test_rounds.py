@@ -6,33 +6,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+from measurements import MACHINE
 
 from quantkit.benchmark import rounds
 from quantkit.benchmark.candidate import Candidate, Settings
 from quantkit.benchmark.process import WorkerError
 from quantkit.benchmark.report import Failure
 from quantkit.benchmark.rounds import SamplingOptions, measure
+from quantkit.benchmark.speedup import Speedup
 from quantkit.errors import InputError
 
-SHORT = SamplingOptions(runs=12, warmup=1, rounds=6)
+SHORT = SamplingOptions(runs=12, warmup=1, processes=3, rounds=2)
 
 
 class FakeWorker:
-    """Worker that responds at once; a call of the n-th worker takes n seconds."""
+    """Worker that responds at once; the environment variable SECONDS is the duration of a call."""
 
-    requests: ClassVar[list[tuple[int, str]]] = []
-    number: ClassVar[int] = 0
+    requests: ClassVar[list[tuple[str, str]]] = []
 
     def __init__(self, environment: dict[str, str], cpus: tuple[int, ...]) -> None:
-        FakeWorker.number += 1
-        self.seconds = float(FakeWorker.number)
+        self.name = environment.get("NAME", "")
+        self.seconds = float(environment.get("SECONDS", "1"))
         self.log = ""
         self.failing_request = environment.get("FAIL", "")
+        FakeWorker.requests.append((self.name, "start"))
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         do = request["do"]
-        FakeWorker.requests.append((int(self.seconds), do))
+        FakeWorker.requests.append((self.name, do))
         if do == self.failing_request:
             raise WorkerError("the process was ended by SIGSEGV")
         responses: dict[str, dict[str, Any]] = {
@@ -44,10 +47,13 @@ class FakeWorker:
                 "inputs": {"x": "float (1,)"},
                 "batch": 1,
             },
-            "warm_up": {"seconds": [9.0, 1.0], "is_settled": True, "openmp": [], "placement": []},
-            "run": {"lead_in": [3.0], "seconds": [self.seconds] * (request.get("calls") or 0)},
+            "warm_up": {"seconds": [9.0, self.seconds], "is_settled": True, "openmp": [], "placement": []},
+            "run": {"lead_in": [3.0], "seconds": self.sample(request.get("samples") or 0)},
         }
         return responses[do]
+
+    def sample(self, count: int) -> list[float]:
+        return [self.seconds] * count
 
     def close(self) -> None:
         """Return at once."""
@@ -62,73 +68,127 @@ class FakeWorker:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeWorker]:
     monkeypatch.setattr(rounds, "WorkerProcess", FakeWorker)
+    monkeypatch.setattr(rounds, "this_machine", lambda: MACHINE)
     FakeWorker.requests = []
-    FakeWorker.number = 0
     return FakeWorker
 
 
 def candidates(path: Path, *environments: dict[str, str]) -> list[Candidate]:
     return [
-        Candidate(f"model {index}", path, Settings(environment=environment))
+        Candidate(f"model {index}", path, Settings(environment={"NAME": str(index), **environment}))
         for index, environment in enumerate(environments)
     ]
 
 
+def names(fake: type[FakeWorker], request: str) -> list[str]:
+    """Return the names of the workers that received a request, in order."""
+    return [name for name, do in fake.requests if do == request]
+
+
 def test_each_candidate_runs_once_per_round(fake: type[FakeWorker], tiny_model: Path) -> None:
-    benchmark = measure(candidates(tiny_model, {}, {}, {}), SHORT)
-    order = [number for number, do in fake.requests if do == "run"]
+    seconds = [{"SECONDS": "1"}, {"SECONDS": "2"}, {"SECONDS": "3"}]
+    benchmark = measure(candidates(tiny_model, *seconds), SHORT)
+    order = names(fake, "run")
     blocks = [tuple(order[start : start + 3]) for start in range(0, len(order), 3)]
-    assert [sorted(block) for block in blocks] == [[1, 2, 3]] * 6
+    assert [sorted(block) for block in blocks] == [["0", "1", "2"]] * 6
     assert len(set(blocks)) > 1, "the order changes from round to round"
-    assert sorted(measurement.seconds for measurement in benchmark.measurements) == [
-        (1.0,) * 12,
-        (2.0,) * 12,
-        (3.0,) * 12,
-    ]
+    assert [measurement.seconds for measurement in benchmark.measurements] == [(1.0,) * 12, (2.0,) * 12, (3.0,) * 12]
 
 
-def test_all_are_warm_before_the_first_round(fake: type[FakeWorker], tiny_model: Path) -> None:
+def test_all_are_warm_before_the_first_round_of_each_process(fake: type[FakeWorker], tiny_model: Path) -> None:
     measure(candidates(tiny_model, {}, {}), SHORT)
     requests = [do for _, do in fake.requests]
-    assert requests[:4] == ["open", "open", "warm_up", "warm_up"]
-    assert set(requests[4:]) == {"run"}
+    process = ["start", "start", "open", "open", "warm_up", "warm_up", *["run"] * 4]
+    assert requests == process * 3
+
+
+def test_candidates_are_opened_again_in_rotated_order(fake: type[FakeWorker], tiny_model: Path) -> None:
+    """The process that is opened first or last is up to 3 % faster."""
+    measure(candidates(tiny_model, {}, {}, {}), SHORT)
+    order = names(fake, "start")
+    orders = [order[:3], order[3:6], order[6:]]
+    assert sorted(first for first, _, _ in orders) == sorted(last for _, _, last in orders) == ["0", "1", "2"]
+    assert orders[1] == [*orders[0][1:], orders[0][0]]
+    assert names(fake, "warm_up") == order
 
 
 def test_equal_seeds_give_equal_orders(fake: type[FakeWorker], tiny_model: Path) -> None:
-    def order(seed: int) -> list[tuple[int, str]]:
-        fake.requests, fake.number = [], 0
+    def order(seed: int) -> list[str]:
+        fake.requests = []
         measure(candidates(tiny_model, {}, {}, {}), replace(SHORT, seed=seed))
-        return [request for request in fake.requests if request[1] == "run"]
+        return names(fake, "run")
 
     assert order(1) == order(1)
     assert order(1) != order(2)
 
 
+def test_size_of_the_environment_varies(
+    fake: type[FakeWorker], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    class RecordingWorker(FakeWorker):
+        def __init__(self, environment: dict[str, str], cpus: tuple[int, ...]) -> None:
+            super().__init__(environment, cpus)
+            sizes.append(sum(map(len, environment.values())))
+
+    monkeypatch.setattr(rounds, "WorkerProcess", RecordingWorker)
+    (measurement,) = measure(candidates(tiny_model, {}), SHORT).measurements
+    assert len(set(sizes)) == 3
+    assert measurement.context.environment == {"NAME": "0"}
+
+
 def test_measurement_contains_all_calls(fake: type[FakeWorker], tiny_model: Path) -> None:
     (row,) = measure(candidates(tiny_model, {}), SHORT).rows
     assert row.measurement is not None
+    assert row.measurement.process_rounds == (2, 2, 2)
     assert row.measurement.block_sizes == (2,) * 6
-    assert row.measurement.warmup_seconds == (9.0, 1.0, *(3.0,) * 6)
+    assert row.measurement.warmup_seconds == (*(9.0, 1.0) * 3, *(3.0,) * 6)
     assert row.measurement.warmup_calls == 2
+    assert row.measurement.calls_per_sample == 1
     assert row.measurement.context.num_bytes == tiny_model.stat().st_size
 
 
-def test_calls_are_distributed_evenly(fake: type[FakeWorker], tiny_model: Path) -> None:
-    (row,) = measure(candidates(tiny_model, {}), replace(SHORT, runs=8)).rows
+@pytest.mark.parametrize(
+    ("runs", "processes", "sizes"),
+    [
+        (8, 3, ((2, 1), (2, 1), (1, 1))),
+        (2, 1, ((1, 1),)),
+        (1, None, ((1,),)),
+        (4, None, ((1, 1), (1,), (1,))),
+        (48, None, ((6, 6),) * 4),
+        (120, None, ((12, 12),) * 5),
+    ],
+)
+def test_samples_are_distributed_over_processes_and_rounds(
+    fake: type[FakeWorker], tiny_model: Path, runs: int, processes: int | None, sizes: tuple[tuple[int, ...], ...]
+) -> None:
+    (row,) = measure(candidates(tiny_model, {}), replace(SHORT, runs=runs, processes=processes)).rows
     assert row.measurement is not None
-    assert row.measurement.block_sizes == (2, 2, 1, 1, 1, 1)
+    assert tuple(tuple(map(len, process)) for process in row.measurement.processes) == sizes
 
 
-def test_fewer_runs_than_rounds(fake: type[FakeWorker], tiny_model: Path) -> None:
-    (row,) = measure(candidates(tiny_model, {}), replace(SHORT, runs=2)).rows
+@pytest.mark.parametrize(("seconds", "samples"), [("1", rounds.MIN_SAMPLES), ("0.00001", rounds.MAX_SAMPLES)])
+def test_default_number_of_samples(fake: type[FakeWorker], tiny_model: Path, seconds: str, samples: int) -> None:
+    (row,) = measure(candidates(tiny_model, {"SECONDS": seconds}), SamplingOptions()).rows
     assert row.measurement is not None
-    assert row.measurement.block_sizes == (1, 1)
+    assert len(row.measurement.seconds) == samples * rounds.DEFAULT_PROCESSES
 
 
-def test_default_number_of_runs_of_a_slow_model_is_the_minimum(fake: type[FakeWorker], tiny_model: Path) -> None:
-    (row,) = measure(candidates(tiny_model, {}), SamplingOptions()).rows
-    assert row.measurement is not None
-    assert len(row.measurement.seconds) == rounds.MIN_RUNS
+def test_calls_below_a_millisecond_are_grouped(
+    fake: type[FakeWorker], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[dict[str, Any]] = []
+    ask = FakeWorker.ask
+
+    def record(self: FakeWorker, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        requests.append(request)
+        return ask(self, request, timeout)
+
+    monkeypatch.setattr(FakeWorker, "ask", record)
+    (measurement,) = measure(candidates(tiny_model, {"SECONDS": "0.0003"}), SHORT).measurements
+    assert measurement.calls_per_sample == 4
+    assert {request["group"] for request in requests if request["do"] == "run"} == {4}
 
 
 @pytest.mark.parametrize("moment", ["open", "warm_up", "run"])
@@ -139,16 +199,23 @@ def test_failed_candidate_is_a_row(fake: type[FakeWorker], tiny_model: Path, mom
     assert len(second.measurement.seconds) == 12
 
 
+def limit_time(monkeypatch: pytest.MonkeyPatch, num_runs: int) -> None:
+    """Exhaust the time budget after a number of measured rounds."""
+
+    def now() -> float:
+        return 99.0 if sum(do == "run" for _, do in FakeWorker.requests) >= num_runs else 1.0
+
+    monkeypatch.setattr(rounds, "monotonic", now)
+
+
 def test_finished_rounds_are_kept_when_the_time_budget_is_exhausted(
     fake: type[FakeWorker], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # One reading each for the deadline, the openings, each warm-up and each block: the ninth is too late.
-    readings = iter([0.0, *[1.0] * 7, 99.0])
-    monkeypatch.setattr(rounds, "monotonic", lambda: next(readings))
+    limit_time(monkeypatch, 7)
     benchmark = measure(candidates(tiny_model, {}, {}), replace(SHORT, time_budget=50.0))
     assert not benchmark.is_complete
-    assert benchmark.notes == ("time budget of 50 s exhausted after 2 of 6 rounds",)
-    assert [row.measurement.block_sizes for row in benchmark.rows if row.measurement] == [(2, 2), (2, 2)]
+    assert benchmark.notes == ("time budget of 50 s exhausted after 1 of 3 processes per model",)
+    assert sorted(m.process_rounds for m in benchmark.measurements) == [(2, 1), (2, 2)]
 
 
 def test_candidate_without_a_round_is_a_row(
@@ -162,31 +229,87 @@ def test_candidate_without_a_round_is_a_row(
     ] * 2
 
 
+class SimulatedWorker(FakeWorker):
+    """Worker whose calls vary within and between processes; SPREAD is the standard deviation between processes."""
+
+    random: ClassVar[np.random.Generator]
+
+    def __init__(self, environment: dict[str, str], cpus: tuple[int, ...]) -> None:
+        super().__init__(environment, cpus)
+        self.seconds *= np.exp(self.random.normal(0, float(environment["SPREAD"])))
+
+    def sample(self, count: int) -> list[float]:
+        slow_calls = self.random.choice([1.0, 1.5], count, p=[0.9, 0.1])
+        seconds: list[float] = (self.seconds * slow_calls * np.exp(self.random.normal(0, 0.02, count))).tolist()
+        return seconds
+
+
+def simulate(
+    monkeypatch: pytest.MonkeyPatch, path: Path, seed: int, spread: float, ratio: float, **options: Any
+) -> Speedup:
+    """Return the speed-up of a simulated benchmark of two models."""
+    monkeypatch.setattr(rounds, "WorkerProcess", SimulatedWorker)
+    SimulatedWorker.random = np.random.default_rng(seed)
+    environments = [{"SPREAD": str(spread), "SECONDS": seconds} for seconds in (str(0.02 * ratio), "0.02")]
+    speedup = measure(candidates(path, *environments), SamplingOptions(seed=seed, **options)).speedups[1]
+    assert isinstance(speedup, Speedup)
+    return speedup
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("spread", [0.002, 0.02, 0.08])
+def test_intervals_of_equal_models_contain_1(tiny_model: Path, monkeypatch: pytest.MonkeyPatch, spread: float) -> None:
+    """A/A comparisons: the interval contains the spread between processes, also if that decides when to stop."""
+    speedups = [simulate(monkeypatch, tiny_model, seed, spread, 1.0) for seed in range(100)]
+    assert sum(speedup.low <= 1 <= speedup.high for speedup in speedups) >= 90
+    assert sum(speedup.outcome in ("faster", "slower") for speedup in speedups) <= 10
+    outcomes = {speedup.outcome for speedup in speedups}
+    assert ("same" in outcomes) == (spread < 0.05)
+    assert ("undecided" in outcomes) == (spread > 0.005)
+
+
+@pytest.mark.usefixtures("fake")
+def test_calls_of_one_process_do_not_show_the_spread_between_processes(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Intervals over the calls of one process exclude each other; such a measurement is undecided."""
+    options = {"runs": 100, "processes": 1}
+    speedups = [simulate(monkeypatch, tiny_model, seed, 0.08, 1.0, **options) for seed in range(40)]
+    assert sum(speedup.low <= 1 <= speedup.high for speedup in speedups) < 20
+    assert {speedup.outcome for speedup in speedups} == {"undecided"}
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(("spread", "ratio"), [(0.01, 1.03), (0.03, 1.03), (0.08, 1.25), (0.02, 0.9)])
+def test_a_difference_is_found_or_undecided(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, spread: float, ratio: float
+) -> None:
+    speedups = [simulate(monkeypatch, tiny_model, seed, spread, ratio) for seed in range(60)]
+    wrong = "slower" if ratio > 1 else "faster"
+    assert not any(speedup.outcome == wrong for speedup in speedups)
+    assert sum(speedup.outcome == "same" for speedup in speedups) <= 1
+    assert sum(speedup.low <= ratio <= speedup.high for speedup in speedups) >= 54
+    assert sum(speedup.outcome in ("faster", "slower") for speedup in speedups) > 30
+
+
+@pytest.mark.usefixtures("fake")
+def test_number_of_processes_depends_on_the_spread(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert simulate(monkeypatch, tiny_model, 1, 0.01, 2.0).processes == rounds.DEFAULT_PROCESSES
+    assert simulate(monkeypatch, tiny_model, 1, 0.08, 1.01).processes == rounds.MAX_PROCESSES
+    assert simulate(monkeypatch, tiny_model, 1, 0.08, 1.01, processes=7).processes == 7
+
+
+@pytest.mark.usefixtures("fake")
+def test_further_processes_end_within_the_time_budget(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only processes that are not required end early, so that the result is complete."""
+    monkeypatch.setattr(rounds, "monotonic", lambda: sum(do == "start" for _, do in FakeWorker.requests) * 5.0)
+    assert simulate(monkeypatch, tiny_model, 1, 0.08, 1.01, time_budget=85.0).processes == 8
+
+
 def test_missing_file_is_an_error_before_the_first_process(fake: type[FakeWorker], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         measure([Candidate("x", tmp_path / "missing.pb")], SHORT)
     assert not fake.requests
-
-
-def test_candidates_start_in_a_random_order(
-    fake: type[FakeWorker], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[str] = []
-
-    class RecordingWorker(FakeWorker):
-        def __init__(self, environment: dict[str, str], cpus: tuple[int, ...]) -> None:
-            super().__init__(environment, cpus)
-            started.append(environment["INDEX"])
-
-    monkeypatch.setattr(rounds, "WorkerProcess", RecordingWorker)
-    environments = [{"INDEX": str(index)} for index in range(6)]
-    orders = set()
-    for seed in range(3):
-        started.clear()
-        benchmark = measure(candidates(tiny_model, *environments), replace(SHORT, seed=seed))
-        assert [row.label for row in benchmark.rows] == [f"model {index}" for index in range(6)]
-        orders.add(tuple(started))
-    assert len(orders) == 3
 
 
 def test_real_workers(tiny_model: Path) -> None:
@@ -218,7 +341,8 @@ def test_ctrl_c_ends_the_workers_and_keeps_finished_rounds(tiny_model: Path) -> 
         "settings = Settings(runtime='reference')\n"
         "candidates = [Candidate(label, Path(sys.argv[1]), settings) for label in 'ab']\n"
         "try:\n"
-        "    rounds.measure(candidates, rounds.SamplingOptions(runs=10**7, rounds=10**5, warmup=1), on_progress)\n"
+        "    options = rounds.SamplingOptions(runs=10**7, processes=1, rounds=10**5, warmup=1)\n"
+        "    rounds.measure(candidates, options, on_progress)\n"
         "except BenchmarkInterrupted as stopped:\n"
         "    print(json.dumps(stopped.benchmark.to_json()), flush=True)\n"
     )

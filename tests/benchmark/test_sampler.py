@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurements import scripted_clock
 
-from quantkit.benchmark.sampler import WarmUpRule, lead_in, time_calls, warm_up
+from quantkit.benchmark.sampler import WarmUpRule, lead_in, time_calls, time_groups, warm_up
 
 RULE = WarmUpRule(window_calls=3, window_seconds=0.0, tolerance=0.1, quiet=2, cap_calls=100, cap_seconds=1000.0)
 
@@ -16,6 +16,13 @@ def call() -> None:
 
 def test_time_calls_returns_the_duration_of_each_call() -> None:
     assert time_calls(call, 3, scripted_clock([1.0, 2.0, 4.0])) == (1.0, 2.0, 4.0)
+
+
+def test_time_groups_returns_the_mean_of_each_group() -> None:
+    calls: list[int] = []
+    assert time_groups(lambda: calls.append(1), 2, 4, scripted_clock([1.0, 2.0])) == (0.25, 0.5)
+    assert len(calls) == 8
+    assert time_groups(call, 2, 1, scripted_clock([1.0, 2.0])) == (1.0, 2.0)
 
 
 def test_garbage_collection_is_disabled_meanwhile() -> None:

@@ -3,36 +3,83 @@ from dataclasses import replace
 import pytest
 from measurements import MACHINE, make_measurement
 
-from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.speedup import MARGIN, Speedup
 from quantkit.errors import UsageError
 
 FAST = [0.010, 0.0101, 0.0099, 0.0100] * 10
 SLOW = [2 * seconds for seconds in FAST]
+NOISY = [
+    seconds * factor
+    for seconds, factor in zip(FAST, [1.0] * 8 + [1.3] * 8 + [0.8] * 8 + [1.1] * 8 + [0.9] * 8, strict=True)
+]
 
 
 def test_double_speed_is_a_ratio_of_two() -> None:
-    speedup = Speedup.of(make_measurement(SLOW, 10), make_measurement(FAST, 10))
+    speedup = Speedup.of(make_measurement(SLOW, 10, 5), make_measurement(FAST, 10, 5))
     assert speedup.ratio == pytest.approx(2.0)
     assert speedup.low <= 2.0 <= speedup.high
-    assert speedup.is_significant
+    assert speedup.outcome == "faster"
+    assert speedup.is_clear
     assert speedup.is_paired
+    assert speedup.processes == 5
     assert speedup.verdict.startswith("2.00x as fast")
+    document = speedup.to_json()
+    assert (document["outcome"], document["is_different"], document["margin"]) == ("faster", True, MARGIN)
 
 
 def test_half_speed_is_a_ratio_below_one() -> None:
-    assert Speedup.of(make_measurement(FAST, 10), make_measurement(SLOW, 10)).ratio == pytest.approx(0.5)
+    speedup = Speedup.of(make_measurement(FAST, 10, 5), make_measurement(SLOW, 10, 5))
+    assert speedup.ratio == pytest.approx(0.5)
+    assert speedup.outcome == "slower"
 
 
-def test_equal_latency_is_not_significant() -> None:
+def test_equal_latency_within_the_margin_is_the_same() -> None:
     other = [seconds + 0.0001 * (-1) ** index for index, seconds in enumerate(reversed(FAST))]
-    speedup = Speedup.of(make_measurement(FAST, 10), make_measurement(other, 10))
-    assert not speedup.is_significant
-    assert "no significant difference" in speedup.verdict
+    speedup = Speedup.of(make_measurement(FAST, 10, 5), make_measurement(other, 10, 5))
+    assert speedup.outcome == "same"
+    assert speedup.verdict.startswith("same within 2 % (95 % CI")
+
+
+def test_interval_that_spans_1_widely_is_undecided() -> None:
+    speedup = Speedup.of(make_measurement(FAST, 10, 5), make_measurement(NOISY, 10, 5))
+    assert speedup.outcome == "undecided"
+    assert not speedup.is_clear
+    assert speedup.smallest_difference > 0.1
+    assert speedup.needed_processes > 5
+    assert "undecided" in speedup.verdict
+    assert not speedup.to_json()["is_different"]
+
+
+@pytest.mark.parametrize("started", ["2026-01-01T00:00:00", "2026-01-02T00:00:00"])
+def test_few_processes_are_undecided(started: str) -> None:
+    speedup = Speedup.of(make_measurement(SLOW, 10, 2), make_measurement(FAST, 10, 5, started=started))
+    assert (speedup.processes, speedup.outcome) == (2, "undecided")
+    assert speedup.ratio == pytest.approx(2.0)
+    assert "3 or more processes" in speedup.advice
+
+
+@pytest.mark.parametrize(
+    ("interval", "outcome", "is_clear"),
+    [
+        ((1.02, 1.0, 1.04), "undecided", False),
+        ((1.01, 1.005, 1.015), "same", True),
+        ((1.03, 1.01, 1.05), "faster", False),
+        ((1.03, 1.02, 1.04), "faster", True),
+        ((0.98, 0.95, 0.999), "slower", False),
+    ],
+)
+def test_outcome_depends_on_interval_and_margin(
+    interval: tuple[float, float, float], outcome: str, is_clear: bool
+) -> None:
+    speedup = Speedup(*interval, True, 5)
+    assert (speedup.outcome, speedup.is_clear) == (outcome, is_clear)
 
 
 def test_measurements_of_two_benchmarks_are_not_paired() -> None:
-    speedup = Speedup.of(make_measurement(SLOW, 10), make_measurement(FAST, 10, started="2026-01-02T00:00:00"))
+    other = make_measurement(FAST, 10, 5, started="2026-01-02T00:00:00")
+    speedup = Speedup.of(make_measurement(SLOW, 10, 5), other)
     assert not speedup.is_paired
+    assert speedup.outcome == "faster"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_open_warm_up_and_run(tiny_model: Path) -> None:
     opened, warm, done = ask(
         open_request(tiny_model, batch=2),
         {"do": "warm_up", "calls": 2},
-        {"do": "run", "calls": 3},
+        {"do": "run", "samples": 3},
         durations=[5.0, 4.0, 1.0, 1.0, 0.1, 0.2, 0.3],
     )
     assert opened["runtime"] == "reference"
@@ -75,7 +75,7 @@ def test_exception_of_the_runtime_is_a_response(tiny_model: Path, monkeypatch: p
 
 
 def test_run_without_a_model_is_rejected() -> None:
-    (response,) = ask({"do": "run", "calls": 1})
+    (response,) = ask({"do": "run", "samples": 1})
     assert "no model is open" in response["error"]["message"]
 
 
@@ -109,7 +109,7 @@ def test_cards_with_equal_names_differ_in_the_number_of_classes(classes: int, si
 
 def test_worker_ends_with_its_requests() -> None:
     def requests() -> Iterator[str]:
-        yield json.dumps({"do": "run", "calls": 1})
+        yield json.dumps({"do": "run", "samples": 1})
 
     responses: list[str] = []
     serve(requests(), responses.append)

@@ -4,20 +4,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from measurements import make_latency
 
 from quantkit.benchmark.machine import this_machine
-from quantkit.benchmark.speedup import Speedup
 from quantkit.data import PreprocessingOptions
 from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
 from quantkit.quantization import Scheme
 from quantkit.quantization.census import Census
 from quantkit.quantization.ranges import Provenance
-from quantkit.quantization.report import AccuracyReport, Latency, NextStep, QuantizationReport
+from quantkit.quantization.report import AccuracyReport, NextStep, QuantizationReport
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.next_steps import Commands, recommend
 from quantkit.quantization.workflow.options import Options
 
-SLOWER = Speedup(0.9, 0.8, 0.95, True)
+SLOWER = make_latency({"float tensorflow": 1.0, "int8 tensorflow": 1.2})
 
 
 def recommend_after(target: str = "onnx", **measurements: Any) -> NextStep | None:
@@ -28,7 +28,7 @@ def recommend_after(target: str = "onnx", **measurements: Any) -> NextStep | Non
 
 
 def test_the_eightbit_target_recommends_the_tensorflow_target() -> None:
-    step = recommend_after("eightbit", latency=Latency(SLOWER))
+    step = recommend_after("eightbit", latency=SLOWER)
     assert step is not None
     assert "reference kernels" in step.reason
     assert "--target tensorflow" in step.command
@@ -40,14 +40,48 @@ def test_bfloat16_is_recommended_on_processors_with_bfloat16(
 ) -> None:
     host, machine = import_module("quantkit.quantization.workflow.host"), this_machine()
     monkeypatch.setattr(host, "this_machine", lambda: replace(machine, isa=isa))
-    step = recommend_after(latency=Latency(SLOWER))
+    step = recommend_after(latency=SLOWER)
     assert step is not None
     assert ("bfloat16" in step.reason and step.command.endswith("--precision float32,bfloat16")) == bool(isa)
     assert ("not measured" in step.reason) == bool(isa)
     assert "amx_bf16" not in isa or "(amx_bf16)" in step.reason
-    litert = recommend_after("litert", latency=Latency(SLOWER))
+    litert = recommend_after("litert", latency=SLOWER)
     assert litert is not None
     assert "bfloat16" not in litert.reason
+
+
+def test_an_interval_that_spans_1_is_undecided() -> None:
+    """The claim "not faster" needs an interval below 1, or within the margin."""
+    step = recommend_after(latency=make_latency({"float openvino": 1.0, "int8 openvino": 0.98}, spread=0.4))
+    assert step is not None
+    assert step.reason.startswith("undecided: int8 in openvino and float in openvino: differences below")
+    assert "not faster" not in step.reason
+    assert "quantkit benchmark digits@openvino OUTPUT.onnx@openvino --processes" in step.command
+
+
+def test_equal_latency_is_not_faster() -> None:
+    step = recommend_after(latency=make_latency({"float openvino": 1.0, "int8 openvino": 1.0}))
+    assert step is not None
+    assert step.reason.startswith("not faster: int8 in openvino and float in openvino: same within 2 %")
+
+
+def test_a_faster_model_needs_no_step() -> None:
+    latencies = {"float openvino": 1.0, "int8 openvino": 0.5, "float onnxruntime": 0.8, "int8 onnxruntime": 0.9}
+    assert recommend_after(latency=make_latency(latencies)) is None
+
+
+def test_the_fastest_runtimes_are_compared() -> None:
+    latencies = {"float openvino": 1.0, "int8 openvino": 0.9, "float onnxruntime": 0.5, "int8 onnxruntime": 0.7}
+    step = recommend_after(latency=make_latency(latencies))
+    assert step is not None
+    assert step.reason.startswith("not faster: int8 in onnxruntime and float in onnxruntime: 0.71x as fast")
+
+
+def test_another_runtime_that_is_faster_leads_to_its_target() -> None:
+    step = recommend_after(latency=make_latency({"float litert": 0.1, "float openvino": 1.0, "int8 openvino": 0.5}))
+    assert step is not None
+    assert "float in litert takes 0.100 ms and int8 in openvino takes 0.500 ms" in step.reason
+    assert "--target litert" in step.command
 
 
 @pytest.mark.parametrize("isa", [(), ("avx512_bf16",)])

@@ -2,8 +2,9 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from measurements import make_latency
 
-from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.report import Benchmark, BenchmarkRow, Failure
 from quantkit.quantization import Scheme
 from quantkit.quantization.census import Census, FloatFallback
 from quantkit.quantization.ranges import Provenance
@@ -41,7 +42,44 @@ def test_html_consists_of_tables_with_escaped_cells() -> None:
     [((0.16, 0.2), "0.16 -> 0.20 ms"), ((1.25, 0.014), "1.250 -> 0.014 ms"), ((120.0, 30.04), "120.0 -> 30.0 ms")],
 )
 def test_latencies_have_the_same_number_of_decimals(milliseconds: tuple[float, float], text: str) -> None:
-    latency = Latency(Speedup(1.2, 1.1, 1.3, True), milliseconds)
-    measured = replace(report(), latency=latency)
+    before, after = milliseconds
+    measured = replace(report(), latency=make_latency({"float openvino": before, "int8 openvino": after}))
     assert text in str(measured)
     assert f"<td>{text.replace('>', '&gt;')}</td>" in measured._repr_html_()
+
+
+def test_each_speed_up_names_its_runtime() -> None:
+    """All installed runtimes of the target are measured, and one line compares them."""
+    latencies = {"float openvino": 1.0, "int8 openvino": 0.5, "float onnxruntime": 0.3, "int8 onnxruntime": 0.4}
+    measured = replace(report(), latency=make_latency(latencies | {"float litert": 0.2}))
+    text = str(measured)
+    assert "in openvino 1: 2.00x as fast (" in text
+    assert "in onnxruntime 1: 0.75x as fast (" in text
+    line = (
+        "on this machine, fastest first: float in litert 0.200 ms, float in onnxruntime 0.300 ms, "
+        "int8 in onnxruntime 0.400 ms, int8 in openvino 0.500 ms, float in openvino 1.000 ms"
+    )
+    assert line in text.splitlines()
+    assert f"<td>{line}</td>" in measured._repr_html_()
+    document = measured.to_json()
+    assert document["runtime"]["name"] == "onnxruntime"
+    assert document["speed_up"]["ratio"] == pytest.approx(0.75)
+    assert document["speed_ups"]["openvino"]["outcome"] == "faster"
+    assert document["overall_speed_up"]["ratio"] == pytest.approx(0.5)
+    assert document["latencies"][4] == {"model": "float", "runtime": "litert", "milliseconds": 0.2, "failure": None}
+
+
+def test_equal_rows_are_named() -> None:
+    latency = make_latency({"float openvino": 1.0, "int8 openvino": 0.98}, spread=0.2)
+    assert "int8 in openvino is not shown to be faster than float in openvino" in str(
+        replace(report(), latency=latency)
+    )
+
+
+def test_a_runtime_that_fails_is_named() -> None:
+    latency = make_latency({"float openvino": 1.0, "int8 openvino": 0.5})
+    assert latency.benchmark is not None
+    failed = BenchmarkRow("int8", "onnxruntime", Failure("no kernel for Foo"))
+    measured = replace(report(), latency=Latency(Benchmark((*latency.benchmark.rows, failed))))
+    assert "  int8 in onnxruntime not measured: no kernel for Foo" in str(measured)
+    assert measured.to_json()["latencies"][2]["failure"] == "no kernel for Foo"

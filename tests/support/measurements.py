@@ -1,6 +1,6 @@
-"""A small graph, scripted clocks and measurements for the tests of `quantkit.benchmark`."""
+"""A small graph, scripted clocks and measurements for the tests of latencies."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,8 +8,11 @@ import numpy as np
 
 from quantkit.benchmark.machine import Machine
 from quantkit.benchmark.measurement import Measurement, MeasurementContext
+from quantkit.benchmark.report import Benchmark, BenchmarkRow
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
+from quantkit.quantization.census import INT8
+from quantkit.quantization.report import Latency
 
 MACHINE = Machine("a processor", physical_cores=2, logical_cores=2, isa=("avx2",), load=0.1)
 CONTEXT = MeasurementContext("model.pb", "00", 1_000_000, "reference", "1", MACHINE, started="2026-01-01T00:00:00")
@@ -43,8 +46,8 @@ def scripted_clock(durations: Sequence[float]) -> Callable[[], float]:
     return lambda: next(source)
 
 
-def make_measurement(seconds: Sequence[float], blocks: int = 1, **context: Any) -> Measurement:
-    """Return a measurement with blocks of equal size."""
+def make_measurement(seconds: Sequence[float], blocks: int = 1, processes: int = 1, **context: Any) -> Measurement:
+    """Return a measurement with blocks of equal size, and as many in each process."""
     return Measurement(
         seconds=tuple(seconds),
         warmup_seconds=(0.5, 0.25),
@@ -52,4 +55,22 @@ def make_measurement(seconds: Sequence[float], blocks: int = 1, **context: Any) 
         block_sizes=(len(seconds) // blocks,) * blocks,
         is_settled=True,
         warmup_calls=2,
+        process_rounds=(blocks // processes,) * processes,
     )
+
+
+def make_latency(milliseconds: Mapping[str, float], spread: float = 0.0) -> Latency:
+    """Return latencies with 5 processes each.
+
+    Args:
+        milliseconds: median of each row by ``float RUNTIME`` or ``int8 RUNTIME``.
+        spread: relative difference between processes of int8.
+    """
+    factors = [1, 1 + spread, 1 - spread / 2, 1 + spread / 2, 1 - spread / 3]
+    rows = []
+    for name, value in milliseconds.items():
+        label, runtime = name.split()
+        seconds = [value / 1e3 * (factor if label == INT8 else 1) for factor in factors for _ in range(4)]
+        measurement = make_measurement(seconds, 10, 5, model=label, runtime=runtime)
+        rows.append(BenchmarkRow(label, runtime, measurement))
+    return Latency(Benchmark(tuple(rows)))

@@ -1,66 +1,78 @@
-"""Latency of a quantized file compared with that of the float model, each in a process of its own."""
+"""Latency of a quantized file and of the float model, in each runtime of the target that is installed."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from quantkit import formats
+from quantkit.benchmark import Benchmark
 from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.report import Benchmark
-from quantkit.benchmark.rounds import SamplingOptions, open_candidates
-from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.rounds import SamplingOptions, measure
+from quantkit.formats import onnx
+from quantkit.progress import OnProgress
 from quantkit.quantization.census import FLOAT, INT8
 from quantkit.quantization.report import Latency
 from quantkit.quantization.workflow.conversion import Conversion
-from quantkit.runtimes.session import RuntimeVersion
+from quantkit.runtimes import REFERENCE, runtimes
 
+# Time limit of the measurement of both models in seconds.
+TIME_BUDGET = 90.0
+# Time limit for the choice of the fastest runtime of the float model: a runtime that opens it later is not a candidate.
+CHOICE_BUDGET = 15.0
+# Samples of that choice in each runtime.
+CHOICE_RUNS = 12
+# Warm-up calls for a fixed number of runs.
 WARMUP_RUNS = 2
-ROUNDS = 10
 
 
-@contextmanager
-def open_race(
-    conversion: Conversion, file: Path, num_runs: int, folder: Path
-) -> Iterator[Callable[[], Benchmark] | None]:
-    """Start one process per model, which opens it in the background; yield the function that measures both.
+def measure_latency(
+    conversion: Conversion, file: Path, runs: int | None, folder: Path, on_progress: OnProgress
+) -> Latency:
+    """Measure the quantized file in each runtime of its target, and the float model in these and its fastest runtime.
 
     Args:
         conversion: with the float graph.
         file: quantized model.
-        num_runs: timed runs of each; 0 yields None.
+        runs: samples of each model; 0 for no measurement, None until the comparison is clear.
         folder: for the float model's file.
+        on_progress: receives the progress.
     """
-    if not num_runs:
-        yield None
-        return
-    source = folder / "float.pb"
-    formats.save(conversion.graph, source)
-    candidates = _candidates(conversion, source, file)
-    with open_candidates(candidates, SamplingOptions(num_runs, WARMUP_RUNS, rounds=min(num_runs, ROUNDS))) as measure:
-        yield measure
-
-
-def _candidates(conversion: Conversion, source: Path, file: Path) -> tuple[Candidate, Candidate]:
-    graph, runtime = conversion.graph, conversion.runtimes[0]
-    inputs, outputs = tuple(map(str, graph.inputs)), tuple(map(str, graph.outputs))
-    before = Settings(runtime, inputs=inputs, outputs=outputs)
-    after = Settings(runtime, conversion.session_options)
-    if not conversion.target.keeps_endpoints:
-        after = replace(after, inputs=inputs, outputs=outputs)
-    return Candidate(FLOAT, source, before), Candidate(INT8, file, after)
-
-
-def measure_latency(measure: Callable[[], Benchmark] | None) -> Latency:
-    """Return the speed-up over the float model in the same runtime, or the reason that it is not known."""
-    if measure is None:
+    if runs == 0:
         return Latency(skipped="--runs is 0")
-    benchmark = measure()
-    if benchmark.failures:
+    floats = _float_candidates(conversion, folder)
+    names = list(dict.fromkeys((*conversion.runtimes, _choose_runtime(floats, runs, on_progress))))
+    warmup = None if runs is None else WARMUP_RUNS
+    candidates = [floats[name] for name in names if name in floats] + _int8_candidates(conversion, file)
+    benchmark = measure(candidates, SamplingOptions(runs, warmup, time_budget=TIME_BUDGET), on_progress)
+    if not benchmark.measurements:
         return Latency(skipped=benchmark.failures[0].reason)
-    speedup = benchmark.speedups[1]
-    if not isinstance(speedup, Speedup):
-        return Latency(skipped=speedup.message if speedup else "there is no float measurement")
-    before, after = (measurement.summary.median * 1e3 for measurement in benchmark.measurements)
-    context = benchmark.measurements[1].context
-    return Latency(speedup, (before, after), RuntimeVersion(context.runtime, context.version))
+    return Latency(benchmark)
+
+
+def _float_candidates(conversion: Conversion, folder: Path) -> dict[str, Candidate]:
+    """Return the float model in each installed runtime that opens it."""
+    graph = conversion.graph
+    path, settings = folder / "float.onnx", Settings()
+    if graph.dialect != onnx.DIALECT:
+        path = folder / "float.pb"
+        settings = Settings(inputs=tuple(map(str, graph.inputs)), outputs=tuple(map(str, graph.outputs)))
+    formats.save(graph, path)
+    names = [name for name, runtime in runtimes().items() if runtime.opens(graph) and runtime.available().ok]
+    # The reference runtime is never the fastest.
+    names = [name for name in names if name != REFERENCE or name in conversion.runtimes]
+    return {name: Candidate(FLOAT, path, replace(settings, runtime=name)) for name in names}
+
+
+def _int8_candidates(conversion: Conversion, file: Path) -> list[Candidate]:
+    graph, settings = conversion.graph, Settings(options=conversion.session_options)
+    if not conversion.target.keeps_endpoints:
+        inputs, outputs = tuple(map(str, graph.inputs)), tuple(map(str, graph.outputs))
+        settings = replace(settings, inputs=inputs, outputs=outputs)
+    return [Candidate(INT8, file, replace(settings, runtime=name)) for name in conversion.runtimes]
+
+
+def _choose_runtime(floats: dict[str, Candidate], runs: int | None, on_progress: OnProgress) -> str:
+    """Return the runtime with the lowest latency of the float model in one process; empty if none runs it."""
+    samples = CHOICE_RUNS if runs is None else min(runs, CHOICE_RUNS)
+    options = SamplingOptions(samples, WARMUP_RUNS, processes=1, time_budget=CHOICE_BUDGET)
+    benchmark: Benchmark = measure(list(floats.values()), options, on_progress)
+    return "" if benchmark.fastest is None else benchmark.fastest.runtime

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from quantkit.benchmark.measurement import Measurement
+from quantkit.benchmark.report import format_latency
 from quantkit.data import PreprocessingOptions
+from quantkit.quantization.census import FLOAT, INT8
 from quantkit.quantization.report import NextStep, QuantizationReport
-from quantkit.quantization.targets import Target, find_target
+from quantkit.quantization.targets import Target, find_target, targets
 from quantkit.quantization.workflow.host import find_bfloat16_instruction
 from quantkit.quantization.workflow.options import Options
 
@@ -16,8 +19,10 @@ from quantkit.quantization.workflow.options import Options
 GOOD_AGREEMENT = 0.98
 # A lower signal to noise, in dB, leads to a recommendation; here noise has a tenth of the signal's amplitude.
 GOOD_DECIBELS = 20.0
-# Below this fraction of MACs in int8, float layers explain a missing speed-up.
+# Below this fraction of MACs in int8, the float layers are the next thing to look at.
 MOST = 0.5
+# Maximum number of processes in a recommended command.
+MOST_PROCESSES = 100
 
 
 @dataclass(frozen=True)
@@ -63,9 +68,9 @@ class Commands:
         """Return the quantize command for another target, with another output file."""
         return self.quantize(target, output=self.output.with_stem(f"{self.output.stem}_{target}"))
 
-    def benchmark(self, runtime: str, *more: str) -> str:
-        """Return the benchmark command for the float and the quantized model."""
-        return _command("benchmark", f"{self.model}@{runtime}", f"{self.output}@{runtime}", *more)
+    def benchmark(self, runtime: str, quantized_runtime: str, *more: str) -> str:
+        """Return the benchmark command for the float and the quantized model, each in a runtime."""
+        return _command("benchmark", f"{self.model}@{runtime}", f"{self.output}@{quantized_runtime}", *more)
 
     def evaluate(self, runtime: str, *more: str) -> str:
         """Return the evaluate command for the float model under other conditions."""
@@ -83,30 +88,57 @@ def recommend(report: QuantizationReport, commands: Commands) -> NextStep | None
 
 
 def recommend_for_speed(report: QuantizationReport, commands: Commands) -> NextStep | None:
-    """Return the reason for a missing speed-up with the next command; None if the model is faster."""
-    speedup = report.latency.speedup
-    if speedup is None or speedup.low > 1:
+    """Return the reason for a missing speed-up with the next command; None if the model is faster.
+
+    The fastest measurement of the quantized model is compared with the fastest one of the float model.
+    """
+    before, after = (report.latency.fastest(label) for label in (FLOAT, INT8))
+    speedup = report.latency.overall
+    if before is None or after is None or speedup is None or speedup.outcome == "faster":
         return None
-    census, target = report.census, find_target(report.target)
+    names = (before.context.runtime, after.context.runtime)
+    runtimes = f"int8 in {names[1]} and float in {names[0]}"
+    if speedup.outcome == "undecided":
+        count = min(speedup.needed_processes, MOST_PROCESSES)
+        command = commands.benchmark(*names, "--processes", str(count))
+        return NextStep(f"undecided: {runtimes}: {speedup.advice}", command)
+    if names[0] != names[1] and names[0] not in find_target(report.target).runtimes:
+        return _faster_elsewhere(report, commands, before, after)
+    claim = f"not faster: {runtimes}: {speedup.verdict}"
+    reason, command = _cause(report, commands, after)
+    return NextStep(f"{claim}; {reason}", command)
+
+
+def _faster_elsewhere(
+    report: QuantizationReport, commands: Commands, before: Measurement, after: Measurement
+) -> NextStep:
+    """Return the step after a measurement in which another runtime runs the float model faster."""
+    runtime = before.context.runtime
+    claim = "not faster: " + " and ".join(
+        f"{each.context.model} in {each.context.runtime} takes {format_latency(each.summary.median)} ms"
+        for each in (before, after)
+    )
+    others = [name for name, target in targets().items() if runtime in target.runtimes and not target.slow_reason]
+    if others and others[0] != report.target:
+        return NextStep(f"{claim}; --target {others[0]} runs in {runtime}", commands.quantize_again(others[0]))
+    return NextStep(claim, commands.benchmark(runtime, after.context.runtime))
+
+
+def _cause(report: QuantizationReport, commands: Commands, after: Measurement) -> tuple[str, str]:
+    """Return the known facts on a quantized model that is not faster, and the next command."""
+    census, target, runtime = report.census, find_target(report.target), after.context.runtime
     if report.scheme.weights_only:
-        return _not_faster("only the weights are quantized: all arithmetic is in float", commands.quantize(target.name))
+        return "only the weights are quantized: all arithmetic is in float", commands.quantize(target.name)
     if target.slow_reason:
         command = commands.quantize_again(target.faster_target) if target.faster_target else commands.summarize()
-        return _not_faster(target.slow_reason, command)
-    bfloat16 = _bfloat16_note(target)
-    if census.int8_fraction < MOST and not bfloat16:
-        first = census.float_fallbacks[0]
-        reason = f"most of the work runs in float, above all {first.name} ({first.op}): {first.reason}"
-        return _not_faster(reason, commands.summarize())
+        return target.slow_reason, command
     reason = (
-        "most of the work runs in float"
-        if census.int8_fraction < MOST
-        else f"{census.boundaries} quantize/dequantize boundaries and the runtime's overhead outweigh int8 arithmetic"
+        f"{census.boundaries} quantize/dequantize boundaries, {100 * census.int8_fraction:.0f} % of the MACs in int8"
     )
-    runtime = _runtime_name(report)
+    bfloat16 = _bfloat16_note(target)
     if bfloat16:
-        return _not_faster(f"{reason}; {bfloat16}", commands.benchmark(runtime, "--precision", "float32,bfloat16"))
-    return _not_faster(reason, commands.benchmark(runtime, "--runs", "300"))
+        return f"{reason}; {bfloat16}", commands.benchmark(runtime, runtime, "--precision", "float32,bfloat16")
+    return reason, commands.summarize() if census.int8_fraction < MOST else commands.benchmark(runtime, runtime)
 
 
 def recommend_for_accuracy(report: QuantizationReport, commands: Commands) -> NextStep | None:
@@ -125,10 +157,6 @@ def recommend_for_accuracy(report: QuantizationReport, commands: Commands) -> Ne
         return None
     reason = "the outputs differ from the float model; --max-drop keeps the responsible layers in float"
     return NextStep(reason, commands.quantize(report.target, "--max-drop", "0.01"))
-
-
-def _not_faster(reason: str, command: str) -> NextStep:
-    return NextStep(f"not faster: {reason}", command)
 
 
 def _bfloat16_note(target: Target) -> str:

@@ -21,8 +21,6 @@ from quantkit.runtimes import AUTO, find_runtime
 PathLike = str | os.PathLike[str]
 
 CALIBRATION_LIMIT = 100
-# Enough runs to distinguish a factor of two; quantkit benchmark measures with more.
-TIMED_RUNS = 12
 TIME_BUDGET = 600.0
 FALLBACK_PRECISIONS = (FLOAT, BFLOAT16)
 
@@ -52,7 +50,7 @@ class Options:
     random_weights: bool = False
     preprocessing: PreprocessingOptions = field(default_factory=PreprocessingOptions)
     runtime: str = AUTO
-    runs: int = TIMED_RUNS
+    runs: int | None = None
     max_drop: float | None = None
     fallback: str = FLOAT
     time_budget: float = TIME_BUDGET

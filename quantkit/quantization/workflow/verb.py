@@ -25,7 +25,7 @@ from quantkit.arguments import (
 from quantkit.data import PreprocessingOptions
 from quantkit.formats.temporary import temporary_folder
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
-from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
+from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.quantization.census import FLOAT, census
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.plan import Plan
@@ -39,12 +39,11 @@ from quantkit.quantization.workflow.calibration_run import compute_ranges, compu
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.host import count_cores
-from quantkit.quantization.workflow.latency import measure_latency, open_race
+from quantkit.quantization.workflow.latency import measure_latency
 from quantkit.quantization.workflow.next_steps import Commands, recommend
 from quantkit.quantization.workflow.options import (
     CALIBRATION_LIMIT,
     TIME_BUDGET,
-    TIMED_RUNS,
     Options,
     PathLike,
     check_options,
@@ -83,7 +82,7 @@ def quantize(
     input_mean: float | None = None,
     input_std: float | None = None,
     runtime: str = AUTO,
-    runs: int = TIMED_RUNS,
+    runs: int | None = None,
     max_drop: float | None = None,
     fallback: str = FLOAT,
     time_budget: float | str = TIME_BUDGET,
@@ -116,7 +115,8 @@ def quantize(
         input_width, input_height: image size in pixels (default: the graph's).
         input_mean, input_std: normalization (x - mean) / std of images (default: the card's).
         runtime: runtime of the float model; ``auto`` is the fastest available.
-        runs: timed runs of each model; 0 to skip the latency.
+        runs: samples of the latency of each model; 0 to skip the latency (default: until the comparison is clear, 90 s
+            at most).
         max_drop: keep layers in float until the drop is at most this fraction: the drop of top-1 if samples have
             labels, else of the agreement with the float model.
         fallback: precision of these layers, ``float`` or, for the tensorflow target, ``bfloat16``.
@@ -136,7 +136,7 @@ def quantize(
         CheckError: this host computes the quantized model incorrectly.
     """
     require_positive(limit=limit)
-    require_natural(runs=runs, **without_none(input_width=input_width, input_height=input_height))
+    require_natural(**without_none(runs=runs, input_width=input_width, input_height=input_height))
     require_fraction(**without_none(max_drop=max_drop))
     require_number(**without_none(input_mean=input_mean))
     require_divisor(**without_none(input_std=input_std))
@@ -232,25 +232,19 @@ def _run(source: Any, options: Options) -> QuantizationResult:
 def _write_and_measure(
     model: Model, conversion: Conversion, reference: FloatReference, fallback: Fallback | None, options: Options
 ) -> QuantizationReport:
-    """Write the quantized model, check it, and measure accuracy and latency.
-
-    The processes that measure the latency open both models while the host check and the accuracy run.
-    """
+    """Write the quantized model, check it, and measure accuracy and latency."""
     with temporary_folder() as folder:
-        name = f"quantized{conversion.target.suffixes[0]}" if options.output is None else options.output.name
-        # The output appears after the check only; the processes open a temporary file until then.
-        is_temporary = conversion.needs_host_check or options.output is None
-        file = folder / name if is_temporary else options.output
-        assert file is not None, "without an output the file is temporary"
+        if conversion.needs_host_check:
+            options.on_progress(Progress("checking the kernels of this host", 0))
+            conversion.check_on_host()
+        options.on_progress(Progress("writing the model", 0))
+        file = folder / f"quantized{conversion.target.suffixes[0]}" if options.output is None else options.output
         conversion.write(file)
-        with open_race(conversion, file, options.runs, folder) as measure:
-            if conversion.needs_host_check:
-                conversion.check_on_host()
-            if is_temporary and options.output is not None:
-                conversion.write(options.output)
-            report = _report(model, conversion, fallback, file, options)
-            report = replace(report, accuracy=try_measure_accuracy(file, conversion, reference))
-            report = replace(report, latency=measure_latency(measure))
+        report = _report(model, conversion, fallback, file, options)
+        options.on_progress(Progress("measuring the accuracy", 0))
+        report = replace(report, accuracy=try_measure_accuracy(file, conversion, reference))
+        latency = measure_latency(conversion, file, options.runs, folder, options.on_progress)
+        report = replace(report, latency=latency)
     return replace(report, next_step=recommend(report, Commands.of(model.name, conversion.target, options)))
 
 
