@@ -13,7 +13,9 @@ EXAMPLES = (
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of TensorFlow's tool, with its defaults."""
-    parser.add_argument("--graph", default="", help="GraphDef file, SavedModel folder, or name of a known model")
+    parser.add_argument(
+        "--graph", default="", help="GraphDef or ONNX file, SavedModel folder, or name of a known model"
+    )
     parser.add_argument("--input-layer", default="input:0", help="comma-separated input names (default: input:0)")
     parser.add_argument(
         "--input-layer-shape", default="1,224,224,3", help="input shapes, separated by : (default: 1,224,224,3)"

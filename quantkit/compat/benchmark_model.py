@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from quantkit.compat.benchmark_tables import NodeTable
+from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import UsageError
 from quantkit.formats import check_distinct, check_target, write_whole
 from quantkit.ir.graph import Edge, Graph, Node
@@ -30,7 +31,7 @@ class BenchmarkModelFlags:
     """Flags of the tool, with its defaults.
 
     Attributes:
-        graph: GraphDef file, SavedModel folder, or name of a known model.
+        graph: GraphDef file, SavedModel folder, name of a known model, or ONNX file, which is converted.
         input_layer: comma-separated input names.
         input_layer_shape: input shapes, separated by ``:``.
         input_layer_type: comma-separated input types, keys of `TYPES`.
@@ -154,13 +155,16 @@ def benchmark_model(
     Raises:
         UsageError: a flag is missing or wrong.
         InputError: the graph cannot be read, or the report file cannot be written.
-        UnavailableError: TensorFlow is not installed.
+        UnavailableError: TensorFlow is not installed, or an ONNX node is not supported.
     """
     feeds = parse_feeds(flags)
     if not flags.graph:
         raise UsageError("no graph is given", hint="give --graph=FILE.pb")
     outputs = _split(flags.output_layer, ",")
-    graph = as_model(flags.graph, inputs=list(feeds), outputs=outputs, offline=offline, on_progress=on_progress).graph
+    model = as_model(flags.graph, inputs=list(feeds), outputs=outputs, offline=offline, on_progress=on_progress)
+    graph = as_tensorflow(model.graph)
+    # TensorFlow rejects some characters of ONNX names.
+    feeds = dict(zip(map(str, graph.inputs), feeds.values(), strict=True))
     report = Path(flags.output_prefix + flags.benchmark_name.replace("/", "__")).expanduser()
     if flags.output_prefix:
         check_target(report)

@@ -3,7 +3,7 @@
 `quantkit.quantization.plan` defines fused patterns and pass-through nodes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -35,7 +35,7 @@ def annotate(graph: Graph, scheme: Scheme | None = None) -> Plan:
 
     Raises:
         GraphError: the graph is not a TensorFlow graph, or has no outputs.
-        UsageError: ``keep_float`` names a node or op type that is not in the graph.
+        UsageError: ``keep_float`` names a node, layer or op type that is not in the graph.
     """
     if graph.dialect != "tensorflow":
         raise GraphError(
@@ -62,13 +62,7 @@ class _Annotation:
         self.position = {node.name: number for number, node in enumerate(self.nodes)}
         self.reasons: dict[str, str] = {}
         self.weights: dict[str, Spec] = {}
-        names = {*graph.nodes, *graph.op_counts, *self.roles.layer_ops, *self.roles.pass_through_ops}
-        for name in scheme.keep_float:
-            if name not in names:
-                raise UsageError(
-                    f"keep_float names {name!r}, which is neither a node nor an op type of the graph",
-                    hint=did_you_mean(name, names) or "quantkit summarize lists the op types",
-                )
+        self.keep_float = {kept for name in scheme.keep_float for kept in self._find_kept(name)}
 
     def plan(self) -> Plan:
         patterns = self._find_patterns()
@@ -137,10 +131,29 @@ class _Annotation:
         fused = map(self._with_activation, pattern_of_output.values())
         return tuple(sorted(fused, key=lambda pattern: self.position[pattern.name]))
 
+    def _find_kept(self, name: str) -> Collection[str]:
+        """Return the nodes of a name in ``keep_float``: a node, an op type, or a layer, whose name is their scope.
+
+        Raises:
+            UsageError: the graph has no such node, op type or layer; the hint suggests similar names.
+        """
+        nodes = self.graph.nodes
+        if name in nodes:
+            return (name,)
+        ops = {*self.graph.op_counts, *self.roles.layer_ops, *self.roles.pass_through_ops}
+        kept = [node.name for node in nodes.values() if node.op == name or f"/{name}/" in f"/{node.name}"]
+        if kept or name in ops:
+            return kept
+        scopes = {scope for node in nodes for scope in node.split("/")[:-1]}
+        raise UsageError(
+            f"keep_float names {name!r}, which is not a node, layer or op type of the graph",
+            hint=did_you_mean(name, {*nodes, *scopes, *ops}) or "quantkit summarize lists the op types",
+        )
+
     def _may_quantize(self, node: Node) -> bool:
         if node.name in self.graph.input_names:
             return False
-        if node.name in self.scheme.keep_float or node.op in self.scheme.keep_float:
+        if node.name in self.keep_float:
             self.reasons[node.name] = "the scheme keeps it in float"
             return False
         return True

@@ -41,7 +41,7 @@ class Scheme:
             unsigned; None if ``activations`` serves all tensors.
         observer: name of the observer that chooses ranges, with its number where it takes one:
             ``percentile(99.9)``.
-        keep_float: node names or op types that stay float.
+        keep_float: nodes, op types, or layers of Keras (scopes of nodes) that stay float.
         share_concat_ranges: give all inputs of a concatenation one range, so that it only copies.
         share_pool_ranges: give the output of an average pool the range of its input.
         float_global_pools: compute global averages in float: they cost little, and int8 kernels

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quantkit.convert.to_onnx import to_onnx_graph
 from quantkit.formats import load, save
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
@@ -201,6 +202,20 @@ def test_benchmark_model(run_command: RunCommand) -> None:
     assert len(run_command("benchmark_model", *MODEL, "--num_runs=2", *few).splitlines()) == 1
     document = json.loads(run_command("benchmark_model", *MODEL, "--num_runs=2", "--warmup_runs=0", "--json"))
     assert [len(seconds) for seconds in document["seconds"].values()] == [0, 2, 2]
+
+
+@pytest.mark.engine
+def test_benchmark_model_converts_onnx_models(run_command: RunCommand) -> None:
+    """Names of ONNX inputs may contain characters that TensorFlow rejects."""
+    pytest.importorskip("tensorflow", reason="pip install tensorflow")
+    renamed = {Edge("x"): Edge("input 1#"), Edge("y"): Edge("y")}
+    nodes = [node.with_(name="input 1#") if node.name == "x" else node for node in GRAPH.nodes.values()]
+    nodes = [node.with_(inputs=tuple(renamed.get(edge, edge) for edge in node.inputs)) for node in nodes]
+    save(to_onnx_graph(Graph.of(nodes, ["input 1#"], ["y"])), Path("graph.onnx"))
+    flags = ("--graph=graph.onnx", "--input_layer=input 1#", "--input_layer_shape=2,4,4,3", "--output_layer=y")
+    text = run_command("benchmark_model", *flags, "--num_runs=2", "--show_flops", "-q")
+    assert "Conv2D" in text
+    assert "FLOPs estimate: 3.46k\n" in text
 
 
 @pytest.mark.engine

@@ -125,6 +125,22 @@ def test_the_scheme_keeps_nodes_and_ops_in_float() -> None:
         annotate(graph, Scheme(keep_float=("q",)))
 
 
+def test_the_scheme_keeps_layers_of_keras_in_float() -> None:
+    """A Keras layer is the scope of its nodes; a node of that name comes first."""
+    body = "n/conv2d/convolution = conv(x)\nn/conv2d/Bias = BiasAdd(n/conv2d/convolution, b)\n"
+    second = "Conv2D(n/conv2d/Bias, w, strides=[1, 1, 1, 1], padding=SAME)"
+    body += f"n/conv2d_1/convolution = {second}\nn/conv2d_1/Bias = BiasAdd(n/conv2d_1/convolution, b)"
+    graph = graph_of(body, out="n/conv2d_1/Bias")
+    plan = annotate(graph, Scheme(keep_float=("conv2d_1",)))
+    assert [pattern.layer for pattern in plan.patterns] == ["n/conv2d/convolution"]
+    assert plan.float_fallbacks["n/conv2d_1/convolution"] == "the scheme keeps it in float"
+    assert annotate(graph, Scheme(keep_float=("n/conv2d_1",))).patterns == plan.patterns
+    assert not annotate(graph, Scheme(keep_float=("n",))).patterns
+    with pytest.raises(UsageError, match="keep_float names 'conv2d_3', which is not a node, layer or op type") as error:
+        annotate(graph, Scheme(keep_float=("conv2d_3",)))
+    assert "conv2d_1" in error.value.hint
+
+
 def test_unsupported_graph_is_an_error() -> None:
     graph = graph_of("y = conv(x)")
     with pytest.raises(GraphError, match="no outputs"):
