@@ -12,7 +12,7 @@ from quantkit.arguments import public
 from quantkit.errors import GraphError, UsageError, did_you_mean
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Tensor
-from quantkit.ops.layers import WEIGHTS_INDEX, broadcast_channels
+from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.roles import find_roles
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.plan import (
@@ -30,17 +30,18 @@ def annotate(graph: Graph, scheme: Scheme | None = None) -> Plan:
     """Decide which tensors of a graph are quantized.
 
     Args:
-        graph: float TensorFlow graph with inputs and outputs; batch norms folded.
+        graph: float graph of either dialect with inputs and outputs; batch norms folded.
         scheme: None for the default scheme of the target ``onnx``.
 
     Raises:
-        GraphError: the graph is not a TensorFlow graph, or has no outputs.
+        GraphError: the target does not quantize graphs of this dialect, or the graph has no outputs.
         UsageError: ``keep_float`` names a node, layer or op type that is not in the graph.
     """
-    if graph.dialect != "tensorflow":
+    target = find_target((scheme or Scheme()).target)
+    if graph.dialect not in target.graph_dialects:
         raise GraphError(
-            f"cannot plan the quantization of a graph of {graph.dialect} ops",
-            hint="pass the TensorFlow graph that it was converted from",
+            f"the target {target.name} does not quantize graphs of {graph.dialect} ops",
+            hint="convert the graph first, or use --target onnx",
         )
     if not graph.outputs:
         raise GraphError("the graph has no outputs", hint="name them: --outputs softmax")
@@ -74,7 +75,7 @@ class _Annotation:
         return Plan(
             self.scheme,
             specs,
-            {pattern.weights: self.weights[pattern.weights] for pattern in patterns},
+            {pattern.weights: self.weights[pattern.weights] for pattern in patterns if pattern.weights},
             groups,
             patterns,
             tuple(pass_through),
@@ -86,25 +87,27 @@ class _Annotation:
         """Return a plan of `Scheme.weights_only`: weights are quantized, activations are not."""
         for node in self.nodes:
             if node.op in self.roles.weights_ops and self._may_quantize(node):
-                self.reasons[node.name] = self._objection_to_storing(node)
+                slots = self.roles.weights_axes(self.graph, node)
+                reasons = [self._objection_to_storing(node.inputs[slot], axes) for slot, axes in slots.items()]
+                self.reasons[node.name] = next(filter(None, reasons), "")
         fallbacks = {name: reason for name, reason in self.reasons.items() if reason}
         return Plan(self.scheme, {}, dict(self.weights), (), (), (), fallbacks, ())
 
-    def _objection_to_storing(self, layer: Node) -> str:
-        """Return why a layer's weights cannot be stored in int8, or an empty string."""
-        weights = self.graph.constant_of(layer.inputs[WEIGHTS_INDEX])
-        if weights is None or layer.inputs[WEIGHTS_INDEX].node in self.graph.endpoint_names:
+    def _objection_to_storing(self, edge: Edge, axes: tuple[int, ...]) -> str:
+        """Return why weights cannot be stored in int8, or an empty string."""
+        weights = self.graph.constant_of(edge)
+        if weights is None or edge.node in self.graph.endpoint_names:
             return "the weights are not constant"
         if weights.dtype is not DType.FLOAT:
             return "the weights are not float"
-        return self._objection_to_weights(layer, weights)
+        return self._objection_to_weights(edge.node, weights, axes)
 
-    def _objection_to_weights(self, layer: Node, weights: Tensor) -> str:
-        """Return why a layer's weights cannot be quantized, or an empty string.
+    def _objection_to_weights(self, name: str, weights: Tensor, axes: tuple[int, ...]) -> str:
+        """Return why weights cannot be quantized, or an empty string.
 
         The spec of quantizable weights is noted: all layers that share the weights use it.
         """
-        name, spec = layer.inputs[WEIGHTS_INDEX].node, self._weights_spec(layer)
+        spec = replace(self.scheme.weights, axes=axes) if self.scheme.weights.per_channel else self.scheme.weights
         if self.weights.get(name, spec) != spec:
             return "a layer with other channel dimensions shares the weights"
         if not np.isfinite(weights.array).all():
@@ -162,13 +165,14 @@ class _Annotation:
         """Return why a layer cannot be quantized, or an empty string."""
         if reason := self.roles.layer_objection(self.graph, node):
             return reason
-        weights = self.graph.constant_of(node.inputs[WEIGHTS_INDEX])
+        edge = node.inputs[WEIGHTS_INDEX]
+        weights = self.graph.constant_of(edge)
         if weights is None:
-            return "the weights are computed, not constant"
+            return self.roles.product_objection(self.graph, node) or self._missing_kernel(node)
         return (
-            self.roles.input_objection(self.graph, node)
+            self.roles.weights_objection(self.graph, node, weights)
             or self._missing_kernel(node)
-            or self._objection_to_weights(node, weights)
+            or self._objection_to_weights(edge.node, weights, self.roles.weights_axes(self.graph, node)[WEIGHTS_INDEX])
         )
 
     def _missing_kernel(self, node: Node) -> str:
@@ -184,8 +188,10 @@ class _Annotation:
     def _with_bias(self, layer: Node) -> FusedPattern:
         """Return the pattern of a layer, with the bias that follows it."""
         output = Edge(layer.name)
-        weights = layer.inputs[WEIGHTS_INDEX].node
-        pattern = FusedPattern(layer.name, weights, layer.inputs[0], output)
+        weights = layer.inputs[WEIGHTS_INDEX]
+        if self.graph.constant_of(weights) is None:
+            return FusedPattern(layer.name, "", layer.inputs[0], output, operand=weights)
+        pattern = FusedPattern(layer.name, weights.node, layer.inputs[0], output)
         consumer = self._sole_consumer(output)
         if consumer and self._is_bias(layer, *consumer) and self._may_quantize(consumer[0]):
             return replace(pattern, bias=consumer[0].name, output=Edge(consumer[0].name))
@@ -196,9 +202,7 @@ class _Annotation:
         if node.op not in self.roles.bias_ops or (node.op not in self.roles.sum_ops and slot != 0):
             return False
         value = self.graph.constant_of(node.inputs[1 - slot])
-        facts = self.roles.find_layer(self.graph, layer)
-        weights = self.graph.constant_of(layer.inputs[WEIGHTS_INDEX])
-        if value is None or facts is None or weights is None:
+        if value is None:
             return False
         if not np.isfinite(value.array).all():
             self.reasons[node.name] = f"the constants {node.inputs[1 - slot].node} {NOT_FINITE}"
@@ -206,8 +210,7 @@ class _Annotation:
         if reason := self._missing_kernel(node):
             self.reasons[node.name] = reason
             return False
-        channels = facts.num_channels(weights.shape)
-        return broadcast_channels(value, rank=facts.rank, axis=facts.axis, num_channels=channels) is not None
+        return self.roles.is_bias(self.graph, layer, value)
 
     def _fuse_residual(self, add: Node, pattern_of_output: dict[Edge, FusedPattern]) -> None:
         """Fuse an Add with the pattern of its last computed operand that has no other consumer."""
@@ -217,6 +220,7 @@ class _Annotation:
             slot
             for slot in (0, 1)
             if add.inputs[slot] in pattern_of_output
+            and self.graph[pattern_of_output[add.inputs[slot]].layer].op in self.roles.sum_layer_ops
             and self._sole_consumer(add.inputs[slot])
             and not pattern_of_output[add.inputs[slot]].add
         ]
@@ -244,7 +248,8 @@ class _Annotation:
 
     def _find_pass_through(self, patterns: tuple[FusedPattern, ...], inside: set[str]) -> dict[str, tuple[Edge, ...]]:
         """Return the data inputs of each pass-through node: one whose output has a quantized consumer."""
-        needed = {edge for pattern in patterns for edge in pattern.inputs}
+        needed = {edge.node for pattern in patterns for edge in pattern.inputs}
+        int8_nodes = self._find_int8_nodes(inside)
         pass_through: dict[str, tuple[Edge, ...]] = {}
         for node in reversed(self.nodes):
             if node.op not in self.roles.pass_through_ops or node.name in inside or not self._may_quantize(node):
@@ -252,18 +257,30 @@ class _Annotation:
             inputs = self.roles.pass_through_inputs(self.graph, node, self.shapes)
             if not inputs:
                 self.reasons[node.name] = "the attributes or inputs have no int8 form"
-            elif Edge(node.name) not in needed:
+            elif node.name not in needed:
                 self.reasons[node.name] = "no quantized consumer"
             elif self._is_average(node) and self.scheme.float_global_pools and self._is_global(node):
                 self.reasons[node.name] = "a global average costs little, and int8 would reduce its precision"
             elif self._is_activation(node) and not self._is_quantizable(inputs[0], inside):
                 self.reasons[node.name] = "the input is float"
+            elif node.op in self.roles.elementwise_ops and not int8_nodes.issuperset(edge.node for edge in inputs):
+                self.reasons[node.name] = "an input is float"
             elif reason := self._missing_kernel(node):
                 self.reasons[node.name] = reason
             else:
                 pass_through[node.name] = inputs
-                needed.update(inputs)
+                needed.update(edge.node for edge in inputs)
         return dict(reversed(pass_through.items()))
+
+    def _find_int8_nodes(self, inside: set[str]) -> set[str]:
+        """Return nodes of patterns, and pass-through nodes with a path of such nodes from each input to a pattern."""
+        names = set(inside)
+        for node in self.nodes:
+            if node.op in self.roles.pass_through_ops:
+                inputs = self.roles.pass_through_inputs(self.graph, node, self.shapes)
+                if inputs and names.issuperset(edge.node for edge in inputs):
+                    names.add(node.name)
+        return names
 
     def _is_quantizable(self, edge: Edge, inside: set[str]) -> bool:
         """Return True if an edge is quantized even without the activation that consumes it.
@@ -305,8 +322,7 @@ class _Annotation:
         edges |= {edge for inputs in pass_through.values() for edge in inputs}
         # A runtime that does not fuse the Add quantizes its inputs.
         edges |= {pattern.inner for pattern in patterns if pattern.inner is not None}
-        if self.scheme.quantize_outputs:
-            edges |= {pattern.output for pattern in patterns}
+        edges |= {pattern.output for pattern in patterns if self._has_quantized_output(pattern)}
         if self.scheme.float_global_pools:
             # No int8 op consumes these edges, but kernels with int8 outputs are faster than those with float ones.
             edges |= {
@@ -316,11 +332,17 @@ class _Annotation:
             edges |= {Edge(name) for pattern in patterns for name in pattern.nodes}
         return sorted(edges, key=lambda edge: (self.position[edge.node], edge.port))
 
+    def _has_quantized_output(self, pattern: FusedPattern) -> bool:
+        return self.scheme.quantize_outputs or self.graph[pattern.layer].op in self.roles.quantized_output_ops
+
     def _range_groups(
         self, pass_through: Mapping[str, tuple[Edge, ...]], activations: Iterable[Edge]
     ) -> tuple[frozenset[Edge], ...]:
         """Return the sets of edges that share a range, by union-find."""
         leader: dict[Edge, Edge] = {edge: edge for edge in activations}
+        outputs: dict[str, list[Edge]] = {}
+        for edge in leader:
+            outputs.setdefault(edge.node, []).append(edge)
 
         def find(edge: Edge) -> Edge:
             while leader[edge] != edge:
@@ -330,14 +352,17 @@ class _Annotation:
 
         for name, inputs in pass_through.items():
             if self._shares_range(self.graph[name]):
-                for edge in inputs:
-                    leader[find(edge)] = find(Edge(name))
+                first, *others = outputs[name]
+                for edge in (*inputs, *others):
+                    leader[find(edge)] = find(first)
         groups: dict[Edge, list[Edge]] = {}
         for edge in leader:
             groups.setdefault(find(edge), []).append(edge)
         return tuple(frozenset(group) for group in groups.values() if len(group) > 1)
 
     def _shares_range(self, node: Node) -> bool:
+        if node.op in self.roles.elementwise_ops:
+            return False
         if node.op in self.roles.concat_ops:
             return self.scheme.share_concat_ranges
         if self._is_average(node):
@@ -387,11 +412,6 @@ class _Annotation:
         return tuple(edge for edge in activations if edge not in implied)
 
     # Constants and float fallbacks
-
-    def _weights_spec(self, layer: Node) -> Spec:
-        facts = self.roles.find_layer(self.graph, layer)
-        spec = self.scheme.weights
-        return replace(spec, axes=facts.weights_axes) if facts and spec.per_channel else spec
 
     def _float_fallbacks(self, inside: set[str], pass_through: Mapping[str, tuple[Edge, ...]]) -> dict[str, str]:
         return {

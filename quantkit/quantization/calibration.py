@@ -23,7 +23,7 @@ from quantkit.quantization.calibration_state import CalibrationState
 from quantkit.quantization.observation import Observation
 from quantkit.quantization.observers import BINS
 from quantkit.quantization.plan import Plan
-from quantkit.quantization.ranges import Ranges, graph_digest
+from quantkit.quantization.ranges import Ranges
 from quantkit.runtimes import AUTO, Runtime, find_runtime, open_session
 from quantkit.runtimes.session import Session, TensorInfo
 
@@ -75,8 +75,7 @@ def calibrate(
     state = None if resume is None else Path(resume).expanduser()
     with open_calibration_session(graph, plan, runtime) as session:
         runs = split_batches(session.inputs, batches, choose_batch(graph, plan))
-        digest = graph_digest(graph)
-        return collect_ranges(session, plan, runs, graph_digest=digest, on_progress=on_progress, resume=state)
+        return collect_ranges(session, plan, runs, graph=graph, on_progress=on_progress, resume=state)
 
 
 def estimate_memory(graph: Graph, plan: Plan, *, runtime: str = "", batch: int = 1) -> int:
@@ -123,7 +122,7 @@ def collect_ranges(
     plan: Plan,
     runs: Iterable[tuple[Feeds, int]],
     *,
-    graph_digest: str = "",
+    graph: Graph | None = None,
     total: int | None = None,
     on_progress: OnProgress = ignore_progress,
     on_run: Callable[[Feeds, Feeds], None] = lambda feeds, outputs: None,
@@ -135,7 +134,7 @@ def collect_ranges(
         session: session of `open_calibration_session`.
         plan: decisions about the graph.
         runs: feeds of each run with their number of samples.
-        graph_digest: digest of the float graph, for the provenance.
+        graph: float graph, for the provenance, and for the names and channel axes of the edges of an ONNX graph.
         total: number of all samples, for the progress.
         on_progress: callback for the number of finished samples.
         on_run: callback for feeds and outputs of each run.
@@ -146,7 +145,7 @@ def collect_ranges(
         InputError: there is no sample, or the state belongs to other data.
         UsageError: a sample does not fit the input.
     """
-    observation = Observation(plan, session, graph_digest)
+    observation = Observation(plan, session, graph)
     state = CalibrationState(resume, observation)
     state.load()
     with ThreadPoolExecutor(1) as thread:

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from quantkit.formats.onnx import DIALECT
 from quantkit.ir.graph import Graph, Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops.macs import count_macs
+from quantkit.ops.onnx import shapes as onnx
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
@@ -85,7 +87,8 @@ def census(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> Census
     reasons = {**plan.float_fallbacks, **target.float_reasons(graph, plan, ranges)}
     shapes = infer_shapes(_with_batch_one(graph))
     names = (*plan.pattern_of, *plan.pass_through, *plan.float_fallbacks)
-    macs = {name: count_macs(graph[name], shapes) for name in names}
+    count = onnx.count_macs if graph.dialect == DIALECT else count_macs
+    macs = {name: count(graph[name], shapes) for name in names}
     num_quantized = Counter(graph[name].op for name in names if name not in reasons)
     num_float = Counter(graph[name].op for name in names if name in reasons)
     ops = sorted({*num_quantized, *num_float}, key=lambda op: (-num_quantized[op] - num_float[op], op))

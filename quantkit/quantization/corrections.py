@@ -38,6 +38,8 @@ def correct_biases(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
             their bias.
     """
     draft = Draft(graph)
+    if graph.dialect != "tensorflow":
+        return graph
     for pattern in plan.patterns:
         means = ranges.means.get(pattern.input)
         if means and pattern.bias:

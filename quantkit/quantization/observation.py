@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from quantkit.errors import InputError
-from quantkit.ir.graph import Edge
+from quantkit.formats import onnx
+from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
+from quantkit.ops.roles.onnx import CONVOLUTION_OPS
 from quantkit.quantization.observers import Observer, create_observer
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.range_warnings import RangeMonitor
-from quantkit.quantization.ranges import Provenance, Range, Ranges
+from quantkit.quantization.ranges import Provenance, Range, Ranges, graph_digest
 from quantkit.runtimes.session import Session
 
 # Number of positions per tensor that the channel means sample.
@@ -25,15 +27,17 @@ class Observation:
     Attributes:
         plan: decisions about the float graph.
         graph_digest: digest of the float graph.
+        channels_first: edges whose channel axis is axis 1 instead of the last one.
         count: number of samples so far.
         observers: observer of each edge; edges with a common range have a common observer.
         monitor: source of the warnings.
         means: channel means for bias correction; None without bias correction.
     """
 
-    def __init__(self, plan: Plan, session: Session, graph_digest: str) -> None:
+    def __init__(self, plan: Plan, session: Session, graph: Graph | None = None) -> None:
         self.plan = plan
-        self.graph_digest = graph_digest
+        self.graph_digest = "" if graph is None else graph_digest(graph)
+        self.channels_first = frozenset() if graph is None else _channels_first(graph, plan)
         self.count = 0
         self.observers: dict[Edge, Observer] = {}
         for edge in plan.edges:
@@ -41,6 +45,7 @@ class Observation:
             self.observers[edge] = common or create_observer(plan.scheme.observer, plan.activations[edge])
         self.monitor = RangeMonitor(plan)
         self.means = ChannelMeans() if plan.mean_edges else None
+        self._names = {edge: tensor_name(graph, edge) for edge in (*plan.edges, *plan.mean_edges)}
         self._outputs = {info.name for info in session.outputs}
         self._data = blake2b(digest_size=8)
         self._resumed_count = 0
@@ -75,17 +80,25 @@ class Observation:
         """Observe feeds and outputs of one run with ``count`` samples."""
 
         def values(edge: Edge) -> Array:
-            name = str(edge)
+            name = self._names[edge]
             return outputs[name] if name in self._outputs else feeds[name]
 
         for edge, observer in self.observers.items():
             before = observer.num_nan, observer.num_infinite
             observer.observe(values(edge))
-            self.monitor.observe(edge, values(edge), observer.num_nan - before[0], observer.num_infinite - before[1])
+            self.monitor.observe(
+                edge,
+                self._channels_last(edge, values(edge)),
+                observer.num_nan - before[0],
+                observer.num_infinite - before[1],
+            )
         for edge in self.plan.mean_edges:
             if self.means is not None:
-                self.means.add(edge, values(edge))
+                self.means.add(edge, self._channels_last(edge, values(edge)))
         self._add_to_digest(feeds, count)
+
+    def _channels_last(self, edge: Edge, values: Array) -> Array:
+        return np.moveaxis(values, 1, -1) if edge in self.channels_first else values
 
     def _add_to_digest(self, feeds: Mapping[str, Array], count: int) -> None:
         for name in sorted(feeds):
@@ -133,6 +146,20 @@ class ChannelMeans:
     def by_edge(self) -> dict[Edge, tuple[float, ...]]:
         """Return the means of each edge."""
         return {edge: tuple((total / self.rows[edge]).tolist()) for edge, total in self.sums.items()}
+
+
+def tensor_name(graph: Graph | None, edge: Edge) -> str:
+    """Return the name of an edge in a session of its graph."""
+    is_onnx = graph is not None and graph.dialect == onnx.DIALECT
+    return onnx.value_name(graph[edge.node], edge.port) if graph is not None and is_onnx else str(edge)
+
+
+def _channels_first(graph: Graph, plan: Plan) -> frozenset[Edge]:
+    """Return the edges of convolutions of ONNX graphs."""
+    if graph.dialect != onnx.DIALECT:
+        return frozenset()
+    patterns = [pattern for pattern in plan.patterns if graph[pattern.layer].op in CONVOLUTION_OPS]
+    return frozenset(edge for pattern in patterns for edge in (*pattern.inputs, pattern.output, pattern.inner) if edge)
 
 
 def _content(array: Array) -> bytes:

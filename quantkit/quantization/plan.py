@@ -2,7 +2,7 @@
 
 A *fused pattern* is a group of nodes that a runtime computes as one kernel:
 
-    Conv2D | DepthwiseConv2dNative | MatMul  [+ bias]  [+ Add of a residual]  [+ Relu | Relu6]
+    convolution | matrix product  [+ bias]  [+ Add of a residual]  [+ Relu | Relu6 | Clip]
 
 Inputs and outputs of a fused pattern are quantized values; inside, values have 32 bits. Between
 fused patterns, pools, concatenations, reshapes and pads are *pass-through* nodes: they work on
@@ -37,14 +37,15 @@ class FusedPattern:
 
     Attributes:
         layer: node of the convolution or matrix product.
-        weights: constant of the layer.
+        weights: constant of the layer; empty for a product of two activations.
         input: input edge of the layer.
         output: output edge of the pattern.
         bias: node that adds a constant per channel, or empty.
         add: node that adds a residual, or empty.
-        activation: Relu or Relu6 node, or empty.
+        activation: Relu, Relu6 or Clip node, or empty.
         summand: residual edge of ``add``; None without ``add``.
         inner: the other edge of ``add``, for runtimes that add in a separate op; None without ``add``.
+        operand: second edge of a product of two activations; None with constant weights.
     """
 
     layer: str
@@ -56,6 +57,7 @@ class FusedPattern:
     activation: str = ""
     summand: Edge | None = None
     inner: Edge | None = None
+    operand: Edge | None = None
 
     @property
     def name(self) -> str:
@@ -69,8 +71,8 @@ class FusedPattern:
 
     @property
     def inputs(self) -> tuple[Edge, ...]:
-        """Quantized input edges: the layer's input and the residual."""
-        return (self.input,) if self.summand is None else (self.input, self.summand)
+        """Quantized input edges: the layer's activations and the residual."""
+        return tuple(edge for edge in (self.input, self.operand, self.summand) if edge is not None)
 
     def to_json(self) -> dict[str, str]:
         """Return the names of nodes and edges by role, without empty ones."""
@@ -80,7 +82,7 @@ class FusedPattern:
     @classmethod
     def from_json(cls, document: Mapping[str, str]) -> Self:
         """Return the pattern of names by role."""
-        edges = ("input", "output", "summand", "inner")
+        edges = ("input", "output", "summand", "inner", "operand")
         return cls(**{key: Edge.parse(value) if key in edges else value for key, value in document.items()})  # type: ignore[arg-type]
 
 

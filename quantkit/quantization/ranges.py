@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from quantkit.errors import InputError
-from quantkit.formats import graphdef
+from quantkit.formats import graphdef, onnx
 from quantkit.formats.documents import read_json
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
@@ -180,7 +180,7 @@ class Ranges(Mapping[Edge, Range]):
 def graph_digest(graph: Graph) -> str:
     """Return a digest of nodes, weights, inputs and outputs."""
     digest = blake2b(repr((list(map(str, graph.inputs)), list(map(str, graph.outputs)))).encode(), digest_size=8)
-    for chunk in graphdef.chunks(graph):
+    for chunk in (onnx if graph.dialect == onnx.DIALECT else graphdef).chunks(graph):
         digest.update(chunk)
     return digest.hexdigest()
 

@@ -20,7 +20,7 @@ from quantkit.quantization.plan import Plan
 
 
 def store_weights(graph: Graph, plan: Plan) -> Graph:
-    """Return a TensorFlow graph whose layers' weights are int8 constants, cast and scaled.
+    """Return a graph of either dialect whose layers' weights are int8 constants, cast and scaled.
 
     Args:
         graph: the float graph that was annotated.

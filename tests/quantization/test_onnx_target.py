@@ -11,7 +11,7 @@ from quantkit.quantization.annotation import annotate
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.scheme import Scheme
-from quantkit.quantization.targets.onnx import convert
+from quantkit.quantization.targets.onnx.from_tensorflow import convert
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.runtime import Runtime
 

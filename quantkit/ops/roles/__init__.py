@@ -5,9 +5,10 @@ A plan of a quantization is made by these roles: the same decisions apply to the
 
 from quantkit.ir.graph import Graph
 from quantkit.ops.roles.base import Roles
+from quantkit.ops.roles.onnx import OnnxRoles
 from quantkit.ops.roles.tensorflow import TensorFlowRoles
 
-_ROLES: dict[str, Roles] = {"tensorflow": TensorFlowRoles()}
+_ROLES: dict[str, Roles] = {"tensorflow": TensorFlowRoles(), "onnx": OnnxRoles()}
 
 __all__ = ["Roles", "find_roles"]
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.tensor import Shape
+from quantkit.ir.tensor import Shape, Tensor
 from quantkit.ops.layers import Layer
 
 
@@ -14,11 +14,14 @@ class Roles(ABC):
     Attributes:
         weights_ops: layers whose weights can be stored in int8.
         layer_ops: layers of fused patterns; their weights are input `WEIGHTS_INDEX`.
+        quantized_output_ops: layers whose int8 kernels have int8 outputs only.
         bias_ops: ops that can add a constant per channel to a layer.
         sum_ops: ops that can add a residual to a layer.
+        sum_layer_ops: layers whose kernels can add a residual.
         concat_ops: concatenations.
         average_ops: average pools and means.
         pass_through_ops: ops that compute on quantized values without weights.
+        elementwise_ops: pass-through ops with quantization parameters of their own for each input and the output.
         activation_ops: op types of `is_activation`; their outputs are never negative.
         nonnegative_ops: other op types whose outputs are never negative.
         source_ops: constants, inputs and other ops without computation.
@@ -27,11 +30,14 @@ class Roles(ABC):
 
     weights_ops: frozenset[str]
     layer_ops: frozenset[str]
+    quantized_output_ops: frozenset[str]
     bias_ops: frozenset[str]
     sum_ops: frozenset[str]
+    sum_layer_ops: frozenset[str]
     concat_ops: frozenset[str]
     average_ops: frozenset[str]
     pass_through_ops: frozenset[str]
+    elementwise_ops: frozenset[str]
     activation_ops: frozenset[str]
     nonnegative_ops: frozenset[str]
     source_ops: frozenset[str]
@@ -42,12 +48,24 @@ class Roles(ABC):
         """Return the channel axes of a layer with constant weights; None if they are not known."""
 
     @abstractmethod
-    def layer_objection(self, graph: Graph, layer: Node) -> str:
-        """Return why a layer has no int8 form, apart from its weights, or an empty string."""
+    def weights_axes(self, graph: Graph, node: Node) -> Mapping[int, tuple[int, ...]]:
+        """Return the input index of each weights constant of a node, with the axes of its output channels."""
 
     @abstractmethod
-    def input_objection(self, graph: Graph, layer: Node) -> str:
-        """Return why the input of a layer with quantizable weights cannot be quantized, or an empty string."""
+    def layer_objection(self, graph: Graph, layer: Node) -> str:
+        """Return why a layer has no int8 form, apart from its operands, or an empty string."""
+
+    @abstractmethod
+    def weights_objection(self, graph: Graph, layer: Node, weights: Tensor) -> str:
+        """Return why a layer with these weights has no int8 form, or an empty string."""
+
+    @abstractmethod
+    def product_objection(self, graph: Graph, layer: Node) -> str:
+        """Return why a layer with computed weights has no int8 form, or an empty string."""
+
+    @abstractmethod
+    def is_bias(self, graph: Graph, layer: Node, value: Tensor) -> bool:
+        """Return whether the addition of a constant to the output of a layer is its bias."""
 
     @abstractmethod
     def sum_objection(self, shapes: tuple[Shape | None, Shape | None]) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.tensor import DType, Shape
-from quantkit.ops.layers import LAYER_OPS, Layer, find_layer
+from quantkit.ir.tensor import DType, Shape, Tensor
+from quantkit.ops.layers import LAYER_OPS, WEIGHTS_INDEX, Layer, broadcast_channels, find_layer
 from quantkit.ops.roles.base import Roles
 from quantkit.ops.semantics import (
     ADD_OPS,
@@ -23,11 +23,14 @@ class TensorFlowRoles(Roles):
 
     weights_ops = LAYER_OPS
     layer_ops = PATTERN_LAYER_OPS
+    quantized_output_ops = frozenset()
     bias_ops = ADD_OPS | {"BiasAdd"}
     sum_ops = ADD_OPS
+    sum_layer_ops = PATTERN_LAYER_OPS
     concat_ops = CONCAT_OPS
     average_ops = AVERAGE_OPS
     pass_through_ops = PASS_THROUGH_OPS
+    elementwise_ops = frozenset()
     activation_ops = FUSED_ACTIVATION_OPS
     nonnegative_ops = frozenset({"Sigmoid", "Softmax"})
     source_ops = frozenset({"Const", "Placeholder", "NoOp"})
@@ -36,6 +39,10 @@ class TensorFlowRoles(Roles):
     def find_layer(self, graph: Graph, layer: Node) -> Layer | None:
         return find_layer(layer)
 
+    def weights_axes(self, graph: Graph, node: Node) -> Mapping[int, tuple[int, ...]]:
+        layer = find_layer(node)
+        return {WEIGHTS_INDEX: () if layer is None else layer.weights_axes}
+
     def layer_objection(self, graph: Graph, layer: Node) -> str:
         if layer.attrs.get("T", DType.FLOAT) is not DType.FLOAT:
             return "the data type is not float"
@@ -43,8 +50,18 @@ class TensorFlowRoles(Roles):
             return f"the data format {_text(layer.attrs.get('data_format'))} is not NHWC"
         return ""
 
-    def input_objection(self, graph: Graph, layer: Node) -> str:
+    def weights_objection(self, graph: Graph, layer: Node, weights: Tensor) -> str:
         return "the input is transposed" if layer.attrs.get("transpose_a") else ""
+
+    def product_objection(self, graph: Graph, layer: Node) -> str:
+        return "the weights are computed, not constant"
+
+    def is_bias(self, graph: Graph, layer: Node, value: Tensor) -> bool:
+        facts, weights = find_layer(layer), graph.constant_of(layer.inputs[WEIGHTS_INDEX])
+        if facts is None or weights is None:
+            return False
+        channels = facts.num_channels(weights.shape)
+        return broadcast_channels(value, rank=facts.rank, axis=facts.axis, num_channels=channels) is not None
 
     def sum_objection(self, shapes: tuple[Shape | None, Shape | None]) -> str:
         if None in shapes or shapes[0] != shapes[1]:

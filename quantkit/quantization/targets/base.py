@@ -31,6 +31,7 @@ class Target(ABC):
         name: value of ``--target``.
         title: noun phrase for help texts and reports.
         dialect: dialect of the quantized graph: ``tensorflow`` or ``onnx``.
+        graph_dialects: dialects of the float graphs that `convert` takes.
         suffixes: suffixes of the files, the usual one first.
         runtimes: names of the runtimes that run the files, fastest first.
         keeps_endpoints: True if the file itself names the model's inputs and outputs.
@@ -55,6 +56,7 @@ class Target(ABC):
     name: str
     title: str
     dialect: str
+    graph_dialects: tuple[str, ...] = ("tensorflow",)
     suffixes: tuple[str, ...]
     runtimes: tuple[str, ...]
     keeps_endpoints: bool = False

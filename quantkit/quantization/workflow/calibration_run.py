@@ -12,8 +12,9 @@ from quantkit.ir.tensor import Array
 from quantkit.model import Model
 from quantkit.progress import Progress
 from quantkit.quantization.calibration import collect_ranges, estimate_memory, open_calibration_session
+from quantkit.quantization.observation import tensor_name
 from quantkit.quantization.plan import Plan
-from quantkit.quantization.ranges import Ranges, graph_digest
+from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.workflow.float_reference import CACHE_BYTES, FloatReference
 from quantkit.quantization.workflow.labeled_feeds import LabeledFeeds
 from quantkit.quantization.workflow.options import Options
@@ -77,7 +78,7 @@ def _calibrate(
     with open_calibration_session(graph, plan, options.runtime) as session:
         samples = LabeledFeeds.of(model, session, data, options)
         _announce(graph, plan, session.runtime.name, samples, state, options)
-        names = dict.fromkeys(map(str, graph.outputs))
+        names = dict.fromkeys(tensor_name(graph, edge) for edge in graph.outputs)
 
         def record(feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
             reference.record(samples, dict(feeds), {name: outputs[name] for name in names})
@@ -87,7 +88,7 @@ def _calibrate(
                 session,
                 plan,
                 ((feeds, len(samples.classes)) for feeds in samples),
-                graph_digest=graph_digest(graph),
+                graph=graph,
                 total=options.limit if data.size is None else data.size,
                 on_progress=options.on_progress,
                 on_run=record,

@@ -13,6 +13,7 @@ from quantkit.data.inference import find_origin, infer_preprocessing
 from quantkit.data.inputs import ImageInput, takes_images
 from quantkit.data.pipeline import with_pixel_size
 from quantkit.errors import UsageError
+from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model import Model, as_model
@@ -27,7 +28,7 @@ from quantkit.recipes import run as run_recipe
 from quantkit.recipes.named import find_recipe
 from quantkit.runtimes.session import TensorInfo
 from quantkit.transforms.plugins import find_transform
-from quantkit.transforms.registry import REGISTRY
+from quantkit.transforms.registry import REGISTRY, names_for
 from quantkit.zoo.cards import ModelCard, list_cards
 
 FOLDING = frozenset({"fold_batch_norms", "fold_old_batch_norms"})
@@ -68,19 +69,47 @@ def prepare_float_graph(model: Model, options: Options, scheme: Scheme, data: Da
     Raises:
         UsageError, RecipeError: the options do not fit the model.
     """
+    if _is_quantized_natively(model, options, scheme):
+        model = _find_card(model, model.graph)
+        graph, _ = run_recipe(_choose_native_recipe(options), model.graph)
+        return model, prepare(graph, scheme)
     model, graph = _recognize(model, as_tensorflow(model.graph), options)
     graph, _ = run_recipe(_choose_recipe(model, options, scheme), _fix_sizes(model, graph, options, data))
     return model, prepare(_fold_preprocessing(model, graph, options) if options.uint8_input else graph, scheme)
+
+
+def _is_quantized_natively(model: Model, options: Options, scheme: Scheme) -> bool:
+    """Return whether an ONNX graph stays an ONNX graph; only TensorFlow graphs can absorb the preprocessing."""
+    is_onnx = model.graph.dialect == onnx.DIALECT
+    return is_onnx and onnx.DIALECT in find_target(scheme.target).graph_dialects and not options.uint8_input
+
+
+def _choose_native_recipe(options: Options) -> Recipe:
+    """Return the given recipe, else the transforms of ``inference`` for ONNX graphs."""
+    if options.recipe:
+        return _read_recipe(options.recipe)
+    supported = names_for(onnx.DIALECT)
+    return Recipe(tuple(step for step in find_recipe("inference").steps if step.name in supported))
+
+
+def _read_recipe(recipe: str) -> Recipe:
+    is_text = {" ", "("} & set(recipe) or recipe in REGISTRY
+    return parse(recipe) if is_text else find_recipe(recipe)
 
 
 def _recognize(model: Model, graph: Graph, options: Options) -> tuple[Model, Graph]:
     """Return the model with the card that its graph matches, and the graph with the inputs that data must fill."""
     if not options.inputs and not options.outputs:
         graph = _restrict(graph, model.card)
+    return _find_card(model, graph), graph
+
+
+def _find_card(model: Model, graph: Graph) -> Model:
+    """Return the model with the card that its graph matches."""
     if model.card is not None or len(graph.inputs) != 1 or not graph.outputs:
-        return model, graph
+        return model
     source, result = _tensor_infos(graph, graph.inputs[0], graph.outputs[0])
-    return replace(model, card=find_origin(source, result, list_cards())), graph
+    return replace(model, card=find_origin(source, result, list_cards()))
 
 
 def _restrict(graph: Graph, card: ModelCard | None) -> Graph:
@@ -131,8 +160,7 @@ def _sample_sizes(model: Model, info: TensorInfo, options: Options, data: Datase
 def _choose_recipe(model: Model, options: Options, scheme: Scheme) -> Recipe:
     """Return the given recipe, else the card's or ``inference`` with the rewrites for int8."""
     if options.recipe:
-        is_text = {" ", "("} & set(options.recipe) or options.recipe in REGISTRY
-        return parse(options.recipe) if is_text else find_recipe(options.recipe)
+        return _read_recipe(options.recipe)
     base = parse(model.card.recipe) if model.card is not None else find_recipe("inference")
     target = find_target(scheme.target)
     # Flatten each layer into one op before batch norms and biases are folded into it.

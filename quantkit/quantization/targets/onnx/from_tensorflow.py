@@ -1,4 +1,4 @@
-"""Target "onnx": ONNX models with QuantizeLinear and DequantizeLinear pairs.
+"""Quantization of TensorFlow graphs for the target "onnx".
 
     q = clip(round(x / scale) + zero_point, 0, 255)     activations, one scale per tensor
     q = round(w / scale[c])                             weights, -127 .. 127, one scale per channel
@@ -9,7 +9,7 @@ if the range has no negative values: the zero point is 0, and quantizing clamps 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import numpy as np
@@ -23,15 +23,11 @@ from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
-from quantkit.quantization.targets.base import Target
+from quantkit.quantization.targets.onnx.parameters import ONNX_TYPES, fit_bias
 from quantkit.quantization.weights import dequantized_constant, quantize_constant, replace_constants
 
 # uint8 images are quantized values with scale 1.
 UINT8 = Spec(DType.QUINT8, symmetric=False)
-# Quantized types in ONNX.
-ONNX_TYPES = {DType.QUINT8: DType.UINT8, DType.QINT8: DType.INT8}
-# Largest quantized bias: the int32 sum needs room for the products.
-MAX_BIAS = float(1 << 29)
 # Order of the dimensions of a layer's weights in ONNX.
 LAYOUTS = {"Conv2D": (3, 2, 0, 1), "DepthwiseConv2dNative": (2, 3, 0, 1)}
 # Suffix of a weight constant's name after conversion to ONNX, and its order of dimensions there.
@@ -132,7 +128,7 @@ class _Quantization:
         spec = self.plan.weights[pattern.weights]
         step = np.float64(self.parameters[pattern.input].scale)
         bias = self.nodes[layer.inputs[2].node].value.array if len(layer.inputs) > 2 else None
-        parameters = _fit_bias(QuantizationParameters.of_weights(spec, weights.array), step, bias)
+        parameters = fit_bias(QuantizationParameters.of_weights(spec, weights.array), step, bias)
         scales = parameters.scale
         quantized = Tensor(ONNX_TYPES[spec.dtype], weights.shape, partial(_quantize, weights, parameters))
         quantized = transpose_tensor(quantized, LAYOUTS[op], shape) if op in LAYOUTS else quantized
@@ -233,17 +229,6 @@ def _casts_uint8(node: Node) -> bool:
     return node.op == "Cast" and node.attrs.get("SrcT") is DType.UINT8
 
 
-def _fit_bias(parameters: QuantizationParameters, step: float, bias: Array | None) -> QuantizationParameters:
-    """Return the parameters of weights, with larger scales if the bias would not fit into 32 bits."""
-    if bias is None:
-        return parameters
-    least = np.abs(bias) / (step * MAX_BIAS)
-    return replace(
-        parameters,
-        scale=np.maximum(parameters.scale, least if parameters.scale.ndim else least.max()).astype(np.float32),
-    )
-
-
 def _quantize(weights: Tensor, parameters: QuantizationParameters) -> Array:
     return parameters.quantize(weights.array)
 
@@ -251,7 +236,7 @@ def _quantize(weights: Tensor, parameters: QuantizationParameters) -> Array:
 # Weights alone
 
 
-def _store_weights(graph: Graph, plan: Plan) -> Graph:
+def store_weights(graph: Graph, plan: Plan) -> Graph:
     """Return the ONNX graph whose layers' weights are int8 constants, cast and scaled."""
     translated = translate(graph).graph
     replacements = {}
@@ -277,25 +262,3 @@ def _stored_constant(
         shape[0 if order else spec.axes[0]] = -1  # ONNX layouts have the output channels first
         scale = scale.reshape(shape)
     return dequantized_constant(translated, node, stored, scale)
-
-
-class OnnxTarget(Target):
-    """ONNX models with QuantizeLinear and DequantizeLinear pairs."""
-
-    name = "onnx"
-    title = "ONNX model with QuantizeLinear and DequantizeLinear"
-    dialect = "onnx"
-    suffixes = (".onnx",)
-    runtimes = ("openvino", "onnxruntime")
-    keeps_endpoints = True
-    multiplies_u8_by_s8 = True
-    runs_bfloat16 = True
-
-    def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
-        return convert(graph, plan, ranges)
-
-    def store_weights(self, graph: Graph, plan: Plan) -> Graph:
-        return _store_weights(graph, plan)
-
-
-TARGET = OnnxTarget()

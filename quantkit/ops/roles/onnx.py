@@ -1,0 +1,195 @@
+"""Roles of ONNX ops."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import DType, Shape, Tensor
+from quantkit.ops.layers import WEIGHTS_INDEX, Layer
+from quantkit.ops.roles.base import Roles
+
+BIAS_INDEX = 2
+CONVOLUTION_OPS = frozenset({"Conv", "ConvTranspose"})
+RECURRENT_OPS = frozenset({"LSTM", "GRU", "RNN"})
+CONTROL_FLOW_OPS = frozenset({"If", "Loop", "Scan"})
+NORMALIZATION_OPS = frozenset(
+    {"LayerNormalization", "InstanceNormalization", "GroupNormalization", "LpNormalization", "RMSNormalization", "LRN"}
+)
+# Ops whose output values are a selection of the values of input 0.
+COPY_OPS = frozenset(
+    {
+        "MaxPool",
+        "Reshape",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Transpose",
+        "Slice",
+        "Gather",
+        "Split",
+        "Expand",
+        "Tile",
+        "DepthToSpace",
+        "Identity",
+    }
+)
+# Ops with an int8 kernel that has its own quantization parameters for each input and for the output.
+ELEMENTWISE_OPS = frozenset({"Add", "Mul", "Concat", "LeakyRelu"})
+# Ops without data of their input type at input 0: the data are input 1.
+_DATA_INDEX = {"Where": 1}
+# Op types with outputs of one type.
+_TYPES = {
+    **dict.fromkeys(("Shape", "Size", "NonZero", "ArgMax", "ArgMin"), DType.INT64),
+    **dict.fromkeys(
+        ["Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor", "Not", "IsNaN", "IsInf"],
+        DType.BOOL,
+    ),
+    "DequantizeLinear": DType.FLOAT,
+}
+
+
+class OnnxRoles(Roles):
+    """Roles of ONNX ops; images have the layout NCHW."""
+
+    weights_ops = CONVOLUTION_OPS | RECURRENT_OPS | {"Gemm", "MatMul", "Gather"}
+    layer_ops = CONVOLUTION_OPS | {"Gemm", "MatMul"}
+    bias_ops = frozenset({"Add"})
+    sum_ops = frozenset({"Add"})
+    sum_layer_ops = frozenset({"Conv"})
+    concat_ops = frozenset({"Concat"})
+    average_ops = frozenset({"AveragePool"})
+    activation_ops = frozenset({"Relu", "Clip"})
+    elementwise_ops = ELEMENTWISE_OPS
+    pass_through_ops = COPY_OPS | ELEMENTWISE_OPS | concat_ops | average_ops | activation_ops | {"Resize", "Upsample"}
+    nonnegative_ops = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Exp", "Abs", "Sqrt"})
+    quantized_output_ops = frozenset({"Conv"})
+    source_ops = frozenset({"Constant", "Placeholder", "Absent"})
+    float_reasons = MappingProxyType(
+        {
+            "Softmax": "small probabilities would quantize to zero",
+            "BatchNormalization": "BatchNorm is not folded into a layer",
+            "GlobalAveragePool": "a global average costs little, and int8 would reduce its precision",
+            **dict.fromkeys(RECURRENT_OPS, "no runtime has an int8 kernel for this op type: --weights-only stores it"),
+            **dict.fromkeys(CONTROL_FLOW_OPS, "the nodes of its subgraphs stay float"),
+            **dict.fromkeys(NORMALIZATION_OPS, "normalization needs the precision of float"),
+        }
+    )
+
+    def find_layer(self, graph: Graph, layer: Node) -> Layer | None:
+        axes = self.weights_axes(graph, layer).get(WEIGHTS_INDEX)
+        weights = graph.constant_of(layer.inputs[WEIGHTS_INDEX])
+        if not axes or weights is None or layer.op not in self.layer_ops:
+            return None
+        rank = len(weights.shape)
+        return Layer(rank, axes, rank, 1 if layer.op in CONVOLUTION_OPS else rank - 1)
+
+    def weights_axes(self, graph: Graph, node: Node) -> Mapping[int, tuple[int, ...]]:
+        if node.op == "Gather":
+            rows = graph.constant_of(node.inputs[0])
+            is_table = rows is not None and len(rows.shape) == 2 and not node.attrs.get("axis")
+            return {0: (0,)} if is_table else {}
+        if node.op in RECURRENT_OPS:
+            return {1: (1,), 2: (1,)}  # the first axis is the direction
+        weights = graph.constant_of(node.inputs[WEIGHTS_INDEX])
+        if weights is None:
+            return {WEIGHTS_INDEX: ()}
+        if node.op == "Conv":
+            return {WEIGHTS_INDEX: (0,)}
+        if node.op == "ConvTranspose":
+            return {WEIGHTS_INDEX: (1,)}
+        if node.op == "Gemm":
+            return {WEIGHTS_INDEX: (0 if node.attrs.get("transB") else 1,)}
+        # ONNX Runtime has no scales per channel of batched weights.
+        return {WEIGHTS_INDEX: (1,) if len(weights.shape) == 2 else ()}
+
+    def layer_objection(self, graph: Graph, layer: Node) -> str:
+        if layer.op != "Gemm":
+            return ""
+        if layer.attrs.get("transA"):
+            return "the input is transposed"
+        has_bias = len(layer.inputs) > BIAS_INDEX and bool(layer.inputs[BIAS_INDEX].node)
+        if layer.attrs.get("alpha", 1.0) != 1.0 or (has_bias and layer.attrs.get("beta", 1.0) != 1.0):
+            return "alpha or beta is not 1"
+        return ""
+
+    def weights_objection(self, graph: Graph, layer: Node, weights: Tensor) -> str:
+        if weights.dtype is not DType.FLOAT:
+            return "the data type is not float"
+        if layer.op == "MatMul" and len(weights.shape) < 2:
+            return "the weights are a vector"
+        if len(layer.inputs) > BIAS_INDEX and layer.inputs[BIAS_INDEX].node:
+            bias = graph.constant_of(layer.inputs[BIAS_INDEX])
+            if bias is None:
+                return "the bias is computed, not constant"
+            if layer.op == "Gemm" and not _is_vector(bias):
+                return "the bias varies within a channel"
+        return ""
+
+    def product_objection(self, graph: Graph, layer: Node) -> str:
+        if layer.op != "MatMul":
+            return "the weights are computed, not constant"
+        if any(find_dtype(graph, edge) is not DType.FLOAT for edge in layer.inputs):
+            return "the data type is not float, or not known"
+        if graph.constant_of(layer.inputs[0]) is not None:
+            return "the first operand is constant"
+        return ""
+
+    def is_bias(self, graph: Graph, layer: Node, value: Tensor) -> bool:
+        if layer.op != "MatMul":
+            return False
+        weights = graph.constant_of(layer.inputs[WEIGHTS_INDEX])
+        return weights is not None and _is_vector(value) and value.num_elements in (1, weights.shape[-1])
+
+    def sum_objection(self, shapes: tuple[Shape | None, Shape | None]) -> str:
+        return ""
+
+    def is_activation(self, graph: Graph, node: Node) -> bool:
+        return node.op == "Relu" or (node.op == "Clip" and clip_limits(graph, node)[0] == 0)
+
+    def pass_through_inputs(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> tuple[Edge, ...]:
+        if node.op in ("Concat", "Add", "Mul"):
+            return () if any(graph.constant_of(edge) for edge in node.inputs) else node.inputs
+        if node.op == "Clip" and not self.is_activation(graph, node):
+            return ()
+        if node.op == "MaxPool" and graph.uses.get(Edge(node.name, 1)):
+            return ()
+        if node.op in ("Resize", "Upsample") and node.attrs.get("mode", b"nearest") != b"nearest":
+            return ()
+        return () if graph.constant_of(node.inputs[0]) else node.inputs[:1]
+
+    def is_global(self, average: Node, shapes: Mapping[Edge, Shape]) -> bool:
+        dims = shapes[Edge(average.name)].dims if Edge(average.name) in shapes else None
+        return dims is not None and all(size == 1 for size in dims[2:])
+
+
+def clip_limits(graph: Graph, clip: Node) -> tuple[float | None, float | None]:
+    """Return the limits of a Clip; None for an absent or computed limit."""
+    limits: list[float | None] = []
+    for slot, name in ((1, "min"), (2, "max")):
+        attr: Any = clip.attrs.get(name)
+        value = graph.constant_of(clip.inputs[slot]) if len(clip.inputs) > slot else None
+        limits.append(float(value.array.reshape(-1)[0]) if value is not None and value.num_elements else attr)
+    return limits[0], limits[1]
+
+
+def find_dtype(graph: Graph, edge: Edge) -> DType | None:
+    """Return the element type of an edge, from the next producer that states its type; None if no producer does."""
+    for _ in graph.nodes:
+        node = graph[edge.node]
+        if (value := graph.constant_of(edge)) is not None:
+            return value.dtype
+        if node.op in _TYPES:
+            return _TYPES[node.op]
+        if node.op == "Placeholder":
+            dtype = node.attrs.get("dtype")
+            return dtype if isinstance(dtype, DType) else None
+        if node.op == "Cast" or "." in node.op or node.op in CONTROL_FLOW_OPS or not node.inputs:
+            return DType.FLOAT if node.attrs.get("to") == 1 else None
+        edge = node.inputs[_DATA_INDEX.get(node.op, 0)]
+    return None
+
+
+def _is_vector(value: Tensor) -> bool:
+    """Return whether all dimensions but the last are 1."""
+    return all(size == 1 for size in value.shape[:-1])

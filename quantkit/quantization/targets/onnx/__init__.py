@@ -1,0 +1,33 @@
+"""Target "onnx": ONNX models with QuantizeLinear and DequantizeLinear pairs."""
+
+from quantkit.ir.graph import Graph
+from quantkit.quantization.plan import Plan
+from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.targets.base import Target
+from quantkit.quantization.targets.onnx import from_tensorflow, native
+
+
+class OnnxTarget(Target):
+    """ONNX models with QuantizeLinear and DequantizeLinear pairs."""
+
+    name = "onnx"
+    title = "ONNX model with QuantizeLinear and DequantizeLinear"
+    dialect = "onnx"
+    suffixes = (".onnx",)
+    runtimes = ("openvino", "onnxruntime")
+    graph_dialects = ("tensorflow", "onnx")
+    keeps_endpoints = True
+    multiplies_u8_by_s8 = True
+    runs_bfloat16 = True
+
+    def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
+        convert = native.convert if graph.dialect == self.dialect else from_tensorflow.convert
+        return convert(graph, plan, ranges)
+
+    def store_weights(self, graph: Graph, plan: Plan) -> Graph:
+        if graph.dialect == self.dialect:
+            return super().store_weights(graph, plan)
+        return from_tensorflow.store_weights(graph, plan)
+
+
+TARGET = OnnxTarget()

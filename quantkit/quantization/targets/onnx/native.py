@@ -1,0 +1,215 @@
+"""Quantization of ONNX graphs: QuantizeLinear and DequantizeLinear pairs in the graph itself.
+
+    before    x -> Conv(w, b) -> y
+    after     x -> Q -> DQ -> Conv(DQ(w), DQ(b)) -> Q -> DQ -> y
+
+Every other node, and the names of all values, stay. A value that is computed in int8 has its name on the
+DequantizeLinear. A value that is computed in float keeps its float consumers; only its int8 consumers use the pair.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+
+import numpy as np
+
+from quantkit.errors import GraphError
+from quantkit.formats import onnx
+from quantkit.ir.graph import Attr, Edge, Graph, Node
+from quantkit.ir.tensor import Array, Tensor
+from quantkit.ops.layers import WEIGHTS_INDEX
+from quantkit.ops.roles import find_roles
+from quantkit.ops.roles.onnx import BIAS_INDEX
+from quantkit.quantization.parameters import QuantizationParameters
+from quantkit.quantization.plan import FusedPattern, Plan
+from quantkit.quantization.ranges import Range, Ranges
+from quantkit.quantization.targets.onnx.parameters import ONNX_TYPES, fit_bias
+
+# Layers whose kernels add an int32 bias.
+INTEGER_BIAS_OPS = frozenset({"Conv", "Gemm"})
+
+
+def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
+    """Return the ONNX graph with quantized edges and weights.
+
+    Args:
+        graph: float ONNX graph, opset 13 or later.
+        plan: plan of ``graph`` for the target ``onnx``.
+        ranges: ranges of every edge of the plan.
+
+    Raises:
+        InputError: a range is missing.
+        GraphError: the plan does not fit the graph.
+    """
+    plan.require_ranges(ranges)
+    return _NativeQuantization(graph, plan, ranges).graph()
+
+
+class _NativeQuantization:
+    """State of one conversion.
+
+    Attributes:
+        parameters: quantization parameters of each edge.
+        nodes: nodes of the quantized graph, by their names in the float graph.
+        new_nodes: nodes that the conversion adds.
+        names: names of all values.
+        constants: float constants that quantized constants replace.
+    """
+
+    def __init__(self, source: Graph, plan: Plan, ranges: Ranges) -> None:
+        self.source = source
+        self.plan = plan
+        nonnegative = plan.nonnegative_edges(source)
+        self.parameters = {
+            edge: QuantizationParameters.of_range(
+                spec, _clamp(ranges[edge]) if plan.group_of(edge) <= nonnegative else ranges[edge]
+            )
+            for edge, spec in plan.activations.items()
+        }
+        self.nodes = dict(source.nodes)
+        self.new_nodes: list[Node] = []
+        self.names = {*source.nodes, *(str(edge) for edge in source.uses), *_later_outputs(source)}
+        self.constants: set[str] = set()
+
+    def graph(self) -> Graph:
+        """Return the quantized graph."""
+        for pattern in self.plan.patterns:
+            if pattern.weights:
+                self._quantize_layer(pattern)
+        int8_nodes, int8_consumers = self._int8_nodes()
+        outputs = [edge for edge in self.parameters if edge.node in int8_nodes and edge in self.source.outputs]
+        for edge in [edge for edge in self.parameters if edge not in outputs]:
+            self._quantize_edge(edge, is_int8=edge.node in int8_nodes, int8_consumers=int8_consumers)
+        self._prevent_int8_averages()
+        for edge in outputs:
+            self._quantize_output(edge)
+        graph = self.source.with_nodes([*self.nodes.values(), *self.new_nodes])
+        unused = {name for name in self.constants if name not in graph.node_uses and name not in graph.endpoint_names}
+        return graph.with_nodes(node for name, node in graph.nodes.items() if name not in unused)
+
+    def _int8_nodes(self) -> tuple[set[str], set[str]]:
+        """Return the nodes that compute int8 outputs, and those that consume int8 inputs."""
+        int8_nodes, int8_consumers = set(self.plan.pass_through), set(self.plan.pass_through)
+        quantized_output_ops = find_roles(self.source).quantized_output_ops
+        for pattern in self.plan.patterns:
+            if self.source[pattern.layer].op in quantized_output_ops:
+                int8_nodes.update(pattern.nodes)
+            int8_consumers.update((pattern.layer, pattern.add))
+        return int8_nodes, int8_consumers
+
+    def _add(self, node: Node) -> Edge:
+        """Add a node under its name, or the next free one; return its edge."""
+        name = node.name
+        if name in self.names:
+            name = next(numbered for number in count(1) if (numbered := f"{name}_{number}") not in self.names)
+        self.names.add(name)
+        self.new_nodes.append(node.with_(name=name))
+        return Edge(name)
+
+    def _add_constant(self, name: str, values: Array | Tensor) -> Edge:
+        value = values if isinstance(values, Tensor) else Tensor.of(values)
+        return self._add(Node(name, "Constant", attrs={"value": value}))
+
+    # Layers
+
+    def _quantize_layer(self, pattern: FusedPattern) -> None:
+        layer = self.nodes.get(pattern.layer)
+        weights = self.source.constant_of(Edge(pattern.weights)) if pattern.weights in self.source else None
+        if layer is None or weights is None or pattern.input not in self.parameters:
+            raise GraphError(
+                f"the fused pattern {pattern.name!r} of the plan is not in the graph", hint="annotate the graph again"
+            )
+        spec = self.plan.weights[pattern.weights]
+        step = np.float64(self.parameters[pattern.input].scale)
+        parameters = QuantizationParameters.of_weights(spec, weights.array)
+        bias_name, slot = self._bias_input(pattern)
+        bias = self._bias_of(bias_name, slot, parameters)
+        parameters = fit_bias(parameters, step, bias)
+        quantized = Tensor(ONNX_TYPES[spec.dtype], weights.shape, partial(_quantize, weights, parameters))
+        axis = spec.axes[0] if parameters.scale.shape else None
+        edge = self._dequantize(f"{layer.name}/weights", quantized, parameters.scale, axis)
+        self.constants.add(pattern.weights)
+        self.nodes[layer.name] = layer.with_input(WEIGHTS_INDEX, edge)
+        if bias is not None:
+            scales = (step * parameters.scale).astype(np.float32)
+            values = Tensor.of(np.rint(bias / (step * parameters.scale)).astype(np.int32))
+            node = self.nodes[bias_name]
+            edge = self._dequantize(f"{layer.name}/bias", values, scales, 0 if scales.shape else None)
+            self.constants.add(node.inputs[slot].node)
+            self.nodes[bias_name] = node.with_input(slot, edge)
+
+    def _bias_input(self, pattern: FusedPattern) -> tuple[str, int]:
+        """Return the node and the input index of the bias that a kernel adds; an empty name without such a bias."""
+        if pattern.bias:
+            inputs = self.source[pattern.bias].inputs
+            slot = next(slot for slot, edge in enumerate(inputs) if self.source.constant_of(edge) is not None)
+            # ONNX Runtime computes a product and an Add as a Gemm if the bias is a vector.
+            return (pattern.bias if len(self.source[inputs[slot].node].value.shape) == 1 else ""), slot
+        layer = self.source[pattern.layer]
+        has_bias = layer.op in INTEGER_BIAS_OPS and len(layer.inputs) > BIAS_INDEX and layer.inputs[BIAS_INDEX].node
+        return (layer.name if has_bias else ""), BIAS_INDEX
+
+    def _bias_of(self, name: str, slot: int, parameters: QuantizationParameters) -> Array | None:
+        """Return the bias at an input of a node, (c,), or of any size with a single scale; None without a bias."""
+        value = self.source.constant_of(self.source[name].inputs[slot]) if name else None
+        if value is None:
+            return None
+        bias = value.array.reshape(-1)
+        return np.broadcast_to(bias, (parameters.scale.size if parameters.scale.shape else bias.size,))
+
+    def _dequantize(self, name: str, values: Tensor, scales: Array, axis: int | None) -> Edge:
+        """Add a DequantizeLinear of a quantized constant; return its edge."""
+        quantized = self._add_constant(f"{name}/codes", values)
+        scale = self._add_constant(f"{name}/scale", scales.astype(np.float32))
+        zero = self._add_constant(f"{name}/zero", np.zeros(scales.shape, values.dtype.numpy))
+        attrs: dict[str, Attr] = {} if axis is None else {"axis": axis}
+        return self._add(Node(f"{name}/values", "DequantizeLinear", (quantized, scale, zero), attrs=attrs))
+
+    # Edges
+
+    def _quantize_edge(self, edge: Edge, *, is_int8: bool, int8_consumers: set[str]) -> None:
+        """Insert a pair after an edge; without an int8 producer, only int8 consumers use it."""
+        name = onnx.value_name(self.source[edge.node], edge.port)
+        values = self._add(self._dequantize_node(f"{name}/values", name, edge, self.parameters[edge]))
+        consumers = {use.node.name for use in self.source.uses.get(edge, ())}
+        for consumer in consumers if is_int8 else consumers & int8_consumers:
+            node = self.nodes[consumer]
+            inputs = tuple(values if source == edge else source for source in node.inputs)
+            self.nodes[consumer] = node.with_(inputs=inputs)
+
+    def _quantize_output(self, edge: Edge) -> None:
+        """Insert a pair after a graph output with an int8 producer; its name becomes that of the DequantizeLinear."""
+        node = self.nodes[edge.node]
+        source = self._add(node.with_(name=f"{node.name}/float"))
+        self.nodes[edge.node] = self._dequantize_node(node.name, node.name, source, self.parameters[edge])
+
+    def _dequantize_node(self, name: str, prefix: str, source: Edge, parameters: QuantizationParameters) -> Node:
+        """Add a QuantizeLinear of an edge; return the DequantizeLinear, which is not added."""
+        scale = self._add_constant(f"{prefix}/scale", parameters.scale)
+        zero = self._add_constant(f"{prefix}/zero", parameters.zero_point.astype(parameters.spec.dtype.numpy))
+        quantized = self._add(Node(f"{prefix}/codes", "QuantizeLinear", (source, scale, zero)))
+        return Node(name, "DequantizeLinear", (quantized, scale, zero))
+
+    def _prevent_int8_averages(self) -> None:
+        """Insert a Concat of one tensor after average pools, see `from_tensorflow`."""
+        for name in self.plan.pass_through:
+            node = self.nodes[name]
+            if node.op == "AveragePool":
+                average = self._add(node.with_(name=f"{name}/average"))
+                self.nodes[name] = Node(name, "Concat", (average,), attrs={"axis": 1})
+
+
+def _later_outputs(graph: Graph) -> Iterator[str]:
+    """Yield the value names of all outputs of nodes with several outputs."""
+    for node in graph.nodes.values():
+        names = node.attrs.get(onnx.OUTPUTS)
+        yield from (name.decode() for name in (names if isinstance(names, tuple) else ()))
+
+
+def _clamp(limits: Range) -> Range:
+    """Return the range of an edge that is never negative."""
+    return Range(max(limits.low, 0.0), max(limits.high, 0.0))
+
+
+def _quantize(weights: Tensor, parameters: QuantizationParameters) -> Array:
+    return parameters.quantize(weights.array)

@@ -1,0 +1,327 @@
+"""Quantization of ONNX graphs for the target ``onnx``: each op compared with its float model in ONNX Runtime."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quantkit as qk
+from quantkit.formats import onnx as onnx_format
+from quantkit.ir.graph import Graph
+from quantkit.quantization import Plan, Scheme, annotate, calibrate, convert, prepare
+
+onnx = pytest.importorskip("onnx", reason="pip install onnx")
+ort = pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+pytestmark = pytest.mark.engine
+
+OPSET = 17
+IMAGE, ROWS = (1, 8, 12, 12), (1, 6, 16)
+
+
+class Network:
+    """ONNX model under construction: nodes with constants as NumPy arrays."""
+
+    def __init__(self, *dims: int | str, opset: int = OPSET, domains: tuple[str, ...] = ()) -> None:
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self.inputs = {"x": dims}
+        self.opset = opset
+        self.domains = domains
+        self.random = np.random.default_rng(len(dims))
+
+    def add(self, op: str, *inputs: Any, name: str = "", outputs: int = 1, domain: str = "", **attrs: Any) -> Any:
+        """Add a node; return its output name, or their list."""
+        name = name or f"{op.lower()}_{len(self.nodes)}"
+        names = [name] if outputs == 1 else [f"{name}_{index}" for index in range(outputs)]
+        inputs = tuple(value if isinstance(value, str) else self.constant(value) for value in inputs)
+        self.nodes.append(helper.make_node(op, inputs, names, name=f"node_{name}", domain=domain, **attrs))
+        return names[0] if outputs == 1 else names
+
+    def constant(self, values: Any) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(values), name))
+        return name
+
+    def weights(self, *shape: int) -> np.ndarray:
+        return (self.random.normal(0, 1, shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+    def conv(self, source: str, channels: int = 8, size: int = 3, **attrs: Any) -> str:
+        kernel = self.weights(channels, 8 // attrs.get("group", 1), *(size,) * (len(self.inputs["x"]) - 2))
+        pads = [size // 2] * 2 * (len(self.inputs["x"]) - 2)
+        return self.add("Conv", source, kernel, self.weights(channels), pads=pads, **attrs)
+
+    def model(self, *outputs: str) -> Any:
+        infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in self.inputs.items()]
+        results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+        graph = helper.make_graph(self.nodes, "network", infos, results, self.constants)
+        opsets = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(domain, 1) for domain in self.domains)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=8, producer_name="test", doc_string="network")
+        return onnx.shape_inference.infer_shapes(model)
+
+
+def load(model: Any) -> Graph:
+    return onnx_format.decode(model.SerializeToString())
+
+
+def samples(network: Network, count: int = 8) -> list[np.ndarray]:
+    dims = [size if isinstance(size, int) else 1 for size in network.inputs["x"]]
+    generator = np.random.default_rng(7)
+    return [generator.normal(0, 1, dims).astype(np.float32) for _ in range(count)]
+
+
+def quantize(graph: Graph, data: list[np.ndarray], **fields: Any) -> tuple[Plan, Graph]:
+    scheme = Scheme.for_target("onnx", **fields)
+    prepared = prepare(graph, scheme)
+    plan = annotate(prepared, scheme)
+    return plan, convert(prepared, plan, calibrate(prepared, plan, data, runtime="onnxruntime"))
+
+
+def run(data: bytes, feeds: dict[str, np.ndarray], optimized: Path | None = None) -> list[np.ndarray]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    if optimized is not None:
+        options.optimized_model_filepath = str(optimized)
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
+
+
+def sqnr(expected: np.ndarray, actual: np.ndarray) -> float:
+    """Return the signal-to-quantization-noise ratio in dB."""
+    return float(10 * np.log10((expected**2).mean() / max(((expected - actual) ** 2).mean(), 1e-20)))
+
+
+def check(network: Network, *outputs: str, int8: dict[str, int], folder: Path, least: float = 28.0) -> Plan:
+    """Quantize, compare with float in ONNX Runtime, and check the ops of the optimized graph."""
+    model = network.model(*outputs)
+    plan, quantized = quantize(load(model), samples(network))
+    data = onnx_format.encode(quantized)
+    if not network.domains:
+        onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
+    assert [value.name for value in onnx.load_from_string(data).graph.output] == list(outputs)
+    feeds = {"x": samples(network, 9)[-1]}
+    expected, actual = run(model.SerializeToString(), feeds), run(data, feeds, folder / "optimized.onnx")
+    for name, before, after in zip(outputs, expected, actual, strict=True):
+        assert sqnr(before, after) > least, name
+        assert before.shape == after.shape
+    ops = Counter(node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node)
+    assert {op: ops[op] for op in int8} == int8, ops
+    return plan
+
+
+@pytest.mark.parametrize("dims", [(1, 8, 30), IMAGE, (1, 8, 6, 6, 6)], ids=["1d", "2d", "3d"])
+def test_convolution(dims: tuple[int, ...], tmp_path: Path) -> None:
+    network = Network(*dims)
+    y = network.conv(network.add("Relu", network.conv("x"), name="relu"))
+    check(network, y, int8={"QLinearConv": 2, "Conv": 0, "Relu": 0}, folder=tmp_path)
+
+
+def test_depthwise_convolution_and_convolution_without_bias(tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    x = network.conv("x", group=8)
+    y = network.add("Conv", x, network.weights(4, 8, 1, 1))
+    check(network, y, int8={"QLinearConv": 2}, folder=tmp_path)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_transposed_convolution(group: int, tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    x = network.conv("x")
+    weights = network.weights(8, 6 // group, 2, 2)
+    y = network.add("ConvTranspose", x, weights, network.weights(6), strides=[2, 2], group=group)
+    plan = check(network, y, int8={"QLinearConv": 1}, folder=tmp_path)
+    assert [pattern.layer for pattern in plan.patterns] == [x, y]
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_gemm(transposed: int, tmp_path: Path) -> None:
+    network = Network(4, 16)
+    weights = network.weights(10, 16) if transposed else network.weights(16, 10)
+    y = network.add("Gemm", "x", weights, network.weights(1, 10), transB=transposed)
+    check(network, y, int8={"QGemm": 1}, folder=tmp_path)
+
+
+def test_gemm_with_alpha_stays_float() -> None:
+    network = Network(4, 16)
+    y = network.add("Gemm", "x", network.weights(16, 10), alpha=0.5)
+    plan = annotate(load(network.model(y)))
+    assert dict(plan.float_fallbacks) == {y: "alpha or beta is not 1"}
+
+
+@pytest.mark.parametrize("batch", [(), (1,)], ids=["matrix", "batched"])
+def test_matrix_product_with_constant_weights(batch: tuple[int, ...], tmp_path: Path) -> None:
+    network = Network(*ROWS)
+    product = network.add("MatMul", "x", network.weights(*batch, 16, 10))
+    y = network.add("Add", product, network.weights(10))
+    plan = check(network, y, int8={"MatMulIntegerToFloat": 1} if batch else {"QGemm": 1}, folder=tmp_path)
+    assert plan.patterns[0].bias == y
+
+
+def test_product_of_two_activations(tmp_path: Path) -> None:
+    """Attention: the projections and both products of activations are int8, the softmax is float."""
+    network = Network(*ROWS)
+    query, key, value = (network.add("MatMul", "x", network.weights(16, 16)) for _ in range(3))
+    scores = network.add("MatMul", query, network.add("Transpose", key, perm=[0, 2, 1]))
+    weights = network.add("Softmax", network.add("Mul", scores, np.float32(0.25)), axis=-1)
+    y = network.add("MatMul", weights, value)
+    plan = check(network, y, int8={"MatMul": 0, "Softmax": 1}, folder=tmp_path, least=25)
+    assert sum(pattern.operand is not None for pattern in plan.patterns) == 2
+    assert sum(bool(pattern.weights) for pattern in plan.patterns) == 3
+
+
+def test_residual_of_convolutions(tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    x = network.add("Relu", network.conv("x"))
+    y = network.add("Add", network.conv(x), x)
+    y = network.conv(network.add("Relu", y))
+    check(network, y, int8={"QLinearConv": 3, "QLinearAdd": 1}, folder=tmp_path)
+
+
+def test_product_of_convolutions(tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    y = network.conv(network.add("Mul", network.conv("x"), network.conv("x")))
+    check(network, y, int8={"QLinearConv": 3, "QLinearMul": 1}, folder=tmp_path)
+
+
+def test_concatenated_tensors_have_ranges_of_their_own(tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    wide = network.add("Conv", "x", 100 * network.weights(4, 8, 1, 1))
+    joined = network.add("Concat", wide, network.conv("x", 4), axis=1, name="joined")
+    y = network.conv(joined)
+    plan = check(network, y, int8={"QLinearConv": 3, "QLinearConcat": 1}, folder=tmp_path)
+    assert plan.groups == ()
+
+
+def test_elementwise_ops_between_convolutions(tmp_path: Path) -> None:
+    """SiLU, HardSwish and an op of another domain are float between convolutions in int8."""
+    network = Network(*IMAGE, domains=("com.microsoft",))
+    x = network.conv("x")
+    x = network.conv(network.add("Mul", network.add("Sigmoid", x), x))
+    x = network.conv(network.add("HardSwish", x))
+    x = network.conv(network.add("Gelu", x, domain="com.microsoft"))
+    y = network.conv(network.add("LeakyRelu", x, alpha=0.1))
+    plan = check(network, y, int8={"QLinearConv": 5, "QLinearLeakyRelu": 1}, folder=tmp_path)
+    assert "com.microsoft.Gelu has no int8 form" in plan.float_fallbacks.values()
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 0.5), (-0.5, 0.5)])
+def test_clip(low: float, high: float, tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    clipped = network.add("Clip", network.conv("x"), np.float32(low), np.float32(high))
+    check(network, network.conv(clipped), int8={"QLinearConv": 2}, folder=tmp_path)
+
+
+def test_pass_through_ops(tmp_path: Path) -> None:
+    """Pools and shape ops between layers compute on quantized values: no pair is left between the layers."""
+    network = Network(*IMAGE)
+    x = network.add("MaxPool", network.conv("x"), kernel_shape=[2, 2], strides=[2, 2])
+    x = network.add("Resize", x, "", np.float32([1, 1, 2, 2]), mode="nearest", nearest_mode="floor")
+    x = network.add("Slice", x, np.int64([0]), np.int64([8]), np.int64([2]))
+    x = network.add("Transpose", x, perm=[0, 2, 3, 1])
+    x = network.add("Reshape", x, np.int64([1, 96, 8]))
+    left, right = network.add("Split", x, axis=1, outputs=2)
+    x = network.add("Concat", left, right, axis=2)
+    x = network.add("Unsqueeze", x, np.int64([1]))
+    x = network.add("Squeeze", x, np.int64([1]))
+    x = network.add("Gather", x, np.int64([0, 3, 5]), axis=1)
+    y = network.add("MatMul", x, network.weights(16, 4))
+    plan = check(network, y, int8={"QLinearConv": 1, "MatMulIntegerToFloat": 1, "DequantizeLinear": 0}, folder=tmp_path)
+    assert len(plan.pass_through) == 10
+
+
+def test_average_pools_are_float_in_onnx_runtime_except_global_ones(tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    x = network.conv(network.add("AveragePool", network.conv("x"), kernel_shape=[3, 3]))
+    y = network.conv(network.add("GlobalAveragePool", x), size=1)
+    check(network, y, int8={"QLinearConv": 3, "AveragePool": 1, "QLinearGlobalAveragePool": 1}, folder=tmp_path)
+
+
+def test_float_consumers_of_a_float_tensor_keep_it() -> None:
+    network = Network(*ROWS)
+    x = network.add("Tanh", "x", name="tanh")
+    y, z = network.add("MatMul", x, network.weights(16, 4)), network.add("Exp", x, name="exp")
+    _, quantized = quantize(load(network.model(y, z)), samples(network))
+    assert quantized["exp"].inputs == (("tanh", 0),)
+    assert quantized[quantized[y].inputs[0].node].op == "DequantizeLinear"
+
+
+def test_quantized_output_keeps_its_name_and_its_other_consumers(tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    x = network.conv("x", name="inner")
+    y = network.conv(x, name="last")
+    plan = check(network, "inner", "last", int8={"QLinearConv": 2}, folder=tmp_path)
+    assert {"inner", "last"} <= {edge.node for edge in plan.activations}
+    assert y == "last"
+
+
+def test_everything_else_of_the_file_stays() -> None:
+    network = Network("n", 8, "h", "w", domains=("com.microsoft",))
+    y = network.add("Gelu", network.conv("x"), domain="com.microsoft", name="y")
+    model = network.model(y)
+    model.metadata_props.add(key="task", value="a test")
+    model.graph.node[0].doc_string = "the first layer"
+    _, quantized = quantize(load(model), [np.ones((1, 8, 5, 7), np.float32)])
+    after = onnx.load_from_string(onnx_format.encode(quantized))
+    assert after.metadata_props == model.metadata_props
+    assert onnx_format.opsets(quantized) == {"": OPSET, "com.microsoft": 1}
+    assert (after.producer_name, after.doc_string) == ("test", "network")
+    assert after.graph.input == model.graph.input
+    assert after.graph.output == model.graph.output
+    nodes = {node.name: node for node in after.graph.node}
+    assert nodes["node_y"] in after.graph.node
+    assert nodes[model.graph.node[0].name].doc_string == "the first layer"
+    assert nodes[model.graph.node[0].name].output == model.graph.node[0].output
+
+
+def test_layers_below_subgraphs_stay_float(tmp_path: Path) -> None:
+    network = Network(*ROWS)
+    x = network.add("MatMul", "x", network.weights(16, 16), name="first")
+    branches = []
+    for op in ("Relu", "Neg"):
+        node = helper.make_node("MatMul", ["first", "w"], ["product"])
+        result = helper.make_node(op, ["product"], [f"{op}_out"])
+        output = helper.make_tensor_value_info(f"{op}_out", TensorProto.FLOAT, None)
+        weights = numpy_helper.from_array(network.weights(16, 16), "w")
+        branches.append(helper.make_graph([node, result], op, [], [output], [weights]))
+    y = network.add("If", np.array(True), then_branch=branches[0], else_branch=branches[1])
+    plan = check(network, y, int8={"MatMulIntegerToFloat": 1}, folder=tmp_path)
+    assert plan.float_fallbacks[y] == "the nodes of its subgraphs stay float"
+    assert x == "first"
+
+
+def test_opset_is_raised_for_scales_per_channel(tmp_path: Path) -> None:
+    """Opset 9: Upsample, Clip, Pad, Slice, Split, Squeeze and Softmax have other forms in opset 13."""
+    network = Network(*IMAGE, opset=9)
+    x = network.conv("x")
+    x = network.conv(network.add("Upsample", x, np.float32([1, 1, 2, 2]), mode="nearest"))
+    x = network.conv(network.add("Clip", x, min=-1.0, max=1.0))
+    x = network.conv(network.add("Pad", x, pads=[0, 0, 1, 0, 0, 0, 0, 1], mode="constant", value=0.5))
+    x = network.conv(network.add("Slice", x, starts=[1, 0], ends=[20, 9], axes=[2, 3]))
+    x, _ = network.add("Split", x, axis=2, split=[9, 10], outputs=2)
+    x = network.conv(network.add("Unsqueeze", network.add("Squeeze", x, axes=[0]), axes=[0]))
+    y = network.add("Softmax", x, axis=1)
+    check(network, y, int8={"QLinearConv": 6}, folder=tmp_path)
+    _, quantized = quantize(load(network.model(y)), samples(network))
+    assert onnx_format.opsets(quantized)[""] == 13
+
+
+def test_weights_alone(tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    x = network.conv("x")
+    x = network.add("Reshape", x, np.int64([12, 1, 96]))
+    weights = (np.stack([network.weights(4 * 5, size)]) for size in (96, 5))
+    x, _, _ = network.add("LSTM", x, *weights, hidden_size=5, outputs=3)
+    y = network.add("MatMul", x, network.weights(5, 7))
+    model = network.model(y)
+    onnx.save(model, tmp_path / "float.onnx")
+    output = tmp_path / "int8.onnx"
+    result = qk.quantize(tmp_path / "float.onnx", target="onnx", weights_only=True, runs=0, output=output)
+    stored = onnx.load(output)
+    assert sum(tensor.data_type == TensorProto.INT8 for tensor in stored.graph.initializer) == 4
+    assert len(result.plan.weights) == 4
+    feeds = {"x": samples(network)[0]}
+    (expected,), (actual,) = run(model.SerializeToString(), feeds), run(stored.SerializeToString(), feeds)
+    assert sqnr(expected, actual) > 30
