@@ -24,7 +24,7 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.model.endpoints import find_endpoints
 from quantkit.model.importers import EdgeNames, ImportOptions, import_file
 from quantkit.model.importers.objects import import_object
-from quantkit.model.model import Model
+from quantkit.model.model import Model, endpoint_flags
 from quantkit.ops.tensorflow.type_inference import complete_types
 from quantkit.progress import OnProgress, ignore_progress
 from quantkit.zoo.architectures import is_random, random_graph
@@ -117,13 +117,15 @@ def load(
     if isinstance(model, str | os.PathLike):
         text = os.path.expanduser(model)
         card = _card(text)
+        flags = _flags(options, random_weights)
         if random_weights:
-            return _random(text, card, options, seed)
+            return replace(_random(text, card, options, seed), flags=flags)
         if card is None:
-            return _from_file(text, formats.model_path(Path(text)), None, options)
+            return replace(_from_file(text, formats.model_path(Path(text)), None, options), flags=flags)
         from quantkit.zoo.fetch import fetch
 
-        return _from_file(text, fetch(card, offline=offline, on_progress=on_progress), card, options)
+        path = fetch(card, offline=offline, on_progress=on_progress)
+        return replace(_from_file(text, path, card, options), flags=flags)
     if signature or tags or checkpoint or random_weights:
         raise UsageError(
             f"signature, tags, checkpoint and random_weights apply to files and cards, not to {type_name(model)}",
@@ -144,6 +146,18 @@ def _from_file(name: str, path: Path, card: "ModelCard | None", options: ImportO
         return Model(name, runnable, path, card, inputs=options.inputs, outputs=options.outputs)
     graph = _with_inputs(runnable)
     return Model(name, graph, path, card, is_random(graph), signature=signature)
+
+
+def _flags(options: ImportOptions, random_weights: bool) -> tuple[str, ...]:
+    """Return the command-line flags that load a model with these options."""
+    values = {
+        "--signature": options.signature,
+        "--tags": ",".join(options.tags) if options.tags is not None else None,
+        "--checkpoint": options.checkpoint and os.fspath(options.checkpoint),
+    }
+    texts = (text for flag, value in values.items() if value for text in (flag, value))
+    random = ("--random-weights",) if random_weights else ()
+    return (*endpoint_flags(options.inputs, options.outputs), *texts, *random)
 
 
 def _with_inputs(graph: Graph) -> Graph:

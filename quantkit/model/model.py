@@ -40,6 +40,7 @@ class Model:
             chose none.
         signature: names of the inputs and outputs of a SavedModel for its callers.
         trace: record of the recipe that made this model; None for a model that was loaded.
+        flags: command-line flags with which `name` means this model.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Model:
     outputs: tuple[Edge | str, ...] | None = None
     signature: Signature | None = None
     trace: "Trace | None" = None
+    flags: tuple[str, ...] = ()
 
     @cached_property
     def graph(self) -> Graph:
@@ -149,15 +151,16 @@ class Model:
         """
         if inputs is None and outputs is None:
             return self
+        flags = (*self.flags, *endpoint_flags(inputs, outputs))
         if isinstance(self.runnable, Graph):
-            return replace(self, runnable=self.runnable.with_endpoints(inputs, outputs))
+            return replace(self, runnable=self.runnable.with_endpoints(inputs, outputs), flags=flags)
         return replace(
             self,
             inputs=self.inputs if inputs is None else inputs,
             outputs=self.outputs if outputs is None else outputs,
+            flags=flags,
         )
 
-    @public
     def save(self, path: str | os.PathLike[str], *, format: str | None = None, as_text: bool | None = None) -> None:
         """Write the model in the format of the path's suffix; see `quantkit.save`."""
         from quantkit.model.exporters.files import save
@@ -207,6 +210,14 @@ class Model:
         if self.has_random_weights:
             facts["weights"] = "random weights"
         return facts
+
+
+def endpoint_flags(inputs: tuple[Edge | str, ...] | None, outputs: tuple[Edge | str, ...] | None) -> tuple[str, ...]:
+    """Return the command-line flags of the inputs and outputs that the caller chose."""
+    edges_of = {"--inputs": inputs, "--outputs": outputs}
+    return tuple(
+        text for flag, edges in edges_of.items() if edges is not None for text in (flag, ",".join(map(str, edges)))
+    )
 
 
 def tensor_info(graph: Graph, edge: Edge) -> "TensorInfo":

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
-from shlex import quote
 from typing import Any
 
 from quantkit.arguments import public, without_none
@@ -15,14 +14,9 @@ from quantkit.ops.batch import with_batch_one
 from quantkit.ops.macs import count_macs
 from quantkit.ops.memory import Peak, peak_memory
 from quantkit.ops.onnx import shapes as onnx_ops
-from quantkit.ops.semantics import is_quantized
 from quantkit.ops.shape_inference import infer_shapes
-from quantkit.quantization.estimate import QuantizationEstimate, estimate_quantization
-
-BATCH_NORMS = frozenset({"BatchNormWithGlobalNormalization", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
-NO_OPS = frozenset({"Identity", "CheckNumerics", "StopGradient"})
-ONNX_NO_OPS = frozenset({"Identity", "Dropout"})
-CLASSIC_QUANTIZED_OPS = frozenset({"QuantizedConv2D", "QuantizedMatMul"})
+from quantkit.quantization.workflow.estimate import QuantizationEstimate, estimate_quantization
+from quantkit.summary.next_step import recommend_command
 
 
 @dataclass(frozen=True)
@@ -181,6 +175,7 @@ def summarize(model: Any, *, inputs: Iterable[str] | None = None, outputs: Itera
     macs = [count(node, example_shapes) for node in graph.nodes.values()]
     known_macs = [count for count in macs if count is not None]
     constants = [value for node in graph.nodes.values() if isinstance(value := node.attrs.get("value"), Tensor)]
+    estimate = estimate_quantization(loaded)
     return Summary(
         model=loaded.name,
         num_nodes=len(graph),
@@ -193,8 +188,8 @@ def summarize(model: Any, *, inputs: Iterable[str] | None = None, outputs: Itera
         macs=sum(known_macs) if len(known_macs) == len(macs) else None,
         peak=peak_memory(graph, example_shapes, {edge: dtype for edge, (dtype, _) in stated.items()}),
         producer=graph.versions.producer,
-        next_step=_next_step(graph, loaded.name if loaded.path or loaded.card else "MODEL"),
-        estimate=estimate_quantization(graph),
+        next_step=recommend_command(loaded, estimate),
+        estimate=estimate,
         file_bytes=path.stat().st_size if path is not None and path.is_file() else None,
         has_random_weights=loaded.has_random_weights,
     )
@@ -212,29 +207,3 @@ def _endpoint(
         return Endpoint(onnx.value_name(node, edge.port), node.op, stated[edge][0], shape)
     dtype = next((node.attrs[key] for key in ("dtype", "T", "DstT", "out_type") if key in node.attrs), None)
     return Endpoint(str(edge), node.op, dtype if isinstance(dtype, DType) else None, shape)
-
-
-def _next_step(graph: Graph, name: str) -> str:
-    """Return the command to run next, and the reason."""
-    counts, name = graph.op_counts, quote(name)
-    is_onnx = graph.dialect == onnx.DIALECT
-    if not is_onnx and CLASSIC_QUANTIZED_OPS & counts.keys():
-        return f"quantkit benchmark {name}: classic 8-bit ops have slow kernels on x86; compare with the float graph"
-    if is_quantized(graph):
-        return f"quantkit benchmark {name}: the model is already quantized"
-    no_op_types = ONNX_NO_OPS if is_onnx else NO_OPS
-    no_ops = sum(node.op in no_op_types for node in graph.nodes.values() if node.name not in graph.endpoint_names)
-    batch_norms = 0 if is_onnx else sum(counts.get(op, 0) for op in BATCH_NORMS)
-    removable = " and ".join(
-        f"{count} {noun}{'s' * (count > 1)}"
-        for count, noun in ((batch_norms, "batch norm"), (no_ops, "no-op node"))
-        if count
-    )
-    if removable and is_onnx:
-        recipe = "remove_nodes(op=Identity, op=Dropout, max_inputs=3) merge_duplicate_nodes strip_unused_nodes"
-        return f"quantkit transform {name} -o OUT.onnx --transforms '{recipe}': {removable} can be removed"
-    if removable:
-        return f"quantkit transform {name} -o OUT.pb --recipe inference: {removable} can be removed"
-    if is_onnx:
-        return f"quantkit quantize {name} -o OUT.onnx --calibration IMAGES: int8 is smaller and faster"
-    return f"quantkit benchmark {name}: no node can be folded or removed"

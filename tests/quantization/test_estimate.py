@@ -1,5 +1,17 @@
+import numpy as np
+import pytest
+
+from quantkit import quantize
+from quantkit.ir.graph import Graph
 from quantkit.ir.text import from_text
-from quantkit.quantization.estimate import estimate_quantization
+from quantkit.model import load
+from quantkit.quantization.workflow.estimate import QuantizationEstimate
+from quantkit.quantization.workflow.estimate import estimate_quantization as estimate_model
+
+
+def estimate_quantization(graph: Graph) -> QuantizationEstimate:
+    return estimate_model(load(graph))
+
 
 NETWORK = """
     inputs: prepared
@@ -58,3 +70,18 @@ def test_ensure_shape_is_not_counted() -> None:
     text = NETWORK.replace("conv = Conv2D(prepared", f"{sized}\n    conv = Conv2D(sized")
     fallbacks = estimate_quantization(from_text(text)).to_json()["float_fallbacks"]
     assert "EnsureShape" not in {row["op"] for row in fallbacks}
+
+
+@pytest.mark.engine
+def test_the_estimate_equals_the_report_of_quantize() -> None:
+    estimate = estimate_model(load("digits"))
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 16, 16, 1)).astype(np.float32)
+    counts = quantize("digits", images, runs=0).report.census
+    assert estimate.num_int8 == counts.num_patterns == estimate.num_layers
+    assert estimate.int8_fraction == counts.int8_fraction
+    assert sum(count for _, count in estimate.reasons) == len(counts.float_fallbacks)
+
+
+def test_an_op_without_a_form_in_the_target_is_a_problem() -> None:
+    text = "inputs: x\noutputs: y\nx = Placeholder[2x4]()\nw = Const[4x4]()\nm = MatMul(x, w, T=float)\n"
+    assert "Digamma" in str(estimate_quantization(from_text(f"{text}y = Digamma(m, T=float)")))

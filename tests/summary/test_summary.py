@@ -1,4 +1,6 @@
 import re
+import shlex
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,10 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text
 from quantkit.ops.memory import Peak
-from quantkit.summary import summarize
+from quantkit.summary import Summary, summarize
+
+(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
+main = ENTRY.load()
 
 
 def build_layer(*batch: int | None) -> Graph:
@@ -123,3 +128,30 @@ def test_identity_of_a_constant_takes_no_memory() -> None:
 
 def test_representation_is_one_short_line() -> None:
     assert repr(summarize("digits")) == "Summary('digits', 235 nodes, 78,836 parameters)"
+
+
+def command_of(summary: Summary, folder: Path) -> list[str]:
+    """Return the arguments of the advised command, with outputs in a folder."""
+    return [text.replace("OUT", str(folder / "out")) for text in shlex.split(summary.next_step.rsplit(": ", 1)[0])[1:]]
+
+
+def test_the_advised_command_loads_the_model_as_it_was_loaded(tmp_path: Path) -> None:
+    nodes = build_layer(1).nodes.values()
+    other = Node("z", "Identity", (Edge("y"),), attrs={"T": DType.FLOAT})
+    unused = Node("unused", "NoSuchOp", (Edge("x"),))
+    path = tmp_path / "layer.pb"
+    qk.save(Graph.of([*nodes, other, unused], ["x"], ["z", "unused"]), path)
+    summary = summarize(path, outputs=["y"])
+    assert "--outputs y" in summary.next_step
+    assert main(command_of(summary, tmp_path)) == 0
+    assert [str(edge) for edge in qk.load(tmp_path / "out.pb").graph.outputs] == ["y"]
+
+
+def test_a_graph_without_inputs_gets_the_advice_to_name_them() -> None:
+    graph = from_text("outputs: y\ntwo = Const(2.0)\ny = Neg(two, T=float)")
+    assert summarize(graph).next_step.startswith("quantkit summarize MODEL --inputs NODE: ")
+
+
+def test_inputs_without_random_values_need_data() -> None:
+    graph = from_text("inputs: x\noutputs: y\nx = Placeholder[1x?x3]()\ny = Neg(x, T=float)")
+    assert summarize(graph).next_step.startswith("quantkit benchmark MODEL --data DATA: ")

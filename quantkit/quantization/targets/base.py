@@ -115,7 +115,7 @@ class Target(ABC):
         """Check that `write` can write a graph, at a small part of its costs.
 
         Args:
-            graph: graph of `convert` or `store_weights`, perhaps with ranges that are not calibrated.
+            graph: graph of `convert` or `store_weights`; its ranges may be uncalibrated.
 
         Raises:
             UnavailableError: an op has no form in the file format.

@@ -41,5 +41,5 @@ def try_measure_accuracy(file: Path, conversion: Conversion, reference: FloatRef
         return AccuracyReport()
     try:
         return measure_accuracy(file, conversion, reference)
-    except QuantkitError as error:  # the output is written: a missing measurement is no failure of the command
+    except QuantkitError as error:  # the output is written: the report has the reason
         return AccuracyReport(failures=(error.message,))

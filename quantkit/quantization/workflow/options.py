@@ -20,6 +20,7 @@ from quantkit.runtimes import AUTO, find_runtime
 
 PathLike = str | os.PathLike[str]
 
+DEFAULT_TARGET = "onnx"
 CALIBRATION_LIMIT = 100
 TIME_BUDGET = 600.0
 FALLBACK_PRECISIONS = (FLOAT, BFLOAT16)

@@ -10,7 +10,7 @@ from quantkit.quantization import Plan, Scheme, annotate
 from quantkit.quantization.ranges import Range, Ranges, graph_digest
 from quantkit.quantization.targets import find_target, targets
 from quantkit.quantization.workflow.host import saturates_in_int16
-from quantkit.quantization.workflow.options import Options
+from quantkit.quantization.workflow.options import DEFAULT_TARGET, Options
 from quantkit.runtimes import openvino
 
 
@@ -79,11 +79,24 @@ def check_plan(graph: Graph, plan: Plan) -> None:
         GraphError: the plan does not fit the graph.
         UnavailableError: an op has no form in the target.
     """
+    find_target(plan.scheme.target).check_form(convert_uncalibrated(graph, plan))
+
+
+def convert_uncalibrated(graph: Graph, plan: Plan) -> Graph:
+    """Return the quantized graph of a plan, with ranges that are not calibrated.
+
+    Raises:
+        GraphError, UnavailableError: see `check_plan`.
+    """
     target = find_target(plan.scheme.target)
     if plan.scheme.weights_only:
-        target.check_form(target.store_weights(graph, plan))
-    else:
-        target.check_form(target.convert(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0)))))
+        return target.store_weights(graph, plan)
+    return target.convert(graph, plan, uncalibrated_ranges(plan))
+
+
+def uncalibrated_ranges(plan: Plan) -> Ranges:
+    """Return the range -1 .. 1 for every quantized edge of a plan."""
+    return Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0)))
 
 
 def save_plan(options: Options, graph: Graph, plan: Plan) -> None:
@@ -119,7 +132,7 @@ def _base_scheme(options: Options) -> Scheme:
                 )
         return plan.scheme
     if options.scheme is None:
-        return Scheme.for_target(options.target or "onnx")
+        return Scheme.for_target(options.target or DEFAULT_TARGET)
     return options.scheme if isinstance(options.scheme, Scheme) else Scheme.load(Path(options.scheme).expanduser())
 
 

@@ -1,0 +1,81 @@
+"""Estimate of a quantization before any data is seen: its own steps but the calibration."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from quantkit.errors import QuantkitError
+from quantkit.model import Model
+from quantkit.ops.roles import find_roles
+from quantkit.ops.semantics import is_quantized
+from quantkit.quantization.annotation import annotate
+from quantkit.quantization.census import census
+from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.workflow.options import DEFAULT_TARGET, Options
+from quantkit.quantization.workflow.planning import convert_uncalibrated, uncalibrated_ranges
+from quantkit.quantization.workflow.preparation import prepare_float_graph
+
+# Number of reasons in the text form; the JSON form has all of them.
+MAX_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class QuantizationEstimate:
+    """Estimate of the int8 part of a model.
+
+    Attributes:
+        num_layers: number of convolutions and matrix products of the folded graph.
+        num_int8: number of those layers that would be int8.
+        int8_fraction: fraction of the MACs that would be int8; None if a shape is unknown.
+        reasons: pairs of (op type, reason) with their number of nodes, most frequent first.
+        problem: cause of a missing plan, or empty.
+    """
+
+    num_layers: int = 0
+    num_int8: int = 0
+    int8_fraction: float | None = None
+    reasons: tuple[tuple[tuple[str, str], int], ...] = ()
+    problem: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "layers": self.num_layers,
+            "int8_layers": self.num_int8,
+            "int8_fraction": self.int8_fraction,
+            "float_fallbacks": [{"op": op, "reason": reason, "nodes": count} for (op, reason), count in self.reasons],
+            "problem": self.problem,
+        }
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"no plan: {self.problem}"
+        if not self.num_layers:
+            return "no layer to quantize"
+        macs = "" if self.int8_fraction is None else f", {self.int8_fraction:.1%} of the MACs"
+        text = f"{self.num_int8} of {self.num_layers} layers{macs}"
+        fallbacks = [f"{count} {op} ({reason})" for (op, reason), count in self.reasons[:MAX_SHOWN]]
+        return text + (f"; float: {', '.join(fallbacks)}" if fallbacks else "")
+
+
+def estimate_quantization(model: Model) -> QuantizationEstimate:
+    """Estimate the int8 part of a model that `quantize` makes with its defaults."""
+    if is_quantized(model.graph):
+        return QuantizationEstimate(problem="the model is already quantized")
+    scheme = Scheme.for_target(DEFAULT_TARGET)
+    try:
+        _, graph = prepare_float_graph(model, Options(), scheme, None)
+        plan = annotate(graph, scheme)
+        counts = census(graph, plan, uncalibrated_ranges(plan), convert_uncalibrated(graph, plan))
+    except QuantkitError as error:
+        return QuantizationEstimate(problem=error.message)
+    layer_ops = find_roles(graph).weights_ops
+    num_float = sum(fallback.op in layer_ops for fallback in counts.float_fallbacks)
+    has_macs = not counts.unknown_macs and counts.int8_macs + counts.float_macs
+    reasons = Counter((fallback.op, fallback.reason) for fallback in counts.float_fallbacks)
+    return QuantizationEstimate(
+        counts.num_patterns + num_float,
+        counts.num_patterns,
+        counts.int8_fraction if has_macs else None,
+        tuple(reasons.most_common()),
+    )
