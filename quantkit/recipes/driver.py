@@ -11,12 +11,13 @@ from quantkit.errors import GraphError, QuantkitError, RecipeError, UsageError, 
 from quantkit.ir.check import verify
 from quantkit.ir.garbage_collection import garbage_collection_paused
 from quantkit.ir.graph import Graph
-from quantkit.ir.rewrite import Outcome
+from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.recipes.grammar import Step
 from quantkit.recipes.named import RECIPES, find_recipe, named_recipes, read_recipe
 from quantkit.recipes.recipe import IGNORE_ERRORS, Recipe, parse, read_options
 from quantkit.recipes.trace import STOP, Check, Record, Trace, node_changes, op_changes, run_check
-from quantkit.transforms.registry import OptionError, Transform
+from quantkit.transforms.plugins import find_transform
+from quantkit.transforms.registry import DIALECTS, OptionError, Transform
 
 OnStep = Callable[[Step], None]
 
@@ -55,7 +56,11 @@ def run(
     for step in recipe.steps:
         if on_step:
             on_step(step)
-        graph, record = _run_step(step, graph, services, check, on_mismatch)
+        reason = _dialect_reason(recipe, step, graph)
+        if reason:
+            record = Record(step, (len(graph), len(graph)), (), (Skip(reason),), 0.0)
+        else:
+            graph, record = _run_step(step, graph, services, check, on_mismatch)
         records.append(record)
     return graph, Trace(tuple(records), recipe, before, graph)
 
@@ -121,6 +126,18 @@ def _parse_or_find(text: str) -> Recipe:
         if near := did_you_mean(text, recipes):
             raise RecipeError(f"no transform and no recipe is named {text!r}", hint=near) from error
         raise
+
+
+def _dialect_reason(recipe: Recipe, step: Step, graph: Graph) -> str:
+    """Return why a step of a named recipe does not apply to the dialect of a graph; empty if it does.
+
+    A transforms string names its transforms for one graph: there, a wrong dialect is an error.
+    """
+    transform = find_transform(step.name)
+    if not recipe.name or graph.dialect in transform.dialects:
+        return ""
+    titles = " and ".join(DIALECTS.get(dialect, dialect) for dialect in transform.dialects)
+    return f"not applied: the transform rewrites {titles} graphs only"
 
 
 def _run_step(

@@ -105,6 +105,8 @@ def _read_example(transform: Transform, text: str) -> tuple[Recipe, Graph]:
 
 def runnable(graph: Graph) -> Graph:
     """Return the graph with the attributes that TensorFlow requires and a text omits: float, stride 1, SAME."""
+    if graph.dialect != "tensorflow":
+        return graph
     return graph.with_nodes(_complete(node) for node in graph.nodes.values())
 
 

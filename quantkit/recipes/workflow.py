@@ -33,7 +33,7 @@ from quantkit.recipes.recipe import Recipe
 from quantkit.recipes.trace import SKIP, STOP, Trace
 from quantkit.recipes.trace_file import check_trace_path
 from quantkit.transforms.plugins import load_file
-from quantkit.transforms.registry import REGISTRY, names_for
+from quantkit.transforms.registry import REGISTRY
 
 # Transforms that make the constants of a graph smaller.
 SHRINKING = frozenset({"convert_precision", "extract_subgraph", "quantize_nodes", "quantize_weights"})
@@ -207,7 +207,7 @@ def apply_recipe(
     formats.check_distinct({"the trace": trace}, {"the model": model.path})
     is_tensorflow = file is not None and EXPORTERS[file.kind].is_tensorflow
     before = as_tensorflow(model.graph) if is_tensorflow else model.graph
-    recipe = fit_recipe(recipe, model, before, on_message)
+    recipe = fit_recipe(recipe, model, before)
     if file is not None:
         file.check(before, may_shrink=may_shrink(recipe))
     check = None
@@ -255,23 +255,8 @@ def may_shrink(recipe: Recipe) -> bool:
     return any(transform.name in SHRINKING or not transform.is_built_in for transform in transforms)
 
 
-def fit_recipe(recipe: Recipe, model: Model, graph: Graph, on_message: OnMessage = ignore_message) -> Recipe:
-    """Return the recipe for the graph of a model.
-
-    A named recipe is reduced to the transforms that support the dialect of the graph, and ``strip_unused_nodes`` gets
-    element type and shape of the input from the model card.
-    """
-    names = names_for(graph.dialect)
-    unsupported = [step.name for step in recipe.steps if step.name not in names]
-    if recipe.name and unsupported:
-        on_message(
-            f"omitted from {recipe.name}: {', '.join(unsupported)}: not for graphs of the dialect {graph.dialect}"
-        )
-        recipe = replace(recipe, steps=tuple(step for step in recipe.steps if step.name in names))
-    return _with_input_shape(recipe, model, graph)
-
-
-def _with_input_shape(recipe: Recipe, model: Model, graph: Graph) -> Recipe:
+def fit_recipe(recipe: Recipe, model: Model, graph: Graph) -> Recipe:
+    """Return the recipe of a model: ``strip_unused_nodes`` gets element type and shape of the model card's input."""
     if model.card is None or len(model.card.inputs) != 1:
         return recipe
     card_input = model.card.inputs[0]

@@ -1,20 +1,25 @@
 """The NumPy runtime: always installed, slow, and simple enough to serve as the reference.
 
-It runs the nodes of a TensorFlow graph in topological order with the kernels of `quantkit.ops.kernels`, those of a
-function at each call of it, and frees each array after its last consumer.
+It runs the nodes of a graph in topological order with the kernels of its dialect, `quantkit.ops.kernels` or
+`quantkit.ops.onnx.kernels`, those of a function at each call of it, and frees each array after its last consumer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from quantkit.errors import GraphError, UnavailableError, did_you_mean
+from quantkit.formats import onnx
 from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.kernels import evaluate, has_kernel
+from quantkit.ops.onnx import kernels as onnx_kernels
+from quantkit.ops.onnx.types import infer_types
 from quantkit.ops.semantics import CALL_OPS
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
@@ -25,6 +30,7 @@ from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions, T
 
 # Functions nested deeper than this are taken to be recursive.
 MAX_CALL_DEPTH = 64
+_OMITTED = Edge(onnx.ABSENT.name)
 
 
 def _available() -> Availability:
@@ -32,7 +38,7 @@ def _available() -> Availability:
 
 
 def _open(model: Graph | Path, options: SessionOptions) -> Session:
-    """Open a frozen TensorFlow graph; inputs and outputs may be any of its tensors.
+    """Open a frozen TensorFlow graph or an ONNX graph; inputs and outputs may be any of its tensors.
 
     Raises:
         UnavailableError: an op has no kernel.
@@ -40,13 +46,14 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
     """
     assert isinstance(model, Graph)
     shapes = infer_shapes(model)
+    types = infer_types(model) if model.dialect == onnx.DIALECT else {}
     outputs = tuple(dict.fromkeys(model.outputs))
     program = _ExecutionPlan.of(model, outputs)
     lines = tuple(f"{step.node.name} ({step.node.op}): CPU" for step in program.steps)
     return FunctionSession(
         RuntimeVersion(RUNTIME.name, np.__version__, "CPU"),
-        tuple(_info(model, edge, shapes) for edge in model.inputs),
-        tuple(_info(model, edge, shapes) for edge in outputs),
+        tuple(_info(model, edge, shapes, types) for edge in model.inputs),
+        tuple(_info(model, edge, shapes, types) for edge in outputs),
         program.run,
         placement=lambda: lines if options.log_placement else (),
     )
@@ -61,6 +68,10 @@ class _Step:
     function: "_ExecutionPlan | None"
 
 
+# (node, values of its inputs) -> values of its outputs; None for an omitted input of an ONNX node.
+_Evaluate = Callable[[Node, Sequence[Any]], tuple[Array, ...]]
+
+
 @dataclass(frozen=True)
 class _ExecutionPlan:
     """Nodes of a graph in topological order.
@@ -70,36 +81,41 @@ class _ExecutionPlan:
         outputs: output edges.
         constants: values of constant edges.
         steps: the other nodes.
+        evaluate: function that computes a node of the graph's dialect.
     """
 
     inputs: tuple[Edge, ...]
     outputs: tuple[Edge, ...]
     constants: Mapping[Edge, Array]
     steps: tuple[_Step, ...]
+    evaluate: _Evaluate
 
     @classmethod
     def of(
         cls, graph: Graph, outputs: tuple[Edge, ...], controls: Sequence[str] = (), depth: int = 0
     ) -> "_ExecutionPlan":
         required = _required_nodes(graph, outputs, controls)
-        nodes = [graph[name] for name in graph.order if name in required]
-        _check_nodes(nodes)
-        constants = {Edge(node.name): evaluate(node, ())[0] for node in nodes if node.is_constant}
+        nodes = [graph[name] for name in graph.order if name in required and name]
+        _check_nodes(nodes, onnx_kernels.has_kernel if graph.dialect == onnx.DIALECT else has_kernel)
+        compute: _Evaluate = evaluate
+        if graph.dialect == onnx.DIALECT:
+            compute = partial(onnx_kernels.evaluate, opset=onnx.opsets(graph).get("", onnx.OPSET))
+        constants = {Edge(node.name): compute(node, ())[0] for node in nodes if node.is_constant}
         steps: list[_Step] = []
-        in_use = {*outputs, *constants}
+        in_use = {*outputs, *constants, _OMITTED}
         for node in reversed([node for node in nodes if not node.is_constant]):
             released = tuple(edge for edge in dict.fromkeys(node.inputs) if edge not in in_use)
             in_use.update(released)
             steps.append(_Step(node, released, _function_program(graph, node, depth)))
-        return cls(graph.inputs, outputs, constants, tuple(reversed(steps)))
+        return cls(graph.inputs, outputs, constants, tuple(reversed(steps)), compute)
 
     def run(self, feeds: Sequence[Array]) -> list[Array]:
         """Return the outputs for one array per input, as copies that the caller may change."""
         values = {edge: _encode_strings(array) for edge, array in zip(self.inputs, feeds, strict=True)}
-        arrays = {**self.constants, **values}
+        arrays: dict[Edge, Any] = {**self.constants, **values, _OMITTED: None}
         for step in self.steps:
             inputs = [arrays[edge] for edge in step.node.inputs]
-            results = step.function.run(inputs) if step.function else evaluate(step.node, inputs)
+            results = step.function.run(inputs) if step.function else self.evaluate(step.node, inputs)
             for port, array in enumerate(results):
                 # Another output of this node may be an input of the graph, whose array is kept.
                 arrays.setdefault(Edge(step.node.name, port), array)
@@ -142,7 +158,7 @@ def _required_nodes(graph: Graph, outputs: tuple[Edge, ...], controls: Sequence[
     return required
 
 
-def _check_nodes(nodes: Sequence[Node]) -> None:
+def _check_nodes(nodes: Sequence[Node], has_kernel: Callable[[str], bool]) -> None:
     """Check that each node has a kernel and each placeholder a value, before the first node runs."""
     for node in nodes:
         if node.op == "Placeholder":
@@ -161,12 +177,15 @@ def _check_nodes(nodes: Sequence[Node]) -> None:
         )
 
 
-def _info(graph: Graph, edge: Edge, shapes: Mapping[Edge, Shape]) -> TensorInfo:
+def _info(graph: Graph, edge: Edge, shapes: Mapping[Edge, Shape], onnx_types: Mapping[Edge, DType]) -> TensorInfo:
     if edge.node not in graph:
         raise GraphError(
             f"{str(edge)!r}, an input or output, is not in the graph", hint=did_you_mean(edge.node, graph.nodes)
         )
-    return TensorInfo(str(edge), _dtype(graph[edge.node], edge), shapes.get(edge, UNKNOWN))
+    shape = shapes.get(edge, UNKNOWN)
+    if graph.dialect == onnx.DIALECT:
+        return TensorInfo(onnx.value_name(graph[edge.node], edge.port), onnx_types.get(edge, DType.FLOAT), shape)
+    return TensorInfo(str(edge), _dtype(graph[edge.node], edge), shape)
 
 
 def _dtype(node: Node, edge: Edge) -> DType:
@@ -194,7 +213,7 @@ RUNTIME = Runtime(
     title="the NumPy runtime",
     available=_available,
     open_model=_open,
-    dialects=("tensorflow",),
+    dialects=("tensorflow", "onnx"),
     native_dialect="tensorflow",
     keeps_tensors=True,
     has_threads=False,

@@ -10,6 +10,7 @@ from quantkit.ops.tensorflow.signatures import output_dtypes
 from quantkit.transforms.cleanup._dropout import DropoutMatcher
 from quantkit.transforms.cleanup._identities import remove_new_identities
 from quantkit.transforms.functions._bodies import rewrite_functions
+from quantkit.transforms.onnx import _identities as onnx_identities
 from quantkit.transforms.registry import transform
 
 # Ops that forward their first input, with an effect that inference does not need.
@@ -24,7 +25,7 @@ RANDOM = ("Random", "StatelessRandom", "TruncatedNormal", "StatelessTruncatedNor
 SEEDS = frozenset({"StatelessRandomGetKeyCounter", "StatelessRandomGetAlg", "StatelessRandomGetKeyCounterAlg"})
 
 
-@transform(exact=False)
+@transform(exact=False, dialects=("tensorflow", "onnx"))
 def remove_dropout(graph: Graph) -> Outcome:
     """Remove dropout, pass-through training ops, assertions and summaries.
 
@@ -40,7 +41,8 @@ def remove_dropout(graph: Graph) -> Outcome:
     mask, and a rate that is constant or computed from a graph input. Also removes StopGradient,
     PreventGradient and Print, replaces a PlaceholderWithDefault that is not a graph input by its
     default, and removes assertions and summaries with the control dependencies on them. Functions are
-    rewritten too: bodies of loops and branches.
+    rewritten too: bodies of loops and branches. In ONNX graphs, removes Dropout whose training mode
+    is off and whose mask is not used.
 
     Skips dropout without scaling of the kept elements, other random ops, and BatchNorm in training
     mode.
@@ -67,7 +69,18 @@ def remove_dropout(graph: Graph) -> Outcome:
         x = Placeholder[2]()
         stop = StopGradient(x)
         y = Neg(stop)
+
+    Example:
+        remove_dropout
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[2]()
+        a = Neg(x)
+        y = Dropout(a)
     """
+    if graph.dialect == onnx_identities.DIALECT:
+        return onnx_identities.remove_dropout(graph)
     main = _remove_from_graph(graph)
     functions = rewrite_functions(main.graph, _remove_from_graph)
     return Outcome(functions.graph, (*main.changes, *functions.changes), (*main.skips, *functions.skips))

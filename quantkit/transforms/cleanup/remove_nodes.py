@@ -5,7 +5,7 @@ from typing import NamedTuple
 from quantkit.errors import RecipeError
 from quantkit.ir.graph import SWITCHES, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
-from quantkit.transforms._names import names_in_subgraphs
+from quantkit.transforms.onnx import _identities as onnx_identities
 from quantkit.transforms.registry import transform
 
 # Ops whose output i is input i.
@@ -29,7 +29,8 @@ def remove_nodes(graph: Graph, *, op: tuple[str, ...], max_inputs: int = 1) -> O
     Skips graph inputs and outputs, nodes without inputs or with too many, nodes whose second or later
     output has consumers, nodes to which a subgraph of an ONNX graph refers, and consumers of a Switch
     that are control dependencies (they run in one branch, the Switch in both). In graphs with
-    Switches, an IdentityN with several inputs stays: it may join branches.
+    Switches, an IdentityN with several inputs stays: it may join branches. In an ONNX graph an output
+    is removed if the producer of its input can take its name.
 
     Example:
         remove_nodes(op=Identity, op=CheckNumerics)
@@ -39,15 +40,26 @@ def remove_nodes(graph: Graph, *, op: tuple[str, ...], max_inputs: int = 1) -> O
         check = CheckNumerics(x, message=bad)
         same = Identity(x, ^check)
         y = Relu(same)
+
+    Example:
+        remove_nodes(op=Identity)
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[2]()
+        same = Identity(x)
+        positive = Relu(same)
+        y = Identity(positive)
     """
     if max_inputs < 1:
         raise RecipeError(
             f"remove_nodes: max_inputs must be at least 1, not {max_inputs}", hint="omit the option; the default is 1"
         )
+    if graph.dialect == onnx_identities.DIALECT:
+        return onnx_identities.remove(graph, op, max_inputs)
     last_ports: dict[str, int] = {}
     for edge in graph.uses:
         last_ports[edge.node] = max(last_ports.get(edge.node, 0), edge.port)
-    referenced = names_in_subgraphs(graph)
     removed: dict[str, _Replacement] = {}
     changes: list[str] = []
     skips: list[Skip] = []
@@ -56,7 +68,6 @@ def remove_nodes(graph: Graph, *, op: tuple[str, ...], max_inputs: int = 1) -> O
         if node.op not in op:
             continue
         reason = _skip_reason(graph, node, max_inputs, last_ports.get(name, 0)) or _branch_reason(graph, node, removed)
-        reason = reason or ("a loop or branch refers to the node by name" if name in referenced else "")
         if reason:
             skips.append(Skip(reason, name))
         else:

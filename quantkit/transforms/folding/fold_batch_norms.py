@@ -6,6 +6,7 @@
 
 import numpy as np
 
+from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import any_, commutative, const, op
 from quantkit.ir.rewrite import Outcome, Skip, apply_rules, rule
@@ -21,10 +22,11 @@ from quantkit.transforms.folding._channels import (
     find_foldable,
     is_computed_from_constants,
 )
+from quantkit.transforms.onnx import _batch_norms as onnx_batch_norms
 from quantkit.transforms.registry import transform
 
 
-@transform
+@transform(dialects=("tensorflow", "onnx"))
 def fold_batch_norms(graph: Graph) -> Outcome:
     """Fold constant per-channel factors into the weights of the layer before them.
 
@@ -40,6 +42,9 @@ def fold_batch_norms(graph: Graph) -> Outcome:
     Folds after Conv2D, DepthwiseConv2dNative, Conv2DBackpropInput and MatMul, with BiasAdd, Add or
     Sub between, also through concat, BatchToSpaceND, Identity, and a Reshape that keeps the last
     dimension. The layer takes the name of the Mul.
+
+    In ONNX graphs, folds BatchNormalization, factors and offsets into Conv, ConvTranspose, Gemm and
+    MatMul; an offset becomes the bias of the layer.
 
     Skips if the layer, its bias or its weights have other consumers or are graph inputs or outputs,
     if the weights are not constant, or if the factor is not one finite number per channel.
@@ -74,7 +79,29 @@ def fold_batch_norms(graph: Graph) -> Outcome:
         conv2 = Conv2D(x, v)
         d = Mul(conv2, scale)
         e = AddV2(d, beta)
+
+    Example:
+        fold_batch_norms
+        dialect: onnx
+        inputs: x
+        outputs: y, z
+        x = Placeholder[1x3x5x5]()
+        w = Constant[4x3x3x3]()
+        gamma = Constant([0.5, 2.0, -1.0, 3.0])
+        beta = Constant([1.0, 2.0, 3.0, 4.0])
+        mean = Constant([0.5, -0.5, 0.25, 0.0])
+        variance = Constant([1.0, 4.0, 0.25, 2.0])
+        conv = Conv(x, w, pads=[1, 1, 1, 1])
+        y = BatchNormalization(conv, gamma, beta, mean, variance, epsilon=0.001)
+        v = Constant[2x3x1x1]()
+        factor = Constant([[[2.0]], [[0.5]]])
+        offset = Constant(1.5)
+        other = Conv(x, v)
+        scaled = Mul(other, factor)
+        z = Add(scaled, offset)
     """
+    if graph.dialect == onnx.DIALECT:
+        return onnx_batch_norms.fold_batch_norms(graph)
     return apply_rules(graph, _fold_factor, _fold_divisor, _join_sums, _explain_factor)
 
 

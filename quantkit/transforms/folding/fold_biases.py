@@ -7,6 +7,7 @@ Reshape(x @ w) + b        ==  Reshape(BiasAdd(x @ w, b))        if b has one num
 from collections.abc import Mapping
 from functools import partial
 
+from quantkit.formats import onnx
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.pattern import op
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name
@@ -14,10 +15,11 @@ from quantkit.ir.tensor import Shape
 from quantkit.ops.layers import WEIGHTS_INDEX, broadcast_channels, find_layer
 from quantkit.ops.semantics import ADD_OPS
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.transforms.onnx import _batch_norms as onnx_batch_norms
 from quantkit.transforms.registry import transform
 
 
-@transform
+@transform(dialects=("tensorflow", "onnx"))
 def fold_biases(graph: Graph) -> Outcome:
     """Replace the sum of a layer and one constant per channel by BiasAdd.
 
@@ -36,6 +38,8 @@ def fold_biases(graph: Graph) -> Outcome:
 
     Options: none. Conv2D, DepthwiseConv2dNative, Conv2DBackpropInput and MatMul; both orders of the
     operands.
+
+    In ONNX graphs the sum becomes the bias of Conv, ConvTranspose and Gemm.
 
     Skips if the constant is one number for all channels, varies within a channel, or is a graph
     input, if the number of channels is unknown, or if the product or the Reshape has other
@@ -63,7 +67,20 @@ def fold_biases(graph: Graph) -> Outcome:
         product = MatMul(x, w)
         sequences = Reshape(product, sizes, Tshape=int32)
         y = BiasAdd(sequences, bias)
+
+    Example:
+        fold_biases
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[1x2x4x4]()
+        w = Constant[3x2x1x1]()
+        b = Constant([[[0.5]], [[-1.0]], [[2.0]]])
+        conv = Conv(x, w)
+        y = Add(conv, b)
     """
+    if graph.dialect == onnx.DIALECT:
+        return onnx_batch_norms.fold_biases(graph)
     if graph.op_counts.keys().isdisjoint({*ADD_OPS, "BiasAdd"}):
         return Outcome(graph)
     shapes = infer_shapes(graph)

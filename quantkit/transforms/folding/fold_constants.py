@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quantkit.errors import QuantkitError
+from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops import kernels
 from quantkit.ops.kernels import Evaluate
 from quantkit.ops.tensorflow.signatures import find_op, num_outputs, output_dtypes
+from quantkit.transforms.onnx import _constants as onnx_constants
 from quantkit.transforms.registry import transform
 
 # Ops that run parts of a graph conditionally or repeatedly.
@@ -26,7 +28,7 @@ def evaluate_with_kernels(node: Node, inputs: Sequence[Array]) -> tuple[Array, .
     return kernels.evaluate(node, list(inputs)) if kernels.has_kernel(node.op) else None
 
 
-@transform(services=("evaluate",))
+@transform(services=("evaluate",), dialects=("tensorflow", "onnx"))
 def fold_constants(
     graph: Graph,
     *,
@@ -51,6 +53,10 @@ def fold_constants(
     Control dependencies on constants are removed. A control dependency on a NoOp that has a single
     control dependency is replaced by that dependency.
 
+    In ONNX graphs, inferred values become constants too, constants that are also
+    inputs become plain constants, and no value grows by more than 1 MiB. DequantizeLinear stays:
+    folding would store quantized weights as float.
+
     Skips an op that has no kernel (``--evaluate-with tensorflow`` supports every op), has side
     effects, belongs to a loop or branch, or fails on its inputs.
 
@@ -63,7 +69,24 @@ def fold_constants(
         scale = Rsqrt(variance)
         twice = Add(scale, scale)
         y = Mul(x, twice)
+
+    Example:
+        fold_constants
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[?x3x4x5]()
+        sizes = Shape(x)
+        begin = Constant[int64]([1])
+        end = Constant[int64]([3])
+        inner = Slice(sizes, begin, end)
+        product = ReduceProd(inner, keepdims=1)
+        all = Constant[int64]([-1])
+        shape = Concat(all, product, axis=0)
+        y = Reshape(x, shape)
     """
+    if graph.dialect == onnx.DIALECT:
+        return onnx_constants.fold(graph, frozenset(exclude_op), frozenset(exclude_node), max_constant_size_in_bytes)
     if clear_output_shapes:
         graph = _without_output_shapes(graph)
     folding = _Folding(graph, frozenset(exclude_op), frozenset(exclude_node), max_constant_size_in_bytes, evaluate)

@@ -328,12 +328,13 @@ def test_command_reports_format_of_unknown_suffix(tmp_path: Path, capsys: pytest
 def test_the_command_rewrites_onnx_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(small_graph(), tmp_path / "in.onnx")
     arguments = ["transform", f"{tmp_path}/in.onnx", "-o", f"{tmp_path}/out.onnx"]
-    assert main([*arguments, "--transforms", "fold_batch_norms"]) == 3
+    assert main([*arguments, "--transforms", "fold_old_batch_norms"]) == 3
     assert (
-        "fold_batch_norms rewrites TensorFlow graphs, and the dialect of this graph is ONNX" in capsys.readouterr().err
+        "fold_old_batch_norms rewrites TensorFlow graphs, and the dialect of this graph is ONNX"
+        in capsys.readouterr().err
     )
-    assert main([*arguments, "--recipe", "inference"]) == 0
-    assert "omitted from inference: " in capsys.readouterr().err
+    assert main([*arguments, "--recipe", "inference", "--explain"]) == 0
+    assert "not applied: the transform rewrites TensorFlow graphs only" in capsys.readouterr().out
     assert main(["compare", "--structure", f"{tmp_path}/in.onnx", f"{tmp_path}/out.onnx"]) == 0
     assert main([*arguments, "--transforms", "rename_node(old_node_name=y, new_node_name=z)"]) == 0
     assert main(["compare", "--structure", f"{tmp_path}/in.onnx", f"{tmp_path}/out.onnx"]) == 1

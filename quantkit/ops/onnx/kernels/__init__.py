@@ -1,6 +1,6 @@
 """NumPy kernels of ONNX ops, for constant folding, shape inference and the NumPy runtime."""
 
-from quantkit.ops.onnx.kernels import elementwise, movement, reductions
+from quantkit.ops.onnx.kernels import elementwise, movement, neural, reductions
 from quantkit.ops.onnx.kernels.registry import KERNELS, Call, evaluate, has_kernel, kernel
 
 __all__ = [
@@ -11,5 +11,6 @@ __all__ = [
     "has_kernel",
     "kernel",
     "movement",
+    "neural",
     "reductions",
 ]

@@ -1,0 +1,116 @@
+"""Rules that fold factors and offsets per channel into the layers of ONNX graphs before them.
+
+BatchNormalization:  (x W + b - mean) / sqrt(variance + epsilon) gamma + beta
+=  x (W s) + (b - mean) s + beta        s = gamma / sqrt(variance + epsilon)
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from quantkit.ir.graph import Graph, Node
+from quantkit.ir.pattern import op
+from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules
+from quantkit.transforms.onnx._facts import GraphFacts, num_outputs
+from quantkit.transforms.onnx._layers import LinearLayer, find_layer
+
+Rewritten = list[Node] | Skip | None
+
+
+def fold_batch_norms(graph: Graph) -> Outcome:
+    """Fold BatchNormalization, factors and offsets per channel into the layers before them."""
+    facts = GraphFacts.of(graph)
+    return apply_rules(
+        graph,
+        Rule(op("BatchNormalization"), _fold_norm, ("root",)),
+        Rule(op("Mul|Div"), partial(_fold_factor, facts), ("root",), "fold_factor"),
+        Rule(op("Add|Sub"), partial(fold_offset, facts), ("root",), "fold_offset"),
+    )
+
+
+def fold_biases(graph: Graph) -> Outcome:
+    """Fold offsets per channel into the bias of the layers before them."""
+    facts = GraphFacts.of(graph)
+    return apply_rules(graph, Rule(op("Add|Sub"), partial(fold_offset, facts), ("root",), "fold_offset"))
+
+
+def _fold_norm(graph: Graph, root: Node) -> Rewritten:
+    if root.name in graph.input_names or len(root.inputs) != 5:
+        return None
+    if root.attrs.get("training_mode") or num_outputs(root) > 1:
+        return Skip("the node normalizes with batch statistics, or returns them")
+    if root.attrs.get("spatial", 1) != 1:
+        return Skip("the statistics are not per channel")
+    layer = find_layer(graph, root.inputs[0], root, scales=True)
+    if not isinstance(layer, LinearLayer):
+        return layer
+    tensors = [graph.constant_of(edge) for edge in root.inputs[1:]]
+    if any(edge.node in graph.input_names for edge in root.inputs[1:]):
+        return Skip("a parameter is a graph input")
+    values = [tensor.array.astype(np.float64).reshape(-1) for tensor in tensors if tensor is not None]
+    if len(values) != 4 or any(value.size != layer.num_channels for value in values):
+        return Skip("a parameter is not constant, or not one value per channel")
+    if layer.node.op == "MatMul":
+        return Skip(f"{layer.node.name} (MatMul) has no bias")
+    gamma, beta, mean, variance = values
+    epsilon: Any = root.attrs.get("epsilon", 1e-5)
+    with np.errstate(all="ignore"):
+        scale = gamma / np.sqrt(variance + epsilon)
+    return _fold(layer, scale, beta - mean * scale)
+
+
+def _fold_factor(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
+    if root.name in graph.input_names or len(root.inputs) != 2:
+        return None
+    for slot in (1, 0) if root.op == "Mul" else (1,):
+        factor = graph.constant_of(root.inputs[slot])
+        if factor is None or root.inputs[slot].node in graph.input_names:
+            continue
+        layer = find_layer(graph, root.inputs[1 - slot], root, scales=True)
+        if not isinstance(layer, LinearLayer):
+            return layer
+        values = layer.channel_values(factor, _rank(facts, layer, root))
+        if values is None:
+            return Skip(f"{root.inputs[slot]} is not one factor per channel of {layer.node.name}")
+        with np.errstate(all="ignore"):
+            scale = 1 / values.astype(np.float64) if root.op == "Div" else values
+        return _fold(layer, scale, None)
+    return None
+
+
+def fold_offset(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
+    """Fold a constant that is added to a layer, or subtracted from it, into the bias of the layer."""
+    if root.name in graph.input_names or len(root.inputs) != 2:
+        return None
+    for slot in (1, 0) if root.op == "Add" else (1,):
+        offset = graph.constant_of(root.inputs[slot])
+        if offset is None or root.inputs[slot].node in graph.input_names:
+            continue
+        layer = find_layer(graph, root.inputs[1 - slot], root, scales=False)
+        if not isinstance(layer, LinearLayer):
+            return layer
+        rank = _rank(facts, layer, root)
+        values = layer.channel_values(offset, rank)
+        if values is None:
+            return Skip(f"{root.inputs[slot]} is not one value per channel of {layer.node.name}")
+        signed = -values if root.op == "Sub" else values
+        if layer.has_bias_input:
+            return _fold(layer, None, signed)
+        return None
+    return None
+
+
+def _rank(facts: GraphFacts, layer: LinearLayer, root: Node) -> int | None:
+    """Return the rank of the output of a layer."""
+    rank = layer.rank()
+    if rank is not None:
+        return rank
+    dims = facts.dims(layer.node.inputs[0])
+    return None if dims is None else len(dims)
+
+
+def _fold(layer: LinearLayer, scale: Any, offset: Any) -> Rewritten:
+    if scale is not None and not np.isfinite(scale).all():
+        return Skip("a factor is not finite")
+    return layer.fold(scale, offset)
