@@ -450,6 +450,11 @@ def _check_values(array: Array, name: str) -> Array:
 def _rows_of(element: Any, rank: int | None, source: str) -> Iterator[tuple[dict[str, Array], str]]:
     """Split an element of a stream into rows with their labels.
 
+    Args:
+        element: arrays (n, ...), or one row; with or without labels.
+        rank: number of dimensions of the first input; None if it is not known, 0 if each element is one row.
+        source: description of the stream, for messages.
+
     Raises:
         InputError: the arrays have no rows, or different lengths.
     """
@@ -464,7 +469,7 @@ def _rows_of(element: Any, rank: int | None, source: str) -> Iterator[tuple[dict
         arrays, labels = split_labels(arrays)
     first = next(iter(arrays.values()), None)
     has_one_label = labels is not None and labels.ndim == 0
-    if has_one_label or (first is not None and first.ndim in (0, -1 if rank is None else rank - 1)):
+    if has_one_label or rank == 0 or (first is not None and first.ndim in (0, -1 if rank is None else rank - 1)):
         yield arrays, "" if labels is None else label_texts(labels[None], source)[0]
         return
     batch = ArrayDataset.of(arrays, labels, f"an element of {source}")

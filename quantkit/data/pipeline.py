@@ -109,12 +109,19 @@ class InputPipeline:
 
     @property
     def rank(self) -> int | None:
-        """Number of dimensions of the first input, batch included; None if it is not known."""
+        """Rank for `Dataset.read`, see `rank_of`."""
         return rank_of(self.inputs)
+
+    @property
+    def has_batch_axis(self) -> bool:
+        """True if the first dimension of every input counts the samples."""
+        return has_batch_axis(self.inputs)
 
     @property
     def batch_size(self) -> int | None:
         """Number of samples per batch of the model; None for any number."""
+        if not self.has_batch_axis:
+            return 1
         if self.preprocessing is None:
             return next((info.shape.dims[0] for info in self.inputs if info.shape.dims), None)
         return self.image_input.batch_size if self.image_input.has_batch_axis else 1
@@ -170,6 +177,8 @@ class InputPipeline:
         if not rows:
             images = [sample for sample in prepared if not isinstance(sample, Mapping)]
             return {self.inputs[0].name: self.image_input.stack(images)}
+        if not self.has_batch_axis:
+            return dict(rows[0])
         rows += [rows[-1]] * ((self.batch_size or len(rows)) - len(rows))
         return {info.name: np.stack([row[info.name] for row in rows]) for info in self.inputs}
 
@@ -216,7 +225,7 @@ class InputPipeline:
         if self.preprocessing is not None and row.dtype == np.uint8:
             return _pixels(row, info, self.preprocessing.channels, transpose)
         dims = info.shape.dims
-        has_batch_axis = self.preprocessing is None or self.image_input.has_batch_axis
+        has_batch_axis = self.has_batch_axis if self.preprocessing is None else self.image_input.has_batch_axis
         return _reshape(row, None if dims is None else dims[1:] if has_batch_axis else dims, transpose)
 
     def _to_pixels(self, row: Array) -> Array:
@@ -333,9 +342,28 @@ def batches(
 
 
 def rank_of(inputs: Sequence[TensorInfo]) -> int | None:
-    """Return the number of dimensions of the first input; None if it is not known."""
+    """Return the number of dimensions of the first input.
+
+    Returns:
+        The rank, batch included; None if it is not known, 0 for inputs without a batch axis.
+    """
+    if not has_batch_axis(inputs):
+        return 0
     dims = inputs[0].shape.dims if inputs else None
     return None if dims is None else len(dims)
+
+
+def has_batch_axis(inputs: Sequence[TensorInfo]) -> bool:
+    """Return whether the first dimension of every input counts the samples.
+
+    It does not for several inputs of which one is a single number, or with different first dimensions: then one sample
+    is a value for every input.
+    """
+    shapes = [info.shape.dims for info in inputs if info.shape.dims is not None]
+    if len(inputs) < 2:
+        return True
+    sizes = {dims[0] for dims in shapes if dims}
+    return () not in shapes and (len(sizes) < 2 or sizes == {None, 1})
 
 
 def with_pixel_size(

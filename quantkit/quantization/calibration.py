@@ -14,6 +14,7 @@ import numpy as np
 
 from quantkit.arguments import public, require_callable, require_path, require_text, type_name, without_none
 from quantkit.errors import InputError, UsageError
+from quantkit.formats import onnx
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import Model, as_model
@@ -24,7 +25,7 @@ from quantkit.quantization.observation import Observation
 from quantkit.quantization.observers import BINS
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
-from quantkit.runtimes import AUTO, Runtime, find_runtime, open_session
+from quantkit.runtimes import AUTO, Runtime, find_runtime, observing_runtime, open_session
 from quantkit.runtimes.session import Session, TensorInfo
 
 Feeds = Mapping[str, Array]
@@ -96,13 +97,21 @@ def estimate_memory(graph: Graph, plan: Plan, *, runtime: str = "", batch: int =
 def open_calibration_session(graph: Graph, plan: Plan, runtime: str = AUTO) -> Session:
     """Open a session whose outputs are the edges that the plan observes, and the graph's outputs.
 
+    With ``auto`` an ONNX graph runs in the runtime of its dialect, if that is available: it has every op, in float.
+
     Raises:
         UnavailableError: no runtime can run the graph.
         GraphError: the runtime rejects the graph.
     """
     inputs = set(graph.inputs)
     edges = dict.fromkeys(edge for edge in (*graph.outputs, *plan.edges, *plan.mean_edges) if edge not in inputs)
-    return open_session(graph.with_endpoints(None, edges), runtime)
+    return open_session(graph.with_endpoints(None, edges), choose_float_runtime(graph, runtime))
+
+
+def choose_float_runtime(graph: Graph, runtime: str) -> str:
+    """Return the runtime of a float graph: for an ONNX graph and ``auto`` the best one that keeps its tensors."""
+    is_chosen = runtime != AUTO or graph.dialect != onnx.DIALECT
+    return runtime if is_chosen else observing_runtime(graph.dialect)
 
 
 def choose_batch(graph: Graph, plan: Plan) -> int:

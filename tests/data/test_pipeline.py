@@ -138,3 +138,28 @@ def test_an_image_that_cannot_be_read_is_rejected(tmp_path: Path) -> None:
     assert list(rejected) == [str(tmp_path / "broken.png")]
     with pytest.raises(InputError, match="broken"):
         list(batches(dataset, pipeline))
+
+
+STATEFUL = [
+    TensorInfo("frame", DType.FLOAT, Shape((None, 6))),
+    TensorInfo("state", DType.FLOAT, Shape((2, None, 3))),
+    TensorInfo("rate", DType.INT64, Shape(())),
+]
+
+
+@pytest.mark.parametrize("is_list", [False, True], ids=["arrays", "list of feeds"])
+def test_inputs_without_a_batch_axis_get_whole_arrays(is_list: bool) -> None:
+    """States and single numbers have no batch: one sample is a value for every input."""
+    generator = np.random.default_rng(0)
+    arrays = {
+        "rate": np.array([8000, 16000]),
+        "frame": generator.normal(size=(2, 1, 6)).astype(np.float32),
+        "state": generator.normal(size=(2, 2, 1, 3)).astype(np.float32),
+    }
+    samples = [{name: array[row] for name, array in arrays.items()} for row in range(2)]
+    result = feeds(STATEFUL, as_dataset(samples if is_list else arrays))
+    assert len(result) == 2
+    for batch in result:
+        row = int(batch["rate"] == 16000)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(batch[name], array[row])

@@ -11,7 +11,12 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
 from quantkit.progress import Progress
-from quantkit.quantization.calibration import collect_ranges, estimate_memory, open_calibration_session
+from quantkit.quantization.calibration import (
+    choose_float_runtime,
+    collect_ranges,
+    estimate_memory,
+    open_calibration_session,
+)
 from quantkit.quantization.observation import tensor_name
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
@@ -132,7 +137,7 @@ def _describe_calibration(reference: FloatReference, total: int, noun: str) -> s
 def compute_reference(model: Model, graph: Graph, data: Dataset, options: Options) -> FloatReference:
     """Return the outputs of the float graph on held-out data."""
     reference = FloatReference()
-    with open_session(graph, options.runtime) as session:
+    with open_session(graph, choose_float_runtime(graph, options.runtime)) as session:
         samples = LabeledFeeds.of(model, session, data, options)
         if options.calibration is None:
             _report_assumption(samples.pipeline, options)
