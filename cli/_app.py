@@ -19,6 +19,7 @@ from threading import current_thread, main_thread
 from typing import Any, NoReturn
 
 from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
+from quantkit.limits import limits
 
 from ._arguments import add_output_flags
 from ._render import write_line
@@ -180,7 +181,9 @@ def _run(arguments: list[str]) -> int:
         from quantkit.transforms.plugins import load_file
 
         args.plugin_transforms = [transform for file in plugins for transform in load_file(Path(file))]
-    return int(command.run(args))
+    names = ("max_nodes", "max_constant_bytes")
+    with limits(**{name: getattr(args, name, None) for name in names}):
+        return int(command.run(args))
 
 
 def _parser(name: str, command: Any) -> Parser:

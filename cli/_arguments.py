@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from quantkit.arguments import parse_duration
 from quantkit.errors import UsageError
+from quantkit.limits import Limits
 
 if TYPE_CHECKING:
     from quantkit.data.inference import PreprocessingOptions
@@ -28,6 +29,7 @@ def add_model_flags(parser: ArgumentParser, parse_endpoints: Callable[[str], obj
     )
     add_random_weights(flags)
     add_offline(flags)
+    add_limits(flags)
     add_plugin(flags)
 
 
@@ -58,6 +60,23 @@ def add_random_weights(parser: _ActionsContainer) -> None:
 def add_offline(parser: _ActionsContainer) -> None:
     """Add ``--offline``."""
     parser.add_argument("--offline", action="store_true", help="never download; fail if the model is not cached")
+
+
+def add_limits(parser: _ActionsContainer) -> None:
+    """Add the limits of the work that a file can cause; `limits` applies them."""
+    default = Limits()
+    parser.add_argument(
+        "--max-nodes",
+        type=parse_positive,
+        metavar="N",
+        help=f"maximum number of nodes after function calls are inlined (default: {default.max_nodes:,})",
+    )
+    parser.add_argument(
+        "--max-constant-bytes",
+        type=parse_positive,
+        metavar="BYTES",
+        help=f"maximum size of a computed tensor and of all folded constants (default: {default.max_constant_bytes:,})",
+    )
 
 
 def add_plugin(parser: _ActionsContainer) -> None:

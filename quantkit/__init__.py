@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from quantkit.evaluation import classify, compare, evaluate
     from quantkit.ir.graph import Edge, Graph, Node
+    from quantkit.limits import limits
     from quantkit.model import Model, load
     from quantkit.model.exporters.files import save
     from quantkit.model.sessions import open_session
@@ -53,6 +54,7 @@ _MODULES = {
     "classify": "quantkit.evaluation",
     "compare": "quantkit.evaluation",
     "evaluate": "quantkit.evaluation",
+    "limits": "quantkit.limits",
     "load": "quantkit.model",
     "open_session": "quantkit.model.sessions",
     "quantize": "quantkit.quantization.workflow",
@@ -83,6 +85,7 @@ __all__ = [
     "classify",
     "compare",
     "evaluate",
+    "limits",
     "load",
     "open_session",
     "quantize",

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"quantkit.errors", "quantkit.progress"},
     {"quantkit.registry", "quantkit.arguments"},
+    {"quantkit.limits"},
     {"quantkit.ir"},
     {"quantkit.ops"},
     {"quantkit.formats", "quantkit.zoo", "quantkit.runtimes.session", "quantkit.runtimes.availability"},

@@ -17,6 +17,7 @@ from quantkit.formats import onnx
 from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.limits import current_limits
 from quantkit.ops.kernels import evaluate, has_kernel
 from quantkit.ops.onnx import kernels as onnx_kernels
 from quantkit.ops.onnx.types import infer_types
@@ -97,7 +98,8 @@ class _ExecutionPlan:
         required = _required_nodes(graph, outputs, controls)
         nodes = [graph[name] for name in graph.order if name in required and name]
         _check_nodes(nodes, onnx_kernels.has_kernel if graph.dialect == onnx.DIALECT else has_kernel)
-        compute: _Evaluate = evaluate
+        # A session may run in another thread, in which these limits are not in effect.
+        compute: _Evaluate = partial(evaluate, max_bytes=current_limits().max_constant_bytes)
         if graph.dialect == onnx.DIALECT:
             compute = partial(onnx_kernels.evaluate, opset=onnx.opsets(graph).get("", onnx.OPSET))
         constants = {Edge(node.name): compute(node, ())[0] for node in nodes if node.is_constant}

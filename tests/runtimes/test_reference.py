@@ -72,7 +72,7 @@ def test_arrays_are_freed_after_their_last_consumer(monkeypatch: pytest.MonkeyPa
     alive: dict[str, int] = {}
     results: dict[str, weakref.ref[Any]] = {}
 
-    def record(step: Node, inputs: list[Any]) -> tuple[Any, ...]:
+    def record(step: Node, inputs: list[Any], max_bytes: int) -> tuple[Any, ...]:
         alive[step.name] = sum(ref() is not None for ref in results.values())
         outputs = tuple(np.array(inputs[0]) for _ in range(1))
         results[step.name] = weakref.ref(outputs[0])

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from quantkit.errors import GraphError, InputError
 from quantkit.formats import wire
-from quantkit.formats.graphdef.function_library import decode_library, encode_library
+from quantkit.formats.graphdef.function_library import check_inlined_size, decode_library, encode_library
 from quantkit.formats.graphdef.nodes import decode_node, decode_node_message, encode_node
 from quantkit.formats.graphdef.schema import message_class, parse, parse_text
 from quantkit.ir.graph import Graph, Node, Versions
@@ -27,7 +27,7 @@ def decode(data: wire.Buffer | mmap) -> Graph:
 
     Raises:
         InputError: the bytes are not a GraphDef.
-        GraphError: two nodes have the same name.
+        GraphError: two nodes have the same name, or the calls of functions make too many nodes.
     """
     view = memoryview(data)
     nodes: list[Node] = []
@@ -42,7 +42,9 @@ def decode(data: wire.Buffer | mmap) -> Graph:
             versions = _decode_versions(parse("VersionDef", view[start:end]))
         else:
             rest.append(bytes(view[begin:end]))
-    return Graph.of(nodes, versions=versions, library=decode_library(b"".join(library)), extra=b"".join(rest))
+    graph = Graph.of(nodes, versions=versions, library=decode_library(b"".join(library)), extra=b"".join(rest))
+    check_inlined_size(graph)
+    return graph
 
 
 def decode_text(text: str) -> Graph:
@@ -57,7 +59,9 @@ def decode_text(text: str) -> Graph:
     library = decode_library(message.library.SerializeToString(deterministic=True))
     for field in ("node", "versions", "library"):
         message.ClearField(field)
-    return Graph.of(nodes, versions=versions, library=library, extra=message.SerializeToString(deterministic=True))
+    graph = Graph.of(nodes, versions=versions, library=library, extra=message.SerializeToString(deterministic=True))
+    check_inlined_size(graph)
+    return graph
 
 
 def encode(graph: Graph) -> bytes:

@@ -4,10 +4,10 @@ In a FunctionDef, a tensor has the name ``node:output:index``: the output name o
 in that output. In a `Graph` all output tensors of a node have consecutive ports.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from quantkit.errors import GraphError, InputError
+from quantkit.errors import GraphError, InputError, QuantkitError
 from quantkit.formats import wire
 from quantkit.formats.graphdef.generic_functions import MAX_TENSORS, Binding
 from quantkit.formats.graphdef.nodes import decode_attr, decode_name, decode_node, encode_attr, encode_node
@@ -16,6 +16,7 @@ from quantkit.formats.graphdef.tensors import type_number
 from quantkit.ir.functions import Function, Library, StoredFunction, function_names
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import DType
+from quantkit.limits import current_limits
 from quantkit.ops.tensorflow.signatures import ArgDef, attribute, find_op, output_dtypes
 
 ARGUMENT, UNIQUE_ID = "_Arg", "_resource_arg_unique_id"
@@ -138,6 +139,53 @@ def names_in(library: Library[Graph], name: str) -> Iterator[str]:
     """
     for node in nodes_in(library, name):
         yield from (node.op, *function_names(node.attrs))
+
+
+def check_inlined_size(graph: Graph) -> None:
+    """Check the number of nodes that a graph has after its function calls are inlined.
+
+    If each function calls the next one twice, the number doubles with each level. Every runtime inlines calls.
+
+    Raises:
+        GraphError: the number exceeds ``max_nodes`` of the limits in effect.
+    """
+    sizes: dict[str, int] = {}  # by function; 0 while the functions that it calls are counted
+    stack = [graph.nodes.values()]
+    names = [""]
+    while stack:
+        names_of_nodes = (name for node in stack[-1] for name in (node.op, *function_names(node.attrs)))
+        called = [name for name in names_of_nodes if name in graph.library]
+        unknown = next((name for name in called if name not in sizes), None)
+        if unknown is not None:
+            sizes[unknown] = 0
+            names.append(unknown)
+            stack.append(_nodes_or_none(graph.library, unknown))
+            continue
+        size = len(stack.pop()) + sum(sizes[name] for name in called)
+        sizes[names.pop()] = size
+        check_num_nodes(size)
+
+
+def check_num_nodes(count: int) -> None:
+    """Check the number of nodes of a graph and its functions after inlining.
+
+    Raises:
+        GraphError: the number exceeds ``max_nodes`` of the limits in effect.
+    """
+    limit = current_limits().max_nodes
+    if count > limit:
+        raise GraphError(
+            f"the graph has more than {limit:,} nodes after its function calls are inlined",
+            hint="raise the limit with --max-nodes if such a graph is intended",
+        )
+
+
+def _nodes_or_none(library: Library[Graph], name: str) -> Collection[Node]:
+    """Return the nodes of a function; none if the function is broken."""
+    try:
+        return nodes_in(library, name)
+    except QuantkitError:
+        return ()
 
 
 def _split(view: memoryview) -> tuple[list[Node], bytes]:

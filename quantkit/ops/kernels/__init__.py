@@ -16,7 +16,7 @@ from quantkit.ops.kernels import (
     shapes,
     tables,
 )
-from quantkit.ops.kernels.registry import KERNELS, Evaluate, evaluate, has_kernel, kernel
+from quantkit.ops.kernels.registry import KERNELS, Evaluate, evaluate, has_kernel, kernel, output_bytes
 
 __all__ = [
     "KERNELS",
@@ -30,6 +30,7 @@ __all__ = [
     "indexing",
     "kernel",
     "neural",
+    "output_bytes",
     "pooling",
     "quantized",
     "reductions",

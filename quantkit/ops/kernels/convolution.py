@@ -5,6 +5,7 @@
 All windows are copied into one matrix (im2col), which is multiplied by the weights.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ import numpy.typing as npt
 
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array
-from quantkit.ops.kernels.images import resize_bilinear
+from quantkit.ops.kernels.images import resize_bilinear, resized_size
+from quantkit.ops.kernels.output_sizes import matrix_product, product
 from quantkit.ops.kernels.registry import kernel
 from quantkit.ops.kernels.shapes import mirror_pad, sizes
 from quantkit.ops.kernels.windows import Windows, channels_last, is_nchw, node_layout
@@ -86,7 +88,17 @@ def _widen(x: Array) -> Array:
     return x.astype(np.float32) if x.dtype.itemsize < 4 and x.dtype.kind not in "iu" else x
 
 
-@kernel("Conv2D")
+def convolution_size(node: Node, inputs: Sequence[Array]) -> int:
+    """Return the number of elements of the output or of the padded input, whichever is larger."""
+    x, weights = channels_last(node, inputs[0]), inputs[1]
+    windows = _windows_of(node, x, weights)
+    rows, columns = windows.rows, windows.columns
+    channels = weights.shape[3] * (weights.shape[2] if node.op == "DepthwiseConv2dNative" else 1)
+    padded = (rows.before + rows.size + rows.after) * (columns.before + columns.size + columns.after)
+    return len(x) * max(padded * x.shape[3], rows.count * columns.count * channels)
+
+
+@kernel("Conv2D", output_size=convolution_size)
 def _conv2d(node: Node, inputs: Sequence[Array]) -> Array:
     x, weights = channels_last(node, _widen(inputs[0])), _widen(inputs[1])
     return node_layout(node, convolve(x, weights, _windows_of(node, x, weights)))
@@ -97,7 +109,7 @@ def _pad_conv2d(node: Node, inputs: Sequence[Array]) -> Array:
     return _mirror_pad_conv2d(node, _widen(inputs[0]), inputs[1], _widen(inputs[2]))
 
 
-@kernel("FusedResizeAndPadConv2D")
+@kernel("FusedResizeAndPadConv2D", output_size=resized_size)
 def _resize_pad_conv2d(node: Node, inputs: Sequence[Array]) -> Array:
     height, width = sizes(inputs[1])
     resized = resize_bilinear(inputs[0], (height, width), attribute(node, "resize_align_corners"), False)
@@ -111,7 +123,7 @@ def _mirror_pad_conv2d(node: Node, x: Array, paddings: Array, weights: Array) ->
     return convolve(padded, weights, _windows_of(node, padded, weights))
 
 
-@kernel("DepthwiseConv2dNative")
+@kernel("DepthwiseConv2dNative", output_size=convolution_size)
 def _depthwise_conv2d(node: Node, inputs: Sequence[Array]) -> Array:
     """Compute output channel c * m + k from input channel c and weights [:, :, c, k]; weights: (h, w, c, m)."""
     x, weights = channels_last(node, _widen(inputs[0])), _widen(inputs[1])
@@ -126,7 +138,13 @@ def _depthwise_conv2d(node: Node, inputs: Sequence[Array]) -> Array:
     return node_layout(node, output.reshape(*output.shape[:3], channels * multiplier))
 
 
-@kernel("Conv2DBackpropInput")
+def _transposed_size(node: Node, inputs: Sequence[Array]) -> int:
+    """Return the number of elements of the output, whose shape may be (height, width)."""
+    is_complete = inputs[0].size > 2
+    return product(inputs[0]) * (1 if is_complete else len(inputs[2]) * inputs[1].shape[2])
+
+
+@kernel("Conv2DBackpropInput", output_size=_transposed_size)
 def _conv2d_backprop_input(node: Node, inputs: Sequence[Array]) -> Array:
     """Compute the transposed convolution.
 
@@ -157,7 +175,7 @@ def _conv2d_backprop_input(node: Node, inputs: Sequence[Array]) -> Array:
     return node_layout(node, cropped)
 
 
-@kernel("MatMul")
+@kernel("MatMul", output_size=matrix_product)
 def _mat_mul(node: Node, inputs: Sequence[Array]) -> Array:
     a, b = (_widen(x) for x in inputs)
     if a.ndim != 2 or b.ndim != 2:
@@ -167,7 +185,7 @@ def _mat_mul(node: Node, inputs: Sequence[Array]) -> Array:
     return a @ b
 
 
-@kernel("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+@kernel("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", output_size=matrix_product)
 def _batch_mat_mul(node: Node, inputs: Sequence[Array]) -> Array:
     a, b = (_widen(x) for x in inputs)
     a = np.conj(a).swapaxes(-1, -2) if attribute(node, "adj_x") else a
@@ -183,7 +201,17 @@ def _result_type(node: Node) -> npt.DTypeLike | None:
     return dtype if dtype.kind in "iu" else None
 
 
-@kernel("Einsum")
+def _einsum_size(node: Node, inputs: Sequence[Array]) -> int:
+    terms, _, result = attribute(node, "equation").decode().replace(" ", "").partition("->")
+    sizes = {
+        letter: size
+        for term, array in zip(terms.split(","), inputs, strict=True)
+        for letter, size in zip(term, array.shape, strict=True)
+    }
+    return math.prod(sizes[letter] for letter in result)
+
+
+@kernel("Einsum", output_size=_einsum_size)
 def _einsum(node: Node, inputs: Sequence[Array]) -> Array:
     equation = attribute(node, "equation").decode().replace(" ", "")
     return np.asarray(np.einsum(equation, *(_widen(x) for x in inputs), optimize=True))

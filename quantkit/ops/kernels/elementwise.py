@@ -8,6 +8,7 @@ import numpy as np
 
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array, DType
+from quantkit.ops.kernels.output_sizes import broadcast
 from quantkit.ops.kernels.registry import kernel
 from quantkit.ops.tensorflow.signatures import attribute
 
@@ -168,7 +169,7 @@ UNARY: dict[str, Function] = {
 }
 
 
-@kernel(*BINARY)
+@kernel(*BINARY, output_size=broadcast)
 def _binary(node: Node, inputs: Sequence[Array]) -> Array:
     return np.asarray(BINARY[node.op](inputs[0], inputs[1]))
 
@@ -178,7 +179,7 @@ def _unary(node: Node, inputs: Sequence[Array]) -> Array:
     return np.asarray(UNARY[node.op](inputs[0]))
 
 
-@kernel("Equal", "NotEqual")
+@kernel("Equal", "NotEqual", output_size=broadcast)
 def _equal(node: Node, inputs: Sequence[Array]) -> Array:
     x, y = inputs
     compare = np.equal if node.op == "Equal" else np.not_equal
@@ -190,7 +191,7 @@ def _equal(node: Node, inputs: Sequence[Array]) -> Array:
         return np.asarray(node.op == "NotEqual")
 
 
-@kernel("ApproximateEqual")
+@kernel("ApproximateEqual", output_size=broadcast)
 def _approximate_equal(node: Node, inputs: Sequence[Array]) -> Array:
     return np.asarray(np.abs(inputs[0] - inputs[1]) < attribute(node, "tolerance"))
 
@@ -211,7 +212,7 @@ def _leaky_relu(node: Node, inputs: Sequence[Array]) -> Array:
     return np.where(x > 0, x, x * np.asarray(attribute(node, "alpha"), x.dtype))
 
 
-@kernel("ClipByValue")
+@kernel("ClipByValue", output_size=broadcast)
 def _clip_by_value(_: Node, inputs: Sequence[Array]) -> Array:
     x, low, high = inputs
     return np.clip(x, low, high)
@@ -228,7 +229,7 @@ def _select(_: Node, inputs: Sequence[Array]) -> Array:
     return np.where(condition, x, y)
 
 
-@kernel("SelectV2")
+@kernel("SelectV2", output_size=broadcast)
 def _select_v2(_: Node, inputs: Sequence[Array]) -> Array:
     return np.where(*inputs)
 

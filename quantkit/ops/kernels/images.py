@@ -62,7 +62,13 @@ def resize_bilinear(x: Array, target: tuple[int, int], align_corners: bool, half
     return np.asarray(tops + (bottoms - tops) * down[:, None, None])
 
 
-@kernel("ResizeBilinear")
+def resized_size(_: Node, inputs: Sequence[Array]) -> int:
+    """Return the number of elements of resized images; inputs: images (n, h, w, c), (height, width)."""
+    height, width = _target_size(inputs[0], inputs[1])
+    return inputs[0].shape[0] * height * width * inputs[0].shape[3]
+
+
+@kernel("ResizeBilinear", output_size=resized_size)
 def _resize_bilinear(node: Node, inputs: Sequence[Array]) -> Array:
     target = _target_size(*inputs)
     return resize_bilinear(inputs[0], target, attribute(node, "align_corners"), attribute(node, "half_pixel_centers"))
@@ -76,7 +82,7 @@ def _nearest(size: int, target: int, align_corners: bool, half_pixel_centers: bo
     return np.asarray(np.clip(nearest, 0, size - 1), np.int64)
 
 
-@kernel("ResizeNearestNeighbor")
+@kernel("ResizeNearestNeighbor", output_size=resized_size)
 def _resize_nearest(node: Node, inputs: Sequence[Array]) -> Array:
     x, (height, width) = inputs[0], _target_size(*inputs)
     flags = attribute(node, "align_corners"), attribute(node, "half_pixel_centers")

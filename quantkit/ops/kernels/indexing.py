@@ -1,5 +1,6 @@
 """Kernels of slices, gathers, scatters, selections and one-hot vectors."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array
+from quantkit.ops.kernels.output_sizes import stated_shape
 from quantkit.ops.kernels.registry import kernel
 from quantkit.ops.kernels.shapes import axis_of, scalar, sizes
 from quantkit.ops.tensorflow.signatures import attribute
@@ -52,7 +54,13 @@ def _strided_slice(node: Node, inputs: Sequence[Array]) -> Array:
     return np.asarray(inputs[0][strided_index(node, *inputs[1:])])
 
 
-@kernel("Gather", "GatherV2", "ResourceGather")
+def _gather_size(node: Node, inputs: Sequence[Array]) -> int:
+    x, indices = inputs[:2]
+    axis = axis_of(scalar(inputs[2]), x.ndim) if node.op == "GatherV2" else 0
+    return indices.size * (x.size // x.shape[axis])
+
+
+@kernel("Gather", "GatherV2", "ResourceGather", output_size=_gather_size)
 def _gather(node: Node, inputs: Sequence[Array]) -> Array:
     """Gather slices along an axis; the first ``batch_dims`` dimensions are batch dimensions of both inputs."""
     x, indices = inputs[:2]
@@ -72,7 +80,12 @@ def _gather(node: Node, inputs: Sequence[Array]) -> Array:
     return np.stack(slices).reshape(*batch, *slices[0].shape)
 
 
-@kernel("GatherNd")
+def _gather_nd_size(_: Node, inputs: Sequence[Array]) -> int:
+    x, indices = inputs
+    return math.prod(indices.shape[:-1]) * math.prod(x.shape[indices.shape[-1] :])
+
+
+@kernel("GatherNd", output_size=_gather_nd_size)
 def _gather_nd(_: Node, inputs: Sequence[Array]) -> Array:
     x, indices = inputs
     depth = indices.shape[-1]
@@ -81,7 +94,7 @@ def _gather_nd(_: Node, inputs: Sequence[Array]) -> Array:
     return x[tuple(np.moveaxis(indices, -1, 0))] if depth else np.broadcast_to(x, (*indices.shape[:-1], *x.shape))
 
 
-@kernel("ScatterNd")
+@kernel("ScatterNd", output_size=stated_shape(2))
 def _scatter_nd(_: Node, inputs: Sequence[Array]) -> Array:
     indices, updates, shape = inputs
     result = np.zeros(sizes(shape), updates.dtype)
@@ -100,7 +113,13 @@ def _tensor_scatter(node: Node, inputs: Sequence[Array]) -> Array:
     return result
 
 
-@kernel("DynamicStitch", "ParallelDynamicStitch")
+def _dynamic_stitch_size(node: Node, inputs: Sequence[Array]) -> int:
+    count = attribute(node, "N")
+    length = max((int(index.max()) + 1 for index in inputs[:count] if index.size), default=0)
+    return length * math.prod(inputs[count].shape[inputs[0].ndim :])
+
+
+@kernel("DynamicStitch", "ParallelDynamicStitch", output_size=_dynamic_stitch_size)
 def _dynamic_stitch(node: Node, inputs: Sequence[Array]) -> Array:
     """Write rows of several tensors to the given row indices; a later write replaces an earlier write."""
     count = attribute(node, "N")
@@ -118,7 +137,7 @@ def _where(_: Node, inputs: Sequence[Array]) -> Array:
     return np.argwhere(inputs[0]).astype(np.int64)
 
 
-@kernel("OneHot")
+@kernel("OneHot", output_size=lambda _, inputs: inputs[0].size * scalar(inputs[1]))
 def _one_hot(node: Node, inputs: Sequence[Array]) -> Array:
     indices, depth, on, off = inputs
     axis = axis_of(attribute(node, "axis"), indices.ndim + 1)

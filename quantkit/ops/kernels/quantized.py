@@ -17,8 +17,9 @@ import numpy as np
 
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array, DType
-from quantkit.ops.kernels.convolution import convolve
-from quantkit.ops.kernels.images import blend, resize_bilinear
+from quantkit.ops.kernels.convolution import convolution_size, convolve
+from quantkit.ops.kernels.images import blend, resize_bilinear, resized_size
+from quantkit.ops.kernels.output_sizes import broadcast_pair, matrix_product
 from quantkit.ops.kernels.pooling import max_pool, window_counts, window_sums
 from quantkit.ops.kernels.registry import kernel
 from quantkit.ops.kernels.shapes import axis_of, scalar, sizes
@@ -293,7 +294,7 @@ def _check_broadcast(x: Array, y: Array) -> None:
         raise ValueError(f"Broadcast between {list(x.shape)} and {list(y.shape)} is not supported yet.")
 
 
-@kernel("QuantizedConv2D")
+@kernel("QuantizedConv2D", output_size=convolution_size)
 def _conv2d(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
     """Compute exact sums of (x - zero) * (w - zero); signed weights have zero point 0."""
     x, weights = channels_last(node, inputs[0]), inputs[1]
@@ -324,7 +325,7 @@ def _symmetric_conv2d(
     return result.clamp(sums), *result.bounds
 
 
-@kernel("QuantizedMatMul")
+@kernel("QuantizedMatMul", output_size=matrix_product)
 def _mat_mul(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
     left, right = _operand_ranges(node, inputs, ("T1", "T2"))
     a, b = inputs[0], inputs[1]
@@ -339,7 +340,7 @@ def _mat_mul(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
     return result.clamp((a.astype(F64) - left.zero) @ (b.astype(F64) - right.zero)), *result.bounds
 
 
-@kernel("QuantizedMul")
+@kernel("QuantizedMul", output_size=broadcast_pair)
 def _mul(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
     x, y = inputs[:2]
     left, right = _operand_ranges(node, inputs, ("T1", "T2"))
@@ -353,7 +354,7 @@ def _sum_range(left: QuantizedRange, right: QuantizedRange, headroom: int) -> Qu
     return _symmetric(F32(widest) * F32(headroom), DType.QINT32)
 
 
-@kernel("QuantizedAdd")
+@kernel("QuantizedAdd", output_size=broadcast_pair)
 def _add(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
     x, y = inputs[:2]
     left, right = _operand_ranges(node, inputs, ("T1", "T2"))
@@ -446,7 +447,7 @@ def _reshape(_: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
     return _with_range(inputs[0].reshape(sizes(inputs[1])), inputs, 2)
 
 
-@kernel("QuantizedResizeBilinear")
+@kernel("QuantizedResizeBilinear", output_size=resized_size)
 def _resize_bilinear(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
     x, target = inputs[0], sizes(inputs[1])
     if x.ndim != 4 or len(target) != 2:

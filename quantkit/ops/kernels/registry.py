@@ -11,6 +11,8 @@ import numpy as np
 from quantkit.errors import GraphError, UnavailableError
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.limits import current_limits
+from quantkit.ops.kernels.output_sizes import OutputSize, sum_of_inputs
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
 Kernel = Callable[[Node, Sequence[Array]], Array | tuple[Array, ...]]
@@ -19,10 +21,16 @@ GuardedKernel = Callable[[Node, Sequence[Array]], tuple[Array, ...]]
 Evaluate = Callable[[Node, Sequence[Array]], tuple[Array, ...] | None]
 
 KERNELS: dict[str, GuardedKernel] = {}
+# Rules of ops whose output can be larger than the inputs.
+_OUTPUT_SIZES: dict[str, OutputSize] = {}
 
 
-def kernel(*ops: str) -> Callable[[Kernel], Kernel]:
+def kernel(*ops: str, output_size: OutputSize = sum_of_inputs) -> Callable[[Kernel], Kernel]:
     """Register a function for op types.
+
+    Args:
+        ops: op types.
+        output_size: number of elements of the largest output.
 
     Raises:
         ValueError: an op type already has a kernel.
@@ -33,6 +41,7 @@ def kernel(*ops: str) -> Callable[[Kernel], Kernel]:
             if op in KERNELS:
                 raise ValueError(f"op type {op!r} already has a kernel")
             KERNELS[op] = _guard(function)
+            _OUTPUT_SIZES[op] = output_size
         return function
 
     return register
@@ -43,19 +52,36 @@ def has_kernel(op: str) -> bool:
     return op in KERNELS
 
 
-def evaluate(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+def output_bytes(node: Node, inputs: Sequence[Array]) -> int:
+    """Return an estimate of the size of the largest output in bytes; 0 if the inputs are invalid.
+
+    Args:
+        node: node of any op, also one without a kernel.
+        inputs: one array per data input.
+    """
+    try:
+        num_elements = _OUTPUT_SIZES.get(node.op, sum_of_inputs)(node, inputs)
+        dtype = next(iter(output_dtypes(node)), None)
+    except (GraphError, ValueError, IndexError, TypeError, KeyError, OverflowError, ZeroDivisionError):
+        return 0  # the kernel rejects the inputs with a reason
+    width = dtype.num_bytes if dtype not in (None, DType.RESOURCE, DType.VARIANT) else 0
+    return num_elements * (width or max((array.itemsize for array in inputs), default=1))
+
+
+def evaluate(node: Node, inputs: Sequence[Array], max_bytes: int | None = None) -> tuple[Array, ...]:
     """Compute the outputs of one node.
 
     Args:
         node: node to compute; only its op and attributes are used.
         inputs: one array per data input; the kernel does not change the arrays.
+        max_bytes: maximum size of an output (default: ``max_constant_bytes`` of the limits in effect).
 
     Returns:
         One array per output, in order of ports; outputs can share memory with the inputs.
 
     Raises:
         UnavailableError: the op has no kernel.
-        GraphError: the inputs are invalid for the op.
+        GraphError: the inputs are invalid for the op, or an output is too large.
 
     >>> evaluate(Node("sum", "Add"), [np.float32([1, 2]), np.float32(0.5)])
     (array([1.5, 2.5], dtype=float32),)
@@ -65,6 +91,12 @@ def evaluate(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
         raise UnavailableError(
             f"node {node.name!r}: the NumPy runtime has no kernel for {node.op}",
             hint="run the graph in TensorFlow: --runtime tensorflow, or --evaluate-with tensorflow when folding",
+        )
+    limit = current_limits().max_constant_bytes if max_bytes is None else max_bytes
+    if (num_bytes := output_bytes(node, inputs)) > limit:
+        raise GraphError(
+            f"node {node.name!r} ({node.op}) computes {num_bytes:,} bytes; the limit is {limit:,}",
+            hint="raise the limit with --max-constant-bytes if such a tensor is intended",
         )
     return function(node, inputs)
 
@@ -76,6 +108,8 @@ def _guard(function: Kernel) -> GuardedKernel:
                 result = function(node, inputs)
             outputs = result if isinstance(result, tuple) else (result,)
             return _cast_outputs(node, outputs)
+        except MemoryError:
+            raise GraphError(f"node {node.name!r} ({node.op}) needs more memory than this machine has") from None
         except (ValueError, IndexError, TypeError) as error:
             shapes = ", ".join(str(Shape(array.shape)) for array in inputs) or "none"
             raise GraphError(f"node {node.name!r} ({node.op}), input shapes {shapes}: {error}") from error

@@ -7,6 +7,7 @@ import numpy as np
 
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array
+from quantkit.ops.kernels.output_sizes import padded_size, padded_space_size, product, stated_shape
 from quantkit.ops.kernels.registry import kernel
 from quantkit.ops.kernels.windows import is_nchw
 from quantkit.ops.tensorflow.signatures import attribute
@@ -157,7 +158,7 @@ def _split_v(_: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return tuple(np.split(x, np.cumsum(parts)[:-1], axis))
 
 
-@kernel("Tile")
+@kernel("Tile", output_size=lambda _, inputs: inputs[0].size * product(inputs[1]))
 def _tile(_: Node, inputs: Sequence[Array]) -> Array:
     x, multiples = inputs[0], sizes(inputs[1])
     if len(multiples) != x.ndim:
@@ -171,13 +172,13 @@ def _widths(x: Array, paddings: Array) -> list[tuple[int, int]]:
     return [(int(before), int(after)) for before, after in paddings]
 
 
-@kernel("Pad", "PadV2")
+@kernel("Pad", "PadV2", output_size=padded_size)
 def _pad(node: Node, inputs: Sequence[Array]) -> Array:
     x, widths = inputs[0], _widths(inputs[0], inputs[1])
     return np.pad(x, widths, constant_values=inputs[2].item() if node.op == "PadV2" else 0)
 
 
-@kernel("MirrorPad")
+@kernel("MirrorPad", output_size=padded_size)
 def _mirror_pad(node: Node, inputs: Sequence[Array]) -> Array:
     return mirror_pad(inputs[0], inputs[1], attribute(node, "mode"))
 
@@ -200,7 +201,7 @@ def mirror_pad(x: Array, paddings: Array, mode: bytes) -> Array:
     return np.pad(x, widths, mode="reflect" if is_reflect else "symmetric")
 
 
-@kernel("Fill")
+@kernel("Fill", output_size=stated_shape(0))
 def _fill(_: Node, inputs: Sequence[Array]) -> Array:
     return np.full(sizes(inputs[0]), inputs[1], inputs[1].dtype)
 
@@ -215,7 +216,12 @@ def _ones_like(_: Node, inputs: Sequence[Array]) -> Array:
     return np.ones_like(inputs[0])
 
 
-@kernel("Range")
+def _range_size(_: Node, inputs: Sequence[Array]) -> int:
+    start, limit, delta = (array.item() for array in inputs)
+    return max(0, math.ceil((limit - start) / delta))
+
+
+@kernel("Range", output_size=_range_size)
 def _range(_: Node, inputs: Sequence[Array]) -> Array:
     """Return start, start + delta, ...; floats are accumulated step by step as in TensorFlow."""
     start, limit, delta = (array.item() for array in inputs)
@@ -228,7 +234,7 @@ def _range(_: Node, inputs: Sequence[Array]) -> Array:
     return np.cumsum(steps, dtype=inputs[0].dtype)
 
 
-@kernel("LinSpace")
+@kernel("LinSpace", output_size=lambda _, inputs: scalar(inputs[2]))
 def _lin_space(_: Node, inputs: Sequence[Array]) -> Array:
     start, stop, num = inputs[0], inputs[1], scalar(inputs[2])
     if num < 1:
@@ -239,7 +245,7 @@ def _lin_space(_: Node, inputs: Sequence[Array]) -> Array:
     return line
 
 
-@kernel("BroadcastTo")
+@kernel("BroadcastTo", output_size=stated_shape(1))
 def _broadcast_to(_: Node, inputs: Sequence[Array]) -> Array:
     return np.broadcast_to(inputs[0], sizes(inputs[1]))
 
@@ -320,7 +326,7 @@ def batch_to_space(x: Array, blocks: tuple[int, ...], crops: Array) -> Array:
     return joined[(slice(None), *window)]
 
 
-@kernel("SpaceToBatchND")
+@kernel("SpaceToBatchND", output_size=padded_space_size)
 def _space_to_batch_nd(_: Node, inputs: Sequence[Array]) -> Array:
     return space_to_batch(inputs[0], sizes(inputs[1]), inputs[2])
 
@@ -330,7 +336,7 @@ def _batch_to_space_nd(_: Node, inputs: Sequence[Array]) -> Array:
     return batch_to_space(inputs[0], sizes(inputs[1]), inputs[2])
 
 
-@kernel("SpaceToBatch")
+@kernel("SpaceToBatch", output_size=padded_space_size)
 def _space_to_batch(node: Node, inputs: Sequence[Array]) -> Array:
     return space_to_batch(inputs[0], (attribute(node, "block_size"),) * 2, inputs[1])
 

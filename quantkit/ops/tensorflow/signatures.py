@@ -18,6 +18,8 @@ from quantkit.ir.graph import Attr, Node
 from quantkit.ir.tensor import DType, Shape, Tensor
 
 _DTYPES = {dtype.value: dtype for dtype in DType}
+# Maximum number of tensors in a list of inputs or outputs.
+MAX_LIST_LENGTH = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +170,23 @@ def _dtypes(node: Node, args: tuple[ArgDef, ...]) -> tuple[DType | None, ...]:
             dtypes.extend(_dtype_or_none(dtype) for dtype in attribute(node, arg.type_list_attr))
             continue
         dtype = arg.dtype or _dtype_or_none(node.attrs.get(arg.type_attr)) or _default_type(node, arg.type_attr)
-        dtypes.extend([dtype] * (attribute(node, arg.number_attr) if arg.number_attr else 1))
+        dtypes.extend([dtype] * (_list_length(node, arg.number_attr) if arg.number_attr else 1))
     return tuple(dtypes)
+
+
+def _list_length(node: Node, name: str) -> int:
+    """Return the number of inputs or outputs that an attribute states.
+
+    Raises:
+        GraphError: the attribute is missing, or is not a number up to `MAX_LIST_LENGTH`.
+    """
+    length = attribute(node, name)
+    if not isinstance(length, int) or not 0 <= length <= MAX_LIST_LENGTH:
+        raise GraphError(
+            f"node {node.name!r} ({node.op}) has the attribute {name}={length!r}; the limit is {MAX_LIST_LENGTH:,}",
+            hint="export the model again: the file is damaged",
+        )
+    return length
 
 
 def _dtype_or_none(value: Any) -> DType | None:

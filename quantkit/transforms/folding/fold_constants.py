@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quantkit.errors import QuantkitError
+from quantkit.errors import GraphError, QuantkitError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
+from quantkit.limits import current_limits
 from quantkit.ops import kernels
 from quantkit.ops.kernels import Evaluate
 from quantkit.ops.tensorflow.signatures import find_op, num_outputs, output_dtypes
@@ -108,6 +109,7 @@ class _Folding:
         values: computed values by edge.
         aliases: source edge of each folded Identity output.
         controls: control dependencies that the constants of a folded node need, by node name.
+        num_bytes: size of all computed values.
     """
 
     graph: Graph
@@ -119,6 +121,7 @@ class _Folding:
     aliases: dict[Edge, Edge] = field(default_factory=dict)
     controls: dict[str, tuple[str, ...]] = field(default_factory=dict)
     skips: list[Skip] = field(default_factory=list)
+    num_bytes: int = 0
 
     def outcome(self) -> Outcome:
         graph = self.graph
@@ -183,20 +186,41 @@ class _Folding:
             self.values[Edge(node.name)] = inputs[0]
             self.aliases[Edge(node.name)] = self.aliases.get(node.inputs[0], node.inputs[0])
             return ""
+        arrays = [tensor.array for tensor in inputs]
+        if (num_bytes := kernels.output_bytes(node, arrays)) > self.limit:
+            return self._too_large(num_bytes)
         try:
-            arrays = self.evaluate(node, [tensor.array for tensor in inputs])
+            results = self.evaluate(node, arrays)
         except (QuantkitError, ValueError, TypeError, IndexError, ArithmeticError) as error:
             return f"evaluation fails: {str(error).splitlines()[0]}"
-        if arrays is None:
+        if results is None:
             return f"no NumPy kernel for {node.op}; use --evaluate-with tensorflow"
-        num_bytes = sum(array.nbytes for array in arrays)
+        num_bytes = sum(array.nbytes for array in results)
         if num_bytes > self.limit:
-            return f"the value has {num_bytes:,} bytes, more than max_constant_size_in_bytes={self.limit}"
-        dtypes = output_dtypes(node) if num_outputs(node) == len(arrays) else (None,) * len(arrays)
-        for port, (array, dtype) in enumerate(zip(arrays, dtypes, strict=True)):
+            return self._too_large(num_bytes)
+        self._count(num_bytes)
+        dtypes = output_dtypes(node) if num_outputs(node) == len(results) else (None,) * len(results)
+        for port, (array, dtype) in enumerate(zip(results, dtypes, strict=True)):
             self.values[Edge(node.name, port)] = Tensor.of(array, dtype)
         self.controls[node.name] = tuple(controls)
         return ""
+
+    def _too_large(self, num_bytes: int) -> str:
+        return f"the value has {num_bytes:,} bytes, more than max_constant_size_in_bytes={self.limit}"
+
+    def _count(self, num_bytes: int) -> None:
+        """Add the size of a value to that of all values.
+
+        Raises:
+            GraphError: the sum exceeds the limit.
+        """
+        self.num_bytes += num_bytes
+        limit = current_limits().max_constant_bytes
+        if self.num_bytes > limit:
+            raise GraphError(
+                f"constant folding computes more than {limit:,} bytes",
+                hint="raise the limit with --max-constant-bytes, or omit fold_constants",
+            )
 
     def _replace_nodes(self, needed: set[str]) -> tuple[list[Node], list[str]]:
         """Return the remaining nodes, followed by the new constants that replace folded inputs."""

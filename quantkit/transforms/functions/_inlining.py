@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from quantkit.errors import GraphError, InputError
-from quantkit.formats.graphdef.function_library import nodes_in
+from quantkit.formats.graphdef.function_library import check_num_nodes, nodes_in
 from quantkit.formats.graphdef.generic_functions import call_attrs
 from quantkit.ir.draft import Draft
 from quantkit.ir.functions import Function, FunctionName
@@ -18,8 +18,6 @@ from quantkit.ir.tensor import DType
 from quantkit.transforms._names import rename_nodes
 
 ARGUMENT = "_Arg"
-# If each function calls the next one twice, the number of nodes doubles with each level.
-MAX_NODES = 1_000_000
 # Ops with a frame name, which must be unique for each loop.
 FRAME_OPS = ("Enter", "RefEnter")
 
@@ -35,7 +33,7 @@ def inline_calls(graph: Graph, callee: Callee) -> Outcome:
 
     Raises:
         GraphError: a called function is missing or damaged, a call has the wrong number of arguments,
-            or inlining makes more than `MAX_NODES` nodes.
+            or the graph has more than ``max_nodes`` nodes (see `quantkit.limits`) after inlining.
     """
     inliner = _Inliner(graph, callee)
     for node in graph.nodes.values():
@@ -111,17 +109,12 @@ class _Inliner:
 
     def _free_names(self, call: Node, function: Function[Graph]) -> dict[str, str]:
         """Return an unused name for each node of a function."""
-        names = {
+        check_num_nodes(len(self._names) + len(function.graph))
+        return {
             node.name: self._free(f"{call.name}/{node.name}")
             for node in function.graph.nodes.values()
             if node.op != ARGUMENT
         }
-        if len(self._names) > MAX_NODES:
-            raise GraphError(
-                f"inlining {function.name!r} makes more than {MAX_NODES} nodes",
-                hint=f"exclude the function: inline_functions(keep={function.name})",
-            )
-        return names
 
     def _free(self, base: str) -> str:
         name, number = base, 0

@@ -4,7 +4,7 @@ from collections.abc import Container
 from dataclasses import replace
 
 from quantkit.errors import QuantkitError
-from quantkit.formats.graphdef.function_library import names_in
+from quantkit.formats.graphdef.function_library import check_num_nodes, names_in
 from quantkit.ir.functions import Function, FunctionName, Library, function_names
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
@@ -89,6 +89,7 @@ def _inline_in_functions(graph: Graph, excluded: Container[str], callee: Callee)
     """Inline the calls in the functions that a graph still calls; return the changed functions."""
     library = graph.library
     changed: list[Function[Graph]] = []
+    num_nodes = len(graph)
     visited: set[str] = set()
     stack = _referenced_names(graph)
     while stack:
@@ -102,6 +103,8 @@ def _inline_in_functions(graph: Graph, excluded: Container[str], callee: Callee)
         function = _inline_in_function(library, library[name], callee)
         if function is not library[name]:
             changed.append(function)
+            num_nodes += len(function.graph)
+            check_num_nodes(num_nodes)
         stack.extend(_referenced_names(function.graph))
     return changed
 

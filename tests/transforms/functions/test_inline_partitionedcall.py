@@ -12,7 +12,7 @@ from quantkit.ir.functions import Function, Library
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType
 from quantkit.ir.text import from_text
-from quantkit.transforms.functions import _inlining
+from quantkit.limits import limits
 from quantkit.transforms.functions.inline_partitionedcall import inline_partitionedcall
 
 
@@ -104,15 +104,14 @@ def test_recursive_and_generic_functions_are_skipped() -> None:
     ]
 
 
-def test_too_many_nodes_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_inlining, "MAX_NODES", 1000)
+def test_too_many_nodes_are_rejected() -> None:
     library = [Function("f0", Graph.of([argument("a", 0), Node("n", "Neg", (Edge("a"),))], ["a"], ["n"]), {"r": None})]
     for number in range(1, 20):
         nodes = [argument("a", 0), call("p", f"f{number - 1}", "a"), call("q", f"f{number - 1}", "p")]
         library.append(Function(f"f{number}", Graph.of(nodes, ["a"], ["q"]), {"r": None}))
     functions = Library({function.name: function for function in library})
     graph = Graph.of([placeholder((2,)), call("y", "f19", "x")], ["x"], ["y"], library=functions)
-    with pytest.raises(GraphError, match="makes more than 1000 nodes"):
+    with limits(max_nodes=1000), pytest.raises(GraphError, match="more than 1,000 nodes after its function calls"):
         inline_partitionedcall(graph)
 
 

@@ -1,0 +1,60 @@
+"""Limits of the work that a small file can cause: nodes after inlining, and bytes of computed tensors.
+
+A function that calls another one twice doubles the number of nodes with each level, and two integers of a Fill make a
+tensor of any size. Both end with an error that states the limit.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+from quantkit.arguments import require_positive, without_none
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the work of one call.
+
+    Attributes:
+        max_nodes: maximum number of nodes of a graph after its function calls are inlined.
+        max_constant_bytes: maximum size of a computed tensor, and of all constants that a transform computes.
+    """
+
+    max_nodes: int = 250_000
+    max_constant_bytes: int = 2 << 30
+
+
+_DEFAULT = Limits()
+_LIMITS: ContextVar[Limits] = ContextVar("limits")
+
+
+def current_limits() -> Limits:
+    """Return the limits in effect."""
+    return _LIMITS.get(_DEFAULT)
+
+
+@contextmanager
+def limits(*, max_nodes: int | None = None, max_constant_bytes: int | None = None) -> Iterator[None]:
+    """Change the limits within a ``with`` block.
+
+    Args:
+        max_nodes: maximum number of nodes of a graph after its function calls are inlined (default: unchanged, 250,000
+            at first).
+        max_constant_bytes: maximum size in bytes of a computed tensor, and of all constants that a transform computes
+            (default: unchanged, 2 GiB at first).
+
+    Raises:
+        UsageError: a limit is not a whole number from 1.
+
+    >>> with limits(max_nodes=1_000_000):
+    ...     current_limits().max_nodes
+    1000000
+    """
+    changes = without_none(max_nodes=max_nodes, max_constant_bytes=max_constant_bytes)
+    require_positive(**changes)
+    token = _LIMITS.set(replace(current_limits(), **changes))
+    try:
+        yield
+    finally:
+        _LIMITS.reset(token)
