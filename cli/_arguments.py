@@ -3,6 +3,7 @@
 import re
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, _ActionsContainer
 from collections.abc import Callable
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from quantkit.arguments import parse_duration
@@ -139,13 +140,16 @@ def add_size(parser: ArgumentParser) -> None:
 
 def add_normalization(parser: ArgumentParser) -> None:
     """Add the normalization (pixels - mean) / std; `preprocessing_flags` reads it."""
+    source = "(default: from the model card, else from a scaling layer, else 128)"
     parser.add_argument(
-        "--input-mean", type=float, help="value subtracted from the pixels (default: from the model card, else 128)"
+        "--input-mean",
+        type=_parse_numbers,
+        help=f"value subtracted from the pixels, or one per channel such as 123.68,116.78,103.94 {source}",
     )
     parser.add_argument(
         "--input-std",
-        type=_parse_divisor,
-        help="value the pixels are then divided by (default: from the model card, else 128)",
+        type=_parse_divisors,
+        help=f"value the pixels are then divided by, or one per channel {source}",
     )
 
 
@@ -246,11 +250,18 @@ def parse_seconds(text: str) -> float:
         raise ArgumentTypeError(f"{text!r} is not a time such as 90s or 10m") from None
 
 
-def _parse_divisor(text: str) -> float:
+def _parse_numbers(text: str) -> float | tuple[float, ...]:
     try:
-        number = float(text)
+        numbers = tuple(float(number) for number in text.split(","))
     except ValueError:
-        number = 0.0
-    if number == 0:
+        numbers = ()
+    if not numbers or not all(map(isfinite, numbers)):
+        raise ArgumentTypeError(f"{text!r} is neither a number nor a list of numbers such as 123.68,116.78,103.94")
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _parse_divisors(text: str) -> float | tuple[float, ...]:
+    numbers = _parse_numbers(text)
+    if 0 in (numbers if isinstance(numbers, tuple) else (numbers,)):
         raise ArgumentTypeError(f"{text!r} is not a number to divide by")
-    return number
+    return numbers

@@ -9,7 +9,7 @@ with the name, the value and the allowed values:
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from math import isfinite
@@ -122,14 +122,39 @@ def require_ratio(**arguments: Any) -> None:
         _require(_is_number(value) and value >= 0, name, value, "a number from 0", 0.01)
 
 
-def require_divisor(**arguments: Any) -> None:
-    """Check that each argument is a finite number other than 0.
+def require_numbers(**arguments: Any) -> None:
+    """Check that each argument is a finite number, or a sequence of finite numbers.
 
     Raises:
         UsageError: an argument is not.
     """
     for name, value in arguments.items():
-        _require(_is_number(value) and value != 0, name, value, "a number other than 0", 128.0)
+        _require(_are_numbers(value), name, value, "a finite number, or a list of finite numbers", 1.0)
+
+
+def require_divisors(**arguments: Any) -> None:
+    """Check that each argument is a finite number other than 0, or a sequence of such numbers.
+
+    Raises:
+        UsageError: an argument is not.
+    """
+    for name, value in arguments.items():
+        is_valid = _are_numbers(value) and 0 not in _as_list(value)
+        _require(is_valid, name, value, "a number other than 0, or a list of such numbers", 128.0)
+
+
+def as_numbers(value: float | Sequence[float] | None) -> float | tuple[float, ...] | None:
+    """Return a number unchanged, and a sequence of numbers as a tuple; a sequence of one number as this number.
+
+    >>> as_numbers([123.68, 116.78, 103.94])
+    (123.68, 116.78, 103.94)
+    >>> as_numbers(128)
+    128
+    """
+    if value is None or isinstance(value, int | float):
+        return value
+    numbers = tuple(map(float, _as_list(value)))
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def require_fraction(**arguments: Any) -> None:
@@ -277,6 +302,17 @@ def _require(is_valid: bool, name: str, value: Any, allowed: str, example: Any) 
 
 def _is_integer(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def _are_numbers(value: Any) -> bool:
+    numbers = _as_list(value)
+    return bool(numbers) and all(map(_is_number, numbers))
+
+
+def _as_list(value: Any) -> list[Any]:
+    """Return the values of a list, tuple or array, and any other value in a list."""
+    values = value.tolist() if hasattr(value, "tolist") else value
+    return list(values) if isinstance(values, list | tuple) else [values]
 
 
 def _is_number(value: Any) -> bool:

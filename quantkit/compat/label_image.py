@@ -35,8 +35,8 @@ class LabelImageFlags:
     labels: str | None = None
     images: tuple[str, ...] = ()
     input_layer: str | None = None
-    input_mean: float | None = None
-    input_std: float | None = None
+    input_mean: float | tuple[float, ...] | None = None
+    input_std: float | tuple[float, ...] | None = None
 
     def with_default_files(self) -> Self:
         """Return the flags with the tool's default graph, labels and image."""

@@ -5,14 +5,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quantkit.arguments import public
+from quantkit.data.input_scaling import InputScaling
 from quantkit.data.inputs import ImageInput, image_size, takes_images
 from quantkit.data.labels import Labels, Order, find_labels, order_of, read_labels
-from quantkit.data.preprocessing import Preprocessing
+from quantkit.data.preprocessing import Origin, Preprocessing
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge
 from quantkit.runtimes.session import TensorInfo
 from quantkit.zoo.cards import ModelCard
 from quantkit.zoo.fetch import label_files
+
+# Source of the preprocessing of a model.
+Basis = ModelCard | Preprocessing | InputScaling
 
 
 @public
@@ -22,36 +26,36 @@ class PreprocessingOptions:
 
     Attributes:
         height, width: size of the input in pixels.
-        mean: mean that is subtracted from the pixels.
-        std: standard deviation that the pixels are then divided by.
+        mean: mean that is subtracted from the pixels, a scalar or a value per channel.
+        std: standard deviation that the pixels are then divided by, a scalar or a value per channel.
     """
 
     height: int | None = None
     width: int | None = None
-    mean: float | None = None
-    std: float | None = None
+    mean: float | tuple[float, ...] | None = None
+    std: float | tuple[float, ...] | None = None
 
 
 def infer_preprocessing(
     info: TensorInfo,
-    basis: ModelCard | Preprocessing | None = None,
+    basis: Basis | None = None,
     options: PreprocessingOptions = PreprocessingOptions(),
 ) -> Preprocessing:
     """Infer the preprocessing of an image input.
 
-    The caller's options come first, then the input's own shape, then the card or preprocessing of
-    the model, then the defaults of TensorFlow's label_image: (x - 128) / 128.
+    The caller's options come first, then the input's own shape, then the card, preprocessing or scaling of
+    the model, then the defaults of TensorFlow's label_image: (x - 128) / 128. `Preprocessing.origin` states the source.
 
     Args:
         info: the input.
-        basis: card or preprocessing of the model.
+        basis: card or preprocessing of the model, or the scaling in its graph.
         options: options of the caller.
 
     Raises:
         UsageError: the input does not take images, or an option contradicts its shape.
     """
-    ImageInput.of(info)
-    base = basis if isinstance(basis, Preprocessing) else _of_card(basis) if basis else Preprocessing()
+    is_normalized = ImageInput.of(info).is_normalized
+    base = _base(basis)
     if options != PreprocessingOptions():
         # label_image, whose options these are, does not crop.
         base = replace(base, crop="none")
@@ -71,6 +75,7 @@ def infer_preprocessing(
         std=_per_channel(base.std, channels) if options.std is None else options.std,
         resize=base.resize,
         crop=base.crop,
+        origin=_origin(base, options, is_normalized=is_normalized),
     )
 
 
@@ -129,10 +134,27 @@ def _matches(card: ModelCard, source: TensorInfo, result: TensorInfo) -> bool:
     return has_name and channels in (None, card.preprocessing.channels)
 
 
+def _base(basis: Basis | None) -> Preprocessing:
+    """Return the preprocessing that a basis implies, or the default."""
+    if basis is None:
+        return Preprocessing(origin=Origin.ASSUMED)
+    if isinstance(basis, InputScaling):
+        return Preprocessing(mean=basis.mean, std=basis.std, origin=Origin.GRAPH)
+    return basis if isinstance(basis, Preprocessing) else _of_card(basis)
+
+
+def _origin(base: Preprocessing, options: PreprocessingOptions, *, is_normalized: bool) -> Origin:
+    if not is_normalized:
+        return Origin.GRAPH
+    return base.origin if options.mean is options.std is None else Origin.STATED
+
+
 def _of_card(card: ModelCard) -> Preprocessing:
     stated = card.preprocessing
     mean, std = (numbers[0] if len(numbers) == 1 else numbers for numbers in (stated.mean, stated.std))
-    return Preprocessing(stated.height, stated.width, stated.channels, mean, std, stated.resize, stated.crop)
+    return Preprocessing(
+        stated.height, stated.width, stated.channels, mean, std, stated.resize, stated.crop, Origin.CARD
+    )
 
 
 def _per_channel(numbers: float | tuple[float, ...], channels: int) -> float | tuple[float, ...]:

@@ -14,9 +14,9 @@ import numpy as np
 
 from quantkit.arguments import public
 from quantkit.data.dataset import ARRAYS, Dataset, Sample
-from quantkit.data.inference import PreprocessingOptions, infer_preprocessing
+from quantkit.data.inference import Basis, PreprocessingOptions, infer_preprocessing
 from quantkit.data.inputs import ImageInput, image_size, takes_images
-from quantkit.data.preprocessing import Preprocessing
+from quantkit.data.preprocessing import Origin, Preprocessing
 from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.runtimes.session import TensorInfo
@@ -24,6 +24,7 @@ from quantkit.zoo.cards import ModelCard
 
 # One sample without a batch axis: an encoded image, an array, or arrays by input name.
 Prepared = bytes | Array | Mapping[str, Array]
+ARRAYS_UNCHANGED = "arrays unchanged"
 # Maximum distance from an integer of a pixel that was normalized in float32 and is computed back.
 PIXEL_TOLERANCE = 0.01
 
@@ -42,14 +43,14 @@ class InputPipeline:
     Attributes:
         inputs: inputs of the session; a single one if it takes images.
         preprocessing: preprocessing of images; None if arrays are fed unchanged.
-        is_assumed: True if pixels are normalized with the defaults, because the model is not known.
+        holds_pixels: True if samples are images or uint8 arrays, which the preprocessing applies to.
         source: description of the data, for messages.
         is_unchanged: True if the arrays are values of an image input, and not pixels.
     """
 
     inputs: tuple[TensorInfo, ...]
     preprocessing: Preprocessing | None
-    is_assumed: bool = False
+    holds_pixels: bool = False
     source: str = "the data"
     is_unchanged: bool = False
 
@@ -58,7 +59,7 @@ class InputPipeline:
         cls,
         inputs: Sequence[TensorInfo],
         dataset: Dataset,
-        basis: ModelCard | Preprocessing | None = None,
+        basis: Basis | None = None,
         options: PreprocessingOptions = PreprocessingOptions(),
     ) -> Self:
         """Choose the preparation of a dataset for the inputs of a model.
@@ -66,7 +67,7 @@ class InputPipeline:
         Args:
             inputs: inputs of the session.
             dataset: the data.
-            basis: card or preprocessing of the model.
+            basis: card or preprocessing of the model, or the scaling in its graph.
             options: preprocessing that the caller states.
 
         Raises:
@@ -96,16 +97,24 @@ class InputPipeline:
         if any(not _is_image(array, inputs[0]) for array in arrays.values()):
             return cls(tuple(inputs), None, source=dataset.source)
         holds_pixels = all(array.dtype == np.uint8 for array in arrays.values())
-        is_known = basis is not None or options.mean is not None or options.std is not None
-        is_assumed = holds_pixels and inputs[0].dtype.is_float and not is_known
         is_unchanged = not holds_pixels and inputs[0].dtype.is_float
         for row in arrays.values():
             options = with_pixel_size(options, row, inputs[0], basis)
         preprocessing = infer_preprocessing(inputs[0], basis, options)
-        return cls(tuple(inputs), preprocessing, is_assumed, dataset.source, is_unchanged)
+        return cls(tuple(inputs), preprocessing, holds_pixels, dataset.source, is_unchanged)
 
     def __str__(self) -> str:
-        return "arrays unchanged" if self.preprocessing is None or self.is_unchanged else str(self.preprocessing)
+        return ARRAYS_UNCHANGED if self.preprocessing is None or self.is_unchanged else str(self.preprocessing)
+
+    @property
+    def applied(self) -> Preprocessing | None:
+        """Preprocessing of the samples; None for arrays, which stay unchanged."""
+        return self.preprocessing if self.holds_pixels else None
+
+    @property
+    def is_assumed(self) -> bool:
+        """True if pixels are normalized with the defaults, because neither the caller nor the model states how."""
+        return self.applied is not None and self.applied.origin is Origin.ASSUMED
 
     @property
     def rank(self) -> int | None:
@@ -367,7 +376,7 @@ def has_batch_axis(inputs: Sequence[TensorInfo]) -> bool:
 
 
 def with_pixel_size(
-    options: PreprocessingOptions, row: Array, info: TensorInfo, basis: ModelCard | Preprocessing | None = None
+    options: PreprocessingOptions, row: Array, info: TensorInfo, basis: Basis | None = None
 ) -> PreprocessingOptions:
     """Return options with the size of an image in an array, where no option, input or card states it.
 
@@ -375,10 +384,11 @@ def with_pixel_size(
         options: preprocessing that the caller states.
         row: image in an array.
         info: the input.
-        basis: card or preprocessing of the model.
+        basis: card or preprocessing of the model, or the scaling in its graph, which states no size.
     """
+    has_size = isinstance(basis, ModelCard | Preprocessing)
     height, width, channels = image_size(info)
-    pixels = _pixels(row, info, channels or row.shape[-1]) if basis is None and row.dtype == np.uint8 else None
+    pixels = _pixels(row, info, channels or row.shape[-1]) if not has_size and row.dtype == np.uint8 else None
     if pixels is None:
         return options
     return replace(

@@ -7,7 +7,10 @@ evaluated: unaligned corners, no half-pixel centers, no antialiasing. "Bilinear"
 differs, and can change the predicted class.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Self
 
 import numpy as np
 
@@ -15,6 +18,24 @@ from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array
 from quantkit.zoo.cards import Crop, Resize
 
+
+class Origin(StrEnum):
+    """Source of a preprocessing."""
+
+    STATED = "stated"
+    CARD = "card"
+    GRAPH = "graph"
+    RANGES = "ranges"
+    ASSUMED = "assumed"
+
+
+ORIGIN_TEXTS = {
+    Origin.STATED: "as stated",
+    Origin.CARD: "from the model card",
+    Origin.GRAPH: "from the scaling in the graph",
+    Origin.RANGES: "from the ranges file",
+    Origin.ASSUMED: "assumed: no model card and no scaling in the graph states it",
+}
 # Fraction of each side that the evaluation of the ImageNet networks crops to.
 CENTRAL_FRACTION = 0.875
 
@@ -33,6 +54,7 @@ class Preprocessing:
             half-pixel centers (TensorFlow 2, Keras).
         crop: crop before resizing: ``none``, ``central`` (87.5 % of each side) or ``square`` (the
             largest central square).
+        origin: source of mean and standard deviation.
 
     Raises:
         UsageError: a size is not positive, a standard deviation is zero, or a method is unknown.
@@ -45,6 +67,7 @@ class Preprocessing:
     std: float | tuple[float, ...] = 128.0
     resize: Resize = "bilinear"
     crop: Crop = "none"
+    origin: Origin = field(default=Origin.STATED, compare=False)
 
     def __post_init__(self) -> None:
         if self.height < 1 or self.width < 1:
@@ -72,6 +95,37 @@ class Preprocessing:
     def __str__(self) -> str:
         crop = "" if self.crop == "none" else f"{self.crop} crop, "
         return f"{crop}{self.height} x {self.width} x {self.channels}, (x - {_text(self.mean)}) / {_text(self.std)}"
+
+    @property
+    def description(self) -> str:
+        """All steps, and the source of mean and standard deviation."""
+        return f"{self}, {ORIGIN_TEXTS[self.origin]}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as JSON values, for `from_json`."""
+        return {
+            "height": self.height,
+            "width": self.width,
+            "channels": self.channels,
+            "mean": list(self.mean) if isinstance(self.mean, tuple) else self.mean,
+            "std": list(self.std) if isinstance(self.std, tuple) else self.std,
+            "resize": self.resize,
+            "crop": self.crop,
+            "origin": self.origin.value,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Return the preprocessing of JSON values.
+
+        Raises:
+            UsageError, KeyError, TypeError, ValueError: the values are not a preprocessing.
+        """
+        mean, std = (
+            tuple(map(float, values)) if isinstance(values, list) else float(values)
+            for values in (document["mean"], document["std"])
+        )
+        return cls(**{**document, "mean": mean, "std": std, "origin": Origin(document["origin"])})
 
 
 def prepare(pixels: Array, preprocessing: Preprocessing) -> Array:

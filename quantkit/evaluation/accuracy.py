@@ -4,7 +4,7 @@ Each image is decoded once and prepared for each model: float or uint8, channels
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -14,13 +14,14 @@ from time import perf_counter
 from typing import Any
 
 from quantkit.arguments import (
+    as_numbers,
     public,
     require_callable,
-    require_divisor,
+    require_divisors,
     require_flag,
     require_fraction,
     require_natural,
-    require_number,
+    require_numbers,
     require_path,
     require_positive,
     require_ratio,
@@ -30,6 +31,7 @@ from quantkit.arguments import (
 from quantkit.data import Dataset, InputPipeline, PreprocessingOptions, as_dataset, prepare_samples
 from quantkit.data.dataset import Sample
 from quantkit.data.images import FORMATS
+from quantkit.data.inference import Basis
 from quantkit.data.labels import Labels
 from quantkit.data.pipeline import Prepared
 from quantkit.errors import CheckError, InputError
@@ -200,8 +202,8 @@ def evaluate(
     options: SessionOptions = SessionOptions(),
     input_height: int | None = None,
     input_width: int | None = None,
-    input_mean: float | None = None,
-    input_std: float | None = None,
+    input_mean: float | Sequence[float] | None = None,
+    input_std: float | Sequence[float] | None = None,
     input_layer: str = "",
     output_layer: str = "",
     offline: bool = False,
@@ -225,7 +227,8 @@ def evaluate(
         max_kl: highest allowed mean KL divergence in nats.
         options: threads, device and precision in one value; the arguments above override it.
         input_height, input_width: size of the resized images in pixels (default: from the model).
-        input_mean, input_std: normalization (x - mean) / std (default: from the model card, else 128).
+        input_mean, input_std: normalization (x - mean) / std, numbers or one number per channel (default: from the
+            model card, else from a scaling layer of the graph, else 128).
         input_layer: input name (default: from the model card, else the image input).
         output_layer: name of the class scores (default: from the model card, else the edge without consumers).
         offline: never download a model.
@@ -240,8 +243,8 @@ def evaluate(
     """
     require_positive(batch=batch, **without_none(limit=limit))
     require_natural(**without_none(input_height=input_height, input_width=input_width))
-    require_number(**without_none(input_mean=input_mean))
-    require_divisor(**without_none(input_std=input_std))
+    require_numbers(**without_none(input_mean=input_mean))
+    require_divisors(**without_none(input_std=input_std))
     require_fraction(**without_none(min_top1=min_top1, min_agreement=min_agreement))
     require_ratio(**without_none(max_kl=max_kl))
     require_text(
@@ -252,7 +255,7 @@ def evaluate(
     require_callable(on_progress=on_progress, on_message=on_message)
     options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op)
     dataset = as_dataset(data, limit)
-    preprocessing = PreprocessingOptions(input_height, input_width, input_mean, input_std)
+    preprocessing = PreprocessingOptions(input_height, input_width, as_numbers(input_mean), as_numbers(input_std))
     with ExitStack() as stack:
 
         def open_and_close_later(value: Any, runtime_name: str, precision: str) -> OpenedModel:
@@ -322,8 +325,10 @@ class _EvaluationRun:
         # Two versions of one model have the same preprocessing: a model without a card uses the card of the other.
         is_stated = preprocessing != PreprocessingOptions()
         card = None if is_stated else next(filter(None, (model.card for model in models)), None)
+        bases: list[Basis | None] = [card, *(model.basis for model in models)]
+        basis = next((basis for basis in bases if basis is not None), None)
         self.pipelines = [
-            InputPipeline.of(model.session.inputs, dataset, model.card or card, preprocessing) for model in models
+            InputPipeline.of(model.session.inputs, dataset, model.card or basis, preprocessing) for model in models
         ]
         self.labels = labels
         self.batch = batch

@@ -12,12 +12,13 @@ from typing import Any, TypedDict, Unpack, overload
 import numpy as np
 
 from quantkit.arguments import (
+    as_numbers,
     public,
     require_callable,
-    require_divisor,
+    require_divisors,
     require_flag,
     require_natural,
-    require_number,
+    require_numbers,
     require_path,
     require_positive,
     require_text,
@@ -29,7 +30,7 @@ from quantkit.data.dataset import Sample, to_array
 from quantkit.data.images import is_pillow_image, pixels_of
 from quantkit.data.inference import infer_preprocessing
 from quantkit.data.labels import Labels
-from quantkit.data.preprocessing import Preprocessing
+from quantkit.data.preprocessing import Origin, Preprocessing
 from quantkit.errors import InputError, UsageError
 from quantkit.evaluation.classifier import Classifier, ImagePredictions, RejectedImage, StageSeconds
 from quantkit.evaluation.interrupted import EvaluationInterrupted
@@ -137,15 +138,7 @@ class Classification(Sequence[ImagePredictions]):
             "opened_seconds": self.opened_seconds,
             "input": self.input,
             "output": self.output,
-            "preprocessing": {
-                "height": preprocessing.height,
-                "width": preprocessing.width,
-                "channels": preprocessing.channels,
-                "mean": preprocessing.mean,
-                "std": preprocessing.std,
-                "resize": preprocessing.resize,
-                "crop": preprocessing.crop,
-            },
+            "preprocessing": preprocessing.to_json(),
             "labels": {"source": labels.source, "order": labels.order.value, "are_known": labels.are_known},
             "skipped_files": self.skipped_files,
             "images": [image.to_json() for image in self.images],
@@ -177,8 +170,8 @@ class ClassifyOptions(TypedDict, total=False):
     options: SessionOptions
     input_height: int | None
     input_width: int | None
-    input_mean: float | None
-    input_std: float | None
+    input_mean: float | Sequence[float] | None
+    input_std: float | Sequence[float] | None
     input_layer: str
     output_layer: str
     random_weights: bool
@@ -246,8 +239,8 @@ def classify_images(
     options: SessionOptions = SessionOptions(),
     input_height: int | None = None,
     input_width: int | None = None,
-    input_mean: float | None = None,
-    input_std: float | None = None,
+    input_mean: float | Sequence[float] | None = None,
+    input_std: float | Sequence[float] | None = None,
     input_layer: str = "",
     output_layer: str = "",
     random_weights: bool = False,
@@ -267,7 +260,8 @@ def classify_images(
         intra_op, inter_op: threads inside one op, and ops that run in parallel (default: the runtime's choice).
         options: threads, device and precision in one value; the arguments above override it.
         input_height, input_width: size of the resized images in pixels (default: from the model).
-        input_mean, input_std: normalization (x - mean) / std (default: from the model card, else 128).
+        input_mean, input_std: normalization (x - mean) / std, numbers or one number per channel (default: from the
+            model card, else from a scaling layer of the graph, else 128).
         input_layer: input name (default: from the model card, else the image input).
         output_layer: name of the class scores (default: from the model card, else the edge without consumers).
         random_weights: build the architecture of a model card with random weights.
@@ -282,8 +276,8 @@ def classify_images(
     """
     require_positive(top=top)
     require_natural(**without_none(input_height=input_height, input_width=input_width))
-    require_number(**without_none(input_mean=input_mean))
-    require_divisor(**without_none(input_std=input_std))
+    require_numbers(**without_none(input_mean=input_mean))
+    require_divisors(**without_none(input_std=input_std))
     require_text(runtime=runtime, input_layer=input_layer, output_layer=output_layer)
     require_path(**without_none(labels=labels))
     require_flag(random_weights=random_weights, offline=offline)
@@ -295,10 +289,10 @@ def classify_images(
     opened = open_model(loaded, runtime, options, input_layer=input_layer, output_layer=output_layer)
     opened_seconds = perf_counter() - start
     with opened.session as session:
-        preprocessing = PreprocessingOptions(input_height, input_width, input_mean, input_std)
+        preprocessing = PreprocessingOptions(input_height, input_width, as_numbers(input_mean), as_numbers(input_std))
         classifier = Classifier(
             session,
-            infer_preprocessing(session.inputs[0], opened.card, preprocessing),
+            infer_preprocessing(session.inputs[0], opened.basis, preprocessing),
             opened.read_labels(None if labels is None else Path(labels).expanduser()),
             order=opened.label_order,
             top=top,
@@ -307,7 +301,7 @@ def classify_images(
             source if isinstance(source, Sample) else _sample_of_image(index, source, classifier.preprocessing.channels)
             for index, source in enumerate(sources)
         ]
-        for warning in _warnings(loaded, opened, classifier, preprocessing, skipped_files):
+        for warning in _warnings(loaded, opened, classifier, skipped_files):
             on_message(warning)
         results: list[ImagePredictions | RejectedImage] = []
 
@@ -374,9 +368,7 @@ def _sample_of_image(index: int, image: Any, channels: int) -> Sample:
     return Sample(name, arrays={"": pixels_of(image, name, channels)})
 
 
-def _warnings(
-    model: Model, opened: OpenedModel, classifier: Classifier, preprocessing: PreprocessingOptions, skipped_files: int
-) -> Iterator[str]:
+def _warnings(model: Model, opened: OpenedModel, classifier: Classifier, skipped_files: int) -> Iterator[str]:
     """Yield the messages that the user needs before the predictions."""
     if skipped_files:
         yield (
@@ -390,5 +382,5 @@ def _warnings(
         owner = opened.card.labels.card or opened.card.name if opened.card else ""
         remedy = f"quantkit models fetch {owner} downloads them" if owner else "pass --labels FILE"
         yield f"no labels found for this model, class indices are shown; {remedy}"
-    if classifier.normalizes and opened.card is None and None in (preprocessing.mean, preprocessing.std):
+    if classifier.normalizes and classifier.preprocessing.origin is Origin.ASSUMED:
         yield describe_assumption(classifier.preprocessing)

@@ -20,13 +20,15 @@ import numpy as np
 
 from quantkit.arguments import (
     as_names,
+    as_numbers,
     public,
     require_callable,
-    require_divisor,
+    require_divisors,
     require_flag,
     require_integer,
     require_names,
     require_number,
+    require_numbers,
     require_positive,
     require_text,
     without_none,
@@ -132,8 +134,8 @@ def compare(
     structure: Literal[False] = ...,
     min_sqnr: float | None = ...,
     limit: int | None = ...,
-    input_mean: float | None = ...,
-    input_std: float | None = ...,
+    input_mean: float | Sequence[float] | None = ...,
+    input_std: float | Sequence[float] | None = ...,
     seed: int = ...,
     floor: float = ...,
     offline: bool = ...,
@@ -162,8 +164,8 @@ def compare(
     structure: bool = False,
     min_sqnr: float | None = None,
     limit: int | None = None,
-    input_mean: float | None = None,
-    input_std: float | None = None,
+    input_mean: float | Sequence[float] | None = None,
+    input_std: float | Sequence[float] | None = None,
     seed: int = 0,
     floor: float = FLOOR,
     offline: bool = False,
@@ -184,7 +186,8 @@ def compare(
         structure: compare nodes instead of values; only ``first``, ``second`` and ``offline`` apply.
         min_sqnr: lowest allowed SQNR in decibels.
         limit: maximum number of samples (default: 16 of a file or folder, 8 random inputs, else all).
-        input_mean, input_std: normalization (x - mean) / std (default: from the model card, else 128).
+        input_mean, input_std: normalization (x - mean) / std, numbers or one number per channel (default: from the
+            model card, else from a scaling layer of the graph, else 128).
         seed: seed of the random inputs.
         floor: SQNR in decibels below which a layer is bad.
         offline: never download a model.
@@ -200,8 +203,9 @@ def compare(
     """
     require_flag(structure=structure, offline=offline)
     require_positive(**without_none(limit=limit))
-    require_number(floor=floor, **without_none(input_mean=input_mean, min_sqnr=min_sqnr))
-    require_divisor(**without_none(input_std=input_std))
+    require_number(floor=floor, **without_none(min_sqnr=min_sqnr))
+    require_numbers(**without_none(input_mean=input_mean))
+    require_divisors(**without_none(input_std=input_std))
     require_integer(seed=seed)
     require_names(runtimes=runtimes, **without_none(inputs=inputs, outputs=outputs))
     runtime_names = as_names(runtimes) or ()
@@ -223,7 +227,7 @@ def compare(
     names = [
         model.name if model.path or model.card else f"{model.name} {number}" for number, model in enumerate(models, 1)
     ]
-    preprocessing = PreprocessingOptions(mean=input_mean, std=input_std)
+    preprocessing = PreprocessingOptions(mean=as_numbers(input_mean), std=as_numbers(input_std))
     if data is None:
         samples: _Samples = _RandomSamples(limit or RANDOM_SAMPLES, seed)
     else:
@@ -326,12 +330,15 @@ class _DatasetSamples:
     ) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Array]]]:
         cards = [_card(model, infos) for model, infos in zip(self._models, (first, second), strict=True)]
         # Two versions of one model have the same preprocessing: a model without a card uses the card of the other.
-        card = cards[0] or cards[1]
+        scalings = (
+            model.find_scaling(infos[0].name) for model, infos in zip(self._models, (first, second), strict=True)
+        )
+        basis = cards[0] or cards[1] or next(filter(None, scalings), None)
         # Arrays have the input names of the first version.
         partners = pair_inputs(first, second)
         renamed = [replace(partner, name=name) for name, partner in partners.items()]
         pipelines = [
-            InputPipeline.of(infos, self._dataset, own or card, self._preprocessing)
+            InputPipeline.of(infos, self._dataset, own or basis, self._preprocessing)
             for infos, own in zip((first, renamed), cards, strict=True)
         ]
         if pipelines[0].is_assumed:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from quantkit.data import InputPipeline
-from quantkit.data.inference import find_model_labels, find_origin
+from quantkit.data.inference import Basis, find_model_labels, find_origin
 from quantkit.data.labels import Labels, Order, read_labels
 from quantkit.data.pipeline import Prepared
 from quantkit.errors import UnavailableError, UsageError
@@ -28,12 +28,14 @@ class OpenedModel:
         name: as the caller wrote it.
         session: session whose first output is the one to evaluate.
         card: model card, or the card of the known model that this one was made from.
+        basis: card or the scaling in the graph, from which the preprocessing is inferred.
         path: file that the model was loaded from.
     """
 
     name: str
     session: Session
     card: ModelCard | None = None
+    basis: Basis | None = None
     path: Path | None = None
 
     def predict(self, pipeline: InputPipeline, samples: Sequence[Prepared], batch_size: int) -> Array:
@@ -116,7 +118,8 @@ def open_model(
     card = model.card
     if card is None and len(session.inputs) == 1:
         card = find_origin(session.inputs[0], session.outputs[0], list_cards())
-    return OpenedModel(model.name, session, card, model.path)
+    basis = card or (model.find_scaling(session.inputs[0].name) if session.inputs else None)
+    return OpenedModel(model.name, session, card, basis, model.path)
 
 
 def _decoding_runtime(graph: Graph, runtime: str) -> str:
@@ -153,4 +156,7 @@ def _between_endpoints(
 
 def describe_assumption(preprocessing: object) -> str:
     """Return the warning for a model without known preprocessing."""
-    return f"no model card describes this model: {preprocessing} is assumed (--input-mean, --input-std)"
+    return (
+        f"neither a model card nor a scaling layer states the preprocessing of this model: {preprocessing} is assumed "
+        "(--input-mean, --input-std)"
+    )

@@ -17,6 +17,7 @@ from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 
 # Only preprocessing and labels need these packages: a transform starts faster without them.
 if TYPE_CHECKING:
+    from quantkit.data.input_scaling import InputScaling
     from quantkit.data.labels import Labels
     from quantkit.data.preprocessing import Preprocessing
     from quantkit.recipes.trace import Trace
@@ -97,7 +98,19 @@ class Model:
         from quantkit.data.inference import infer_preprocessing
 
         endpoints = self._image_endpoints
-        return infer_preprocessing(endpoints[0], self.origin) if endpoints else None
+        if endpoints is None:
+            return None
+        return infer_preprocessing(endpoints[0], self.origin or self.find_scaling(endpoints[0].name))
+
+    def find_scaling(self, input_name: str) -> "InputScaling | None":
+        """Return the scaling of an input inside the graph; None without one, or if the graph cannot be read."""
+        from quantkit.data.input_scaling import find_input_scaling
+
+        if not self.has_readable_graph:
+            return None
+        edges = (Edge.parse(input_name), Edge(input_name))
+        edge = next((edge for edge in edges if edge.node in self.graph), None)
+        return None if edge is None else find_input_scaling(self.graph, edge)
 
     @cached_property
     def labels(self) -> "Labels":

@@ -7,12 +7,15 @@ two runs and one histogram per edge; the number of samples does not matter.
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from quantkit.arguments import public, require_callable, require_path, require_text, type_name, without_none
+from quantkit.data.pipeline import ARRAYS_UNCHANGED
+from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import InputError, UsageError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Graph
@@ -135,6 +138,7 @@ def collect_ranges(
     total: int | None = None,
     on_progress: OnProgress = ignore_progress,
     on_run: Callable[[Feeds, Feeds], None] = lambda feeds, outputs: None,
+    preprocessing: Preprocessing | str = ARRAYS_UNCHANGED,
     resume: Path | None = None,
 ) -> Ranges:
     """Observe runs of a session and return the range of every edge that the plan quantizes.
@@ -147,6 +151,7 @@ def collect_ranges(
         total: number of all samples, for the progress.
         on_progress: callback for the number of finished samples.
         on_run: callback for feeds and outputs of each run.
+        preprocessing: preprocessing of the samples, for the provenance.
         resume: file for the observations of an interrupted calibration. If it exists and belongs to the same graph,
             scheme and data, its samples do not run again. It is removed at the end.
 
@@ -179,7 +184,7 @@ def collect_ranges(
         raise InputError("the calibration dataset has no samples", hint="give at least one; a few dozen are usual")
     ranges = observation.ranges()
     state.remove()
-    return ranges
+    return replace(ranges, provenance=replace(ranges.provenance, preprocessing=preprocessing))
 
 
 def split_batches(

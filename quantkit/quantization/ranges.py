@@ -2,8 +2,9 @@
 
 A ranges file replaces the calibration dataset when a model is quantized again:
 
-    {"schema": "quantkit.ranges/2",
-     "provenance": {"graph": "5d41...", "data": "9a0b...", "scheme": "11fe...", "count": 100},
+    {"schema": "quantkit.ranges/3",
+     "provenance": {"graph": "5d41...", "data": "9a0b...", "scheme": "11fe...", "count": 100,
+                    "preprocessing": {"height": 299, ..., "mean": 128.0, "std": 128.0, "origin": "card"}},
      "ranges": {"Mul": [-1.0, 0.9921875], "conv": [0.0, 2.5]}}
 """
 
@@ -17,13 +18,17 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from quantkit.errors import InputError
+from quantkit.data.preprocessing import Preprocessing
+from quantkit.errors import InputError, UsageError
 from quantkit.formats import graphdef, onnx
 from quantkit.formats.documents import read_json
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
 
-SCHEMA = "quantkit.ranges/2"
+SCHEMA = "quantkit.ranges/3"
+# Files of this schema do not state the preprocessing.
+SCHEMA_WITHOUT_PREPROCESSING = "quantkit.ranges/2"
+UNKNOWN = "unknown"
 HINT = "write ranges with quantkit quantize --save-ranges FILE"
 
 
@@ -51,12 +56,15 @@ class Provenance:
         data: digest of the calibration data.
         scheme: `Scheme.digest` of the scheme.
         count: number of calibration samples.
+        preprocessing: preprocessing of the calibration images; `ARRAYS_UNCHANGED` for arrays, `UNKNOWN` for a file that
+            does not state it.
     """
 
     graph: str = ""
     data: str = ""
     scheme: str = ""
     count: int = 0
+    preprocessing: Preprocessing | str = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -117,6 +125,7 @@ class Ranges(Mapping[Edge, Range]):
     def to_json(self) -> dict[str, Any]:
         """Return the ranges as JSON values, for `from_json`."""
         provenance = self.provenance
+        preprocessing = provenance.preprocessing
         document: dict[str, Any] = {
             "schema": SCHEMA,
             "provenance": {
@@ -124,6 +133,7 @@ class Ranges(Mapping[Edge, Range]):
                 "data": provenance.data,
                 "scheme": provenance.scheme,
                 "count": provenance.count,
+                "preprocessing": preprocessing if isinstance(preprocessing, str) else preprocessing.to_json(),
             },
             "warnings": list(self.warnings),
             "ranges": {str(edge): [_short(low), _short(high)] for edge, (low, high) in self.ranges.items()},
@@ -139,7 +149,7 @@ class Ranges(Mapping[Edge, Range]):
         Raises:
             InputError: the values are not ranges.
         """
-        if document.get("schema") != SCHEMA:
+        if document.get("schema") not in (SCHEMA, SCHEMA_WITHOUT_PREPROCESSING):
             raise InputError(
                 f"the file does not contain ranges: the schema is {document.get('schema')!r} instead of {SCHEMA!r}",
                 hint=HINT,
@@ -149,10 +159,14 @@ class Ranges(Mapping[Edge, Range]):
                 Edge.parse(name): Range(float(np.float32(low)), float(np.float32(high)))
                 for name, (low, high) in document["ranges"].items()
             }
-            provenance = Provenance(**document["provenance"])
+            stated = dict(document["provenance"])
+            preprocessing = stated.pop("preprocessing", UNKNOWN)
+            if not isinstance(preprocessing, str):
+                preprocessing = Preprocessing.from_json(preprocessing)
+            provenance = Provenance(**stated, preprocessing=preprocessing)
             means = {Edge.parse(name): tuple(map(float, values)) for name, values in document.get("means", {}).items()}
             return cls(ranges, provenance, tuple(document.get("warnings", ())), means)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
             raise InputError(f"the ranges are damaged: {error}", hint="calibrate again") from None
 
     @cached_property

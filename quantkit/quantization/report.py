@@ -9,13 +9,14 @@ from quantkit.benchmark import Benchmark
 from quantkit.benchmark.measurement import Measurement
 from quantkit.benchmark.report import Failure
 from quantkit.benchmark.speedup import Speedup
+from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import CheckError
 from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.formats.sizes import format_size
 from quantkit.quantization.census import FLOAT, INT8, Census
 from quantkit.quantization.fallback import Fallback
-from quantkit.quantization.ranges import Provenance
+from quantkit.quantization.ranges import UNKNOWN, Provenance
 from quantkit.quantization.scheme import Scheme
 from quantkit.runtimes.session import RuntimeVersion
 
@@ -30,6 +31,7 @@ class AccuracyReport:
         samples: description of the samples.
         float_top1: top-1 accuracy of the float model; None without labels.
         failures: errors of the faster runtimes, which could not run the model.
+        doubts: reasons why the metrics are meaningless, for example outputs that barely vary.
     """
 
     metrics: ClassificationMetrics | OutputSqnr | None = None
@@ -37,6 +39,7 @@ class AccuracyReport:
     samples: str = ""
     float_top1: Proportion | None = None
     failures: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
 
     @property
     def quality(self) -> ClassificationMetrics | None:
@@ -162,6 +165,7 @@ class QuantizationReport:
         fallback_precision: precision of the layers that the search excludes.
         max_drop: requested limit of the drop.
         next_step: recommendation; None if the model is faster and accurate.
+        preprocessing: preprocessing of the calibration images, `ARRAYS_UNCHANGED`, or `UNKNOWN`.
     """
 
     model: str
@@ -180,6 +184,7 @@ class QuantizationReport:
     fallback_precision: str = FLOAT
     max_drop: float | None = None
     next_step: NextStep | None = None
+    preprocessing: Preprocessing | str = UNKNOWN
 
     @property
     def target(self) -> str:
@@ -190,6 +195,12 @@ class QuantizationReport:
         """Runtime of the quantized model, the fastest one; None if it was not run."""
         first = self.latency.first
         return self.accuracy.runtime if first is None else first.runtime
+
+    @property
+    def preprocessing_text(self) -> str:
+        """Preprocessing of the calibration samples as text."""
+        preprocessing = self.preprocessing
+        return preprocessing if isinstance(preprocessing, str) else preprocessing.description
 
     def __repr__(self) -> str:
         return f"QuantizationReport({self.model!r}, target={self.target!r}, {format_size(self.num_bytes)})"
@@ -230,6 +241,9 @@ class QuantizationReport:
                 "data": self.provenance.data,
                 "warnings": list(self.warnings),
             },
+            "preprocessing": self.preprocessing
+            if isinstance(self.preprocessing, str)
+            else self.preprocessing.to_json(),
             **self.census.to_json(),
             "weights": self.num_weights,
             "num_bytes": self.num_bytes,
@@ -239,6 +253,7 @@ class QuantizationReport:
             "sqnr": None if sqnr is None else {**samples, **sqnr.to_json()},
             "float_top1": None if accuracy.float_top1 is None else accuracy.float_top1.to_json(),
             "failed_runtimes": list(accuracy.failures),
+            "doubts": list(accuracy.doubts),
             **latency.to_json(),
             "threads": self.threads,
             "fallback": None

@@ -6,6 +6,7 @@ from math import floor, log10
 
 from quantkit.benchmark import Benchmark
 from quantkit.benchmark.report import Failure, format_latency
+from quantkit.data.preprocessing import Preprocessing
 from quantkit.formats.sizes import format_size
 from quantkit.quantization.census import FLOAT, INT8
 from quantkit.quantization.fallback import Fallback
@@ -29,6 +30,8 @@ def report_lines(report: QuantizationReport) -> Iterator[str]:
     yield from _warning_lines(report)
     if report.fallback is not None:
         yield from _search_lines(report, report.fallback)
+    if isinstance(report.preprocessing, Preprocessing):
+        yield f"preprocessing: {report.preprocessing_text}"
     yield from _accuracy_lines(report)
     yield from _latency_lines(report)
 
@@ -72,6 +75,9 @@ def _figures(report: QuantizationReport) -> Iterator[tuple[str, str]]:
     if latency.benchmark is not None:
         yield "latency", _comparison_line(latency.benchmark)
     yield "threads", report.threads
+    yield "preprocessing", report.preprocessing_text
+    for doubt in report.accuracy.doubts:
+        yield "warning", doubt
     for warning in report.warnings:
         yield "warning", warning
     if report.next_step is not None:
@@ -144,13 +150,16 @@ def _search_lines(report: QuantizationReport, fallback: Fallback) -> Iterator[st
 
 def _accuracy_lines(report: QuantizationReport) -> Iterator[str]:
     accuracy, quality = report.accuracy, report.accuracy.quality
+    for doubt in accuracy.doubts:
+        yield f"  warning: {doubt}"
     for failure in accuracy.failures:
         yield f"  warning: {failure.splitlines()[0]}"
     if accuracy.failures and accuracy.metrics is None:
         yield "agreement with the float model not measured: no runtime can run the quantized model"
     if quality is not None and quality.agreement is not None and quality.kl_divergence is not None:
         agreement = f"agreement with the float model {quality.agreement}"
-        yield f"{agreement}, KL {quality.kl_divergence:.4f}, on {accuracy.samples}"
+        doubted = " (meaningless: see the warnings)" if accuracy.doubts else ""
+        yield f"{agreement}, KL {quality.kl_divergence:.4f}, on {accuracy.samples}{doubted}"
         if quality.top1 is not None and accuracy.float_top1 is not None:
             yield f"top-1 {quality.top1}, float model {accuracy.float_top1}"
     elif accuracy.sqnr is not None:

@@ -159,7 +159,7 @@ def feed_dataset(model: Model, dataset: Dataset, inputs: tuple[TensorInfo, ...])
     if matching and len(inputs) > 1:
         pipeline = InputPipeline(matching, None)
     else:
-        pipeline = InputPipeline.of(inputs, dataset, model.origin)
+        pipeline = InputPipeline.of(inputs, dataset, model.origin or model.find_scaling(inputs[0].name))
     rejected: dict[str, str] = {}
     size = _num_samples(inputs)
     for batch in batches(dataset, pipeline, size, rejected):

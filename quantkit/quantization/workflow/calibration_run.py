@@ -1,10 +1,12 @@
 """Calibrate the float model, and record its outputs in the same runs."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from quantkit.data import Dataset, InputPipeline, StreamDataset, as_dataset
 from quantkit.data.dataset import OneTimeStream
+from quantkit.data.preprocessing import Origin, Preprocessing
 from quantkit.errors import UsageError
 from quantkit.evaluation.opened_model import describe_assumption
 from quantkit.ir.graph import Graph
@@ -97,6 +99,7 @@ def _calibrate(
                 total=options.limit if data.size is None else data.size,
                 on_progress=options.on_progress,
                 on_run=record,
+                preprocessing=samples.preprocessing,
                 resume=state,
             )
         except KeyboardInterrupt:
@@ -104,6 +107,7 @@ def _calibrate(
                 options.on_message(f"calibration state saved to {state}; run the same command to resume")
             raise
     _report_unreadable(samples, options)
+    reference.preprocessing = samples.preprocessing
     reference.source = _describe_calibration(reference, ranges.provenance.count, samples.noun)
     if options.save_ranges is not None:
         ranges.save(options.save_ranges)
@@ -122,7 +126,7 @@ def _announce(
     )
     if state is not None and state.exists():
         options.on_message(f"resuming from the calibration state in {state}")
-    _report_assumption(samples.pipeline, options)
+    _report_preprocessing(samples.pipeline, options)
 
 
 def _describe_calibration(reference: FloatReference, total: int, noun: str) -> str:
@@ -134,24 +138,40 @@ def _describe_calibration(reference: FloatReference, total: int, noun: str) -> s
     return f"{len(reference)} of the {total} calibration {noun} ({reason})"
 
 
-def compute_reference(model: Model, graph: Graph, data: Dataset, options: Options) -> FloatReference:
-    """Return the outputs of the float graph on held-out data."""
+def compute_reference(
+    model: Model, graph: Graph, data: Dataset, options: Options, calibrated_on: Preprocessing | str
+) -> FloatReference:
+    """Return the outputs of the float graph on held-out data.
+
+    Args:
+        model: float model.
+        graph: prepared float graph.
+        data: held-out data.
+        options: options of the caller.
+        calibrated_on: preprocessing of the calibration samples.
+    """
     reference = FloatReference()
     with open_session(graph, choose_float_runtime(graph, options.runtime)) as session:
-        samples = LabeledFeeds.of(model, session, data, options)
+        basis = None
+        if options.calibration is None and isinstance(calibrated_on, Preprocessing):
+            basis = replace(calibrated_on, origin=Origin.RANGES)
+        samples = LabeledFeeds.of(model, session, data, options, basis)
         if options.calibration is None:
-            _report_assumption(samples.pipeline, options)
+            _report_preprocessing(samples.pipeline, options)
         for position in reference.run(session, samples):
             options.on_progress(Progress("running the float model", position, data.size))
     _report_unreadable(samples, options)
+    reference.preprocessing = samples.preprocessing
     kind = "held-out " if options.held_out is not None else "further "
     reference.source = f"{len(reference)} {kind}{samples.noun} of {data.source}"
     return reference
 
 
-def _report_assumption(pipeline: InputPipeline, options: Options) -> None:
+def _report_preprocessing(pipeline: InputPipeline, options: Options) -> None:
     if pipeline.is_assumed:
         options.on_message(describe_assumption(pipeline))
+    elif pipeline.applied is not None:
+        options.on_message(f"preprocessing of images: {pipeline.applied.description}")
 
 
 def _report_unreadable(samples: LabeledFeeds, options: Options) -> None:

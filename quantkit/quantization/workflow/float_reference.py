@@ -8,10 +8,12 @@ from math import inf
 
 import numpy as np
 
+from quantkit.data.preprocessing import Preprocessing
 from quantkit.evaluation.classification_metrics import ClassificationCounter, ClassificationMetrics, Proportion
 from quantkit.evaluation.output_sqnr import OutputSqnr, OutputSqnrCounter
 from quantkit.ir.tensor import Array
 from quantkit.quantization.fallback import Loss
+from quantkit.quantization.ranges import UNKNOWN
 from quantkit.quantization.workflow.labeled_feeds import Feeds, LabeledFeeds
 from quantkit.runtimes.session import Session
 
@@ -25,6 +27,7 @@ class FloatReference:
 
     Attributes:
         source: description of the samples.
+        preprocessing: preprocessing of images, `ARRAYS_UNCHANGED`, or `UNKNOWN` without samples.
         feeds: cached feeds of the first runs.
         outputs: outputs of all runs, (n, ...) by name.
         classes: class indices of the samples of all runs.
@@ -35,6 +38,7 @@ class FloatReference:
     """
 
     source: str = ""
+    preprocessing: Preprocessing | str = UNKNOWN
     feeds: list[Feeds] = field(default_factory=list)
     outputs: list[Feeds] = field(default_factory=list)
     classes: list[tuple[int | None, ...]] = field(default_factory=list)
@@ -107,6 +111,11 @@ class FloatReference:
         for outputs, classes in zip(self.outputs, self.classes, strict=True):
             counter.add(_flatten(outputs), classes)
         return counter.metrics.top1
+
+    @property
+    def num_classes(self) -> int:
+        """Number of class scores per sample; 0 for other outputs."""
+        return _flatten(self.outputs[0]).shape[1] if self.has_class_scores else 0
 
     @property
     def digest(self) -> str:

@@ -8,6 +8,8 @@ from typing import Self
 from quantkit.data import Dataset, InputPipeline, batches
 from quantkit.data.inference import find_model_labels, find_origin
 from quantkit.data.labels import Labels, read_labels
+from quantkit.data.pipeline import ARRAYS_UNCHANGED
+from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import InputError
 from quantkit.evaluation.accuracy import find_class
 from quantkit.ir.tensor import Array
@@ -44,8 +46,22 @@ class LabeledFeeds:
     classes: tuple[int | None, ...] = ()
 
     @classmethod
-    def of(cls, model: Model, session: Session, dataset: Dataset, options: Options) -> Self:
+    def of(
+        cls,
+        model: Model,
+        session: Session,
+        dataset: Dataset,
+        options: Options,
+        preprocessing: Preprocessing | None = None,
+    ) -> Self:
         """Return the feeds for a session, whose first output may contain one score per class.
+
+        Args:
+            model: float model, whose card or graph states the preprocessing.
+            session: session of the prepared graph.
+            dataset: samples.
+            options: options of the caller.
+            preprocessing: preprocessing of the samples that the ranges are calibrated on; None if it is not known.
 
         Raises:
             UsageError: the inputs do not accept the data.
@@ -58,13 +74,19 @@ class LabeledFeeds:
             labels = find_model_labels(card, model.path, num_classes)
         else:
             labels = read_labels(Path(options.labels).expanduser())
-        pipeline = InputPipeline.of(session.inputs, dataset, card, options.preprocessing)
+        basis = preprocessing or card or model.find_scaling(session.inputs[0].name)
+        pipeline = InputPipeline.of(session.inputs, dataset, basis, options.preprocessing)
         return cls(dataset, pipeline, labels, num_classes or 0)
 
     @property
     def noun(self) -> str:
         """Plural noun for the samples in messages."""
         return "samples" if self.pipeline.preprocessing is None else "images"
+
+    @property
+    def preprocessing(self) -> Preprocessing | str:
+        """Preprocessing of images, or `ARRAYS_UNCHANGED`."""
+        return self.pipeline.applied or ARRAYS_UNCHANGED
 
     @property
     def batch(self) -> int:

@@ -8,7 +8,8 @@ from typing import Any, Self
 
 from quantkit.benchmark.measurement import Measurement
 from quantkit.benchmark.report import format_latency
-from quantkit.data import PreprocessingOptions
+from quantkit.data import Preprocessing, PreprocessingOptions
+from quantkit.data.preprocessing import Origin
 from quantkit.quantization.census import FLOAT, INT8
 from quantkit.quantization.report import NextStep, QuantizationReport
 from quantkit.quantization.targets import Target, find_target, targets
@@ -77,14 +78,36 @@ class Commands:
         arguments = ("--reference", self.model, "--data", self.data, *self.preprocessing, *more)
         return _command("evaluate", f"{self.model}@{runtime}", *arguments)
 
+    def compare(self) -> str:
+        """Return the compare command for the float and the quantized model."""
+        return _command("compare", self.model, str(self.output), "--data", self.data, *self.preprocessing)
+
+    def evaluate_float(self) -> str:
+        """Return the evaluate command for the float model."""
+        return _command("evaluate", self.model, "--data", self.data, *self.preprocessing)
+
     def summarize(self) -> str:
         """Return the summarize command for the float model."""
         return _command("summarize", self.model)
 
 
 def recommend(report: QuantizationReport, commands: Commands) -> NextStep | None:
-    """Return the next step if the quantized model is not faster, or not accurate; else None."""
-    return recommend_for_speed(report, commands) or recommend_for_accuracy(report, commands)
+    """Return the next step if the quantized model is not accurate, or not faster; else None."""
+    if report.accuracy.doubts:
+        return recommend_for_doubts(report, commands)
+    accuracy, speed = recommend_for_accuracy(report, commands), recommend_for_speed(report, commands)
+    if accuracy is not None and speed is not None:
+        return NextStep(f"{accuracy.reason}; {speed.reason}", accuracy.command)
+    return accuracy or speed
+
+
+def recommend_for_doubts(report: QuantizationReport, commands: Commands) -> NextStep:
+    """Return the command that shows whether the float model works, for a model whose own outputs are doubtful."""
+    is_assumed = isinstance(report.preprocessing, Preprocessing) and report.preprocessing.origin is Origin.ASSUMED
+    if is_assumed:
+        reason = f"{report.accuracy.doubts[0]}; state the preprocessing of the model, for example values from 0 to 1"
+        return NextStep(reason, commands.quantize(report.target, "--input-mean", "0", "--input-std", "255"))
+    return NextStep(f"{report.accuracy.doubts[0]}: check the float model first", commands.evaluate_float())
 
 
 def recommend_for_speed(report: QuantizationReport, commands: Commands) -> NextStep | None:
@@ -149,13 +172,16 @@ def recommend_for_accuracy(report: QuantizationReport, commands: Commands) -> Ne
     is_near = sqnr is None or sqnr.worst >= GOOD_DECIBELS
     if report.scheme.weights_only or (is_agreeing and is_near):
         return None
+    differs = "the outputs differ from the float model"
+    if agreement is not None and not is_agreeing:
+        differs = f"the outputs differ from the float model: agreement {100 * agreement.value:.1f} %"
     bfloat16 = _bfloat16_note(find_target(report.target))
     if bfloat16 and not is_agreeing:
         command = commands.evaluate(_runtime_name(report), "--precision", "bfloat16")
-        return NextStep(f"the outputs differ from the float model; {bfloat16}", command)
+        return NextStep(f"{differs}; {bfloat16}", command)
     if report.fallback is not None or commands.source[0] != "--calibration":
-        return None
-    reason = "the outputs differ from the float model; --max-drop keeps the responsible layers in float"
+        return NextStep(f"{differs}; quantkit compare finds the first bad layer", commands.compare())
+    reason = f"{differs}; --max-drop keeps the responsible layers in float"
     return NextStep(reason, commands.quantize(report.target, "--max-drop", "0.01"))
 
 
@@ -188,5 +214,10 @@ def _flags(options: Options, *names: str) -> tuple[str, ...]:
 
 
 def _preprocessing_flags(options: PreprocessingOptions) -> tuple[str, ...]:
-    values = {name: getattr(options, name) for name in ("mean", "std") if getattr(options, name) is not None}
-    return tuple(argument for name, value in values.items() for argument in (f"--input-{name}", str(value)))
+    flags: list[str] = []
+    for name, value in (("mean", options.mean), ("std", options.std)):
+        if value is not None:
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            # A negative list after a space would be read as a flag.
+            flags += [f"--input-{name}={text}"] if text.startswith("-") else [f"--input-{name}", text]
+    return tuple(flags)

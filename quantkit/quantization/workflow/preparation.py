@@ -149,9 +149,10 @@ def _sample_sizes(model: Model, info: TensorInfo, options: Options, data: Datase
         return row.shape if Shape(dims[1:]).accepts(row.shape) else ()
     if not takes_images(info) or len(dims) != 4 or (data is None and stated.height is None):
         return ()
+    basis = model.card or model.find_scaling(info.name)
     if row is not None:
-        stated = with_pixel_size(stated, row, info, model.card)
-    preprocessing = infer_preprocessing(info, model.card, stated)
+        stated = with_pixel_size(stated, row, info, basis)
+    preprocessing = infer_preprocessing(info, basis, stated)
     is_channels_first = ImageInput.of(info).channels_first
     sizes, channels = (preprocessing.height, preprocessing.width), preprocessing.channels
     return (channels, *sizes) if is_channels_first else (*sizes, channels)
@@ -178,7 +179,8 @@ def _fold_preprocessing(model: Model, graph: Graph, options: Options) -> Graph:
     if len(graph.inputs) != 1:
         raise UsageError(f"--uint8-input requires one image input; the model has {len(graph.inputs)}", hint="omit it")
     (source,) = _tensor_infos(graph, *graph.inputs)
-    preprocessing = infer_preprocessing(source, model.card, options.preprocessing)
+    basis = model.card or model.find_scaling(source.name)
+    preprocessing = infer_preprocessing(source, basis, options.preprocessing)
     mean, std = (tuple(np.ravel(values).tolist()) for values in (preprocessing.mean, preprocessing.std))
     outcome = find_transform("absorb_preprocessing").outcome(graph, input_name=source.name, mean=mean, std=std)
     if not outcome.changes:

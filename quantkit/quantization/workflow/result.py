@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from quantkit.data import Preprocessing
 from quantkit.formats.sizes import format_size
 from quantkit.model import Model
 from quantkit.quantization.plan import Plan
@@ -46,6 +47,11 @@ class QuantizationResult:
     def ranges(self) -> Ranges:
         """Calibrated ranges; empty with weights only."""
         return self.conversion.ranges
+
+    @property
+    def preprocessing(self) -> Preprocessing | str:
+        """Preprocessing of the calibration images, `ARRAYS_UNCHANGED`, or `UNKNOWN`."""
+        return self.report.preprocessing
 
     def __repr__(self) -> str:
         report = self.report

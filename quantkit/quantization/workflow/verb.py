@@ -1,22 +1,23 @@
 """`quantize`: from a float model and data to a quantized model and its report."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from quantkit.arguments import (
     as_names,
+    as_numbers,
     parse_duration,
     public,
     require_callable,
-    require_divisor,
+    require_divisors,
     require_flag,
     require_fraction,
     require_names,
     require_natural,
-    require_number,
+    require_numbers,
     require_path,
     require_positive,
     require_text,
@@ -37,6 +38,7 @@ from quantkit.quantization.workflow.accuracy import try_measure_accuracy
 from quantkit.quantization.workflow.accuracy_search import search_fallbacks
 from quantkit.quantization.workflow.calibration_run import compute_ranges, compute_reference, find_datasets
 from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.doubts import find_doubts
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.host import count_cores
 from quantkit.quantization.workflow.latency import measure_latency
@@ -79,8 +81,8 @@ def quantize(
     random_weights: bool = False,
     input_width: int | None = None,
     input_height: int | None = None,
-    input_mean: float | None = None,
-    input_std: float | None = None,
+    input_mean: float | Sequence[float] | None = None,
+    input_std: float | Sequence[float] | None = None,
     runtime: str = AUTO,
     runs: int | None = None,
     max_drop: float | None = None,
@@ -113,7 +115,8 @@ def quantize(
         inputs, outputs: names in the graph (default: from the model card, else inferred).
         signature, tags, checkpoint, random_weights, offline: as for `quantkit.load`.
         input_width, input_height: image size in pixels (default: the graph's).
-        input_mean, input_std: normalization (x - mean) / std of images (default: the card's).
+        input_mean, input_std: normalization (x - mean) / std of images, numbers or one number per channel (default:
+            the card's, else from a scaling layer of the graph, else 128).
         runtime: runtime of the float model; ``auto`` is the fastest available.
         runs: samples of the latency of each model; 0 to skip the latency (default: until the comparison is clear, 90 s
             at most).
@@ -138,8 +141,8 @@ def quantize(
     require_positive(limit=limit)
     require_natural(**without_none(runs=runs, input_width=input_width, input_height=input_height))
     require_fraction(**without_none(max_drop=max_drop))
-    require_number(**without_none(input_mean=input_mean))
-    require_divisor(**without_none(input_std=input_std))
+    require_numbers(**without_none(input_mean=input_mean))
+    require_divisors(**without_none(input_std=input_std))
     require_flag(
         weights_only=weights_only,
         uint8_input=uint8_input,
@@ -182,7 +185,7 @@ def quantize(
         tags=as_names(tags),
         checkpoint=checkpoint,
         random_weights=random_weights,
-        preprocessing=PreprocessingOptions(input_height, input_width, input_mean, input_std),
+        preprocessing=PreprocessingOptions(input_height, input_width, as_numbers(input_mean), as_numbers(input_std)),
         runtime=runtime,
         runs=runs,
         max_drop=max_drop,
@@ -216,7 +219,7 @@ def _run(source: Any, options: Options) -> QuantizationResult:
         check_plan(graph, plan)
     ranges, reference = compute_ranges(model, graph, plan, data, options)
     if held_out is not None:
-        held_out_reference = compute_reference(model, graph, held_out, options)
+        held_out_reference = compute_reference(model, graph, held_out, options, ranges.provenance.preprocessing)
         # A stream may have no samples after those of the calibration.
         is_needed = len(held_out_reference) > 0 or options.held_out is not None
         reference = held_out_reference if is_needed else reference
@@ -233,6 +236,9 @@ def _write_and_measure(
     model: Model, conversion: Conversion, reference: FloatReference, fallback: Fallback | None, options: Options
 ) -> QuantizationReport:
     """Write the quantized model, check it, and measure accuracy and latency."""
+    doubts = find_doubts(model, reference, conversion.ranges.provenance)
+    for doubt in doubts:
+        options.on_message(f"warning: {doubt}")
     with temporary_folder() as folder:
         if conversion.needs_host_check:
             options.on_progress(Progress("checking the kernels of this host", 0))
@@ -242,7 +248,10 @@ def _write_and_measure(
         conversion.write(file)
         report = _report(model, conversion, fallback, file, options)
         options.on_progress(Progress("measuring the accuracy", 0))
-        report = replace(report, accuracy=try_measure_accuracy(file, conversion, reference))
+        accuracy = try_measure_accuracy(file, conversion, reference)
+        report = replace(report, accuracy=replace(accuracy, doubts=doubts))
+        if conversion.plan.scheme.weights_only:
+            report = replace(report, preprocessing=reference.preprocessing)
         latency = measure_latency(conversion, file, options.runs, folder, options.on_progress)
         report = replace(report, latency=latency)
     return replace(report, next_step=recommend(report, Commands.of(model.name, conversion.target, options)))
@@ -270,4 +279,5 @@ def _report(
         fallback=fallback,
         fallback_precision=options.fallback,
         max_drop=options.max_drop,
+        preprocessing=ranges.provenance.preprocessing,
     )
