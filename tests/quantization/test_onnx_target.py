@@ -1,8 +1,11 @@
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import quantkit as qk
 from quantkit.errors import InputError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, Node, constant
@@ -11,6 +14,7 @@ from quantkit.quantization.annotation import annotate
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.targets.onnx import TARGET
 from quantkit.quantization.targets.onnx.from_tensorflow import convert
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.runtime import Runtime
@@ -82,9 +86,16 @@ def images(count: int) -> np.ndarray:
     return ((pixels - 128) / 128).astype(np.float32)
 
 
-def calibrate(graph: Graph) -> tuple[Graph, Plan, Ranges]:
+SIGNED: dict[str, dict[str, str]] = {
+    "symmetric": {"activations": "qint8 symmetric"},
+    "affine": {"activations": "qint8 affine"},
+    "mixed": {"activations": "quint8 affine", "signed_activations": "qint8 symmetric"},
+}
+
+
+def calibrate(graph: Graph, scheme: Mapping[str, str] = {}) -> tuple[Graph, Plan, Ranges]:
     """Return the graph, its plan, and the extremes on a few images as ranges."""
-    plan = annotate(graph, Scheme.for_target("onnx"))
+    plan = annotate(graph, Scheme.for_target("onnx", **scheme))
     computed = [edge for edge in plan.activations if edge not in graph.inputs]
     ranges = dict.fromkeys(graph.inputs, Range(-1.0, 127 / 128))
     with find_runtime("reference").open(graph.with_endpoints(None, computed)) as session:
@@ -118,10 +129,49 @@ def test_outputs_agree_with_the_float_graph(runtime: Runtime, quantized_inputs: 
 
 
 @pytest.mark.engine
+@pytest.mark.parametrize("name", SIGNED)
+@pytest.mark.parametrize("dialect", ["tensorflow", "onnx"])
+def test_int8_activations_are_accurate(runtime: Runtime, name: str, dialect: str, tmp_path: Path) -> None:
+    """Regression: OpenVINO rounded the real values of int8 tensors to whole numbers, with a KL divergence of 0.07."""
+    scheme = Scheme.for_target("onnx", **SIGNED[name])
+    data = Path(__file__).parents[2] / "assets" / "digits_heldout.npz"
+    model = qk.load("digits")
+    if dialect == "onnx":
+        qk.transform(model, "inference", output=tmp_path / "digits.onnx")
+        model = qk.load(tmp_path / "digits.onnx")
+    result = qk.quantize(model, data, scheme=scheme, limit=50, runs=0)
+    evaluation = qk.evaluate(result.model, data, reference="digits", runtime=runtime.name, limit=100)
+    assert evaluation.metrics.kl_divergence is not None
+    assert evaluation.metrics.kl_divergence < 0.001
+
+
+@pytest.mark.parametrize("scheme", SIGNED)
+def test_int8_values_are_quantized_after_the_transposition_of_the_input(scheme: str) -> None:
+    quantized = convert(*calibrate(network(), SIGNED[scheme]))
+    (transpose,) = [node for node in quantized.nodes.values() if node.op == "Transpose"]
+    assert transpose.inputs == (Edge("x"),)
+    assert [node.op for node in quantized.consumers(transpose.name)] == ["QuantizeLinear"]
+    default = convert(*calibrate(network()))
+    (transpose,) = [node for node in default.nodes.values() if node.op == "Transpose"]
+    assert default[transpose.inputs[0].node].op == "DequantizeLinear"
+
+
+@pytest.mark.parametrize("scheme", ["symmetric", "affine"])
+def test_int8_values_are_concatenated(scheme: str) -> None:
+    quantized = TARGET.convert(*calibrate(network(), SIGNED[scheme]))
+    concat = quantized["joined"]
+    assert [quantized[edge.node].op for edge in concat.inputs] == ["QuantizeLinear"] * 3
+    assert {node.op for node in quantized.consumers("joined")} == {"DequantizeLinear"}
+    default = TARGET.convert(*calibrate(network()))
+    assert {default[edge.node].op for edge in default["joined"].inputs} == {"DequantizeLinear"}
+
+
+@pytest.mark.engine
 def test_onnx_accepts_the_model() -> None:
     checker = pytest.importorskip("onnx", reason="pip install onnx")
-    data = onnx.encode(convert(*calibrate(network())))
-    checker.checker.check_model(checker.load_from_string(data), full_check=True)
+    for scheme in ({}, *SIGNED.values()):
+        data = onnx.encode(TARGET.convert(*calibrate(network(), scheme)))
+        checker.checker.check_model(checker.load_from_string(data), full_check=True)
 
 
 def test_layers_have_quantized_inputs_and_activations_are_fused() -> None:

@@ -5,13 +5,11 @@ from pathlib import Path
 
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
-from quantkit.ir.tensor import DType
 from quantkit.quantization import Plan, Scheme, annotate
 from quantkit.quantization.ranges import Range, Ranges, graph_digest
 from quantkit.quantization.targets import find_target, targets
 from quantkit.quantization.workflow.host import saturates_in_int16
 from quantkit.quantization.workflow.options import DEFAULT_TARGET, Options
-from quantkit.runtimes import openvino
 
 
 def choose_scheme(options: Options) -> Scheme:
@@ -29,7 +27,6 @@ def choose_scheme(options: Options) -> Scheme:
         scheme = scheme.with_(observer=options.observer)
     if options.weights_only:
         scheme = scheme.with_(weights_only=True)
-    _warn_of_signed_activations(options, scheme)
     can_saturate = find_target(scheme.target).multiplies_u8_by_s8
     if options.reduce_range and not can_saturate:
         others = [target.name for target in targets().values() if target.multiplies_u8_by_s8]
@@ -108,16 +105,6 @@ def save_plan(options: Options, graph: Graph, plan: Plan) -> None:
 def with_digest(plan: Plan, graph: Graph) -> Plan:
     """Return the plan with the digest of its float graph."""
     return replace(plan, graph=graph_digest(graph))
-
-
-def _warn_of_signed_activations(options: Options, scheme: Scheme) -> None:
-    """Send a message if OpenVINO may run a model with qint8 activations, with which it is less accurate."""
-    specs = [spec for spec in (scheme.activations, scheme.signed_activations) if spec and spec.dtype is DType.QINT8]
-    if specs and not scheme.weights_only and openvino.RUNTIME.name in find_target(scheme.target).runtimes:
-        options.on_message(
-            f"OpenVINO is less accurate than ONNX Runtime with {str(specs[0])!r} activations on some "
-            "models: use 'quint8 affine', or compare the outputs of both runtimes with quantkit compare"
-        )
 
 
 def _base_scheme(options: Options) -> Scheme:

@@ -5,6 +5,7 @@ from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.targets.base import Target
 from quantkit.quantization.targets.onnx import from_tensorflow, native
+from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
 
 
 class OnnxTarget(Target):
@@ -22,7 +23,7 @@ class OnnxTarget(Target):
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         convert = native.convert if graph.dialect == self.dialect else from_tensorflow.convert
-        return convert(graph, plan, ranges)
+        return concatenate_integers(convert(graph, plan, ranges))
 
     def store_weights(self, graph: Graph, plan: Plan) -> Graph:
         if graph.dialect == self.dialect:

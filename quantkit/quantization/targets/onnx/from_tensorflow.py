@@ -154,8 +154,12 @@ class _Quantization:
     def _quantize_edge(self, edge: Edge, parameters: QuantizationParameters) -> None:
         source = self.translation.edges[edge]
         node = self.nodes[source.node]
-        if node.op == "Transpose" and node.inputs[0].node in self._image_inputs:
-            source = node.inputs[0]  # it is quantized before the transposition
+        if (
+            node.op == "Transpose"
+            and node.inputs[0].node in self._image_inputs
+            and parameters.spec.dtype is DType.QUINT8
+        ):
+            source = node.inputs[0]  # it is quantized before the transposition; OpenVINO needs int8 values after it
         unclamped = self._skip_activation(edge, source, parameters)
         scale = self._add_constant(f"{edge}/scale", parameters.scale)
         zero = self._add_constant(f"{edge}/zero", parameters.zero_point.astype(parameters.spec.dtype.numpy))
