@@ -21,7 +21,7 @@ from quantkit.quantization.plan import (
     Plan,
 )
 from quantkit.quantization.scheme import Scheme
-from quantkit.quantization.spec import Spec
+from quantkit.quantization.spec import WEIGHTS, Spec
 from quantkit.quantization.targets import find_target
 
 
@@ -71,7 +71,7 @@ class _Annotation:
         pass_through = self._find_pass_through(patterns, inside)
         activations = self._quantized_edges(patterns, pass_through)
         groups = self._range_groups(pass_through, activations)
-        specs = self._specs(activations, groups)
+        specs = {**self._specs(activations, groups), **self._operand_specs(patterns, groups)}
         return Plan(
             self.scheme,
             specs,
@@ -383,6 +383,20 @@ class _Annotation:
         return {
             edge: self.scheme.activations if group_of.get(edge, {edge}) <= positive else signed for edge in activations
         }
+
+    def _operand_specs(
+        self, patterns: tuple[FusedPattern, ...], groups: tuple[frozenset[Edge], ...]
+    ) -> dict[Edge, Spec]:
+        """Return the specs of second operands of products: signed and symmetric, as the kernels take weights.
+
+        An operand keeps the spec of activations if an edge with its range is also an input of a layer.
+        """
+        group_of = {edge: group for group in groups for edge in group}
+        inputs = {pattern.input for pattern in patterns}
+        spec = replace(WEIGHTS, per_channel=False, reduce_range=self.scheme.weights.reduce_range)
+        operands = (pattern.operand for pattern in patterns if pattern.operand is not None)
+        related = (group_of.get(edge, frozenset({edge})) for edge in operands)
+        return {edge: spec for edges in related if not edges & inputs for edge in edges}
 
     def _non_negative(self) -> set[Edge]:
         """Return the edges that never have negative values."""

@@ -1,11 +1,13 @@
 """Counts of a quantized model: ops by precision, float fallbacks, MACs, quantize/dequantize boundaries."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from quantkit.formats.onnx import DIALECT
+from quantkit.errors import GraphError, UnavailableError
+from quantkit.formats.onnx import DIALECT, with_node_names
 from quantkit.ir.graph import Graph, Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops.macs import count_macs
@@ -14,6 +16,7 @@ from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.targets import find_target
+from quantkit.runtimes import find_runtime
 
 INT8, FLOAT = "int8", "float"
 
@@ -47,6 +50,7 @@ class Census:
         float_macs: MACs in float for one example.
         num_patterns: number of convolutions and matrix products in int8.
         unknown_macs: number of nodes with unknown MACs, by op type.
+        executed: fraction of the MACs that a runtime computes in int8 after its own rewrites, by runtime.
     """
 
     table: Mapping[str, tuple[int, int]]
@@ -56,6 +60,7 @@ class Census:
     float_macs: int
     num_patterns: int
     unknown_macs: Mapping[str, int] = field(default_factory=dict)
+    executed: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def int8_fraction(self) -> float:
@@ -71,6 +76,7 @@ class Census:
             "int8_macs": self.int8_macs,
             "float_macs": self.float_macs,
             "unknown_macs": dict(self.unknown_macs),
+            "executed_int8_fraction": dict(self.executed),
         }
 
 
@@ -102,6 +108,30 @@ def census(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> Census
         sum(pattern.layer not in reasons for pattern in plan.patterns),
         Counter(graph[name].op for name, count in macs.items() if count is None),
     )
+
+
+def executed_int8_fractions(quantized: Graph, runtimes: Iterable[str]) -> Mapping[str, float]:
+    """Return the fraction of the MACs that each runtime computes in int8 after its own rewrites.
+
+    Args:
+        quantized: quantized graph.
+        runtimes: names of runtimes; those that are not installed, do not run the graph, or do not show their nodes
+            are omitted.
+    """
+    if quantized.dialect != DIALECT:
+        return {}
+    named = with_node_names(quantized)
+    shapes = infer_shapes(_with_batch_one(quantized))
+    macs = {name: onnx.count_macs(node, shapes) or 0 for name, node in quantized.nodes.items()}
+    fractions = {}
+    for name in runtimes:
+        runtime = find_runtime(name)
+        if runtime.find_int8_nodes is None or not runtime.available().ok:
+            continue
+        with suppress(GraphError, UnavailableError):
+            int8_nodes = runtime.find_int8_nodes(named)
+            fractions[name] = sum(macs.get(node, 0) for node in int8_nodes) / max(sum(macs.values()), 1)
+    return fractions
 
 
 def _with_batch_one(graph: Graph) -> Graph:

@@ -8,10 +8,11 @@ from quantkit.benchmark import Benchmark
 from quantkit.benchmark.report import Failure, format_latency
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.formats.sizes import format_size
-from quantkit.quantization.census import FLOAT, INT8
+from quantkit.quantization.census import FLOAT, INT8, Census
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.report import QuantizationReport
 from quantkit.quantization.targets import find_target
+from quantkit.runtimes import find_runtime
 
 # Number of float fallbacks and of warnings that are listed.
 LIST_LENGTH = 5
@@ -65,6 +66,8 @@ def _figures(report: QuantizationReport) -> Iterator[tuple[str, str]]:
     if not report.scheme.weights_only:
         yield "int8 fraction of the MACs", f"{floor(1000 * census.int8_fraction) / 10:.1f} %"
         yield "quantize/dequantize boundaries", str(census.boundaries)
+    if census.executed:
+        yield "int8 fraction after the rewrites of the runtime", _executed_text(census)
     if quality is not None and quality.agreement is not None:
         yield "agreement with the float model", f"{quality.agreement}, on {report.accuracy.samples}"
     if report.accuracy.sqnr is not None:
@@ -113,6 +116,14 @@ def _precision_lines(report: QuantizationReport) -> Iterator[str]:
     unknown = ", ".join(f"{number} {op}" for op, number in census.unknown_macs.items())
     excluded = f" (unknown for {unknown})" if unknown else ""
     yield f"{percent:.1f} % of the MACs{excluded} are int8; {count} quantize/dequantize {boundaries}"
+    if census.executed:
+        yield f"{_executed_text(census)} of the MACs after the rewrites of the runtime"
+
+
+def _executed_text(census: Census) -> str:
+    """Return the int8 fraction of the MACs in each runtime, rounded down."""
+    fractions = census.executed.items()
+    return ", ".join(f"{find_runtime(name).title}: {floor(1000 * value) / 10:.1f} %" for name, value in fractions)
 
 
 def _fallback_lines(report: QuantizationReport) -> Iterator[str]:

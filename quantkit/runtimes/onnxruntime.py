@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
+from quantkit.formats import onnx
+from quantkit.formats.temporary import temporary_folder
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.runtimes.availability import Availability, find_package
@@ -20,6 +22,20 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 # Exceptions contain the text of all lower levels.
 _LOG_FATAL_ONLY = 4
+# Int8 layers after the rewrites of ONNX Runtime, and what the rewrites append to the name of a node.
+_INT8_OPS = frozenset(
+    {
+        "QLinearConv",
+        "ConvInteger",
+        "QLinearMatMul",
+        "MatMulInteger",
+        "com.microsoft.QLinearConv",
+        "com.microsoft.QGemm",
+        "com.microsoft.MatMulIntegerToFloat",
+        "com.microsoft.DynamicQuantizeMatMul",
+    }
+)
+_REWRITE_SUFFIX = re.compile(r"(?:_token_\d+|/MatMulAddFusion)+$")
 _DTYPE_NAMES = {"float16": "half", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
 
 
@@ -60,6 +76,27 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         _compute(session, inputs, outputs),
         placement=lambda: lines,
     )
+
+
+def _find_int8_nodes(graph: Graph) -> frozenset[str]:
+    """Return the names of the nodes that ONNX Runtime computes in int8.
+
+    Raises:
+        UnavailableError, GraphError: ONNX Runtime rejects the graph.
+    """
+    from quantkit.convert.to_onnx import to_onnx
+
+    onnxruntime = _module()
+    with temporary_folder() as folder:
+        config = _session_options(onnxruntime, SessionOptions())
+        config.optimized_model_filepath = str(folder / "optimized.onnx")
+        try:
+            onnxruntime.InferenceSession(to_onnx(graph), config, providers=[CPU])
+        except Exception as error:
+            raise _translate_error(error, "the graph") from error
+        optimized = onnx.decode((folder / "optimized.onnx").read_bytes())
+    names = (onnx.node_name(node) for node in optimized.nodes.values() if node.op in _INT8_OPS)
+    return frozenset(_REWRITE_SUFFIX.sub("", name) for name in names)
 
 
 def _module() -> Any:
@@ -184,6 +221,7 @@ RUNTIME = Runtime(
     title="ONNX Runtime",
     available=_available,
     open_model=_open,
+    find_int8_nodes=_find_int8_nodes,
     kinds=("onnx",),
     dialects=("onnx", "tensorflow"),
     native_dialect="onnx",

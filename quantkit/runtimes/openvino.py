@@ -37,6 +37,10 @@ _DTYPES = {
 }
 
 
+# Precisions of int8 layers in the executable graph.
+_INT8_PRECISIONS = frozenset({"i8", "u8"})
+
+
 def _available() -> Availability:
     return find_package("OpenVINO", "openvino", "openvino", extra="openvino")
 
@@ -74,6 +78,28 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         _compute(compiled, name),
         placement=lambda: _placement(compiled, device) if options.log_placement else (),
     )
+
+
+def _find_int8_nodes(graph: Graph) -> frozenset[str]:
+    """Return the names of the nodes that OpenVINO computes in int8.
+
+    Raises:
+        GraphError: OpenVINO rejects the graph.
+    """
+    from quantkit.convert.to_onnx import to_onnx
+
+    core = _module().Core()
+    config = _config(core, "CPU", SessionOptions())
+    try:
+        compiled = core.compile_model(core.read_model(to_onnx(graph), b""), "CPU", config)
+    except Exception as error:
+        raise _translate_error(error, "the graph", is_file=False) from error
+    names: set[str] = set()
+    for node in compiled.get_runtime_model().get_ops():
+        facts = node.get_rt_info()
+        if "runtimePrecision" in facts and facts["runtimePrecision"].astype(str) in _INT8_PRECISIONS:
+            names.update(facts["originalLayersNames"].astype(str).split(","))
+    return frozenset(names)
 
 
 def _module() -> Any:
@@ -203,6 +229,7 @@ RUNTIME = Runtime(
     title="OpenVINO",
     available=_available,
     open_model=_open,
+    find_int8_nodes=_find_int8_nodes,
     kinds=("openvino", "onnx", "tflite"),
     dialects=("onnx", "tensorflow"),
     native_dialect="onnx",

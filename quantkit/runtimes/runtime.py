@@ -23,6 +23,8 @@ class Runtime:
             nothing heavy.
         open_model: function that opens a checked model with checked options. It imports the runtime, and may raise
             `UnavailableError`, `InputError` or `GraphError`.
+        find_int8_nodes: function that returns the names of the nodes that compute in int8 after the runtime's own
+            rewrites of a graph; None if the runtime does not show them.
         kinds: kinds of files (keys of `quantkit.formats.KINDS`) that the runtime opens itself.
         dialects: dialects of the graphs that `open_model` takes.
         native_dialect: the one of them that runs without a conversion; empty if all graphs are converted.
@@ -42,6 +44,7 @@ class Runtime:
     title: str
     available: Callable[[], Availability]
     open_model: Callable[[Graph | Path, SessionOptions], Session]
+    find_int8_nodes: Callable[[Graph], frozenset[str]] | None = None
     kinds: tuple[str, ...] = ()
     dialects: tuple[str, ...] = ()
     native_dialect: str = ""
@@ -117,6 +120,7 @@ def check_runtime(runtime: Runtime) -> None:
             "title": ("a noun phrase", is_text),
             "available": function,
             "open_model": function,
+            "find_int8_nodes": ("a function or None", lambda value: value is None or callable(value)),
             "kinds": (f"a tuple of {', '.join(KINDS)}", lambda value: is_texts(value, KINDS)),
             "dialects": (f"a tuple of {dialects}", lambda value: is_texts(value, _DIALECTS)),
             "native_dialect": ("one of the field 'dialects', or ''", lambda value: value in ("", *runtime.dialects)),

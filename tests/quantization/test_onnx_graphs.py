@@ -11,6 +11,8 @@ import quantkit as qk
 from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Graph
 from quantkit.quantization import Plan, Scheme, annotate, calibrate, convert, prepare
+from quantkit.quantization.census import executed_int8_fractions
+from quantkit.runtimes import find_runtime
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
 ort = pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
@@ -172,6 +174,27 @@ def test_product_of_two_activations(tmp_path: Path) -> None:
     assert sum(bool(pattern.weights) for pattern in plan.patterns) == 3
 
 
+def test_sum_of_two_products(tmp_path: Path) -> None:
+    """A recurrent cell: ONNX Runtime must not compute the sum as a Gemm in float."""
+    network = Network(1, 16)
+    left = network.add("MatMul", "x", network.weights(16, 10))
+    right = network.add("MatMul", network.add("Tanh", "x"), network.weights(16, 10))
+    y = network.add("Add", network.add("Add", left, right), network.weights(1, 10))
+    check(network, y, int8={"MatMulIntegerToFloat": 2, "Gemm": 0}, folder=tmp_path)
+
+
+def test_second_operand_of_a_product_is_signed() -> None:
+    network = Network(*ROWS)
+    key = network.add("Transpose", network.add("Tanh", "x"), perm=[0, 2, 1])
+    y = network.add("MatMul", "x", key)
+    plan = annotate(load(network.model(y)))
+    assert {str(edge): str(spec) for edge, spec in plan.activations.items()} == {
+        "x": "quint8 affine",
+        "tanh_0": "qint8 symmetric",
+        key: "qint8 symmetric",
+    }
+
+
 def test_residual_of_convolutions(tmp_path: Path) -> None:
     network = Network(*IMAGE)
     x = network.add("Relu", network.conv("x"))
@@ -306,6 +329,26 @@ def test_opset_is_raised_for_scales_per_channel(tmp_path: Path) -> None:
     check(network, y, int8={"QLinearConv": 6}, folder=tmp_path)
     _, quantized = quantize(load(network.model(y)), samples(network))
     assert onnx_format.opsets(quantized)[""] == 13
+
+
+def test_report_states_what_the_runtime_computes_in_int8() -> None:
+    """ONNX Runtime has no int8 kernel of transposed convolutions."""
+    network = Network(*IMAGE)
+    y = network.add("ConvTranspose", network.conv("x"), network.weights(8, 8, 4, 4), pads=[1] * 4, strides=[2, 2])
+    _, quantized = quantize(load(network.model(y)), samples(network))
+    macs = 12 * 12 * 8 * 8 * np.array([9, 16])
+    expected = pytest.approx(macs[0] / macs.sum())
+    assert executed_int8_fractions(quantized, ["onnxruntime"]) == {"onnxruntime": expected}
+
+
+def test_openvino_computes_convolutions_and_products_in_int8() -> None:
+    if not find_runtime("openvino").available().ok:
+        pytest.skip(find_runtime("openvino").available().detail)
+    network = Network(*IMAGE)
+    x = network.conv(network.add("HardSwish", network.conv("x")))
+    y = network.add("MatMul", network.add("Reshape", x, np.int64([8, 144])), network.weights(144, 10))
+    _, quantized = quantize(load(network.model(y)), samples(network))
+    assert executed_int8_fractions(quantized, ["openvino"]) == {"openvino": 1.0}
 
 
 def test_weights_alone(tmp_path: Path) -> None:

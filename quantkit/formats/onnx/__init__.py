@@ -19,10 +19,12 @@ from quantkit.formats.onnx.values import (
     OUTPUTS,
     edge_of,
     header,
+    node_name,
     opsets,
     renamed_infos,
     value_infos,
     value_name,
+    with_node_names,
 )
 from quantkit.formats.onnx.writer import chunks, encode, needs_data_file, write, write_data
 
@@ -39,10 +41,12 @@ __all__ = [
     "external_data_reader",
     "header",
     "needs_data_file",
+    "node_name",
     "opsets",
     "renamed_infos",
     "value_infos",
     "value_name",
+    "with_node_names",
     "write",
     "write_data",
 ]

@@ -89,6 +89,24 @@ def value_name(node: Node, port: int) -> str:
     return f"{node.name}:{port}" if port else node.name
 
 
+def node_name(node: Node) -> str:
+    """Return the name of a node in the file, which can be empty; its values have names of their own."""
+    return str(parse_message("NodeProto", node.extra).name)
+
+
+def with_node_names(graph: Graph) -> Graph:
+    """Return the graph with the name of its first output as the name of each node in the file."""
+
+    def rename(node: Node) -> Node:
+        if node.op in ("Placeholder", "Constant", ABSENT.op):
+            return node
+        message = parse_message("NodeProto", node.extra)
+        message.name = node.name
+        return node.with_(extra=bytes(message.SerializeToString(deterministic=True)))
+
+    return graph.with_nodes(map(rename, graph.nodes.values()))
+
+
 def edge_of(graph: Graph, name: str) -> Edge:
     """Return the edge of a value name; if no value has the name, parse it as ``node`` or ``node:port``."""
     if name in graph.nodes:

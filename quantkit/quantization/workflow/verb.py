@@ -27,7 +27,7 @@ from quantkit.data import PreprocessingOptions
 from quantkit.formats.temporary import temporary_folder
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
-from quantkit.quantization.census import FLOAT, census
+from quantkit.quantization.census import FLOAT, census, executed_int8_fractions
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
@@ -265,6 +265,9 @@ def _report(
     target = conversion.target
     threads = "as for the float model" if plan.scheme.weights_only else target.thread_advice
     titles = " and ".join(find_runtime(name).title for name in target.runtimes)
+    counts = census(graph, plan, ranges, conversion.quantized)
+    if not plan.scheme.weights_only:
+        counts = replace(counts, executed=executed_int8_fractions(conversion.quantized, target.runtimes))
     return QuantizationReport(
         model.name,
         options.output,
@@ -272,7 +275,7 @@ def _report(
         ranges.provenance,
         ranges.warnings,
         len(plan.weights),
-        census(graph, plan, ranges, conversion.quantized),
+        counts,
         num_bytes=os.stat(file).st_size,
         float_num_bytes=sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant),
         threads=threads.format(cores=count_cores(), runtimes=titles),

@@ -81,6 +81,7 @@ class _NativeQuantization:
         for edge in [edge for edge in self.parameters if edge not in outputs]:
             self._quantize_edge(edge, is_int8=edge.node in int8_nodes, int8_consumers=int8_consumers)
         self._prevent_int8_averages()
+        self._prevent_float_products()
         for edge in outputs:
             self._quantize_output(edge)
         graph = self.source.with_nodes([*self.nodes.values(), *self.new_nodes])
@@ -143,8 +144,8 @@ class _NativeQuantization:
         if pattern.bias:
             inputs = self.source[pattern.bias].inputs
             slot = next(slot for slot, edge in enumerate(inputs) if self.source.constant_of(edge) is not None)
-            # ONNX Runtime computes a product and an Add as a Gemm if the bias is a vector.
-            return (pattern.bias if len(self.source[inputs[slot].node].value.shape) == 1 else ""), slot
+            # ONNX Runtime computes a product and an Add as a Gemm if the bias is a vector or a matrix with one row.
+            return (pattern.bias if len(self.source[inputs[slot].node].value.shape) <= 2 else ""), slot
         layer = self.source[pattern.layer]
         has_bias = layer.op in INTEGER_BIAS_OPS and len(layer.inputs) > BIAS_INDEX and layer.inputs[BIAS_INDEX].node
         return (layer.name if has_bias else ""), BIAS_INDEX
@@ -191,12 +192,23 @@ class _NativeQuantization:
         return Node(name, "DequantizeLinear", (quantized, scale, zero))
 
     def _prevent_int8_averages(self) -> None:
-        """Insert a Concat of one tensor after average pools, see `from_tensorflow`."""
+        """Prevent ONNX Runtime from computing average pools in int8, see `from_tensorflow`."""
         for name in self.plan.pass_through:
-            node = self.nodes[name]
-            if node.op == "AveragePool":
-                average = self._add(node.with_(name=f"{name}/average"))
-                self.nodes[name] = Node(name, "Concat", (average,), attrs={"axis": 1})
+            if self.nodes[name].op == "AveragePool":
+                self._prevent_fusion(name, "average", 1)
+
+    def _prevent_float_products(self) -> None:
+        """Prevent ONNX Runtime from computing a product and the Add of a computed tensor as a Gemm in float."""
+        for pattern in self.plan.patterns:
+            consumers = [use.node for use in self.source.uses.get(pattern.output, ())]
+            is_sum = len(consumers) == 1 and consumers[0].op == "Add" and pattern.output not in self.parameters
+            if self.source[pattern.layer].op == "MatMul" and not pattern.bias and is_sum:
+                self._prevent_fusion(pattern.layer, "product", -1)
+
+    def _prevent_fusion(self, name: str, suffix: str, axis: int) -> None:
+        """Insert a Concat of one tensor after a node; it takes the name of the node."""
+        source = self._add(self.nodes[name].with_(name=f"{name}/{suffix}"))
+        self.nodes[name] = Node(name, "Concat", (source,), attrs={"axis": axis})
 
 
 def _later_outputs(graph: Graph) -> Iterator[str]:
