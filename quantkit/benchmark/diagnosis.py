@@ -14,8 +14,9 @@ from quantkit import formats
 from quantkit.benchmark.candidate import Candidate, Settings
 from quantkit.benchmark.machine import Machine, this_machine
 from quantkit.benchmark.process import WorkerError, WorkerProcess
-from quantkit.benchmark.report import Benchmark, align_columns, openmp_text, threads_text
+from quantkit.benchmark.report import Benchmark, align_columns, openmp_text
 from quantkit.benchmark.rounds import SamplingOptions, measure
+from quantkit.benchmark.speedup import Speedup
 from quantkit.benchmark.workflow import find_candidate
 from quantkit.errors import UnavailableError
 from quantkit.formats.temporary import temporary_folder
@@ -87,7 +88,7 @@ class Diagnosis:
             "schema": SCHEMA,
             "machine": self.machine.to_json(),
             "engines": [asdict(runtime) for runtime in self.runtimes],
-            "advice": list(thread_advice(self.machine, self.runtimes)),
+            "advice": list(thread_advice(self.machine, self.runtimes, self.sweep)),
             "plugin_problems": list(self.plugin_problems),
         }
         if self.sweep is not None:
@@ -99,13 +100,12 @@ class Diagnosis:
             _machine_table(self.machine),
             _runtime_table(self.runtimes),
             [line for runtime in self.runtimes for line in _runtime_lines(runtime)],
-            thread_advice(self.machine, self.runtimes),
+            [] if self.sweep is None else [str(self.sweep)],
+            thread_advice(self.machine, self.runtimes, self.sweep),
         ]
-        if self.sweep is not None:
-            sections.append([str(self.sweep), sweep_verdict(self.sweep)])
         if self.plugin_problems:
             sections.append(self.plugin_problems)
-        return "\n\n".join("\n".join(section) for section in sections)
+        return "\n\n".join("\n".join(section) for section in sections if section)
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
@@ -184,12 +184,23 @@ def usable_cores(machine: Machine) -> int:
     return min(limits)
 
 
-def thread_advice(machine: Machine, states: Sequence[RuntimeDiagnosis]) -> tuple[str, ...]:
-    """Return sentences on thread settings for this machine."""
+def thread_advice(
+    machine: Machine, states: Sequence[RuntimeDiagnosis], sweep: Benchmark | None = None
+) -> tuple[str, ...]:
+    """Return sentences on thread settings for this machine.
+
+    Args:
+        machine: this host.
+        states: state of each runtime.
+        sweep: latency at several thread settings; None if it was not measured.
+    """
     cores = usable_cores(machine)
+    advice = (
+        f"start with --intra-op {cores} --inter-op {min(2, cores)}, and measure: "
+        "small int8 models are often fastest with --intra-op 1 --inter-op 2 (quantkit doctor --measure)"
+    )
     lines = [
-        f"threads: start with --intra-op {cores} --inter-op {min(2, cores)}, and measure: "
-        "small int8 models are often fastest with --intra-op 1 --inter-op 2 (quantkit doctor --measure)",
+        f"threads: {advice if sweep is None else sweep_verdict(sweep)}",
         "a process creates its thread pools once, and reads the variables when the runtime is loaded: "
         "quantkit benchmark starts a process for each setting",
     ]
@@ -216,7 +227,7 @@ def _has_threads(name: str) -> bool:
 
 
 def sweep_verdict(sweep: Benchmark) -> str:
-    """Return a sentence on the fastest setting and its speed-up over the default."""
+    """Return a clause on the fastest setting and its speed-up over the default."""
     rows = [
         (measurement.summary.median, measurement, speedup)
         for row, speedup in zip(sweep.rows, sweep.speedups, strict=True)
@@ -227,9 +238,12 @@ def sweep_verdict(sweep: Benchmark) -> str:
     _, fastest, speedup = min(rows, key=lambda row: row[0])
     context = fastest.context
     if speedup is None:
-        return f"{context.runtime}: the default setting is the fastest"
-    text = getattr(speedup, "verdict", str(speedup))
-    return f"{context.runtime}: fastest with intra,inter {threads_text(context)}; over the default: {text}"
+        return f"keep the default of {context.runtime}: it is the fastest setting"
+    threads = f"--intra-op {context.intra_op} --inter-op {context.inter_op}"
+    if isinstance(speedup, Speedup) and speedup.outcome == "faster":
+        return f"{threads} is the fastest setting of {context.runtime}: {speedup.verdict} over the default"
+    reason = speedup.verdict if isinstance(speedup, Speedup) else speedup.message
+    return f"keep the default of {context.runtime}: no setting is shown to be faster; {threads}: {reason}"
 
 
 def _diagnose_runtime(candidate: Candidate, name: str, machine: Machine) -> RuntimeDiagnosis:

@@ -76,9 +76,25 @@ def test_verdict_names_the_fastest_setting_and_its_speed_up() -> None:
         BenchmarkRow("m", "x", make_measurement(slow, 5, 5)),
         BenchmarkRow("m", "x", make_measurement(fast, 5, 5, intra_op=1, inter_op=2)),
     )
-    assert "fastest with intra,inter 1,2; over the default: 2.00x as fast" in sweep_verdict(Benchmark(rows))
-    assert "the default setting is the fastest" in sweep_verdict(Benchmark(rows[:1]))
+    expected = "--intra-op 1 --inter-op 2 is the fastest setting of reference: 2.00x as fast"
+    assert sweep_verdict(Benchmark(rows)).startswith(expected)
+    assert sweep_verdict(Benchmark(rows[:1])) == "keep the default of reference: it is the fastest setting"
     assert sweep_verdict(Benchmark(())) == "no setting could be measured"
+
+
+def test_a_measurement_replaces_the_fixed_thread_advice() -> None:
+    seconds = [0.0101] * 4 + [0.0099] * 4 + [0.0102] * 4 + [0.0098] * 4 + [0.01] * 4
+    rows = (
+        BenchmarkRow("m", "x", make_measurement([0.01] * 20, 5, 5)),
+        BenchmarkRow("m", "x", make_measurement(seconds[::-1], 5, 5, intra_op=1, inter_op=1)),
+        BenchmarkRow("m", "x", make_measurement([0.009999] * 20, 5, 5, intra_op=2, inter_op=2)),
+    )
+    state = Diagnosis(MACHINE, (TENSORFLOW,), sweep=Benchmark(rows))
+    assert "start with --intra-op" in str(replace(state, sweep=None))
+    for text in (str(state), "\n".join(state.to_json()["advice"])):
+        assert "start with" not in text
+        assert "often fastest" not in text
+        assert "threads: keep the default of reference: no setting is shown to be faster; --intra-op 2" in text
 
 
 def doctor(*arguments: str) -> int:
@@ -129,7 +145,7 @@ def test_measurement_has_a_row_per_thread_setting(
     assert doctor("--json", "--measure", "--runtime", "reference") == 0
     sweep = json.loads(capsys.readouterr().out)["measured"]
     assert len(sweep["rows"]) == len(thread_settings(diagnosis.this_machine()))
-    assert sweep["verdict"].startswith("reference: ")
+    assert "of reference: " in sweep["verdict"]
 
 
 def test_library_and_command_give_the_same_document(
