@@ -6,6 +6,7 @@ A worker without a request is halted by a signal, with all its threads: an OpenM
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -32,6 +33,13 @@ from quantkit.benchmark.worker import main
 main()
 """
 
+# Log lines of TensorFlow's C++ code below the severity of fatal errors.
+CPP_LOG = re.compile(
+    r"^(?:WARNING: All log messages before absl::.*|[IWE]\d{4} \d\d:\d\d:[\d.]+ .*|[IWE]\d{4} 00:00:\d+\.\d+ .*"
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:[\d.]+: [IWE] .*|INFO: Created TensorFlow Lite .*"
+    r"|To enable the following instructions: .*rebuild TensorFlow.*)\n?",
+    re.MULTILINE,
+)
 CAN_HALT = hasattr(signal, "SIGSTOP")
 
 
@@ -56,7 +64,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            # The warnings of TensorFlow go to the log, where they may explain an exit.
+            # Fatal errors of TensorFlow go to the log, where they explain an exit.
             env={"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, **environment},
             # Ctrl-C at the terminal interrupts the parent only, which ends its workers.
             start_new_session=True,
@@ -68,9 +76,9 @@ class WorkerProcess:
 
     @property
     def log(self) -> str:
-        """Standard output and error of the runtime so far."""
+        """Standard output and error of the runtime so far, without TensorFlow's log lines."""
         self._log.seek(0)
-        return self._log.read().decode(errors="replace")
+        return CPP_LOG.sub("", self._log.read().decode(errors="replace"))
 
     def ask(self, request: Document, timeout: float) -> Document:
         """Send a request and return the response; the worker runs only in between.

@@ -82,6 +82,27 @@ def test_exit_is_reported_with_the_last_line_of_the_log() -> None:
 
 
 @pytest.mark.usefixtures("scripted")
+def test_log_contains_no_lines_of_tensorflow_but_fatal_errors() -> None:
+    lines = [
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "I0000 00:00:1795343050.386569   11517 port.cc:153] oneDNN custom operations are on.",
+        "2026-01-01 10:00:00.123456: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow binary",
+        "To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow with the flags.",
+        "E0000 00:00:1795343059.454535   11517 cuda_platform.cc:52] failed call to cuInit",
+        "INFO: Created TensorFlow Lite XNNPACK delegate for CPU.",
+        "onednn_verbose,v1,info,oneDNN v3.7.3",
+        "F0000 00:00:1795343059.454535   11517 a.cc:1] Check failed: x",
+    ]
+    script = f"sys.stderr.write({chr(10).join(lines)!r}); sys.exit(3)"
+    with WorkerProcess({"SCRIPT": script}) as worker, pytest.raises(WorkerError, match=r"Check failed: x"):
+        worker.ask({"do": "open"}, SECONDS)
+    with WorkerProcess({"SCRIPT": script}) as worker:
+        with pytest.raises(WorkerError):
+            worker.ask({"do": "open"}, SECONDS)
+        assert worker.log.splitlines() == lines[-2:]
+
+
+@pytest.mark.usefixtures("scripted")
 def test_worker_without_a_response_is_ended() -> None:
     with WorkerProcess({"SCRIPT": "sys.stdin.read()"}) as worker:
         with pytest.raises(WorkerError, match="did not respond within 0 s"):
