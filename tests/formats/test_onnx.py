@@ -308,3 +308,29 @@ def test_onnx_checker_accepts_encoded_models() -> None:
         extra=onnx.header({"y": (DType.FLOAT, Shape((None, 2)))}),
     )
     checker.checker.check_model(checker.load_from_string(onnx.encode(graph)), full_check=True)
+
+
+def test_inputs_keep_their_order() -> None:
+    message = message_class("ModelProto")(ir_version=8)
+    message.graph.input.extend([info("a", 2), info("b", 2)])
+    message.graph.output.append(info("y", 2))
+    add_node(message.graph, "Sub", ["a", "b"], ["y"])
+    graph = onnx.decode(message.SerializeToString())
+    reordered = graph.with_nodes(reversed(graph.nodes.values()))
+    assert onnx.decode(onnx.encode(reordered)).inputs == (Edge("a"), Edge("b"))
+
+
+def test_initializers_before_version_4_are_inputs_only_if_all_are() -> None:
+    message = message_class("ModelProto")(ir_version=3)
+    message.graph.input.extend([info("x", 2), info("w", 2)])
+    message.graph.output.append(info("y", 2))
+    message.graph.initializer.add(name="w", dims=[2], data_type=1, float_data=[1, 2])
+    add_node(message.graph, "Mul", ["x", "w"], ["y"])
+    graph = onnx.decode(message.SerializeToString())
+    saved = message_class("ModelProto").FromString(onnx.encode(graph))
+    assert saved.ir_version == 3
+    assert [value.name for value in saved.graph.input] == ["x", "w"]
+    more = [*graph.nodes.values(), Node("v", "Constant", attrs={"value": Tensor.of(np.float32([3, 4]))})]
+    saved = message_class("ModelProto").FromString(onnx.encode(graph.with_nodes(more)))
+    assert saved.ir_version == 4
+    assert [value.name for value in saved.graph.input] == ["x"]

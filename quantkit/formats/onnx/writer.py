@@ -122,7 +122,9 @@ class _ModelWriter:
         self._infos = {info.name: info for info in (*model.graph.value_info, *model.graph.output)}
         if not model.ir_version:
             model.ir_version = IR_VERSION
-        model.ir_version = max(model.ir_version, 4)  # earlier versions require every initializer to be an input
+        self._version = model.ir_version
+        if any(_is_initializer(node) and not node.extra for node in graph.nodes.values()):
+            model.ir_version = max(model.ir_version, 4)  # earlier versions require every initializer to be an input
         if not model.opset_import:
             model.opset_import.add(domain="", version=OPSET)
         self._ports = _last_ports(graph)
@@ -178,9 +180,8 @@ class _ModelWriter:
 
     def _rest(self, names: set[str]) -> Iterator[bytes]:
         """Yield inputs, outputs, and all other fields of the graph message that are still valid."""
-        for node in self._graph.nodes.values():
-            if node.op == "Placeholder" or (_is_initializer(node) and node.extra):
-                yield _field(INPUT, self._input(node))
+        for node in self._inputs():
+            yield _field(INPUT, self._input(node))
         for edge in self._graph.outputs:
             name = self._name(edge)
             info = message_class("ValueInfoProto")()
@@ -198,6 +199,18 @@ class _ModelWriter:
         if not rest.name:
             rest.name = "quantkit"  # the ONNX checker requires a name
         yield rest.SerializeToString(deterministic=True)
+
+    def _inputs(self) -> Iterable[Node]:
+        """Return the inputs in the order of the graph's inputs, then initializers that are also inputs."""
+        nodes = self._graph.nodes
+        placeholders = [node for node in nodes.values() if node.op == "Placeholder"]
+        ordered = [nodes[edge.node] for edge in self._graph.inputs if nodes[edge.node].op == "Placeholder"]
+        defaults = [node for node in nodes.values() if _is_initializer(node) and node.extra]
+        # Before version 4 of the format every initializer had to be an input. Later it would no longer be constant.
+        has_defaults = self._version >= 4 or not any(
+            _is_initializer(node) and not node.extra for node in nodes.values()
+        )
+        return {node.name: node for node in (*ordered, *placeholders, *(defaults if has_defaults else ()))}.values()
 
     def _input(self, node: Node) -> Any:
         info = parse_message("ValueInfoProto", node.extra)

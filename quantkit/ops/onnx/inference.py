@@ -120,7 +120,8 @@ class _Inference:
             results = RULES[node.op](node, input_shapes, constants)
         for port, shape in enumerate(results):
             edge = Edge(node.name, port)
-            self.shapes[edge] = _merge(shape, self.shapes.get(edge, UNKNOWN))
+            if shape.dims is not None or edge not in self.shapes:
+                self.shapes[edge] = shape  # stated sizes are often those of another batch size
 
     def _infer_sizes(self, node: Node, constants: Mapping[int, Tensor]) -> None:
         rule = size_rules.RULES.get(node.op)
@@ -139,13 +140,3 @@ class _Inference:
         sizes = {slot: self.sizes[edge] for slot, edge in enumerate(node.inputs) if edge in self.sizes}
         constant_sizes = {slot: of_tensor(value) for slot, value in constants.items()}
         return sizes | {slot: values for slot, values in constant_sizes.items() if values is not None}
-
-
-def _merge(inferred: Shape, stated: Shape) -> Shape:
-    """Return the inferred shape, with sizes that only the file states."""
-    if inferred.dims is None or stated.dims is None:
-        return stated if inferred.dims is None else inferred
-    if len(inferred.dims) != len(stated.dims):
-        return inferred
-    pairs = zip(inferred.dims, stated.dims, strict=True)
-    return Shape(tuple(other if size is None else size for size, other in pairs))

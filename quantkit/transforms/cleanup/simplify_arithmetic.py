@@ -1,14 +1,16 @@
 """Remove arithmetic no-ops and merge consecutive operations."""
 
+from quantkit.formats import onnx
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome, apply_rules
 from quantkit.ops.shape_inference import infer
 from quantkit.transforms.cleanup import _number_identities, _shape_identities
 from quantkit.transforms.cleanup._identities import as_rule, remove_new_identities
+from quantkit.transforms.onnx import _arithmetic as onnx_arithmetic
 from quantkit.transforms.registry import transform
 
 
-@transform
+@transform(dialects=("tensorflow", "onnx"))
 def simplify_arithmetic(graph: Graph, *, signed_zeros: bool = True) -> Outcome:
     """Apply identities of algebra, logic and shapes until none applies.
 
@@ -25,6 +27,10 @@ def simplify_arithmetic(graph: Graph, *, signed_zeros: bool = True) -> Outcome:
 
     A Reshape with a computed target shape that has one unknown size gets a constant target shape
     with -1 for that size.
+
+    In ONNX graphs also: consecutive views become one Reshape, a transpose that moves only axes of
+    size 1 becomes a Reshape, consecutive slices and concatenations are merged, Slice and Squeeze become
+    Gather, a Squeeze after a reduction becomes keepdims=0, and x * (1 / y) becomes x / y.
 
     Skips factors whose product would leave the range of float32, summands of different signs, x + 0
     that could change -0 to 0, rules that depend on an unknown shape, and negations by which
@@ -97,7 +103,76 @@ def simplify_arithmetic(graph: Graph, *, signed_zeros: bool = True) -> Outcome:
         outputs: y
         x = Placeholder[1x2x2x1]()
         y = AvgPool(x, ksize=[1, 1, 1, 1], padding=SAME, strides=[1, 1, 1, 1])
+
+    Example:
+        simplify_arithmetic
+        dialect: onnx
+        inputs: x, m
+        outputs: y, n, z, extremes
+        x = Placeholder[2x3]()
+        m = Placeholder[bool 2x3]()
+        zero = Constant(0.0)
+        two = Constant(2.0)
+        half = Constant(0.25)
+        a = Sub(x, zero)
+        b = Cast(a, to=1)
+        c = Relu(b)
+        d = Relu(c)
+        e = Mul(d, two)
+        f = Mul(e, half)
+        g = Neg(f)
+        h = Add(a, g)
+        square = Mul(x, x)
+        inverse = Reciprocal(square)
+        i = Mul(h, inverse)
+        part = Split(i, axis=1)
+        true = Constant[bool](true)
+        chosen = Where(true, part, i)
+        one = Max(chosen)
+        sizes = Constant[int64]([2, 3])
+        row = Constant([1.0, 2.0, 3.0])
+        wide = Expand(row, sizes)
+        y = Add(one, wide)
+        p = Not(m)
+        n = Not(p)
+        lowest = ReduceMin(x, axes=[1], keepdims=1)
+        z = Squeeze(lowest, axis)
+        axis = Constant[int64]([1])
+        extremes = Neg(z)
+
+    Example:
+        simplify_arithmetic
+        dialect: onnx
+        inputs: x
+        outputs: y, z, w, v
+        x = Placeholder[2x1x4x6]()
+        none = Constant[int64]([0, 0, 0, 0, 0, 0, 0, 0])
+        padded = Pad(x, none)
+        a = Transpose(padded, perm=[0, 2, 3, 1])
+        b = Transpose(a, perm=[0, 2, 1, 3])
+        shape = Constant[int64]([2, 6, 4])
+        y = Reshape(b, shape)
+        begin = Constant[int64]([0])
+        last = Constant[int64]([3])
+        rows = Constant[int64]([2])
+        columns = Constant[int64]([3])
+        every = Constant[int64]([2])
+        cut = Slice(x, begin, last, rows, every)
+        part = Slice(cut, begin, last, columns)
+        once = Constant[int64]([1, 1, 1, 1])
+        tiled = Tile(part, once)
+        joined = Concat(part, tiled, axis=1)
+        z = Concat(joined, part, axis=1)
+        second = Constant[int64]([1])
+        first = Slice(x, begin, second, rows)
+        flat = Squeeze(first, rows)
+        w = Flatten(flat, axis=1)
+        same = Flatten(w)
+        line = Constant[int64]([-1])
+        v = Reshape(same, line)
     """
+    if graph.dialect == onnx.DIALECT:
+        return onnx_arithmetic.simplify(graph, signed_zeros)
     inference = infer(graph)
     table = (*_number_identities.RULES, *_shape_identities.RULES)
     outcome = apply_rules(graph, *(as_rule(ops, simplify, inference, signed_zeros) for ops, simplify in table))

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.ir.graph import Graph, Node
+from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import op
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules
-from quantkit.transforms.onnx._facts import GraphFacts, num_outputs
+from quantkit.ir.tensor import Array
+from quantkit.transforms.onnx._facts import GraphFacts, new_constant, num_outputs
 from quantkit.transforms.onnx._layers import LinearLayer, find_layer
 
 Rewritten = list[Node] | Skip | None
@@ -97,8 +98,14 @@ def fold_offset(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
         signed = -values if root.op == "Sub" else values
         if layer.has_bias_input:
             return _fold(layer, None, signed)
-        return None
+        return _as_gemm(graph, layer, root, signed) if rank == 2 else None
     return None
+
+
+def _as_gemm(graph: Graph, layer: LinearLayer, root: Node, bias: Array) -> Rewritten:
+    """Return the Gemm that computes a product of two matrices and the sum after it."""
+    constant = new_constant(graph, f"{root.name}/bias", np.ascontiguousarray(bias))
+    return [constant, layer.node.with_(op="Gemm", inputs=(*layer.node.inputs, Edge(constant.name)))]
 
 
 def _rank(facts: GraphFacts, layer: LinearLayer, root: Node) -> int | None:

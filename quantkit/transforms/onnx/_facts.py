@@ -72,7 +72,7 @@ def new_constant(graph: Graph, name: str, value: Array | Tensor) -> Node:
     return constant_node(free_name(graph, name), value)
 
 
-def value_of(graph: Graph, node: Node, slot: int) -> Array | None:
+def constant_value(graph: Graph, node: Node, slot: int) -> Array | None:
     """Return the value of a constant input; None for other, omitted and large inputs."""
     if slot >= len(node.inputs):
         return None
@@ -91,8 +91,20 @@ def integers(graph: Graph, node: Node, name: str, slot: int) -> list[int] | None
     attr: Any = node.attrs.get(name)
     if attr is not None:
         return [int(item) for item in (attr if isinstance(attr, tuple) else (attr,))]
-    value = value_of(graph, node, slot)
+    value = constant_value(graph, node, slot)
     return None if value is None else [int(item) for item in value.reshape(-1)]
+
+
+def producer(graph: Graph, edge: Edge, ops: str) -> Node | None:
+    """Return the producer of an edge if its op type is in ``ops``, separated by ``|``.
+
+    Returns:
+        The node; None for another op type, a later output, and a graph input.
+    """
+    node = graph.nodes.get(edge.node)
+    if node is None or edge.port or node.op not in ops.split("|") or node.name in graph.input_names:
+        return None
+    return node if has_input(node, 0) and num_outputs(node) == 1 else None
 
 
 def has_input(node: Node, slot: int) -> bool:

@@ -5,7 +5,7 @@ from quantkit.formats.onnx import DIALECT as DIALECT
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.transforms._names import names_in_subgraphs
-from quantkit.transforms.onnx._facts import has_input, removable_outputs, replace_edges, value_of
+from quantkit.transforms.onnx._facts import constant_value, has_input, removable_outputs, replace_edges
 
 
 def remove(graph: Graph, ops: tuple[str, ...], max_inputs: int) -> Outcome:
@@ -63,7 +63,7 @@ def _later_output(graph: Graph, node: Node) -> str:
 def _dropout_reason(graph: Graph, node: Node) -> str:
     """Return a clause if a Dropout is in training mode or its mask is used; empty if it does nothing."""
     if has_input(node, 2):
-        mode = value_of(graph, node, 2)
+        mode = constant_value(graph, node, 2)
         if mode is None or mode.any():
             return "the training mode is on, or not constant"
     return _reason(graph, node, len(node.inputs))
