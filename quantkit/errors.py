@@ -4,11 +4,13 @@ Every error is one sentence that names the node, file or flag, and a hint with t
 Library code raises only these classes; any other exception that reaches the user is a bug.
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 # Keras appends the whole configuration of a layer that it cannot create.
 _MAX_LINE_LENGTH = 200
+_PASSWORD = re.compile(r"(://[^\s/?#:@]*:)[^\s/?#]*(@)")
 
 
 class QuantkitError(Exception):
@@ -79,12 +81,24 @@ def one_line(text: str) -> str:
     return printable(line).rstrip(". ")
 
 
+def hide_password(text: str) -> str:
+    """Replace the password of each URL in a text by ``***``.
+
+    >>> hide_password("https://ann:secret@host/model.pb: not found")
+    'https://ann:***@host/model.pb: not found'
+    """
+    return _PASSWORD.sub(r"\1***\2", text) if "://" in text else text
+
+
 def printable(text: str) -> str:
-    r"""Escape control characters, which a terminal would execute; names come from untrusted files.
+    r"""Escape control characters, which a terminal would execute, and hide the passwords of URLs.
+
+    Names come from untrusted files.
 
     >>> printable("a\x1b[2Jb")
     'a\\x1b[2Jb'
     """
+    text = hide_password(text)
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)

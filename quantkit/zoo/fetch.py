@@ -14,7 +14,7 @@ from hashlib import file_digest
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from quantkit.errors import InputError, UsageError
+from quantkit.errors import InputError, UsageError, hide_password
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.zoo.cache import (
     FileDigest,
@@ -70,6 +70,11 @@ class _Source:
     sha256: str
     is_own: bool = False
     is_graph: bool = False
+
+    @property
+    def title(self) -> str:
+        """URL without its password, for messages."""
+        return hide_password(self.url)
 
 
 def fetch(card: ModelCard | str, *, offline: bool = False, on_progress: OnProgress = ignore_progress) -> Path:
@@ -150,7 +155,7 @@ def _check_url(card: ModelCard, url: str | None, sha256: str | None) -> str:
     """Check the caller's URL and digest; return the digest in lower case, or an empty string."""
     if url is not None and card.is_bundled:
         raise UsageError(f"{card.name} is part of the installation: it has no url")
-    if url is not None and urlsplit(url).scheme not in SCHEMES:
+    if url is not None and _scheme(url) not in SCHEMES:
         own = Path(url).absolute().as_uri() if Path(url).exists() else "file:///folder/archive.tgz"
         raise UsageError(f"{url!r} is not a URL of {', '.join(SCHEMES)}", hint=f"name a file as --url {own}")
     if sha256 is None:
@@ -160,6 +165,14 @@ def _check_url(card: ModelCard, url: str | None, sha256: str | None) -> str:
     if not re.fullmatch("[0-9a-fA-F]{64}", sha256):
         raise UsageError(f"{sha256!r} is not 64 hexadecimal digits", hint="sha256sum FILE prints them")
     return sha256.lower()
+
+
+def _scheme(url: str) -> str:
+    """Return the scheme of a URL; empty if the URL is invalid."""
+    try:
+        return urlsplit(url).scheme
+    except ValueError:  # brackets that are not an IPv6 address
+        return ""
 
 
 def _find_bundled(card: ModelCard) -> FetchedModel:
@@ -175,7 +188,7 @@ def _find_cached(card: ModelCard, url: str | None, digest: str) -> FetchedModel 
     receipt = Receipt.read(folder)
     if receipt is None or card.graph not in receipt.members:
         return None
-    if url and (receipt.sha256 != digest if digest else receipt.url != url):
+    if url and (receipt.sha256 != digest if digest else receipt.url != hide_password(url)):
         return None
     return FetchedModel(card, folder / card.graph, is_cached=True, receipt=receipt)
 
@@ -211,18 +224,19 @@ def _fetch_source(source: _Source, card: ModelCard, on_progress: OnProgress, on_
     part = part_path(card.name, source.url)
     resumable = transfer.count_resumable_bytes(part)
     resumed = f", {resumable / 1e6:.1f} MB are already here" if resumable else ""
-    on_message(f"fetching {card.name} from {source.url}{resumed}")
+    on_message(f"fetching {card.name} from {source.title}{resumed}")
     transfer.download(source.url, part, num_bytes=source.num_bytes, on_progress=on_progress, on_message=on_message)
     try:
         stored = _digest_of(part)
         _compare(source.url, stored, source.num_bytes, source.sha256)
         with new_folder(card.name) as folder:
             members = _unpack(source, part, card, folder)
+            _check_graph(folder / card.graph)
             receipt = _receipt(source, card, stored, members)
             receipt.write(folder)
     except SourceError as failure:
         transfer.discard(part)
-        message = failure.message if source.url in failure.message else f"{source.url}: {failure.message}"
+        message = failure.message if source.title in failure.message else f"{source.title}: {failure.message}"
         raise SourceError(message, failure.hint) from None
     drop_parts(card.name)
     return FetchedModel(card, cache_folder() / card.name / card.graph, is_cached=False, receipt=receipt)
@@ -265,6 +279,21 @@ def _unpack(source: _Source, part: Path, card: ModelCard, folder: Path) -> dict[
     return members
 
 
+def _check_graph(path: Path) -> None:
+    """Check that a file is a graph, before it replaces a model in the cache.
+
+    Raises:
+        SourceError: the file is truncated, or is not a graph.
+    """
+    from quantkit.formats import load
+
+    try:
+        load(path)
+    except InputError as error:
+        reason = error.message.removeprefix(str(path)).lstrip(": ")
+        raise SourceError(f"{path.name} is not a model: {reason}", hint="name the archive of the model") from None
+
+
 def _bare_graph(source: _Source, part: Path, card: ModelCard, folder: Path) -> dict[str, FileDigest]:
     from quantkit.zoo import archives
 
@@ -282,7 +311,7 @@ def _receipt(source: _Source, card: ModelCard, stored: FileDigest, members: Mapp
     else:
         verified = "archive" if source.sha256 and not source.is_graph else "members"
     warnings = _warnings(source, card, stored, members)
-    return Receipt(source.url, stored.num_bytes, stored.sha256, verified, members, warnings)
+    return Receipt(source.title, stored.num_bytes, stored.sha256, verified, members, warnings)
 
 
 def _warnings(
@@ -291,7 +320,9 @@ def _warnings(
     """Return the warnings about a download."""
     warnings = []
     if source.is_own and not source.sha256:
-        warnings.append(f"{source.url} was not verified, because no checksum was given; its SHA-256 is {stored.sha256}")
+        warnings.append(
+            f"{source.title} was not verified, because no checksum was given; its SHA-256 is {stored.sha256}"
+        )
     if source.is_own:
         warnings += [
             f"{name} has {members[name].num_bytes:,} bytes, the published file {published.num_bytes:,}"
@@ -302,5 +333,5 @@ def _warnings(
         ]
     missing = [member.name for member in card.members if member.name not in members]
     if missing:
-        warnings.append(f"{source.url} has no {', '.join(missing)}")
+        warnings.append(f"{source.title} has no {', '.join(missing)}")
     return tuple(warnings)

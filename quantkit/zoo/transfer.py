@@ -1,35 +1,49 @@
 """Download of a URL to a file: streamed, resumable, with retries.
 
-``X.part.json`` stores the server's validator and the full size of ``X.part``. The next attempt
-requests the rest with ``Range`` and ``If-Range``; a server that has another version, or does not
-support ranges, sends the whole file, which replaces the part. A web page instead of the file is
-rejected before it replaces the part.
+``X.part.json`` stores the server's strong validator and the full size of ``X.part``. The next
+attempt requests the rest with ``Range`` and ``If-Range``; a server that has another version, or
+does not support ranges, sends the whole file, which replaces the part. Without a strong validator
+(RFC 9110, section 8.8) two versions could be joined: the download starts anew. A web page instead
+of the file is rejected before it replaces the part.
 """
 
 import http.client
 import json
 import re
+import socket
 import ssl
 import time
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from urllib.parse import unquote, urlsplit
+from urllib.request import HTTPHandler, HTTPSHandler, Request, build_opener
 
+from quantkit.errors import hide_password
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.zoo.cache import SourceError, open_for_writing, translate_write_errors
 
 CHUNK_BYTES = 1 << 18
 MAX_BYTES = 4 << 30
+# Limit of one wait for the server, and of the whole download with all attempts.
 TIMEOUT_SECONDS = 30.0
+TOTAL_SECONDS = 3600.0
 BACKOFF_SECONDS = 0.5
 FRUITLESS_ATTEMPTS = 3
 ALL_ATTEMPTS = 20
 REPORT_SECONDS = 0.1
 Report = Callable[[int, int | None], None]
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+# A Last-Modified is a strong validator if the server's clock is so much later.
+STRONG_SECONDS = 60
 
 CHECK_NETWORK = "check the address, the network and the proxy (HTTPS_PROXY)"
 
@@ -48,9 +62,11 @@ class _Note:
     @classmethod
     def read(cls, part: Path) -> "_Note | None":
         try:
-            return cls(**json.loads(_note_of(part).read_text(encoding="utf-8")))
+            note = cls(**json.loads(_note_of(part).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
+        is_valid = isinstance(note.validator, str) and isinstance(note.num_bytes, int) and note.num_bytes > 0
+        return note if is_valid and note.validator.isprintable() else None
 
 
 def download(
@@ -72,29 +88,34 @@ def download(
         on_message: receives a message before each retry.
 
     Raises:
-        SourceError: the server rejects the request, sends another file, or the connection fails
-            repeatedly.
+        SourceError: the server rejects the request, sends another file or takes longer than
+            `TOTAL_SECONDS`, or the connection fails repeatedly.
         InputError: the file cannot be written.
     """
     report = _throttle(on_progress)
-    best, fruitless = -1, 0
+    best, fruitless, deadline = -1, 0, time.monotonic() + TOTAL_SECONDS
     for _ in range(ALL_ATTEMPTS):
         try:
-            return _connect(url, part, num_bytes, report)
+            return _connect(url, part, num_bytes, report, deadline)
         except _TransientError as error:
             reason, done = str(error), _size(part)
         fruitless = 0 if done > best else fruitless + 1
         best = max(best, done)
+        if time.monotonic() >= deadline:
+            reason = f"the server is too slow: {done:,} bytes in {TOTAL_SECONDS:,.0f} seconds"
+            break
         if fruitless == FRUITLESS_ATTEMPTS:
             break
-        on_message(f"{url}: {reason}; trying again")
+        on_message(hide_password(f"{url}: {reason}; trying again"))
         time.sleep(BACKOFF_SECONDS * 2**fruitless)
     raise SourceError(f"{url}: {reason}", hint="run the command again to resume the download")
 
 
 def count_resumable_bytes(part: Path) -> int:
     """Return the number of bytes that the next attempt can resume from."""
-    return _size(part) if _Note.read(part) else 0
+    note = _Note.read(part)
+    num_bytes = _size(part)
+    return num_bytes if note and (note.validator or num_bytes == note.num_bytes) else 0
 
 
 def discard(part: Path) -> None:
@@ -103,7 +124,7 @@ def discard(part: Path) -> None:
     _note_of(part).unlink(missing_ok=True)
 
 
-def _connect(url: str, part: Path, num_bytes: int | None, report: Report) -> None:
+def _connect(url: str, part: Path, num_bytes: int | None, report: Report, deadline: float) -> None:
     """Connect and receive the file once.
 
     Raises:
@@ -114,7 +135,7 @@ def _connect(url: str, part: Path, num_bytes: int | None, report: Report) -> Non
     if note and offset == note.num_bytes:
         return
     try:
-        with urlopen(_request(url, offset, note), timeout=TIMEOUT_SECONDS) as response:
+        with _open(_request(url, offset, note), deadline) as response:
             offset, total = _start_and_size(response, offset, note, part)
             _receive(url, response, part, offset, total, num_bytes, report)
     except HTTPError as error:
@@ -126,30 +147,107 @@ def _connect(url: str, part: Path, num_bytes: int | None, report: Report) -> Non
     except URLError as error:
         raise _unreachable(url, error.reason) from None
     except (http.client.InvalidURL, UnicodeError):
-        raise SourceError(
-            f"{url!r} is not a valid URL", hint="percent-encode spaces and other characters, for example %20"
-        ) from None
+        raise _invalid_url(url) from None
     except (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
         raise _TransientError(f"the connection dropped after {_size(part):,} bytes ({_sentence(error)})") from None
 
 
 def _request(url: str, offset: int, note: _Note | None) -> Request:
-    request = Request(url, headers={"User-Agent": "quantkit", "Accept-Encoding": "identity"})
+    try:
+        parts = urlsplit(url)
+        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+        _ = parts.port
+    except ValueError:
+        raise _invalid_url(url) from None
+    address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    request = Request(address, headers={"User-Agent": "quantkit", "Accept-Encoding": "identity"})
+    if user:
+        token = b64encode(f"{user}:{password}".encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {token}")  # another host must not receive it
     if offset and note:
         request.add_header("Range", f"bytes={offset}-")
-        if note.validator:
-            request.add_header("If-Range", note.validator)
+        request.add_header("If-Range", note.validator)
     return request
+
+
+def _invalid_url(url: str) -> SourceError:
+    return SourceError(
+        f"{url!r} is not a valid URL", hint="percent-encode spaces and other characters, for example %20"
+    )
+
+
+class _RecordSockets:
+    """Mixin of urllib's handlers that keeps the sockets of all connections."""
+
+    def __init__(self, sockets: list[socket.socket]) -> None:
+        super().__init__()
+        self._sockets = sockets
+
+    def do_open(self, http_class: Any, request: Request, **options: Any) -> Any:
+        return super().do_open(partial(self._make_connection, http_class), request, **options)  # type: ignore[misc]
+
+    def _make_connection(self, http_class: Any, *arguments: Any, **options: Any) -> Any:
+        connection = http_class(*arguments, **options)
+        connect = connection.connect
+
+        def connect_and_record() -> None:
+            connect()
+            self._sockets.append(connection.sock)
+
+        connection.connect = connect_and_record
+        return connection
+
+
+class _HTTPHandler(_RecordSockets, HTTPHandler):
+    pass
+
+
+class _HTTPSHandler(_RecordSockets, HTTPSHandler):
+    pass
+
+
+@contextmanager
+def _open(request: Request, deadline: float) -> Iterator[Any]:
+    """Send a request; the connection is shut down at the deadline, also if the server sends byte after byte.
+
+    Raises:
+        _TransientError: the deadline is reached; a shut connection looks like the end of the file.
+    """
+    sockets: list[socket.socket] = []
+    is_late = Event()
+
+    def shut_down() -> None:
+        is_late.set()
+        for connection in sockets:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    timer = Timer(max(0.0, deadline - time.monotonic()), shut_down)
+    timer.daemon = True
+    timer.start()
+    try:
+        opener = build_opener(_HTTPHandler(sockets), _HTTPSHandler(sockets))
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
+            yield response
+    except SourceError:
+        if not is_late.is_set():
+            raise
+    finally:
+        timer.cancel()
+    if is_late.is_set():
+        raise _TransientError("the time is over")
 
 
 def _start_and_size(response: Any, offset: int, note: _Note | None, part: Path) -> tuple[int, int | None]:
     """Return the offset of the response in the file, and the size of the file, if known."""
     if getattr(response, "status", None) == 206 and note:
         content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
-        if content_range and (int(content_range[1]), int(content_range[2])) == (offset, note.num_bytes):
+        # Some servers ignore If-Range.
+        is_same = note.validator in (response.headers.get("ETag"), response.headers.get("Last-Modified"))
+        if is_same and content_range and (int(content_range[1]), int(content_range[2])) == (offset, note.num_bytes):
             return offset, note.num_bytes
         discard(part)
-        raise _TransientError("the server sent another range than requested")
+        raise _TransientError("the server sent another version or range than requested")
     length = response.headers.get("Content-Length", "")
     return 0, int(length) if length.isdecimal() else None
 
@@ -181,12 +279,23 @@ def _receive(
 def _begin(part: Path, response: Any, total: int | None) -> None:
     """Create an empty part, with a note that makes it resumable."""
     discard(part)
-    etag = response.headers.get("ETag", "")
-    is_strong = etag and not etag.startswith("W/")
-    validator = etag if is_strong else response.headers.get("Last-Modified", "")
     if total is not None:
+        note = _Note(_strong_validator(response.headers), total)
         with translate_write_errors(part):
-            _note_of(part).write_text(json.dumps(asdict(_Note(validator, total))), encoding="utf-8")
+            _note_of(part).write_text(json.dumps(asdict(note)), encoding="utf-8")
+
+
+def _strong_validator(headers: Any) -> str:
+    """Return the header that distinguishes two versions of a file; empty if none does."""
+    etag: str = headers.get("ETag", "")
+    if etag.startswith('"'):
+        return etag
+    modified: str = headers.get("Last-Modified", "")
+    try:
+        age = parsedate_to_datetime(headers.get("Date", "")) - parsedate_to_datetime(modified)
+    except (ValueError, TypeError):
+        return ""
+    return modified if age.total_seconds() >= STRONG_SECONDS else ""
 
 
 def _check_first(url: str, response: Any, block: bytes, total: int | None, num_bytes: int | None) -> None:

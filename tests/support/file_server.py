@@ -6,14 +6,19 @@ import hashlib
 import io
 import tarfile
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
+from quantkit.formats import graphdef
+from quantkit.ir.graph import Graph, constant
 from quantkit.zoo.cards import ModelCard
 
-GRAPH = b"\x0a" + bytes(range(256)) * 400
+GRAPH = graphdef.encode(Graph.of([constant("weights", np.arange(25_600, dtype=np.int32))]))
 LABELS = b"cat\ndog\n"
 
 
@@ -62,10 +67,13 @@ class Server:
         files: bodies by path.
         faults: faults of the next requests: number of bytes before the connection is closed, or a status.
         supports_ranges, sends_length: capabilities of the server.
-        etag: ETag header of every file.
+        etag, last_modified: ETag and Last-Modified headers of every file.
+        ignores_if_range: send a range of another version than If-Range names.
+        seconds_per_byte: pause after each byte of a body.
         content_type: Content-Type header of every file.
         gate: event; if present, a body pauses after `gate_at` bytes until the event is set.
         requests: (path, Range header) of each request.
+        authorization: Authorization header of each request.
     """
 
     base: str = ""
@@ -74,10 +82,14 @@ class Server:
     supports_ranges: bool = True
     sends_length: bool = True
     etag: str = '"one"'
+    last_modified: str = ""
+    ignores_if_range: bool = False
+    seconds_per_byte: float = 0.0
     content_type: str = "application/octet-stream"
     gate: threading.Event | None = None
     gate_at: int = 0
     requests: list[tuple[str, str]] = field(default_factory=list)
+    authorization: list[str] = field(default_factory=list)
 
     def url(self, path: str, body: bytes | None = None) -> str:
         if body is not None:
@@ -100,6 +112,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         state, path, range_header = self.state, self.path.lstrip("/"), self.headers.get("Range", "")
         state.requests.append((path, range_header))
+        state.authorization.append(self.headers.get("Authorization", ""))
         fault = state.faults.pop(0) if state.faults else None
         if isinstance(fault, Status):
             self.send_error(fault.code)
@@ -119,17 +132,21 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(body) - start))
         if state.etag:
             self.send_header("ETag", state.etag)
+        if state.last_modified:
+            self.send_header("Last-Modified", state.last_modified)
         self.send_header("Content-Type", state.content_type)
         self.end_headers()
         self._send(body[start:] if fault is None else body[start : start + fault])
 
     def _start(self, range_header: str, length: int) -> int:
-        if (
-            not (range_header and self.state.supports_ranges)
-            or self.headers.get("If-Range", self.state.etag) != self.state.etag
+        if not (range_header and self.state.supports_ranges) or (
+            not self.state.ignores_if_range and self.headers.get("If-Range") not in self._versions()
         ):
             return 0
         return int(range_header.removeprefix("bytes=").rstrip("-"))
+
+    def _versions(self) -> tuple[str | None, ...]:
+        return (None, self.state.etag, self.state.last_modified)
 
     def _send(self, body: bytes) -> None:
         try:
@@ -138,7 +155,12 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
                 self.state.gate.wait(20)
                 body = body[self.state.gate_at :]
-            self.wfile.write(body)
+            if self.state.seconds_per_byte:
+                for byte in body:
+                    self.wfile.write(bytes([byte]))
+                    time.sleep(self.state.seconds_per_byte)
+            else:
+                self.wfile.write(body)
         except ConnectionError:
             pass
 

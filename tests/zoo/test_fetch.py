@@ -23,7 +23,7 @@ from file_server import (
 
 from quantkit.errors import InputError, UsageError
 from quantkit.progress import Progress
-from quantkit.zoo.cache import Receipt
+from quantkit.zoo.cache import Receipt, cache_folder
 from quantkit.zoo.cards import ModelCard, read_card
 from quantkit.zoo.fetch import fetch, label_files, locate, locate_member, obtain
 
@@ -180,9 +180,10 @@ class TestAnArchiveOfOnesOwn:
 
     def test_a_forced_download_replaces_the_cached_model(self, server: Server, card: ModelCard, cache: Path) -> None:
         fetch(card)
-        own = tar_gz({"graph.pb": b"\x0aother", "labels.txt": LABELS})
-        assert obtain(card, url=server.url("own.tgz", own)).path.read_bytes() == b"\x0aother"
-        assert fetch(card).read_bytes() == b"\x0aother"
+        other = GRAPH + GRAPH.replace(b"weights", b"another")
+        own = tar_gz({"graph.pb": other, "labels.txt": LABELS})
+        assert obtain(card, url=server.url("own.tgz", own)).path.read_bytes() == other
+        assert fetch(card).read_bytes() == other
         assert obtain(card, force=True).path.read_bytes() == GRAPH
         assert leftovers(cache) == []
 
@@ -198,8 +199,25 @@ class TestAnArchiveOfOnesOwn:
     def test_file_of_another_kind_is_rejected(self, server: Server, card: ModelCard) -> None:
         with pytest.raises(InputError, match=r"neither an archive .* nor a frozen graph"):
             obtain(card, url=server.url("own.pb", b"not found"))
+        for graph in (GRAPH[:-5], b"\x0aother", b"\0" * 100, b""):
+            with pytest.raises(InputError, match=r"graph.pb is not a model|has no 'graph.pb'"):
+                obtain(card, url=server.url("broken.tgz", tar_gz({"graph.pb": graph})))
+            with pytest.raises(InputError):
+                obtain(card, url=server.url("broken.pb", graph))
+        assert leftovers(cache_folder()) == []
+        assert fetch(card).read_bytes() == GRAPH
         with pytest.raises(InputError, match=r"has no 'graph.pb'"):
             obtain(card, url=server.url("own.tgz", tar_gz({"other.pb": GRAPH})))
+
+    def test_the_password_of_a_url_is_not_stored(self, server: Server, archive: bytes, card: ModelCard) -> None:
+        url = server.url("own.tgz", archive).replace("://", "://ann:secret@")
+        messages: list[str] = []
+        assert not obtain(card, url=url, on_message=messages.append).is_cached
+        fetched = obtain(card, url=url)
+        assert fetched.is_cached
+        assert fetched.receipt is not None
+        assert fetched.receipt.url.startswith("http://ann:***@127.0.0.1")
+        assert "secret" not in (fetched.path.parent / "receipt.json").read_text() + "".join(messages)
 
     def test_arguments_are_checked(self, card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "own.tgz").write_bytes(b"")
@@ -207,7 +225,7 @@ class TestAnArchiveOfOnesOwn:
         with pytest.raises(UsageError, match="not a URL") as caught:
             obtain(card, url="own.tgz")
         assert caught.value.hint == f"name a file as --url file://{tmp_path}/own.tgz"
-        for url in ("ftp://host/a", "data:,x"):
+        for url in ("ftp://host/a", "data:,x", "http://[::1"):
             with pytest.raises(UsageError, match="not a URL"):
                 obtain(card, url=url)
         with pytest.raises(UsageError, match="64 hexadecimal digits"):

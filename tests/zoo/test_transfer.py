@@ -1,6 +1,11 @@
 """Download of a URL over a connection with all kinds of failures."""
 
 import socket
+import threading
+import time
+from base64 import b64encode
+from contextlib import suppress
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
@@ -9,7 +14,7 @@ from file_server import Server, Status, open_on_limited_disk
 from quantkit.errors import InputError
 from quantkit.progress import Progress
 from quantkit.zoo import transfer
-from quantkit.zoo.transfer import SourceError, download
+from quantkit.zoo.transfer import SourceError, count_resumable_bytes, download
 
 BODY = bytes(range(256)) * 3000
 
@@ -78,13 +83,102 @@ def test_a_complete_part_needs_no_request(server: Server, part: Path) -> None:
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("etag", ['"two"', ""])
-def test_another_version_replaces_the_part(server: Server, part: Path, etag: str) -> None:
+@pytest.mark.parametrize("ignores_if_range", [False, True])
+@pytest.mark.parametrize("etag", ['"two"', 'W/"one"', ""])
+def test_another_version_replaces_the_part(server: Server, part: Path, etag: str, ignores_if_range: bool) -> None:
     _leave_half(server, part)
     changed = BODY[::-1]
-    server.files["a"], server.etag = changed, etag
+    server.files["a"], server.etag, server.ignores_if_range = changed, etag, ignores_if_range
     download(server.url("a"), part)
     assert part.read_bytes() == changed
+
+
+# Headers that two versions of a file may share; the Date of the test server is the present.
+@pytest.mark.parametrize(("etag", "last_modified"), [('W/"one"', ""), ("", ""), ("", "now"), ("", "yesterday")])
+def test_without_a_strong_validator_the_download_starts_anew(
+    server: Server, part: Path, etag: str, last_modified: str
+) -> None:
+    server.etag = etag
+    server.last_modified = formatdate(usegmt=True) if last_modified == "now" else last_modified
+    _leave_half(server, part)
+    changed = BODY[::-1]  # of equal length
+    server.files["a"] = changed
+    assert count_resumable_bytes(part) == 0
+    download(server.url("a"), part)
+    assert part.read_bytes() == changed
+    assert server.requests[-1] == ("a", "")
+
+
+def test_an_old_modification_time_is_a_strong_validator(server: Server, part: Path) -> None:
+    server.etag, server.last_modified = "", "Mon, 02 Nov 2015 08:00:00 GMT"
+    _leave_half(server, part)
+    download(server.url("a"), part)
+    assert part.read_bytes() == BODY
+    assert server.requests[-1] == ("a", "bytes=400000-")
+
+
+def test_a_damaged_note_starts_the_download_anew(server: Server, part: Path) -> None:
+    _leave_half(server, part)
+    for note in ('{"validator": 3, "num_bytes": 768000}', '{"validator": "a\\nb", "num_bytes": 768000}', "[]"):
+        part.with_name(part.name + ".json").write_text(note)
+        assert count_resumable_bytes(part) == 0
+    download(server.url("a"), part)
+    assert part.read_bytes() == BODY
+
+
+def test_a_slow_server_reaches_the_time_limit(server: Server, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "TOTAL_SECONDS", 0.5)
+    server.seconds_per_byte = 0.05
+    start = time.monotonic()
+    with pytest.raises(SourceError, match=r"the server is too slow: \d+ bytes in 0 seconds") as caught:
+        download(server.url("a", BODY), part)
+    assert time.monotonic() - start < 10
+    assert "resume" in caught.value.hint
+
+
+def test_a_server_that_never_ends_its_headers_reaches_the_time_limit(
+    part: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "TOTAL_SECONDS", 0.5)
+    stop = threading.Event()
+
+    def drip() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\n")
+            while not stop.wait(0.05):
+                with suppress(OSError):
+                    connection.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip)
+        thread.start()
+        start = time.monotonic()
+        with pytest.raises(SourceError, match="the server is too slow"):
+            download(f"http://127.0.0.1:{listener.getsockname()[1]}/a", part)
+        assert time.monotonic() - start < 10
+        stop.set()
+        thread.join()
+
+
+def test_the_password_of_a_url_is_sent_and_hidden(server: Server, part: Path) -> None:
+    url = server.url("a", BODY).replace("://", "://ann:s%65cret@")
+    server.faults = [100_000]
+    messages: list[str] = []
+    download(url, part, on_message=messages.append)
+    assert part.read_bytes() == BODY
+    assert server.authorization == ["Basic " + b64encode(b"ann:secret").decode()] * 2
+    with pytest.raises(SourceError, match="HTTP 404") as caught:
+        download(url + "nothing", part.with_name("b.part"))
+    for text in (*messages, caught.value.message):
+        assert "http://ann:***@127.0.0.1" in text
+        assert "s%65cret" not in text
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://[x]/a", "http://127.0.0.1:99999/a", "http://127.0.0.1:p/a"])
+def test_a_broken_host_is_an_error(part: Path, url: str) -> None:
+    with pytest.raises(SourceError, match="is not a valid URL"):
+        download(url, part)
 
 
 def test_a_shorter_version_replaces_the_part(server: Server, part: Path) -> None:
@@ -96,7 +190,6 @@ def test_a_shorter_version_replaces_the_part(server: Server, part: Path) -> None
 
 
 def test_another_range_than_requested_is_retried(server: Server, part: Path) -> None:
-    server.etag = ""
     _leave_half(server, part)
     server.files["a"] = BODY + b"more"
     download(server.url("a"), part)
