@@ -1,6 +1,7 @@
 """Verification of transforms: the model runs on the same inputs before and after each step."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,17 +9,19 @@ import numpy as np
 
 from quantkit.data import Dataset, InputPipeline, as_dataset, batches
 from quantkit.data.pipeline import rank_of
-from quantkit.errors import CheckError, QuantkitError, UsageError
+from quantkit.errors import CheckError, GraphError, QuantkitError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType
 from quantkit.model import Model
 from quantkit.recipes.outputs import MIN_COSINE, TOLERANCE, compare
-from quantkit.runtimes import AUTO, find_runtime, observing_runtime, open_session
+from quantkit.runtimes import AUTO, REFERENCE, find_runtime, observing_runtime, open_session
 from quantkit.runtimes.session import Session, TensorInfo
 from quantkit.transforms.registry import Claim
 
 # Number of samples of a dataset that are run, if the model takes any number.
 NUM_SAMPLES = 8
+# Values of unknown sizes, tried in order until the graph accepts one: many networks need images of a minimum size.
+UNKNOWN_SIZES = (1, 32, 256, 512)
 
 Opener = Callable[[Graph], Session]
 # Function that returns arrays, by name, for some or all inputs.
@@ -81,8 +84,18 @@ class Verifier:
                     note = f"input {info.name!r} is {info.dtype.value} now: outputs cannot be compared"
             if self.feeds is None or note:
                 feeds = self.feeder(session.inputs) if self.feeder else {}
-                self.feeds = seeded_feeds(session.inputs, self.seed, feeds)
+                return self._run_first(session, feeds), note
             return session.run(self._feeds_of(session)), note
+
+    def _run_first(self, session: Session, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return the outputs for the first of `UNKNOWN_SIZES` that the graph accepts; choose the feeds."""
+        is_open = any(info.name not in feeds and not info.shape.is_known for info in session.inputs)
+        for size in UNKNOWN_SIZES[:-1] if is_open else ():
+            self.feeds = seeded_feeds(session.inputs, self.seed, feeds, size)
+            with suppress(GraphError):
+                return session.run(self._feeds_of(session))
+        self.feeds = seeded_feeds(session.inputs, self.seed, feeds, UNKNOWN_SIZES[-1])
+        return session.run(self._feeds_of(session))
 
     def _feeds_of(self, session: Session) -> dict[str, Array]:
         """Return the feeds of the inputs that the graph still has."""
@@ -114,8 +127,8 @@ def make_verifier(
         model: model whose preprocessing applies to images.
         graph: graph that will be rewritten.
         data: dataset, see `quantkit.data.as_dataset`; None for random inputs.
-        runtime: name of a runtime; None for TensorFlow, or the reference runtime if it is not installed; for ONNX
-            graphs the fastest available.
+        runtime: name of a runtime; None for TensorFlow, for ONNX graphs ONNX Runtime, or the reference runtime
+            if it is not installed.
         seed: seed of the random inputs.
         tolerance: see `TOLERANCE`; None for `TOLERANCE`.
 
@@ -140,7 +153,9 @@ def make_verifier(
 
 
 def _native_runtime(graph: Graph) -> str:
-    return AUTO if graph.dialect == "onnx" else observing_runtime(graph.dialect)
+    """Return the runtime of the graph's own format; the NumPy runtime if no such runtime is installed."""
+    name = observing_runtime(graph.dialect)
+    return name if find_runtime(name).available().ok else REFERENCE
 
 
 def feed_dataset(model: Model, dataset: Dataset, inputs: tuple[TensorInfo, ...]) -> Mapping[str, Array]:
@@ -178,14 +193,15 @@ def _compared_fields(graph: Graph) -> tuple[Any, ...]:
 
 
 def seeded_feeds(
-    inputs: tuple[TensorInfo, ...], seed: int = 0, feeds: Mapping[str, Array] | None = None
+    inputs: tuple[TensorInfo, ...], seed: int = 0, feeds: Mapping[str, Array] | None = None, unknown_size: int = 1
 ) -> dict[str, Array]:
-    """Return random arrays: floats in [-1, 1), uint8 values in 0..255, small integers; unknown sizes are 1.
+    """Return random arrays: floats in [-1, 1), uint8 values in 0..255, small integers.
 
     Args:
         inputs: inputs of the session.
         seed: seed of the random numbers.
         feeds: arrays of the inputs that are not random.
+        unknown_size: size of the dimensions that an input does not state.
 
     Raises:
         UsageError: an input takes strings, or its rank is unknown.
@@ -202,7 +218,7 @@ def seeded_feeds(
                 f"cannot generate random values for input {info.name!r}, which takes {kind}",
                 hint="give arrays (--data FILE.npz), or choose other --inputs, for example after a decoder",
             )
-        shape = tuple(1 if size is None else size for size in info.shape.dims)
+        shape = tuple(unknown_size if size is None else size for size in info.shape.dims)
         result[info.name] = _random(random, info.dtype, shape)
     return result
 

@@ -11,7 +11,9 @@ from quantkit.errors import GraphError
 from quantkit.formats import onnx
 from quantkit.formats.onnx.schema import message_class
 from quantkit.ir.graph import Edge, Graph
-from quantkit.recipes import rewrite
+from quantkit.ir.text import from_text
+from quantkit.recipes import parse, rewrite, run
+from quantkit.recipes.verify import make_verifier
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import Session
 from quantkit.transforms.registry import REGISTRY, names_for
@@ -132,3 +134,27 @@ def test_transform_without_onnx_dialect_is_rejected(name: str) -> None:
     ) as caught:
         REGISTRY[name].outcome(model())
     assert "merge_duplicate_nodes" in caught.value.hint
+
+
+def test_verification_chooses_sizes_that_the_graph_accepts() -> None:
+    graph = from_text("""
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[1x2x?x?]()
+        pooled = AveragePool(x, kernel_shape=[40, 40], strides=[1, 1])
+        same = Identity(pooled)
+        y = Relu(same)
+    """)
+    check = make_verifier(qk.load(graph), graph, runtime="reference")
+    _, trace = run(parse("remove_nodes(op=Identity)"), graph, check=check)
+    assert trace.records[0].check
+    assert check.feeds is not None
+    assert check.feeds["x"].shape == (1, 2, 256, 256)
+
+
+def test_onnx_graphs_are_verified_in_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+    monkeypatch.setattr("quantkit.recipes.verify.open_session", lambda graph, runtime: opened.append(runtime))
+    make_verifier(qk.load(model()), model()).open_session(model())
+    assert opened == ["onnxruntime" if find_runtime("onnxruntime").available().ok else "reference"]
