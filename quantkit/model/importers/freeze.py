@@ -38,6 +38,31 @@ def freeze_saved_model(path: Path, tags: Iterable[str], signature: str) -> Graph
         return _freeze(loaded.signatures[signature])
 
 
+def freeze_meta_graph(path: Path, tags: Iterable[str], outputs: Iterable[Edge]) -> Graph:
+    """Freeze the graph of a SavedModel without its objects, as the loader of TensorFlow 1 does.
+
+    Args:
+        path: folder of the SavedModel.
+        tags: tags of one of its graphs.
+        outputs: outputs of one of that graph's signatures.
+
+    Returns:
+        Graph without endpoints; names of nodes are those of the file.
+
+    Raises:
+        InputError: TensorFlow cannot read the folder.
+    """
+    tf = tensorflow_for_models()
+    from tensorflow.python.framework import convert_to_constants as conversion
+
+    names = [edge.node for edge in outputs]
+    with translate_read_errors(str(path)), suppress_log(), tf.compat.v1.Session(graph=tf.Graph()) as session:
+        tf.compat.v1.saved_model.load(session, list(tags), str(path))
+        message = session.graph.as_graph_def()
+        frozen = conversion.convert_variables_to_constants_from_session_graph(session, message, names)
+    return graphdef.decode(frozen.SerializeToString())
+
+
 def freeze_variables(graph: Graph, checkpoint: Checkpoint, entries: Mapping[str, CheckpointEntry]) -> Graph:
     """Replace the variables of a graph by the values of a checkpoint.
 

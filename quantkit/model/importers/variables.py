@@ -4,6 +4,7 @@ Graphs without variables are read without TensorFlow; TensorFlow reads the value
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from quantkit import formats
@@ -69,12 +70,25 @@ def _inline(graph: Graph, folder: Path, meta: saved_model.MetaGraph, signature: 
     """Inline the functions of a SavedModel of TensorFlow 2, and freeze its variables."""
     _check_size(graph, folder)
     if not _has_variables(graph):
-        inlined = remove_unused_functions(inline_functions(_prune(graph)))
-        return tables.remove_lookup_controls(inlined), signature.following(graph, inlined)
+        return _inline_functions(graph, graph, signature)
     from quantkit.model.importers import freeze
 
-    frozen = tables.remove_lookup_controls(freeze.freeze_saved_model(folder, meta.tags, signature.name))
+    try:
+        frozen = tables.remove_lookup_controls(freeze.freeze_saved_model(folder, meta.tags, signature.name))
+    except InputError as error:
+        # The objects of a file may be broken although its graph is whole: the slot variables of a Keras 2
+        # optimizer, for example, need the class of that optimizer.
+        with suppress(InputError):
+            whole = freeze.freeze_meta_graph(folder, meta.tags, signature.outputs.values())
+            return _inline_functions(graph, whole.with_endpoints(graph.inputs, graph.outputs), signature)
+        raise error
     return frozen, _signature_of_function(graph, signature, frozen)
+
+
+def _inline_functions(graph: Graph, frozen: Graph, signature: Signature) -> tuple[Graph, Signature]:
+    """Return a frozen graph with its functions inlined, and the signature of the inlined graph."""
+    inlined = remove_unused_functions(inline_functions(_prune(frozen)))
+    return tables.remove_lookup_controls(inlined), signature.following(graph, inlined)
 
 
 def _signature_of_function(graph: Graph, signature: Signature, function: Graph) -> Signature:

@@ -374,3 +374,34 @@ def test_functions_without_variables_are_inlined_without_tensorflow(tmp_path: Pa
     np.testing.assert_allclose(
         run_graph(qk.load(tmp_path / "frozen.pb", outputs=graph.outputs).graph), run_graph(graph)
     )
+
+
+def test_objects_that_cannot_be_restored_do_not_hide_the_graph(tmp_path: Path) -> None:
+    save_second_kind(tmp_path / "whole")
+    save_second_kind(tmp_path / "optimizer")
+    give_optimizer(tmp_path / "optimizer" / saved_model.FILE)
+    with pytest.raises(AttributeError, match="add_slot"):
+        tensorflow.import_tensorflow().saved_model.load(str(tmp_path / "optimizer"))
+
+    whole, other = (qk.load(tmp_path / name) for name in ("whole", "optimizer"))
+
+    assert list(other.signature.inputs) == list(whole.signature.inputs)
+    assert list(other.signature.outputs) == list(whole.signature.outputs)
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    results = [qk.open_session(model, "reference").run(x) for model in (whole, other)]
+    np.testing.assert_array_equal(*(next(iter(outputs.values())) for outputs in results))
+
+
+def give_optimizer(file: Path) -> None:
+    """Add an optimizer with a slot variable to the objects of a SavedModel, as Keras 2 writes it."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    message = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    nodes = message.meta_graphs[0].object_graph_def.nodes
+    variable, slot = (index for index, node in enumerate(nodes) if node.HasField("variable"))
+    optimizer = nodes.add()
+    optimizer.user_object.identifier = "optimizer"
+    optimizer.user_object.version.producer = 1
+    optimizer.slot_variables.add(original_variable_node_id=variable, slot_name="m", slot_variable_node_id=slot)
+    nodes[0].children.add(node_id=len(nodes) - 1, local_name="optimizer")
+    file.write_bytes(message.SerializeToString())
