@@ -63,7 +63,8 @@ class Evaluation:
         seconds: total time, with decoding and the reference model.
         rejected: message by name of each image that could not be decoded.
         unknown_labels: number of samples whose label is not a class of the model.
-        preprocessing: description of the preprocessing.
+        preprocessing: description of the preprocessing, with its source.
+        is_assumed: True if neither the caller nor the model states the preprocessing.
     """
 
     model: str
@@ -76,6 +77,7 @@ class Evaluation:
     rejected: Mapping[str, str] = field(default_factory=dict)
     unknown_labels: int = 0
     preprocessing: str = ""
+    is_assumed: bool = False
 
     @public
     def check(
@@ -131,6 +133,7 @@ class Evaluation:
             "samples_per_second": self.samples_per_second,
             "seconds": self.seconds,
             "preprocessing": self.preprocessing,
+            "preprocessing_is_assumed": self.is_assumed,
             "unknown_labels": self.unknown_labels,
             "rejected": [{"name": name, "message": message} for name, message in self.rejected.items()],
         }
@@ -152,6 +155,9 @@ class Evaluation:
         metrics, notes = self.metrics, []
         if metrics.top1 is None and metrics.agreement is None:
             notes.append("no labels and no reference: use a folder per class, or pass --reference")
+        notes += [f"warning: {warning}" for warning in metrics.warnings]
+        if self.is_assumed:
+            notes.append(f"preprocessing: {self.preprocessing}")
         if metrics.not_finite:
             notes.append(f"{metrics.not_finite} outputs hold NaN or infinity: {COMPARE_HINT}")
         if self.rejected:
@@ -278,7 +284,7 @@ def evaluate(
             models.append(open_and_close_later(reference, reference_runtime, "float32"))
         run = _EvaluationRun(models, dataset, preprocessing, _find_labels(models, labels), batch)
         if run.is_assumed:
-            on_message(describe_assumption(run.preprocessing))
+            on_message(describe_assumption(run.pipelines[0]))
         evaluation = run.evaluation(on_progress)
     evaluation.check(min_top1=min_top1, min_agreement=min_agreement, max_kl=max_kl)
     return evaluation
@@ -345,7 +351,8 @@ class _EvaluationRun:
 
     @property
     def preprocessing(self) -> str:
-        return str(self.pipelines[0])
+        applied = self.pipelines[0].applied
+        return str(self.pipelines[0]) if applied is None else applied.description
 
     def evaluation(self, on_progress: OnProgress) -> Evaluation:
         """Run all samples.
@@ -403,6 +410,7 @@ class _EvaluationRun:
             self.rejected,
             self.unknown_labels,
             self.preprocessing,
+            self.is_assumed,
         )
 
 

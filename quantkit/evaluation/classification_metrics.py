@@ -24,6 +24,8 @@ STANDARD_DEVIATIONS = 1.959964
 EPSILON = 1e-9
 # A softmax in int8 or in bfloat16 differs from 1 by up to this much.
 SUM_TOLERANCE = 0.05
+# Number of labels from which a shift differs from chance, and the gain of top-1 that shows a shift.
+MIN_LABELS, SHIFT_GAIN = 10, 0.3
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,9 @@ class ClassificationMetrics:
             ``agreement``.
         not_finite: number of samples with NaN or infinity in the model's output; they count as wrong and as
             disagreement.
+        num_classes: number of class scores.
+        label_shift: 1 or -1 if most predictions are correct after this is added to each label; else 0.
+        shifted_top1: top-1 accuracy with shifted labels; None without a shift.
     """
 
     samples: int
@@ -85,6 +90,29 @@ class ClassificationMetrics:
     agreement: Proportion | None = None
     kl_divergence: float | None = None
     not_finite: int = 0
+    num_classes: int = 0
+    label_shift: int = 0
+    shifted_top1: Proportion | None = None
+
+    @property
+    def is_at_chance(self) -> bool:
+        """True if top-1 does not exceed that of guessing, with enough labels to exclude a working model."""
+        if self.top1 is None or self.num_classes < 2:
+            return False
+        low, high = self.top1.interval
+        chance = 1 / self.num_classes
+        return low <= chance and high < max(0.5, chance + 0.25)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Reasons to doubt the labels, or the preprocessing."""
+        if self.label_shift:
+            hint = "pass --labels with the model's own labels, or number the classes as the model does"
+            shift = f"top-1 is {self.shifted_top1} with every label {self.label_shift:+d}"
+            return (f"labels seem shifted by one: {shift}; {hint}",)
+        if self.is_at_chance:
+            return (f"top-1 is that of guessing among {self.num_classes} classes: check preprocessing and labels",)
+        return ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as plain values; null for a metric that is not known."""
@@ -94,6 +122,7 @@ class ClassificationMetrics:
             **{name: value.to_json() if value else None for name, value in proportions.items()},
             "kl": self.kl_divergence,
             "not_finite": self.not_finite,
+            "label_shift": self.label_shift,
         }
 
 
@@ -107,6 +136,7 @@ class ClassificationCounter:
         self._compared = self._agreeing = self._not_finite = 0
         self._kl_sum = 0.0
         self._kl_samples = 0
+        self._shifted = dict.fromkeys((1, -1), 0)
 
     def add(
         self,
@@ -139,6 +169,8 @@ class ClassificationCounter:
                 self._labelled += 1
                 self._top1 += bool(is_finite and best[0] == label)
                 self._top5 += bool(is_finite and label in best)
+                for shift in self._shifted:
+                    self._shifted[shift] += bool(is_finite and best[0] == label + shift)
         if reference is not None:
             self._compare(outputs, finite, ranked[:, 0], reference)
 
@@ -153,6 +185,8 @@ class ClassificationCounter:
     def metrics(self) -> ClassificationMetrics:
         """Metrics of the samples counted so far."""
         labelled, compared = self._labelled, self._compared
+        shift = max(self._shifted, key=self._shifted.__getitem__)
+        is_shifted = labelled >= MIN_LABELS and self._shifted[shift] - self._top1 >= SHIFT_GAIN * labelled
         return ClassificationMetrics(
             self.samples,
             Proportion(self._top1, labelled) if labelled else None,
@@ -160,6 +194,9 @@ class ClassificationCounter:
             Proportion(self._agreeing, compared) if compared else None,
             max(self._kl_sum / self._kl_samples, 0.0) if self._kl_samples else None,
             self._not_finite,
+            self._num_classes,
+            shift if is_shifted else 0,
+            Proportion(self._shifted[shift], labelled) if is_shifted else None,
         )
 
 
@@ -212,3 +249,26 @@ def are_probabilities(outputs: Array) -> Array:
     """
     sums = outputs.sum(axis=1)
     return np.asarray((np.abs(sums - 1) <= SUM_TOLERANCE) & (outputs >= 0).all(axis=1))
+
+
+def act_as_class_scores(outputs: Array) -> bool:
+    """Return whether outputs are probabilities of classes, or logits that single out one class.
+
+    Logits have both signs, and the softmax of most rows is closer to certainty than to a uniform distribution. Boxes,
+    reconstructions and embeddings are not like that.
+
+    Args:
+        outputs: (n, k) values.
+
+    >>> act_as_class_scores(np.float32([[0.25, 0.75]])), act_as_class_scores(np.float32([[0.25, 0.25]]))
+    (True, False)
+    >>> act_as_class_scores(np.float32([[-4, 9]])), act_as_class_scores(np.float32([[40, 90]]))
+    (True, False)
+    """
+    finite = outputs[np.isfinite(outputs).all(axis=1)]
+    if outputs.dtype.kind != "f" or outputs.shape[1] < 2 or not len(finite):
+        return False
+    if are_probabilities(finite).all():
+        return True
+    confidence = float(np.median(as_probabilities(finite).max(axis=1)))
+    return bool((finite < 0).any() and (finite > 0).any() and confidence >= (1 + 1 / outputs.shape[1]) / 2)

@@ -1,7 +1,11 @@
-"""SQNR of outputs other than class scores: boxes, maps, regressions.
+"""Distance of outputs other than class scores: boxes, maps, regressions, integers.
 
 SQNR     10 log10( sum a^2 / sum (a - b)^2 )          in decibels, over all samples
 error    sqrt( noise / signal ): 0.1 at 20 dB, 0.01 at 40 dB
+equal    fraction of equal values, of integer and boolean outputs
+
+A model that reproduces its input, such as an autoencoder, also has a reconstruction error: the relative error of the
+output as an estimate of the input.
 """
 
 from collections.abc import Mapping
@@ -13,6 +17,11 @@ import numpy as np
 
 from quantkit.ir.tensor import Array
 
+# Largest relative error of an output that counts as a reproduction of the input.
+MAX_RECONSTRUCTION_ERROR = 0.7
+# Relative growth of a reconstruction error that counts as unchanged.
+ERROR_TOLERANCE = 0.05
+
 
 @dataclass(frozen=True)
 class OutputSqnr:
@@ -20,13 +29,18 @@ class OutputSqnr:
 
     Attributes:
         samples: number of samples.
-        sqnr: in decibels, by output name; infinite for equal outputs.
+        sqnr: in decibels, by name of each real output; infinite for equal outputs.
         not_finite: number of samples with NaN or infinity in an output.
+        equal: fraction of equal values, by name of each integer or boolean output.
+        reconstruction: reconstruction error of the reference model and of the other one, by name of each output that
+            reproduces an input.
     """
 
     samples: int
     sqnr: Mapping[str, float]
     not_finite: int = 0
+    equal: Mapping[str, float] = field(default_factory=dict)
+    reconstruction: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def worst(self) -> float:
@@ -35,17 +49,40 @@ class OutputSqnr:
 
     @property
     def error(self) -> float:
-        """Relative error of the worst output, in [0, 1]."""
-        return float(min(10 ** (-self.worst / 20), 1.0))
+        """Relative error of the worst real output, or fraction of different integers if that is larger, in [0, 1]."""
+        return float(max(min(10 ** (-self.worst / 20), 1.0), 1 - min(self.equal.values(), default=1.0)))
+
+    def is_near(self, decibels: float, fraction: float) -> bool:
+        """Return whether every output is near that of the reference model.
+
+        Args:
+            decibels: lowest SQNR of a real output, unless its reconstruction error is unchanged.
+            fraction: lowest fraction of equal values of an integer output.
+        """
+        changed = [name for name, value in self.sqnr.items() if value < decibels and not self._is_as_good(name)]
+        return not self.not_finite and not changed and min(self.equal.values(), default=1.0) >= fraction
+
+    def _is_as_good(self, name: str) -> bool:
+        before, after = self.reconstruction.get(name, (0.0, inf))
+        return after <= before * (1 + ERROR_TOLERANCE)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as plain values; null for an infinite SQNR."""
         sqnr = {name: value if isfinite(value) else None for name, value in self.sqnr.items()}
-        return {"samples": self.samples, "sqnr": sqnr, "not_finite": self.not_finite}
+        return {
+            "samples": self.samples,
+            "sqnr": sqnr,
+            "equal": dict(self.equal),
+            "reconstruction": {name: list(errors) for name, errors in self.reconstruction.items()},
+            "not_finite": self.not_finite,
+        }
 
     def __str__(self) -> str:
-        outputs = [f"{name} {value:.1f} dB" if value < inf else f"{name} equal" for name, value in self.sqnr.items()]
-        return f"SQNR of {', '.join(outputs)}"
+        ratios = [f"{name} {value:.1f} dB" if value < inf else f"{name} equal" for name, value in self.sqnr.items()]
+        fractions = [f"{name} {100 * value:.1f} %" for name, value in self.equal.items()]
+        errors = [f"{name} {before:.4f} -> {after:.4f}" for name, (before, after) in self.reconstruction.items()]
+        parts = (("SQNR of ", ratios), ("equal values of ", fractions), ("reconstruction error of ", errors))
+        return "; ".join(title + ", ".join(texts) for title, texts in parts if texts)
 
 
 @dataclass
@@ -56,16 +93,27 @@ class OutputSqnrCounter:
     not_finite: int = 0
     _signal: dict[str, float] = field(default_factory=dict)
     _noise: dict[str, float] = field(default_factory=dict)
+    _equal: dict[str, list[int]] = field(default_factory=dict)
+    _reconstruction: dict[str, Array] = field(default_factory=dict)
 
-    def add(self, reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+    def add(
+        self, reference: Mapping[str, Array], outputs: Mapping[str, Array], inputs: Mapping[str, Array] | None = None
+    ) -> None:
         """Add the outputs of a batch.
 
         Args:
             reference: (n, ...) by output name, of the reference model.
             outputs: outputs of the other model, in the same shapes.
+            inputs: (n, ...) by input name, for the reconstruction error.
         """
         finite = np.ones(len(next(iter(reference.values()))), bool)
         for name, values in reference.items():
+            if values.dtype.kind in "biu":
+                counts = self._equal.setdefault(name, [0, 0])
+                counts[0] += int((values == outputs[name]).sum())
+                counts[1] += values.size
+                continue
+            self._add_reconstruction(name, values, outputs[name], inputs or {})
             a, b = (array.reshape(len(finite), -1).astype(np.float64) for array in (values, outputs[name]))
             usable = np.isfinite(a).all(1) & np.isfinite(b).all(1)
             finite &= usable
@@ -74,11 +122,26 @@ class OutputSqnrCounter:
         self.samples += len(finite)
         self.not_finite += int((~finite).sum())
 
+    def _add_reconstruction(self, name: str, values: Array, others: Array, inputs: Mapping[str, Array]) -> None:
+        """Add the error of an output as an estimate of an input of its shape."""
+        sources = [array for array in inputs.values() if array.dtype.kind == "f" and array.size == values.size]
+        if not sources:
+            return
+        target = sources[0].reshape(values.shape).astype(np.float64)
+        power = [float(np.square(array).sum()) for array in (target, values - target, others - target)]
+        self._reconstruction[name] = self._reconstruction.get(name, np.zeros(3)) + power
+
     @property
     def result(self) -> OutputSqnr:
         """SQNR of the samples added so far."""
         ratios = {name: float(sqnr(signal, self._noise[name])) for name, signal in self._signal.items()}
-        return OutputSqnr(self.samples, ratios, self.not_finite)
+        equal = {name: count / total for name, (count, total) in self._equal.items()}
+        errors = {
+            name: (float(np.sqrt(before / signal)), float(np.sqrt(after / signal)))
+            for name, (signal, before, after) in self._reconstruction.items()
+            if before < MAX_RECONSTRUCTION_ERROR**2 * signal
+        }
+        return OutputSqnr(self.samples, ratios, self.not_finite, equal, errors)
 
 
 def sqnr(signal: float | Array, noise: float | Array) -> Array:

@@ -173,6 +173,8 @@ def _accuracy_lines(report: QuantizationReport) -> Iterator[str]:
         yield f"{agreement}, KL {quality.kl_divergence:.4f}, on {accuracy.samples}{doubted}"
         if quality.top1 is not None and accuracy.float_top1 is not None:
             yield f"top-1 {quality.top1}, float model {accuracy.float_top1}"
+        for warning in quality.warnings if quality.label_shift else ():
+            yield f"  warning: {warning}"
     elif accuracy.sqnr is not None:
         yield f"{accuracy.sqnr}, on {accuracy.samples}"
     if accuracy.metrics is not None and accuracy.metrics.not_finite:

@@ -83,7 +83,9 @@ def evaluate(model: Graph, array: Array) -> None:
     evaluation = qk.evaluate(model, (array, np.array(expected_classes())))
     assert evaluation.metrics.top1 is not None
     assert evaluation.metrics.top1.value == 1
-    assert evaluation.preprocessing == ("9 x 7 x 3, (x - 128) / 128" if array.dtype == np.uint8 else "arrays unchanged")
+    is_assumed = array.dtype == np.uint8
+    assert evaluation.is_assumed == is_assumed
+    assert evaluation.preprocessing.startswith("9 x 7 x 3, (x - 128) / 128, " if is_assumed else "arrays unchanged")
 
 
 def classify(model: Graph, array: Array) -> None:

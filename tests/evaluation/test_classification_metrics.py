@@ -9,9 +9,11 @@ from quantkit.errors import UsageError
 from quantkit.evaluation.classification_metrics import (
     ClassificationCounter,
     Proportion,
+    act_as_class_scores,
     as_probabilities,
     kl_divergences,
 )
+from quantkit.ir.tensor import Array
 
 
 @given(st.integers(1, 10_000), st.data())
@@ -73,3 +75,46 @@ def test_softmax_is_applied_to_logits() -> None:
     assert probabilities.sum(axis=1) == pytest.approx([1, 1])
     assert probabilities[1].tolist() == [0.5, 0.5, 0.0]
     assert kl_divergences(scores, scores).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("shift", [1, -1])
+def test_labels_that_are_shifted_by_one_are_reported(shift: int) -> None:
+    classes = np.arange(40) % 8 + 1
+    counter = ClassificationCounter()
+    counter.add(np.eye(10, dtype=np.float32)[classes], (classes - shift).tolist())
+    metrics = counter.metrics
+    assert metrics.label_shift == shift
+    assert metrics.shifted_top1 is not None
+    assert metrics.shifted_top1.value == 1
+    (warning,) = metrics.warnings
+    assert f"with every label {shift:+d}" in warning
+    assert metrics.to_json()["label_shift"] == shift
+
+
+def test_a_model_at_chance_is_reported_and_a_working_one_is_not() -> None:
+    random = np.random.default_rng(0)
+    classes = np.arange(60) % 10
+    guesses, working = ClassificationCounter(), ClassificationCounter()
+    guesses.add(np.eye(10, dtype=np.float32)[random.permutation(classes)], classes.tolist())
+    working.add(np.eye(10, dtype=np.float32)[classes], classes.tolist())
+    assert guesses.metrics.is_at_chance
+    assert "guessing among 10 classes" in guesses.metrics.warnings[0]
+    assert not working.metrics.warnings
+    few = ClassificationCounter()
+    few.add(np.eye(10, dtype=np.float32)[[1, 2]], [3, 4])
+    assert not few.metrics.is_at_chance, "two labels do not show it"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        (np.float32([[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]), True),
+        (np.float32([[8, -3, -5], [-4, 1, 9]]), True),
+        (np.float32([[0.9, 0.8, 0.1], [0.2, 0.9, 0.5]]), False),  # sigmoid: several labels, or a reconstruction
+        (np.float32([[100, 50, 220, 180], [30, 10, 90, 70]]), False),  # boxes in pixels
+        (np.random.default_rng(0).normal(0, 0.1, (5, 128)).astype(np.float32), False),  # embeddings
+        (np.int32([[1, 0], [0, 1]]), False),
+    ],
+)
+def test_class_scores_differ_from_other_vectors(outputs: Array, expected: bool) -> None:
+    assert act_as_class_scores(outputs) == expected

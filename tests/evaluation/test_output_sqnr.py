@@ -27,3 +27,34 @@ def test_samples_that_are_not_finite_are_counted_and_skipped() -> None:
     assert counter.result.not_finite == 1
     assert counter.result.sqnr == {"a": inf}
     assert counter.result.error == 1
+
+
+def test_integers_are_compared_by_the_fraction_of_equal_values() -> None:
+    counter = OutputSqnrCounter()
+    mask = np.arange(10, dtype=np.int32).reshape(1, 10)
+    counter.add({"mask": mask, "map": np.ones((1, 4))}, {"mask": mask - (mask == 9), "map": np.ones((1, 4))})
+    result = counter.result
+    assert result.sqnr == {"map": inf}
+    assert result.equal == {"mask": 0.9}
+    assert result.error == pytest.approx(0.1)
+    assert not result.is_near(20, 0.98)
+    assert result.is_near(20, 0.9)
+    assert str(result) == "SQNR of map equal; equal values of mask 90.0 %"
+    assert result.to_json()["equal"] == {"mask": 0.9}
+
+
+def test_an_unchanged_reconstruction_error_is_not_a_difference() -> None:
+    random = np.random.default_rng(0)
+    image = random.normal(0, 1, (1, 1000))
+    blurred = image + random.normal(0, 0.5, image.shape)
+    noisy = blurred + random.normal(0, 0.12, image.shape)
+    counter = OutputSqnrCounter()
+    counter.add({"y": blurred}, {"y": noisy}, {"x": image})
+    result = counter.result
+    assert result.worst < 20
+    before, after = result.reconstruction["y"]
+    assert (before, after) == (pytest.approx(0.5, rel=0.1), pytest.approx(0.51, rel=0.1))
+    assert result.is_near(20, 1)
+    worse = OutputSqnrCounter()
+    worse.add({"y": blurred}, {"y": blurred + random.normal(0, 0.6, image.shape)}, {"x": image})
+    assert not worse.result.is_near(20, 1)

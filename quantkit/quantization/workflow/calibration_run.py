@@ -107,7 +107,7 @@ def _calibrate(
                 options.on_message(f"calibration state saved to {state}; run the same command to resume")
             raise
     _report_unreadable(samples, options)
-    reference.preprocessing = samples.preprocessing
+    reference.preprocessing, reference.is_classifier = samples.preprocessing, samples.is_classifier
     reference.source = _describe_calibration(reference, ranges.provenance.count, samples.noun)
     if options.save_ranges is not None:
         ranges.save(options.save_ranges)
@@ -161,7 +161,7 @@ def compute_reference(
         for position in reference.run(session, samples):
             options.on_progress(Progress("running the float model", position, data.size))
     _report_unreadable(samples, options)
-    reference.preprocessing = samples.preprocessing
+    reference.preprocessing, reference.is_classifier = samples.preprocessing, samples.is_classifier
     kind = "held-out " if options.held_out is not None else "further "
     reference.source = f"{len(reference)} {kind}{samples.noun} of {data.source}"
     return reference

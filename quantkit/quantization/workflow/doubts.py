@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from quantkit.data.preprocessing import Preprocessing
-from quantkit.evaluation.classification_metrics import Proportion, as_probabilities
+from quantkit.evaluation.classification_metrics import as_probabilities
 from quantkit.ir.tensor import Array
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
 from quantkit.quantization.ranges import Provenance
@@ -37,8 +37,9 @@ def _doubts(model: Model, reference: FloatReference, provenance: Provenance) -> 
     yield from _range_doubts(model, reference)
     if len(reference) > 1 and not reference.is_never_finite and barely_vary(reference):
         yield f"the outputs of the float model barely vary over the {reference.source}"
-    if is_at_chance(reference.top1, reference.num_classes):
-        yield f"the float model itself is at chance on these labels: top-1 {reference.top1}"
+    metrics = reference.metrics
+    if metrics is not None and metrics.is_at_chance and not metrics.label_shift:
+        yield f"the float model itself is at chance on these labels: top-1 {metrics.top1}"
     used, calibrated = reference.preprocessing, provenance.preprocessing
     if isinstance(used, Preprocessing) and isinstance(calibrated, Preprocessing) and used != calibrated:
         yield f"the ranges were calibrated on images prepared as {calibrated}, these images are prepared as {used}"
@@ -80,12 +81,3 @@ def _varies(outputs: list[Array], reference: FloatReference) -> bool:
     if reference.has_class_scores:
         return change > MIN_PROBABILITY_CHANGE
     return change > MIN_RELATIVE_CHANGE * float(np.abs([low, high]).max(initial=0))
-
-
-def is_at_chance(top1: Proportion | None, num_classes: int) -> bool:
-    """Return whether a top-1 accuracy does not exceed that of guessing, with enough labels to know it."""
-    if top1 is None or num_classes < 2:
-        return False
-    low, high = top1.interval
-    chance = 1 / num_classes
-    return low <= chance and high < max(0.5, chance + 0.25)

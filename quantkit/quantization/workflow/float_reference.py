@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
 from math import inf
@@ -9,7 +10,12 @@ from math import inf
 import numpy as np
 
 from quantkit.data.preprocessing import Preprocessing
-from quantkit.evaluation.classification_metrics import ClassificationCounter, ClassificationMetrics, Proportion
+from quantkit.evaluation.classification_metrics import (
+    ClassificationCounter,
+    ClassificationMetrics,
+    Proportion,
+    act_as_class_scores,
+)
 from quantkit.evaluation.output_sqnr import OutputSqnr, OutputSqnrCounter
 from quantkit.ir.tensor import Array
 from quantkit.quantization.fallback import Loss
@@ -35,6 +41,7 @@ class FloatReference:
         num_bytes: memory of the cached arrays.
         is_full: True if the cache has reached its limit.
         rows: samples per run.
+        is_classifier: True if a card or labels state that the outputs are class scores.
     """
 
     source: str = ""
@@ -46,11 +53,12 @@ class FloatReference:
     num_bytes: int = 0
     is_full: bool = False
     rows: int = 1
+    is_classifier: bool = False
 
     def record(self, samples: LabeledFeeds, feeds: Feeds, outputs: Mapping[str, Array]) -> bool:
         """Cache the last run if it fits; return whether it does."""
         rows = _rows_of(outputs, samples.batch, len(samples.classes))
-        cached = [feeds] if are_class_scores(rows) else [feeds, rows]
+        cached = [feeds] if are_vectors(rows) else [feeds, rows]
         size = sum(array.nbytes for arrays in cached for array in arrays.values())
         if self.num_bytes + size > CACHE_BYTES:
             self.is_full = True
@@ -65,14 +73,14 @@ class FloatReference:
     def run(self, session: Session, samples: LabeledFeeds) -> Iterator[int]:
         """Run the float model on a dataset; yield the number of finished samples.
 
-        Outputs other than class scores are as large as the inputs: then only the samples that fit the cache run.
+        Outputs other than vectors are as large as the inputs: then only the samples that fit the cache run.
         """
         position = 0
         for feeds in samples:
             outputs = session.run(feeds)
             rows = _rows_of(outputs, samples.batch, len(samples.classes))
             if self.uncached is None and not self.record(samples, feeds, outputs):
-                if not are_class_scores(rows):
+                if not are_vectors(rows):
                     return
                 self.uncached = samples.skip(position)
             if self.uncached is not None:
@@ -92,10 +100,23 @@ class FloatReference:
     def __len__(self) -> int:
         return sum(map(len, self.classes))
 
-    @property
+    @cached_property
     def has_class_scores(self) -> bool:
-        """True if the model has one output with one score per class, so that it has a top-1."""
-        return bool(self.outputs) and are_class_scores(self.outputs[0])
+        """True if the model has one output with one score per class, so that it has a top-1.
+
+        A card, labels or the values themselves show it. To be read after the last run.
+        """
+        if not self.outputs or not are_vectors(self.outputs[0]):
+            return False
+        scores = np.concatenate([_flatten(outputs) for outputs in self.outputs])
+        if scores.dtype.kind != "f":
+            return False
+        classes = {index for run in self.classes for index in run if index is not None}
+        if self.is_classifier or 2 * len(classes) >= scores.shape[1]:
+            return True
+        sizes = {array[0].size for feeds in self.feeds[:1] for array in feeds.values() if array.ndim > 1}
+        is_reconstruction = scores.shape[1] in sizes
+        return act_as_class_scores(scores) and not is_reconstruction
 
     @property
     def is_never_finite(self) -> bool:
@@ -105,17 +126,17 @@ class FloatReference:
     @property
     def top1(self) -> Proportion | None:
         """Top-1 accuracy of the float model; None without labels."""
+        return None if self.metrics is None else self.metrics.top1
+
+    @cached_property
+    def metrics(self) -> ClassificationMetrics | None:
+        """Class metrics of the float model; None without class scores."""
         if not self.has_class_scores:
             return None
         counter = ClassificationCounter()
         for outputs, classes in zip(self.outputs, self.classes, strict=True):
             counter.add(_flatten(outputs), classes)
-        return counter.metrics.top1
-
-    @property
-    def num_classes(self) -> int:
-        """Number of class scores per sample; 0 for other outputs."""
-        return _flatten(self.outputs[0]).shape[1] if self.has_class_scores else 0
+        return counter.metrics
 
     @property
     def digest(self) -> str:
@@ -137,7 +158,7 @@ class FloatReference:
             if self.has_class_scores:
                 counter.add(_flatten(rows), classes, _flatten(expected))
             else:
-                sqnr.add(expected, rows)
+                sqnr.add(expected, rows, _rows_of(feeds, self.rows, len(classes)))
         return counter.metrics if self.has_class_scores else sqnr.result
 
     def loss(self, comparison: ClassificationMetrics | OutputSqnr) -> Loss:
@@ -154,7 +175,7 @@ class FloatReference:
         return Loss(1 - comparison.agreement.value if comparison.agreement else 1.0, kl_divergence)
 
 
-def are_class_scores(outputs: Mapping[str, Array]) -> bool:
+def are_vectors(outputs: Mapping[str, Array]) -> bool:
     """Return whether outputs are one array with one row of several values per sample."""
     if len(outputs) != 1:
         return False
@@ -175,8 +196,9 @@ def _rows_of(outputs: Mapping[str, Array], num_rows: int, count: int) -> Feeds:
 
 def _sample_rows(values: Array, num_rows: int, count: int) -> Array:
     """Return one row per sample; an output without a batch axis is repeated."""
-    has_batch = values.ndim > 1 and len(values) == num_rows
-    return values[:count] if has_batch else np.repeat(values.reshape(1, -1), count, 0)
+    if values.ndim == 0 or len(values) != num_rows:
+        return np.repeat(values.reshape(1, -1), count, 0)
+    return values.reshape(num_rows, *(values.shape[1:] or (1,)))[:count]
 
 
 def _flatten(outputs: Feeds) -> Array:

@@ -35,6 +35,7 @@ class LabeledFeeds:
         unreadable: images that cannot be decoded and samples that are not finite, with the reason.
         position: number of samples consumed so far, with the unreadable ones.
         classes: class indices of the samples of the last feeds; None for a sample without a label.
+        is_classifier: True if a card or labels state the classes of the model.
     """
 
     dataset: Dataset
@@ -44,6 +45,7 @@ class LabeledFeeds:
     unreadable: dict[str, str] = field(default_factory=dict)
     position: int = 0
     classes: tuple[int | None, ...] = ()
+    is_classifier: bool = False
 
     @classmethod
     def of(
@@ -76,7 +78,8 @@ class LabeledFeeds:
             labels = read_labels(Path(options.labels).expanduser())
         basis = preprocessing or card or model.find_scaling(session.inputs[0].name)
         pipeline = InputPipeline.of(session.inputs, dataset, basis, options.preprocessing)
-        return cls(dataset, pipeline, labels, num_classes or 0)
+        is_classifier = card is not None or labels.are_known
+        return cls(dataset, pipeline, labels, num_classes or 0, is_classifier=is_classifier)
 
     @property
     def noun(self) -> str:

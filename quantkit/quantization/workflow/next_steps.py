@@ -169,8 +169,8 @@ def recommend_for_accuracy(report: QuantizationReport, commands: Commands) -> Ne
     quality, sqnr = report.accuracy.quality, report.accuracy.sqnr
     agreement = quality.agreement if quality else None
     is_agreeing = agreement is None or agreement.value >= GOOD_AGREEMENT
-    is_near = sqnr is None or sqnr.worst >= GOOD_DECIBELS
-    if report.scheme.weights_only or (is_agreeing and is_near):
+    is_near = sqnr is None or sqnr.is_near(GOOD_DECIBELS, GOOD_AGREEMENT)
+    if is_agreeing and is_near:
         return None
     differs = "the outputs differ from the float model"
     if agreement is not None and not is_agreeing:
@@ -179,7 +179,7 @@ def recommend_for_accuracy(report: QuantizationReport, commands: Commands) -> Ne
     if bfloat16 and not is_agreeing:
         command = commands.evaluate(_runtime_name(report), "--precision", "bfloat16")
         return NextStep(f"{differs}; {bfloat16}", command)
-    if report.fallback is not None or commands.source[0] != "--calibration":
+    if report.scheme.weights_only or report.fallback is not None or commands.source[0] != "--calibration":
         return NextStep(f"{differs}; quantkit compare finds the first bad layer", commands.compare())
     reason = f"{differs}; --max-drop keeps the responsible layers in float"
     return NextStep(reason, commands.quantize(report.target, "--max-drop", "0.01"))
