@@ -63,7 +63,7 @@ class _Annotation:
         self.position = {node.name: number for number, node in enumerate(self.nodes)}
         self.reasons: dict[str, str] = {}
         self.weights: dict[str, Spec] = {}
-        self.keep_float = {kept for name in scheme.keep_float for kept in self._find_kept(name)}
+        self.float_nodes = {node for name in scheme.keep_float for node in self._find_nodes(name)}
 
     def plan(self) -> Plan:
         patterns = self._find_patterns()
@@ -134,7 +134,7 @@ class _Annotation:
         fused = map(self._with_activation, pattern_of_output.values())
         return tuple(sorted(fused, key=lambda pattern: self.position[pattern.name]))
 
-    def _find_kept(self, name: str) -> Collection[str]:
+    def _find_nodes(self, name: str) -> Collection[str]:
         """Return the nodes of a name in ``keep_float``: a node, an op type, or a layer, whose name is their scope.
 
         Raises:
@@ -144,9 +144,9 @@ class _Annotation:
         if name in nodes:
             return (name,)
         ops = {*self.graph.op_counts, *self.roles.layer_ops, *self.roles.pass_through_ops}
-        kept = [node.name for node in nodes.values() if node.op == name or f"/{name}/" in f"/{node.name}"]
-        if kept or name in ops:
-            return kept
+        names = [node.name for node in nodes.values() if node.op == name or f"/{name}/" in f"/{node.name}"]
+        if names or name in ops:
+            return names
         scopes = {scope for node in nodes for scope in node.split("/")[:-1]}
         raise UsageError(
             f"keep_float names {name!r}, which is not a node, layer or op type of the graph",
@@ -156,7 +156,7 @@ class _Annotation:
     def _may_quantize(self, node: Node) -> bool:
         if node.name in self.graph.input_names:
             return False
-        if node.name in self.keep_float:
+        if node.name in self.float_nodes:
             self.reasons[node.name] = "the scheme keeps it in float"
             return False
         return True
