@@ -20,6 +20,10 @@ from quantkit.transforms.registry import Claim
 
 # Number of samples of a dataset that are run, if the model takes any number.
 NUM_SAMPLES = 8
+# Largest change of an output, as a fraction of its largest value, that counts as constant.
+MIN_CHANGE = 1e-3
+# Further random inputs that are tried to change the outputs.
+OTHER_INPUTS = 3
 # Values of unknown sizes, tried in order until the graph accepts one: many networks need images of a minimum size.
 UNKNOWN_SIZES = (1, 32, 256, 512)
 
@@ -37,12 +41,20 @@ class Verifier:
         seed: seed of the random inputs.
         tolerance: see `TOLERANCE`.
         feeder: function that returns the inputs; inputs that it does not return are random.
+        bounds: range of the random values by input name (default: -1 to 1).
+        checks_reaction: run the first graph on further random inputs, to set `warning`.
+
+    Attributes:
+        warning: message if the outputs barely depend on the inputs, so that a comparison proves little; else empty.
     """
 
     open_session: Opener
     seed: int = 0
     tolerance: float = TOLERANCE
     feeder: Feeder | None = None
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    checks_reaction: bool = False
+    warning: str = field(default="", init=False)
     feeds: Mapping[str, Array] | None = field(default=None, init=False)
     last: tuple[Graph, Mapping[str, Array]] | None = field(default=None, init=False)
 
@@ -84,18 +96,56 @@ class Verifier:
                     note = f"input {info.name!r} is {info.dtype.value} now: outputs cannot be compared"
             if self.feeds is None or note:
                 feeds = self.feeder(session.inputs) if self.feeder else {}
-                return self._run_first(session, feeds), note
+                outputs = self._run_first(session, feeds)
+                if self.checks_reaction:
+                    self._check_reaction(session, feeds, outputs)
+                return outputs, note
             return session.run(self._feeds_of(session)), note
 
     def _run_first(self, session: Session, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the outputs for the first of `UNKNOWN_SIZES` that the graph accepts; choose the feeds."""
         is_open = any(info.name not in feeds and not info.shape.is_known for info in session.inputs)
         for size in UNKNOWN_SIZES[:-1] if is_open else ():
-            self.feeds = seeded_feeds(session.inputs, self.seed, feeds, size)
+            self.feeds = seeded_feeds(session.inputs, self.seed, feeds, size, self.bounds)
             with suppress(GraphError):
                 return session.run(self._feeds_of(session))
-        self.feeds = seeded_feeds(session.inputs, self.seed, feeds, UNKNOWN_SIZES[-1])
+        self.feeds = seeded_feeds(session.inputs, self.seed, feeds, UNKNOWN_SIZES[-1], self.bounds)
         return session.run(self._feeds_of(session))
+
+    def _check_reaction(self, session: Session, data: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        """Set `warning` if no output depends noticeably on the random inputs, or on the given samples."""
+        self.checks_reaction = False
+        if data:
+            counts = {len(array) for array in data.values() if array.ndim}
+            rows = counts.pop() if len(counts) == 1 else 0
+            arrays = [array for array in outputs.values() if array.ndim and len(array) == rows]
+            pairs = [(array[:-1], array[1:]) for array in arrays if rows > 1]
+            subject = "over the given samples"
+        else:
+            subject = "with the random inputs"
+            try:
+                others = [session.run(self._other_feeds(session, number)) for number in range(1, OTHER_INPUTS + 1)]
+            except QuantkitError:
+                return  # for example a graph that accepts few integers
+            pairs = [
+                (array, other[name])
+                for other in others
+                for name, array in outputs.items()
+                if array.shape == other[name].shape
+            ]
+        if pairs and not any(_differs(*pair) for pair in pairs):
+            self.warning = (
+                f"the outputs barely change {subject}, so that equal outputs prove little: verify with real samples "
+                "that differ (--data)"
+            )
+
+    def _other_feeds(self, session: Session, number: int) -> dict[str, Array]:
+        """Return other random inputs of the same shapes."""
+        random, feeds = np.random.default_rng(self.seed + number), self._feeds_of(session)
+        return {
+            info.name: _random(random, info.dtype, feeds[info.name].shape, self.bounds.get(info.name))
+            for info in session.inputs
+        }
 
     def _feeds_of(self, session: Session) -> dict[str, Array]:
         """Return the feeds of the inputs that the graph still has."""
@@ -109,6 +159,7 @@ class Verifier:
             "seed": self.seed,
             "tolerance": self.tolerance,
             "min_cosine": MIN_COSINE,
+            "warning": self.warning or None,
         }
 
 
@@ -147,8 +198,15 @@ def make_verifier(
         def feeder(inputs: tuple[TensorInfo, ...]) -> Mapping[str, Array]:
             return feed_dataset(model, dataset, inputs)
 
+    scalings = {str(edge): model.find_scaling(str(edge)) for edge in graph.inputs}
+    bounds = {name: (scaling.low, scaling.high) for name, scaling in scalings.items() if scaling is not None}
     return Verifier(
-        lambda graph: open_session(graph, runtime), seed, TOLERANCE if tolerance is None else tolerance, feeder
+        lambda graph: open_session(graph, runtime),
+        seed,
+        TOLERANCE if tolerance is None else tolerance,
+        feeder,
+        bounds,
+        checks_reaction=True,
     )
 
 
@@ -193,7 +251,11 @@ def _compared_fields(graph: Graph) -> tuple[Any, ...]:
 
 
 def seeded_feeds(
-    inputs: tuple[TensorInfo, ...], seed: int = 0, feeds: Mapping[str, Array] | None = None, unknown_size: int = 1
+    inputs: tuple[TensorInfo, ...],
+    seed: int = 0,
+    feeds: Mapping[str, Array] | None = None,
+    unknown_size: int = 1,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, Array]:
     """Return random arrays: floats in [-1, 1), uint8 values in 0..255, small integers.
 
@@ -202,6 +264,7 @@ def seeded_feeds(
         seed: seed of the random numbers.
         feeds: arrays of the inputs that are not random.
         unknown_size: size of the dimensions that an input does not state.
+        bounds: range of the values of float inputs, by name, in place of [-1, 1).
 
     Raises:
         UsageError: an input takes strings, or its rank is unknown.
@@ -219,13 +282,26 @@ def seeded_feeds(
                 hint="give arrays (--data FILE.npz), or choose other --inputs, for example after a decoder",
             )
         shape = tuple(unknown_size if size is None else size for size in info.shape.dims)
-        result[info.name] = _random(random, info.dtype, shape)
+        result[info.name] = _random(random, info.dtype, shape, (bounds or {}).get(info.name))
     return result
 
 
-def _random(random: "np.random.Generator", dtype: DType, shape: tuple[int, ...]) -> Array:
+def _differs(first: Array, second: Array) -> bool:
+    """Return whether two outputs differ by more than a small fraction of their largest value."""
+    if first.dtype.kind not in "fiu":
+        return not np.array_equal(first, second)
+    with np.errstate(invalid="ignore", over="ignore"):
+        change = np.abs(first.astype(np.float64) - second.astype(np.float64)).max(initial=0)
+        largest = max(np.abs(first).max(initial=0), np.abs(second).max(initial=0))
+        return not change <= MIN_CHANGE * largest
+
+
+def _random(
+    random: "np.random.Generator", dtype: DType, shape: tuple[int, ...], bounds: tuple[float, float] | None = None
+) -> Array:
     if dtype.is_float:
-        return random.uniform(-1, 1, shape).astype(dtype.numpy)
+        low, high = bounds or (-1, 1)
+        return random.uniform(low, high, shape).astype(dtype.numpy)
     if dtype is DType.BOOL:
         return random.integers(0, 2, shape).astype(bool)
     high = 256 if dtype in (DType.UINT8, DType.QUINT8) else 8

@@ -1,6 +1,7 @@
 """The verb ``transform``: load a model, apply a recipe, verify, and write the result."""
 
 import os
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -228,6 +229,10 @@ def apply_recipe(
         on_mismatch=on_mismatch or STOP,
         on_step=report_step,
     )
+    if check is not None and check.warning:
+        on_message(f"warning: {check.warning}")
+    elif check is None and any(step.name == "quantize_nodes" for step in recipe.steps):
+        on_message(_classic_quantization_note(model.name))
     signature = model.signature.following(before, after) if model.signature else None
     num_bytes = 0 if file is None else file.write(after, signature)
     for step in record.records:
@@ -247,6 +252,16 @@ def apply_recipe(
     if trace is not None:
         record.save(Path(trace).expanduser())
     return replace(model, runnable=after, inputs=None, outputs=None, signature=signature, trace=record)
+
+
+def _classic_quantization_note(name: str) -> str:
+    """Return the warning for 8-bit graphs whose ranges no data has determined."""
+    command = ("quantkit", "quantize", name, "-o", "OUT.pb", "--target", "eightbit", "--calibration", "DATA")
+    return (
+        "warning: quantize_nodes uses no data: 8-bit graphs without calibration often predict other classes "
+        "(Inception v3: an abacus instead of a giant panda); --verify --data DATA shows the difference, and this "
+        f"command computes better ranges: {shlex.join(command)}"
+    )
 
 
 def may_shrink(recipe: Recipe) -> bool:

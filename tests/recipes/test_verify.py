@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
-import quantkit.transforms  # noqa: F401  (fills the registry)
+import quantkit as qk
+import quantkit.transforms
 from quantkit.errors import CheckError, GraphError, UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.ir.text import from_text
-from quantkit.recipes import parse, run
+from quantkit.recipes import parse, run, transform
 from quantkit.recipes.outputs import compare
 from quantkit.recipes.trace import SKIP, node_changes
-from quantkit.recipes.verify import Verifier
+from quantkit.recipes.verify import Verifier, make_verifier
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Session
 from quantkit.transforms.registry import REGISTRY
@@ -199,3 +200,63 @@ def test_changes_in_functions_are_compared() -> None:
     before, after = from_text(text.format("Neg")), from_text(text.format("Abs"))
     assert verifier()(before, before.with_nodes(before.nodes.values()), REGISTRY["fold_constants"]) == "the same nodes"
     assert verifier()(before, after, REGISTRY["fold_constants"]) == "y: equal"
+
+
+SATURATED = """
+    inputs: x
+    outputs: y
+    x = Placeholder[?x3]()
+    big = Const([[1e6, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    shift = Const([1e9, 0.0])
+    product = MatMul(x, big, T=float)
+    logits = Add(product, shift, T=float)
+    y = Softmax(logits, T=float)
+    """
+SCALED = """
+    inputs: x
+    outputs: y
+    x = Placeholder[?x4x4x3]()
+    factor = Const(1.5378e-05)
+    offset = Const(-1.0)
+    small = Mul(x, factor, T=float)
+    y = Add(small, offset, T=float)
+    """
+
+
+def messages_of(text: str, **options: object) -> list[str]:
+    messages: list[str] = []
+    transform(from_text(text), "remove_nodes(op=Identity)", runtime="reference", on_message=messages.append, **options)  # type: ignore[arg-type]
+    return [message for message in messages if "prove little" in message]
+
+
+def test_inputs_that_do_not_change_the_outputs_are_reported() -> None:
+    (message,) = messages_of(SATURATED, verify=True)
+    assert "with the random inputs" in message
+    assert "--data" in message
+    (message,) = messages_of(SATURATED, data=np.float32([[1, 0, 0], [0, 1, 0], [0, 0, 1]]))
+    assert "over the given samples" in message
+    (message,) = messages_of(SCALED, verify=True)  # 65025 levels, of which random inputs reach two
+    model = transform(from_text(SATURATED), "remove_nodes(op=Identity)", runtime="reference", verify=True)
+    assert model.trace is not None
+    assert "prove little" in (model.trace.verification or {})["warning"]
+    working = SATURATED.replace("1e9", "0.0")
+    assert not messages_of(working, verify=True)
+    assert not messages_of(working, data=np.float32([[1, 0, 0], [-1, 1, 0], [0, 0, 1]]))
+
+
+def test_random_inputs_have_the_range_that_the_graph_expects() -> None:
+    text = SCALED.replace("1.5378e-05", "0.00784314")  # from 0..255 to -1..1
+    assert not messages_of(text, verify=True)
+    graph = from_text(text)
+    check = make_verifier(qk.load(graph), graph, runtime="reference")
+    assert check.bounds == {"x": (0.0, 255.0)}
+
+
+@pytest.mark.parametrize(("options", "is_warned"), [({}, True), ({"verify": True}, False)])
+def test_8_bit_graphs_without_data_come_with_a_warning(options: dict[str, bool], is_warned: bool) -> None:
+    graph = from_text("inputs: x\noutputs: y\nx = Placeholder[2x3]()\ny = Relu(x, T=float)")
+    messages: list[str] = []
+    transform(graph, "quantize_nodes", runtime="reference", on_message=messages.append, **options)
+    warnings = [message for message in messages if "quantize_nodes uses no data" in message]
+    assert len(warnings) == is_warned
+    assert not is_warned or "--target eightbit --calibration DATA" in warnings[0]
