@@ -212,7 +212,7 @@ class ArrayDataset(Dataset):
         """Make a dataset of arrays.
 
         Args:
-            arrays: (n, ...), or such arrays by input name.
+            arrays: (n, ...), or such arrays by input name; every sample has the value of a scalar.
             labels: (n,) class numbers or names, or (n, k) one-hot rows; None if they are not known.
             source: description of the source, for messages.
 
@@ -225,16 +225,17 @@ class ArrayDataset(Dataset):
             for name, array in (arrays if isinstance(arrays, Mapping) else {"": arrays}).items()
         }
         texts = None if labels is None else label_texts(np.asarray(labels), source)
-        counts = {len(array) if array.ndim else 0 for array in values_by_name.values()} | (
-            {len(texts)} if texts else set()
-        )
+        counts = {len(array) for array in values_by_name.values() if array.ndim} | ({len(texts)} if texts else set())
         if len(counts) != 1 or 0 in counts:
             raise InputError(
                 f"{source} has no rows, or arrays of different lengths",
                 hint="the first dimension of each array counts the samples",
             )
         num_rows = counts.pop()
-        return cls(source, values_by_name, texts or [""] * num_rows, range(num_rows))
+        rows_by_name = {
+            name: array if array.ndim else np.broadcast_to(array, num_rows) for name, array in values_by_name.items()
+        }
+        return cls(source, rows_by_name, texts or [""] * num_rows, range(num_rows))
 
     @property
     def size(self) -> int:
@@ -242,10 +243,12 @@ class ArrayDataset(Dataset):
 
     def read(self, rank: int | None = None) -> Iterator[Sample]:
         for row in self.rows:
-            yield Sample(str(row), self.labels[row], arrays={name: array[row] for name, array in self.arrays.items()})
+            yield Sample(
+                str(row), self.labels[row], arrays={name: _row(array, row) for name, array in self.arrays.items()}
+            )
 
     def example(self, rank: int | None = None) -> Mapping[str, Array]:
-        return {name: np.asarray(array[self.rows[0]]) for name, array in self.arrays.items()}
+        return {name: _row(array, self.rows[0]) for name, array in self.arrays.items()}
 
     def subset(self, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Self:
         rows = list(self.rows) if keep_order else sorted(self.rows, key=lambda row: _digest(str(row)))
@@ -337,7 +340,7 @@ def encoded_image(features: Features) -> bytes | None:
 
 
 def feature_arrays(features: Features, name: str) -> dict[str, Array]:
-    """Return the features of real numbers, each in the shape of its ``KEY/shape``, if any.
+    """Return the features of real numbers, each in the shape of its ``KEY/shape``, if any, and single byte strings.
 
     Args:
         features: features of a record.
@@ -348,7 +351,10 @@ def feature_arrays(features: Features, name: str) -> dict[str, Array]:
     """
     arrays = {}
     for key, value in features.items():
-        if not isinstance(value, list) and value.dtype == np.float32:
+        if isinstance(value, list):
+            if len(value) == 1 and key not in LABEL_FEATURES:
+                arrays[key] = np.array(value[0], object)
+        elif value.dtype == np.float32:
             shape = features.get(f"{key}/shape")
             try:
                 arrays[key] = value if shape is None else value.reshape([int(size) for size in shape])
@@ -430,8 +436,11 @@ def to_array(value: Any) -> Array:
 
 
 def _holds_values(array: Array) -> bool:
-    """Return True if the elements of an array are numbers or texts."""
-    return array.dtype.kind in "biufcSU" or array.dtype.name == "bfloat16"
+    """Return True if the elements of an array are numbers, texts or bytes."""
+    kind = array.dtype.kind
+    is_raw = kind == "V" and array.dtype.names is None
+    is_text = kind == "O" and all(isinstance(value, str | bytes) for value in array.flat)
+    return kind in "biufcSU" or array.dtype.name == "bfloat16" or is_raw or is_text
 
 
 def _check_values(array: Array, name: str) -> Array:
@@ -475,6 +484,12 @@ def _rows_of(element: Any, rank: int | None, source: str) -> Iterator[tuple[dict
     batch = ArrayDataset.of(arrays, labels, f"an element of {source}")
     for sample in batch.read():
         yield dict(sample.arrays or {}), sample.label
+
+
+def _row(array: Array, index: int) -> Array:
+    """Return a row of an array; one of texts or bytes is an object, so that it keeps its type."""
+    row = array[index]
+    return row if isinstance(row, np.ndarray) else np.asarray(row, object if array.dtype.kind in "OV" else None)
 
 
 def _digest(name: str) -> bytes:

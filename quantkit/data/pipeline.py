@@ -46,6 +46,7 @@ class InputPipeline:
         holds_pixels: True if samples are images or uint8 arrays, which the preprocessing applies to.
         source: description of the data, for messages.
         is_unchanged: True if the arrays are values of an image input, and not pixels.
+        unbatched: names of the inputs that one sample fills, because they have no batch axis.
     """
 
     inputs: tuple[TensorInfo, ...]
@@ -53,6 +54,7 @@ class InputPipeline:
     holds_pixels: bool = False
     source: str = "the data"
     is_unchanged: bool = False
+    unbatched: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -73,7 +75,7 @@ class InputPipeline:
         Raises:
             UsageError: the data does not name its inputs, or the input does not take images.
         """
-        arrays = dataset.example(rank_of(inputs))
+        arrays = _select(dataset.example(rank_of(inputs)), inputs)
         names = [info.name for info in inputs]
         name = next(iter(arrays), "") if len(arrays) == 1 and dataset.source == ARRAYS else ""
         # A single array may have any name, except a misspelled one.
@@ -87,7 +89,7 @@ class InputPipeline:
                     f"{dataset.source} holds {count} ({', '.join(arrays)}), and none for the input {missing[0]!r}",
                     hint="give an array for each input, by input name (.npz, or a dict)",
                 )
-            return cls(tuple(inputs), None, source=dataset.source)
+            return cls.of_arrays(inputs, arrays, dataset.source)
         if len(inputs) != 1:
             raise UsageError(
                 f"the model has {len(inputs)} inputs ({', '.join(info.name for info in inputs)}), "
@@ -95,13 +97,26 @@ class InputPipeline:
                 hint="give an array for each input (.npz, or a dict), or name one input with --input-layer",
             )
         if any(not _is_image(array, inputs[0]) for array in arrays.values()):
-            return cls(tuple(inputs), None, source=dataset.source)
+            return cls.of_arrays(inputs, arrays, dataset.source)
         holds_pixels = all(array.dtype == np.uint8 for array in arrays.values())
         is_unchanged = not holds_pixels and inputs[0].dtype.is_float
         for row in arrays.values():
             options = with_pixel_size(options, row, inputs[0], basis)
         preprocessing = infer_preprocessing(inputs[0], basis, options)
         return cls(tuple(inputs), preprocessing, holds_pixels, dataset.source, is_unchanged)
+
+    @classmethod
+    def of_arrays(cls, inputs: Sequence[TensorInfo], arrays: Mapping[str, Array], source: str) -> Self:
+        """Return the pipeline for arrays that stay unchanged.
+
+        Args:
+            inputs: inputs of the session.
+            arrays: arrays of one sample.
+            source: description of the data, for messages.
+        """
+        pipeline = cls(tuple(inputs), None, source=source)
+        unbatched = (info.name for info, row in pipeline._rows(arrays) if not _has_batch_axis(row, info))
+        return replace(pipeline, unbatched=frozenset(unbatched))
 
     def __str__(self) -> str:
         return ARRAYS_UNCHANGED if self.preprocessing is None or self.is_unchanged else str(self.preprocessing)
@@ -122,17 +137,12 @@ class InputPipeline:
         return rank_of(self.inputs)
 
     @property
-    def has_batch_axis(self) -> bool:
-        """True if the first dimension of every input counts the samples."""
-        return has_batch_axis(self.inputs)
-
-    @property
     def batch_size(self) -> int | None:
         """Number of samples per batch of the model; None for any number."""
-        if not self.has_batch_axis:
-            return 1
         if self.preprocessing is None:
-            return next((info.shape.dims[0] for info in self.inputs if info.shape.dims), None)
+            infos = (info for info in self.inputs if info.name not in self.unbatched)
+            size = next((info.shape.dims[0] for info in infos if info.shape.dims), None)
+            return size or 1 if self.unbatched else size
         return self.image_input.batch_size if self.image_input.has_batch_axis else 1
 
     @property
@@ -173,7 +183,7 @@ class InputPipeline:
             UsageError: an input takes integers, and its row does not hold integers.
         """
         if self.preprocessing is not None:
-            return self._prepare_image_array(next(iter(arrays.values())), transpose)
+            return self._prepare_image_array(next(iter(_select(arrays, self.inputs).values())), transpose)
         return {info.name: self._fit(row, info, transpose) for info, row in self._rows(arrays)}
 
     def stack(self, prepared: Sequence[Prepared]) -> dict[str, Array]:
@@ -186,10 +196,11 @@ class InputPipeline:
         if not rows:
             images = [sample for sample in prepared if not isinstance(sample, Mapping)]
             return {self.inputs[0].name: self.image_input.stack(images)}
-        if not self.has_batch_axis:
-            return dict(rows[0])
         rows += [rows[-1]] * ((self.batch_size or len(rows)) - len(rows))
-        return {info.name: np.stack([row[info.name] for row in rows]) for info in self.inputs}
+        return {
+            info.name: rows[0][info.name] if info.name in self.unbatched else np.stack([row[info.name] for row in rows])
+            for info in self.inputs
+        }
 
     @property
     def _image_preprocessing(self) -> Preprocessing:
@@ -199,6 +210,7 @@ class InputPipeline:
 
     def _rows(self, arrays: Mapping[str, Array]) -> Iterator[tuple[TensorInfo, Array]]:
         """Yield each input with its row; a single array may have any name."""
+        arrays = _select(arrays, self.inputs)
         for info in self.inputs:
             yield info, next(iter(arrays.values())) if len(arrays) == len(self.inputs) == 1 else arrays[info.name]
 
@@ -234,7 +246,9 @@ class InputPipeline:
         if self.preprocessing is not None and row.dtype == np.uint8:
             return _pixels(row, info, self.preprocessing.channels, transpose)
         dims = info.shape.dims
-        has_batch_axis = self.has_batch_axis if self.preprocessing is None else self.image_input.has_batch_axis
+        has_batch_axis = (
+            info.name not in self.unbatched if self.preprocessing is None else self.image_input.has_batch_axis
+        )
         return _reshape(row, None if dims is None else dims[1:] if has_batch_axis else dims, transpose)
 
     def _to_pixels(self, row: Array) -> Array:
@@ -253,14 +267,14 @@ class InputPipeline:
             UsageError: the row has real numbers, and the input takes integers.
         """
         dtype = info.dtype.numpy
-        if (row.dtype.kind in "SU") != (info.dtype is DType.STRING) or (row.dtype.kind == "c" and dtype.kind in "biuf"):
+        if _is_text(row) != (info.dtype is DType.STRING) or (row.dtype.kind == "c" and dtype.kind in "biuf"):
             raise self._type_error(InputError, row, info, "give an array of the input's type")
         if row.dtype.kind == "f" and dtype.kind in "biu":
             raise self._type_error(UsageError, row, info, "give integers")
         values = self._arrange(row, info, transpose)
         if values is None:
             raise self._shape_error(row, info)
-        return values.astype(dtype, copy=False)
+        return _to_strings(values) if _is_text(row) else values.astype(dtype, copy=False)
 
     def _type_error(self, kind: type[QuantkitError], row: Array, info: TensorInfo, hint: str) -> QuantkitError:
         return kind(f"{self.source}: input {info.name!r} takes {info.dtype.value}, not {row.dtype}", hint=hint)
@@ -404,7 +418,36 @@ def _is_image(row: Array, info: TensorInfo) -> bool:
     # Three dimensions may be those of an image, or of a batch of sequences, whose rows then have
     # two.
     is_sequence = dims is not None and len(dims) == 3 and row.ndim == 2
-    return takes_images(info) and not is_sequence
+    is_vector = dims is None and row.ndim < 2
+    return takes_images(info) and not (is_sequence or is_vector or _is_text(row))
+
+
+def _is_text(row: Array) -> bool:
+    """Return True if a row holds texts or bytes."""
+    return row.dtype.kind in "SUOV"
+
+
+def _to_strings(row: Array) -> Array:
+    """Return texts and bytes as an array of bytes objects: NumPy strings drop trailing zero bytes."""
+    strings = np.empty(row.shape, object)
+    for index in np.ndindex(row.shape):
+        value = row[index]
+        strings[index] = value.encode() if isinstance(value, str) else bytes(value)
+    return strings
+
+
+def _select(arrays: Mapping[str, Array], inputs: Sequence[TensorInfo]) -> Mapping[str, Array]:
+    """Return the arrays of one sample whose elements, numbers or texts, some input takes; else all."""
+    kinds = {info.dtype is DType.STRING for info in inputs}
+    return {name: row for name, row in arrays.items() if _is_text(row) in kinds} or arrays
+
+
+def _has_batch_axis(row: Array, info: TensorInfo) -> bool:
+    """Return True if an input takes several samples, False if one sample has all of its axes."""
+    dims = info.shape.dims
+    if dims is None or (dims and _reshape(row, dims[1:], transpose=False) is not None):
+        return True
+    return not Shape(dims).accepts(row.shape)
 
 
 def _pixels(row: Array, info: TensorInfo, channels: int, transpose: bool = False) -> Array | None:

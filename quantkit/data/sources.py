@@ -296,7 +296,7 @@ def _read_records(source: str, files: Iterable[Path]) -> FileDataset:
     """Find the records of TFRecord files: images if the first record holds one, else arrays.
 
     Raises:
-        InputError: a record is damaged, or the first one holds neither an image nor real numbers.
+        InputError: a record is damaged, or the first one holds no image, real numbers or byte string.
     """
     samples = tuple(
         Sample(f"{file.name}#{number}", path=file, offset=offset)
@@ -309,7 +309,8 @@ def _read_records(source: str, files: Iterable[Path]) -> FileDataset:
     holds_arrays = encoded_image(features) is None
     if holds_arrays and not feature_arrays(features, samples[0].name):
         raise InputError(
-            f"the records of {source} hold neither images nor real numbers, but {', '.join(sorted(features))}",
+            f"the records of {source} hold neither images, real numbers nor single byte strings, "
+            f"but {', '.join(sorted(features))}",
             hint=f"images are read from the features {' and '.join(IMAGE_FEATURES)}, as JPEG or PNG",
         )
     return FileDataset(source, samples, holds_arrays=holds_arrays)

@@ -230,7 +230,7 @@ def feed_dataset(model: Model, dataset: Dataset, inputs: tuple[TensorInfo, ...])
             hint=f"give an array for each of {', '.join(info.name for info in inputs)}, by input name (.npz)",
         )
     if matching and len(inputs) > 1:
-        pipeline = InputPipeline(matching, None)
+        pipeline = InputPipeline.of_arrays(matching, arrays, dataset.source)
     else:
         pipeline = InputPipeline.of(inputs, dataset, model.origin or model.find_scaling(inputs[0].name))
     rejected: dict[str, str] = {}

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from quantkit.formats import onnx
 from quantkit.formats.temporary import temporary_folder
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.runtimes.availability import Availability, find_package
 from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.runtime import Runtime
@@ -68,6 +70,10 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
             hint="install the libraries of CUDA and cuDNN: pip install 'onnxruntime-gpu[cuda,cudnn]'",
         )
     inputs, outputs = (tuple(map(_info, arguments)) for arguments in (session.get_inputs(), session.get_outputs()))
+    if isinstance(model, Graph):
+        # ONNX Runtime reports an unknown rank as that of a scalar.
+        shapes = {str(edge): model[edge.node].attrs.get("shape") for edge in model.inputs}
+        inputs = tuple(replace(info, shape=UNKNOWN) if shapes.get(info.name) == UNKNOWN else info for info in inputs)
     lines = _placement(session) if options.log_placement else ()
     return FunctionSession(
         RuntimeVersion(RUNTIME.name, onnxruntime.__version__, device),

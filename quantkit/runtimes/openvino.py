@@ -64,6 +64,15 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
     data = to_onnx(model) if isinstance(model, Graph) else b""
     try:
         network = core.read_model(model) if is_file else core.read_model(data, b"")
+    except Exception as error:
+        raise _translate_error(error, name, is_file=is_file) from error
+    for port in network.inputs:
+        if port.get_partial_shape().rank.is_dynamic:
+            raise UnavailableError(
+                f"OpenVINO has no inputs of unknown rank, such as {port.any_name!r}",
+                hint="use --runtime tensorflow or onnxruntime, or state the shape (--input-shape)",
+            )
+    try:
         compiled = core.compile_model(network, device, config)
     except Exception as error:
         raise _translate_error(error, name, is_file=is_file) from error

@@ -347,7 +347,7 @@ def test_records_of_arrays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ([example(name=[b"x"])], "hold neither images nor real numbers, but name"),
+        ([example(names=[b"x", b"y"])], "hold neither images, real numbers nor single byte strings, but names"),
         ([example(x=np.ones(1, np.float32)), example(x=np.ones(2, np.float32))], "other arrays than the first record"),
         ([b"\xff\xff"], "is not a tf"),
         ([example(x=np.ones(3, np.float32), x__shape=np.array([2]))], r"the 3 values of 'x' do not fit its shape"),

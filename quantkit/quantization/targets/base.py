@@ -10,7 +10,7 @@ from typing import Any
 from quantkit import formats
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.tensor import Shape
+from quantkit.ir.tensor import Array, Shape
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme, parse_field
@@ -149,9 +149,21 @@ class Target(ABC):
         return {}
 
     def check(  # noqa: B027 (most targets need no check)
-        self, graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph
+        self,
+        graph: Graph,
+        plan: Plan,
+        ranges: Ranges,
+        quantized: Graph,
+        feeds: Mapping[str, Array] = MappingProxyType({}),
     ) -> None:
         """Compare the kernels of this host with float, where `has_host_check` is set.
+
+        Args:
+            graph: float graph.
+            plan: plan of ``graph``.
+            ranges: ranges of every edge of the plan.
+            quantized: graph of `convert`.
+            feeds: one run's arrays of the calibration data, by input name; empty without data.
 
         Raises:
             CheckError: a kernel computes wrong values; the message names its node.

@@ -1,11 +1,13 @@
 """The quantized graph of a float graph, a plan and ranges, and its file."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from quantkit.errors import CheckError
 from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import Array
 from quantkit.quantization import Plan, Ranges, annotate, convert
 from quantkit.quantization.census import FLOAT
 from quantkit.quantization.targets import Target, find_target
@@ -83,14 +85,17 @@ class Conversion:
         keep = tuple(name for name, node in quantized.nodes.items() if name not in converted and not node.is_constant)
         return convert_precision(quantized, to=self.fallback_precision, weights_only=False, keep=keep)
 
-    def check_on_host(self) -> None:
+    def check_on_host(self, feeds: Mapping[str, Array]) -> None:
         """Check that this host computes the quantized graph correctly.
+
+        Args:
+            feeds: one run's arrays of the data, by input name; random values without data.
 
         Raises:
             CheckError: this host computes the graph incorrectly.
         """
         try:
-            self.target.check(self.graph, self.plan, self.ranges, self.quantized)
+            self.target.check(self.graph, self.plan, self.ranges, self.quantized, feeds)
         except CheckError as error:
             if not self.ranges.warnings:
                 raise

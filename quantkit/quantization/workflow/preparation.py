@@ -1,6 +1,6 @@
 """Prepare the float graph: choose inputs and outputs, and apply the rewrites that are exact in float."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from quantkit.data.pipeline import with_pixel_size
 from quantkit.errors import UsageError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
-from quantkit.ir.tensor import DType, Shape
+from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.model import Model, as_model
 from quantkit.model.endpoints import choose_image_endpoints, choose_image_input
 from quantkit.ops.semantics import is_quantized
@@ -31,6 +31,8 @@ from quantkit.transforms.plugins import find_transform
 from quantkit.transforms.registry import REGISTRY, names_for
 from quantkit.zoo.cards import ModelCard, list_cards
 
+# Dimensions of a batch of images.
+IMAGE_RANK = 4
 FOLDING = frozenset({"fold_batch_norms", "fold_old_batch_norms"})
 
 
@@ -127,12 +129,15 @@ def _fix_sizes(model: Model, graph: Graph, options: Options, data: Dataset | Non
     nodes = dict(graph.nodes)
     for edge in graph.inputs:
         shape = graph[edge.node].attrs.get("shape")
-        if not isinstance(shape, Shape) or shape.dims is None or None not in shape.dims[1:]:
+        if not isinstance(shape, Shape) or (shape.dims is not None and None not in shape.dims[1:]):
             continue
+        if shape.dims is None:
+            shape = Shape((None,) * _find_rank(str(edge), data))
         sizes = _sample_sizes(model, TensorInfo(str(edge), DType.FLOAT, shape), options, data)
-        dims = [dim or size for dim, size in zip(shape.dims[1:], sizes, strict=False)]
-        if len(dims) == len(shape.dims) - 1 and None not in dims:
-            fixed = Shape((shape.dims[0], *dims))
+        batch, *rest = shape.dims or (None,)
+        dims = [dim or size for dim, size in zip(rest, sizes, strict=False)]
+        if shape.dims and len(dims) == len(rest) and None not in dims:
+            fixed = Shape((batch, *dims))
             nodes[edge.node] = graph[edge.node].with_attrs(shape=fixed)
             options.on_message(
                 f"input {str(edge)!r} has no fixed size: it is quantized for {fixed} (--input-width, --input-height)"
@@ -140,11 +145,24 @@ def _fix_sizes(model: Model, graph: Graph, options: Options, data: Dataset | Non
     return graph.with_nodes(nodes.values())
 
 
+def _find_rank(name: str, data: Dataset | None) -> int:
+    """Return the number of dimensions of the samples for an input of unknown rank, batch included; 0 if unknown."""
+    if data is None:
+        return 0
+    row = _find_row(data.example(), name)
+    return IMAGE_RANK if data.holds_images else 0 if row is None else row.ndim + 1
+
+
+def _find_row(rows: Mapping[str, Array], name: str) -> Array | None:
+    """Return the array of an input in a sample; a single array may have any name."""
+    return rows.get(name, next(iter(rows.values())) if len(rows) == 1 else None)
+
+
 def _sample_sizes(model: Model, info: TensorInfo, options: Options, data: Dataset | None) -> tuple[int | None, ...]:
     """Return the dimensions of one sample of an input; empty if they cannot be determined."""
     dims, stated = info.shape.dims or (), options.preprocessing
     rows = {} if data is None else data.example(len(dims))
-    row = rows.get(info.name, next(iter(rows.values())) if len(rows) == 1 else None)
+    row = _find_row(rows, info.name)
     if row is not None and (row.dtype != np.uint8 or not takes_images(info)):
         return row.shape if Shape(dims[1:]).accepts(row.shape) else ()
     if not takes_images(info) or len(dims) != 4 or (data is None and stated.height is None):

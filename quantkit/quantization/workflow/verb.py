@@ -242,7 +242,7 @@ def _write_and_measure(
     with temporary_folder() as folder:
         if conversion.needs_host_check:
             options.on_progress(Progress("checking the kernels of this host", 0))
-            conversion.check_on_host()
+            conversion.check_on_host(next(iter(reference.feeds), {}))
         options.on_progress(Progress("writing the model", 0))
         file = folder / f"quantized{conversion.target.suffixes[0]}" if options.output is None else options.output
         conversion.write(file)

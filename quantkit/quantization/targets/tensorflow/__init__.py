@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.tensor import Shape
+from quantkit.ir.tensor import Array, Shape
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
@@ -110,8 +110,15 @@ class TensorFlowTarget(Target):
     def float_reasons(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
         return float_reasons(graph, plan, ranges)
 
-    def check(self, graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> None:
-        check_on_this_host(graph, plan, ranges, quantized)
+    def check(
+        self,
+        graph: Graph,
+        plan: Plan,
+        ranges: Ranges,
+        quantized: Graph,
+        feeds: Mapping[str, Array] = MappingProxyType({}),
+    ) -> None:
+        check_on_this_host(graph, plan, ranges, quantized, feeds)
 
     def session_options(self, cores: int) -> SessionOptions:
         """Return options for many small ops: parallel ops are faster than parallel kernels."""

@@ -1,8 +1,8 @@
 """Check of the fused int8 kernels of this host's TensorFlow against float.
 
-The quantized graph runs once on seeded random inputs. Each fused pattern is then computed in float
-from the same quantized inputs, so that a wrong kernel shows at its own node and rounding errors do
-not add up from layer to layer.
+The quantized graph runs once on a calibration sample, else on seeded random inputs. Each fused
+pattern is then computed in float from the same quantized inputs, so that a wrong kernel shows at
+its own node and rounding errors do not add up from layer to layer.
 """
 
 import os
@@ -44,7 +44,9 @@ class PatternError:
     error: float
 
 
-def check_on_this_host(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> tuple[PatternError, ...]:
+def check_on_this_host(
+    graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph, feeds: Mapping[str, Array] = {}
+) -> tuple[PatternError, ...]:
     """Run a quantized graph and compare each fused pattern with float.
 
     Args:
@@ -52,6 +54,7 @@ def check_on_this_host(graph: Graph, plan: Plan, ranges: Ranges, quantized: Grap
         plan: plan of ``graph``.
         ranges: ranges of every edge of the plan.
         quantized: result of `convert`.
+        feeds: arrays by input name; inputs without one get random values.
 
     Returns:
         Errors of all patterns with a quantized output, in topological order.
@@ -69,7 +72,7 @@ def check_on_this_host(graph: Graph, plan: Plan, ranges: Ranges, quantized: Grap
     }
     fetches = [Edge(quantized_name(edge)) for edge in parameters_of]
     with RUNTIME.open(copy_shared_summands(quantized.with_endpoints(None, [*fetches, *quantized.outputs]))) as session:
-        outputs = _run(session, _random_inputs(session, ranges))
+        outputs = _run(session, _complete(feeds, session, ranges))
     _require_finite(quantized, outputs)
     values = {
         edge: parameters.dequantize(_as_uint8(outputs[quantized_name(edge)]))
@@ -99,29 +102,32 @@ def require_onednn() -> None:
     require(RUNTIME.available())
 
 
-def _random_inputs(session: Session, ranges: Ranges) -> dict[str, Array]:
-    """Return uniform random inputs in the calibrated ranges."""
+def _complete(feeds: Mapping[str, Array], session: Session, ranges: Ranges) -> dict[str, Array]:
+    """Return the feeds, with uniform random values in the calibrated ranges for the other inputs."""
     generator = np.random.default_rng(0)
-    return {info.name: _random_input(generator, info, ranges) for info in session.inputs}
+    return {
+        info.name: feeds[info.name] if info.name in feeds else _random_input(generator, info, ranges)
+        for info in session.inputs
+    }
 
 
 def _random_input(generator: np.random.Generator, info: TensorInfo, ranges: Ranges) -> Array:
     if info.dtype is DType.STRING:
         raise GraphError(
-            f"cannot check a graph whose input {info.name!r} takes encoded images",
-            hint="name a tensor after the decoder: --inputs NAME",
+            f"cannot check the graph on this host: its input {info.name!r} takes strings",
+            hint="give data (--calibration or --held-out), or name a tensor after the decoder: --inputs NAME",
         )
     if info.shape.dims is None:
         raise GraphError(
             f"the shape of the input {info.name!r} is unknown",
-            hint="prepare the graph with strip_unused_nodes(shape=...)",
+            hint="give data (--calibration or --held-out), or the shape (--input-shape)",
         )
     shape = [size or 1 for size in info.shape.dims]
     if info.dtype is not DType.FLOAT:
-        return generator.integers(0, 256, shape).astype(info.dtype.numpy)
+        return np.asarray(generator.integers(0, 256, shape), info.dtype.numpy)
     edge = Edge.parse(info.name)
     low, high = ranges.get(edge, (-1.0, 1.0))
-    return generator.uniform(low, high, shape).astype(np.float32)
+    return np.asarray(generator.uniform(low, high, shape), np.float32)
 
 
 def _run(session: Session, feeds: Mapping[str, Array]) -> dict[str, Array]:
