@@ -334,3 +334,15 @@ def test_initializers_before_version_4_are_inputs_only_if_all_are() -> None:
     saved = message_class("ModelProto").FromString(onnx.encode(graph.with_nodes(more)))
     assert saved.ir_version == 4
     assert [value.name for value in saved.graph.input] == ["x"]
+
+
+def test_constant_with_a_node_name_does_not_become_an_input() -> None:
+    message = message_class("ModelProto")(ir_version=8)
+    message.graph.input.append(info("x", 2))
+    message.graph.output.append(info("y", 2))
+    tensor = add_node(message.graph, "Constant", [], ["w"], name="Constant_0").attribute.add(name="value", type=4).t
+    tensor.data_type, tensor.dims[:], tensor.float_data[:] = 1, [2], [1, 2]
+    add_node(message.graph, "Mul", ["x", "w"], ["y"])
+    saved = message_class("ModelProto").FromString(onnx.encode(onnx.decode(message.SerializeToString())))
+    assert [value.name for value in saved.graph.input] == ["x"]
+    assert [value.name for value in saved.graph.initializer] == ["w"]

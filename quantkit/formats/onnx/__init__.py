@@ -9,7 +9,7 @@ The attribute ``_outputs`` has the names of all outputs of a node with several o
 domains have the op type ``domain.Op``. A node with subgraphs has control dependencies on the values that these use.
 """
 
-from quantkit.formats.onnx.reader import decode
+from quantkit.formats.onnx.reader import decode, decode_subgraph
 from quantkit.formats.onnx.schema import MODEL_GRAPH
 from quantkit.formats.onnx.tensors import external_data_reader
 from quantkit.formats.onnx.values import (
@@ -18,6 +18,7 @@ from quantkit.formats.onnx.values import (
     OPSET,
     OUTPUTS,
     edge_of,
+    edges_by_name,
     header,
     node_name,
     opsets,
@@ -36,7 +37,9 @@ __all__ = [
     "OUTPUTS",
     "chunks",
     "decode",
+    "decode_subgraph",
     "edge_of",
+    "edges_by_name",
     "encode",
     "external_data_reader",
     "header",

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from quantkit.errors import GraphError, InputError
 from quantkit.formats import wire
 from quantkit.formats.onnx.schema import (
+    ATTRIBUTE_GRAPH,
     ATTRIBUTE_TENSOR,
     FLOAT,
     FLOATS,
@@ -33,7 +34,15 @@ from quantkit.formats.onnx.schema import (
     message_class,
 )
 from quantkit.formats.onnx.tensors import SMALL_BYTES, ExternalData, decode_tensor
-from quantkit.formats.onnx.values import ABSENT, DIALECT, OUTPUTS, STANDARD_DOMAINS, parse_message, read_info
+from quantkit.formats.onnx.values import (
+    ABSENT,
+    DIALECT,
+    OUTPUTS,
+    STANDARD_DOMAINS,
+    edges_by_name,
+    parse_message,
+    read_info,
+)
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Opaque
 from quantkit.ir.tensor import Tensor
 from quantkit.ops.onnx.types import DTYPES
@@ -66,18 +75,49 @@ def decode(data: wire.Buffer | mmap.mmap, external: ExternalData | None = None) 
         raise InputError("a message is broken") from None
 
 
+def decode_subgraph(attribute: Opaque, outer: Graph) -> Graph:
+    """Decode the subgraph of an attribute; its references to outer values are edges of the enclosing graph.
+
+    Args:
+        attribute: attribute of a node, such as ``then_branch``.
+        outer: enclosing graph.
+
+    Raises:
+        InputError: the attribute is not a subgraph, or its tensors are external data.
+        GraphError: two values have the same name, or a value has no producer.
+    """
+    view = memoryview(attribute.data)
+    fields = wire.fields(view, 0, len(view))
+    parts = [
+        (start, end) for number, kind, _, start, end in fields if number == ATTRIBUTE_GRAPH and kind == wire.LENGTH
+    ]
+    if not parts:
+        raise InputError("the attribute is not a subgraph")
+    try:
+        node = message_class("NodeProto")()
+        node.attribute.add().MergeFromString(attribute.data)
+        captured = set(_captured_values(node))
+        edges = {name: edge for name, edge in edges_by_name(outer).items() if name in captured}
+        return _ModelReader(view, None, edges).graph(parts, parse_message("ModelProto", b""))
+    except (DecodeError, UnicodeDecodeError):
+        raise InputError("a message is broken") from None
+
+
 class _ModelReader:
     """Reader of one model.
 
     Args:
         view: bytes of the model.
         external: reader of external data files.
+        edges: edges of the enclosing graph by value name.
     """
 
-    def __init__(self, view: memoryview, external: ExternalData | None) -> None:
+    def __init__(
+        self, view: memoryview, external: ExternalData | None, edges: Mapping[str, Edge] | None = None
+    ) -> None:
         self._view = view
         self._external = external
-        self._edges: dict[str, Edge] = {}
+        self._edges: dict[str, Edge] = dict(edges or {})
 
     def graph(self, parts: list[tuple[int, int]], model: Any) -> Graph:
         """Decode the graph from the positions of its message and the message with all other fields of the model."""
@@ -108,7 +148,7 @@ class _ModelReader:
         model.graph.output.extend(outputs)
         for name in [name for name in inputs if name in constants]:
             constants[name] = constants[name].with_(extra=inputs.pop(name).extra)
-        self._edges = {name: Edge(name) for name in (*inputs, *constants)}
+        self._edges |= {name: Edge(name) for name in (*inputs, *constants)}
         self._edges[""] = Edge("")
         nodes = self._nodes(messages)
         output_edges = [self._edge(info.name, "the list of outputs") for info in outputs]
@@ -152,13 +192,15 @@ class _ModelReader:
         inputs = tuple(self._edge(value, f"node {name!r} ({op})") for value in message.input)
         for field in ("input", "output", "op_type", "domain", "attribute"):
             message.ClearField(field)
+        # A constant is written as an initializer, whose extra field describes an input.
+        is_initializer = op == "Constant" and isinstance(attrs.get("value"), Tensor)
         return Node(
             name,
             op,
             inputs,
             tuple(dict.fromkeys(edge.node for edge in captured if edge.node)),
             attrs,
-            extra=message.SerializeToString(deterministic=True),
+            extra=b"" if is_initializer else message.SerializeToString(deterministic=True),
         )
 
     def _node_message(self, start: int, end: int) -> tuple[Any, dict[str, Tensor]]:

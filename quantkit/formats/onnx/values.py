@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from quantkit.errors import InputError
 from quantkit.formats import wire
 from quantkit.formats.onnx.schema import message_class
-from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.graph import Edge, Graph, Node, Opaque
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.onnx.types import DTYPES, NUMBERS
 
@@ -65,7 +65,21 @@ def value_infos(graph: Graph) -> Mapping[Edge, tuple[DType | None, Shape]]:
         for port in range(len(names) if isinstance(names, tuple) else 1):
             if (name := value_name(node, port)) in infos:
                 infos_by_edge[Edge(node.name, port)] = infos[name]
+        if node.op == "If":
+            for port, info in enumerate(_branch_infos(node)):
+                infos_by_edge.setdefault(Edge(node.name, port), info)
     return infos_by_edge
+
+
+def _branch_infos(node: Node) -> list[tuple[DType | None, Shape]]:
+    """Return the element types of an If as stated by a branch, and the shapes that both branches state."""
+    branches = []
+    for name in ("then_branch", "else_branch"):
+        attribute = node.attrs.get(name)
+        data = attribute.data if isinstance(attribute, Opaque) else b""
+        branches.append([read_info(info) for info in parse_message("AttributeProto", data).g.output])
+    pairs = zip(*branches, strict=False)
+    return [(first[0], first[1] if first[1] == second[1] else Shape(None)) for first, second in pairs]
 
 
 def renamed_infos(extra: bytes, names: Mapping[str, str]) -> bytes:
@@ -105,6 +119,17 @@ def with_node_names(graph: Graph) -> Graph:
         return node.with_(extra=bytes(message.SerializeToString(deterministic=True)))
 
     return graph.with_nodes(map(rename, graph.nodes.values()))
+
+
+def edges_by_name(graph: Graph) -> Mapping[str, Edge]:
+    """Return the edges of all values with names."""
+    edges: dict[str, Edge] = {}
+    for node in graph.nodes.values():
+        names = node.attrs.get(OUTPUTS)
+        for port in range(len(names) if isinstance(names, tuple) else 1):
+            edges[value_name(node, port)] = Edge(node.name, port)
+    edges.pop("", None)
+    return edges
 
 
 def edge_of(graph: Graph, name: str) -> Edge:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from quantkit.errors import RecipeError, did_you_mean
+from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Outcome
 from quantkit.ir.tensor import DType, Shape
@@ -12,10 +13,11 @@ from quantkit.ops.shape_inference import infer_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
 from quantkit.transforms.cleanup._conditionals import inline_constant_branches
 from quantkit.transforms.cleanup._switches import remove_constant_switches
+from quantkit.transforms.onnx import _branches as onnx_branches
 from quantkit.transforms.registry import BOOLEANS, transform
 
 
-@transform
+@transform(dialects=("tensorflow", "onnx"))
 def remove_dead_branches(graph: Graph, *, pred: tuple[str, ...] = ()) -> Outcome:
     """Remove the branches that a constant predicate disables.
 
@@ -31,7 +33,8 @@ def remove_dead_branches(graph: Graph, *, pred: tuple[str, ...] = ()) -> Outcome
             becomes a constant, and is removed from the inputs of the graph.
 
     A PlaceholderWithDefault that is not an input of the graph has its default value. If, StatelessIf,
-    Case and StatelessCase are replaced by the nodes of the selected branch.
+    Case and StatelessCase are replaced by the nodes of the selected branch. In ONNX graphs, an If
+    whose condition is known after constant folding is replaced by the nodes of its branch.
 
     Skips predicates that are not constant, loops, switches that disable an output of the graph, and
     branches that are not in the library.
@@ -48,6 +51,10 @@ def remove_dead_branches(graph: Graph, *, pred: tuple[str, ...] = ()) -> Outcome
         merged = Merge(same, twice, N=2)
         y = Neg(merged)
     """
+    if graph.dialect == onnx.DIALECT:
+        if pred:
+            raise RecipeError("pred is for TensorFlow graphs", hint="conditions of ONNX graphs must be constant")
+        return onnx_branches.inline_branches(graph)
     changes = [f"{text.rpartition(':')[0]} is always {text.rpartition(':')[2]}" for text in pred]
     current = _with_constants(graph, pred)
     while True:

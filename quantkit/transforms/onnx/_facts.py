@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.errors import QuantkitError
 from quantkit.formats import onnx
-from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.graph import Edge, Graph, Node, Opaque
 from quantkit.ir.rewrite import free_name, sharing_reason
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops.onnx.types import infer_types
@@ -50,7 +51,13 @@ class GraphFacts:
     def types(self) -> Mapping[Edge, DType]:
         """Element types by edge."""
         infos = onnx.value_infos(self.graph)
-        return infer_types(self.graph, {edge: dtype for edge, (dtype, _) in infos.items() if dtype is not None})
+        stated = {edge: dtype for edge, (dtype, _) in infos.items() if dtype is not None}
+        types = infer_types(self.graph, stated)
+        for name in self.graph.order if "If" in self.graph.op_counts else ():
+            if self.graph[name].op == "If" and Edge(name) not in types:
+                stated |= _branch_types(self.graph, self.graph[name], types)
+                types = infer_types(self.graph, stated)
+        return types
 
     def shape(self, edge: Edge) -> Shape:
         """Return the shape of an edge; `UNKNOWN` if it cannot be inferred."""
@@ -59,6 +66,26 @@ class GraphFacts:
     def dims(self, edge: Edge) -> tuple[int | None, ...] | None:
         """Return the sizes of an edge; None if the rank is unknown."""
         return self.shape(edge).dims
+
+
+def _branch_types(graph: Graph, node: Node, types: Mapping[Edge, DType]) -> dict[Edge, DType]:
+    """Return the element types of the outputs of an If, from those of the outer values that a branch uses."""
+    attribute = node.attrs.get("then_branch")
+    if not isinstance(attribute, Opaque):
+        return {}
+    try:
+        branch = onnx.decode_subgraph(attribute, graph)
+    except QuantkitError:
+        return {}
+    edges = {edge for inner in branch.nodes.values() for edge in inner.inputs} | set(branch.outputs)
+    outer = {edge.node for edge in edges if edge.node not in branch.nodes} | {
+        name for inner in branch.nodes.values() for name in inner.controls if name not in branch.nodes
+    }
+    inputs = [Node(name, "Placeholder", attrs={"dtype": types[Edge(name)]}) for name in outer if Edge(name) in types]
+    if len(inputs) < len(outer):
+        return {}
+    own = GraphFacts.of(branch.with_nodes([*inputs, *branch.nodes.values()])).types
+    return {Edge(node.name, port): own[edge] for port, edge in enumerate(branch.outputs) if edge in own}
 
 
 def constant_node(name: str, value: Array | Tensor) -> Node:
