@@ -3,6 +3,7 @@
     {"do": "open", "model": ..., "runtime": ..., ...}  ->  {"runtime": ..., "version": ..., "inputs": ..., ...}
     {"do": "warm_up", ...}                             ->  {"seconds": [...], "is_settled": ..., "openmp": [...], ...}
     {"do": "run", "samples": 5, "group": 1}            ->  {"lead_in": [...], "seconds": [...]}
+    {"do": "profile", "calls": 20}                     ->  {"op_times": [{"name": ..., "precision": ..., ...}]}
 
 The response to a failed request is {"error": {"message": ..., "hint": ..., "exit_code": ...}}. The worker ends at the
 end of its input.
@@ -15,6 +16,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -77,6 +79,7 @@ class _Worker:
             "open": self._open,
             "warm_up": self._warm_up,
             "run": self._run,
+            "profile": self._profile,
         }
         arguments = dict(request)
         return requests[arguments.pop("do")](**arguments)
@@ -129,6 +132,10 @@ class _Worker:
             "lead_in": lead_in(self._opened, clock=self._clock),
             "seconds": time_groups(self._opened, samples, group, self._clock),
         }
+
+    def _profile(self, calls: int) -> Document:
+        time_calls(self._opened, calls, self._clock)
+        return {"op_times": [] if self._session is None else [asdict(time) for time in self._session.op_times]}
 
     @property
     def _opened(self) -> Call:

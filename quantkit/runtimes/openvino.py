@@ -14,7 +14,16 @@ from quantkit.ops.tensorflow.signatures import output_dtypes
 from quantkit.runtimes.availability import Availability, find_package
 from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.runtime import Runtime
-from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions, TensorInfo
+from quantkit.runtimes.session import (
+    CONVERSION,
+    FLOAT,
+    INT8,
+    OpTime,
+    RuntimeVersion,
+    Session,
+    SessionOptions,
+    TensorInfo,
+)
 
 TELEMETRY = "openvino_telemetry"
 # For each precision: the value of the hint, and the name among the capabilities of a device.
@@ -37,6 +46,8 @@ _DTYPES = {
 }
 
 
+# Ops that convert between formats or layouts.
+_CONVERSIONS = frozenset({"Convert", "FakeQuantize", "Reorder"})
 # Precisions of int8 layers in the executable graph.
 _INT8_PRECISIONS = frozenset({"i8", "u8"})
 
@@ -76,6 +87,7 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         compiled = core.compile_model(network, device, config)
     except Exception as error:
         raise _translate_error(error, name, is_file=is_file) from error
+    seconds: dict[tuple[str, str, str], float] = {}
     output_names = [port.names for port in network.outputs]
     del data, network  # the compiled network keeps no reference, so that their memory is free while it runs
     inputs = tuple(map(_info, compiled.inputs))
@@ -84,8 +96,9 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         RuntimeVersion(RUNTIME.name, openvino.__version__.split("-")[0], device),
         (*inputs, *unused),
         tuple(map(_info, compiled.outputs, output_names)),
-        _compute(compiled, name),
+        _compute(compiled, name, seconds if options.profile else None),
         placement=lambda: _placement(compiled, device) if options.log_placement else (),
+        op_times=lambda: tuple(OpTime(*key, value) for key, value in seconds.items()),
     )
 
 
@@ -152,10 +165,21 @@ def _config(core: Any, device: str, options: SessionOptions) -> dict[str, Any]:
     config = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": hint}
     if options.intra_op:
         config["INFERENCE_NUM_THREADS"] = str(options.intra_op * (options.inter_op or 1))
+    if options.profile:
+        config["PERF_COUNT"] = "YES"
     return config
 
 
-def _compute(compiled: Any, model: str) -> Callable[[list[Array]], Sequence[Array]]:
+def _compute(
+    compiled: Any, model: str, seconds: dict[tuple[str, str, str], float] | None
+) -> Callable[[list[Array]], Sequence[Array]]:
+    """Return the function that runs a network.
+
+    Args:
+        compiled: the network.
+        model: name of the model in messages.
+        seconds: receives the time of each op; None for no profile.
+    """
     request = compiled.create_infer_request()
     inputs, outputs = range(len(compiled.inputs)), compiled.outputs
 
@@ -164,9 +188,19 @@ def _compute(compiled: Any, model: str) -> Callable[[list[Array]], Sequence[Arra
             results = request.infer(dict(zip(inputs, arrays, strict=False)), share_inputs=True, share_outputs=False)
         except Exception as error:
             raise _translate_error(error, model, is_file=False) from error
+        if seconds is not None:
+            _add_op_times(request.profiling_info, seconds)
         return [results[output] for output in outputs]
 
     return compute
+
+
+def _add_op_times(nodes: Any, seconds: dict[tuple[str, str, str], float]) -> None:
+    """Add the times of one run by name, op type and precision."""
+    for node in nodes:
+        precision = INT8 if node.exec_type.lower().endswith(("i8", "u8")) else FLOAT
+        key = (node.node_name, node.node_type, CONVERSION if node.node_type in _CONVERSIONS else precision)
+        seconds[key] = seconds.get(key, 0.0) + node.real_time.total_seconds()
 
 
 def _info(port: Any, names: Collection[str] = ()) -> TensorInfo:

@@ -9,6 +9,8 @@ from quantkit.arguments import public, require_choice, require_positive, without
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array, DType, Shape
 
+# Values of `OpTime.precision`.
+INT8, FLOAT, CONVERSION = "int8", "float", "conversion"
 # Values of `SessionOptions.precision`.
 PRECISIONS = ("float32", "bfloat16", "float16")
 
@@ -50,6 +52,23 @@ class RuntimeVersion:
 
 
 @dataclass(frozen=True)
+class OpTime:
+    """Time of one op in all runs of a session.
+
+    Attributes:
+        name: name of the op in the runtime.
+        op: its type in the runtime.
+        precision: `INT8`, `FLOAT`, or `CONVERSION` between formats.
+        seconds: duration in all runs.
+    """
+
+    name: str
+    op: str
+    precision: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class SkippedRuntime:
     """Runtime that ``auto`` skipped, with the reason."""
 
@@ -71,6 +90,7 @@ class SessionOptions:
         device: ``cpu``, ``gpu`` or ``gpu:N``.
         precision: arithmetic that the runtime may use (one of `PRECISIONS`); ``float32`` keeps the types of the graph.
         log_placement: record the device of each op in `Session.placement`.
+        profile: record the time of each op in `Session.op_times`, in runtimes that measure it.
     """
 
     intra_op: int | None = None
@@ -78,6 +98,7 @@ class SessionOptions:
     device: str = "cpu"
     precision: str = "float32"
     log_placement: bool = False
+    profile: bool = False
 
     @public
     def with_(self, *, precision: str | None = None, intra_op: int | None = None, inter_op: int | None = None) -> Self:
@@ -124,6 +145,11 @@ class Session(Protocol):
     @property
     def placement(self) -> tuple[str, ...]:
         """Device of each op, one line per op; filled by the first run if `SessionOptions.log_placement` is set."""
+        ...
+
+    @property
+    def op_times(self) -> tuple[OpTime, ...]:
+        """Time of each op; empty without `SessionOptions.profile`. Reading it ends the recording."""
         ...
 
     @property

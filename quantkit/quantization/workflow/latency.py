@@ -6,6 +6,7 @@ from pathlib import Path
 from quantkit import formats
 from quantkit.benchmark import Benchmark
 from quantkit.benchmark.candidate import Candidate, Settings
+from quantkit.benchmark.profile import profile_ops
 from quantkit.benchmark.rounds import SamplingOptions, measure
 from quantkit.formats import onnx
 from quantkit.progress import OnProgress
@@ -41,11 +42,17 @@ def measure_latency(
     floats = _float_candidates(conversion, folder)
     names = list(dict.fromkeys((*conversion.runtimes, _choose_runtime(floats, runs, on_progress))))
     warmup = None if runs is None else WARMUP_RUNS
-    candidates = [floats[name] for name in names if name in floats] + _int8_candidates(conversion, file)
+    quantized = _int8_candidates(conversion, file)
+    candidates = [*(floats[name] for name in names if name in floats), *quantized]
     benchmark = measure(candidates, SamplingOptions(runs, warmup, time_budget=TIME_BUDGET), on_progress)
     if not benchmark.measurements:
         return Latency(skipped=benchmark.failures[0].reason)
-    return Latency(benchmark)
+    latency = Latency(benchmark)
+    fastest = latency.fastest(INT8)
+    if fastest is None or latency.overall is None or latency.overall.outcome in ("faster", "undecided"):
+        return latency
+    (candidate,) = (each for each in quantized if each.settings.runtime == fastest.context.runtime)
+    return replace(latency, profile=profile_ops(candidate))
 
 
 def _float_candidates(conversion: Conversion, folder: Path) -> dict[str, Candidate]:

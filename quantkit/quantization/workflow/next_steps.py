@@ -155,9 +155,10 @@ def _cause(report: QuantizationReport, commands: Commands, after: Measurement) -
     if target.slow_reason:
         command = commands.quantize_again(target.faster_target) if target.faster_target else commands.summarize()
         return target.slow_reason, command
-    reason = (
-        f"{census.boundaries} quantize/dequantize boundaries, {100 * census.int8_fraction:.0f} % of the MACs in int8"
-    )
+    boundaries = f"{census.boundaries} quantize/dequantize boundaries"
+    reason = f"{boundaries}, {100 * census.int8_fraction:.0f} % of the MACs in int8"
+    if report.latency.profile is not None:
+        reason = f"{report.latency.profile}; {boundaries}"
     bfloat16 = _bfloat16_note(target)
     if bfloat16:
         return f"{reason}; {bfloat16}", commands.benchmark(runtime, runtime, "--precision", "float32,bfloat16")
