@@ -22,7 +22,7 @@ from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
 from quantkit.limits import limits
 
 from ._arguments import add_output_flags
-from ._render import write_line
+from ._render import write_document, write_line
 from ._streams import discard, tolerant_streams
 
 INTERRUPTED = 130
@@ -40,6 +40,7 @@ COMMANDS = {
     "models": "list, download and locate known models",
     "transforms": "list, explain and check transforms",
     "doctor": "report the runtimes and the processor features of this machine",
+    "completion": "print a completion script for bash, zsh or fish",
 }
 # TensorFlow's tools under the names that scripts call, with the same flags and output.
 TENSORFLOW_TOOLS = {
@@ -116,15 +117,14 @@ def _clean_termination() -> Iterator[None]:
 
 def _exit_code(arguments: Sequence[str]) -> int:
     """Run a command line, print its error, and return the exit code."""
-    debug = "--debug" in arguments
+    debug, as_json = "--debug" in arguments, "--json" in arguments
     try:
         code = _run([argument for argument in arguments if argument != "--debug"])
         sys.stdout.flush()
     except KeyboardInterrupt:
-        write_line("quantkit: interrupted", sys.stderr)
-        return INTERRUPTED
+        return _print_error("KeyboardInterrupt", "interrupted", "", INTERRUPTED, as_json=as_json)
     except Exception as error:
-        return _report(error, debug=debug)
+        return _report(error, debug=debug, as_json=as_json)
     return code
 
 
@@ -134,7 +134,7 @@ def _read_arguments() -> list[str]:
     return [name, *sys.argv[1:]] if name in TENSORFLOW_TOOLS else sys.argv[1:]
 
 
-def _report(error: Exception, *, debug: bool) -> int:
+def _report(error: Exception, *, debug: bool, as_json: bool) -> int:
     """Print an error and return its exit code."""
     if debug:
         traceback.print_exception(error)
@@ -145,19 +145,29 @@ def _report(error: Exception, *, debug: bool) -> int:
     if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
         message = f"{str(error.filename)[:80]!r}: {os.strerror(error.errno).lower()}"
         error = InputError(message, hint="name another file")
+    kind = type(error).__name__
     if isinstance(error, QuantkitError):
-        write_line(f"quantkit: {error.message}", sys.stderr)
-        if error.hint:
-            write_line(f"hint: {error.hint}", sys.stderr)
-        return error.exit_code
-    write_line(f"quantkit: a bug: {type(error).__name__}: {error}", sys.stderr)
-    write_line("hint: run the command again with --debug and report its output", sys.stderr)
-    return BUG
+        return _print_error(kind, error.message, error.hint, error.exit_code, as_json=as_json)
+    hint = "run the command again with --debug and report its output"
+    return _print_error(kind, f"a bug: {kind}: {error}", hint, BUG, as_json=as_json)
+
+
+def _print_error(kind: str, message: str, hint: str, code: int, *, as_json: bool) -> int:
+    """Print an error to stderr, and as the JSON document if there is no other one; return the exit code."""
+    write_line(f"quantkit: {message}", sys.stderr)
+    if hint:
+        write_line(f"hint: {hint}", sys.stderr)
+    if as_json and not getattr(sys.stdout, "is_used", False):
+        write_document(
+            {"schema": "quantkit.error/1", "error": kind, "message": message, "hint": hint, "exit_code": code}
+        )
+        sys.stdout.flush()
+    return code
 
 
 def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["help"] and len(arguments) > 1:
-        arguments = [arguments[1], "--help"]
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         write_line(_overview())
         return 0
@@ -172,7 +182,7 @@ def _run(arguments: list[str]) -> int:
             f"{name!r} is not a command", hint=did_you_mean(name, ALL) or "quantkit --help lists the commands"
         )
     command = importlib.import_module(f".{name}", __package__)
-    parser = _parser(name, command)
+    parser = make_parser(name, command)
     try:
         args = parser.parse_args(_kebab(arguments[1:], parser))
     except SystemExit as leave:  # --help
@@ -186,7 +196,13 @@ def _run(arguments: list[str]) -> int:
         return int(command.run(args))
 
 
-def _parser(name: str, command: Any) -> Parser:
+def make_parser(name: str, command: Any) -> Parser:
+    """Return the parser of a command.
+
+    Args:
+        name: name of the command.
+        command: its module.
+    """
     details = [f"{command.DETAILS}\n"] if hasattr(command, "DETAILS") else []
     parser = Parser(
         prog=f"quantkit {name}",

@@ -27,13 +27,18 @@ def emit(args: Namespace, schema: str, document: dict[str, Any], text: "str | Ca
         text: the result as text, or a function that prints it in color.
     """
     if args.json:
-        is_unicode = "utf" in (sys.stdout.encoding or "").lower()
-        json.dump({"schema": schema, **document}, sys.stdout, indent=2, ensure_ascii=not is_unicode)
-        sys.stdout.write("\n")
+        write_document({"schema": schema, **document})
     elif isinstance(text, str):
         write_line(text)
     else:
         text(console())
+
+
+def write_document(document: dict[str, Any]) -> None:
+    """Print a JSON document to stdout."""
+    is_unicode = "utf" in (sys.stdout.encoding or "").lower()
+    json.dump(document, sys.stdout, indent=2, ensure_ascii=not is_unicode)
+    sys.stdout.write("\n")
 
 
 def write_line(text: str, stream: IO[str] | None = None) -> None:

@@ -18,15 +18,20 @@ class _Stream:
     Args:
         stream: the stream.
         raises_errors: raise errors other than those of a closed stream.
+
+    Attributes:
+        is_used: True after the first output.
     """
 
     def __init__(self, stream: TextIO, *, raises_errors: bool) -> None:
         self._stream, self._raises_errors = stream, raises_errors
+        self.is_used = False
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        self.is_used = True
         try:
             return self._stream.write(text)
         except OSError as error:

@@ -54,7 +54,7 @@ def test_every_command_has_help_for_every_flag(name: str, capsys: pytest.Capture
     assert main([name, "--help"]) == 0
     assert "examples:" in capsys.readouterr().out
     app = import_module("quantkit.cli._app")
-    parser = app._parser(name, import_module(f"quantkit.cli.{name}"))
+    parser = app.make_parser(name, import_module(f"quantkit.cli.{name}"))
     for leaf in app._leaves(parser):
         for action in leaf._actions:
             assert action.help, f"{name}: {action.option_strings or action.dest} has no help"
@@ -79,7 +79,7 @@ MODEL_FLAGS = {
 
 @pytest.mark.parametrize("name", MODEL_COMMANDS)
 def test_model_commands_share_their_flags(name: str) -> None:
-    parser = import_module("quantkit.cli._app")._parser(name, import_module(f"quantkit.cli.{name}"))
+    parser = import_module("quantkit.cli._app").make_parser(name, import_module(f"quantkit.cli.{name}"))
     flags = {flag for action in parser._actions for flag in action.option_strings}
     assert flags >= MODEL_FLAGS
 
@@ -112,7 +112,7 @@ def test_examples_parse(name: str) -> None:
     for line in command.EXAMPLES:
         arguments = shlex.split(line)
         assert arguments[:2] == ["quantkit", name]
-        parser = app._parser(name, command)
+        parser = app.make_parser(name, command)
         parser.parse_args(app._kebab(arguments[2:], parser))
 
 
@@ -477,3 +477,35 @@ def test_characters_that_the_terminal_lacks_are_escaped(
             assert json.loads(text)["model"] == str(path)
         else:
             assert f"{shown}.pb" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "code"),
+    [
+        (["summarize", "missing.pb", "--json"], "InputError", 3),
+        (["summarize", "--jsn", "--json", "x.pb"], "UsageError", 2),
+        (["nothing", "--json"], "UsageError", 2),
+        (["compare", "digits", "digits", "--limit", "0", "--json"], "UsageError", 2),
+        (["transform", "digits", "-o", "out.pb", "--recipe", "unknown", "--json"], "RecipeError", 2),
+    ],
+)
+def test_errors_have_a_json_document(
+    arguments: list[str], kind: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == code
+    output = capsys.readouterr()
+    document = json.loads(output.out)
+    assert document["schema"] == "quantkit.error/1"
+    assert (document["error"], document["exit_code"]) == (kind, code)
+    assert f"quantkit: {document['message']}\n" in output.err
+    assert document["hint"]
+
+
+def test_failed_check_prints_only_the_document_of_the_command(capsys: Any) -> None:
+    data = str(Path(__file__).parents[2] / "assets" / "digits_heldout.npz")
+    arguments = ["evaluate", "digits", "--runtime", "reference", "--data", data, "--limit", "3", "--max-kl", "1"]
+    assert main([*arguments, "--json", "-q"]) == 1
+    output = capsys.readouterr()
+    assert "there is no reference model" in output.err
+    assert json.loads(output.out)["schema"] == "quantkit.evaluate/2"

@@ -30,7 +30,7 @@ def make_reference() -> str:
             "```",
             "",
         ]
-        parser = app._parser(name, command)
+        parser = app.make_parser(name, command)
         for leaf in app._leaves(parser):
             if leaf is not parser:
                 lines += [f"`{leaf.prog}`", ""]

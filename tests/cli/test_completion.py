@@ -1,0 +1,88 @@
+"""``quantkit completion``: the scripts complete commands, flags and values."""
+
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
+main = ENTRY.load()
+APP = import_module("quantkit.cli._app")
+
+
+@pytest.fixture(scope="module")
+def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    path = tmp_path_factory.mktemp("completion") / "quantkit.bash"
+    path.write_text(script_of("bash"))
+    return path
+
+
+def script_of(shell: str) -> str:
+    command = [sys.executable, "-m", "quantkit", "completion", shell]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def complete(script: Path, *words: str) -> list[str]:
+    """Return the completions of the last word."""
+    line = " ".join(f"'{word}'" for word in words)
+    command = f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _quantkit; echo ${{COMPREPLY[@]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert not result.stderr
+    return result.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("quantkit", "qua"), ["quantize"]),
+        (("quantkit", "help", "comp"), ["compare", "completion", "compare_graphs"]),
+        (("quantkit", "models", ""), ["list", "show", "fetch", "path"]),
+        (("quantkit", "models", "fetch", "--off"), ["--offline"]),
+        (("quantkit", "quantize", "graph.pb", "--tar"), ["--target"]),
+        (("quantkit", "quantize", "graph.pb", "--target", ""), ["onnx", "tensorflow", "eightbit", "litert"]),
+        (("quantkit", "quantize", "graph.pb", "--target", "li"), ["litert"]),
+        (("quantkit", "transform", "graph.pb", "--recipe", "inf"), ["inference"]),
+        (("quantkit", "completion", "z"), ["zsh"]),
+        (("quantkit", "transform", "graph"), []),
+    ],
+)
+def test_words_are_completed_in_bash(bash_script: Path, words: tuple[str, ...], expected: list[str]) -> None:
+    assert complete(bash_script, *words) == expected
+
+
+def test_every_flag_is_completed_in_bash(bash_script: Path) -> None:
+    count = 0
+    for name in APP.ALL:
+        parser = APP.make_parser(name, import_module(f"quantkit.cli.{name}"))
+        subcommands = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+        leaves = [((name, sub), leaf) for sub, leaf in subcommands[0].items()] if subcommands else [((name,), parser)]
+        for words, leaf in leaves:
+            flags = {flag for action in leaf._actions for flag in action.option_strings}
+            assert set(complete(bash_script, "quantkit", *words, "-")) == flags
+            count += len(flags)
+    assert count > 300
+
+
+def test_scripts_of_other_shells() -> None:
+    zsh, fish = script_of("zsh"), script_of("fish")
+    assert zsh.endswith(script_of("bash"))
+    assert "bashcompinit" in zsh.splitlines()[0]
+    assert "complete -c quantkit -n __fish_use_subcommand -f -a quantize -d 'quantize a model" in fish
+    assert "-n '__fish_seen_subcommand_from quantize' -l target -x -a 'onnx tensorflow eightbit litert'" in fish
+    for line in fish.splitlines():
+        assert line.replace("\\'", "").count("'") % 2 == 0, line
+    if shutil.which("fish"):
+        subprocess.run(["fish", "--no-execute"], input=fish, text=True, check=True)
+    if shutil.which("zsh"):
+        subprocess.run(["zsh", "-n"], input=zsh, text=True, check=True)
+
+
+def test_help_explains_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "models", "fetch"]) == 0
+    assert capsys.readouterr().out.startswith("usage: quantkit models fetch")
