@@ -119,9 +119,11 @@ class _Annotation:
 
     def _find_patterns(self) -> tuple[FusedPattern, ...]:
         patterns: list[FusedPattern] = []
+        front_end = self._find_front_end()
         for node in self.nodes:
             if node.op in self.roles.layer_ops and self._may_quantize(node):
-                reason = self._objection(node)
+                amplified = "a logarithm before other layers amplifies its errors" if node.name in front_end else ""
+                reason = amplified or self._objection(node)
                 if reason:
                     self.reasons[node.name] = reason
                 else:
@@ -152,6 +154,21 @@ class _Annotation:
             f"keep_float names {name!r}, which is not a node, layer or op type of the graph",
             hint=did_you_mean(name, {*nodes, *scopes, *ops}) or "quantkit summarize lists the op types",
         )
+
+    def _find_front_end(self) -> set[str]:
+        """Return the nodes before an amplifying op that has layers after it, for example a spectrogram."""
+        before_layers: set[str] = set()
+        amplified: set[str] = set()
+        for node in reversed(self.nodes):
+            consumers = {use.node.name for use in self.graph.node_uses.get(node.name, ())}
+            if any(name in before_layers or self.graph[name].op in self.roles.layer_ops for name in consumers):
+                before_layers.add(node.name)
+            is_amplifying = any(
+                self.graph[name].op in self.roles.amplifying_ops and name in before_layers for name in consumers
+            )
+            if is_amplifying or not amplified.isdisjoint(consumers):
+                amplified.add(node.name)
+        return amplified
 
     def _may_quantize(self, node: Node) -> bool:
         if node.name in self.graph.input_names:

@@ -120,7 +120,7 @@ def executed_int8_fractions(quantized: Graph, runtimes: Iterable[str]) -> Mappin
     """
     if quantized.dialect != DIALECT:
         return {}
-    named = with_node_names(quantized)
+    graph = with_node_names(quantized)
     shapes = infer_shapes(_with_batch_one(quantized))
     macs = {name: onnx.count_macs(node, shapes) or 0 for name, node in quantized.nodes.items()}
     fractions = {}
@@ -129,7 +129,7 @@ def executed_int8_fractions(quantized: Graph, runtimes: Iterable[str]) -> Mappin
         if runtime.find_int8_nodes is None or not runtime.available().ok:
             continue
         with suppress(GraphError, UnavailableError):
-            int8_nodes = runtime.find_int8_nodes(named)
+            int8_nodes = runtime.find_int8_nodes(graph)
             fractions[name] = sum(macs.get(node, 0) for node in int8_nodes) / max(sum(macs.values()), 1)
     return fractions
 

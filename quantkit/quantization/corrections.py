@@ -15,10 +15,13 @@ through a ReLU, from the weights and bias of one layer to the weights of the nex
 import numpy as np
 import numpy.typing as npt
 
+from quantkit.formats.onnx import DIALECT
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Array, Tensor
 from quantkit.ops.layers import find_layer
+from quantkit.ops.roles import find_roles
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
@@ -38,42 +41,31 @@ def correct_biases(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
             their bias.
     """
     draft = Draft(graph)
-    if graph.dialect != "tensorflow":
-        return graph
+    roles = find_roles(graph)
     for pattern in plan.patterns:
-        means = ranges.means.get(pattern.input)
-        if means and pattern.bias:
-            node = graph[pattern.bias]
-            slot = next(slot for slot, edge in enumerate(node.inputs) if graph.constant_of(edge) is not None)
-            value = graph[node.inputs[slot].node].value
-            weights = graph[pattern.weights].value.array
-            shift = _shift(graph[pattern.layer], weights, plan, pattern, np.asarray(means))
-            corrected = _by_channel(value, len(shift)).astype(np.float64) - shift
-            bias = constant(f"{pattern.bias}/corrected", corrected.astype(np.float32))
-            draft.replace(pattern.bias, bias, node.with_input(slot, bias.name))
+        layer, means = graph[pattern.layer], ranges.means.get(pattern.input)
+        bias_input = roles.bias_input(graph, layer, pattern.bias) if means and pattern.weights else None
+        if bias_input is None:
+            continue
+        weights = graph[pattern.weights].value.array
+        parameters = QuantizationParameters.of_weights(plan.weights[pattern.weights], weights)
+        errors = parameters.fake_quantize(weights).astype(np.float64) - weights
+        shift = roles.mean_outputs(layer, errors, np.asarray(means))
+        if shift is None:
+            continue
+        node, slot = bias_input
+        value = graph[node.inputs[slot].node].value if slot < len(node.inputs) else Tensor.of(np.float32(0))
+        corrected = (_by_channel(value, len(shift)).astype(np.float64) - shift).astype(np.float32)
+        bias = _constant(graph, f"{node.name}/corrected", corrected)
+        inputs = (*node.inputs[:slot], Edge(bias.name), *node.inputs[slot + 1 :])
+        draft.replace(node.name, bias, node.with_(inputs=inputs))
     return draft.graph()
 
 
-def _shift(layer: Node, weights: Array, plan: Plan, pattern: FusedPattern, means: Floats) -> Floats:
-    """Return the mean error of each output channel, (c_out,), from rounding the weights."""
-    rounded = (
-        QuantizationParameters.of_weights(plan.weights[pattern.weights], weights)
-        .fake_quantize(weights)
-        .astype(np.float64)
-        - weights
-    )
-    if layer.op == "DepthwiseConv2dNative":
-        separate: Floats = (rounded.sum((0, 1)) * means[:, None]).reshape(-1)
-        return separate
-    if layer.op == "Conv2D":
-        summed = rounded.sum((0, 1))
-        # (groups, c_in / groups): each output channel has the inputs of its group.
-        by_group = means.reshape(-1, len(summed))
-        repeats = summed.shape[1] // len(by_group)
-        grouped: Floats = np.einsum("ij,ji->j", summed, np.repeat(by_group, repeats, axis=0))
-        return grouped
-    shift: Floats = np.einsum("ji,i->j" if layer.attrs.get("transpose_b") else "ij,i->j", rounded, means)
-    return shift
+def _constant(graph: Graph, name: str, values: Array) -> Node:
+    if graph.dialect == DIALECT:
+        return Node(free_name(graph, name), "Constant", attrs={"value": Tensor.of(values)})
+    return constant(name, values)
 
 
 def _by_channel(value: Tensor, count: int) -> Array:

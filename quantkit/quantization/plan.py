@@ -120,8 +120,9 @@ class Plan:
 
     @property
     def mean_edges(self) -> tuple[Edge, ...]:
-        """Edges whose channel means are observed for bias correction: the inputs of the layers."""
-        return tuple(dict.fromkeys(pattern.input for pattern in self.patterns)) if self.scheme.bias_correction else ()
+        """Edges whose channel means are observed for bias correction: the inputs of the layers with weights."""
+        patterns = self.patterns if self.scheme.bias_correction else ()
+        return tuple(dict.fromkeys(pattern.input for pattern in patterns if pattern.weights))
 
     def group_of(self, edge: Edge) -> frozenset[Edge]:
         """Return the edges with the same range as an edge, itself included."""

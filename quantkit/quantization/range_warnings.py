@@ -45,7 +45,9 @@ class RangeMonitor:
         rows = values.reshape(-1, values.shape[-1])
         with np.errstate(invalid="ignore"):
             maxima = np.maximum(np.abs(rows.max(0)), np.abs(rows.min(0)))
-        self.channel_maxima[edge] = np.maximum(self.channel_maxima.get(edge, 0), maxima)
+        largest = self.channel_maxima.setdefault(edge, maxima)
+        if largest.shape == maxima.shape:  # an axis of another size is not a channel axis
+            self.channel_maxima[edge] = np.maximum(largest, maxima)
 
     def _observe_constant(self, edge: Edge, values: Array) -> None:
         """Record the only value of an edge; a range in common with other edges does not show it."""

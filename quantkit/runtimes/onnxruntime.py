@@ -35,7 +35,7 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 # Exceptions contain the text of all lower levels.
 _LOG_FATAL_ONLY = 4
-# Int8 layers after the rewrites of ONNX Runtime, and what the rewrites append to the name of a node.
+# Int8 layers after the rewrites of ONNX Runtime, and the suffixes that the rewrites append to the name of a node.
 _INT8_OPS = frozenset(
     {
         "QLinearConv",

@@ -174,6 +174,36 @@ def test_product_of_two_activations(tmp_path: Path) -> None:
     assert sum(bool(pattern.weights) for pattern in plan.patterns) == 3
 
 
+@pytest.mark.parametrize("is_front_end", [True, False])
+def test_spectrogram_stays_float(is_front_end: bool) -> None:
+    """A logarithm before other layers amplifies the errors of small values; one at the end of a network does not."""
+    network = Network(*ROWS)
+    power = network.add("Abs", network.add("MatMul", "x", network.weights(16, 16), name="transform"))
+    y = network.add("Log", network.add("Add", power, np.float32(1e-3)))
+    y = network.add("MatMul", y, network.weights(16, 4), name="last") if is_front_end else y
+    plan = annotate(load(network.model(y)))
+    assert [pattern.layer for pattern in plan.patterns] == [("last" if is_front_end else "transform")]
+    assert ("transform" in plan.float_fallbacks) == is_front_end
+
+
+def test_bias_correction_removes_the_mean_error(tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    grouped = network.add("Relu", network.conv(network.add("Relu", network.conv("x")), group=2))
+    y = network.add("Conv", grouped, network.weights(4, 8, 1, 1), name="without_bias")
+    rows = network.add("Reshape", y, np.int64([144, 4]))
+    y = network.add("Gemm", network.add("Relu", rows), network.weights(4, 6))
+    graph, data = load(network.model(y)), samples(network, 16)
+    errors = []
+    for is_corrected in (False, True):
+        _, quantized = quantize(graph, data, bias_correction=is_corrected)
+        outputs = [
+            np.mean([run(onnx_format.encode(each), {"x": x})[0] for x in data], axis=(0, 1))
+            for each in (graph, quantized)
+        ]
+        errors.append(abs(outputs[0] - outputs[1]).max())
+    assert errors[1] < 0.5 * errors[0]
+
+
 def test_sum_of_two_products(tmp_path: Path) -> None:
     """A recurrent cell: ONNX Runtime must not compute the sum as a Gemm in float."""
     network = Network(1, 16)
@@ -181,6 +211,16 @@ def test_sum_of_two_products(tmp_path: Path) -> None:
     right = network.add("MatMul", network.add("Tanh", "x"), network.weights(16, 10))
     y = network.add("Add", network.add("Add", left, right), network.weights(1, 10))
     check(network, y, int8={"MatMulIntegerToFloat": 2, "Gemm": 0}, folder=tmp_path)
+
+
+def test_sequences_of_several_lengths() -> None:
+    """The axes of attention scores are positions, and not channels."""
+    network = Network(1, "length", 16)
+    y = network.add("MatMul", network.add("MatMul", "x", network.add("Transpose", "x", perm=[0, 2, 1])), "x")
+    data = [np.ones((1, length, 16), np.float32) for length in (5, 7, 3)]
+    _, quantized = quantize(load(network.model(y)), data)
+    (result,) = run(onnx_format.encode(quantized), {"x": data[1]})
+    np.testing.assert_allclose(result, np.full((1, 7, 16), 7 * 16), rtol=0.02)
 
 
 def test_second_operand_of_a_product_is_signed() -> None:

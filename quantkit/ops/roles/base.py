@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.tensor import Shape, Tensor
+from quantkit.ir.tensor import Array, Shape, Tensor
 from quantkit.ops.layers import Layer
 
 
@@ -24,6 +24,7 @@ class Roles(ABC):
         elementwise_ops: pass-through ops with quantization parameters of their own for each input and the output.
         activation_ops: op types of `is_activation`; their outputs are never negative.
         nonnegative_ops: other op types whose outputs are never negative.
+        amplifying_ops: ops that turn small errors of small values into large ones.
         source_ops: constants, inputs and other ops without computation.
         float_reasons: reasons why op types stay float.
     """
@@ -40,6 +41,7 @@ class Roles(ABC):
     elementwise_ops: frozenset[str]
     activation_ops: frozenset[str]
     nonnegative_ops: frozenset[str]
+    amplifying_ops: frozenset[str]
     source_ops: frozenset[str]
     float_reasons: Mapping[str, str]
 
@@ -66,6 +68,32 @@ class Roles(ABC):
     @abstractmethod
     def is_bias(self, graph: Graph, layer: Node, value: Tensor) -> bool:
         """Return whether the addition of a constant to the output of a layer is its bias."""
+
+    @abstractmethod
+    def bias_input(self, graph: Graph, layer: Node, bias: str) -> tuple[Node, int] | None:
+        """Return the node and the input index of the bias of a layer; None if it cannot have one.
+
+        Args:
+            graph: graph of the layer.
+            layer: layer with constant weights.
+            bias: node that adds the bias in the fused pattern of the layer, or empty.
+
+        Returns:
+            The input index is the number of inputs if the layer can add a bias and has no bias.
+        """
+
+    @abstractmethod
+    def mean_outputs(self, layer: Node, weights: Array, means: Array) -> Array | None:
+        """Return the outputs of a layer, without its bias, for constant input channels.
+
+        Args:
+            layer: layer of a fused pattern.
+            weights: weights of the layer, or other values in their shape.
+            means: value of each input channel, (c_in,).
+
+        Returns:
+            (c_out,); None if the outputs differ between positions.
+        """
 
     @abstractmethod
     def sum_objection(self, shapes: tuple[Shape | None, Shape | None]) -> str:

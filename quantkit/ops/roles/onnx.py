@@ -4,12 +4,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.tensor import DType, Shape, Tensor
+from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX, Layer
 from quantkit.ops.roles.base import Roles
 
 BIAS_INDEX = 2
+# Layers whose kernels add an int32 bias.
+INTEGER_BIAS_OPS = frozenset({"Conv", "Gemm"})
 CONVOLUTION_OPS = frozenset({"Conv", "ConvTranspose"})
 RECURRENT_OPS = frozenset({"LSTM", "GRU", "RNN"})
 CONTROL_FLOW_OPS = frozenset({"If", "Loop", "Scan"})
@@ -64,6 +68,7 @@ class OnnxRoles(Roles):
     pass_through_ops = COPY_OPS | ELEMENTWISE_OPS | concat_ops | average_ops | activation_ops | {"Resize", "Upsample"}
     nonnegative_ops = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Exp", "Abs", "Sqrt"})
     quantized_output_ops = frozenset({"Conv"})
+    amplifying_ops = frozenset({"Log"})
     source_ops = frozenset({"Constant", "Placeholder", "Absent"})
     float_reasons = MappingProxyType(
         {
@@ -140,6 +145,27 @@ class OnnxRoles(Roles):
             return False
         weights = graph.constant_of(layer.inputs[WEIGHTS_INDEX])
         return weights is not None and _is_vector(value) and value.num_elements in (1, weights.shape[-1])
+
+    def bias_input(self, graph: Graph, layer: Node, bias: str) -> tuple[Node, int] | None:
+        if bias:
+            inputs = graph[bias].inputs
+            return graph[bias], next(slot for slot, edge in enumerate(inputs) if graph.constant_of(edge) is not None)
+        if layer.op not in INTEGER_BIAS_OPS:
+            return None
+        has_bias = len(layer.inputs) > BIAS_INDEX
+        return (layer, BIAS_INDEX) if not has_bias or graph.constant_of(layer.inputs[BIAS_INDEX]) is not None else None
+
+    def mean_outputs(self, layer: Node, weights: Array, means: Array) -> Array | None:
+        if layer.op == "Conv":
+            summed = weights.reshape(*weights.shape[:2], -1).sum(2)
+            by_group = means.reshape(-1, summed.shape[1])
+            repeated = np.repeat(by_group, len(summed) // len(by_group), axis=0)
+            grouped: Array = (summed * repeated).sum(1)
+            return grouped
+        if weights.ndim != 2 or layer.op == "ConvTranspose":
+            return None
+        product: Array = (weights if layer.attrs.get("transB") else weights.T) @ means
+        return product
 
     def sum_objection(self, shapes: tuple[Shape | None, Shape | None]) -> str:
         return ""

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.tensor import DType, Shape, Tensor
+from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops.layers import LAYER_OPS, WEIGHTS_INDEX, Layer, broadcast_channels, find_layer
 from quantkit.ops.roles.base import Roles
 from quantkit.ops.semantics import (
@@ -33,6 +35,7 @@ class TensorFlowRoles(Roles):
     elementwise_ops = frozenset()
     activation_ops = FUSED_ACTIVATION_OPS
     nonnegative_ops = frozenset({"Sigmoid", "Softmax"})
+    amplifying_ops = frozenset()
     source_ops = frozenset({"Const", "Placeholder", "NoOp"})
     float_reasons = FLOAT_REASONS
 
@@ -62,6 +65,26 @@ class TensorFlowRoles(Roles):
             return False
         channels = facts.num_channels(weights.shape)
         return broadcast_channels(value, rank=facts.rank, axis=facts.axis, num_channels=channels) is not None
+
+    def bias_input(self, graph: Graph, layer: Node, bias: str) -> tuple[Node, int] | None:
+        if not bias:
+            return None
+        inputs = graph[bias].inputs
+        return graph[bias], next(slot for slot, edge in enumerate(inputs) if graph.constant_of(edge) is not None)
+
+    def mean_outputs(self, layer: Node, weights: Array, means: Array) -> Array | None:
+        if layer.op == "DepthwiseConv2dNative":
+            separate: Array = (weights.sum((0, 1)) * means[:, None]).reshape(-1)
+            return separate
+        if layer.op == "Conv2D":
+            summed = weights.sum((0, 1))
+            # (groups, c_in / groups): each output channel has the inputs of its group.
+            by_group = means.reshape(-1, len(summed))
+            repeats = summed.shape[1] // len(by_group)
+            grouped: Array = np.einsum("ij,ji->j", summed, np.repeat(by_group, repeats, axis=0))
+            return grouped
+        product: Array = np.einsum("ji,i->j" if layer.attrs.get("transpose_b") else "ij,i->j", weights, means)
+        return product
 
     def sum_objection(self, shapes: tuple[Shape | None, Shape | None]) -> str:
         if None in shapes or shapes[0] != shapes[1]:

@@ -19,14 +19,11 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.roles import find_roles
-from quantkit.ops.roles.onnx import BIAS_INDEX
+from quantkit.ops.roles.onnx import INTEGER_BIAS_OPS
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.targets.onnx.parameters import ONNX_TYPES, fit_bias
-
-# Layers whose kernels add an int32 bias.
-INTEGER_BIAS_OPS = frozenset({"Conv", "Gemm"})
 
 
 def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
@@ -141,21 +138,20 @@ class _NativeQuantization:
 
     def _bias_input(self, pattern: FusedPattern) -> tuple[str, int]:
         """Return the node and the input index of the bias that a kernel adds; an empty name without such a bias."""
-        if pattern.bias:
-            inputs = self.source[pattern.bias].inputs
-            slot = next(slot for slot, edge in enumerate(inputs) if self.source.constant_of(edge) is not None)
-            # ONNX Runtime computes a product and an Add as a Gemm if the bias is a vector or a matrix with one row.
-            return (pattern.bias if len(self.source[inputs[slot].node].value.shape) <= 2 else ""), slot
         layer = self.source[pattern.layer]
-        has_bias = layer.op in INTEGER_BIAS_OPS and len(layer.inputs) > BIAS_INDEX and layer.inputs[BIAS_INDEX].node
-        return (layer.name if has_bias else ""), BIAS_INDEX
+        bias_input = find_roles(self.source).bias_input(self.source, layer, pattern.bias)
+        if bias_input is None or bias_input[1] >= len(bias_input[0].inputs):
+            return "", 0
+        node, slot = bias_input
+        # ONNX Runtime computes a product and an Add as a Gemm if the bias is a vector or a matrix with one row.
+        is_added = layer.op in INTEGER_BIAS_OPS or len(self.source[node.inputs[slot].node].value.shape) <= 2
+        return (node.name if is_added else ""), slot
 
     def _bias_of(self, name: str, slot: int, parameters: QuantizationParameters) -> Array | None:
         """Return the bias at an input of a node, (c,), or of any size with a single scale; None without a bias."""
-        value = self.source.constant_of(self.source[name].inputs[slot]) if name else None
-        if value is None:
+        if not name:
             return None
-        bias = value.array.reshape(-1)
+        bias = self.source[self.source[name].inputs[slot].node].value.array.reshape(-1)
         return np.broadcast_to(bias, (parameters.scale.size if parameters.scale.shape else bias.size,))
 
     def _dequantize(self, name: str, values: Tensor, scales: Array, axis: int | None) -> Edge:

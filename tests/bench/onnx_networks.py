@@ -1,0 +1,179 @@
+"""Compare int8 models of quantkit with those of ONNX Runtime's quantizer on trained ONNX networks.
+
+    python tests/bench/onnx_networks.py BUILD [NETWORK ...] [--rounds 20] [--save FILE]
+
+Quantizes each network of `support/onnx_networks.py` with both tools on the same calibration samples, and prints the
+number of nodes, the int8 fraction of the MACs in each runtime, the metric of the task on other samples, the SQNR of the
+outputs, and the speed-up in ONNX Runtime. ONNX Runtime's quantizer gets its documented settings for processors with
+VNNI: opset 13 or later, pre-processing, QDQ, u8 activations, s8 weights per channel. The speed-up is the median of the
+ratios of alternating runs.
+"""
+
+import argparse
+import json
+import logging
+import statistics
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "support"))
+
+from onnx_networks import NETWORKS, Feeds, OnnxNetwork, Run, open_onnxruntime  # noqa: E402
+
+import quantkit as qk  # noqa: E402
+from quantkit import formats  # noqa: E402
+from quantkit.benchmark.machine import this_machine  # noqa: E402
+from quantkit.ir.tensor import Array  # noqa: E402
+from quantkit.quantization import Scheme  # noqa: E402
+from quantkit.quantization.census import executed_int8_fractions  # noqa: E402
+from quantkit.runtimes import find_runtime  # noqa: E402
+
+RUNTIMES = ("onnxruntime", "openvino")
+
+
+def quantize_static(network: OnnxNetwork, samples: list[Feeds], output: Path) -> None:
+    """Quantize with ONNX Runtime's quantizer."""
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quant_pre_process
+    from onnxruntime.quantization import quantize_static as quantize
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.samples = iter(samples)
+
+        def get_next(self) -> Feeds | None:
+            return next(self.samples, None)
+
+    model = onnx.load(network.path)
+    if next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")) < 13:
+        model = onnx.version_converter.convert_version(model, 13)
+    prepared = output.with_suffix(".prepared.onnx")
+    onnx.save(model, prepared)
+    try:
+        quant_pre_process(str(prepared), str(prepared), skip_symbolic_shape=True)
+    except Exception as error:
+        print(f"  pre-processing failed: {error}")
+    quantize(
+        str(prepared),
+        str(output),
+        Reader(),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+
+
+def open_openvino(path: Path) -> Run:
+    session = find_runtime("openvino").open(path)
+    return lambda feeds: dict(session.run(feeds))
+
+
+def sqnr(expected: list[Mapping[str, Array]], actual: list[Mapping[str, Array]]) -> float:
+    """Return the lowest SQNR of an output in dB."""
+    values = []
+    for name in expected[0]:
+        signal = sum(float((out[name] ** 2).sum()) for out in expected)
+        pairs = zip(expected, actual, strict=True)
+        noise = sum(float(((out[name] - other[name]) ** 2).sum()) for out, other in pairs)
+        values.append(10 * np.log10(signal / max(noise, 1e-30)) if signal else 99.0)
+    return round(float(min(min(values), 99)), 1)
+
+
+def speed_up(before: Run, after: Run, feeds: Feeds, rounds: int) -> float:
+    """Return the median ratio of the times of alternating runs."""
+    ratios = []
+    for number in range(rounds + 2):
+        times = []
+        for each in (before, after):
+            start = perf_counter()
+            each(feeds)
+            times.append(perf_counter() - start)
+        if number > 1:
+            ratios.append(times[0] / times[1])
+    return round(statistics.median(ratios), 2)
+
+
+def evaluate(network: OnnxNetwork, path: Path, samples: list[Feeds], rounds: int) -> dict[str, Any]:
+    """Return the figures of one int8 model."""
+    reference = open_onnxruntime(network.path)
+    last_samples = samples[-8:]
+    expected = [reference(feeds) for feeds in last_samples]
+    row: dict[str, Any] = {}
+    for name in RUNTIMES:
+        try:
+            run = open_onnxruntime(path) if name == "onnxruntime" else open_openvino(path)
+            row[name] = {
+                "metric": round(network.measure(run), 4),
+                "sqnr": sqnr(expected, [run(feeds) for feeds in last_samples]),
+            }
+            if name == "onnxruntime":
+                row[name]["speed_up"] = speed_up(reference, run, last_samples[0], rounds)
+        except Exception as error:
+            row[name] = {"error": str(error).splitlines()[0][:200]}
+    graph = formats.load(path)
+    row["nodes"] = len([node for node in graph.nodes.values() if node.op not in ("Constant", "Placeholder", "Absent")])
+    row["executed"] = {name: round(value, 4) for name, value in executed_int8_fractions(graph, RUNTIMES).items()}
+    return row
+
+
+def measure(network: OnnxNetwork, build: Path, rounds: int, with_peer: bool) -> dict[str, Any]:
+    """Return the figures of one network."""
+    reference = open_onnxruntime(network.path)
+    samples = network.calibration(reference)
+    graph = formats.load(network.path)
+    is_computed = [node.op not in ("Constant", "Placeholder", "Absent") for node in graph.nodes.values()]
+    row: dict[str, Any] = {
+        "metric": network.metric,
+        "samples": len(samples),
+        "nodes": sum(is_computed),
+        "float": round(network.measure(reference), 4),
+    }
+    ours = build / f"{network.name}.int8.onnx"
+    scheme = Scheme.for_target("onnx", keep_float=network.keep_float)
+    start = perf_counter()
+    result = qk.quantize(network.path, samples, scheme=scheme, runs=0, limit=len(samples), output=ours)
+    census = result.report.census
+    row["seconds"] = round(perf_counter() - start, 1)
+    row["layers"] = {"int8": census.num_patterns, "int8_fraction": round(census.int8_fraction, 4)}
+    row["quantkit"] = evaluate(network, ours, samples, rounds)
+    if with_peer:
+        peer = build / f"{network.name}.ort.onnx"
+        try:
+            quantize_static(network, samples, peer)
+            row["quantize_static"] = evaluate(network, peer, samples, rounds)
+        except Exception as error:
+            row["quantize_static"] = {"error": f"{type(error).__name__}: {error}"[:200]}
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=Path, help="folder of the int8 models")
+    parser.add_argument("networks", nargs="*", help="names of networks (default: all)")
+    parser.add_argument("--rounds", type=int, default=20, help="alternating runs for the speed-up (default: 20)")
+    parser.add_argument("--without-peer", action="store_true", help="quantize with quantkit only")
+    parser.add_argument("--save", type=Path, help="JSON file for the figures and the machine")
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    arguments.build.mkdir(parents=True, exist_ok=True)
+    rows: dict[str, Any] = {}
+    for name in arguments.networks or NETWORKS:
+        try:
+            rows[name] = measure(NETWORKS[name], arguments.build, arguments.rounds, not arguments.without_peer)
+        except Exception as error:
+            rows[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
+        print(name, json.dumps(rows[name]), flush=True)
+        if arguments.save is not None:
+            document = {"machine": this_machine().to_json(), "networks": rows}
+            arguments.save.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
