@@ -182,6 +182,7 @@ def collect_ranges(
     on_progress(Progress("calibrating", observation.count, total))
     if not observation.count:
         raise InputError("the calibration dataset has no samples", hint="give at least one; a few dozen are usual")
+    on_progress(Progress("computing the ranges", 0))
     ranges = observation.ranges()
     state.remove()
     return replace(ranges, provenance=replace(ranges.provenance, preprocessing=preprocessing))

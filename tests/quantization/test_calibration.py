@@ -57,7 +57,7 @@ def test_ranges_are_those_of_the_data() -> None:
     hidden = np.maximum(SAMPLES @ graph["w"].value.array + graph["b"].value.array, 0)
     assert ranges[Edge("x")] == Range(float(SAMPLES.min()), float(SAMPLES.max()))
     assert ranges[Edge("r")] == pytest.approx((hidden.min(), hidden.max()), rel=1e-5)
-    assert (reports[-1], ranges.provenance.count) == (Progress("calibrating", 20, 20), 20)
+    assert (reports[-2], ranges.provenance.count) == (Progress("calibrating", 20, 20), 20)
     assert ranges.provenance.scheme == plan.scheme.digest
 
 

@@ -1,15 +1,18 @@
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+import quantkit as qk
 from quantkit.errors import CheckError, GraphError, UnavailableError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
+from quantkit.ir.text import from_text
 from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
-from quantkit.quantization import Plan, Range, Ranges, Scheme, annotate
+from quantkit.quantization import Plan, Range, Ranges, Scheme, annotate, calibrate
 from quantkit.quantization.targets.tensorflow import convert, float_reasons
 from quantkit.quantization.targets.tensorflow.check import check_on_this_host, require_onednn
 from quantkit.quantization.targets.tensorflow.parameters import quantized_name
@@ -293,6 +296,50 @@ def test_a_wrong_kernel_is_named() -> None:
     broken = [constant(bias.name, bias.value.array + 2) if node is bias else node for node in quantized.nodes.values()]
     with pytest.raises(CheckError, match="left_act/codes"):
         check_on_this_host(graph, plan, ranges, quantized.with_nodes(broken))
+
+
+@uses_runtime
+@needs_tensorflow
+def test_the_check_feeds_an_embedding_with_its_own_indices() -> None:
+    graph = from_text(
+        """
+        inputs: tokens
+        outputs: y
+        tokens = Placeholder[int32 2x5]()
+        table = Const[7x16]()
+        axis = Const[int32](0)
+        rows = GatherV2(table, tokens, axis, Tparams=float, Tindices=int32, Taxis=int32)
+        size = Const[int32]([2, 80])
+        flat = Reshape(rows, size, T=float, Tshape=int32)
+        w = Const[80x4]()
+        y = MatMul(flat, w, T=float)
+        """
+    )
+    plan = annotate(graph, Scheme.for_target("tensorflow"))
+    tokens = np.random.default_rng(0).integers(0, 7, (2, 5)).astype(np.int32)
+    ranges = calibrate(graph, plan, [{"tokens": tokens}], runtime="tensorflow")
+    quantized = convert(graph, plan, ranges)
+    assert check_on_this_host(graph, plan, ranges, quantized) == check_on_this_host(graph, plan, ranges, quantized, {})
+    errors = check_on_this_host(graph, plan, ranges, quantized, {"tokens": tokens})
+    assert all(error.error < NOISE for error in errors)
+    outside = np.full_like(tokens, 200)
+    with pytest.raises(GraphError):
+        check_on_this_host(graph, plan, ranges, quantized, {"tokens": outside})
+
+
+@uses_runtime
+@needs_tensorflow
+def test_quantize_checks_the_host_on_calibration_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, samples = one_layer(), []
+    target = import_module("quantkit.quantization.targets.tensorflow")
+
+    def check(*arguments: Any) -> None:
+        samples.append(arguments[-1])
+
+    monkeypatch.setattr(target, "check_on_this_host", check)
+    (name, array), *_ = random_feeds(graph).items()
+    qk.quantize(graph, {name: array}, target="tensorflow", runs=0)
+    assert np.array_equal(samples[0][name], array[:1])
 
 
 def test_disabled_onednn_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

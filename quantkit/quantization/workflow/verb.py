@@ -210,6 +210,7 @@ def _run(source: Any, options: Options) -> QuantizationResult:
     check_options(source, options, scheme)
     data, held_out = find_datasets(options)
     model = load_float_model(source, options)
+    options.on_progress(Progress("preparing the graph", 0))
     model, graph = prepare_float_graph(model, options, scheme, data or held_out)
     if model.has_random_weights:
         options.on_message(f"{model.name}: {RANDOM_WEIGHTS_NOTE}")

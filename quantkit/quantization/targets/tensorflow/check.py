@@ -28,6 +28,8 @@ from quantkit.runtimes.tensorflow import RUNTIME
 MAX_ERROR = 0.1
 ROUNDING_STEPS = 4
 BATCH_BYTES = 16 << 20
+# Ops between an input and the table that it indexes.
+INDEX_OPS = frozenset({"Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "Transpose"})
 ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
 
@@ -72,7 +74,7 @@ def check_on_this_host(
     }
     fetches = [Edge(quantized_name(edge)) for edge in parameters_of]
     with RUNTIME.open(copy_shared_summands(quantized.with_endpoints(None, [*fetches, *quantized.outputs]))) as session:
-        outputs = _run(session, _complete(feeds, session, ranges))
+        outputs = _run(session, _complete(feeds, session, graph, ranges))
     _require_finite(quantized, outputs)
     values = {
         edge: parameters.dequantize(_as_uint8(outputs[quantized_name(edge)]))
@@ -102,16 +104,16 @@ def require_onednn() -> None:
     require(RUNTIME.available())
 
 
-def _complete(feeds: Mapping[str, Array], session: Session, ranges: Ranges) -> dict[str, Array]:
+def _complete(feeds: Mapping[str, Array], session: Session, graph: Graph, ranges: Ranges) -> dict[str, Array]:
     """Return the feeds, with uniform random values in the calibrated ranges for the other inputs."""
     generator = np.random.default_rng(0)
     return {
-        info.name: feeds[info.name] if info.name in feeds else _random_input(generator, info, ranges)
+        info.name: feeds[info.name] if info.name in feeds else _random_input(generator, graph, info, ranges)
         for info in session.inputs
     }
 
 
-def _random_input(generator: np.random.Generator, info: TensorInfo, ranges: Ranges) -> Array:
+def _random_input(generator: np.random.Generator, graph: Graph, info: TensorInfo, ranges: Ranges) -> Array:
     if info.dtype is DType.STRING:
         raise GraphError(
             f"cannot check the graph on this host: its input {info.name!r} takes strings",
@@ -123,11 +125,26 @@ def _random_input(generator: np.random.Generator, info: TensorInfo, ranges: Rang
             hint="give data (--calibration or --held-out), or the shape (--input-shape)",
         )
     shape = [size or 1 for size in info.shape.dims]
-    if info.dtype is not DType.FLOAT:
-        return np.asarray(generator.integers(0, 256, shape), info.dtype.numpy)
     edge = Edge.parse(info.name)
+    if info.dtype is not DType.FLOAT:
+        return np.asarray(generator.integers(0, _num_values(graph, edge, info.dtype), shape), info.dtype.numpy)
     low, high = ranges.get(edge, (-1.0, 1.0))
     return np.asarray(generator.uniform(low, high, shape), np.float32)
+
+
+def _num_values(graph: Graph, edge: Edge, dtype: DType) -> int:
+    """Return the number of integers, from 0, that an input may have: at most the rows of the tables it indexes."""
+    sizes = [256 if dtype is DType.UINT8 else 2]
+    rows: list[int] = []
+    pending = [edge]
+    while pending:
+        for use in graph.uses.get(pending.pop(), ()):
+            if use.node.op in INDEX_OPS and use.slot == 0:
+                pending.append(Edge(use.node.name))
+            elif use.node.op in ("Gather", "GatherV2") and use.slot == 1:
+                table = graph.constant_of(use.node.inputs[0])
+                rows += [] if table is None else table.shape[:1]
+    return min(rows or sizes)
 
 
 def _run(session: Session, feeds: Mapping[str, Array]) -> dict[str, Array]:
