@@ -178,13 +178,37 @@ def test_typed_fields_are_decoded(fields: dict[str, Any], values: np.ndarray) ->
     np.testing.assert_array_equal(onnx.decode(message.SerializeToString())["c"].value.array, values)
 
 
-def test_unsupported_types_are_preserved() -> None:
+@pytest.mark.parametrize(("number", "dtype", "values"), [(22, DType.INT4, [2, 1, -5]), (21, DType.UINT4, [2, 1, 11])])
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_values_of_4_bits_are_packed(number: int, dtype: DType, values: list[int], is_raw: bool) -> None:
     message = message_class("ModelProto")()
-    message.graph.initializer.add(name="c", dims=[3], data_type=22, raw_data=b"\x12\x03")
+    tensor = message.graph.initializer.add(name="c", dims=[3], data_type=number)
+    if is_raw:
+        tensor.raw_data = b"\x12\x0b"
+    else:
+        tensor.int32_data[:] = [0x12, 0x0B]
     graph = onnx.decode(message.SerializeToString())
-    assert isinstance(graph["c"].attrs["value"], Opaque)
-    (node,) = message_class("ModelProto").FromString(onnx.encode(graph)).graph.node
-    assert node.attribute[0].t.raw_data == b"\x12\x03"
+    assert graph["c"].value.dtype is dtype
+    assert graph["c"].value.array.astype(int).tolist() == values
+    (saved,) = message_class("ModelProto").FromString(onnx.encode(graph)).graph.initializer
+    assert saved.raw_data == b"\x12\x0b"
+    computed = graph.with_nodes([graph["c"].with_attrs(value=Tensor.of(graph["c"].value.array, dtype))])
+    assert onnx.encode(computed) == onnx.encode(graph)
+
+
+def test_unsupported_types_are_preserved(tmp_path: Path) -> None:
+    """Types of 2 bits have no NumPy type: the bytes of the initializer stay, those of external data too."""
+    message = message_class("ModelProto")()
+    message.graph.initializer.add(name="c", dims=[3], data_type=26, raw_data=b"\x12")
+    graph = onnx.decode(message.SerializeToString())
+    saved = message_class("ModelProto").FromString(onnx.encode(graph)).graph.initializer
+    assert saved[0].SerializeToString() == message.graph.initializer[0].SerializeToString()
+    tensor = message.graph.initializer.add(name="d", dims=[3], data_type=26, data_location=1)
+    tensor.external_data.add(key="location", value="weights.bin")
+    (tmp_path / "weights.bin").write_bytes(b"\x34")
+    (tmp_path / "m.onnx").write_bytes(message.SerializeToString())
+    saved = message_class("ModelProto").FromString(onnx.encode(load(tmp_path / "m.onnx"))).graph.initializer
+    assert [tensor.raw_data for tensor in saved] == [b"\x12", b"\x34"]
 
 
 def test_external_data_in_the_model_folder(tmp_path: Path) -> None:

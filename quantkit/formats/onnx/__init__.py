@@ -15,6 +15,7 @@ from quantkit.formats.onnx.tensors import external_data_reader
 from quantkit.formats.onnx.values import (
     ABSENT,
     DIALECT,
+    INITIALIZER_BYTES,
     OPSET,
     OUTPUTS,
     edge_of,
@@ -32,6 +33,7 @@ from quantkit.formats.onnx.writer import chunks, encode, needs_data_file, write,
 __all__ = [
     "ABSENT",
     "DIALECT",
+    "INITIALIZER_BYTES",
     "MODEL_GRAPH",
     "OPSET",
     "OUTPUTS",

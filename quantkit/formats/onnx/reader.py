@@ -33,10 +33,11 @@ from quantkit.formats.onnx.schema import (
     TENSORS,
     message_class,
 )
-from quantkit.formats.onnx.tensors import SMALL_BYTES, ExternalData, decode_tensor
+from quantkit.formats.onnx.tensors import SMALL_BYTES, ExternalData, decode_tensor, inline_external_data
 from quantkit.formats.onnx.values import (
     ABSENT,
     DIALECT,
+    INITIALIZER_BYTES,
     OUTPUTS,
     STANDARD_DOMAINS,
     edges_by_name,
@@ -184,6 +185,8 @@ class _ModelReader:
         if not message.op_type.isidentifier():
             raise InputError(f"the producer of {name!r} has the invalid op type {message.op_type!r}")
         op = message.op_type if message.domain in STANDARD_DOMAINS else f"{message.domain}.{message.op_type}"
+        for attribute in message.attribute:
+            self._inline_external_data(attribute)
         attrs: dict[str, Attr] = {attr.name: _decode_attribute(attr) for attr in message.attribute}
         attrs.update(tensors)
         if len(outputs) > 1 or not outputs[0]:
@@ -202,6 +205,20 @@ class _ModelReader:
             attrs,
             extra=b"" if is_initializer else message.SerializeToString(deterministic=True),
         )
+
+    def _inline_external_data(self, attribute: Any) -> None:
+        """Load the external data of an attribute's tensors, those of its subgraphs included.
+
+        The data of a model written elsewhere would not be found.
+        """
+        tensors = [*attribute.tensors, *([attribute.t] if attribute.HasField("t") else [])]
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            tensors += graph.initializer
+            for node in graph.node:
+                for inner in node.attribute:
+                    self._inline_external_data(inner)
+        for tensor in tensors:
+            inline_external_data(tensor, self._external)
 
     def _node_message(self, start: int, end: int) -> tuple[Any, dict[str, Tensor]]:
         """Return the message of a node without its large tensors, and these tensors by attribute name."""
@@ -247,9 +264,10 @@ class _ModelReader:
         proto, content = self._tensor_message(start, end)
         name = proto.name
         if proto.data_type not in DTYPES:
-            whole = parse_message("TensorProto", self._view[start:end])
-            attribute = message_class("AttributeProto")(name="value", type=TENSOR, t=whole)
-            return Node(name, "Constant", attrs={"value": Opaque(attribute.SerializeToString(deterministic=True))})
+            if not proto.external_data:
+                return Node(name, "Constant", attrs={INITIALIZER_BYTES: Opaque(bytes(self._view[start:end]))})
+            inline_external_data(proto, self._external)
+            return Node(name, "Constant", attrs={INITIALIZER_BYTES: _opaque(proto)})
         return Node(name, "Constant", attrs={"value": decode_tensor(proto, content, self._external)})
 
 
@@ -300,7 +318,7 @@ def _decode_attribute(message: Any) -> Attr:
         return int(message.i)
     if kind == STRING:
         return bytes(message.s)
-    if kind == TENSOR and message.t.data_type in DTYPES and not message.t.external_data:
+    if kind == TENSOR and message.t.data_type in DTYPES:
         return decode_tensor(message.t, None, None)
     if kind == INTS:
         return tuple(message.ints)

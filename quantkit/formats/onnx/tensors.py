@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,8 @@ _FIELD_OF = {
     DType.UINT64: "uint64_data",
     DType.STRING: "string_data",
 }
+# Element types with two values in a byte, the first in its lower half.
+PACKED_TYPES = (DType.INT4, DType.UINT4)
 # Element types that the typed field stores as the bits of an integer of the same size.
 _BIT_TYPES = {
     DType.HALF: np.uint16,
@@ -79,13 +81,19 @@ def decode_tensor(message: Any, content: memoryview | None, external: ExternalDa
         content = memoryview(message.raw_data)
     count = int(np.prod(shape, dtype=object))
     if content is not None and dtype is not DType.STRING:
-        if len(content) != count * dtype.num_bytes:
+        if len(content) != (size := _size_in_bytes(dtype, count)):
             raise InputError(
                 f"the {dtype.value} tensor {message.name!r} of shape {Shape(shape)} needs "
-                f"{count * dtype.num_bytes} bytes but has {len(content)}"
+                f"{size} bytes but has {len(content)}"
             )
         return Tensor(dtype, shape, partial(_values_of_bytes, content, dtype, shape), stored=content)
     values = getattr(message, _FIELD_OF.get(dtype, "int32_data"))
+    if dtype in PACKED_TYPES:
+        if len(values) != -(-count // 2):
+            raise InputError(
+                f"the {dtype.value} tensor {message.name!r} of shape {Shape(shape)} has {len(values)} bytes"
+            )
+        return Tensor.of(_unpack(np.array(values, np.int32).astype(np.uint8), dtype, shape), dtype)
     if len(values) != count * (2 if dtype in (DType.COMPLEX64, DType.COMPLEX128) else 1):
         raise InputError(f"the {dtype.value} tensor {message.name!r} of shape {Shape(shape)} has {len(values)} values")
     return Tensor.of(_values_of_field(values, dtype).reshape(shape), dtype)
@@ -109,7 +117,36 @@ def _external_bytes(message: Any, external: ExternalData | None) -> memoryview:
     return data[offset:end]
 
 
+def _size_in_bytes(dtype: DType, count: int) -> int:
+    return -(-count // 2) if dtype in PACKED_TYPES else count * dtype.num_bytes
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """Return the size of a tensor's values in a file; types of 4 bits are packed."""
+    return _size_in_bytes(tensor.dtype, tensor.num_elements)
+
+
+def _unpack(packed: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
+    """Return values of 4 bits from bytes with two values each."""
+    halves = np.stack([packed & 15, packed >> 4], -1).reshape(-1)[: int(np.prod(shape, dtype=np.int64))]
+    signed = halves.astype(np.int8)
+    return (
+        (np.where(signed > 7, signed - 16, signed) if dtype is DType.INT4 else halves)
+        .astype(dtype.numpy)
+        .reshape(shape)
+    )
+
+
+def _pack(array: Array) -> Array:
+    """Return bytes with two values of 4 bits each."""
+    flat = array.astype(np.int8).reshape(-1).view(np.uint8) & 15
+    even = np.append(flat, np.uint8(0)) if flat.size % 2 else flat
+    return np.asarray(even[::2] | even[1::2] << 4, np.uint8)
+
+
 def _values_of_bytes(content: memoryview, dtype: DType, shape: tuple[int, ...]) -> Array:
+    if dtype in PACKED_TYPES:
+        return _unpack(np.frombuffer(content, np.uint8), dtype, shape)
     order = dtype.numpy if dtype.numpy.kind == "V" else dtype.numpy.newbyteorder("<")
     return np.frombuffer(content, order).reshape(shape)
 
@@ -131,6 +168,14 @@ def _values_of_field(values: Any, dtype: DType) -> Array:
     )
 
 
+def inline_external_data(message: Any, external: ExternalData | None) -> None:
+    """Replace the reference of a TensorProto to external data by the data."""
+    if message.external_data:
+        message.raw_data = bytes(_external_bytes(message, external))
+        message.ClearField("external_data")
+        message.ClearField("data_location")
+
+
 def encode_tensor(number: int, name: str, tensor: Tensor) -> list[wire.Buffer | Tensor]:
     """Encode a field with a tensor in parts; the content of a large tensor is the last part.
 
@@ -147,14 +192,19 @@ def encode_tensor(number: int, name: str, tensor: Tensor) -> list[wire.Buffer | 
             item if isinstance(item, bytes) else str(item).encode() for item in tensor.array.flat
         )
         return nested_field(number, message.SerializeToString(deterministic=True), [])
-    head = message.SerializeToString(deterministic=True) + wire.header(RAW_DATA, tensor.num_bytes)
+    head = message.SerializeToString(deterministic=True) + wire.header(RAW_DATA, stored_bytes(tensor))
     return nested_field(number, head, [tensor if tensor.num_bytes > SMALL_BYTES else bytes(content_of(tensor))])
 
 
 def nested_field(number: int, head: bytes, parts: list[wire.Buffer | Tensor]) -> list[wire.Buffer | Tensor]:
     """Return the parts of a field whose message consists of ``head`` and ``parts``."""
-    length = len(head) + sum(part.num_bytes if isinstance(part, Tensor) else len(part) for part in parts)
+    length = len(head) + num_bytes(parts)
     return [wire.header(number, length) + head, *parts]
+
+
+def num_bytes(parts: Iterable[wire.Buffer | Tensor]) -> int:
+    """Return the size of a field's parts in a file."""
+    return sum(stored_bytes(part) if isinstance(part, Tensor) else len(part) for part in parts)
 
 
 def content_of(tensor: Tensor) -> wire.Buffer:
@@ -163,9 +213,10 @@ def content_of(tensor: Tensor) -> wire.Buffer:
     Raises:
         GraphError: the computed values have another type or shape than the tensor.
     """
-    if isinstance(tensor.stored, memoryview) and len(tensor.stored) == tensor.num_bytes:
+    if isinstance(tensor.stored, memoryview) and len(tensor.stored) == stored_bytes(tensor):
         return tensor.stored
     array = np.asarray(tensor.array, order="C")
     if array.shape != tensor.shape or array.dtype != tensor.dtype.numpy:
         raise GraphError(f"the values of {tensor} have type and shape {array.dtype}{array.shape}")
-    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+    packed = _pack(array) if tensor.dtype in PACKED_TYPES else array
+    return memoryview(packed.reshape(-1).view(np.uint8))  # type: ignore[arg-type]

@@ -18,6 +18,8 @@ OPSET, IR_VERSION = 17, 8
 # Producer of omitted inputs, which ONNX writes as an empty name.
 ABSENT = Node("", "Absent")
 OUTPUTS = "_outputs"
+# Attribute of an initializer whose element type has no NumPy equivalent: its TensorProto.
+INITIALIZER_BYTES = "_initializer"
 STANDARD_DOMAINS = ("", "ai.onnx")
 
 

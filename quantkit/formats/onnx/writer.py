@@ -23,10 +23,11 @@ from quantkit.formats.onnx.schema import (
     TENSORS,
     message_class,
 )
-from quantkit.formats.onnx.tensors import SMALL_BYTES, content_of, encode_tensor, nested_field
+from quantkit.formats.onnx.tensors import SMALL_BYTES, content_of, encode_tensor, nested_field, num_bytes, stored_bytes
 from quantkit.formats.onnx.values import (
     ABSENT,
     DIALECT,
+    INITIALIZER_BYTES,
     IR_VERSION,
     OPSET,
     OUTPUTS,
@@ -66,7 +67,7 @@ def write(graph: Graph, file: BinaryIO) -> None:
 
 def needs_data_file(graph: Graph) -> bool:
     """Return True if the weights of a graph exceed the size limit of a model file."""
-    return sum(node.value.num_bytes for node in graph.nodes.values() if _is_initializer(node)) > MAX_BYTES
+    return sum(stored_bytes(node.value) for node in graph.nodes.values() if _is_initializer(node)) > MAX_BYTES
 
 
 def write_data(graph: Graph, file: BinaryIO) -> None:
@@ -92,7 +93,7 @@ def chunks(graph: Graph, location: str = "") -> Iterator[wire.Buffer]:
         )
     model = parse_message("ModelProto", graph.extra)
     parts = _ModelWriter(graph, model, location).parts()
-    length = sum(part.num_bytes if isinstance(part, Tensor) else len(part) for part in parts)
+    length = num_bytes(parts)
     if length > MAX_BYTES:
         raise GraphError(
             f"the model has {length / 1e9:.2f} GB; the limit of an ONNX file is 2.15 GB",
@@ -146,6 +147,8 @@ class _ModelWriter:
                 parts.append(_external_initializer(node, self._location, self._offsets[node.name]))
             elif _is_initializer(node):
                 parts += encode_tensor(INITIALIZER, node.name, node.value)
+            elif isinstance(tensor := node.attrs.get(INITIALIZER_BYTES), Opaque):
+                parts += [wire.header(INITIALIZER, len(tensor.data)), tensor.data]
             else:
                 parts += self._node_parts(node)
         return [*parts, *self._rest(names)]
@@ -253,9 +256,9 @@ def _external_offsets(graph: Graph) -> Iterator[tuple[Node, int]]:
     """Yield the constants that can be external data, with their offsets in bytes."""
     offset = 0
     for node in graph.nodes.values():
-        if _is_initializer(node) and node.value.num_bytes > SMALL_BYTES:
+        if _is_initializer(node) and stored_bytes(node.value) > SMALL_BYTES:
             yield node, offset
-            offset += -(-node.value.num_bytes // PAGE) * PAGE
+            offset += -(-stored_bytes(node.value) // PAGE) * PAGE
 
 
 def _external_initializer(node: Node, location: str, offset: int) -> bytes:
@@ -265,7 +268,7 @@ def _external_initializer(node: Node, location: str, offset: int) -> bytes:
         raise GraphError(f"ONNX has no element type {tensor.dtype.value} (constant {node.name!r})")
     message = message_class("TensorProto")(name=node.name, dims=tensor.shape, data_type=NUMBERS[tensor.dtype])
     message.data_location = 1
-    for key, value in (("location", location), ("offset", offset), ("length", tensor.num_bytes)):
+    for key, value in (("location", location), ("offset", offset), ("length", stored_bytes(tensor))):
         message.external_data.add(key=key, value=str(value))
     return _field(INITIALIZER, message)
 

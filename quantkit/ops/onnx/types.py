@@ -26,6 +26,8 @@ DTYPES = {
     16: DType.BFLOAT16,
     17: DType.FLOAT8_E4M3FN,
     19: DType.FLOAT8_E5M2,
+    21: DType.UINT4,
+    22: DType.INT4,
 }
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 

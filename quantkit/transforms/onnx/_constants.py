@@ -67,7 +67,7 @@ class _ConstantFolding:
         if node.is_constant and isinstance(node.attrs.get("value"), Tensor):
             self.values[edge] = node.value
             return
-        if node.op in self.exclude_op or node.name in self.exclude_node:
+        if onnx.INITIALIZER_BYTES in node.attrs or node.op in self.exclude_op or node.name in self.exclude_node:
             return
         for port in range(num_outputs(node)):
             sizes = self.facts.inference.sizes.get(Edge(node.name, port))
