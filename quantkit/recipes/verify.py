@@ -257,7 +257,7 @@ def seeded_feeds(
     unknown_size: int = 1,
     bounds: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, Array]:
-    """Return random arrays: floats in [-1, 1), uint8 values in 0..255, small integers.
+    """Return random arrays: floats in [-1, 1), uint8 values in 0..255, other integers 0 and 1.
 
     Args:
         inputs: inputs of the session.
@@ -302,7 +302,6 @@ def _random(
     if dtype.is_float:
         low, high = bounds or (-1, 1)
         return random.uniform(low, high, shape).astype(dtype.numpy)
-    if dtype is DType.BOOL:
-        return random.integers(0, 2, shape).astype(bool)
-    high = 256 if dtype in (DType.UINT8, DType.QUINT8) else 8
+    # Other integers than pixels are often ids of an embedding or masks, for which 0 and 1 are valid.
+    high = 256 if dtype in (DType.UINT8, DType.QUINT8) else 2
     return random.integers(0, high, shape).astype(dtype.numpy)

@@ -15,6 +15,12 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ops.tensorflow.signatures import op_names
 from quantkit.runtimes.availability import Availability, find_package
 
+# Colors of Keras' messages, and its message about an error inside a layer.
+_COLOR = re.compile(r"\x1b\[[\d;]*m")
+_CALLED = re.compile(
+    r"Exception encountered when calling (\S+?)\.?\s*\n(.*?)(?:\n\s*\n\s*Arguments received|\Z)", re.DOTALL
+)
+
 
 def available() -> Availability:
     """Return the installed version of TensorFlow, or the reason why it is missing."""
@@ -141,10 +147,22 @@ def describe_error(error: Exception) -> str:
     >>> describe_error(KeyError("dense"))
     "KeyError: 'dense'"
     """
-    text = one_line(str(getattr(error, "message", "") or error))
+    text = one_line(_reason(_COLOR.sub("", str(getattr(error, "message", "") or error))))
     if isinstance(error, KeyError | IndexError | AttributeError | AssertionError) or not text:
         return f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text
+
+
+def _reason(text: str) -> str:
+    r"""Return the reason inside the messages that AutoGraph and Keras put around an error of a layer.
+
+    >>> _reason("in user code:\n\n  File x\n\n  ValueError: Exception encountered when calling A.call().\n\nbad\n")
+    'A.call(): bad'
+    """
+    called = _CALLED.search(text)
+    if called is None:
+        return text
+    return f"{called[1]}: {' '.join(called[2].split())}"
 
 
 @contextmanager

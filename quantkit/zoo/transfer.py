@@ -3,7 +3,7 @@
 ``X.part.json`` stores the server's strong validator and the full size of ``X.part``. The next
 attempt requests the rest with ``Range`` and ``If-Range``; a server that has another version, or
 does not support ranges, sends the whole file, which replaces the part. Without a strong validator
-(RFC 9110, section 8.8) two versions could be joined: the download starts anew. A web page instead
+(RFC 9110, section 8.8) two versions could be joined: the download starts again. A web page instead
 of the file is rejected before it replaces the part.
 """
 
@@ -42,7 +42,7 @@ REPORT_SECONDS = 0.1
 Report = Callable[[int, int | None], None]
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
-# A Last-Modified is a strong validator if the server's clock is so much later.
+# A Last-Modified is a strong validator if the server's clock is later by at least this number of seconds.
 STRONG_SECONDS = 60
 
 CHECK_NETWORK = "check the address, the network and the proxy (HTTPS_PROXY)"
@@ -286,7 +286,7 @@ def _begin(part: Path, response: Any, total: int | None) -> None:
 
 
 def _strong_validator(headers: Any) -> str:
-    """Return the header that distinguishes two versions of a file; empty if none does."""
+    """Return the header that distinguishes two versions of a file; empty without such a header."""
     etag: str = headers.get("ETag", "")
     if etag.startswith('"'):
         return etag

@@ -95,7 +95,7 @@ def test_another_version_replaces_the_part(server: Server, part: Path, etag: str
 
 # Headers that two versions of a file may share; the Date of the test server is the present.
 @pytest.mark.parametrize(("etag", "last_modified"), [('W/"one"', ""), ("", ""), ("", "now"), ("", "yesterday")])
-def test_without_a_strong_validator_the_download_starts_anew(
+def test_without_a_strong_validator_the_download_starts_again(
     server: Server, part: Path, etag: str, last_modified: str
 ) -> None:
     server.etag = etag
@@ -117,7 +117,7 @@ def test_an_old_modification_time_is_a_strong_validator(server: Server, part: Pa
     assert server.requests[-1] == ("a", "bytes=400000-")
 
 
-def test_a_damaged_note_starts_the_download_anew(server: Server, part: Path) -> None:
+def test_a_damaged_note_starts_the_download_again(server: Server, part: Path) -> None:
     _leave_half(server, part)
     for note in ('{"validator": 3, "num_bytes": 768000}', '{"validator": "a\\nb", "num_bytes": 768000}', "[]"):
         part.with_name(part.name + ".json").write_text(note)

@@ -27,7 +27,7 @@ def decode(data: wire.Buffer | mmap) -> Graph:
 
     Raises:
         InputError: the bytes are not a GraphDef.
-        GraphError: two nodes have the same name, or the calls of functions make too many nodes.
+        GraphError: two nodes have the same name, or the calls of functions expand to too many nodes.
     """
     view = memoryview(data)
     nodes: list[Node] = []

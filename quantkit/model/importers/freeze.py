@@ -129,13 +129,23 @@ def freeze_object(model: Any) -> Graph:
     """
     tf = tensorflow_for_models()
     if isinstance(model, tf.keras.Model):
+        inputs = getattr(model, "inputs", None)
+        if not inputs:
+            raise UsageError(
+                f"the Keras model {model.name!r} has no inputs: it was not built from keras.Input",
+                hint="build one: x = keras.Input(SHAPE); keras.Model(x, model(x))",
+            )
         size = sum(math.prod(weight.shape) * tf.as_dtype(weight.dtype).size for weight in model.weights)
         graphdef.check_num_bytes("the weights of the model", size)
-        specs = [tf.TensorSpec(tensor.shape, tensor.dtype, name=tensor.name.split(":")[0]) for tensor in model.inputs]
-        function = tf.function(
-            lambda *tensors: model(list(tensors) if len(tensors) > 1 else tensors[0], training=False)
-        )
-        return _freeze(function.get_concrete_function(*specs))
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype, name=tensor.name.split(":")[0]) for tensor in inputs]
+        position = {id(tensor): index for index, tensor in enumerate(inputs)}
+        # A model is called with the structure that it was built from: a tensor, a list or a dictionary.
+        structure = getattr(model, "input", inputs[0] if len(inputs) == 1 else inputs)
+
+        def call(*tensors: Any) -> Any:
+            return model(tf.nest.map_structure(lambda tensor: tensors[position[id(tensor)]], structure), training=False)
+
+        return _freeze(tf.function(call).get_concrete_function(*specs))
     if hasattr(model, "get_concrete_function"):
         try:
             return _freeze(model.get_concrete_function())

@@ -208,6 +208,14 @@ def _named_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
+        module = re.match(
+            r"Could not deserialize class '[^']+' because its parent module ([\w.]+) cannot be imported", str(error)
+        )
+        if module is not None:
+            package = module[1].partition(".")[0].replace("_", "-")
+            raise UnavailableError(
+                f"{path} needs the package {package!r}, which is not installed", hint=f"pip install {package}"
+            ) from None
         missing = re.match(r"(?:Unknown \w+|Could not locate \w+):? '([^']+)'", str(error))
         if missing is None:
             raise

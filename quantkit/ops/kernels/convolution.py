@@ -89,7 +89,7 @@ def _widen(x: Array) -> Array:
 
 
 def convolution_size(node: Node, inputs: Sequence[Array]) -> int:
-    """Return the number of elements of the output or of the padded input, whichever is larger."""
+    """Return the larger number of elements: of the output, or of the padded input."""
     x, weights = channels_last(node, inputs[0]), inputs[1]
     windows = _windows_of(node, x, weights)
     rows, columns = windows.rows, windows.columns
