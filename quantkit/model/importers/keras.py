@@ -216,7 +216,7 @@ def _named_errors(path: Path) -> Iterator[None]:
             raise UnavailableError(
                 f"{path} needs the package {package!r}, which is not installed", hint=f"pip install {package}"
             ) from None
-        missing = re.match(r"(?:Unknown \w+|Could not locate \w+):? '([^']+)'", str(error))
+        missing = re.search(r"(?:Unknown \w+|Could not locate \w+):? '([^']+)'", str(error))
         if missing is None:
             raise
         raise _unknown_class(path, missing[1]) from None

@@ -385,6 +385,8 @@ def test_objects_that_cannot_be_restored_do_not_hide_the_graph(tmp_path: Path) -
 
     whole, other = (qk.load(tmp_path / name) for name in ("whole", "optimizer"))
 
+    assert other.signature is not None
+    assert whole.signature is not None
     assert list(other.signature.inputs) == list(whole.signature.inputs)
     assert list(other.signature.outputs) == list(whole.signature.outputs)
     x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
