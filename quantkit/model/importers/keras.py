@@ -208,7 +208,7 @@ def _named_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        module = re.match(
+        module = re.search(
             r"Could not deserialize class '[^']+' because its parent module ([\w.]+) cannot be imported", str(error)
         )
         if module is not None:
