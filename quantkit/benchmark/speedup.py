@@ -2,8 +2,10 @@
 
     speed-up = seconds of the first / seconds of the other        above 1: the other is faster
 
-Each process of both models contributes one speed-up: if both ran in the same rounds, the median of the speed-ups of its
-rounds. The interval contains the spread between processes. It decides between four outcomes:
+Each process of both models contributes the speed-up of its median calls (if both ran in the same rounds, the median
+over the rounds) and that of its undisturbed calls, the quantile `UNDISTURBED`. The interval contains the spread of both
+between processes. On an idle machine they agree; other programs delay a part of the calls and change the medians, so
+that the outcome needs both. There are four outcomes:
 
     same         the interval lies within 1 / (1 + MARGIN) and 1 + MARGIN
     faster       the interval lies above 1
@@ -12,9 +14,11 @@ rounds. The interval contains the spread between processes. It decides between f
 """
 
 from dataclasses import asdict, dataclass
-from math import ceil, log
+from math import ceil, exp, log
 from statistics import median
 from typing import Any, Literal, Self
+
+import numpy as np
 
 from quantkit.benchmark.bootstrap import Blocks, Estimate, paired_ratio, unpaired_ratio
 from quantkit.benchmark.measurement import Measurement, MeasurementContext
@@ -23,6 +27,12 @@ from quantkit.errors import UsageError
 
 # Two latencies within this fraction of each other are the same.
 MARGIN = 0.02
+# Maximum number of processes that is worth a recommendation.
+MOST_PROCESSES = 100
+# Quantile of the latency of calls that other programs do not delay.
+UNDISTURBED = 0.05
+# Delayed calls move that quantile, too: by less than this fraction of the difference from the medians.
+DISTURBANCE = 0.1
 # An interval that is this much narrower than the distance from 1 stays on its side when more processes run.
 CLEAR = 2.0
 
@@ -117,13 +127,15 @@ class Speedup:
         'differences below 11 % are not visible in 5 processes per model; about 21 would decide'
         >>> Speedup(1.3, 1.2, 1.4, True, 1).advice
         'the spread between processes is unknown; 3 or more processes per model would decide'
+        >>> Speedup(1.01, 0.3, 3.4, True, 20).advice
+        'differences below 237 % are not visible, because other programs delay the calls: close them, and repeat'
         """
         if self.processes < MIN_PROCESSES:
             return f"the spread between processes is unknown; {MIN_PROCESSES} or more processes per model would decide"
-        return (
-            f"differences below {100 * self.smallest_difference:.0f} % are not visible in {self.processes} processes "
-            f"per model; about {self.needed_processes} would decide"
-        )
+        visible = f"differences below {100 * self.smallest_difference:.0f} % are not visible"
+        if self.needed_processes > MOST_PROCESSES:
+            return f"{visible}, because other programs delay the calls: close them, and repeat"
+        return f"{visible} in {self.processes} processes per model; about {self.needed_processes} would decide"
 
     def to_json(self) -> dict[str, Any]:
         """Return the speed-up as a JSON document."""
@@ -139,9 +151,16 @@ def _estimate(first: Measurement, other: Measurement, processes: int, *, is_pair
     if processes < MIN_PROCESSES:
         estimate = paired_ratio if is_paired else unpaired_ratio
         return estimate(first.blocks, other.blocks, first.context.seed)
+    undisturbed = [[_quantile(blocks) for blocks in model.processes] for model in (first, other)]
     if is_paired:
-        return geometric_mean(list(map(_median_ratio, first.processes, other.processes)))
-    return ratio_of_means(*([_median(blocks) for blocks in model.processes] for model in (first, other)))
+        typical = geometric_mean(list(map(_median_ratio, first.processes, other.processes)))
+        fast = geometric_mean([upper / lower for upper, lower in zip(*undisturbed, strict=False)])
+    else:
+        typical = ratio_of_means(*([_median(blocks) for blocks in model.processes] for model in (first, other)))
+        fast = ratio_of_means(*undisturbed)
+    limits = [*typical[1], *fast[1]]
+    shift = exp(DISTURBANCE * abs(log(typical[0] / fast[0])))
+    return typical[0], (min(limits) / shift, max(limits) * shift)
 
 
 def _median_ratio(numerator: Blocks, denominator: Blocks) -> float:
@@ -151,6 +170,10 @@ def _median_ratio(numerator: Blocks, denominator: Blocks) -> float:
 
 def _median(blocks: Blocks) -> float:
     return median(seconds for block in blocks for seconds in block)
+
+
+def _quantile(blocks: Blocks) -> float:
+    return float(np.quantile([seconds for block in blocks for seconds in block], UNDISTURBED))
 
 
 def _check_comparable(first: MeasurementContext, other: MeasurementContext) -> None:

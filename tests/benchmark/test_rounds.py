@@ -237,9 +237,11 @@ class SimulatedWorker(FakeWorker):
     def __init__(self, environment: dict[str, str], cpus: tuple[int, ...]) -> None:
         super().__init__(environment, cpus)
         self.seconds *= np.exp(self.random.normal(0, float(environment["SPREAD"])))
+        self.delayed = float(environment.get("DELAYED", "0.1"))
 
     def sample(self, count: int) -> list[float]:
-        slow_calls = self.random.choice([1.0, 1.5], count, p=[0.9, 0.1])
+        factor = 1.5 if self.delayed <= 0.1 else 6.0
+        slow_calls = self.random.choice([1.0, factor], count, p=[1 - self.delayed, self.delayed])
         seconds: list[float] = (self.seconds * slow_calls * np.exp(self.random.normal(0, 0.02, count))).tolist()
         return seconds
 
@@ -266,6 +268,21 @@ def test_intervals_of_equal_models_contain_1(tiny_model: Path, monkeypatch: pyte
     outcomes = {speedup.outcome for speedup in speedups}
     assert ("same" in outcomes) == (spread < 0.05)
     assert ("undecided" in outcomes) == (spread > 0.005)
+
+
+@pytest.mark.usefixtures("fake")
+def test_delays_by_other_programs_are_not_a_difference(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal models of which one is delayed in most of its calls during the whole benchmark, and the other rarely."""
+    monkeypatch.setattr(rounds, "WorkerProcess", SimulatedWorker)
+    outcomes = []
+    for seed in range(40):
+        SimulatedWorker.random = np.random.default_rng(seed)
+        environments = [{"SPREAD": "0.01", "SECONDS": "0.02", "DELAYED": delayed} for delayed in ("0.2", "0.7")]
+        speedup = measure(candidates(tiny_model, *environments), SamplingOptions(seed=seed)).speedups[1]
+        assert isinstance(speedup, Speedup)
+        outcomes.append((speedup.outcome, speedup.low <= 1 <= speedup.high))
+    assert sum(covers for _, covers in outcomes) >= 36
+    assert {outcome for outcome, _ in outcomes} == {"undecided"}
 
 
 @pytest.mark.usefixtures("fake")

@@ -54,11 +54,15 @@ def test_bfloat16_is_recommended_on_processors_with_bfloat16(
 
 def test_an_interval_that_spans_1_is_undecided() -> None:
     """The claim "not faster" needs an interval below 1, or within the margin."""
-    step = recommend_after(latency=make_latency({"float openvino": 1.0, "int8 openvino": 0.98}, spread=0.4))
+    step = recommend_after(latency=make_latency({"float openvino": 1.0, "int8 openvino": 0.9}, spread=0.2))
     assert step is not None
     assert step.reason.startswith("undecided: int8 in openvino and float in openvino: differences below")
     assert "not faster" not in step.reason
     assert "quantkit benchmark digits@openvino OUTPUT.onnx@openvino --processes" in step.command
+    step = recommend_after(latency=make_latency({"float openvino": 1.0, "int8 openvino": 1.0}, spread=1.0))
+    assert step is not None
+    assert "other programs delay the calls" in step.reason
+    assert "--processes" not in step.command
 
 
 def test_equal_latency_is_not_faster() -> None:

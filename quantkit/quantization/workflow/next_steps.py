@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from quantkit.benchmark.measurement import Measurement
 from quantkit.benchmark.report import format_latency
+from quantkit.benchmark.speedup import MOST_PROCESSES
 from quantkit.data import Preprocessing, PreprocessingOptions
 from quantkit.data.preprocessing import Origin
 from quantkit.quantization.census import FLOAT, INT8
@@ -22,8 +23,6 @@ GOOD_AGREEMENT = 0.98
 GOOD_DECIBELS = 20.0
 # Below this fraction of MACs in int8, the float layers are the next thing to look at.
 MOST = 0.5
-# Maximum number of processes in a recommended command.
-MOST_PROCESSES = 100
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,8 @@ def recommend_for_speed(report: QuantizationReport, commands: Commands) -> NextS
     names = (before.context.runtime, after.context.runtime)
     runtimes = f"int8 in {names[1]} and float in {names[0]}"
     if speedup.outcome == "undecided":
-        count = min(speedup.needed_processes, MOST_PROCESSES)
-        command = commands.benchmark(*names, "--processes", str(count))
+        count = speedup.needed_processes
+        command = commands.benchmark(*names, *(("--processes", str(count)) if count <= MOST_PROCESSES else ()))
         return NextStep(f"undecided: {runtimes}: {speedup.advice}", command)
     if names[0] != names[1] and names[0] not in find_target(report.target).runtimes:
         return _faster_elsewhere(report, commands, before, after)
