@@ -1,9 +1,7 @@
 """Steps of quantization that need no data: prepare the float graph, and convert it."""
 
 from quantkit.arguments import public
-from quantkit.convert.onnx_opsets import raise_opset
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
-from quantkit.formats import onnx
 from quantkit.ir.graph import Graph
 from quantkit.quantization.annotation import annotate
 from quantkit.quantization.corrections import correct_biases, equalize
@@ -17,16 +15,15 @@ from quantkit.quantization.targets import find_target
 def prepare(graph: Graph, scheme: Scheme) -> Graph:
     """Return the graph to annotate and calibrate, with equalized weights if the scheme has them.
 
-    An ONNX graph becomes a TensorFlow graph for a target that quantizes only those. For the other targets it gets an
-    opset with scales per channel.
+    An ONNX graph becomes a TensorFlow graph for a target that quantizes only those.
 
     Raises:
         UnavailableError: an ONNX op has no TensorFlow equivalent, or no form in a later opset.
     """
     if graph.dialect not in find_target(scheme.target).graph_dialects:
         graph = as_tensorflow(graph)
-    elif graph.dialect == onnx.DIALECT and not scheme.weights_only:
-        graph = raise_opset(graph)
+    elif not scheme.weights_only:
+        graph = find_target(scheme.target).prepare(graph)
     return equalize(graph, annotate(graph, scheme)) if scheme.equalize else graph
 
 

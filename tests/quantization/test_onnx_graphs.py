@@ -114,6 +114,15 @@ def check(network: Network, *outputs: str, int8: dict[str, int], folder: Path, l
     return plan
 
 
+def compare_lowered(network: Network, output: str) -> None:
+    """Check that the prepared float graph computes the same values."""
+    model, feeds = network.model(output), {"x": samples(network)[0]}
+    prepared = prepare(load(model), Scheme())
+    assert prepared[output].op not in ("ConvTranspose", "Einsum")
+    (expected,), (actual,) = run(model.SerializeToString(), feeds), run(onnx_format.encode(prepared), feeds)
+    np.testing.assert_allclose(actual, expected, atol=2e-5)
+
+
 @pytest.mark.parametrize("dims", [(1, 8, 30), IMAGE, (1, 8, 6, 6, 6)], ids=["1d", "2d", "3d"])
 def test_convolution(dims: tuple[int, ...], tmp_path: Path) -> None:
     network = Network(*dims)
@@ -132,10 +141,64 @@ def test_depthwise_convolution_and_convolution_without_bias(tmp_path: Path) -> N
 def test_transposed_convolution(group: int, tmp_path: Path) -> None:
     network = Network(*IMAGE)
     x = network.conv("x")
-    weights = network.weights(8, 6 // group, 2, 2)
+    weights = network.weights(8, 6 // group, 3, 3)
     y = network.add("ConvTranspose", x, weights, network.weights(6), strides=[2, 2], group=group)
-    plan = check(network, y, int8={"QLinearConv": 1}, folder=tmp_path)
+    plan = check(network, y, int8={"QLinearConv": 1, "ConvTranspose": 1}, folder=tmp_path)
     assert [pattern.layer for pattern in plan.patterns] == [x, y]
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"group": 2, "pads": [1, 0, 2, 1], "dilations": [2, 1]},
+        {"pads": [1, 1, 1, 1]},
+        {"kernel_shape": [3, 3]},
+    ],
+    ids=["dilated groups", "padded", "kernel shape"],
+)
+def test_transposed_convolution_of_stride_1_is_a_convolution(attrs: dict[str, Any], tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    weights = network.weights(8, 6 // attrs.get("group", 1), 3, 3)
+    y = network.add("ConvTranspose", network.conv("x"), weights, network.weights(6), **attrs)
+    compare_lowered(network, y)
+    check(network, y, int8={"QLinearConv": 2, "ConvTranspose": 0}, folder=tmp_path)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_transposed_convolution_without_overlap_is_a_convolution(has_bias: bool, tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    bias = [network.weights(6)] if has_bias else []
+    y = network.add("ConvTranspose", network.conv("x"), network.weights(8, 6, 2, 2), *bias, strides=[2, 2])
+    compare_lowered(network, y)
+    check(network, y, int8={"QLinearConv": 2, "ConvTranspose": 0}, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shape"),
+    [
+        ("btd,de->bte", (16, 10)),
+        ("btd,dhk->bthk", (16, 2, 5)),
+        ("btd,ed->bte", (10, 16)),
+        ("abc,bcd->ad", (6, 16, 4)),
+        ("bid,bjd->bij", None),
+        ("bid,bjd->bji", None),
+        ("ibd,jbd->bij", None),
+    ],
+)
+def test_einsum_is_a_matrix_product(equation: str, shape: tuple[int, ...] | None, tmp_path: Path) -> None:
+    network = Network(*ROWS)
+    operand = network.add("Tanh", "x") if shape is None else network.weights(*shape)
+    y = network.add("Einsum", "x", operand, equation=equation)
+    compare_lowered(network, y)
+    check(network, y, int8={"MatMulIntegerToFloat": 1, "Einsum": 0}, folder=tmp_path)
+
+
+@pytest.mark.parametrize("equation", ["btd,btd->bt", "btd,bte->btde", "btd,de->tbe", "...d,de->...e"])
+def test_other_einsum_stays(equation: str) -> None:
+    network = Network(*ROWS)
+    operand = network.add("Tanh", "x") if "bt" in equation.split(",")[1] else network.weights(16, 4)
+    y = network.add("Einsum", "x", operand, equation=equation)
+    assert prepare(load(network.model(y)), Scheme())[y].op == "Einsum"
 
 
 @pytest.mark.parametrize("transposed", [0, 1])

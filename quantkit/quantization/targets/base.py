@@ -74,6 +74,14 @@ class Target(ABC):
     slow_reason: str = ""
     faster_target: str = ""
 
+    def prepare(self, graph: Graph) -> Graph:
+        """Return an equal float graph in the form that `convert` takes, before it is annotated.
+
+        Raises:
+            UnavailableError: the graph has no such form.
+        """
+        return graph
+
     @abstractmethod
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         """Return the quantized graph, in the target's dialect.

@@ -1,11 +1,13 @@
 """Target "onnx": ONNX models with QuantizeLinear and DequantizeLinear pairs."""
 
+from quantkit.convert.onnx_opsets import raise_opset
 from quantkit.ir.graph import Graph
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.targets.base import Target
 from quantkit.quantization.targets.onnx import from_tensorflow, native
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
+from quantkit.quantization.targets.onnx.lowering import lower_layers
 
 
 class OnnxTarget(Target):
@@ -20,6 +22,9 @@ class OnnxTarget(Target):
     keeps_endpoints = True
     multiplies_u8_by_s8 = True
     runs_bfloat16 = True
+
+    def prepare(self, graph: Graph) -> Graph:
+        return lower_layers(raise_opset(graph)) if graph.dialect == self.dialect else graph
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         convert = native.convert if graph.dialect == self.dialect else from_tensorflow.convert

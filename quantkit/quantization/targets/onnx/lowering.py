@@ -1,0 +1,162 @@
+"""Replacement of float ONNX layers by other layers with an int8 kernel.
+
+    ConvTranspose, stride 1                ->  Conv with the reversed kernel
+    ConvTranspose, stride = kernel size    ->  Conv 1x1 -> DepthToSpace
+    Einsum of one contraction              ->  MatMul between Transpose and Reshape
+
+All forms compute the same products and sums.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from quantkit.ir.draft import Draft
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.rewrite import free_name
+from quantkit.ir.tensor import Array, DType, Tensor
+from quantkit.ops.layers import WEIGHTS_INDEX
+from quantkit.ops.roles.onnx import BIAS_INDEX
+
+
+def lower_layers(graph: Graph) -> Graph:
+    """Return the ONNX graph with layers that have an int8 kernel in ONNX Runtime and in OpenVINO."""
+    draft = Draft(graph)
+    for node in graph.nodes.values():
+        if node.op == "ConvTranspose":
+            nodes = _lower_transposed_convolution(graph, node)
+        else:
+            nodes = _lower_einsum(graph, node) if node.op == "Einsum" else []
+        if nodes:
+            draft.replace(node.name, *nodes)
+    return draft.graph()
+
+
+def _constant(graph: Graph, name: str, values: Array) -> Node:
+    return Node(free_name(graph, name), "Constant", attrs={"value": Tensor.of(values)})
+
+
+# Transposed convolutions
+
+
+def _lower_transposed_convolution(graph: Graph, node: Node) -> list[Node]:
+    """Return the nodes that replace a transposed convolution; empty if it stays."""
+    weights = graph.constant_of(node.inputs[WEIGHTS_INDEX])
+    attrs: Any = node.attrs
+    if weights is None or weights.dtype is not DType.FLOAT or attrs.get("output_shape"):
+        return []
+    kernel = weights.shape[2:]
+    unit_steps = (1,) * len(kernel)
+    strides, dilations = tuple(attrs.get("strides", unit_steps)), tuple(attrs.get("dilations", unit_steps))
+    pads, group = tuple(attrs.get("pads", (0, 0) * len(kernel))), attrs.get("group", 1)
+    is_padded = any(attrs.get("output_padding", ())) or attrs.get("auto_pad", b"NOTSET") != b"NOTSET"
+    if is_padded:
+        return []
+    if strides == unit_steps:
+        spans = [dilation * (size - 1) for dilation, size in zip(dilations, kernel, strict=True)] * 2
+        conv_pads = tuple(span - pad for span, pad in zip(spans, pads, strict=True))
+        return [] if min(conv_pads) < 0 else _reverse_kernel(graph, node, weights.array, group, conv_pads)
+    bias = graph.constant_of(node.inputs[BIAS_INDEX]) if len(node.inputs) > BIAS_INDEX else None
+    has_known_bias = len(node.inputs) <= BIAS_INDEX or bias is not None
+    is_square = len(kernel) == 2 and kernel == strides and kernel[0] == kernel[1]
+    if is_square and dilations == unit_steps and not any(pads) and group == 1 and has_known_bias:
+        return _split_positions(graph, node, weights.array, None if bias is None else bias.array)
+    return []
+
+
+def _reverse_kernel(graph: Graph, node: Node, weights: Array, group: int, pads: tuple[int, ...]) -> list[Node]:
+    """Return a convolution with the weights (c_out, c_in / groups, ...)."""
+    by_group = weights.reshape(group, weights.shape[0] // group, *weights.shape[1:]).swapaxes(1, 2)
+    reverse = tuple(slice(None, None, -1) for _ in weights.shape[2:])
+    values = by_group[(slice(None),) * 3 + reverse].reshape(-1, weights.shape[0] // group, *weights.shape[2:])
+    constant = _constant(graph, f"{node.name}/reversed", np.ascontiguousarray(values))
+    conv = node.with_(op="Conv").with_input(WEIGHTS_INDEX, constant.name)
+    return [constant, conv.with_attrs(pads=pads, output_padding=None)]
+
+
+def _split_positions(graph: Graph, node: Node, weights: Array, bias: Array | None) -> list[Node]:
+    """Return a convolution with one output channel for each position of the kernel, and a DepthToSpace."""
+    size = weights.shape[2]
+    values = weights.transpose(1, 2, 3, 0).reshape(-1, weights.shape[0], 1, 1)
+    constants = [_constant(graph, f"{node.name}/positions", np.ascontiguousarray(values))]
+    if bias is not None:
+        constants.append(_constant(graph, f"{node.name}/repeated", np.repeat(bias, size * size)))
+    inputs = (node.inputs[0], *(Edge(constant.name) for constant in constants))
+    conv = node.with_(name=free_name(graph, f"{node.name}/conv"), op="Conv", inputs=inputs, attrs={})
+    space = {"blocksize": size, "mode": b"CRD"}
+    return [*constants, conv, Node(node.name, "DepthToSpace", (Edge(conv.name),), attrs=space)]
+
+
+# Einsum
+
+
+def _lower_einsum(graph: Graph, node: Node) -> list[Node]:
+    """Return the nodes that replace an Einsum; empty if it is not a matrix product."""
+    equation = node.attrs.get("equation")
+    text = equation.decode().replace(" ", "") if isinstance(equation, bytes) else ""
+    operands, arrow, result = text.partition("->")
+    left, comma, right = operands.partition(",")
+    is_plain = arrow and comma and "." not in text and "," not in right
+    if not is_plain or any(len(set(letters)) < len(letters) for letters in (left, right, result)):
+        return []
+    weights = graph.constant_of(node.inputs[1])
+    if weights is not None and weights.dtype is DType.FLOAT:
+        return list(_project(graph, node, left, right, result, weights.array))
+    return list(_multiply(graph, node, left, right, result))
+
+
+def _project(graph: Graph, node: Node, left: str, right: str, result: str, weights: Array) -> Iterator[Node]:
+    """Yield the nodes of a product of activations, whose last axes are contracted, and constant weights."""
+    contracted = [letter for letter in right if letter in left]
+    free = [letter for letter in right if letter not in left]
+    rows = left[: len(left) - len(contracted)]
+    is_projection = set(left[len(rows) :]) == set(contracted) and result == rows + "".join(free)
+    if not (is_projection and rows and contracted and free):
+        return
+    order = [right.index(letter) for letter in (*left[len(rows) :], *free)]
+    shape = [weights.shape[axis] for axis in order]
+    matrix = weights.transpose(order).reshape(int(np.prod(shape[: len(contracted)])), -1)
+    constant = _constant(graph, f"{node.name}/matrix", np.ascontiguousarray(matrix))
+    yield constant
+    source = node.inputs[0]
+    if len(contracted) > 1:
+        flat = _constant(graph, f"{node.name}/flat", np.array([0] * len(rows) + [len(matrix)], np.int64))
+        joined = Node(free_name(graph, f"{node.name}/joined"), "Reshape", (source, Edge(flat.name)))
+        yield from (flat, joined)
+        source = Edge(joined.name)
+    product = node.with_(op="MatMul", inputs=(source, Edge(constant.name)), attrs={})
+    if len(free) == 1:
+        yield product
+        return
+    product = product.with_(name=free_name(graph, f"{node.name}/product"))
+    sizes = _constant(graph, f"{node.name}/sizes", np.array([0] * len(rows) + shape[len(contracted) :], np.int64))
+    yield from (product, sizes, Node(node.name, "Reshape", (Edge(product.name), Edge(sizes.name))))
+
+
+def _multiply(graph: Graph, node: Node, left: str, right: str, result: str) -> Iterator[Node]:
+    """Yield the nodes of a product of two activations with one contracted axis and one other axis each."""
+    batch = [letter for letter in result if letter in left and letter in right]
+    contracted = [letter for letter in left if letter in right and letter not in result]
+    rows = [letter for letter in left if letter not in right]
+    columns = [letter for letter in right if letter not in left]
+    if not len(contracted) == len(rows) == len(columns) == 1 or {*rows, *columns} - set(result):
+        return
+    edges = []
+    orders = ([*batch, *rows, *contracted], left), ([*batch, *contracted, *columns], right)
+    for number, (order, letters) in enumerate(orders):
+        edge = node.inputs[number]
+        if "".join(order) != letters:
+            perm = tuple(letters.index(letter) for letter in order)
+            name = free_name(graph, f"{node.name}/operand_{number}")
+            yield Node(name, "Transpose", (edge,), attrs={"perm": perm})
+            edge = Edge(name)
+        edges.append(edge)
+    product = node.with_(op="MatMul", inputs=tuple(edges), attrs={})
+    computed = [*batch, *rows, *columns]
+    if "".join(computed) == result:
+        yield product
+        return
+    product = product.with_(name=free_name(graph, f"{node.name}/product"))
+    perm = tuple(computed.index(letter) for letter in result)
+    yield from (product, Node(node.name, "Transpose", (Edge(product.name),), attrs={"perm": perm}))
