@@ -12,6 +12,7 @@ from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Graph
 from quantkit.quantization import Plan, Scheme, annotate, calibrate, convert, prepare
 from quantkit.quantization.census import executed_int8_fractions
+from quantkit.quantization.workflow import preparation
 from quantkit.runtimes import find_runtime
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
@@ -471,3 +472,16 @@ def test_weights_alone(tmp_path: Path) -> None:
     feeds = {"x": samples(network)[0]}
     (expected,), (actual,) = run(model.SerializeToString(), feeds), run(stored.SerializeToString(), feeds)
     assert sqnr(expected, actual) > 30
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_onnx_models_are_calibrated_as_tensorflow_graphs_without_a_runtime(
+    is_installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Network(*IMAGE)
+    onnx.save(network.model(network.conv("x", name="y")), tmp_path / "float.onnx")
+    if not is_installed:
+        monkeypatch.setattr(preparation, "runtimes", lambda: {"reference": find_runtime("reference")})
+    result = qk.quantize(tmp_path / "float.onnx", np.concatenate(samples(network)), target="onnx", runs=0)
+    assert result.conversion.graph.dialect == ("onnx" if is_installed else "tensorflow")
+    assert [str(edge) for edge in result.conversion.graph.outputs] == ["y"]

@@ -26,6 +26,7 @@ from quantkit.quantization.workflow.options import Options
 from quantkit.recipes import Recipe, parse
 from quantkit.recipes import run as run_recipe
 from quantkit.recipes.named import find_recipe
+from quantkit.runtimes import runtimes
 from quantkit.runtimes.session import TensorInfo
 from quantkit.transforms.plugins import find_transform
 from quantkit.transforms.registry import REGISTRY, names_for
@@ -81,9 +82,15 @@ def prepare_float_graph(model: Model, options: Options, scheme: Scheme, data: Da
 
 
 def _is_quantized_natively(model: Model, options: Options, scheme: Scheme) -> bool:
-    """Return whether an ONNX graph stays an ONNX graph; only TensorFlow graphs can absorb the preprocessing."""
-    is_onnx = model.graph.dialect == onnx.DIALECT
-    return is_onnx and onnx.DIALECT in find_target(scheme.target).graph_dialects and not options.uint8_input
+    """Return whether an ONNX graph stays an ONNX graph.
+
+    Only TensorFlow graphs can absorb the preprocessing, and only they can be calibrated without an installed runtime.
+    """
+    dialects = {model.graph.dialect}.intersection(find_target(scheme.target).graph_dialects)
+    if dialects != {onnx.DIALECT} or options.uint8_input:
+        return False
+    native = (runtime for runtime in runtimes().values() if runtime.native_dialect == onnx.DIALECT)
+    return options.calibration is None or any(runtime.available().ok for runtime in native)
 
 
 def _choose_native_recipe(options: Options) -> Recipe:
