@@ -60,7 +60,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--kmp-settings", help="set KMP_SETTINGS: with 1, OpenMP prints its settings")
     parser.add_argument("--omp-num-threads", help="set OMP_NUM_THREADS for the processes")
     parser.add_argument(
-        "--runs", type=parse_positive, help="samples of each model (default: 12 to 200 in each of its processes)"
+        "--runs", type=parse_positive, help="samples of each model (default: 6 to 200 in each of its processes)"
     )
     parser.add_argument(
         "--processes", type=parse_positive, help="processes of each model (default: 5, then more until it is clear)"

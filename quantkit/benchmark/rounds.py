@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from math import ceil
+from math import ceil, inf
 from time import monotonic
 from typing import Any
 
@@ -31,7 +31,7 @@ from quantkit.progress import OnProgress, Progress, ignore_progress
 DEFAULT_PROCESSES, MAX_PROCESSES = 5, 20
 # Default number of samples in each process: enough for this duration, within these bounds.
 PROCESS_SECONDS = 0.4
-MIN_SAMPLES, MAX_SAMPLES = 12, 200
+MIN_SAMPLES, MAX_SAMPLES = 6, 200
 # Calls that are shorter are grouped.
 SAMPLE_SECONDS = 1e-3
 # Maximum number of further bytes in the environment of a process: its size shifts the stack, and with it the latency.
@@ -52,6 +52,8 @@ class SamplingOptions:
         rounds: number of rounds that the samples of a process are distributed over.
         seed: seed of the data, of the order in each round, and of the intervals.
         time_budget: total time limit in seconds; finished rounds are kept.
+        further_budget: time limit in seconds for processes after the first `MIN_PROCESSES`, if their number is not
+            given (default: ``time_budget``).
     """
 
     runs: int | None = None
@@ -60,6 +62,7 @@ class SamplingOptions:
     rounds: int = 4
     seed: int = 0
     time_budget: float = 600.0
+    further_budget: float = inf
 
     @property
     def min_processes(self) -> int:
@@ -281,19 +284,22 @@ class _BenchmarkRun:
         except KeyboardInterrupt:
             raise BenchmarkInterrupted(self._benchmark("interrupted")) from None
         except _TimeBudgetExhaustedError:
-            has_required = self._process >= self._options.min_processes
+            has_required = self._process >= min(self._options.min_processes, MIN_PROCESSES)
             return self._benchmark("" if has_required else f"time budget of {self._options.time_budget:g} s exhausted")
         return self._benchmark()
 
     def _needs_process(self) -> bool:
         """Return True if another process of each candidate is required, or expected to change an outcome."""
-        if self._process < self._options.min_processes:
-            return any(run.failure is None for run in self._runs)
-        if self._process >= self._options.max_processes:
+        options = self._options
+        if self._process >= options.max_processes or all(run.failure is not None for run in self._runs):
             return False
+        if options.max_processes == options.min_processes or self._process < MIN_PROCESSES:
+            return True
         elapsed = monotonic() - self._start
-        if elapsed * (self._process + 1) / self._process > self._options.time_budget:
+        if elapsed * (self._process + 1) / self._process > min(options.time_budget, options.further_budget):
             return False
+        if self._process < options.min_processes:
+            return True
         speedups = Benchmark(tuple(run.row(self._shared, "") for run in self._runs)).speedups
         return not all(speedup.is_clear for speedup in speedups if isinstance(speedup, Speedup))
 

@@ -31,7 +31,7 @@ class WarmUpRule:
     """
 
     calls: int | None = None
-    window_calls: int = 5
+    window_calls: int = 3
     window_seconds: float = 0.02
     tolerance: float = 0.03
     quiet: int = 2

@@ -85,7 +85,7 @@ def benchmark(
         inputs, outputs: names of the inputs and outputs (default: those of the file or its model card).
         signature, tags, checkpoint: see `quantkit.load`.
         runs: samples of each model; a sample is a call, or the mean of several calls below a millisecond (default:
-            12 to 200 in each process).
+            6 to 200 in each process).
         warmup: warm-up calls (default: until latency is stable).
         processes: processes of each model, opened in rotated order (default: 5, then more until the comparison is
             clear, 20 at most; with ``runs``, 3 to 5).

@@ -156,7 +156,7 @@ def test_measurement_contains_all_calls(fake: type[FakeWorker], tiny_model: Path
         (2, 1, ((1, 1),)),
         (1, None, ((1,),)),
         (4, None, ((1, 1), (1,), (1,))),
-        (48, None, ((6, 6),) * 4),
+        (24, None, ((3, 3),) * 4),
         (120, None, ((12, 12),) * 5),
     ],
 )
@@ -321,6 +321,11 @@ def test_further_processes_end_within_the_time_budget(tiny_model: Path, monkeypa
     """Only processes that are not required end early, so that the result is complete."""
     monkeypatch.setattr(rounds, "monotonic", lambda: sum(do == "start" for _, do in FakeWorker.requests) * 5.0)
     assert simulate(monkeypatch, tiny_model, 1, 0.08, 1.01, time_budget=85.0).processes == 8
+    FakeWorker.requests = []
+    budgets = {"time_budget": 300.0, "further_budget": 35.0}
+    assert simulate(monkeypatch, tiny_model, 1, 0.08, 1.01, **budgets).processes == 3
+    FakeWorker.requests = []
+    assert simulate(monkeypatch, tiny_model, 1, 0.08, 1.01, processes=7, **budgets).processes == 7
 
 
 def test_missing_file_is_an_error_before_the_first_process(fake: type[FakeWorker], tmp_path: Path) -> None:

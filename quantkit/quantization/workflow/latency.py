@@ -15,8 +15,8 @@ from quantkit.quantization.report import Latency
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.runtimes import REFERENCE, runtimes
 
-# Time limit of the measurement of both models in seconds.
-TIME_BUDGET = 90.0
+# Time limit of the measurement of both models in seconds, and the one after the first processes of each.
+TIME_BUDGET, FURTHER_BUDGET = 300.0, 60.0
 # Time limit for the choice of the fastest runtime of the float model: a runtime that opens it later is not a candidate.
 CHOICE_BUDGET = 15.0
 # Samples of that choice in each runtime.
@@ -44,7 +44,8 @@ def measure_latency(
     warmup = None if runs is None else WARMUP_RUNS
     quantized = _int8_candidates(conversion, file)
     candidates = [*(floats[name] for name in names if name in floats), *quantized]
-    benchmark = measure(candidates, SamplingOptions(runs, warmup, time_budget=TIME_BUDGET), on_progress)
+    options = SamplingOptions(runs, warmup, time_budget=TIME_BUDGET, further_budget=FURTHER_BUDGET)
+    benchmark = measure(candidates, options, on_progress)
     if not benchmark.measurements:
         return Latency(skipped=benchmark.failures[0].reason)
     latency = Latency(benchmark)

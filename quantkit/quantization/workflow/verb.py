@@ -118,8 +118,8 @@ def quantize(
         input_mean, input_std: normalization (x - mean) / std of images, numbers or one number per channel (default:
             the card's, else from a scaling layer of the graph, else 128).
         runtime: runtime of the float model; ``auto`` is the fastest available.
-        runs: samples of the latency of each model; 0 to skip the latency (default: until the comparison is clear, 90 s
-            at most).
+        runs: samples of the latency of each model; 0 to skip the latency (default: until the comparison is clear,
+            about a minute at most).
         max_drop: keep layers in float until the drop is at most this fraction: the drop of top-1 if samples have
             labels, else of the agreement with the float model.
         fallback: precision of these layers, ``float`` or, for the tensorflow target, ``bfloat16``.
