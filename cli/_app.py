@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import traceback
+import warnings
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -119,7 +120,10 @@ def _exit_code(arguments: Sequence[str]) -> int:
     """Run a command line, print its error, and return the exit code."""
     debug, as_json = "--debug" in arguments, "--json" in arguments
     try:
-        code = _run([argument for argument in arguments if argument != "--debug"])
+        with warnings.catch_warnings():
+            if not debug:
+                warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, about overflows and NaN
+            code = _run([argument for argument in arguments if argument != "--debug"])
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _print_error("KeyboardInterrupt", "interrupted", "", INTERRUPTED, as_json=as_json)
@@ -154,15 +158,20 @@ def _report(error: Exception, *, debug: bool, as_json: bool) -> int:
 
 def _print_error(kind: str, message: str, hint: str, code: int, *, as_json: bool) -> int:
     """Print an error to stderr, and as the JSON document if there is no other one; return the exit code."""
-    write_line(f"quantkit: {message}", sys.stderr)
+    write_line(f"quantkit: {_join_lines(message)}", sys.stderr)
     if hint:
-        write_line(f"hint: {hint}", sys.stderr)
+        write_line(f"hint: {_join_lines(hint)}", sys.stderr)
     if as_json and not getattr(sys.stdout, "is_used", False):
         write_document(
             {"schema": "quantkit.error/1", "error": kind, "message": message, "hint": hint, "exit_code": code}
         )
         sys.stdout.flush()
     return code
+
+
+def _join_lines(text: str) -> str:
+    """Return a text on one line: names and messages of other programs may have several."""
+    return re.sub(r"\s*[\n\t]\s*", " ", text.strip())
 
 
 def _run(arguments: list[str]) -> int:

@@ -247,7 +247,7 @@ def parse_seconds(text: str) -> float:
     try:
         return parse_duration(text)
     except UsageError:
-        raise ArgumentTypeError(f"{text!r} is not a time such as 90s or 10m") from None
+        raise ArgumentTypeError(f"{text!r} is not a time such as 90s or 10m, up to 8760h") from None
 
 
 def _parse_numbers(text: str) -> float | tuple[float, ...]:

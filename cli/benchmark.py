@@ -26,6 +26,8 @@ EXAMPLES = (
     "quantkit benchmark digits@openvino --precision float32,bfloat16",
     "quantkit benchmark graph.pb folded.pb --runtime tensorflow --intra-op 1 --inter-op 2 --fail-below 1.0",
 )
+# Largest number of a CPU that Linux can have.
+MAX_CPU = 8191
 # Environment variable of each flag; OpenMP reads them when the runtime is loaded.
 VARIABLES = {
     "kmp_affinity": "KMP_AFFINITY",
@@ -145,7 +147,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     cpus: list[int] = []
     for part in text.split(","):
         limits = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if not limits:
+        if not limits or max(int(limit) for limit in limits.groups("0")) > MAX_CPU:
             raise ArgumentTypeError(f"{part!r} is not the number of a CPU or a range such as 0-3")
         cpus.extend(range(int(limits[1]), int(limits[2] or limits[1]) + 1))
     return tuple(cpus)

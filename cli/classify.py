@@ -1,9 +1,9 @@
 """``quantkit classify``: label images."""
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quantkit.arguments import expand_user
 from quantkit.data import find_images
 from quantkit.errors import UsageError
 from quantkit.evaluation import Classification, EvaluationInterrupted, ImagePredictions, classify_images
@@ -60,7 +60,7 @@ def classify_and_print(args: Namespace) -> Classification:
     Raises:
         InputError: an image cannot be decoded; the predictions of the others are printed.
     """
-    images = [image if "://" in image else Path(image).expanduser() for image in (*args.images, *args.image)]
+    images = [image if "://" in image else expand_user(image) for image in (*args.images, *args.image)]
     if not images:
         raise UsageError("no image is given", hint="quantkit classify IMAGE..., or --image IMAGE")
     find_images(images)  # rejects a missing image before a model is downloaded

@@ -1,9 +1,9 @@
 """``quantkit freeze_graph``: freeze variables into constants, with the flags of TensorFlow's tool."""
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from quantkit import formats
+from quantkit.arguments import expand_user
 from quantkit.errors import UsageError
 from quantkit.formats.sizes import format_size
 
@@ -62,7 +62,7 @@ def run(args: Namespace) -> int:
         raise UsageError("no output file is given", hint="give --output_graph=FILE.pb")
     if not (args.input_graph or args.input_meta_graph or args.input_saved_model_dir):
         raise UsageError("no graph is given", hint="give --input_graph, --input_meta_graph or --input_saved_model_dir")
-    target = Path(args.output_graph).expanduser()
+    target = expand_user(args.output_graph)
     formats.check_target(target)
     with show_progress(args) as on_progress:
         flags = {name: getattr(args, name) for name in FLAGS}

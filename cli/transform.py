@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import formats
+from quantkit.arguments import expand_user
 from quantkit.errors import RecipeError, UsageError
 from quantkit.formats.sizes import format_size
 from quantkit.model import RANDOM_WEIGHTS_NOTE
@@ -141,7 +142,7 @@ def _paths(args: Namespace) -> tuple[str, str]:
             )
         if len(paths) > 1:
             raise UsageError(f"--{classic} and {short} name two files", hint="give one of them")
-    return str(Path(sources[0]).expanduser()), outputs[0]
+    return str(expand_user(sources[0])), outputs[0]
 
 
 def _format(args: Namespace, path: str) -> str | None:

@@ -14,11 +14,14 @@ from functools import wraps
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from math import isfinite
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 from quantkit.errors import UsageError, did_you_mean
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+# Maximum time of an argument: a year.
+MAX_SECONDS = 8760 * 3600
 _SECONDS_IN = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
@@ -70,16 +73,6 @@ def without_none(**arguments: Any) -> dict[str, Any]:
     {'batch': 8}
     """
     return {name: value for name, value in arguments.items() if value is not None}
-
-
-def require_integer(**arguments: Any) -> None:
-    """Check that each argument is an integer.
-
-    Raises:
-        UsageError: an argument is not.
-    """
-    for name, value in arguments.items():
-        _require(_is_integer(value), name, value, "a whole number", 1)
 
 
 def require_natural(**arguments: Any) -> None:
@@ -265,11 +258,21 @@ def parse_duration(value: Any, name: str = "the time") -> float:
         seconds = float(match[1]) * _SECONDS_IN[match[2]] if match else 0.0
     elif _is_number(value):
         seconds = float(value)
-    if seconds <= 0:
+    if not 0 < seconds <= MAX_SECONDS:
         raise UsageError(
-            f"{name} is {value!r}, and must be a time such as 90s or 10m", hint="a plain number counts seconds"
+            f"{name} is {value!r}, and must be a time such as 90s or 10m, up to {MAX_SECONDS // 3600}h",
+            hint="a plain number counts seconds",
         )
     return seconds
+
+
+def expand_user(path: str | os.PathLike[str]) -> Path:
+    """Return a path with the home folder in place of ``~`` or ``~USER``; an unknown user stays, as in a shell.
+
+    >>> expand_user("~nobody-of-this-name/model.pb")
+    PosixPath('~nobody-of-this-name/model.pb')
+    """
+    return Path(os.path.expanduser(path))
 
 
 def as_names(value: Any) -> tuple[Any, ...] | None:

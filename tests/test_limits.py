@@ -152,7 +152,9 @@ def test_output_bytes_are_those_of_the_kernel() -> None:
             continue  # the kernel needs inputs of sizes that belong together
         node = Node("n", op, attrs=attrs)
         (result, *_) = evaluate(node, arrays)
-        assert output_bytes(node, arrays) == result.size * output_dtypes(node)[0].num_bytes, op
+        (dtype, *_) = output_dtypes(node)
+        assert dtype is not None
+        assert output_bytes(node, arrays) == result.size * dtype.num_bytes, op
         compared += 1
     assert compared >= 20
 

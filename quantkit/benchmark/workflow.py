@@ -9,12 +9,12 @@ from typing import Any, Unpack
 from quantkit import formats
 from quantkit.arguments import (
     as_names,
+    expand_user,
     parse_duration,
     public,
     require_callable,
     require_choice,
     require_flag,
-    require_integer,
     require_names,
     require_natural,
     require_path,
@@ -107,7 +107,7 @@ def benchmark(
     """
     require_positive(**without_none(intra_op=intra_op, inter_op=inter_op, batch=batch, runs=runs, processes=processes))
     require_natural(**without_none(warmup=warmup))
-    require_integer(seed=seed)
+    require_natural(seed=seed)
     require_text(runtime=runtime, device=device, **without_none(signature=signature))
     require_path(**without_none(checkpoint=checkpoint))
     require_names(precision=precision, **without_none(inputs=inputs, outputs=outputs, tags=tags))
@@ -186,7 +186,7 @@ def find_candidate(model: Any, settings: Settings, file: Path, **load_options: U
 
 def _file_candidate(name: str, settings: Settings, load_options: LoadOptions) -> Candidate:
     """Return the candidate of a file, which its process reads, or of a model card, which is downloaded."""
-    path = Path(name).expanduser()
+    path = expand_user(name)
     is_card = name in {card.name for card in list_cards()}
     if is_card or not (path.suffix or os.sep in name or path.exists()):
         offline, on_progress = load_options.get("offline", False), load_options.get("on_progress", ignore_progress)

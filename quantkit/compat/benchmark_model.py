@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
 
+from quantkit.arguments import expand_user
 from quantkit.compat.benchmark_tables import NodeTable
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import UsageError
@@ -165,7 +165,7 @@ def benchmark_model(
     graph = as_tensorflow(model.graph)
     # TensorFlow rejects some characters of ONNX names.
     feeds = dict(zip(map(str, graph.inputs), feeds.values(), strict=True))
-    report = Path(flags.output_prefix + flags.benchmark_name.replace("/", "__")).expanduser()
+    report = expand_user(flags.output_prefix + flags.benchmark_name.replace("/", "__"))
     if flags.output_prefix:
         check_target(report)
         check_distinct({"the report": report}, {"the model": flags.graph})

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from quantkit.arguments import expand_user
 from quantkit.errors import CheckError
 
 # Folder of the tool's default files in TensorFlow's source tree, the directory that the tool is
@@ -63,7 +64,7 @@ class LabelImageFlags:
 
         Names of known models and absolute paths stay unchanged.
         """
-        folder = Path(root).expanduser()
+        folder = expand_user(root)
         return replace(
             self,
             graph=self.graph and _find_file(folder, self.graph),
@@ -86,5 +87,5 @@ def check_self_test(class_index: int) -> None:
 
 
 def _find_file(folder: Path, name: str) -> str:
-    path = Path(name).expanduser()
+    path = expand_user(name)
     return str(folder / path if (folder / path).exists() else path)

@@ -9,6 +9,7 @@ same subset, and the first N samples mix the classes of a sorted folder. Samples
 their order.
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -399,6 +400,7 @@ def label_texts(labels: Array, source: str) -> list[str]:
     Raises:
         InputError: the labels are a single value or empty, or are not UTF-8.
     """
+    _check_characters(labels, f"the labels of {source}")
     if labels.ndim == 0 or 0 in labels.shape:
         raise InputError(
             f"the labels of {source} have the shape {_shape_text(labels)}",
@@ -453,7 +455,21 @@ def _check_values(array: Array, name: str) -> Array:
         raise InputError(
             f"{name} holds {array.dtype.name} elements, which are not numbers", hint="write arrays of numbers"
         )
+    _check_characters(array, name)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _check_characters(array: Array, name: str) -> None:
+    """Check that the texts of an array consist of characters; NumPy stores and reads any 32-bit number.
+
+    Raises:
+        InputError: a text has a number that is not a character.
+    """
+    if array.dtype.kind != "U" or not array.size:
+        return
+    codes = np.ascontiguousarray(array).reshape(-1).view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
+    if np.any((codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))):
+        raise InputError(f"{name} holds texts that are not Unicode", hint="write texts in UTF-8")
 
 
 def _rows_of(element: Any, rank: int | None, source: str) -> Iterator[tuple[dict[str, Array], str]]:

@@ -9,7 +9,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from quantkit.arguments import public, require_natural, require_positive, type_name, without_none
+from quantkit.arguments import expand_user, public, require_natural, require_positive, type_name, without_none
 from quantkit.data.dataset import (
     IMAGE_FEATURES,
     ArrayDataset,
@@ -253,7 +253,7 @@ def _entry(path: Path, number: int, line: str) -> Sample:
     """Parse a line ``path [label]``; a path with spaces is the longest one that exists."""
     parts = re.split(r"(\s+)", line)
     for end in range(len(parts), 0, -2):
-        image = path.parent / Path("".join(parts[:end])).expanduser()
+        image = path.parent / expand_user("".join(parts[:end]))
         if image.is_file():
             return Sample(image.name, "".join(parts[end + 1 :]) or _wordnet_id(image.name), image)
     raise InputError(

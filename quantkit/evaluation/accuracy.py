@@ -9,12 +9,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import islice
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from quantkit.arguments import (
     as_numbers,
+    expand_user,
     public,
     require_callable,
     require_divisors,
@@ -432,6 +432,6 @@ def require_images(rejected: Mapping[str, str]) -> None:
 def _find_labels(models: list[OpenedModel], file: str | os.PathLike[str] | None) -> Labels:
     """Return the labels of the file, else of the first model that has any: versions have the same classes."""
     if file is not None:
-        return models[0].read_labels(Path(file).expanduser())
+        return models[0].read_labels(expand_user(file))
     candidates = (model.read_labels(None) for model in models)
     return next((labels for labels in candidates if labels.are_known), Labels())

@@ -13,6 +13,7 @@ import numpy as np
 
 from quantkit.arguments import (
     as_numbers,
+    expand_user,
     public,
     require_callable,
     require_divisors,
@@ -293,7 +294,7 @@ def classify_images(
         classifier = Classifier(
             session,
             infer_preprocessing(session.inputs[0], opened.basis, preprocessing),
-            opened.read_labels(None if labels is None else Path(labels).expanduser()),
+            opened.read_labels(None if labels is None else expand_user(labels)),
             order=opened.label_order,
             top=top,
         )

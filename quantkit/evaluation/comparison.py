@@ -25,8 +25,8 @@ from quantkit.arguments import (
     require_callable,
     require_divisors,
     require_flag,
-    require_integer,
     require_names,
+    require_natural,
     require_number,
     require_numbers,
     require_positive,
@@ -206,7 +206,7 @@ def compare(
     require_number(floor=floor, **without_none(min_sqnr=min_sqnr))
     require_numbers(**without_none(input_mean=input_mean))
     require_divisors(**without_none(input_std=input_std))
-    require_integer(seed=seed)
+    require_natural(seed=seed)
     require_names(runtimes=runtimes, **without_none(inputs=inputs, outputs=outputs))
     runtime_names = as_names(runtimes) or ()
     require_text(**{f"runtimes[{index}]": name for index, name in enumerate(runtime_names)})

@@ -40,6 +40,38 @@ def read_json(path: Path, hint: str) -> dict[str, Any]:
     return document
 
 
+def check_structure(value: Any, structure: Any, name: str) -> None:
+    """Check the types of a JSON value at every depth.
+
+    Args:
+        value: JSON value.
+        structure: a type; ``[structure]`` for a list, ``{str: structure}`` for an object, a tuple of structures for a
+            list of that length.
+        name: name of the value, for messages.
+
+    Raises:
+        ValueError: a value has another type; the message has its place.
+
+    >>> check_structure({"a": [1, 2], "b": [3]}, {str: [int]}, "sizes")
+    >>> check_structure({"a": [1, "2"]}, {str: [int]}, "sizes")
+    Traceback (most recent call last):
+    ValueError: sizes['a'][1] is '2', and must be int
+    """
+    kind = dict if isinstance(structure, dict) else list if isinstance(structure, list | tuple) else structure
+    is_number = kind is float and isinstance(value, int) and not isinstance(value, bool)
+    if not (isinstance(value, kind) or is_number) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{name} is {str(value)[:50]!r}, and must be {kind.__name__}")
+    if isinstance(structure, dict):
+        for key, item in value.items():
+            check_structure(item, structure[str], f"{name}[{key!r}]")
+    elif isinstance(structure, list | tuple):
+        if isinstance(structure, tuple) and len(value) != len(structure):
+            raise ValueError(f"{name} has {len(value)} values, and must have {len(structure)}")
+        items = structure if isinstance(structure, tuple) else structure * len(value)
+        for index, (item, item_structure) in enumerate(zip(value, items, strict=True)):
+            check_structure(item, item_structure, f"{name}[{index}]")
+
+
 def _read(path: Path, parse: Callable[[str], Any], kind: str, hint: str) -> Any:
     try:
         return parse(path.read_text(encoding="utf-8"))

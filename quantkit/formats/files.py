@@ -7,9 +7,11 @@ import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO
 
+from quantkit.arguments import expand_user
 from quantkit.errors import GraphError, InputError, QuantkitError, UsageError
 from quantkit.formats import graphdef, onnx, saved_model, wire
 from quantkit.formats.kinds import HEAD_BYTES, KINDS, SUFFIXES, is_text, kind_of, open_file
@@ -18,6 +20,11 @@ from quantkit.ir.garbage_collection import garbage_collection_paused
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops.tensorflow.signatures import num_outputs
+
+# Files that the block of `name_written_files` has written.
+_WRITTEN: ContextVar[list[Path]] = ContextVar("written")
+# Maximum number of characters of an output's name in the name of its temporary file, in a file system with 255 bytes.
+_NAME_LENGTH = 50
 
 Endpoints = Iterable[Edge | str] | None
 
@@ -200,8 +207,7 @@ def save_saved_model(graph: Graph, folder: Path, signature: saved_model.Signatur
     """
     check_folder(folder)
     target = folder.resolve()
-    remove_stale(target.parent.glob(f".{glob.escape(target.name)}.*.part"))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    temporary = _temporary_path(target)
     try:
         with _report_write_errors(folder):
             temporary.mkdir()
@@ -210,6 +216,7 @@ def save_saved_model(graph: Graph, folder: Path, signature: saved_model.Signatur
             with open(temporary / saved_model.FILE, "wb") as file:
                 saved_model.write(graph, file, signature)
             os.replace(temporary, target)
+        _WRITTEN.get([]).append(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -272,6 +279,28 @@ def check_target(path: Path, graph: Graph | None = None) -> None:
         )
 
 
+@contextlib.contextmanager
+def name_written_files(*outputs: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Add to an error of the block the names of the outputs that the block has written completely.
+
+    Args:
+        outputs: paths of all outputs as the user wrote them; None for an output that is not written.
+    """
+    expected = {os.path.realpath(expand_user(path)): path for path in outputs if path is not None}
+    written: list[Path] = []
+    token = _WRITTEN.set(written)
+    try:
+        yield
+    except QuantkitError as error:
+        names = dict.fromkeys(os.fspath(expected[path]) for path in map(os.path.realpath, written) if path in expected)
+        if names:
+            error.message = f"{error.message} (already written: {', '.join(names)})"
+            error.args = (error.message,)
+        raise
+    finally:
+        _WRITTEN.reset(token)
+
+
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Call ``write`` with a temporary file in the folder of ``path``, then move it to ``path`` in one step.
 
@@ -289,6 +318,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
                 write(file)
         else:
             _replace(path.resolve(), write)
+    _WRITTEN.get([]).append(path)
 
 
 @contextlib.contextmanager
@@ -302,9 +332,15 @@ def _report_write_errors(path: Path) -> Iterator[None]:
         ) from None
 
 
+def _temporary_path(target: Path) -> Path:
+    """Return the path of the temporary file or folder of an output, and remove stale ones."""
+    name = target.name[:_NAME_LENGTH]
+    remove_stale(target.parent.glob(f".{glob.escape(name)}.*.part"))
+    return target.with_name(f".{name}.{os.getpid()}.part")
+
+
 def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    remove_stale(path.parent.glob(f".{glob.escape(path.name)}.*.part"))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = _temporary_path(path)
     try:
         with open(temporary, "wb") as file:
             if path.exists():

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from quantkit.arguments import expand_user
 from quantkit.errors import UsageError
 
 
@@ -25,7 +26,7 @@ def check_distinct(outputs: Mapping[str, Any], inputs: Mapping[str, Any] = {}) -
     for name, value in outputs.items():
         if not isinstance(value, str | os.PathLike):
             continue
-        path = Path(value).expanduser()
+        path = expand_user(value)
         if path.exists() and not path.is_file() and not path.is_dir():
             continue
         for other_name, other in written:
@@ -33,7 +34,7 @@ def check_distinct(outputs: Mapping[str, Any], inputs: Mapping[str, Any] = {}) -
                 raise UsageError(f"{other_name} and {name} name one file, {path}", hint="name two files")
         written.append((name, path))
         for input_name, source in inputs.items():
-            if isinstance(source, str | os.PathLike) and _overwrites(path, Path(source).expanduser()):
+            if isinstance(source, str | os.PathLike) and _overwrites(path, expand_user(source)):
                 raise UsageError(
                     f"{name} would overwrite {path}, a file of {input_name}", hint=f"name another file for {name}"
                 )

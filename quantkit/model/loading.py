@@ -12,8 +12,8 @@ from quantkit.arguments import (
     public,
     require_callable,
     require_flag,
-    require_integer,
     require_names,
+    require_natural,
     require_path,
     require_text,
     type_name,
@@ -111,7 +111,7 @@ def load(
     require_text(**without_none(signature=signature))
     require_path(**without_none(checkpoint=checkpoint))
     require_flag(random_weights=random_weights, offline=offline)
-    require_integer(seed=seed)
+    require_natural(seed=seed)
     require_callable(on_progress=on_progress)
     options = ImportOptions(_edges(inputs), _edges(outputs), signature, as_names(tags), checkpoint)
     if isinstance(model, str | os.PathLike):

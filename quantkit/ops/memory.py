@@ -119,7 +119,7 @@ def _buffers(graph: Graph, order: list[Node]) -> dict[Edge, Edge]:
 def _num_bytes(dtype: DType | None, shape: Shape | None) -> int | None:
     if shape is None or not shape.is_known or dtype is None or dtype is DType.STRING:
         return None
-    return prod(shape.sizes) * dtype.numpy.itemsize
+    return prod(shape.sizes) * dtype.num_bytes
 
 
 def _onnx_dtypes(graph: Graph, order: list[Node], stated: Mapping[Edge, DType | None]) -> dict[str, DType]:

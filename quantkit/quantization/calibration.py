@@ -13,7 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from quantkit.arguments import public, require_callable, require_path, require_text, type_name, without_none
+from quantkit.arguments import (
+    expand_user,
+    public,
+    require_callable,
+    require_path,
+    require_text,
+    type_name,
+    without_none,
+)
 from quantkit.data.pipeline import ARRAYS_UNCHANGED
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import InputError, UsageError
@@ -76,7 +84,7 @@ def calibrate(
     require_path(**without_none(resume=resume))
     require_callable(on_progress=on_progress)
     graph = as_model(graph).graph
-    state = None if resume is None else Path(resume).expanduser()
+    state = None if resume is None else expand_user(resume)
     with open_calibration_session(graph, plan, runtime) as session:
         runs = split_batches(session.inputs, batches, choose_batch(graph, plan))
         return collect_ranges(session, plan, runs, graph=graph, on_progress=on_progress, resume=state)

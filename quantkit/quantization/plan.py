@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from quantkit.errors import InputError
-from quantkit.formats.documents import read_json
+from quantkit.formats.documents import check_structure, read_json
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ops.roles import find_roles
@@ -27,6 +27,16 @@ from quantkit.quantization.spec import Spec
 
 SCHEMA = "quantkit.plan/2"
 HINT = "write a plan with quantkit quantize --save-plan FILE"
+# Types of the values of a plan file; `Scheme.from_json` checks those of the scheme.
+_STRUCTURE = {
+    "activations": {str: str},
+    "weights": {str: str},
+    "groups": [[str]],
+    "patterns": [{str: str}],
+    "pass_through": [str],
+    "float_fallbacks": {str: str},
+    "observed": [str],
+}
 # Reason of a fallback whose constants cannot be quantized.
 NOT_FINITE = "hold NaN or infinity"
 
@@ -198,6 +208,8 @@ class Plan:
                 hint=HINT,
             )
         try:
+            for name, structure in _STRUCTURE.items():
+                check_structure(document[name], structure, name)
             return cls(
                 Scheme.from_json(document["scheme"]),
                 {Edge.parse(name): Spec.parse(text) for name, text in document["activations"].items()},

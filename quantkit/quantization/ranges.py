@@ -21,7 +21,7 @@ import numpy as np
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import InputError, UsageError
 from quantkit.formats import graphdef, onnx
-from quantkit.formats.documents import read_json
+from quantkit.formats.documents import check_structure, read_json
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
 
@@ -30,6 +30,9 @@ SCHEMA = "quantkit.ranges/3"
 SCHEMA_WITHOUT_PREPROCESSING = "quantkit.ranges/2"
 UNKNOWN = "unknown"
 HINT = "write ranges with quantkit quantize --save-ranges FILE"
+# Types of the values of a ranges file; `Preprocessing.from_json` checks those of the preprocessing.
+_STRUCTURE = {"ranges": {str: (float, float)}, "means": {str: [float]}, "warnings": [str]}
+_PROVENANCE = {"graph": str, "data": str, "scheme": str, "count": int}
 
 
 class Range(NamedTuple):
@@ -155,10 +158,18 @@ class Ranges(Mapping[Edge, Range]):
                 hint=HINT,
             )
         try:
+            for name, structure in _STRUCTURE.items():
+                if name in document or name == "ranges":
+                    check_structure(document[name], structure, name)
+            for name, value in document["provenance"].items():
+                if name in _PROVENANCE:
+                    check_structure(value, _PROVENANCE[name], name)
             ranges = {
                 Edge.parse(name): Range(float(np.float32(low)), float(np.float32(high)))
                 for name, (low, high) in document["ranges"].items()
             }
+            if wrong := [str(edge) for edge, (low, high) in ranges.items() if not np.isfinite((low, high)).all()]:
+                raise ValueError(f"the range of {wrong[0]!r} is not finite")
             stated = dict(document["provenance"])
             preprocessing = stated.pop("preprocessing", UNKNOWN)
             if not isinstance(preprocessing, str):
@@ -166,7 +177,7 @@ class Ranges(Mapping[Edge, Range]):
             provenance = Provenance(**stated, preprocessing=preprocessing)
             means = {Edge.parse(name): tuple(map(float, values)) for name, values in document.get("means", {}).items()}
             return cls(ranges, provenance, tuple(document.get("warnings", ())), means)
-        except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, UsageError) as error:
             raise InputError(f"the ranges are damaged: {error}", hint="calibrate again") from None
 
     @cached_property

@@ -61,7 +61,7 @@ def read_options(step: Step) -> tuple[Transform, bool]:
     """
     transform = find_transform(step.name)
     texts = dict(step.options)
-    ignore = texts.pop(IGNORE_ERRORS, ("false",))[0].lower()
+    ignore = "".join(texts.pop(IGNORE_ERRORS, ("false",))[:1]).lower()
     if ignore not in ("true", "false"):
         raise OptionError(
             f"{step.name}: ignore_errors should be true or false, found {ignore}",

@@ -9,11 +9,12 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from quantkit import formats
 from quantkit.arguments import (
+    expand_user,
     public,
     require_callable,
     require_choice,
     require_flag,
-    require_integer,
+    require_natural,
     require_path,
     require_ratio,
     require_text,
@@ -152,7 +153,7 @@ def _check_options(**options: Unpack[TransformOptions]) -> None:
     require_text(**select("format", "runtime"))
     require_flag(**select("as_text", "verify"))
     require_ratio(**select("tolerance"))
-    require_integer(**select("seed"))
+    require_natural(**select("seed"))
     require_choice((STOP, SKIP), **select("on_mismatch"))
     require_choice(("numpy", "tensorflow"), **select("evaluate_with"))
     require_callable(**select("on_progress", "on_message"))
@@ -172,7 +173,7 @@ def choose_output(**options: Unpack[TransformOptions]) -> OutputFile | None:
         if file.is_guess:
             options.get("on_message", ignore_message)(file.guess_text)
     if trace is not None:
-        check_trace_path(Path(trace).expanduser())
+        check_trace_path(expand_user(trace))
     formats.check_distinct({"the output": output, "the trace": trace}, {"the data": options.get("data")})
     return file
 
@@ -234,23 +235,24 @@ def apply_recipe(
     elif check is None and any(step.name == "quantize_nodes" for step in recipe.steps):
         on_message(_classic_quantization_note(model.name))
     signature = model.signature.following(before, after) if model.signature else None
-    num_bytes = 0 if file is None else file.write(after, signature)
-    for step in record.records:
-        if step.ignored:
-            on_message(f"{step.step.name}: Ignoring error {step.ignored}")
-        if step.undone:
-            on_message(f"{step.step.name}: undone: {step.undone}")
-    record = replace(
-        record,
-        model=model.name,
-        has_random_weights=model.has_random_weights,
-        verification=check.to_json() if check else None,
-        terms=check.terms if check else "",
-        output=file.path if file else None,
-        num_bytes=num_bytes,
-    )
-    if trace is not None:
-        record.save(Path(trace).expanduser())
+    with formats.name_written_files(output, trace):
+        num_bytes = 0 if file is None else file.write(after, signature)
+        for step in record.records:
+            if step.ignored:
+                on_message(f"{step.step.name}: Ignoring error {step.ignored}")
+            if step.undone:
+                on_message(f"{step.step.name}: undone: {step.undone}")
+        record = replace(
+            record,
+            model=model.name,
+            has_random_weights=model.has_random_weights,
+            verification=check.to_json() if check else None,
+            terms=check.terms if check else "",
+            output=file.path if file else None,
+            num_bytes=num_bytes,
+        )
+        if trace is not None:
+            record.save(expand_user(trace))
     return replace(model, runnable=after, inputs=None, outputs=None, signature=signature, trace=record)
 
 

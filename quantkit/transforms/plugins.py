@@ -10,6 +10,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quantkit.arguments import expand_user
 from quantkit.errors import QuantkitError, RecipeError, did_you_mean
 from quantkit.transforms.registry import PLUGIN, REGISTRY, Transform, locate
 
@@ -51,7 +52,7 @@ def load_file(path: Path) -> tuple[Transform, ...]:
     Raises:
         RecipeError: the file cannot be read or run, or registers no transform; the message has file and line.
     """
-    file = path.expanduser().resolve()
+    file = expand_user(path).resolve()
     if not file.is_file():
         raise RecipeError(f"plugin {path} does not exist", hint="name a Python file: --plugin my_transforms.py")
     spec = spec_from_file_location(f"{PLUGIN}{file}", file)

@@ -17,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
+from quantkit.arguments import expand_user
 from quantkit.errors import InputError
 from quantkit.progress import OnMessage
 
@@ -83,9 +84,11 @@ def cache_folder() -> Path:
         InputError: ``QUANTKIT_CACHE`` names the home of an unknown user.
     """
     folder = os.environ.get("QUANTKIT_CACHE")
-    if folder and os.path.expanduser(folder).startswith("~"):
-        raise InputError(f"QUANTKIT_CACHE is {folder!r}, the home of an unknown user", hint="set it to a full path")
-    return Path(folder).expanduser().absolute() if folder else Path.home() / ".cache" / "quantkit"
+    path = expand_user(folder or "~/.cache/quantkit")
+    if str(path).startswith("~"):
+        name = f"QUANTKIT_CACHE is {folder!r}" if folder else "the cache is ~/.cache/quantkit"
+        raise InputError(f"{name}, the home of an unknown user", hint="set QUANTKIT_CACHE to a full path")
+    return path.absolute()
 
 
 def part_path(name: str, url: str) -> Path:

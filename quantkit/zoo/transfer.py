@@ -183,8 +183,8 @@ class _RecordSockets:
         super().__init__()
         self._sockets = sockets
 
-    def do_open(self, http_class: Any, request: Request, **options: Any) -> Any:
-        return super().do_open(partial(self._make_connection, http_class), request, **options)  # type: ignore[misc]
+    def do_open(self, http_class: Any, req: Request, **http_conn_args: Any) -> Any:
+        return super().do_open(partial(self._make_connection, http_class), req, **http_conn_args)  # type: ignore[misc]
 
     def _make_connection(self, http_class: Any, *arguments: Any, **options: Any) -> Any:
         connection = http_class(*arguments, **options)

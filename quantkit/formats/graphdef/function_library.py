@@ -150,7 +150,7 @@ def check_inlined_size(graph: Graph) -> None:
         GraphError: the number exceeds ``max_nodes`` of the limits in effect.
     """
     sizes: dict[str, int] = {}  # by function; 0 while the functions that it calls are counted
-    stack = [graph.nodes.values()]
+    stack: list[Collection[Node]] = [graph.nodes.values()]
     names = [""]
     while stack:
         names_of_nodes = (name for node in stack[-1] for name in (node.op, *function_names(node.attrs)))

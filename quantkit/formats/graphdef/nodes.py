@@ -100,7 +100,12 @@ def decode_node_message(message: Any, tensors: Mapping[str, Tensor] | None = Non
     Args:
         message: NodeDef; all known fields are cleared.
         tensors: attributes with large tensors, which are not in the message.
+
+    Raises:
+        GraphError: the node has no name.
     """
+    if not message.name:
+        raise GraphError(f"a node ({message.op or 'without an op'}) has no name", hint="the file is damaged")
     inputs = tuple(message.input)
     attrs: dict[str, Attr] = {}
     for key, value in message.attr.items():

@@ -5,7 +5,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from quantkit.errors import InputError
+from quantkit.errors import GraphError, InputError
 from quantkit.formats import wire
 from quantkit.formats.onnx.schema import message_class
 from quantkit.ir.graph import Edge, Graph, Node, Opaque
@@ -167,7 +167,13 @@ def read_info(info: Any) -> tuple[DType | None, Shape]:
 
 
 def fill_info(info: Any, dtype: DType | None, shape: Shape) -> None:
-    """Write element type and shape into a ValueInfoProto."""
+    """Write element type and shape into a ValueInfoProto.
+
+    Raises:
+        GraphError: ONNX has no such element type.
+    """
+    if dtype is not None and dtype not in NUMBERS:
+        raise GraphError(f"{info.name!r} has the element type {dtype.value}, which ONNX does not have")
     if dtype is not None:
         info.type.tensor_type.elem_type = NUMBERS[dtype]
     if shape.dims is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from quantkit import formats
-from quantkit.arguments import public, require_flag, require_path, require_text, type_name, without_none
+from quantkit.arguments import expand_user, public, require_flag, require_path, require_text, type_name, without_none
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.formats import graphdef
 from quantkit.formats.saved_model import Signature
@@ -46,7 +46,7 @@ class OutputFile:
             UsageError: there is no such kind, the format can only be read, the suffix resembles a
                 known one, or the kind has no text form.
         """
-        text, expanded = os.fspath(path), Path(path).expanduser()
+        text, expanded = os.fspath(path), expand_user(path)
         is_guess = False
         if kind is None:
             is_folder = text.endswith(("/", os.sep)) or expanded.is_dir()

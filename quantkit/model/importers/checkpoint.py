@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from quantkit.arguments import expand_user
 from quantkit.errors import InputError, did_you_mean
 from quantkit.formats.kinds import shards
 from quantkit.ir.graph import Edge, Graph
@@ -69,7 +69,7 @@ class Checkpoint:
             UnavailableError: TensorFlow is not installed.
         """
         require(available())
-        tf, path = import_tensorflow(), Path(prefix).expanduser()
+        tf, path = import_tensorflow(), expand_user(prefix)
         files = f"{path}-?????-of-?????" if shards(path) else str(path)
         with _reading(prefix), suppress_log():
             return cls(prefix, files, tf.train.load_checkpoint(files))

@@ -95,7 +95,7 @@ def convolution_size(node: Node, inputs: Sequence[Array]) -> int:
     rows, columns = windows.rows, windows.columns
     channels = weights.shape[3] * (weights.shape[2] if node.op == "DepthwiseConv2dNative" else 1)
     padded = (rows.before + rows.size + rows.after) * (columns.before + columns.size + columns.after)
-    return len(x) * max(padded * x.shape[3], rows.count * columns.count * channels)
+    return int(len(x) * max(padded * x.shape[3], rows.count * columns.count * channels))
 
 
 @kernel("Conv2D", output_size=convolution_size)

@@ -4,6 +4,7 @@ scale = in / out,   or (in - 1) / (out - 1) with align_corners
 source = i * scale, or (i + 0.5) * scale - 0.5 with half_pixel_centers
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -65,7 +66,7 @@ def resize_bilinear(x: Array, target: tuple[int, int], align_corners: bool, half
 def resized_size(_: Node, inputs: Sequence[Array]) -> int:
     """Return the number of elements of resized images; inputs: images (n, h, w, c), (height, width)."""
     height, width = _target_size(inputs[0], inputs[1])
-    return inputs[0].shape[0] * height * width * inputs[0].shape[3]
+    return math.prod((inputs[0].shape[0], height, width, inputs[0].shape[3]))
 
 
 @kernel("ResizeBilinear", output_size=resized_size)

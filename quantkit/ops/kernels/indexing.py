@@ -57,7 +57,7 @@ def _strided_slice(node: Node, inputs: Sequence[Array]) -> Array:
 def _gather_size(node: Node, inputs: Sequence[Array]) -> int:
     x, indices = inputs[:2]
     axis = axis_of(scalar(inputs[2]), x.ndim) if node.op == "GatherV2" else 0
-    return indices.size * (x.size // x.shape[axis])
+    return math.prod((indices.size, x.size // x.shape[axis]))
 
 
 @kernel("Gather", "GatherV2", "ResourceGather", output_size=_gather_size)
@@ -116,7 +116,7 @@ def _tensor_scatter(node: Node, inputs: Sequence[Array]) -> Array:
 def _dynamic_stitch_size(node: Node, inputs: Sequence[Array]) -> int:
     count = attribute(node, "N")
     length = max((int(index.max()) + 1 for index in inputs[:count] if index.size), default=0)
-    return length * math.prod(inputs[count].shape[inputs[0].ndim :])
+    return math.prod((length, *inputs[count].shape[inputs[0].ndim :]))
 
 
 @kernel("DynamicStitch", "ParallelDynamicStitch", output_size=_dynamic_stitch_size)

@@ -62,4 +62,4 @@ def matrix_product(node: Node, inputs: Sequence[Array]) -> int:
     is_transposed_a = node.attrs.get("transpose_a") or node.attrs.get("adj_x")
     is_transposed_b = node.attrs.get("transpose_b") or node.attrs.get("adj_y")
     rows, columns = a.shape[-1 if is_transposed_a else -2], b.shape[-2 if is_transposed_b else -1]
-    return math.prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])) * rows * columns
+    return math.prod((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), rows, columns))

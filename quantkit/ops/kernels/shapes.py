@@ -218,7 +218,8 @@ def _ones_like(_: Node, inputs: Sequence[Array]) -> Array:
 
 def _range_size(_: Node, inputs: Sequence[Array]) -> int:
     start, limit, delta = (array.item() for array in inputs)
-    return max(0, math.ceil((limit - start) / delta))
+    size: int = math.ceil((limit - start) / delta)
+    return max(0, size)
 
 
 @kernel("Range", output_size=_range_size)

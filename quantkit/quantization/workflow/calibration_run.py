@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from quantkit.arguments import expand_user
 from quantkit.data import Dataset, InputPipeline, StreamDataset, as_dataset
 from quantkit.data.dataset import OneTimeStream
 from quantkit.data.preprocessing import Origin, Preprocessing
@@ -70,7 +71,7 @@ def compute_ranges(
     ranges = options.ranges
     if not isinstance(ranges, Ranges):
         assert ranges is not None, "check_options requires ranges or calibration data"
-        ranges = Ranges.load(Path(ranges).expanduser())
+        ranges = Ranges.load(expand_user(ranges))
     ranges.require_graph(graph)
     if ranges.has_other_scheme(plan.scheme.digest):
         options.on_message("the ranges were calibrated with another scheme")

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Self
 
+from quantkit.arguments import expand_user
 from quantkit.data import Dataset, InputPipeline, batches
 from quantkit.data.inference import find_model_labels, find_origin
 from quantkit.data.labels import Labels, read_labels
@@ -75,7 +75,7 @@ class LabeledFeeds:
         if options.labels is None:
             labels = find_model_labels(card, model.path, num_classes)
         else:
-            labels = read_labels(Path(options.labels).expanduser())
+            labels = read_labels(expand_user(options.labels))
         basis = preprocessing or card or model.find_scaling(session.inputs[0].name)
         pipeline = InputPipeline.of(session.inputs, dataset, basis, options.preprocessing)
         is_classifier = card is not None or labels.are_known

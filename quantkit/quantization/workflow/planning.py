@@ -1,8 +1,8 @@
 """The scheme and the plan of a quantization: given, or derived from the target and this processor."""
 
 from dataclasses import replace
-from pathlib import Path
 
+from quantkit.arguments import expand_user
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.quantization import Plan, Scheme, annotate
@@ -120,10 +120,10 @@ def _base_scheme(options: Options) -> Scheme:
         return plan.scheme
     if options.scheme is None:
         return Scheme.for_target(options.target or DEFAULT_TARGET)
-    return options.scheme if isinstance(options.scheme, Scheme) else Scheme.load(Path(options.scheme).expanduser())
+    return options.scheme if isinstance(options.scheme, Scheme) else Scheme.load(expand_user(options.scheme))
 
 
 def _load_plan(options: Options) -> Plan | None:
     if options.plan is None or isinstance(options.plan, Plan):
         return options.plan
-    return Plan.load(Path(options.plan).expanduser())
+    return Plan.load(expand_user(options.plan))

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from quantkit.arguments import expand_user
 from quantkit.data import Preprocessing
 from quantkit.formats.sizes import format_size
 from quantkit.model import Model
@@ -80,7 +81,7 @@ class QuantizationResult:
             UsageError: the suffix is that of another format, or the folder does not exist.
             InputError: the file cannot be written.
         """
-        path = Path(path).expanduser()
+        path = expand_user(path)
         check_output(self.conversion.target, path)
         self.conversion.write(path)
         return path

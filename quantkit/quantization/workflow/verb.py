@@ -9,6 +9,7 @@ from typing import Any
 from quantkit.arguments import (
     as_names,
     as_numbers,
+    expand_user,
     parse_duration,
     public,
     require_callable,
@@ -24,6 +25,7 @@ from quantkit.arguments import (
     without_none,
 )
 from quantkit.data import PreprocessingOptions
+from quantkit.formats import name_written_files
 from quantkit.formats.temporary import temporary_folder
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
@@ -198,11 +200,12 @@ def quantize(
         on_progress=on_progress,
         on_message=on_message,
     )
-    return _run(model, options)
+    with name_written_files(options.output, options.save_plan, options.save_ranges):
+        return _run(model, options)
 
 
 def _path(value: PathLike | None) -> Path | None:
-    return None if value is None else Path(value).expanduser()
+    return None if value is None else expand_user(value)
 
 
 def _run(source: Any, options: Options) -> QuantizationResult:

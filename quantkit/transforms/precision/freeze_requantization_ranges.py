@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import numpy as np
 
+from quantkit.arguments import expand_user
 from quantkit.errors import GraphError, InputError, RecipeError
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, constant
@@ -103,7 +103,7 @@ def read_log(name: str) -> Ranges:
         InputError: the log cannot be read, or contains no ranges.
     """
     try:
-        text = name if f"{PRINTED};{MARK}" in name else Path(name).expanduser().read_text(errors="replace")
+        text = name if f"{PRINTED};{MARK}" in name else expand_user(name).read_text(errors="replace")
     except OSError as error:
         raise InputError(f"cannot read {name}: {error.strerror}", hint="pass the log of a run") from None
     ranges: dict[str, list[tuple[float, float]]] = {}

@@ -1,0 +1,72 @@
+"""Commands on mutated files keep the contract of exit codes and messages; `python -m tests.fuzz` runs more mutants."""
+
+import os
+import resource
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Mutants of the default run, in one process; Keras and LiteRT models take seconds to make.
+MUTANTS = int(os.environ.get("QUANTKIT_FUZZ_MUTANTS", "200"))
+SLOW_FORMATS = ("tflite", "keras", "h5")
+# Limits of one command in its own process.
+MAX_SECONDS = 60
+MAX_BYTES = 8 << 30
+
+
+def formats() -> list[str]:
+    code = "from tests.fuzz.formats import FORMATS; print(*FORMATS)"
+    text = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, check=True, capture_output=True).stdout
+    names = text.split()
+    return [name for name in names if name not in SLOW_FORMATS]
+
+
+def test_commands_on_mutated_files_keep_the_contract() -> None:
+    names = formats()
+    assert len(names) > 15
+    command = [sys.executable, "-m", "tests.fuzz", "--mutants", str(MUTANTS), "--formats", ",".join(names)]
+    run = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
+    assert f"{MUTANTS} mutants of seed 0: exit codes {{" in run.stdout
+    assert ", 0 violations" in run.stdout
+
+
+@pytest.mark.parametrize("job", ["pb:0", "onnx:1", "saved_model:2", "npz:3", "recipe:4", "image_png:5"])
+def test_a_command_in_its_own_process_keeps_the_contract(job: str, tmp_path: Path) -> None:
+    if job.startswith("image") and find_spec("PIL") is None:
+        pytest.skip("needs Pillow")
+    code = (
+        "import sys; from pathlib import Path; from tests.fuzz.worker import command_line; name, index = sys.argv[1]"
+        ".split(':'); print(*command_line(name, int(index), 5, Path(sys.argv[2])), sep='\\0')"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", code, job, str(tmp_path)], cwd=ROOT, text=True, check=True, capture_output=True
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", "quantkit", *made.stdout.rstrip("\n").split("\0")],
+        text=True,
+        errors="replace",
+        capture_output=True,
+        check=False,
+        timeout=MAX_SECONDS,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES)),
+    )
+    assert run.returncode in range(5), run.stderr
+    assert "Traceback" not in run.stderr
+    assert "a bug" not in run.stderr
+    messages = [line for line in run.stderr.splitlines() if line.startswith("quantkit: ")]
+    assert len(messages) == (run.returncode > 1), run.stderr
+
+
+def test_equal_seeds_give_equal_mutants() -> None:
+    code = (
+        "from tests.fuzz.worker import make_mutant; import hashlib; "
+        "print(*(hashlib.sha256(make_mutant(name, 3, 9)[0]).hexdigest() for name in ('pb', 'npz', 'recipe')))"
+    )
+    command = [sys.executable, "-c", code]
+    outputs = {subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout for _ in range(2)}
+    assert len(outputs) == 1
