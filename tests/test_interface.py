@@ -200,3 +200,32 @@ def test_a_wrong_type_is_a_usage_error(call: Callable[[], Any]) -> None:
     with pytest.raises(qk.UsageError) as caught:
         call()
     assert caught.value.hint
+
+
+def test_the_result_of_quantize_is_a_model() -> None:
+    result = qk.quantize("digits", HELD_OUT, target="eightbit", limit=20, runs=0)
+    assert qk.load(result).graph is result.model.graph
+    assert qk.summarize(result).to_json() == qk.summarize(result.model).to_json()
+    evaluation = qk.evaluate(result, HELD_OUT, reference="digits", runtime="reference", limit=10)
+    assert evaluation.metrics.agreement is not None
+    with qk.open_session(result, "reference") as session:
+        assert session.run(np.zeros((1, 16, 16, 1), np.float32))["softmax"].shape == (1, 10)
+    benchmark = qk.benchmark(["digits", result], "reference", runs=2, warmup=0, time_budget=20)
+    assert len(benchmark.measurements) == 2
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.pt2"])
+@pytest.mark.parametrize("content", [b"PK\x03\x04", b"\x80\x02"])
+def test_pytorch_models_have_a_hint(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(qk.InputError, match="is a PyTorch file") as caught:
+        qk.load(tmp_path / name)
+    assert "torch.onnx.export" in caught.value.hint
+
+    class Module:
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+    with pytest.raises(qk.UsageError) as rejected:
+        qk.load(Module())
+    assert "torch.onnx.export" in rejected.value.hint

@@ -35,6 +35,8 @@ SUFFIXES = {
     ".tflite": "tflite",
     ".xml": "openvino",
 }
+PYTORCH_SUFFIXES = (".pt", ".pth", ".pt2")
+PYTORCH_HINT = "export the model in PyTorch: torch.onnx.export(model, (example_input,), 'model.onnx')"
 
 
 def kind_of(path: Path) -> str:
@@ -69,6 +71,8 @@ def kind_of(path: Path) -> str:
         raise InputError(
             f"{path} contains arrays, not a model", hint="pass arrays as data: --calibration, --data or --held-out"
         )
+    if path.suffix in PYTORCH_SUFFIXES:
+        raise InputError(f"{path} is a PyTorch file", hint=PYTORCH_HINT)
     if head[4:8] == b"TFL3":
         return "tflite"
     if head.startswith((b"\x1f\x8b", b"\x89HDF", b"PK\x03\x04")):

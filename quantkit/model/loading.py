@@ -80,8 +80,8 @@ def load(
     Args:
         model: a file (``.pb``, ``.pbtxt``, ``.onnx``, ``.tflite``, ``.keras``, ``.h5``), a
             SavedModel folder, a checkpoint with its graph, the name of a model card, which is
-            downloaded on first use, a `Model`, a `Graph`, a GraphDef or an ONNX ModelProto, as a
-            message or serialized, a Keras model, or a TensorFlow function.
+            downloaded on first use, a `Model`, a `QuantizationResult`, a `Graph`, a GraphDef or an ONNX
+            ModelProto, as a message or serialized, a Keras model, or a TensorFlow function.
         inputs: names of the inputs in the graph or the signature; if None those of the card or the
             signature, else the placeholders, else those of the card whose tensors the graph has.
         outputs: names of the outputs, likewise; if None those of the card or the signature, else
@@ -114,6 +114,8 @@ def load(
     require_natural(seed=seed)
     require_callable(on_progress=on_progress)
     options = ImportOptions(_edges(inputs), _edges(outputs), signature, as_names(tags), checkpoint)
+    if isinstance(quantized := getattr(model, "model", None), Model):
+        model = quantized
     if isinstance(model, str | os.PathLike):
         text = os.path.expanduser(model)
         card = _card(text)

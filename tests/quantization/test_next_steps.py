@@ -133,6 +133,8 @@ def test_the_next_command_repeats_the_flags_of_this_one() -> None:
         "quantkit quantize model.pb -o out_tensorflow.pb --target tensorflow --calibration 'my images' --limit 30 "
         "--inputs a,b --input-mean 0.0"
     )
+    assert " -o out_onnx.onnx --target onnx " in commands.quantize_again("onnx")
+    assert " -o out_litert.tflite --target litert " in commands.quantize_again("litert")
     assert commands.evaluate("onnxruntime") == (
         "quantkit evaluate model.pb@onnxruntime --reference model.pb --data 'my images' --input-mean 0.0"
     )

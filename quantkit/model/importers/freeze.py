@@ -10,6 +10,7 @@ import numpy as np
 from quantkit.arguments import type_name
 from quantkit.errors import GraphError, InputError, UnavailableError, UsageError
 from quantkit.formats import graphdef
+from quantkit.formats.kinds import PYTORCH_HINT
 from quantkit.formats.saved_model import VARIABLES
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
@@ -222,5 +223,7 @@ def not_a_model(value: Any) -> UsageError:
     """Return the error for an object of another type."""
     return UsageError(
         f"{type_name(value)} is not a model",
-        hint="give a Model, a Graph, a path, the name of a model card, a GraphDef, a ModelProto or a Keras model",
+        hint=PYTORCH_HINT
+        if hasattr(value, "state_dict")
+        else "give a Model, a Graph, a path, the name of a model card, a GraphDef, a ModelProto or a Keras model",
     )

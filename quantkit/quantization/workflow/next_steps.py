@@ -66,7 +66,9 @@ class Commands:
 
     def quantize_again(self, target: str) -> str:
         """Return the quantize command for another target, with another output file."""
-        return self.quantize(target, output=self.output.with_stem(f"{self.output.stem}_{target}"))
+        suffixes = find_target(target).suffixes
+        suffix = self.output.suffix if self.output.suffix in suffixes else suffixes[0]
+        return self.quantize(target, output=self.output.with_name(f"{self.output.stem}_{target}{suffix}"))
 
     def benchmark(self, runtime: str, quantized_runtime: str, *more: str) -> str:
         """Return the benchmark command for the float and the quantized model, each in a runtime."""
