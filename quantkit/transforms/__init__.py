@@ -29,6 +29,7 @@ from quantkit.transforms.functions import (
 from quantkit.transforms.fusion import (
     flatten_atrous_conv,
     flatten_products,
+    fuse_activations_and_norms,
     fuse_pad_and_conv,
     fuse_resize_and_conv,
     fuse_resize_pad_and_conv,
@@ -77,6 +78,7 @@ __all__ = [
     "fold_old_batch_norms",
     "fold_pads",
     "freeze_requantization_ranges",
+    "fuse_activations_and_norms",
     "fuse_pad_and_conv",
     "fuse_resize_and_conv",
     "fuse_resize_pad_and_conv",

@@ -24,8 +24,11 @@ from quantkit.ir.text import to_text
 from quantkit.transforms.precision.quantize_nodes import quantize_nodes
 from quantkit.transforms.registry import REGISTRY
 
+# The networks are TensorFlow graphs; tests/transforms/test_onnx_networks.py has ONNX graphs.
 BUILT_IN = sorted(
-    name for name, transform in REGISTRY.items() if transform.function.__module__.startswith("quantkit.transforms.")
+    name
+    for name, transform in REGISTRY.items()
+    if transform.function.__module__.startswith("quantkit.transforms.") and "tensorflow" in transform.dialects
 )
 EXAMPLES = settings.default.max_examples if settings.default else 100
 

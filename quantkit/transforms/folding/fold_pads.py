@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import op
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules
@@ -15,6 +16,7 @@ from quantkit.ir.tensor import Array, Shape
 from quantkit.ops.layers import channel_axis, same_padding
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.ops.tensorflow.signatures import attribute
+from quantkit.transforms.onnx import _pads as onnx_pads
 from quantkit.transforms.registry import transform
 
 PADS = ("Pad", "PadV2")
@@ -24,7 +26,7 @@ NEVER_NEGATIVE = ("Relu", "Relu6", "Sigmoid", "Softmax", "Abs", "Square", "Exp")
 Shapes = Mapping[Edge, Shape]
 
 
-@transform
+@transform(dialects=("tensorflow", "onnx"))
 def fold_pads(graph: Graph) -> Outcome:
     """Fold Pad into the padding of the following convolution or MaxPool.
 
@@ -34,7 +36,8 @@ def fold_pads(graph: Graph) -> Outcome:
     Before:  x -> Pad([0, 1, 1, 0]) -> Conv2D(VALID)
     After:   x -> Conv2D(SAME) or Conv2D(EXPLICIT)
 
-    Options: none. A Pad of zero widths becomes an Identity, which remove_nodes removes.
+    Options: none. A Pad of zero widths becomes an Identity, which remove_nodes removes. In ONNX graphs,
+    Conv and AveragePool, which then counts the padding.
 
     Skips if the padded value is not a constant zero, or if batch or channels are padded. Skips
     AvgPool, which averages over the zeros of a Pad but not over its own padding. Skips
@@ -60,9 +63,24 @@ def fold_pads(graph: Graph) -> Outcome:
         widths = Const[int32]([[0, 0], [0, 0]])
         pad = Pad(x, widths)
         y = Relu(pad)
+
+    Example:
+        fold_pads
+        dialect: onnx
+        inputs: x
+        outputs: y, z
+        x = Placeholder[1x2x6x6]()
+        widths = Constant[int64]([0, 0, 1, 2, 0, 0, 0, 1])
+        w = Constant[3x2x3x3]()
+        pad = Pad(x, widths)
+        other = Pad(x, widths)
+        y = Conv(pad, w, pads=[1, 0, 0, 0])
+        z = AveragePool(other, kernel_shape=[2, 2])
     """
     if graph.op_counts.keys().isdisjoint(PADS):
         return Outcome(graph)
+    if graph.dialect == onnx.DIALECT:
+        return onnx_pads.fold_pads(graph)
     layers = op("Conv2D|DepthwiseConv2dNative|MaxPool|AvgPool")
     fold_pad = Rule(layers, partial(_fold_pad, infer_shapes(graph)), ("root",))
     return apply_rules(graph, fold_pad, Rule(op("Pad|PadV2"), _replace_empty_pad, ("root",)))

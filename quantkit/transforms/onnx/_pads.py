@@ -1,0 +1,51 @@
+"""Folding of Pad into the padding of convolutions and average pools of ONNX graphs.
+
+conv(pad(x), pads)  ==  conv(x, pads + widths)        for zeros around the spatial axes
+"""
+
+from typing import Any
+
+from quantkit.ir.graph import Graph, Node
+from quantkit.ir.pattern import op
+from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules
+from quantkit.transforms.onnx._facts import constant_value, has_input, integers, producer, reason_to_keep
+
+
+def fold_pads(graph: Graph) -> Outcome:
+    """Fold Pad into the convolution or average pool after it."""
+    return apply_rules(graph, Rule(op("Conv|AveragePool"), _fold_pad, ("root",)))
+
+
+def _fold_pad(graph: Graph, root: Node) -> list[Node] | Skip | None:
+    pad = producer(graph, root.inputs[0], "Pad") if root.inputs else None
+    if pad is None or root.name in graph.input_names:
+        return None
+    reason = reason_to_keep(graph, pad, root) or _value_reason(graph, pad)
+    widths = integers(graph, pad, "pads", 1)
+    if reason or widths is None or has_input(pad, 3):
+        return Skip(reason or f"the widths of {pad.name} are not constant, or for some axes only")
+    rank = len(widths) // 2
+    before, after = widths[:rank], widths[rank:]
+    if rank < 3 or min(widths) < 0 or any((*before[:2], *after[:2])):
+        return Skip(f"{pad.name} pads batch or channels, or removes elements")
+    attrs: dict[str, Any] = dict(root.attrs)
+    if attrs.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID", b""):
+        return Skip(f"{root.name} computes its padding from the size of its input")
+    own = list(attrs.get("pads") or (0,) * (2 * rank - 4))
+    if root.op == "AveragePool":
+        if attrs.get("ceil_mode") or (any(own) and not attrs.get("count_include_pad")):
+            return Skip(f"{root.name} does not count its own padding")
+        attrs["count_include_pad"] = 1
+    attrs.pop("auto_pad", None)
+    attrs["pads"] = tuple(size + width for size, width in zip(own, (*before[2:], *after[2:]), strict=True))
+    return [root.with_(inputs=(pad.inputs[0], *root.inputs[1:]), attrs=attrs)]
+
+
+def _value_reason(graph: Graph, pad: Node) -> str:
+    """Return a clause if a Pad does not add zeros; empty if it does."""
+    value: Any = pad.attrs.get("value", 0)
+    if has_input(pad, 2):
+        constant = constant_value(graph, pad, 2)
+        value = None if constant is None else constant.reshape(-1)[0]
+    is_zero = pad.attrs.get("mode", b"constant") == b"constant" and value is not None and value == 0
+    return "" if is_zero else f"{pad.name} does not pad with a constant zero"
