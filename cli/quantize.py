@@ -64,7 +64,9 @@ def _add_scheme(parser: ArgumentParser) -> None:
         help="accept uint8 images; preprocessing is folded into the first layer",
     )
     parser.add_argument(
-        "--observer", help="range estimator, for example min_max or percentile(99.9) (default: the scheme's)"
+        "--observer",
+        help="range estimator, for example min_max or percentile(99.9) (default: the scheme's, or min_max if that is "
+        "better on the data)",
     )
     parser.add_argument(
         "--reduce-range",

@@ -11,7 +11,7 @@ from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.ops.roles.onnx import CONVOLUTION_OPS
-from quantkit.quantization.observers import Observer, create_observer
+from quantkit.quantization.observers import MinMax, Observer, create_observer
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.range_warnings import RangeMonitor
 from quantkit.quantization.ranges import Provenance, Range, Ranges, graph_digest
@@ -109,12 +109,16 @@ class Observation:
         """Return the range of every edge that the plan quantizes."""
         computed = {id(observer): observer.range() for observer in self.observers.values()}
         by_edge: dict[Edge, Range] = {}
+        extremes: dict[Edge, Range] = {}
         for edge in self.plan.activations:
             observed = next(other for other in (edge, *self.plan.group_of(edge)) if other in self.observers)
-            by_edge[edge] = computed[id(self.observers[observed])]
+            observer = self.observers[observed]
+            by_edge[edge] = computed[id(observer)]
+            if isinstance(observer, MinMax):
+                extremes[edge] = observer.extremes
         provenance = Provenance(self.graph_digest, self.data_digest, self.plan.scheme.digest, self.count)
         means = {} if self.means is None else self.means.by_edge()
-        return Ranges(by_edge, provenance, self.monitor.warnings(self.observers), means)
+        return Ranges(by_edge, provenance, self.monitor.warnings(self.observers), means, extremes)
 
 
 class ChannelMeans:

@@ -79,12 +79,14 @@ class Ranges(Mapping[Edge, Range]):
         provenance: graph, data and scheme of the calibration.
         warnings: tensors that are hard to quantize: NaN, infinity, a constant, a dominant channel.
         means: mean of each channel by edge, for bias correction; empty without it.
+        extremes: smallest and largest observed value by edge; not part of the file, and empty after `load`.
     """
 
     ranges: Mapping[Edge, Range]
     provenance: Provenance = Provenance()
     warnings: tuple[str, ...] = ()
     means: Mapping[Edge, tuple[float, ...]] = field(default_factory=dict)
+    extremes: Mapping[Edge, Range] = field(default_factory=dict, compare=False)
 
     def __getitem__(self, edge: Edge) -> Range:
         return self.ranges[edge]

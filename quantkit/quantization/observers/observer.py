@@ -65,9 +65,14 @@ class MinMax:
             self._extend(low, high)
             self._sample(values)
 
-    def range(self) -> Range:
-        """Return the extremes; (0, 0) without values."""
+    @property
+    def extremes(self) -> Range:
+        """Smallest and largest value so far; (0, 0) without values."""
         return float32_range(self.low, self.high) if self.low <= self.high else Range(0.0, 0.0)
+
+    def range(self) -> Range:
+        """Return the extremes."""
+        return self.extremes
 
     def state(self) -> State:
         """Return all observations as arrays, for `restore`."""

@@ -25,6 +25,7 @@ from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.workflow.float_reference import CACHE_BYTES, FloatReference
 from quantkit.quantization.workflow.labeled_feeds import LabeledFeeds
+from quantkit.quantization.workflow.observer_choice import EXTREMES
 from quantkit.quantization.workflow.options import Options
 from quantkit.runtimes import open_session
 
@@ -73,7 +74,9 @@ def compute_ranges(
         assert ranges is not None, "check_options requires ranges or calibration data"
         ranges = Ranges.load(expand_user(ranges))
     ranges.require_graph(graph)
-    if ranges.has_other_scheme(plan.scheme.digest):
+    # Without an observer of the caller, the calibration may have chosen the extremes.
+    schemes = (plan.scheme, plan.scheme if options.observer else plan.scheme.with_(observer=EXTREMES))
+    if all(ranges.has_other_scheme(scheme.digest) for scheme in schemes):
         options.on_message("the ranges were calibrated with another scheme")
     return ranges, FloatReference()
 

@@ -1,7 +1,7 @@
 """Outputs of the float model, and the distance of a quantized model's outputs from them."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
@@ -146,6 +146,18 @@ class FloatReference:
             for array in outputs.values():
                 digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
+
+    def first_runs(self, count: int) -> "FloatReference":
+        """Return the reference of the first cached runs, at most ``count``."""
+        count = min(count, len(self.feeds))
+        return replace(
+            self,
+            feeds=self.feeds[:count],
+            outputs=self.outputs[:count],
+            classes=self.classes[:count],
+            uncached=None,
+            is_classifier=self.has_class_scores,
+        )
 
     def compare(self, session: Session) -> ClassificationMetrics | OutputSqnr:
         """Run another model on the same samples; return its distance from the float model."""

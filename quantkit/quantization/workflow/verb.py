@@ -45,6 +45,7 @@ from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.host import count_cores
 from quantkit.quantization.workflow.latency import measure_latency
 from quantkit.quantization.workflow.next_steps import Commands, recommend
+from quantkit.quantization.workflow.observer_choice import choose_observer
 from quantkit.quantization.workflow.options import (
     CALIBRATION_LIMIT,
     TIME_BUDGET,
@@ -108,7 +109,8 @@ def quantize(
         plan: quantization plan to follow instead of computing one, or its file.
         weights_only: quantize weights only; all arithmetic stays in float.
         uint8_input: accept uint8 images, and fold the preprocessing into the first layers.
-        observer: range estimator, for example ``percentile(99.9)`` (default: the scheme's).
+        observer: range estimator, for example ``percentile(99.9)`` (default: the scheme's, or ``min_max`` if that is
+            better on the calibration samples).
         reduce_range: use 7-bit weights; implied on processors whose u8 x s8 products saturate in int16.
         limit: maximum number of calibration samples.
         held_out: dataset for the accuracy (default: the calibration samples; with ``max_drop``, the ones after them).
@@ -222,12 +224,16 @@ def _run(source: Any, options: Options) -> QuantizationResult:
     if data is not None or held_out is not None:
         check_plan(graph, plan)
     ranges, reference = compute_ranges(model, graph, plan, data, options)
+    conversion = choose_observer(Conversion(graph, plan, ranges, options.fallback), reference, options)
+    if conversion.ranges is not ranges:
+        save_plan(options, graph, conversion.plan)
+        if options.save_ranges is not None:
+            conversion.ranges.save(options.save_ranges)
     if held_out is not None:
         held_out_reference = compute_reference(model, graph, held_out, options, ranges.provenance.preprocessing)
         # A stream may have no samples after those of the calibration.
         is_needed = len(held_out_reference) > 0 or options.held_out is not None
         reference = held_out_reference if is_needed else reference
-    conversion = Conversion(graph, plan, ranges, options.fallback)
     fallback = None
     if options.max_drop is not None:
         fallback = search_fallbacks(conversion, reference, options, options.max_drop)

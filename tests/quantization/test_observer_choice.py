@@ -1,0 +1,111 @@
+"""Default observer: the better one of two on the calibration samples; the caller's own is kept."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quantkit as qk
+from quantkit.data import as_dataset
+from quantkit.ir.graph import Graph, Node, constant
+from quantkit.ir.tensor import DType, Shape
+from quantkit.quantization import Range, Scheme
+from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.workflow.calibration_run import compute_ranges
+from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.float_reference import FloatReference
+from quantkit.quantization.workflow.observer_choice import choose_observer
+from quantkit.quantization.workflow.options import Options
+from quantkit.quantization.workflow.planning import choose_plan
+
+pytestmark = pytest.mark.engine
+FLOAT = {"T": DType.FLOAT}
+SAMPLES = np.random.default_rng(0).normal(0, 1, (24, 16)).astype(np.float32)
+
+
+def network() -> Graph:
+    """Return two dense layers."""
+    random = np.random.default_rng(1)
+    nodes = (
+        Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 16))}),
+        constant("v", random.normal(0, 1, (16, 16)).astype(np.float32)),
+        Node("h", "MatMul", ("x", "v"), attrs=FLOAT),
+        Node("r", "Relu", ("h",), attrs=FLOAT),
+        constant("w", random.normal(0, 1, (16, 8)).astype(np.float32)),
+        Node("y", "MatMul", ("r", "w"), attrs=FLOAT),
+    )
+    return Graph.of(nodes, ["x"], ["y"])
+
+
+def calibrate(options: Options) -> tuple[Conversion, FloatReference]:
+    graph = network()
+    plan = choose_plan(
+        options, graph, Scheme.for_target("onnx", **({"observer": options.observer} if options.observer else {}))
+    )
+    ranges, reference = compute_ranges(qk.load(graph), graph, plan, as_dataset(SAMPLES), options)
+    return Conversion(graph, plan, ranges), reference
+
+
+def scale(ranges: Ranges, factor: float) -> dict[Any, Range]:
+    return {edge: Range(factor * low, factor * high) for edge, (low, high) in ranges.items()}
+
+
+def test_one_calibration_collects_the_extremes_too() -> None:
+    conversion, _ = calibrate(Options(calibration=SAMPLES))
+    ranges = conversion.ranges
+    assert ranges.extremes.keys() == ranges.keys()
+    expected, _ = calibrate(Options(calibration=SAMPLES, observer="min_max"))
+    assert ranges.extremes == expected.ranges.ranges
+    assert Ranges.from_json(ranges.to_json()) == ranges
+
+
+def test_the_extremes_replace_ranges_that_clip_the_signal() -> None:
+    messages: list[str] = []
+    options = Options(calibration=SAMPLES, on_message=messages.append)
+    conversion, reference = calibrate(options)
+    clipped = replace(conversion, ranges=replace(conversion.ranges, ranges=scale(conversion.ranges, 0.1)))
+    best = choose_observer(clipped, reference, options)
+    assert best.plan.scheme.observer == "min_max"
+    assert best.ranges.ranges == conversion.ranges.extremes
+    assert best.ranges.provenance.scheme == best.plan.scheme.digest
+    assert "observer min_max instead of mean_squared_error" in messages[-1]
+
+
+def test_ranges_stay_if_the_extremes_are_worse_or_the_ranges_are_good() -> None:
+    options = Options(calibration=SAMPLES)
+    conversion, reference = calibrate(options)
+    assert choose_observer(conversion, reference, options) is conversion
+    wide = replace(conversion.ranges, ranges=scale(conversion.ranges, 0.5), extremes=scale(conversion.ranges, 1e4))
+    clipped = replace(conversion, ranges=wide)
+    assert choose_observer(clipped, reference, options) is clipped
+
+
+@pytest.mark.parametrize("options", [{"observer": "mean_squared_error"}, {"scheme": Scheme()}])
+def test_the_observer_of_the_caller_is_kept(options: dict[str, Any]) -> None:
+    stated = Options(calibration=SAMPLES, **options)
+    conversion, reference = calibrate(stated)
+    clipped = replace(conversion, ranges=replace(conversion.ranges, ranges=scale(conversion.ranges, 0.1)))
+    assert choose_observer(clipped, reference, stated) is clipped
+
+
+def test_the_chosen_ranges_are_written_and_read_without_a_complaint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quantkit.quantization.observers.error_search import MeanSquaredError
+
+    monkeypatch.setattr(
+        MeanSquaredError, "_compute_range", lambda self, extremes: Range(0.05 * extremes.low, 0.05 * extremes.high)
+    )
+    graph, file = network(), tmp_path / "r.json"
+    first = qk.quantize(graph, SAMPLES, runs=0, save_ranges=file, save_plan=tmp_path / "p.json")
+    assert first.plan.scheme.observer == "min_max"
+    assert first.report.scheme.observer == "min_max"
+    assert Ranges.load(file) == first.ranges
+    messages: list[str] = []
+    again = qk.quantize(graph, ranges=file, runs=0, on_message=messages.append)
+    assert again.ranges == first.ranges
+    assert not [message for message in messages if "another scheme" in message]
+    explicit = qk.quantize(graph, SAMPLES, runs=0, observer="mean_squared_error")
+    assert explicit.plan.scheme.observer == "mean_squared_error"
