@@ -122,7 +122,7 @@ def _exit_code(arguments: Sequence[str]) -> int:
     try:
         with warnings.catch_warnings():
             if not debug:
-                warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, about overflows and NaN
+                warnings.simplefilter("ignore")  # of libraries, for example about overflows
             code = _run([argument for argument in arguments if argument != "--debug"])
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -141,7 +141,7 @@ def _read_arguments() -> list[str]:
 def _report(error: Exception, *, debug: bool, as_json: bool) -> int:
     """Print an error and return its exit code."""
     if debug:
-        traceback.print_exception(error)
+        write_line("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         discard(sys.stdout)
         message = f"the disk is full: cannot write {error.filename or 'the output'}"

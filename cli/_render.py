@@ -35,10 +35,12 @@ def emit(args: Namespace, schema: str, document: dict[str, Any], text: "str | Ca
 
 
 def write_document(document: dict[str, Any]) -> None:
-    """Print a JSON document to stdout."""
+    """Print a JSON document to stdout; control characters are written as escapes, which keep the values exact."""
     is_unicode = "utf" in (sys.stdout.encoding or "").lower()
-    json.dump(document, sys.stdout, indent=2, ensure_ascii=not is_unicode)
-    sys.stdout.write("\n")
+    text = json.dumps(document, indent=2, ensure_ascii=not is_unicode)
+    if not text.replace("\n", "").isprintable():
+        text = "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
+    sys.stdout.write(f"{text}\n")
 
 
 def write_line(text: str, stream: IO[str] | None = None) -> None:

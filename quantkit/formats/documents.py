@@ -50,7 +50,7 @@ def check_structure(value: Any, structure: Any, name: str) -> None:
         name: name of the value, for messages.
 
     Raises:
-        ValueError: a value has another type; the message has its place.
+        ValueError: a value has another type; the message has its path.
 
     >>> check_structure({"a": [1, 2], "b": [3]}, {str: [int]}, "sizes")
     >>> check_structure({"a": [1, "2"]}, {str: [int]}, "sizes")

@@ -6,7 +6,7 @@ Importers, converters and the runtime share this module. TensorFlow is imported 
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError, did_you_mean, one_line
@@ -14,6 +14,7 @@ from quantkit.formats import graphdef
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ops.tensorflow.signatures import op_names
 from quantkit.runtimes.availability import Availability, find_package
+from quantkit.zoo.cache import cache_folder
 
 # Colors of Keras' messages, and its message about an error inside a layer.
 _COLOR = re.compile(r"\x1b\[[\d;]*m")
@@ -28,9 +29,15 @@ def available() -> Availability:
 
 
 def import_tensorflow() -> Any:
-    """Import the package; its log is suppressed unless ``TF_CPP_MIN_LOG_LEVEL`` is set."""
+    """Import the package; its log is suppressed unless ``TF_CPP_MIN_LOG_LEVEL`` is set.
+
+    Keras, a part of it, writes its configuration into the home folder unless a file is there: it gets the cache.
+    """
     with suppress_log():
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        if not os.path.exists(os.path.expanduser("~/.keras/keras.json")):
+            with suppress(InputError):
+                os.environ.setdefault("KERAS_HOME", str(cache_folder() / "keras"))
         import tensorflow
 
         return tensorflow

@@ -26,20 +26,21 @@ def main(arguments: list[str] | None = None) -> int:
         jobs = [(name, int(index))]
     else:
         jobs = distribute(args.mutants, args.formats)[args.first :]
-    codes: Counter[str] = Counter()
+    exit_codes: Counter[str] = Counter()
     violations = 0
 
     def report(result: Result) -> None:
         nonlocal violations
-        codes[str(result.code)] += 1
+        exit_codes[str(result.code)] += 1
         violations += bool(result.violation)
         if result.violation or args.only:
             print(f"{result.name}:{result.index}: {result.command}\n    {result.violation}", flush=True)
-        if sum(codes.values()) % 500 == 0:
-            print(f"{sum(codes.values())} mutants, {violations} violations", file=sys.stderr, flush=True)
+        if sum(exit_codes.values()) % 500 == 0:
+            print(f"{sum(exit_codes.values())} mutants, {violations} violations", file=sys.stderr, flush=True)
 
     run(jobs, args.seed, report, keep=args.keep)
-    print(f"{sum(codes.values())} mutants of seed {args.seed}: exit codes {dict(codes)}, {violations} violations")
+    count = sum(exit_codes.values())
+    print(f"{count} mutants of seed {args.seed}: exit codes {dict(exit_codes)}, {violations} violations")
     return 1 if violations else 0
 
 

@@ -27,7 +27,7 @@ class Result:
     Attributes:
         name, index: format and index of the mutant.
         code: exit code of the command; None if the process ended.
-        violation: description of the violation of the contract; empty if there is none.
+        violation: description of the violation of the contract; empty if the command keeps it.
         command: command line.
     """
 
@@ -40,11 +40,11 @@ class Result:
 
 def distribute(count: int, names: Sequence[str] | None = None) -> list[Job]:
     """Return the first mutants of all formats, in proportion to their weights, sorted by format."""
-    chosen = list(names or FORMATS)
-    total = sum(FORMATS[name].weight for name in chosen)
-    numbers = {name: max(1, round(count * FORMATS[name].weight / total)) for name in chosen}
-    numbers[chosen[0]] += count - sum(numbers.values())
-    return [(name, index) for name in chosen for index in range(numbers[name])]
+    format_names = list(names or FORMATS)
+    total = sum(FORMATS[name].weight for name in format_names)
+    numbers = {name: max(1, round(count * FORMATS[name].weight / total)) for name in format_names}
+    numbers[format_names[0]] += count - sum(numbers.values())
+    return [(name, index) for name in format_names for index in range(numbers[name])]
 
 
 def run(jobs: Sequence[Job], seed: int, report: Callable[[Result], None], keep: Path | None = None) -> None:
@@ -88,7 +88,7 @@ def _run_process(jobs: Sequence[Job], seed: int, folder: Path) -> Iterator[Resul
 
 def _next_line(lines: "Queue[str | None]") -> str | None:
     try:
-        return lines.get(timeout=MAX_SECONDS + 60)
+        return lines.get(timeout=10 * MAX_SECONDS)  # other processes may use the processor
     except Empty:
         return None
 

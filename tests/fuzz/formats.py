@@ -84,7 +84,7 @@ class Format:
         commands: command lines that read the file; one is chosen for each mutant.
         weight: relative number of mutants.
         argument: argument of the commands, if it is not the file; relative to its folder.
-        companions: files beside the mutated one that do not change.
+        companions: unchanged files in the folder of the mutated one.
     """
 
     file: str

@@ -1,6 +1,6 @@
-"""Seeded mutations that know the structure of a file: fields of messages, values of JSON and TOML, headers of arrays.
+"""Seeded mutations of the structure of a file: fields of messages, values of JSON and TOML, headers of arrays.
 
-Mutations of bytes (`mutations`) mostly end in the parser; these reach the code behind it.
+Mutations of bytes (`mutations`) mostly end in the parser; these reach the code after it.
 """
 
 import io

@@ -43,11 +43,11 @@ def test_a_command_in_its_own_process_keeps_the_contract(job: str, tmp_path: Pat
         "import sys; from pathlib import Path; from tests.fuzz.worker import command_line; name, index = sys.argv[1]"
         ".split(':'); print(*command_line(name, int(index), 5, Path(sys.argv[2])), sep='\\0')"
     )
-    made = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, job, str(tmp_path)], cwd=ROOT, text=True, check=True, capture_output=True
     )
     run = subprocess.run(
-        [sys.executable, "-m", "quantkit", *made.stdout.rstrip("\n").split("\0")],
+        [sys.executable, "-m", "quantkit", *process.stdout.rstrip("\n").split("\0")],
         text=True,
         errors="replace",
         capture_output=True,

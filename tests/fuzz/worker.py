@@ -28,11 +28,11 @@ import numpy as np
 
 from .formats import FORMATS, write_valid_files
 
-# Time of one command; TensorFlow is imported by some.
+# CPU time of one command; TensorFlow is imported by some.
 MAX_SECONDS = 60
-# Address space of the process, and growth of its resident memory by one mutant.
+# Address space of the process, and increase of its resident memory by one mutant.
 MAX_BYTES = 12 << 30
-MAX_GROWTH_BYTES = 800 << 20
+MAX_EXTRA_BYTES = 800 << 20
 
 main = next(entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit").load()
 
@@ -72,7 +72,7 @@ def command_line(name: str, index: int, seed: int, folder: Path) -> list[str]:
 
 
 def find_violation(code: int, stderr: str, stdout: str, files: list[str]) -> str:
-    """Return a description of the first violation of the contract of commands; empty if there is none."""
+    """Return a description of the first violation of the contract of commands; empty if the command keeps it."""
     lines = stderr.splitlines()
     if code not in range(5):
         return f"exit code {code}: {stderr[-600:]}"
@@ -103,8 +103,8 @@ def run_mutant(name: str, index: int, seed: int, folder: Path) -> dict[str, obje
     def stop(number: int, frame: FrameType | None) -> None:
         raise TimeoutError("".join(traceback.format_stack(frame)[-3:]))
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(MAX_SECONDS)
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
     streams = [TextIOWrapper(BytesIO(), encoding="utf-8", errors="backslashreplace") for _ in range(2)]
     try:
         with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
@@ -113,15 +113,15 @@ def run_mutant(name: str, index: int, seed: int, folder: Path) -> dict[str, obje
         code = -1
         streams[1].write("".join(traceback.format_exception(error))[-1500:])
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     texts = []
     for stream in streams:
         stream.flush()
         texts.append(stream.buffer.getvalue().decode(errors="replace"))  # type: ignore[attr-defined]
     violation = find_violation(code, texts[1], texts[0], os.listdir(folder / "out"))
-    growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-    if not violation and growth > MAX_GROWTH_BYTES:
-        violation = f"{growth:,} bytes of memory"
+    extra_bytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    if not violation and extra_bytes > MAX_EXTRA_BYTES:
+        violation = f"{extra_bytes:,} bytes of memory"
     return {"code": code, "violation": violation, "command": shlex.join(arguments)}
 
 
