@@ -189,6 +189,26 @@ def session_options(args: Namespace) -> "SessionOptions":
     return SessionOptions(args.intra_op, args.inter_op, precision=args.precision)
 
 
+def add_input_shape(parser: _ActionsContainer) -> None:
+    """Add ``--input-shape``."""
+    parser.add_argument(
+        "--input-shape",
+        type=_parse_shape,
+        action="append",
+        dest="input_shapes",
+        metavar="NAME:SIZES",
+        help="sizes of an input with dynamic dimensions, for example x:1x3x640x640; may be repeated",
+    )
+
+
+def _parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Parse an input name and its sizes."""
+    name, _, sizes = text.rpartition(":")
+    if not name or not all(size.isdecimal() and int(size) for size in sizes.split("x")):
+        raise ArgumentTypeError(f"{text!r} is not an input with its sizes, such as x:1x3x640x640")
+    return name, tuple(map(int, sizes.split("x")))
+
+
 def parse_names(text: str) -> tuple[str, ...]:
     """Parse comma-separated names."""
     return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -10,6 +10,7 @@ from quantkit.formats import check_distinct, check_target
 
 from ._app import INTERRUPTED
 from ._arguments import (
+    add_input_shape,
     add_model_flags,
     add_threads,
     parse_natural,
@@ -46,6 +47,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--runtime", default="auto", help="runtime for models without @RUNTIME (default: the fastest installed one)"
     )
     parser.add_argument("--batch", type=parse_positive, help="batch size for models with a dynamic batch (default: 1)")
+    add_input_shape(parser)
+    parser.add_argument("--data", help="images or arrays (.npz by input name) as inputs (default: random inputs)")
     add_threads(parser)
     parser.add_argument(
         "--precision",
@@ -102,6 +105,8 @@ def run(args: Namespace) -> int:
                     name: getattr(args, flag) for flag, name in VARIABLES.items() if getattr(args, flag) is not None
                 },
                 batch=args.batch,
+                input_shapes=args.input_shapes,
+                data=args.data,
                 inputs=args.inputs,
                 outputs=args.outputs,
                 signature=args.signature,

@@ -9,6 +9,7 @@ from quantkit.quantization.workflow import quantize
 from quantkit.quantization.workflow.options import CALIBRATION_LIMIT, FALLBACK_PRECISIONS, TIME_BUDGET
 
 from ._arguments import (
+    add_input_shape,
     add_model_flags,
     add_normalization,
     add_size,
@@ -30,7 +31,7 @@ EXAMPLES = (
 SAME_NAMES = (
     *("calibration", "target", "scheme", "ranges", "plan", "weights_only", "uint8_input", "observer", "reduce_range"),
     *("limit", "held_out", "labels", "recipe", "runtime", "runs", "max_drop", "fallback", "time_budget"),
-    *("inputs", "outputs", "signature", "tags", "checkpoint", "random_weights", "offline"),
+    *("inputs", "outputs", "signature", "tags", "checkpoint", "input_shapes", "random_weights", "offline"),
     *("output", "save_plan", "save_ranges"),
 )
 
@@ -50,6 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_search(parser)
     add_size(parser)
     add_normalization(parser)
+    add_input_shape(parser)
     add_model_flags(parser)
 
 

@@ -16,7 +16,7 @@ from quantkit.recipes.named import RECIPES, find_recipe, named_recipes
 from quantkit.recipes.outputs import TOLERANCE
 from quantkit.recipes.trace import SKIP, STOP
 
-from ._arguments import add_boolean, add_model_flags, parse_names
+from ._arguments import add_boolean, add_input_shape, add_model_flags, parse_names
 from ._render import emit, log, show_progress
 
 EXAMPLES = (
@@ -28,7 +28,7 @@ EXAMPLES = (
 # Flags that are keyword arguments of `transform` with the same name and value.
 SAME_NAMES = (
     *("signature", "tags", "checkpoint", "random_weights", "offline", "verify", "data", "tolerance", "on_mismatch"),
-    *("runtime", "seed", "trace", "evaluate_with"),
+    *("input_shapes", "runtime", "seed", "trace", "evaluate_with"),
 )
 
 
@@ -62,6 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="backend for constant folding (default: numpy)",
     )
     _add_verification(parser)
+    add_input_shape(parser)
     add_model_flags(parser, parse_endpoints=str)
 
 

@@ -209,6 +209,23 @@ def require_names(**arguments: Any) -> None:
             )
 
 
+def as_shapes(shapes: Any) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of inputs by name, given as a dict, as pairs, or not at all.
+
+    Raises:
+        UsageError: the value does not contain positive integers by name.
+    """
+    try:
+        sizes_of = {name: tuple(sizes) for name, sizes in dict(shapes or {}).items()}
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"input_shapes is {type_name(shapes)}, and must be a dict", hint='{"x": (1, 224, 224, 3)}'
+        ) from None
+    for name, sizes in sizes_of.items():
+        require_positive(**{f"input_shapes[{name!r}][{index}]": size for index, size in enumerate(sizes)})
+    return sizes_of
+
+
 def require_callable(**arguments: Any) -> None:
     """Check that each argument is a function.
 

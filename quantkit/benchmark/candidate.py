@@ -24,6 +24,8 @@ class Settings:
         cpus: hardware threads of the process; empty for all.
         batch: batch size for models with a dynamic batch (default: 1).
         inputs, outputs: names of the inputs and outputs (default: those of the file or its model card).
+        input_shapes: sizes of inputs with dynamic dimensions, by input name.
+        data: path of a dataset, whose first samples are the inputs; None for random inputs.
     """
 
     runtime: str = AUTO
@@ -33,6 +35,8 @@ class Settings:
     batch: int | None = None
     inputs: tuple[str, ...] | None = None
     outputs: tuple[str, ...] | None = None
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    data: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class Candidate:
             "inputs": settings.inputs,
             "outputs": settings.outputs,
             "batch": settings.batch,
+            "input_shapes": dict(settings.input_shapes),
+            "data": settings.data,
             "seed": seed,
         }
 

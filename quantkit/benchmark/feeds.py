@@ -4,13 +4,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from quantkit.errors import UsageError
+from quantkit.errors import UsageError, did_you_mean
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.runtimes.session import TensorInfo
 
 
 def seeded_feeds(
-    inputs: Sequence[TensorInfo], *, batch: int | None = None, shapes: Mapping[str, Shape] = {}, seed: int = 0
+    inputs: Sequence[TensorInfo],
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, Shape] = {},
+    sizes: Mapping[str, Sequence[int]] = {},
+    seed: int = 0,
 ) -> dict[str, Array]:
     """Return an array for each input.
 
@@ -21,15 +26,39 @@ def seeded_feeds(
         inputs: inputs of the session.
         batch: batch size for models with a dynamic batch (default: 1).
         shapes: known shapes by input name, for inputs with dynamic dimensions.
+        sizes: all sizes that the caller chose, by input name.
         seed: seed of the values.
 
     Raises:
-        UsageError: a size is unknown, the model has another fixed batch size, or an input is not numeric.
+        UsageError: a size is unknown, the model has another fixed size, or an input is not numeric.
     """
+    names = [info.name for info in inputs]
+    for name in sizes:
+        if name not in names:
+            hint = did_you_mean(name, names) or f"the inputs are {', '.join(names)}"
+            raise UsageError(f"--input-shape names {name!r}, which is not an input of the model", hint=hint)
     return {
-        info.name: _values(info, _dims(info, batch, shapes.get(info.name)), np.random.default_rng((seed, index)))
+        info.name: _values(
+            info,
+            _check_sizes(info, sizes[info.name]) if info.name in sizes else _dims(info, batch, shapes.get(info.name)),
+            np.random.default_rng((seed, index)),
+        )
         for index, info in enumerate(inputs)
     }
+
+
+def _check_sizes(info: TensorInfo, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the sizes that the caller chose for an input.
+
+    Raises:
+        UsageError: the sizes do not fit the shape of the input.
+    """
+    if not info.shape.accepts(tuple(sizes)):
+        raise UsageError(
+            f"input {info.name!r} has the shape {info.shape}, and --input-shape is {'x'.join(map(str, sizes))}",
+            hint="the dynamic sizes of an input can be chosen, the others are fixed",
+        )
+    return tuple(sizes)
 
 
 def _dims(info: TensorInfo, batch: int | None, shape: Shape | None) -> tuple[int, ...]:
@@ -41,7 +70,7 @@ def _dims(info: TensorInfo, batch: int | None, shape: Shape | None) -> tuple[int
     if dims is None or None in dims[1:]:
         raise UsageError(
             f"input {info.name!r} has the dynamic shape {info.shape}: random data needs all sizes but the batch",
-            hint="set the shape in the graph: quantkit transform --transforms='strip_unused_nodes(shape=\"1,H,W,C\")'",
+            hint=f"choose the sizes, for example --input-shape {info.name}:1x640x640x3, or give data: --data DATA",
         )
     if not dims:
         return ()
@@ -55,7 +84,7 @@ def _values(info: TensorInfo, dims: tuple[int, ...], random: "np.random.Generato
     if info.dtype in (DType.STRING, DType.RESOURCE, DType.VARIANT):
         raise UsageError(
             f"input {info.name!r} takes {info.dtype.value}, and random data is numeric",
-            hint="select the tensor after the decoder, for example --inputs Mul",
+            hint="give data (--data DATA), or select the tensor after the decoder, for example --inputs Mul",
         )
     kind = info.dtype.numpy
     if info.dtype in (DType.UINT8, DType.QUINT8):

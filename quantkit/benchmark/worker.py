@@ -24,9 +24,8 @@ from typing import Any
 from quantkit.benchmark.feeds import seeded_feeds
 from quantkit.benchmark.sampler import Call, Clock, WarmUpRule, lead_in, time_calls, time_groups, warm_up
 from quantkit.errors import QuantkitError, UsageError
-from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Shape
-from quantkit.model import load
+from quantkit.model import Model, load
 from quantkit.runtimes import find_runtime, open_session
 from quantkit.runtimes.openmp import openmp_libraries
 from quantkit.runtimes.session import Session, SessionOptions, TensorInfo
@@ -96,12 +95,21 @@ class _Worker:
         inputs: list[str] | None = None,
         outputs: list[str] | None = None,
         batch: int | None = None,
+        input_shapes: Mapping[str, Sequence[int]] = {},
+        data: str | None = None,
         seed: int = 0,
     ) -> Document:
-        session = open_session(read_model(Path(model), inputs, outputs), runtime, SessionOptions(**options))
+        loaded = read_model(Path(model), inputs, outputs)
+        session = open_session(loaded.runnable, runtime, SessionOptions(**options))
         self._session = session
-        shapes = find_card_shapes(session.inputs, session.outputs, list_cards())
-        feeds = seeded_feeds(session.inputs, batch=batch, shapes=shapes, seed=seed)
+        if data is not None:
+            from quantkit.data import as_dataset
+            from quantkit.recipes.verify import feed_dataset
+
+            feeds = dict(feed_dataset(loaded, as_dataset(data, keep_order=True), session.inputs, batch or 1))
+        else:
+            shapes = find_card_shapes(session.inputs, session.outputs, list_cards())
+            feeds = seeded_feeds(session.inputs, batch=batch, shapes=shapes, sizes=input_shapes, seed=seed)
         self._call = lambda: session.run(feeds)
         # Runtimes compile in the first call, which is not a sample; no measurement runs at this time.
         self._first = time_calls(self._call, 1, self._clock)
@@ -144,20 +152,20 @@ class _Worker:
         return self._call
 
 
-def read_model(path: Path, inputs: list[str] | None, outputs: list[str] | None) -> Graph | Path:
-    """Return the graph or file that the runtime opens.
+def read_model(path: Path, inputs: list[str] | None, outputs: list[str] | None) -> Model:
+    """Return the model, with the graph or the file that the runtime opens.
 
     Raises:
         UsageError: the inputs of the graph are unknown.
     """
-    runnable = load(path, inputs=inputs, outputs=outputs).runnable
-    if isinstance(runnable, Path):
+    model = load(path, inputs=inputs, outputs=outputs)
+    if isinstance(model.runnable, Path):
         if inputs or outputs:
             raise UsageError(f"{path.name} defines its inputs and outputs itself", hint="omit --inputs and --outputs")
-        return runnable
-    if not runnable.inputs:
+        return model
+    if not model.runnable.inputs:
         raise UsageError(f"{path.name} has no placeholder, so that its inputs are unknown", hint="pass --inputs NODE")
-    return runnable
+    return model
 
 
 def find_card_shapes(

@@ -1,14 +1,17 @@
 """Benchmark of models and runtimes: candidates from any value that names a model, then rounds of measurements."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
+
 from quantkit import formats
 from quantkit.arguments import (
     as_names,
+    as_shapes,
     expand_user,
     parse_duration,
     public,
@@ -26,10 +29,12 @@ from quantkit.arguments import (
 from quantkit.benchmark.candidate import Candidate, Settings
 from quantkit.benchmark.report import Benchmark
 from quantkit.benchmark.rounds import SamplingOptions, measure
+from quantkit.data import as_dataset
 from quantkit.errors import UsageError
 from quantkit.formats import onnx
 from quantkit.formats.temporary import temporary_folder
 from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import Array
 from quantkit.model import RANDOM_WEIGHTS_NOTE, LoadOptions, as_model
 from quantkit.progress import OnProgress, ignore_progress
 from quantkit.runtimes import AUTO, find_runtime, split_runtime
@@ -53,6 +58,8 @@ def benchmark(
     cpus: Iterable[int] = (),
     environment: Mapping[str, str] | None = None,
     batch: int | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    data: Any = None,
     inputs: Iterable[str] | None = None,
     outputs: Iterable[str] | None = None,
     signature: str | None = None,
@@ -82,6 +89,8 @@ def benchmark(
         cpus: hardware threads of the processes (default: all).
         environment: variables (``KMP_AFFINITY``, ``OMP_NUM_THREADS`` ...), set before a runtime is loaded.
         batch: batch size for models with a dynamic batch (default: 1).
+        input_shapes: sizes of inputs with dynamic dimensions, by input name: ``{"x": (1, 3, 640, 640)}``.
+        data: dataset whose first samples are the inputs (default: random inputs).
         inputs, outputs: names of the inputs and outputs (default: those of the file or its model card).
         signature, tags, checkpoint: see `quantkit.load`.
         runs: samples of each model; a sample is a call, or the mean of several calls below a millisecond (default:
@@ -130,6 +139,7 @@ def benchmark(
         environment=dict(environment or {}),
         cpus=_check_cpus(cpus),
         batch=batch,
+        input_shapes=as_shapes(input_shapes),
         inputs=as_names(inputs),
         outputs=as_names(outputs),
     )
@@ -141,6 +151,8 @@ def benchmark(
     budget = parse_duration(time_budget, "time_budget")
     sampling = SamplingOptions(runs, warmup, processes, seed=seed, time_budget=budget)
     with temporary_folder() as folder:
+        if data is not None:
+            settings = replace(settings, data=_data_path(data, batch or 1, folder))
         candidates = [
             find_candidate(model, settings, folder / str(index), **load_options)
             for index, model in enumerate(_as_list(models))
@@ -207,6 +219,35 @@ def _write_candidate(label: str, graph: Graph, settings: Settings, file: Path) -
         )
     formats.save(graph, path)
     return Candidate(label, path, settings)
+
+
+def _data_path(data: Any, num_samples: int, folder: Path) -> str:
+    """Return the path of a dataset that the processes read; arrays in memory are written to a file.
+
+    Raises:
+        InputError: the data does not exist, or is broken.
+        UsageError: the value is not a dataset of arrays.
+    """
+    dataset = as_dataset(data, num_samples, keep_order=True)
+    if isinstance(data, str | os.PathLike):
+        return str(Path(data).expanduser().absolute())
+    samples = [sample.arrays or {} for sample in dataset.read()]
+    if not all(samples):
+        raise UsageError("data holds images", hint="give the path of a folder, or arrays")
+    path = folder / "data.npz"
+    arrays = {name or "data": [sample[name] for sample in samples] for name in samples[0]}
+    np.savez(path, **{name: _stack(rows) for name, rows in arrays.items()})  # type: ignore[arg-type]
+    return str(path)
+
+
+def _stack(rows: list[Array]) -> Array:
+    """Stack rows for a NumPy file; byte strings of one length keep their trailing zero bytes."""
+    stacked = np.stack(rows)
+    if stacked.dtype.kind != "O":
+        return stacked
+    lengths = {len(value) for value in stacked.flat}
+    dtype = f"V{lengths.pop()}" if len(lengths) == 1 and lengths != {0} else "S"
+    return np.array(list(stacked.flat), dtype).reshape(stacked.shape)
 
 
 def _as_list(models: Any) -> list[Any]:

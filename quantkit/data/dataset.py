@@ -503,9 +503,9 @@ def _rows_of(element: Any, rank: int | None, source: str) -> Iterator[tuple[dict
 
 
 def _row(array: Array, index: int) -> Array:
-    """Return a row of an array; one of texts or bytes is an object, so that it keeps its type."""
+    """Return a row of an array; an object of an array of objects keeps its type."""
     row = array[index]
-    return row if isinstance(row, np.ndarray) else np.asarray(row, object if array.dtype.kind in "OV" else None)
+    return row if isinstance(row, np.ndarray) else np.asarray(row, object if array.dtype.kind == "O" else None)
 
 
 def _digest(name: str) -> bytes:

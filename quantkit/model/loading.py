@@ -1,7 +1,7 @@
 """Loading of models: from a file, a folder, the name of a model card, or an object to a `Model`."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from quantkit import formats
 from quantkit.arguments import (
     as_names,
+    as_shapes,
     public,
     require_callable,
     require_flag,
@@ -21,10 +22,11 @@ from quantkit.arguments import (
 )
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.tensor import Shape
 from quantkit.model.endpoints import find_endpoints
 from quantkit.model.importers import EdgeNames, ImportOptions, import_file
 from quantkit.model.importers.objects import import_object
-from quantkit.model.model import Model, endpoint_flags
+from quantkit.model.model import Model, endpoint_flags, tensor_info
 from quantkit.ops.tensorflow.type_inference import complete_types
 from quantkit.progress import OnProgress, ignore_progress
 from quantkit.zoo.architectures import is_random, random_graph
@@ -41,6 +43,7 @@ class LoadOptions(TypedDict, total=False):
     signature: str | None
     tags: Iterable[str] | None
     checkpoint: str | os.PathLike[str] | None
+    input_shapes: Mapping[str, Sequence[int]] | None
     random_weights: bool
     seed: int
     offline: bool
@@ -70,6 +73,7 @@ def load(
     signature: str | None = None,
     tags: Iterable[str] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
     random_weights: bool = False,
     seed: int = 0,
     offline: bool = False,
@@ -89,6 +93,7 @@ def load(
         signature: name of a SavedModel's signature; if None ``serving_default``, or the only one.
         tags: tags of one of a SavedModel's graphs; if None those of serving, or of the only graph.
         checkpoint: prefix of the checkpoint files with the variables of a graph that is not frozen.
+        input_shapes: sizes of inputs with dynamic dimensions, by input name.
         random_weights: build the card's architecture with seeded random weights instead of
             downloading it.
         seed: seed of the random weights.
@@ -114,6 +119,14 @@ def load(
     require_natural(seed=seed)
     require_callable(on_progress=on_progress)
     options = ImportOptions(_edges(inputs), _edges(outputs), signature, as_names(tags), checkpoint)
+    loaded = _load(model, options, random_weights=random_weights, seed=seed, offline=offline, on_progress=on_progress)
+    return fix_input_shapes(loaded, as_shapes(input_shapes)) if input_shapes else loaded
+
+
+def _load(
+    model: Any, options: ImportOptions, *, random_weights: bool, seed: int, offline: bool, on_progress: OnProgress
+) -> Model:
+    """Load a model with checked options; see `load`."""
     if isinstance(quantized := getattr(model, "model", None), Model):
         model = quantized
     if isinstance(model, str | os.PathLike):
@@ -128,7 +141,7 @@ def load(
 
         path = fetch(card, offline=offline, on_progress=on_progress)
         return replace(_from_file(text, path, card, options), flags=flags)
-    if signature or tags or checkpoint or random_weights:
+    if options.signature or options.tags or options.checkpoint or random_weights:
         raise UsageError(
             f"signature, tags, checkpoint and random_weights apply to files and cards, not to {type_name(model)}",
             hint="remove these options",
@@ -160,6 +173,33 @@ def _flags(options: ImportOptions, random_weights: bool) -> tuple[str, ...]:
     texts = (text for flag, value in values.items() if value for text in (flag, value))
     random = ("--random-weights",) if random_weights else ()
     return (*endpoint_flags(options.inputs, options.outputs), *texts, *random)
+
+
+def fix_input_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Model:
+    """Return a model whose inputs have the sizes that the caller chose.
+
+    Raises:
+        UsageError: a name is not an input, or a fixed size of an input differs.
+    """
+    graph = model.graph
+    infos = {tensor_info(graph, edge).name: (edge, tensor_info(graph, edge).shape) for edge in graph.inputs}
+    nodes = dict(graph.nodes)
+    for name, sizes in shapes.items():
+        if name not in infos:
+            hint = did_you_mean(name, infos) or f"the inputs are {', '.join(infos)}"
+            raise UsageError(f"input_shapes (--input-shape) names {name!r}, which is not an input", hint=hint)
+        edge, shape = infos[name]
+        if not shape.accepts(sizes):
+            raise UsageError(
+                f"input {name!r} has the shape {shape}, and --input-shape is {'x'.join(map(str, sizes))}",
+                hint="the dynamic sizes of an input can be chosen, the others are fixed",
+            )
+        nodes[edge.node] = nodes[edge.node].with_attrs(shape=Shape(sizes))
+    values = (f"{name}:{'x'.join(map(str, sizes))}" for name, sizes in shapes.items())
+    flags = (text for value in values for text in ("--input-shape", value))
+    return replace(
+        model, runnable=graph.with_nodes(nodes.values()), inputs=None, outputs=None, flags=(*model.flags, *flags)
+    )
 
 
 def _with_inputs(graph: Graph) -> Graph:

@@ -216,8 +216,16 @@ def _native_runtime(graph: Graph) -> str:
     return name if find_runtime(name).available().ok else REFERENCE
 
 
-def feed_dataset(model: Model, dataset: Dataset, inputs: tuple[TensorInfo, ...]) -> Mapping[str, Array]:
+def feed_dataset(
+    model: Model, dataset: Dataset, inputs: tuple[TensorInfo, ...], num_samples: int = NUM_SAMPLES
+) -> Mapping[str, Array]:
     """Return the first batch of a dataset; arrays are assigned to the inputs by name.
+
+    Args:
+        model: model whose preprocessing applies to images.
+        dataset: the data.
+        inputs: inputs of the session.
+        num_samples: number of samples, if the model takes any number.
 
     Raises:
         UsageError: the data cannot be assigned to inputs, or no image can be read.
@@ -234,15 +242,15 @@ def feed_dataset(model: Model, dataset: Dataset, inputs: tuple[TensorInfo, ...])
     else:
         pipeline = InputPipeline.of(inputs, dataset, model.origin or model.find_scaling(inputs[0].name))
     rejected: dict[str, str] = {}
-    size = _num_samples(inputs)
+    size = _num_samples(inputs, num_samples)
     for batch in batches(dataset, pipeline, size, rejected):
         return batch.feeds
     raise UsageError(f"no image of {dataset.source} can be read", hint=next(iter(rejected.values()), ""))
 
 
-def _num_samples(inputs: tuple[TensorInfo, ...]) -> int:
+def _num_samples(inputs: tuple[TensorInfo, ...], num_samples: int) -> int:
     dims = inputs[0].shape.dims
-    return (dims[0] or NUM_SAMPLES) if dims else 1
+    return (dims[0] or num_samples) if dims else 1
 
 
 def _compared_fields(graph: Graph) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -71,6 +71,7 @@ def transform(
     signature: str | None = None,
     tags: Iterable[str] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
     random_weights: bool = False,
     offline: bool = False,
     plugins: Iterable[str | os.PathLike[str]] = (),
@@ -82,8 +83,8 @@ def transform(
         model: a `Model`, a `Graph`, a path, the name of a model card, or any value that `quantkit.load` takes.
         recipe: the name of a recipe, the path of a TOML file, a transforms string, a list of steps, or a `Recipe`;
             None if the model is only converted to the format of ``output``.
-        inputs, outputs, signature, tags, checkpoint, random_weights, offline: see `quantkit.load`. Inputs and outputs
-            of a recipe file apply otherwise.
+        inputs, outputs, signature, tags, checkpoint, input_shapes, random_weights, offline: see `quantkit.load`.
+            Inputs and outputs of a recipe file apply otherwise.
         plugins: Python files whose transforms are registered first.
         options: further keyword arguments:
             output: file or folder to write; None to write no file.
@@ -131,6 +132,7 @@ def transform(
         "signature": signature,
         "tags": tags,
         "checkpoint": checkpoint,
+        "input_shapes": input_shapes,
         "random_weights": random_weights,
         "offline": offline,
         "on_progress": options.get("on_progress", ignore_progress),

@@ -52,7 +52,17 @@ def test_card_defines_dynamic_sizes() -> None:
 def test_unknown_sizes_are_an_error_with_a_hint() -> None:
     with pytest.raises(UsageError, match="needs all sizes but the batch") as error:
         seeded_feeds([info((1, None, None, 3))])
-    assert "strip_unused_nodes" in error.value.hint
+    assert "--input-shape x:1x640x640x3" in error.value.hint
+
+
+def test_sizes_of_the_caller_fill_dynamic_dimensions() -> None:
+    unknown = info((None, None, 3))
+    assert seeded_feeds([unknown], sizes={"x": (1, 8, 3)})["x"].shape == (1, 8, 3)
+    assert seeded_feeds([info(None)], sizes={"x": (2, 5)})["x"].shape == (2, 5)
+    with pytest.raises(UsageError, match="has the shape .*x3, and --input-shape is 1x8x4"):
+        seeded_feeds([unknown], sizes={"x": (1, 8, 4)})
+    with pytest.raises(UsageError, match="names 'xx'"):
+        seeded_feeds([unknown], sizes={"xx": (1, 8, 3)})
 
 
 def test_strings_are_an_error_with_a_hint() -> None:

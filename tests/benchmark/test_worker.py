@@ -83,7 +83,7 @@ def test_run_without_a_model_is_rejected() -> None:
 def test_graph_without_placeholders_has_the_inputs_and_outputs_of_its_card(inputs: list[str] | None) -> None:
     path = load("digits").path
     assert path is not None
-    graph = read_model(path, inputs, None if inputs is None else ["softmax"])
+    graph = read_model(path, inputs, None if inputs is None else ["softmax"]).runnable
     assert isinstance(graph, Graph)
     assert [str(edge) for edge in graph.inputs] == ["Mul"]
     assert [str(edge) for edge in graph.outputs] == ["softmax"]

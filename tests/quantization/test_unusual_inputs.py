@@ -10,6 +10,7 @@ import pytest
 from records import example, write_records
 
 import quantkit as qk
+from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph, Node, Versions, constant
 from quantkit.ir.tensor import Array, DType, Shape
 
@@ -97,3 +98,30 @@ def test_byte_strings_of_records_are_fed(tmp_path: Path) -> None:
     data: Any = write_records(tmp_path / "audio.tfrecord", records)
     result = qk.quantize(graph, data, target="eightbit", runs=0)
     assert result.ranges[Edge("decoded")] == pytest.approx((ROWS.min(), ROWS.max()))
+
+
+def test_benchmark_takes_data_and_sizes(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow", reason="pip install tensorflow")
+    graph, data = CASES["string"]
+    qk.save(graph, tmp_path / "audio.pb")
+    np.savez(tmp_path / "audio.npz", **data)  # type: ignore[arg-type]
+    common = {"runs": 4, "processes": 1, "warmup": 0}
+    for samples in (str(tmp_path / "audio.npz"), dict(data)):
+        result = qk.benchmark([tmp_path / "audio.pb"], "tensorflow", data=samples, **common)  # type: ignore[arg-type]
+        assert result.measurements[0].context.inputs == {"audio": "string scalar"}
+    qk.save(CASES["unknown rank"][0], tmp_path / "x.pb")
+    result = qk.benchmark([tmp_path / "x.pb"], "tensorflow", input_shapes={"x": (3, 16)}, **common)  # type: ignore[arg-type]
+    assert result.measurements[0].context.inputs == {"x": "float 3x16"}
+
+
+def test_chosen_sizes_are_those_of_the_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    qk.save(CASES["unknown rank"][0], tmp_path / "x.pb")
+    output = str(tmp_path / "sized.pb")
+    command = ["transform", str(tmp_path / "x.pb"), "-o", output, "--recipe", "inference", "--input-shape"]
+    assert main([*command, "x:4x16"]) == 0
+    assert qk.load(output).graph["x"].attrs["shape"] == Shape((4, 16))
+    assert "--input-shape x:4x16" in " ".join(qk.load(tmp_path / "x.pb", input_shapes={"x": (4, 16)}).flags)
+    assert main([*command, "y:4x16"]) == 2
+    assert "names 'y', which is not an input" in capsys.readouterr().err
+    with pytest.raises(UsageError, match=r"has the shape 1x16, and --input-shape is 2x16"):
+        qk.load(network(placeholder("x", (1, 16)), vector="x"), input_shapes={"x": (2, 16)})

@@ -1,6 +1,7 @@
 """Options of `quantize`, and their contradictions, which are errors before any work starts."""
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ class Options:
     signature: str | None = None
     tags: tuple[str, ...] | None = None
     checkpoint: PathLike | None = None
+    input_shapes: Mapping[str, Sequence[int]] | None = None
     random_weights: bool = False
     preprocessing: PreprocessingOptions = field(default_factory=PreprocessingOptions)
     runtime: str = AUTO

@@ -51,6 +51,7 @@ def load_float_model(model: Any, options: Options) -> Model:
         signature=options.signature,
         tags=options.tags,
         checkpoint=options.checkpoint,
+        input_shapes=options.input_shapes,
         random_weights=options.random_weights,
         offline=options.offline,
         on_progress=options.on_progress,

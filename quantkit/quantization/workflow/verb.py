@@ -81,6 +81,7 @@ def quantize(
     signature: str | None = None,
     tags: Iterable[str] | None = None,
     checkpoint: PathLike | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
     random_weights: bool = False,
     input_width: int | None = None,
     input_height: int | None = None,
@@ -117,7 +118,7 @@ def quantize(
         labels: label file (default: the model's own labels).
         recipe: recipe that prepares the float graph (default: the card's, else ``inference``, with rewrites for int8).
         inputs, outputs: names in the graph (default: from the model card, else inferred).
-        signature, tags, checkpoint, random_weights, offline: as for `quantkit.load`.
+        signature, tags, checkpoint, input_shapes, random_weights, offline: as for `quantkit.load`.
         input_width, input_height: image size in pixels (default: the graph's).
         input_mean, input_std: normalization (x - mean) / std of images, numbers or one number per channel (default:
             the card's, else from a scaling layer of the graph, else 128).
@@ -188,6 +189,7 @@ def quantize(
         signature=signature,
         tags=as_names(tags),
         checkpoint=checkpoint,
+        input_shapes=input_shapes,
         random_weights=random_weights,
         preprocessing=PreprocessingOptions(input_height, input_width, as_numbers(input_mean), as_numbers(input_std)),
         runtime=runtime,
