@@ -193,7 +193,7 @@ def _choose_recipe(model: Model, options: Options, scheme: Scheme) -> Recipe:
     # Flatten each layer into one op before batch norms and biases are folded into it.
     index = next((index for index, step in enumerate(base.steps) if step.name in FOLDING), len(base.steps))
     steps = (*base.steps[:index], *parse(target.layer_recipe).steps, *base.steps[index:])
-    return Recipe((*steps, *parse(target.rewrite_recipe).steps))
+    return replace(base, steps=(*steps, *parse(target.rewrite_recipe).steps))
 
 
 def _fold_preprocessing(model: Model, graph: Graph, options: Options) -> Graph:
