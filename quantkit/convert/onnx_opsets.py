@@ -70,7 +70,10 @@ class _Conversion:
             )
         rule = _RULES.get(node.op)
         self.new_nodes = []
-        converted = node if rule is None else rule(self, node)
+        try:
+            converted = node if rule is None else rule(self, node)
+        except (IndexError, ValueError, TypeError):
+            return [node]  # the node is invalid: the runtime reports that with more detail
         return [*self.new_nodes, converted]
 
     def constant(self, node: Node, name: str, values: Array) -> Edge:

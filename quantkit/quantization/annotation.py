@@ -100,6 +100,8 @@ class _Annotation:
             return "the weights are not constant"
         if weights.dtype is not DType.FLOAT:
             return "the weights are not float"
+        if not weights.shape:
+            return "the weights are a single number"
         return self._objection_to_weights(edge.node, weights, axes)
 
     def _objection_to_weights(self, name: str, weights: Tensor, axes: tuple[int, ...]) -> str:
@@ -173,6 +175,9 @@ class _Annotation:
     def _may_quantize(self, node: Node) -> bool:
         if node.name in self.graph.input_names:
             return False
+        if not self.roles.is_valid(node):
+            self.reasons[node.name] = "a required input is missing"
+            return False
         if node.name in self.float_nodes:
             self.reasons[node.name] = "the scheme keeps it in float"
             return False
@@ -216,7 +221,9 @@ class _Annotation:
 
     def _is_bias(self, layer: Node, node: Node, slot: int) -> bool:
         """Return True if a node adds one constant per channel of a layer, its input ``slot``."""
-        if node.op not in self.roles.bias_ops or (node.op not in self.roles.sum_ops and slot != 0):
+        if node.op not in self.roles.bias_ops or not self.roles.is_valid(node):
+            return False
+        if node.op not in self.roles.sum_ops and slot != 0:
             return False
         value = self.graph.constant_of(node.inputs[1 - slot])
         if value is None:
@@ -293,7 +300,7 @@ class _Annotation:
         """Return nodes of patterns, and pass-through nodes with a path of such nodes from each input to a pattern."""
         names = set(inside)
         for node in self.nodes:
-            if node.op in self.roles.pass_through_ops:
+            if node.op in self.roles.pass_through_ops and self.roles.is_valid(node):
                 inputs = self.roles.pass_through_inputs(self.graph, node, self.shapes)
                 if inputs and names.issuperset(edge.node for edge in inputs):
                     names.add(node.name)

@@ -12,6 +12,7 @@ from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Graph
 from quantkit.quantization import Plan, Scheme, annotate, calibrate, convert, prepare
 from quantkit.quantization.census import executed_int8_fractions
+from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.workflow import preparation
 from quantkit.runtimes import find_runtime
 
@@ -285,6 +286,45 @@ def test_sequences_of_several_lengths() -> None:
     _, quantized = quantize(load(network.model(y)), data)
     (result,) = run(onnx_format.encode(quantized), {"x": data[1]})
     np.testing.assert_allclose(result, np.full((1, 7, 16), 7 * 16), rtol=0.02)
+
+
+def test_outputs_of_several_lengths_are_compared(tmp_path: Path) -> None:
+    network = Network(1, "length", 16)
+    onnx.save(network.model(network.add("MatMul", "x", network.weights(16, 4), name="y")), tmp_path / "float.onnx")
+    data = [{"x": np.random.default_rng(length).random((1, length, 16), np.float32)} for length in (5, 7, 3)]
+    result = qk.quantize(tmp_path / "float.onnx", data, target="onnx", runs=0)
+    assert result.report.accuracy.sqnr.sqnr["y"] > 30
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize(
+    ("op", "constants"),
+    [
+        ("Conv", []),
+        ("Conv", [np.zeros((0, 8, 3, 3), np.float32)]),
+        ("Conv", [np.float32(1)]),
+        ("Conv", [np.ones((4, 8, 1, 1), np.float32), np.ones(3, np.float32)]),
+        ("Gemm", [np.ones((2, 3, 4), np.float32)]),
+        ("ConvTranspose", [np.ones((8, 4), np.float32)]),
+        ("MatMul", [np.ones(12, np.float32)]),
+        ("LSTM", [np.ones((1, 4), np.float32)]),
+        ("LSTM", [np.ones((1, 4), np.float32), np.float32(1)]),
+        ("Add", []),
+        ("Upsample", []),
+        ("Einsum", []),
+    ],
+)
+def test_invalid_nodes_stay_float(op: str, constants: list[np.ndarray], weights_only: bool) -> None:
+    """An invalid node stays float: the runtime names the error of the file."""
+    network = Network(*IMAGE, opset=9)
+    y = network.add(op, "x", *constants, name="y")
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", y)]
+    graph = helper.make_graph(network.nodes, "invalid", infos[:1], infos[1:], network.constants)
+    scheme = Scheme(weights_only=weights_only)
+    prepared = prepare(load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)])), scheme)
+    plan = annotate(prepared, scheme)
+    assert plan.patterns == ()
+    assert onnx_format.encode(convert(prepared, plan, Ranges({})))
 
 
 def test_second_operand_of_a_product_is_signed() -> None:

@@ -45,6 +45,10 @@ class Roles(ABC):
     source_ops: frozenset[str]
     float_reasons: Mapping[str, str]
 
+    def is_valid(self, node: Node) -> bool:
+        """Return whether a node has the inputs that its role needs; other nodes stay float."""
+        return True
+
     @abstractmethod
     def find_layer(self, graph: Graph, layer: Node) -> Layer | None:
         """Return the channel axes of a layer with constant weights; None if they are not known."""

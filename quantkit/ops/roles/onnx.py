@@ -42,6 +42,13 @@ COPY_OPS = frozenset(
 ELEMENTWISE_OPS = frozenset({"Add", "Mul", "Concat", "LeakyRelu"})
 # Ops without data of their input type at input 0: the data are input 1.
 _DATA_INDEX = {"Where": 1}
+# Least number of inputs, where it is not 1.
+_REQUIRED_INPUTS = {
+    **dict.fromkeys((*CONVOLUTION_OPS, "Gemm", "MatMul", "Add", "Mul", "Gather"), 2),
+    **dict.fromkeys(RECURRENT_OPS, 3),
+}
+# Number of dimensions of the weights, where it is known.
+_WEIGHTS_RANKS = {"Gemm": (2, 2), "Conv": (3, 8), "ConvTranspose": (3, 8), "MatMul": (2, 8)}
 # Op types with outputs of one type.
 _TYPES = {
     **dict.fromkeys(("Shape", "Size", "NonZero", "ArgMax", "ArgMin"), DType.INT64),
@@ -81,6 +88,10 @@ class OnnxRoles(Roles):
         }
     )
 
+    def is_valid(self, node: Node) -> bool:
+        required = [edge.node for edge in node.inputs[: _REQUIRED_INPUTS.get(node.op, 1)]]
+        return len(required) == _REQUIRED_INPUTS.get(node.op, 1) and all(required)
+
     def find_layer(self, graph: Graph, layer: Node) -> Layer | None:
         axes = self.weights_axes(graph, layer).get(WEIGHTS_INDEX)
         weights = graph.constant_of(layer.inputs[WEIGHTS_INDEX])
@@ -95,9 +106,10 @@ class OnnxRoles(Roles):
             is_table = rows is not None and len(rows.shape) == 2 and not node.attrs.get("axis")
             return {0: (0,)} if is_table else {}
         if node.op in RECURRENT_OPS:
-            return {1: (1,), 2: (1,)}  # the first axis is the direction
+            ranks = {slot: len(value.shape) for slot in (1, 2) if (value := graph.constant_of(node.inputs[slot]))}
+            return {slot: (1,) if ranks.get(slot) == 3 else () for slot in (1, 2)}  # axis 0 is the direction
         weights = graph.constant_of(node.inputs[WEIGHTS_INDEX])
-        if weights is None:
+        if weights is None or len(weights.shape) < 2:
             return {WEIGHTS_INDEX: ()}
         if node.op == "Conv":
             return {WEIGHTS_INDEX: (0,)}
@@ -121,14 +133,18 @@ class OnnxRoles(Roles):
     def weights_objection(self, graph: Graph, layer: Node, weights: Tensor) -> str:
         if weights.dtype is not DType.FLOAT:
             return "the data type is not float"
-        if layer.op == "MatMul" and len(weights.shape) < 2:
-            return "the weights are a vector"
-        if len(layer.inputs) > BIAS_INDEX and layer.inputs[BIAS_INDEX].node:
+        least, most = _WEIGHTS_RANKS[layer.op]
+        if not least <= len(weights.shape) <= most or 0 in weights.shape:
+            return f"weights of shape {Shape(weights.shape)} are not those of a layer"
+        if layer.op != "MatMul" and len(layer.inputs) > BIAS_INDEX and layer.inputs[BIAS_INDEX].node:
             bias = graph.constant_of(layer.inputs[BIAS_INDEX])
             if bias is None:
                 return "the bias is computed, not constant"
-            if layer.op == "Gemm" and not _is_vector(bias):
-                return "the bias varies within a channel"
+            axes = self.weights_axes(graph, layer)[WEIGHTS_INDEX]
+            channels = weights.shape[axes[0]] * (layer.attrs.get("group", 1) if layer.op == "ConvTranspose" else 1)
+            is_whole = layer.op == "Gemm" and bias.num_elements == 1
+            if not _is_vector(bias) or not (bias.num_elements == channels or is_whole) or bias.dtype is not DType.FLOAT:
+                return "the bias is not one number per channel"
         return ""
 
     def product_objection(self, graph: Graph, layer: Node) -> str:

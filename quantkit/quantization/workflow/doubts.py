@@ -73,6 +73,8 @@ def _varies(outputs: list[Array], reference: FloatReference) -> bool:
             continue
         if reference.has_class_scores:
             values = as_probabilities(values)
+        if low is not None and low.shape != values.shape[1:]:
+            return True  # the number of values depends on the sample
         low = values.min(0) if low is None else np.minimum(low, values.min(0))
         high = values.max(0) if high is None else np.maximum(high, values.max(0))
     if low is None or high is None:

@@ -8,6 +8,7 @@ All forms compute the same products and sums.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,13 @@ from quantkit.ops.roles.onnx import BIAS_INDEX
 
 def lower_layers(graph: Graph) -> Graph:
     """Return the ONNX graph with layers that have an int8 kernel in ONNX Runtime and in OpenVINO."""
+    rules = {"ConvTranspose": _lower_transposed_convolution, "Einsum": _lower_einsum}
     draft = Draft(graph)
     for node in graph.nodes.values():
-        if node.op == "ConvTranspose":
-            nodes = _lower_transposed_convolution(graph, node)
-        else:
-            nodes = _lower_einsum(graph, node) if node.op == "Einsum" else []
-        if nodes:
-            draft.replace(node.name, *nodes)
+        if node.op in rules:
+            with suppress(IndexError, ValueError, TypeError):  # the runtime reports an invalid node with more detail
+                if nodes := rules[node.op](graph, node):
+                    draft.replace(node.name, *nodes)
     return draft.graph()
 
 
