@@ -78,7 +78,8 @@ def prepare_float_graph(model: Model, options: Options, scheme: Scheme, data: Da
         graph, _ = run_recipe(_choose_native_recipe(options), model.graph)
         return model, prepare(graph, scheme)
     model, graph = _recognize(model, as_tensorflow(model.graph), options)
-    graph, _ = run_recipe(_choose_recipe(model, options, scheme), _fix_sizes(model, graph, options, data))
+    graph = _fix_sizes(model, graph, options, data)
+    graph, _ = run_recipe(_choose_recipe(model, graph, options, scheme), graph)
     return model, prepare(_fold_preprocessing(model, graph, options) if options.uint8_input else graph, scheme)
 
 
@@ -184,7 +185,7 @@ def _sample_sizes(model: Model, info: TensorInfo, options: Options, data: Datase
     return (channels, *sizes) if is_channels_first else (*sizes, channels)
 
 
-def _choose_recipe(model: Model, options: Options, scheme: Scheme) -> Recipe:
+def _choose_recipe(model: Model, graph: Graph, options: Options, scheme: Scheme) -> Recipe:
     """Return the given recipe, else the card's or ``inference`` with the rewrites for int8."""
     if options.recipe:
         return _read_recipe(options.recipe)
@@ -192,7 +193,9 @@ def _choose_recipe(model: Model, options: Options, scheme: Scheme) -> Recipe:
     target = find_target(scheme.target)
     # Flatten each layer into one op before batch norms and biases are folded into it.
     index = next((index for index, step in enumerate(base.steps) if step.name in FOLDING), len(base.steps))
-    steps = (*base.steps[:index], *parse(target.layer_recipe).steps, *base.steps[index:])
+    is_channels_first = any(node.attrs.get("data_format") == b"NCHW" for node in graph.nodes.values())
+    layout = parse("convert_layout(to=NHWC)").steps if is_channels_first else ()
+    steps = (*base.steps[:index], *layout, *parse(target.layer_recipe).steps, *base.steps[index:])
     return replace(base, steps=(*steps, *parse(target.rewrite_recipe).steps))
 
 
