@@ -11,6 +11,7 @@ from quantkit.errors import GraphError
 from quantkit.formats import onnx
 from quantkit.formats.onnx.schema import message_class
 from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text
 from quantkit.recipes import parse, rewrite, run
 from quantkit.recipes.verify import make_verifier
@@ -158,3 +159,25 @@ def test_onnx_graphs_are_verified_in_onnxruntime(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("quantkit.recipes.verify.open_session", lambda graph, runtime: opened.append(runtime))
     make_verifier(qk.load(model()), model()).open_session(model())
     assert opened == ["onnxruntime" if find_runtime("onnxruntime").available().ok else "reference"]
+
+
+def test_chosen_input_sizes_make_shape_arithmetic_constant(tmp_path: Path) -> None:
+    graph = from_text("""
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[?x2x?]()
+        sizes = Shape(x)
+        first = Constant[int64]([0])
+        begin = Constant[int64]([1])
+        rest = Constant[int64]([-1])
+        n = Slice(sizes, first, begin)
+        target = Concat(n, rest, axis=0)
+        flat = Reshape(x, target)
+        y = Relu(flat)
+    """)
+    qk.save(graph.with_(extra=onnx.header({"y": (DType.FLOAT, Shape((None, None)))})), tmp_path / "in.onnx")
+    model = qk.transform(tmp_path / "in.onnx", "inference", input_shapes={"x": (3, 2, 5)}, verify=True)
+    assert set(model.graph.op_counts) == {"Placeholder", "Constant", "Reshape", "Relu"}
+    (shape,) = [node.value.array.tolist() for node in model.graph.nodes.values() if node.is_constant]
+    assert shape == [3, -1]
