@@ -3,8 +3,11 @@
 `quantkit.quantization.plan` defines fused patterns and pass-through nodes.
 """
 
+import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -148,10 +151,11 @@ class _Annotation:
         if name in nodes:
             return (name,)
         ops = {*self.graph.op_counts, *self.roles.layer_ops, *self.roles.pass_through_ops}
-        names = [node.name for node in nodes.values() if node.op == name or f"/{name}/" in f"/{node.name}"]
+        scope = self._scope_of_layer.get(name, name)
+        names = [node.name for node in nodes.values() if node.op == name or f"/{scope}/" in f"/{node.name}"]
         if names or name in ops:
             return names
-        scopes = {scope for node in nodes for scope in node.split("/")[:-1]}
+        scopes = {*(scope for node in nodes for scope in node.split("/")[:-1]), *self._scope_of_layer}
         raise UsageError(
             f"keep_float names {name!r}, which is not a node, layer or op type of the graph",
             hint=did_you_mean(name, {*nodes, *scopes, *ops}) or "quantkit summarize lists the op types",
@@ -171,6 +175,17 @@ class _Annotation:
             if is_amplifying or not amplified.isdisjoint(consumers):
                 amplified.add(node.name)
         return amplified
+
+    @cached_property
+    def _scope_of_layer(self) -> Mapping[str, str]:
+        """Scope of each layer of Keras, which appends a number to the names of all layers; else empty."""
+        layers = [node.name.split("/") for node in self.nodes if node.op in self.roles.layer_ops]
+        scopes = list(dict.fromkeys(path[-2] for path in layers if len(path) > 1))
+        names = [re.fullmatch(r"(.+)_\d+", scope) for scope in scopes]
+        counts = Counter(match[1] for match in names if match)
+        if None in names or max(counts.values(), default=0) > 1:
+            return {}
+        return dict(zip(counts, scopes, strict=True))
 
     def _may_quantize(self, node: Node) -> bool:
         if node.name in self.graph.input_names:

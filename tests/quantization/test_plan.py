@@ -135,6 +135,11 @@ def test_the_scheme_keeps_layers_of_keras_in_float() -> None:
     assert [pattern.layer for pattern in plan.patterns] == ["n/conv2d/convolution"]
     assert plan.float_fallbacks["n/conv2d_1/convolution"] == "the scheme keeps it in float"
     assert annotate(graph, Scheme(keep_float=("n/conv2d_1",))).patterns == plan.patterns
+    numbered = body.replace("conv2d_1/", "conv2d_1_2/").replace("conv2d/", "conv2d_1/")
+    plan = annotate(graph_of(numbered, out="n/conv2d_1_2/Bias"), Scheme(keep_float=("conv2d",)))
+    assert [pattern.layer for pattern in plan.patterns] == ["n/conv2d_1_2/convolution"]
+    plan = annotate(graph_of(numbered, out="n/conv2d_1_2/Bias"), Scheme(keep_float=("conv2d_1",)))
+    assert [pattern.layer for pattern in plan.patterns] == ["n/conv2d_1/convolution"]
     assert not annotate(graph, Scheme(keep_float=("n",))).patterns
     with pytest.raises(UsageError, match="keep_float names 'conv2d_3', which is not a node, layer or op type") as error:
         annotate(graph, Scheme(keep_float=("conv2d_3",)))
