@@ -126,6 +126,8 @@ class Classification(Sequence[ImagePredictions]):
         are_probabilities = all(image.are_probabilities for image in self.images)
         notes = [] if are_probabilities else [f"output {self.output!r} does not sum to one: scores, not probabilities"]
         notes += [RANDOM_WEIGHTS_NOTE] if self.has_random_weights else []
+        if self.preprocessing.origin is Origin.ASSUMED:
+            notes.append(f"preprocessing: {self.preprocessing.description}")
         return tuple(notes)
 
     def to_json(self) -> dict[str, Any]:

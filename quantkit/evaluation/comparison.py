@@ -33,7 +33,7 @@ from quantkit.arguments import (
     require_text,
     without_none,
 )
-from quantkit.data import Dataset, InputPipeline, PreprocessingOptions, as_dataset, prepare_samples
+from quantkit.data import Dataset, InputPipeline, Preprocessing, PreprocessingOptions, as_dataset, prepare_samples
 from quantkit.data.inference import find_origin
 from quantkit.errors import GraphError, UnavailableError, UsageError
 from quantkit.evaluation.accuracy import require_images
@@ -259,6 +259,7 @@ def compare(
                 floor,
                 data is None,
                 tuple(samples.rejected.items()),
+                samples.preprocessing,
             )
 
         try:
@@ -282,10 +283,12 @@ class _Samples(Protocol):
     Attributes:
         total: number of samples; None if it is not known.
         rejected: message by name of each image that could not be decoded.
+        preprocessing: preprocessing of images; None for arrays and random inputs.
     """
 
     total: int | None
     rejected: dict[str, str]
+    preprocessing: Preprocessing | None
 
     def feeds(
         self, first: Sequence[TensorInfo], second: Sequence[TensorInfo]
@@ -300,6 +303,7 @@ class _RandomSamples:
     def __init__(self, total: int, seed: int) -> None:
         self.total: int | None = total
         self.rejected: dict[str, str] = {}
+        self.preprocessing: Preprocessing | None = None
         self._seed = seed
 
     def feeds(
@@ -320,6 +324,7 @@ class _DatasetSamples:
     ) -> None:
         self.total = dataset.size
         self.rejected: dict[str, str] = {}
+        self.preprocessing: Preprocessing | None = None
         self._dataset = dataset
         self._models = models
         self._preprocessing = preprocessing
@@ -341,6 +346,7 @@ class _DatasetSamples:
             InputPipeline.of(infos, self._dataset, own or basis, self._preprocessing)
             for infos, own in zip((first, renamed), cards, strict=True)
         ]
+        self.preprocessing = pipelines[0].applied
         if pipelines[0].is_assumed:
             self._on_message(describe_assumption(pipelines[0]))
         samples = prepare_samples(self._dataset.read(pipelines[0].rank), pipelines, self.rejected)

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any
 
 from quantkit.arguments import public
+from quantkit.data.preprocessing import Preprocessing
 from quantkit.drawing.bar_chart import BarChart
 from quantkit.errors import CheckError
 from quantkit.runtimes.session import RuntimeVersion
@@ -103,6 +104,7 @@ class LayerComparison:
         floor: SQNR in decibels below which a layer is bad.
         is_random: True if the inputs were random.
         rejected: message by name of each image that could not be decoded.
+        preprocessing: preprocessing of images; None for arrays and random inputs.
     """
 
     models: tuple[str, str]
@@ -113,6 +115,7 @@ class LayerComparison:
     floor: float = FLOOR
     is_random: bool = False
     rejected: tuple[tuple[str, str], ...] = ()
+    preprocessing: Preprocessing | None = None
 
     @property
     def worst_first(self) -> tuple[LayerRow, ...]:
@@ -188,6 +191,7 @@ class LayerComparison:
             "schema": "quantkit.compare/2",
             "models": list(self.models),
             "runtimes": [{"name": runtime.name, "version": runtime.version} for runtime in self.runtimes],
+            "preprocessing": None if self.preprocessing is None else self.preprocessing.to_json(),
             "samples": self.samples,
             "random": self.is_random,
             "floor": self.floor,

@@ -11,6 +11,7 @@ from PIL import Image
 
 import quantkit as qk
 from quantkit.data.preprocessing import Origin, Preprocessing
+from quantkit.errors import CheckError
 from quantkit.ir.graph import Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization import Ranges
@@ -179,3 +180,9 @@ def test_the_mean_and_the_deviation_may_be_given_per_channel(
     assert main(["evaluate", str(model), "--data", str(images), "--input-mean", "1,2", "--input-std", "255"]) == 2
     assert "mean has 2 values for 3 channels" in capsys.readouterr().err
     assert main(["evaluate", str(model), "--data", str(images), "--input-std", "1,0,2"]) == 2
+
+
+@pytest.mark.engine
+def test_a_drop_of_outputs_that_barely_vary_is_not_searched(images: Path) -> None:
+    with pytest.raises(CheckError, match="barely varies"):
+        qk.quantize(classifier(), images, runs=0, max_drop=0.1, limit=30, input_mean=128.0, input_std=12800.0)

@@ -10,6 +10,7 @@ from quantkit.formats.temporary import temporary_folder
 from quantkit.quantization.fallback import Fallback, Loss, search
 from quantkit.quantization.workflow.accuracy import measure_accuracy
 from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.doubts import barely_vary
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
 
@@ -69,9 +70,14 @@ def _announce_state(state: Path | None, options: Options) -> Iterator[None]:
 
 
 def _require_outputs(conversion: Conversion, reference: FloatReference, max_drop: float) -> None:
-    if len(reference) and not reference.is_never_finite:
+    if not len(reference):
+        reason = "is missing"
+    elif reference.is_never_finite:
+        reason = "contains NaN or infinity for every sample"
+    elif len(reference) > 1 and barely_vary(reference):
+        reason = "barely varies over the samples: check the preprocessing (--input-mean, --input-std)"
+    else:
         return
-    reason = "contains NaN or infinity for every sample" if len(reference) else "is missing"
     raise CheckError(
         f"cannot measure --max-drop {max_drop:g}: the output of the float model {reason}",
         hint="; ".join(conversion.ranges.warnings) or "run quantkit compare to find the layer",
