@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -167,10 +168,10 @@ class Plan:
                 )
 
     def require_nodes(self, graph: Graph) -> None:
-        """Check that all nodes of the plan are in a graph.
+        """Check that all nodes of the plan are in a graph, and that the nodes of each pattern belong together.
 
         Raises:
-            InputError: a node is missing.
+            InputError: a node is missing, or a pattern does not fit the graph.
         """
         names = [*self.pattern_of, *self.weights, *self.pass_through, *(edge.node for edge in self.activations)]
         for name in names:
@@ -179,6 +180,21 @@ class Plan:
                     f"the plan references node {name!r}, which is not in the graph",
                     hint="compute a plan for this graph, or prepare it with the same --recipe",
                 )
+        for pattern in self.patterns:
+            if reason := self._find_contradiction(pattern, graph):
+                raise InputError(f"the plan is damaged: {reason}", hint="compute it again")
+
+    def _find_contradiction(self, pattern: FusedPattern, graph: Graph) -> str:
+        """Return why a pattern does not fit a graph that has its nodes; empty if it fits."""
+        if not pattern.layer or len(graph[pattern.layer].inputs) < 2:
+            return f"pattern {pattern.name!r} has the layer {pattern.layer!r}, which has no weights"
+        if pattern.weights and pattern.weights not in self.weights:
+            return f"the weights {pattern.weights!r} of layer {pattern.layer!r} have no number format"
+        for before, name in pairwise(pattern.nodes):
+            sources = [edge.node for edge in graph[name].inputs]
+            if before not in sources or (name in (pattern.bias, pattern.add) and len(sources) < 2):
+                return f"node {name!r} of pattern {pattern.name!r} does not consume {before!r}"
+        return ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values, for `from_json`."""

@@ -146,6 +146,31 @@ def test_damaged_plans(key: str, value: Any, model: Path, capsys: pytest.Capture
     assert f"the plan is damaged: {key}" in text
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bias": "softmax"}, "node 'softmax' of pattern 'sum' does not consume 'product'"),
+        ({"bias": "x"}, "node 'x' of pattern 'sum' does not consume 'product'"),
+        ({"layer": "softmax"}, "the layer 'softmax', which has no weights"),
+        ({"layer": ""}, "the layer '', which has no weights"),
+        ({"weights": "bias"}, "the weights 'bias' of layer 'product' have no number format"),
+    ],
+)
+def test_plans_whose_patterns_do_not_fit_the_graph(
+    changes: dict[str, str], message: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, plan = model.with_name("a.onnx"), model.with_name("p.json")
+    flags = ["--ranges", str(model.with_name("r.json")), "--runs", "0"]
+    assert main(["quantize", str(model), "-o", str(out), *flags, "--save-plan", str(plan)]) == 0
+    capsys.readouterr()
+    document = json.loads(plan.read_text())
+    document["patterns"][0] |= changes
+    plan.write_text(json.dumps(document))
+    code, text = run(capsys, "quantize", model, "-o", out, *flags, "--plan", plan)
+    assert code == 3
+    assert message in text
+
+
 def test_an_empty_ignore_errors_in_a_recipe_is_an_error(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = model.with_name("r.toml")
     file.write_text('[[step]]\ntransform = "fold_constants"\nignore_errors = []\n')
