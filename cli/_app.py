@@ -32,15 +32,15 @@ BUG = 70
 # The summary of each command is here, so that `quantkit --help` imports none of them.
 COMMANDS = {
     "transform": "rewrite a graph with a recipe of transforms",
-    "quantize": "quantize a model to int8 with calibration, and report accuracy and latency",
+    "quantize": "quantize a model to int8, and report accuracy and latency",
     "classify": "classify images",
     "benchmark": "compare the latency of models and runtimes",
-    "evaluate": "measure top-1, top-5, agreement with a reference model and KL divergence on a dataset",
-    "compare": "compare two versions of a model layer by layer, lowest SQNR first",
-    "summarize": "print inputs, outputs, op counts and size of a model, and the next step",
+    "evaluate": "measure accuracy and agreement with a reference model",
+    "compare": "compare two versions of a model layer by layer",
+    "summarize": "print inputs, outputs, ops and size, and the next step",
     "models": "list, download and locate known models",
     "transforms": "list, explain and check transforms",
-    "doctor": "report the runtimes and the processor features of this machine",
+    "doctor": "report runtimes and processor features of this machine",
     "completion": "print a completion script for bash, zsh or fish",
 }
 # TensorFlow's tools under the names that scripts call, with the same flags and output.

@@ -2,6 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import quantkit.transforms  # noqa: F401  (fills the registry)
@@ -27,7 +28,7 @@ EXAMPLES = (
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the three subcommands."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|show|check")
-    listing = actions.add_parser("list", help="list the transforms and the recipes, one line each")
+    listing = actions.add_parser("list", help="list the transforms and the recipes")
     show = actions.add_parser("show", help="print the documentation of a transform and run its examples")
     show.add_argument("name", help="name of the transform")
     check = actions.add_parser("check", help="run the transform contract checks")
@@ -56,16 +57,21 @@ def _list(args: Namespace) -> int:
     lines = []
     for transform in transforms:
         summary = next(iter(transform.doc.splitlines()), "")
-        lines.append(f"{transform.name:<{width}}  {summary}{'' if transform.is_built_in else ' (plugin)'}")
+        lines += _in_columns(transform.name, f"{summary}{'' if transform.is_built_in else ' (plugin)'}", width)
     lines += ["", "Recipes, by --recipe NAME:"]
     for recipe in recipes:
-        lines += [f"{recipe.name:<{width}}  {recipe.purpose}", f"{'':<{width}}    {recipe}"]
+        lines += [*_in_columns(recipe.name, recipe.purpose, width), *_in_columns("", f"  {recipe}", width)]
     document = {
         "transforms": [transform.to_json() for transform in transforms],
         "recipes": [{"name": recipe.name, "purpose": recipe.purpose, "steps": str(recipe)} for recipe in recipes],
     }
     emit(args, SCHEMA, document, "\n".join(lines))
     return 0
+
+
+def _in_columns(name: str, text: str, width: int) -> list[str]:
+    """Return a name and a text next to it, in lines of at most 80 characters."""
+    return fill(text, 80, initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 4)).splitlines()
 
 
 def _show(args: Namespace, transform: Transform) -> int:

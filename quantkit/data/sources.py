@@ -213,7 +213,8 @@ def _read_folder(folder: Path) -> FileDataset:
     if not images:
         raise InputError(
             f"folder {str(folder)!r} contains no images",
-            hint=f"looked for {', '.join(sorted(IMAGE_SUFFIXES))} among {len(others)} files",
+            hint=f"add images ({', '.join(sorted(IMAGE_SUFFIXES))}), or give another folder or file"
+            + (f": this one has {len(others)} other files" if others else ""),
         )
     samples = tuple(Sample(file.name, _label_of(file, folder), file) for file in images)
     return FileDataset(str(folder), samples, len(others))

@@ -20,6 +20,8 @@ MAX_ROWS, MAX_NOTES = 20, 10
 # Bars of equal tensors end here; 16 correct bits.
 MAX_PLOTTED = 96.0
 RANDOM_INPUTS_NOTE = "random inputs prove little: --data IMAGES compares on real ones and finds the first bad layer"
+# Widths of the first two columns in a table of 80 columns.
+TENSOR_WIDTH, OP_WIDTH = 28, 12
 COLUMNS = ("tensor", "op", "SQNR", "channel", "drop", "cosine", "notes")
 LEGEND = (
     "order: broken tensors, then lowest SQNR first. "
@@ -228,12 +230,16 @@ class LayerComparison:
         """Return the report as text.
 
         Args:
-            max_rows: number of rows, lowest SQNR first; None for all.
+            max_rows: number of rows, lowest SQNR first, in 80 columns without notes; None for all, with whole names.
         """
         rows = self.worst_first if max_rows is None else self.worst_first[:max_rows]
-        lines = [*self.headlines, *_table(rows)]
+        cells = [COLUMNS, *(row.cells for row in rows)]
+        table = cells if max_rows is None else [_shorten_names(row) for row in cells]
+        lines = [*self.headlines, *_align(table)]
         if len(rows) < len(self.rows):
             lines.append(f"... and {len(self.rows) - len(rows)} rows with a higher SQNR")
+        if table != cells:
+            lines.append("..: shortened; -v prints all rows with whole names")
         lines.append(LEGEND)
         noted = [row for row in self.rows if row.problems and row not in rows]
         lines += [f"{row.name} ({row.op}): {', '.join(row.problems)}" for row in noted[:MAX_NOTES]]
@@ -257,9 +263,19 @@ class LayerComparison:
         return f"{paragraphs}<table><tr>{head}</tr>{body}</table><p>{escape(LEGEND)}</p>"
 
 
-def _table(rows: Sequence[LayerRow]) -> list[str]:
-    """Return the header and the rows as lines of aligned columns; columns of values are aligned to the right."""
-    table = [COLUMNS, *(row.cells for row in rows)]
+def _shorten_names(cells: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the cells of a row with a tensor and an op that fit into 80 columns."""
+    return (
+        tuple(
+            text if len(text) <= width else f"{text[: width // 2 - 1]}..{text[-(width - width // 2 - 1) :]}"
+            for text, width in zip(cells, (TENSOR_WIDTH, OP_WIDTH), strict=False)
+        )
+        + cells[2:]
+    )
+
+
+def _align(table: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return rows as lines of aligned columns; columns of values are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(

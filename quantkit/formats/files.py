@@ -107,7 +107,7 @@ def _check_ports(graph: Graph) -> None:
         if count is not None and edge.port >= count:
             raise UsageError(
                 f"{str(edge)!r} is not in the graph: {edge.node} ({graph[edge.node].op}) has {count} outputs",
-                hint=f"the first output is {edge.node}:0, or {edge.node} for short",
+                hint=f"use one of {', '.join(f'{edge.node}:{port}' for port in range(count))}",
             )
 
 

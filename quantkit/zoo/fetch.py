@@ -271,7 +271,9 @@ def _unpack(source: _Source, part: Path, card: ModelCard, folder: Path) -> dict[
     needed = [card.graph] if source.is_own or source.is_graph else [member.name for member in card.members]
     for name in needed:
         if name not in members or not members[name].num_bytes:
-            raise SourceError(f"the archive has no {name!r}", hint=f"the card {card.name} expects it")
+            raise SourceError(
+                f"the archive has no {name!r}", hint=f"check the URL: the archive of {card.name} contains this file"
+            )
     if not source.is_own:
         for name, stored in members.items():
             published = card.member(name)

@@ -62,6 +62,6 @@ def op_of(node: NodeDef) -> OpDef:
     if op is None:
         raise GraphError(
             f"Op type not registered '{node.op}' in binary",
-            hint=f"node {node.name!r} has this op type",
+            hint=f"omit add_default_attributes: node {node.name!r} has this op type",
         )
     return op

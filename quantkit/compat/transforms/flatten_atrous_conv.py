@@ -42,7 +42,7 @@ def _constant_tensor(node: NodeDef) -> Tensor:
     if not isinstance(value, Tensor):
         raise GraphError(
             "CHECK failed: it != end(): key not found: value",
-            hint=f"{node.name} is not constant",
+            hint=f"run fold_constants first: {node.name} is not constant",
         )
     return value
 

@@ -69,7 +69,7 @@ class NodeDef:
         if name not in self.attrs:
             raise GraphError(
                 f"CHECK failed: it != end(): key not found: {name}",
-                hint=f"{self.name} lacks {name!r}",
+                hint=f"run add_default_attributes first: {self.name} lacks {name!r}",
             )
         return self.attrs[name]
 

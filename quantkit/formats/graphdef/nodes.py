@@ -105,7 +105,10 @@ def decode_node_message(message: Any, tensors: Mapping[str, Tensor] | None = Non
         GraphError: the node has no name.
     """
     if not message.name:
-        raise GraphError(f"a node ({message.op or 'without an op'}) has no name", hint="the file is damaged")
+        raise GraphError(
+            f"a node ({message.op or 'without an op'}) has no name",
+            hint="copy the file again, or export the model again",
+        )
     inputs = tuple(message.input)
     attrs: dict[str, Attr] = {}
     for key, value in message.attr.items():

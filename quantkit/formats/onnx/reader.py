@@ -177,7 +177,9 @@ class _ModelReader:
 
     def _edge(self, name: str, consumer: str) -> Edge:
         if name not in self._edges:
-            raise GraphError(f"{consumer} has {name!r}, which has no producer", hint="the file is incomplete")
+            raise GraphError(
+                f"{consumer} has {name!r}, which has no producer", hint="export the model again: the file is incomplete"
+            )
         return self._edges[name]
 
     def _node(self, message: Any, tensors: Mapping[str, Tensor], outputs: list[str]) -> Node:

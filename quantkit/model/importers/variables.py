@@ -154,7 +154,8 @@ def fill_variables(graph: Graph, checkpoint: Path, outputs: EdgeNames = None, re
     prefix = checkpoint_prefix(checkpoint)
     if prefix is None:
         raise InputError(
-            f"there is no checkpoint {checkpoint}", hint=f"a checkpoint has an index file: {checkpoint.name}.index"
+            f"there is no checkpoint {checkpoint}",
+            hint=f"name the prefix of its files: {checkpoint.name}.index must exist",
         )
     graph = graph if outputs is not None else _infer_output(graph)
     tables.check(graph, str(prefix))

@@ -86,7 +86,7 @@ class _Inliner:
         """Return the function's nodes and the Identity nodes of its results; None if the call stays."""
         if name not in self._graph.library:
             raise GraphError(
-                f"function {name} Not found", hint=f"{call.name} calls {name!r}, which is not in the library"
+                f"function {name} Not found", hint=f"export the model with all functions: {call.name} calls {name!r}"
             )
         function, reason = _load(self._graph, call, name)
         if self._recursion.contains(name):
@@ -99,7 +99,8 @@ class _Inliner:
         if len(call.inputs) != len(function.graph.inputs):
             raise GraphError(
                 f"Called function  {name} has invalid input signature.",
-                hint=f"{call.name} has {len(call.inputs)} arguments; {name!r} expects {len(function.graph.inputs)}",
+                hint=f"export the model again: {call.name} has {len(call.inputs)} arguments, and {name!r} expects "
+                f"{len(function.graph.inputs)}",
             )
         self.changes.append(f"{call.name} ({call.op}) -> {len(function.graph) - len(call.inputs)} nodes of {name}")
         body = _Body.of(function, call, self._free_names(call, function), self._may_be_dead)

@@ -52,7 +52,7 @@ def _callee(graph: Graph, node: Node) -> str | None:
         return None
     function = node.attrs.get("f")
     if function is None:
-        raise GraphError(f"Node {node.name} has no attribute: f", hint="the file is damaged")
+        raise GraphError(f"Node {node.name} has no attribute: f", hint="copy the file again, or export the model again")
     if not isinstance(function, FunctionName):
         raise GraphError("Cannot figure out function name", hint=f"attribute f of {node.name} is not a function name")
     return function.name

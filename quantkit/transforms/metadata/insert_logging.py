@@ -106,7 +106,7 @@ def _skip_reason(graph: Graph, node: Node, used: list[Edge]) -> str:
     if any(edge.port >= len(dtypes) for edge in used):
         raise GraphError(
             f"Couldn't understand output number in {next(edge for edge in used if edge.port >= len(dtypes))}",
-            hint=f"{node.name} ({node.op}) has {len(dtypes)} outputs",
+            hint=f"correct the input: {node.name} ({node.op}) has {len(dtypes)} outputs",
         )
     types = [dtypes[edge.port] for edge in used]
     if None in types:

@@ -38,7 +38,7 @@ def rename_node(graph: Graph, *, old_node_name: tuple[str, ...] = (), new_node_n
         raise RecipeError(
             "rename_node expects exactly one 'old_node_name' and one 'new_node_name' argument, e.g."
             " rename_node(old_attribute_name=super/deep/output, new_attribute_name=output)",
-            hint="the options are old_node_name and new_node_name",
+            hint="write rename_node(old_node_name=OLD, new_node_name=NEW)",
         )
     [old], [new] = old_node_name, new_node_name
     if new in graph:
