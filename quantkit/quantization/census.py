@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from quantkit.errors import GraphError, UnavailableError
@@ -19,6 +20,7 @@ from quantkit.quantization.targets import find_target
 from quantkit.runtimes import find_runtime
 
 INT8, FLOAT = "int8", "float"
+NO_SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,9 @@ class Census:
         }
 
 
-def census(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> Census:
+def census(
+    graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph, samples: Mapping[str, tuple[int, ...]] = NO_SIZES
+) -> Census:
     """Count the ops, MACs and boundaries of a quantized graph.
 
     Args:
@@ -88,10 +92,11 @@ def census(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> Census
         plan: plan of ``graph``.
         ranges: ranges that ``graph`` was converted with.
         quantized: result of the conversion.
+        samples: shape of one sample of each input, by name, for inputs with unknown dimensions.
     """
     target = find_target(plan.scheme.target)
     reasons = {**plan.float_fallbacks, **target.float_reasons(graph, plan, ranges)}
-    shapes = infer_shapes(_with_batch_one(graph))
+    shapes = infer_shapes(_with_known_sizes(graph, samples))
     names = (*plan.pattern_of, *plan.pass_through, *plan.float_fallbacks)
     count = onnx.count_macs if graph.dialect == DIALECT else count_macs
     macs = {name: count(graph[name], shapes) for name in names}
@@ -110,18 +115,21 @@ def census(graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph) -> Census
     )
 
 
-def executed_int8_fractions(quantized: Graph, runtimes: Iterable[str]) -> Mapping[str, float]:
+def executed_int8_fractions(
+    quantized: Graph, runtimes: Iterable[str], samples: Mapping[str, tuple[int, ...]] = NO_SIZES
+) -> Mapping[str, float]:
     """Return the fraction of the MACs that each runtime computes in int8 after its own rewrites.
 
     Args:
         quantized: quantized graph.
         runtimes: names of runtimes; those that are not installed, do not run the graph, or do not show their nodes
             are omitted.
+        samples: as for `census`.
     """
     if quantized.dialect != DIALECT:
         return {}
     graph = with_node_names(quantized)
-    shapes = infer_shapes(_with_batch_one(quantized))
+    shapes = infer_shapes(_with_known_sizes(quantized, samples))
     macs = {name: onnx.count_macs(node, shapes) or 0 for name, node in quantized.nodes.items()}
     fractions = {}
     for name in runtimes:
@@ -134,13 +142,18 @@ def executed_int8_fractions(quantized: Graph, runtimes: Iterable[str]) -> Mappin
     return fractions
 
 
-def _with_batch_one(graph: Graph) -> Graph:
-    """Return the graph with size 1 in the place of the unknown dimensions of its inputs."""
+def _with_known_sizes(graph: Graph, samples: Mapping[str, tuple[int, ...]]) -> Graph:
+    """Return the graph with the sizes of a sample in the place of the unknown dimensions of its inputs, else size 1.
+
+    The first dimension, if it is unknown, has size 1 in any case: MACs are those of one example.
+    """
 
     def close(node: Node) -> Node:
         shape = node.attrs.get("shape")
         if node.name not in graph.input_names or not isinstance(shape, Shape) or shape.dims is None:
             return node
-        return node.with_attrs(shape=Shape(tuple(size or 1 for size in shape.dims)))
+        sample = samples.get(node.name, ())
+        sizes = (1, *sample[1:]) if len(sample) == len(shape.dims) else (1,) * len(shape.dims)
+        return node.with_attrs(shape=Shape(tuple(size or other for size, other in zip(shape.dims, sizes, strict=True))))
 
     return graph.with_nodes(map(close, graph.nodes.values()))

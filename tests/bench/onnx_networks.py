@@ -118,8 +118,11 @@ def evaluate(network: OnnxNetwork, path: Path, samples: list[Feeds], rounds: int
         except Exception as error:
             row[name] = {"error": str(error).splitlines()[0][:200]}
     graph = formats.load(path)
+    shapes = {name: array.shape for name, array in samples[0].items()}
     row["nodes"] = len([node for node in graph.nodes.values() if node.op not in ("Constant", "Placeholder", "Absent")])
-    row["executed"] = {name: round(value, 4) for name, value in executed_int8_fractions(graph, RUNTIMES).items()}
+    row["executed"] = {
+        name: round(value, 4) for name, value in executed_int8_fractions(graph, RUNTIMES, shapes).items()
+    }
     return row
 
 

@@ -54,8 +54,8 @@ def test_scalar_input_has_no_shape_option() -> None:
 
 
 def test_graph_without_a_plan_has_a_problem() -> None:
-    estimate = estimate_quantization(from_text("dialect: onnx\ninputs: x\noutputs: y\nx = Input()\ny = Relu(x)"))
-    assert "no plan: " in str(estimate)
+    estimate = estimate_quantization(from_text("dialect: onnx\ninputs: x\nx = Input()\ny = Relu(x)"))
+    assert str(estimate) == "no plan: the graph has no outputs"
     graph = from_text("inputs: x\noutputs: y\nx = Placeholder[2]()\ny = Neg(x, T=float)")
     assert str(estimate_quantization(graph)) == "no layer to quantize"
 

@@ -293,7 +293,9 @@ def test_outputs_of_several_lengths_are_compared(tmp_path: Path) -> None:
     onnx.save(network.model(network.add("MatMul", "x", network.weights(16, 4), name="y")), tmp_path / "float.onnx")
     data = [{"x": np.random.default_rng(length).random((1, length, 16), np.float32)} for length in (5, 7, 3)]
     result = qk.quantize(tmp_path / "float.onnx", data, target="onnx", runs=0)
-    assert result.report.accuracy.sqnr.sqnr["y"] > 30
+    sqnr_of_outputs = result.report.accuracy.sqnr
+    assert sqnr_of_outputs is not None
+    assert sqnr_of_outputs.sqnr["y"] > 30
 
 
 @pytest.mark.parametrize("weights_only", [False, True])
@@ -525,3 +527,12 @@ def test_onnx_models_are_calibrated_as_tensorflow_graphs_without_a_runtime(
     result = qk.quantize(tmp_path / "float.onnx", np.concatenate(samples(network)), target="onnx", runs=0)
     assert result.conversion.graph.dialect == ("onnx" if is_installed else "tensorflow")
     assert [str(edge) for edge in result.conversion.graph.outputs] == ["y"]
+
+
+def test_macs_are_those_of_a_sample(tmp_path: Path) -> None:
+    """Unknown sizes of the inputs are those of the data."""
+    network = Network("n", 8, "h", "w")
+    onnx.save(network.model(network.conv("x", name="y")), tmp_path / "float.onnx")
+    data = np.random.default_rng(0).random((2, 8, 5, 7), np.float32)
+    result = qk.quantize(tmp_path / "float.onnx", data, target="onnx", runs=0)
+    assert result.report.census.int8_macs == 9 * 8 * 8 * 5 * 7

@@ -28,14 +28,14 @@ def is_stateful(op: str) -> bool | None:
 
 
 def count_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
-    """Return the MACs of a node; None if a shape is unknown or the op runs subgraphs."""
+    """Return the MACs of a node; None if a shape is unknown or impossible, or the op runs subgraphs."""
     if node.op in ("If", "Loop", "Scan"):
         return None
     slot = _WEIGHTS.get(node.op)
     if slot is None:
         return 0
     out, weights = shapes.get(Edge(node.name), UNKNOWN), shapes.get(node.inputs[slot], UNKNOWN)
-    if not out.is_known or not weights.is_known:
+    if not out.is_known or not weights.is_known or min(out.sizes, default=1) < 0:
         return None
     kernel = weights.sizes
     if node.op == "ConvTranspose":

@@ -141,7 +141,8 @@ class OnnxRoles(Roles):
             if bias is None:
                 return "the bias is computed, not constant"
             axes = self.weights_axes(graph, layer)[WEIGHTS_INDEX]
-            channels = weights.shape[axes[0]] * (layer.attrs.get("group", 1) if layer.op == "ConvTranspose" else 1)
+            group: Any = layer.attrs.get("group", 1) if layer.op == "ConvTranspose" else 1
+            channels = weights.shape[axes[0]] * group
             is_whole = layer.op == "Gemm" and bias.num_elements == 1
             if not _is_vector(bias) or not (bias.num_elements == channels or is_whole) or bias.dtype is not DType.FLOAT:
                 return "the bias is not one number per channel"

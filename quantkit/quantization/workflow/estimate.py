@@ -69,7 +69,8 @@ def estimate_quantization(model: Model) -> QuantizationEstimate:
         counts = census(graph, plan, uncalibrated_ranges(plan), convert_uncalibrated(graph, plan))
     except QuantkitError as error:
         return QuantizationEstimate(problem=error.message)
-    layer_ops = find_roles(graph).weights_ops
+    roles = find_roles(graph)
+    layer_ops = roles.weights_ops - roles.pass_through_ops
     num_float = sum(fallback.op in layer_ops for fallback in counts.float_fallbacks)
     has_macs = not counts.unknown_macs and counts.int8_macs + counts.float_macs
     reasons = Counter((fallback.op, fallback.reason) for fallback in counts.float_fallbacks)

@@ -258,7 +258,8 @@ def _write_and_measure(
         options.on_progress(Progress("writing the model", 0))
         file = folder / f"quantized{conversion.target.suffixes[0]}" if options.output is None else options.output
         conversion.write(file)
-        report = _report(model, conversion, fallback, file, options)
+        samples = {name: array.shape for name, array in next(iter(reference.feeds), {}).items()}
+        report = _report(model, conversion, fallback, file, options, samples)
         options.on_progress(Progress("measuring the accuracy", 0))
         accuracy = try_measure_accuracy(file, conversion, reference)
         report = replace(report, accuracy=replace(accuracy, doubts=doubts))
@@ -270,16 +271,22 @@ def _write_and_measure(
 
 
 def _report(
-    model: Model, conversion: Conversion, fallback: Fallback | None, file: Path, options: Options
+    model: Model,
+    conversion: Conversion,
+    fallback: Fallback | None,
+    file: Path,
+    options: Options,
+    samples: Mapping[str, tuple[int, ...]],
 ) -> QuantizationReport:
     """Return the report without measurements."""
     graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
     target = conversion.target
     threads = "as for the float model" if plan.scheme.weights_only else target.thread_advice
     titles = " and ".join(find_runtime(name).title for name in target.runtimes)
-    counts = census(graph, plan, ranges, conversion.quantized)
+    counts = census(graph, plan, ranges, conversion.quantized, samples)
     if not plan.scheme.weights_only:
-        counts = replace(counts, executed=executed_int8_fractions(conversion.quantized, target.runtimes))
+        executed = executed_int8_fractions(conversion.quantized, target.runtimes, samples)
+        counts = replace(counts, executed=executed)
     return QuantizationReport(
         model.name,
         options.output,

@@ -47,20 +47,20 @@ def _lower_transposed_convolution(graph: Graph, node: Node) -> list[Node]:
     if weights is None or weights.dtype is not DType.FLOAT or attrs.get("output_shape"):
         return []
     kernel = weights.shape[2:]
-    unit_steps = (1,) * len(kernel)
-    strides, dilations = tuple(attrs.get("strides", unit_steps)), tuple(attrs.get("dilations", unit_steps))
+    steps_of_one = (1,) * len(kernel)
+    strides, dilations = tuple(attrs.get("strides", steps_of_one)), tuple(attrs.get("dilations", steps_of_one))
     pads, group = tuple(attrs.get("pads", (0, 0) * len(kernel))), attrs.get("group", 1)
     is_padded = any(attrs.get("output_padding", ())) or attrs.get("auto_pad", b"NOTSET") != b"NOTSET"
     if is_padded:
         return []
-    if strides == unit_steps:
+    if strides == steps_of_one:
         spans = [dilation * (size - 1) for dilation, size in zip(dilations, kernel, strict=True)] * 2
         conv_pads = tuple(span - pad for span, pad in zip(spans, pads, strict=True))
         return [] if min(conv_pads) < 0 else _reverse_kernel(graph, node, weights.array, group, conv_pads)
     bias = graph.constant_of(node.inputs[BIAS_INDEX]) if len(node.inputs) > BIAS_INDEX else None
     has_known_bias = len(node.inputs) <= BIAS_INDEX or bias is not None
     is_square = len(kernel) == 2 and kernel == strides and kernel[0] == kernel[1]
-    if is_square and dilations == unit_steps and not any(pads) and group == 1 and has_known_bias:
+    if is_square and dilations == steps_of_one and not any(pads) and group == 1 and has_known_bias:
         return _split_positions(graph, node, weights.array, None if bias is None else bias.array)
     return []
 
