@@ -21,29 +21,29 @@ fish:  quantkit completion fish > ~/.config/fish/completions/quantkit.fish
 """
 BASH = """\
 _quantkit() {
-    local word="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}" words=""
+    local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}" completions=""
     if [[ $COMP_CWORD == 1 ]]; then
-        words="COMMANDS"
+        completions="COMMANDS"
     elif [[ $COMP_CWORD == 2 && ${COMP_WORDS[1]} == help ]]; then
-        words="COMMANDS"
+        completions="COMMANDS"
     else
         case "${COMP_WORDS[1]} $previous" in
 CASES
         esac
-        case "$word" in
+        case "$current" in
             -*) case "${COMP_WORDS[1]} ${COMP_WORDS[2]}" in
 FLAGS
             esac;;
         esac
     fi
-    COMPREPLY=($(compgen -W "$words" -- "$word"))
+    COMPREPLY=($(compgen -W "$completions" -- "$current"))
 }
 complete -o default -F _quantkit quantkit"""
 ZSH = "autoload -U +X compinit bashcompinit && compinit -u && bashcompinit"
 
 
-class Words(NamedTuple):
-    """Words that complete one command or subcommand.
+class Completions(NamedTuple):
+    """Completions of one command or subcommand.
 
     Attributes:
         flags: help by flag.
@@ -63,7 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the script."""
-    commands = dict(_words())
+    commands = dict(_completions())
     script = "\n".join(_fish(commands)) if args.shell == "fish" else _bash(commands)
     script = f"{ZSH}\n{script}" if args.shell == "zsh" else script
     document = {"shell": args.shell, "script": script}
@@ -71,17 +71,17 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _words() -> Iterator[tuple[str, Words]]:
-    """Yield the words of each command, and of each subcommand under ``COMMAND SUBCOMMAND``."""
+def _completions() -> Iterator[tuple[str, Completions]]:
+    """Yield the completions of each command, and of each subcommand under ``COMMAND SUBCOMMAND``."""
     for name in _app.ALL:
         parser = _app.make_parser(name, importlib.import_module(f".{name}", __package__))
-        yield name, _words_of(parser)
+        yield name, _completions_of(parser)
         for action in parser._actions:
             for subcommand, leaf in action.choices.items() if isinstance(action.choices, dict) else ():
-                yield f"{name} {subcommand}", _words_of(leaf)
+                yield f"{name} {subcommand}", _completions_of(leaf)
 
 
-def _words_of(parser: ArgumentParser) -> Words:
+def _completions_of(parser: ArgumentParser) -> Completions:
     registered = {
         "--target": tuple(targets()),
         "--runtime": (AUTO, *runtimes()),
@@ -96,33 +96,33 @@ def _words_of(parser: ArgumentParser) -> Words:
         elif action.choices:
             choices = tuple(map(str, action.choices))
             values |= dict.fromkeys(action.option_strings or [""], choices)
-    return Words(flags, values, subcommands)
+    return Completions(flags, values, subcommands)
 
 
-def _bash(commands: Mapping[str, Words]) -> str:
+def _bash(commands: Mapping[str, Completions]) -> str:
     cases, flags = [], []
-    for name, words in commands.items():
+    for name, completions in commands.items():
         command, _, subcommand = name.partition(" ")
         follows = subcommand or command
-        names = [*words.subcommands, *words.values.get("", ())]
+        names = [*completions.subcommands, *completions.values.get("", ())]
         if names:
-            cases.append(f'            "{command} {follows}") words="{" ".join(names)}";;')
+            cases.append(f'            "{command} {follows}") completions="{" ".join(names)}";;')
         cases += [
-            f'            "{command} {flag}") words="{" ".join(values)}";;'
-            for flag, values in words.values.items()
+            f'            "{command} {flag}") completions="{" ".join(values)}";;'
+            for flag, values in completions.values.items()
             if flag
         ]
         pattern = f'"{name}"' if subcommand else f'"{command} "*'
-        flags.append(f'                {pattern}) words="{" ".join(words.flags)}";;')
+        flags.append(f'                {pattern}) completions="{" ".join(completions.flags)}";;')
     # The pattern of a command also matches its subcommands, whose patterns come first.
     flags.sort(key=lambda line: line.count("*"))
     script = BASH.replace("CASES", "\n".join(dict.fromkeys(cases))).replace("FLAGS", "\n".join(flags))
     return script.replace("COMMANDS", " ".join((*_app.ALL, "help")))
 
 
-def _fish(commands: Mapping[str, Words]) -> Iterator[str]:
+def _fish(commands: Mapping[str, Completions]) -> Iterator[str]:
     yield "complete -c quantkit -n __fish_use_subcommand -f -a help -d 'explain a command'"
-    for name, words in commands.items():
+    for name, completions in commands.items():
         command, _, subcommand = name.partition(" ")
         condition = f"__fish_seen_subcommand_from {command}"
         if subcommand:
@@ -130,11 +130,11 @@ def _fish(commands: Mapping[str, Words]) -> Iterator[str]:
         else:
             summary = _quote(_app.ALL[command])
             yield f"complete -c quantkit -n __fish_use_subcommand -f -a {command} -d {summary}"
-        for word in (*words.subcommands, *words.values.get("", ())):
-            yield f"complete -c quantkit -n '{condition}' -f -a {word}"
-        for flag, text in words.flags.items():
+        for current in (*completions.subcommands, *completions.values.get("", ())):
+            yield f"complete -c quantkit -n '{condition}' -f -a {current}"
+        for flag, text in completions.flags.items():
             option = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
-            choices = f" -x -a '{' '.join(words.values[flag])}'" if flag in words.values else ""
+            choices = f" -x -a '{' '.join(completions.values[flag])}'" if flag in completions.values else ""
             yield f"complete -c quantkit -n '{condition}' {option}{choices} -d {_quote(text)}"
 
 

@@ -28,17 +28,19 @@ def script_of(shell: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def complete(script: Path, *words: str) -> list[str]:
-    """Return the completions of the last word."""
-    line = " ".join(f"'{word}'" for word in words)
-    command = f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _quantkit; echo ${{COMPREPLY[@]}}"
+def complete(script: Path, *arguments: str) -> list[str]:
+    """Return the completions of the last argument."""
+    line = " ".join(f"'{argument}'" for argument in arguments)
+    command = (
+        f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(arguments) - 1}; _quantkit; echo ${{COMPREPLY[@]}}"
+    )
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert not result.stderr
     return result.stdout.split()
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (("quantkit", "qua"), ["quantize"]),
         (("quantkit", "help", "comp"), ["compare", "completion", "compare_graphs"]),
@@ -52,8 +54,8 @@ def complete(script: Path, *words: str) -> list[str]:
         (("quantkit", "transform", "graph"), []),
     ],
 )
-def test_words_are_completed_in_bash(bash_script: Path, words: tuple[str, ...], expected: list[str]) -> None:
-    assert complete(bash_script, *words) == expected
+def test_arguments_are_completed_in_bash(bash_script: Path, arguments: tuple[str, ...], expected: list[str]) -> None:
+    assert complete(bash_script, *arguments) == expected
 
 
 def test_every_flag_is_completed_in_bash(bash_script: Path) -> None:
@@ -62,9 +64,9 @@ def test_every_flag_is_completed_in_bash(bash_script: Path) -> None:
         parser = APP.make_parser(name, import_module(f"quantkit.cli.{name}"))
         subcommands = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
         leaves = [((name, sub), leaf) for sub, leaf in subcommands[0].items()] if subcommands else [((name,), parser)]
-        for words, leaf in leaves:
+        for arguments, leaf in leaves:
             flags = {flag for action in leaf._actions for flag in action.option_strings}
-            assert set(complete(bash_script, "quantkit", *words, "-")) == flags
+            assert set(complete(bash_script, "quantkit", *arguments, "-")) == flags
             count += len(flags)
     assert count > 300
 
