@@ -18,6 +18,7 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.limits import Limits, current_limits
 from quantkit.ops.kernels import KERNELS, evaluate, output_bytes
+from quantkit.ops.onnx import kernels as onnx_kernels
 from quantkit.ops.tensorflow.signatures import output_dtypes
 from quantkit.runtimes import open_session
 from quantkit.transforms.plugins import find_transform
@@ -136,6 +137,31 @@ def test_a_huge_output_is_rejected_before_it_takes_memory(op: str, attrs: dict[s
     assert tracemalloc.get_traced_memory()[1] < 1 << 22
     tracemalloc.stop()
     assert "--max-constant-bytes" in caught.value.hint
+
+
+# ONNX nodes whose output is huge although their inputs are small: (op, attributes, inputs).
+HUGE_ONNX_OUTPUTS: list[tuple[str, dict[str, Any], list[Any]]] = [
+    ("Add", {}, [np.ones((1 << 16, 1), F), np.ones((1, 1 << 16), F)]),
+    ("Less", {}, [np.ones((1 << 16, 1), F), np.ones((1, 1 << 16), F)]),
+    ("Where", {}, [np.ones((1 << 16, 1), bool), np.ones((1, 1 << 16), F), F(0)]),
+    ("MatMul", {}, [np.ones((1 << 16, 1), F), np.ones((1, 1 << 16), F)]),
+    ("Gemm", {"transA": 1}, [np.ones((1, 1 << 16), F), np.ones((1, 1 << 16), F)]),
+    ("Pad", {}, [np.ones(4, F), np.array([0, HUGE])]),
+    ("OneHot", {}, [np.zeros(100, np.int64), np.int64(HUGE), np.zeros(2, F)]),
+    ("Gather", {}, [np.ones((1, 1 << 16), F), np.zeros(1 << 16, np.int64)]),
+    ("GatherND", {}, [np.ones((1, 1 << 16), F), np.zeros((1 << 16, 1), np.int64)]),
+    ("Resize", {}, [np.ones((1, 1, 2, 2), F), np.zeros(0, F), np.zeros(0, F), np.array([1, 1, HUGE, HUGE])]),
+]
+
+
+@pytest.mark.parametrize(("op", "attrs", "inputs"), HUGE_ONNX_OUTPUTS, ids=[case[0] for case in HUGE_ONNX_OUTPUTS])
+def test_a_huge_output_of_an_onnx_node_is_rejected(op: str, attrs: dict[str, Any], inputs: list[Any]) -> None:
+    arrays = [np.asarray(value) for value in inputs]
+    tracemalloc.start()
+    with pytest.raises(GraphError, match=r"computes [\d,]+ bytes; the limit is 2,147,483,648"):
+        onnx_kernels.evaluate(Node("n", op, attrs=attrs), arrays)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    tracemalloc.stop()
 
 
 def test_output_bytes_are_those_of_the_kernel() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from quantkit.ir.tensor import Array, DType
-from quantkit.ops.onnx.kernels.registry import Call, kernel
+from quantkit.ops.onnx.kernels.registry import Call, broadcast_size, kernel
 from quantkit.ops.onnx.types import DTYPES
 
 # Abramowitz and Stegun 7.1.26 has an error of 1.5e-7 only; math.erf is exact to the last bit of a double.
@@ -110,7 +110,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@kernel(" ".join(_BINARY))
+@kernel(" ".join(_BINARY), broadcast_size)
 def _binary(call: Call) -> Array:
     arrays = [call.array(slot) for slot in range(len(call.inputs))]
     if call.node.attrs.get("broadcast") or call.node.attrs.get("axis") is not None:
@@ -118,18 +118,18 @@ def _binary(call: Call) -> Array:
     return np.asarray(reduce(_BINARY[call.node.op], arrays)).astype(arrays[0].dtype, copy=False)
 
 
-@kernel(" ".join(_COMPARISONS))
+@kernel(" ".join(_COMPARISONS), broadcast_size)
 def _compare(call: Call) -> Array:
     return np.asarray(_COMPARISONS[call.node.op](call.array(0), call.array(1)))
 
 
-@kernel("Mean")
+@kernel("Mean", broadcast_size)
 def _mean(call: Call) -> Array:
     arrays = [call.array(slot) for slot in range(len(call.inputs))]
     return np.asarray(reduce(np.add, arrays) / arrays[0].dtype.type(len(arrays))).astype(arrays[0].dtype, copy=False)
 
 
-@kernel("Mod")
+@kernel("Mod", broadcast_size)
 def _modulo(call: Call) -> Array:
     a, b = call.array(0), call.array(1)
     if a.dtype.kind != "f" and not np.all(b):
@@ -143,7 +143,7 @@ def _bit_shift(call: Call) -> Array:
     return np.asarray(shift(call.array(0), call.array(1)))
 
 
-@kernel("Where")
+@kernel("Where", broadcast_size)
 def _where(call: Call) -> Array:
     return np.where(call.array(0), call.array(1), call.array(2))
 

@@ -1,5 +1,6 @@
 """Kernels of ops that create, select and arrange elements."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,12 @@ def slice_of(start: int, end: int, step: int, length: int) -> slice:
     return slice(start, None if end < 0 else end, step)
 
 
-@kernel("Gather")
+def _gather_size(call: Call) -> int:
+    x, indices = call.array(0), call.array(1)
+    return math.prod((indices.size, x.size // max(1, x.shape[call.attr("axis", 0)])))
+
+
+@kernel("Gather", _gather_size)
 def _gather(call: Call) -> Array:
     x, indices = call.array(0), call.array(1)
     return np.asarray(np.take(x, indices.astype(np.int64), call.attr("axis", 0)))
@@ -141,7 +147,12 @@ def _gather_elements(call: Call) -> Array:
     return np.take_along_axis(x, np.where(indices < 0, indices + x.shape[axis], indices), axis)
 
 
-@kernel("GatherND")
+def _gather_nd_size(call: Call) -> int:
+    x, indices = call.array(0), call.array(1)
+    return math.prod((*indices.shape[:-1], *x.shape[call.attr("batch_dims", 0) + indices.shape[-1] :]))
+
+
+@kernel("GatherND", _gather_nd_size)
 def _gather_nd(call: Call) -> Array:
     x, indices = call.array(0), call.array(1).astype(np.int64)
     num_batch = call.attr("batch_dims", 0)
@@ -200,7 +211,15 @@ def _range(call: Call) -> Array:
     return np.asarray(start + np.arange(count).astype(start.dtype) * delta).astype(start.dtype)
 
 
-@kernel("Pad")
+def _pad_size(call: Call) -> int:
+    x, pads, axes = call.array(0), call.integers("pads", 1) or [], call.optional(3)
+    sizes = list(x.shape)
+    for index, axis in enumerate(range(x.ndim) if axes is None else axes):
+        sizes[axis] += max(pads[index], 0) + max(pads[len(pads) // 2 + index], 0)
+    return math.prod(sizes)
+
+
+@kernel("Pad", _pad_size)
 def _pad(call: Call) -> Array:
     x, pads, axes = call.array(0), call.integers("pads", 1) or [], call.optional(3)
     positions = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in axes]
@@ -234,7 +253,7 @@ def _depth_to_space(call: Call) -> Array:
     return y.reshape(n, c // block**2, h * block, w * block)
 
 
-@kernel("OneHot")
+@kernel("OneHot", lambda call: call.array(0).size * int(call.array(1).reshape(())))
 def _one_hot(call: Call) -> Array:
     indices, values, axis = call.array(0), call.array(2), call.attr("axis", -1)
     depth = int(call.array(1).reshape(()))

@@ -3,6 +3,7 @@
 Images have the layout (n, c, ...spatial).
 """
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -165,12 +166,24 @@ def _global_pool(call: Call) -> Array:
     return np.asarray((np.mean if call.node.op == "GlobalAveragePool" else np.max)(x, axis=axes, keepdims=True))
 
 
-@kernel("MatMul")
+def _matmul_size(call: Call) -> int:
+    a, b = call.array(0), call.array(1)
+    if a.ndim < 2 or b.ndim < 2:
+        return max(a.size, b.size)
+    return math.prod((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
+
+
+@kernel("MatMul", _matmul_size)
 def _matmul(call: Call) -> Array:
     return np.asarray(np.matmul(call.array(0), call.array(1)))
 
 
-@kernel("Gemm")
+def _gemm_size(call: Call) -> int:
+    a, b = call.array(0), call.array(1)
+    return math.prod((a.shape[1 if call.attr("transA", 0) else 0], b.shape[0 if call.attr("transB", 0) else 1]))
+
+
+@kernel("Gemm", _gemm_size)
 def _gemm(call: Call) -> Array:
     a, b, c = call.array(0), call.array(1), call.optional(2)
     a = a.T if call.attr("transA", 0) else a
@@ -341,7 +354,14 @@ def _gru_step(a: Array, hidden: Array, recurrence: Array, bias: Array, is_linear
     return np.asarray((1 - z) * np.tanh(ah + from_hidden) + z * hidden)
 
 
-@kernel("Resize Upsample")
+def _resize_size(call: Call) -> int:
+    sizes = call.integers("sizes", 3)
+    if sizes:
+        return math.prod(sizes)
+    return math.prod(int(size * scale) for size, scale in zip(call.array(0).shape, _scales(call), strict=True))
+
+
+@kernel("Resize Upsample", _resize_size)
 def _resize(call: Call) -> Array:
     x: Any = call.array(0)
     if (

@@ -3,6 +3,7 @@
 A kernel is a function ``(call) -> array`` or ``-> tuple of arrays``; it raises ValueError for invalid inputs.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from quantkit.errors import GraphError, UnavailableError
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array, Shape
+from quantkit.limits import current_limits
 
 # Opset that applies if the caller gives no opset.
 LATEST_OPSET = 25
@@ -60,11 +62,23 @@ class Call:
 
 
 Kernel = Callable[[Call], Array | tuple[Array, ...]]
+# Number of elements of an output that can be larger than the inputs, before the kernel allocates it.
+OutputSize = Callable[[Call], int]
 KERNELS: dict[str, Kernel] = {}
+_OUTPUT_SIZES: dict[str, OutputSize] = {}
 
 
-def kernel(ops: str) -> Callable[[Kernel], Kernel]:
+def broadcast_size(call: Call) -> int:
+    """Return the number of elements of the shape that all inputs are broadcast to."""
+    return math.prod(np.broadcast_shapes(*(array.shape for array in call.inputs if array is not None)))
+
+
+def kernel(ops: str, output_size: OutputSize | None = None) -> Callable[[Kernel], Kernel]:
     """Register a function for op types separated by spaces.
+
+    Args:
+        ops: op types.
+        output_size: number of elements of the output, if it can be larger than the inputs.
 
     Raises:
         ValueError: an op type already has a kernel.
@@ -75,6 +89,8 @@ def kernel(ops: str) -> Callable[[Kernel], Kernel]:
             if op in KERNELS:
                 raise ValueError(f"op type {op!r} already has a kernel")
             KERNELS[op] = function
+            if output_size is not None:
+                _OUTPUT_SIZES[op] = output_size
         return function
 
     return register
@@ -98,7 +114,7 @@ def evaluate(node: Node, inputs: Sequence[Array | None], opset: int = LATEST_OPS
 
     Raises:
         UnavailableError: the op has no kernel.
-        GraphError: the inputs are invalid for the op.
+        GraphError: the inputs are invalid for the op, or the output is too large.
 
     >>> evaluate(Node("sum", "Add"), [np.float32([1, 2]), np.float32(0.5)])
     (array([1.5, 2.5], dtype=float32),)
@@ -109,10 +125,32 @@ def evaluate(node: Node, inputs: Sequence[Array | None], opset: int = LATEST_OPS
             f"node {node.name!r}: the NumPy runtime has no kernel for the ONNX op {node.op}",
             hint="run the model in ONNX Runtime: --runtime onnxruntime",
         )
+    call = Call(node, inputs, opset)
     try:
+        _check_size(call)
         with np.errstate(all="ignore"):
-            result = function(Call(node, inputs, opset))
+            result = function(call)
         return tuple(map(np.asarray, result if isinstance(result, tuple) else (result,)))
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, ZeroDivisionError) as error:
         shapes = ", ".join("none" if array is None else str(Shape(array.shape)) for array in inputs) or "none"
         raise GraphError(f"node {node.name!r} ({node.op}), input shapes {shapes}: {error}") from error
+    except MemoryError:
+        raise GraphError(f"node {node.name!r} ({node.op}) needs more memory than this machine has") from None
+
+
+def _check_size(call: Call) -> None:
+    """Check that the output is not larger than ``max_constant_bytes`` of the limits in effect.
+
+    Raises:
+        GraphError: the output is larger.
+    """
+    output_size = _OUTPUT_SIZES.get(call.node.op)
+    if output_size is None:
+        return
+    width = max(array.itemsize for array in call.inputs if array is not None)
+    num_bytes, limit = output_size(call) * width, current_limits().max_constant_bytes
+    if num_bytes > limit:
+        raise GraphError(
+            f"node {call.node.name!r} ({call.node.op}) computes {num_bytes:,} bytes; the limit is {limit:,}",
+            hint="raise the limit with --max-constant-bytes if such a tensor is intended",
+        )
