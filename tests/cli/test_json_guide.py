@@ -70,7 +70,7 @@ OBJECTS = read_guide()
 def find_problem(value: Any, kind: str, path: str) -> str:
     """Return the difference between a JSON value and its type in the guide, or an empty string."""
     problems = [_find_problem_of_type(value, part, path) for part in kind.split(" or ")]
-    return "" if "" in problems else max(problems, key=len)
+    return "" if "" in problems else problems[0]
 
 
 def _find_problem_of_type(value: Any, kind: str, path: str) -> str:
