@@ -150,7 +150,7 @@ def _with_known_sizes(graph: Graph, samples: Mapping[str, tuple[int, ...]]) -> G
 
     def close(node: Node) -> Node:
         shape = node.attrs.get("shape")
-        if node.name not in graph.input_names or not isinstance(shape, Shape) or shape.dims is None:
+        if node.name not in graph.input_names or not isinstance(shape, Shape) or not shape.dims:
             return node
         sample = samples.get(node.name, ())
         sizes = (1, *sample[1:]) if len(sample) == len(shape.dims) else (1,) * len(shape.dims)

@@ -532,7 +532,10 @@ def test_onnx_models_are_calibrated_as_tensorflow_graphs_without_a_runtime(
 def test_macs_are_those_of_a_sample(tmp_path: Path) -> None:
     """Unknown sizes of the inputs are those of the data."""
     network = Network("n", 8, "h", "w")
-    onnx.save(network.model(network.conv("x", name="y")), tmp_path / "float.onnx")
-    data = np.random.default_rng(0).random((2, 8, 5, 7), np.float32)
+    network.inputs["factor"] = ()
+    y = network.add("Mul", network.conv("x"), "factor", name="y")
+    onnx.save(network.model(y), tmp_path / "float.onnx")
+    image = np.random.default_rng(0).random((1, 8, 5, 7), np.float32)
+    data = [{"x": image, "factor": np.float32(2)}]
     result = qk.quantize(tmp_path / "float.onnx", data, target="onnx", runs=0)
     assert result.report.census.int8_macs == 9 * 8 * 8 * 5 * 7
