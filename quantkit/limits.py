@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-from quantkit.arguments import require_positive, without_none
+from quantkit.arguments import public, require_positive, without_none
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ def current_limits() -> Limits:
 
 
 @contextmanager
+@public
 def limits(*, max_nodes: int | None = None, max_constant_bytes: int | None = None) -> Iterator[None]:
     """Change the limits within a ``with`` block.
 

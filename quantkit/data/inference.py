@@ -1,10 +1,11 @@
 """Inference of preprocessing and labels from the model card, or else from the model."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
-from quantkit.arguments import public
+from quantkit.arguments import as_numbers, public, require_divisors, require_natural, require_numbers, without_none
 from quantkit.data.input_scaling import InputScaling
 from quantkit.data.inputs import ImageInput, image_size, takes_images
 from quantkit.data.labels import Labels, Order, find_labels, order_of, read_labels
@@ -34,6 +35,25 @@ class PreprocessingOptions:
     width: int | None = None
     mean: float | tuple[float, ...] | None = None
     std: float | tuple[float, ...] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        input_height: int | None = None,
+        input_width: int | None = None,
+        input_mean: float | Sequence[float] | None = None,
+        input_std: float | Sequence[float] | None = None,
+    ) -> Self:
+        """Return the options of a function with these arguments.
+
+        Raises:
+            UsageError: a size is not a whole number from 0, or a number is not finite or a divisor of 0.
+        """
+        require_natural(**without_none(input_height=input_height, input_width=input_width))
+        require_numbers(**without_none(input_mean=input_mean))
+        require_divisors(**without_none(input_std=input_std))
+        return cls(input_height, input_width, as_numbers(input_mean), as_numbers(input_std))
 
 
 def infer_preprocessing(

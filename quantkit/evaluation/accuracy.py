@@ -13,15 +13,11 @@ from time import perf_counter
 from typing import Any
 
 from quantkit.arguments import (
-    as_numbers,
     expand_user,
     public,
     require_callable,
-    require_divisors,
     require_flag,
     require_fraction,
-    require_natural,
-    require_numbers,
     require_path,
     require_positive,
     require_ratio,
@@ -248,9 +244,9 @@ def evaluate(
         EvaluationInterrupted: Ctrl-C, with the metrics of the samples so far.
     """
     require_positive(batch=batch, **without_none(limit=limit))
-    require_natural(**without_none(input_height=input_height, input_width=input_width))
-    require_numbers(**without_none(input_mean=input_mean))
-    require_divisors(**without_none(input_std=input_std))
+    preprocessing = PreprocessingOptions.of(
+        input_height=input_height, input_width=input_width, input_mean=input_mean, input_std=input_std
+    )
     require_fraction(**without_none(min_top1=min_top1, min_agreement=min_agreement))
     require_ratio(**without_none(max_kl=max_kl))
     require_text(
@@ -261,7 +257,6 @@ def evaluate(
     require_callable(on_progress=on_progress, on_message=on_message)
     options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op)
     dataset = as_dataset(data, limit)
-    preprocessing = PreprocessingOptions(input_height, input_width, as_numbers(input_mean), as_numbers(input_std))
     with ExitStack() as stack:
 
         def open_and_close_later(value: Any, runtime_name: str, precision: str) -> OpenedModel:

@@ -12,14 +12,10 @@ from typing import Any, TypedDict, Unpack, overload
 import numpy as np
 
 from quantkit.arguments import (
-    as_numbers,
     expand_user,
     public,
     require_callable,
-    require_divisors,
     require_flag,
-    require_natural,
-    require_numbers,
     require_path,
     require_positive,
     require_text,
@@ -278,9 +274,9 @@ def classify_images(
         EvaluationInterrupted: Ctrl-C, with the predictions so far.
     """
     require_positive(top=top)
-    require_natural(**without_none(input_height=input_height, input_width=input_width))
-    require_numbers(**without_none(input_mean=input_mean))
-    require_divisors(**without_none(input_std=input_std))
+    preprocessing = PreprocessingOptions.of(
+        input_height=input_height, input_width=input_width, input_mean=input_mean, input_std=input_std
+    )
     require_text(runtime=runtime, input_layer=input_layer, output_layer=output_layer)
     require_path(**without_none(labels=labels))
     require_flag(random_weights=random_weights, offline=offline)
@@ -292,7 +288,6 @@ def classify_images(
     opened = open_model(loaded, runtime, options, input_layer=input_layer, output_layer=output_layer)
     opened_seconds = perf_counter() - start
     with opened.session as session:
-        preprocessing = PreprocessingOptions(input_height, input_width, as_numbers(input_mean), as_numbers(input_std))
         classifier = Classifier(
             session,
             infer_preprocessing(session.inputs[0], opened.basis, preprocessing),

@@ -20,15 +20,12 @@ import numpy as np
 
 from quantkit.arguments import (
     as_names,
-    as_numbers,
     public,
     require_callable,
-    require_divisors,
     require_flag,
     require_names,
     require_natural,
     require_number,
-    require_numbers,
     require_positive,
     require_text,
     without_none,
@@ -204,8 +201,7 @@ def compare(
     require_flag(structure=structure, offline=offline)
     require_positive(**without_none(limit=limit))
     require_number(floor=floor, **without_none(min_sqnr=min_sqnr))
-    require_numbers(**without_none(input_mean=input_mean))
-    require_divisors(**without_none(input_std=input_std))
+    preprocessing = PreprocessingOptions.of(input_mean=input_mean, input_std=input_std)
     require_natural(seed=seed)
     require_names(runtimes=runtimes, **without_none(inputs=inputs, outputs=outputs))
     runtime_names = as_names(runtimes) or ()
@@ -227,7 +223,6 @@ def compare(
     names = [
         model.name if model.path or model.card else f"{model.name} {number}" for number, model in enumerate(models, 1)
     ]
-    preprocessing = PreprocessingOptions(mean=as_numbers(input_mean), std=as_numbers(input_std))
     if data is None:
         samples: _Samples = _RandomSamples(limit or RANDOM_SAMPLES, seed)
     else:

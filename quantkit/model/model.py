@@ -174,6 +174,7 @@ class Model:
             flags=flags,
         )
 
+    @public
     def save(self, path: str | os.PathLike[str], *, format: str | None = None, as_text: bool | None = None) -> None:
         """Write the model in the format of the path's suffix; see `quantkit.save`."""
         from quantkit.model.exporters.files import save

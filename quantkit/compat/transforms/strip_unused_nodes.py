@@ -1,6 +1,7 @@
 """The original's removal of nodes that no graph output depends on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from quantkit.compat.transforms.nodes import NodeDef, by_name, node_of
 from quantkit.compat.transforms.table import ClassicContext, as_int64, classic_transform
@@ -9,6 +10,10 @@ from quantkit.ir.graph import Attr
 from quantkit.ir.tensor import DType, Shape
 
 DTYPES = {dtype.value: dtype for dtype in DType}
+DTYPE_EXAMPLE = "name=foo, type_for_name=float, name=bar, type_for_name=quint8"
+SHAPE_EXAMPLE = 'name=foo, shape_for_name="2,2,1", name=bar, shape_for_name="1"'
+
+Value = TypeVar("Value")
 
 
 @classic_transform
@@ -24,8 +29,8 @@ def strip_unused_nodes(nodes: Sequence[NodeDef], context: ClassicContext) -> lis
     for node in nodes:
         if node.name in inputs and node.op != "Placeholder":
             attrs: dict[str, Attr] = {
-                "dtype": _parse_dtype_options(context, node.name),
-                "shape": _parse_shape_options(context, node.name),
+                "dtype": _read_options(context, node.name, "type", DTYPE_EXAMPLE, _parse_dtype, DType.FLOAT),
+                "shape": _read_options(context, node.name, "shape", SHAPE_EXAMPLE, _parse_shape, Shape(())),
             }
             result.append(NodeDef(node.name, "Placeholder", attrs=attrs))
         elif node.name in required:
@@ -54,36 +59,25 @@ def required_names(nodes: Mapping[str, NodeDef], outputs: Sequence[str], stop: s
     return required
 
 
-def _parse_dtype_options(context: ClassicContext, name: str) -> DType:
-    dtype = DType.FLOAT
-    if texts := context.values("type"):
+def _read_options(
+    context: ClassicContext, name: str, option: str, example: str, parse: Callable[[str], Value], default: Value
+) -> Value:
+    """Return the value of an option for a node: that of ``<option>_for_name``, else that of ``<option>``."""
+    value = default
+    if texts := context.values(option):
         if len(texts) > 1:
-            raise GraphError("You must pass no more than one default 'type' to strip_unused_nodes")
-        dtype = _parse_dtype(texts[0])
-    example = "name=foo, type_for_name=float, name=bar, type_for_name=quint8"
-    for node_name, text in _named_options(context, "type_for_name", example):
+            raise GraphError(f"You must pass no more than one default '{option}' to strip_unused_nodes")
+        value = parse(texts[0])
+    for node_name, text in _named_options(context, f"{option}_for_name", example):
         if node_name == name:
-            dtype = _parse_dtype(text)
-    return dtype
+            value = parse(text)
+    return value
 
 
 def _parse_dtype(text: str) -> DType:
     if text not in DTYPES:
         raise GraphError(f"Couldn't understand type argument '{text}'")
     return DTYPES[text]
-
-
-def _parse_shape_options(context: ClassicContext, name: str) -> Shape:
-    shape = Shape(())
-    if texts := context.values("shape"):
-        if len(texts) > 1:
-            raise GraphError("You must pass no more than one default 'shape' to strip_unused_nodes")
-        shape = _parse_shape(texts[0])
-    example = 'name=foo, shape_for_name="2,2,1", name=bar, shape_for_name="1"'
-    for node_name, text in _named_options(context, "shape_for_name", example):
-        if node_name == name:
-            shape = _parse_shape(text)
-    return shape
 
 
 def _parse_shape(text: str) -> Shape:
