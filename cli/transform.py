@@ -115,6 +115,9 @@ def run(args: Namespace) -> int:
         if args.classic:
             from quantkit.compat import transform_classic
 
+            if options.pop("input_shapes"):
+                raise UsageError("--input-shape does not apply to --classic", hint="omit one of them")
+
             recipe = find_recipe(args.recipe) if args.recipe else args.transforms
             model = transform_classic(source, recipe, args.inputs, args.outputs, **options)
         else:

@@ -23,6 +23,7 @@ import numpy as np
 
 from quantkit.arguments import type_name
 from quantkit.data.images import read_bytes
+from quantkit.data.zipped_rows import ZippedRows
 from quantkit.errors import InputError, UsageError
 from quantkit.formats.tfrecord import Features, parse_example, read_record
 from quantkit.ir.tensor import Array
@@ -197,13 +198,13 @@ class ArrayDataset(Dataset):
     """Rows of arrays.
 
     Attributes:
-        arrays: arrays by name, each (n, ...); the name is empty for an array without one.
+        arrays: arrays by name, each (n, ...), or `ZippedRows`; the name is empty for an array without one.
         labels: label of each row.
         rows: indices of the rows that belong to the dataset, in order.
     """
 
     source: str
-    arrays: Mapping[str, Array]
+    arrays: Mapping[str, Any]
     labels: Sequence[str]
     rows: Sequence[int]
     skipped_files: int = field(default=0, init=False)
@@ -253,7 +254,12 @@ class ArrayDataset(Dataset):
 
     def subset(self, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Self:
         rows = list(self.rows) if keep_order else sorted(self.rows, key=lambda row: _digest(str(row)))
-        return replace(self, rows=_slice(rows, limit, skip, self.source))
+        selected = _slice(rows, limit, skip, self.source)
+        arrays = {
+            name: array.select(selected) if isinstance(array, ZippedRows) else array
+            for name, array in self.arrays.items()
+        }
+        return replace(self, arrays=arrays, rows=selected)
 
 
 @dataclass(frozen=True, eq=False)
@@ -445,7 +451,7 @@ def _holds_values(array: Array) -> bool:
     return kind in "biufcSU" or array.dtype.name == "bfloat16" or is_raw or is_text
 
 
-def _check_values(array: Array, name: str) -> Array:
+def _check_values(array: Any, name: str) -> Any:
     """Return an array of numbers or texts, in the byte order of this machine.
 
     Raises:
@@ -455,6 +461,8 @@ def _check_values(array: Array, name: str) -> Array:
         raise InputError(
             f"{name} holds {array.dtype.name} elements, which are not numbers", hint="write arrays of numbers"
         )
+    if isinstance(array, ZippedRows):
+        return array
     _check_characters(array, name)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 

@@ -23,10 +23,10 @@ from quantkit.data.dataset import (
     split_labels,
     to_array,
 )
+from quantkit.data.zipped_rows import ZippedRows
 from quantkit.errors import InputError, UsageError, did_you_mean, one_line
 from quantkit.formats.kinds import check_regular
 from quantkit.formats.tfrecord import is_tfrecord, record_offsets
-from quantkit.ir.tensor import Array
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".gif", ".webp"})
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
@@ -276,11 +276,17 @@ def _read_arrays(path: Path) -> ArrayDataset:
     return ArrayDataset.of(arrays, source=str(path))
 
 
-def _read_archive(path: Path) -> dict[str, Array]:
-    """Read the arrays of an ``.npz`` file: `numpy.load` writes to stderr if the archive is broken."""
-    arrays = {}
+def _read_archive(path: Path) -> dict[str, Any]:
+    """Read the arrays of an ``.npz`` file: `numpy.load` writes to stderr if the archive is broken.
+
+    Large arrays become `ZippedRows`.
+    """
+    arrays: dict[str, Any] = {}
     with ZipFile(path) as archive:
         for name in archive.namelist():
+            if (rows := ZippedRows.open(path, name)) is not None:
+                arrays[name.removesuffix(".npy")] = rows
+                continue
             with archive.open(name) as member:
                 arrays[name.removesuffix(".npy")] = np.lib.format.read_array(member, allow_pickle=False)
     return arrays

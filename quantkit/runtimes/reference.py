@@ -116,6 +116,9 @@ class _ExecutionPlan:
         values = {edge: _encode_strings(array) for edge, array in zip(self.inputs, feeds, strict=True)}
         arrays: dict[Edge, Any] = {**self.constants, **values, _OMITTED: None}
         for step in self.steps:
+            missing = next((edge for edge in step.node.inputs if edge not in arrays), None)
+            if missing is not None:
+                raise GraphError(f"node {step.node.name!r} consumes {str(missing)!r}, which no node computes")
             inputs = [arrays[edge] for edge in step.node.inputs]
             results = step.function.run(inputs) if step.function else self.evaluate(step.node, inputs)
             for port, array in enumerate(results):

@@ -10,13 +10,15 @@ import pytest
 from conformance_cases import CASES
 
 import quantkit as qk
-from quantkit.errors import InputError
+from quantkit.errors import GraphError, InputError
 from quantkit.formats import graphdef, save
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
+from quantkit.ops.kernels import evaluate
 from quantkit.quantization.annotation import annotate
 from quantkit.quantization.ranges import Ranges
 from quantkit.recipes.trace import Trace
+from quantkit.runtimes import open_session
 
 main = next(entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit").load()
 GRAPH = CASES["dense"].graph
@@ -277,3 +279,28 @@ def test_an_output_name_may_have_the_maximum_length(length: int, model: Path) ->
     assert main(["transform", str(model), "-o", str(out), "--recipe", "inference"]) == 0
     assert out.exists()
     assert [path.name for path in model.parent.iterdir() if path.suffix == ".part"] == []
+
+
+def test_classic_transforms_take_no_input_shape(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["transform", "--classic", str(model), "-o", str(model.with_name("o.pb")), "--inputs=x", "--outputs=y"]
+    assert main([*arguments, "--transforms=fold_constants"]) == 0
+    capsys.readouterr()
+    code, text = run(capsys, *arguments, "--transforms=fold_constants", "--input-shape", "x:1x4")
+    assert code == 2
+    assert "--input-shape does not apply to --classic" in text
+
+
+def test_an_edge_that_no_node_computes_is_an_error_of_the_graph() -> None:
+    nodes = {**GRAPH.nodes, "softmax": GRAPH["softmax"].with_(inputs=(Edge("sum", 1),))}
+    graph = Graph.of(nodes.values(), ["x"], ["softmax"])
+    with (
+        pytest.raises(GraphError, match="'sum:1', which no node computes"),
+        open_session(graph, "reference") as session,
+    ):
+        session.run({"x": np.ones((3, 4), np.float32)})
+
+
+def test_an_infinite_range_is_an_error_of_the_graph() -> None:
+    node = Node("n", "Range", attrs={"Tidx": DType.FLOAT})
+    with pytest.raises(GraphError, match="'n'"):
+        evaluate(node, [np.float32(0), np.float32(np.inf), np.float32(1)])

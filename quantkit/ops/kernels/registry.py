@@ -110,7 +110,7 @@ def _guard(function: Kernel) -> GuardedKernel:
             return _cast_outputs(node, outputs)
         except MemoryError:
             raise GraphError(f"node {node.name!r} ({node.op}) needs more memory than this machine has") from None
-        except (ValueError, IndexError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, ZeroDivisionError) as error:
             shapes = ", ".join(str(Shape(array.shape)) for array in inputs) or "none"
             raise GraphError(f"node {node.name!r} ({node.op}), input shapes {shapes}: {error}") from error
 

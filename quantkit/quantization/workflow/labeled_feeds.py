@@ -10,7 +10,7 @@ from quantkit.data.inference import find_model_labels, find_origin
 from quantkit.data.labels import Labels, read_labels
 from quantkit.data.pipeline import ARRAYS_UNCHANGED
 from quantkit.data.preprocessing import Preprocessing
-from quantkit.errors import InputError
+from quantkit.errors import GraphError, InputError
 from quantkit.evaluation.accuracy import find_class
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
@@ -67,7 +67,10 @@ class LabeledFeeds:
 
         Raises:
             UsageError: the inputs do not accept the data.
+            GraphError: the model has no outputs.
         """
+        if not session.outputs:
+            raise GraphError(f"{model.name} has no outputs", hint="name them: --outputs NAMES")
         result, card = session.outputs[0], model.card
         if card is None and len(session.inputs) == 1:
             card = find_origin(session.inputs[0], result, list_cards())

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from quantkit.arguments import expand_user
-from quantkit.errors import UsageError
+from quantkit.errors import InputError, UsageError, one_line
 from quantkit.ir.graph import Graph
 from quantkit.quantization import Plan, Scheme, annotate
 from quantkit.quantization.ranges import Range, Ranges, graph_digest
@@ -59,10 +59,24 @@ def choose_plan(options: Options, graph: Graph, scheme: Scheme) -> Plan:
         plan = annotate(graph, scheme)
     else:
         plan.require_nodes(graph)
+        _require_convertible(graph, plan)
         if plan.graph and plan.graph != graph_digest(graph):
             options.on_message("the plan was made for another graph, which has nodes of the same names")
     save_plan(options, graph, plan)
     return plan
+
+
+def _require_convertible(graph: Graph, plan: Plan) -> None:
+    """Check that a plan from a file, which a user may have edited, can be converted.
+
+    Raises:
+        InputError: the decisions of the plan contradict each other or the graph.
+    """
+    try:
+        convert_uncalibrated(graph, plan)
+    except (LookupError, ValueError, TypeError, AttributeError, AssertionError) as error:
+        reason = one_line(f"{type(error).__name__}: {error}")
+        raise InputError(f"the plan does not fit the graph: {reason}", hint="compute it again") from None
 
 
 def check_plan(graph: Graph, plan: Plan) -> None:
