@@ -95,11 +95,12 @@ def _remove_cast(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
     if source is not None and source is target:
         return identity(root, root.inputs[0])
     inner = producer(graph, root.inputs[0], "Cast")
-    if inner is None or source is None:
+    first = facts.types.get(inner.inputs[0]) if inner is not None else None
+    if inner is None or source is None or target is None or first is None:
         return None
-    first = facts.types.get(inner.inputs[0])
-    is_lossless = first is not None and first in _LOSSLESS.get(source, ())
-    return [root.with_input(0, inner.inputs[0])] if is_lossless else None
+    # A target that cannot hold all values of the first type may treat overflow differently by source type.
+    has_room = target is first or target.is_float or first in _LOSSLESS.get(target, ())
+    return [root.with_input(0, inner.inputs[0])] if has_room and first in _LOSSLESS.get(source, ()) else None
 
 
 # Element types whose values another type can hold.

@@ -124,9 +124,14 @@ def remove_expand(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
         steps = integers(graph, root, "steps", 4)
         return identity(root, root.inputs[0]) if not has_input(root, 4) or (steps and min(steps) > 0) else None
     if root.op in ("MaxPool", "AveragePool"):
-        return identity(root, root.inputs[0]) if set(_attr(root, "kernel_shape")) == {1} else None
-    if root.op == "Resize" and (has_input(root, 1) and len(root.inputs) > 2 and root.attrs.get("extrapolation_value")):
-        return None
+        is_single = {*_attr(root, "kernel_shape"), *_attr(root, "strides")} == {1} and not any(_attr(root, "pads"))
+        return identity(root, root.inputs[0]) if is_single else None
+    if root.op == "Resize":
+        # Equal sizes are not enough: a scale of 1.05 moves the positions, too.
+        scales = constant_value(graph, root, 1 if len(root.inputs) == 2 else 2)
+        has_scales = has_input(root, 1 if len(root.inputs) == 2 else 2) and (scales is None or scales.size)
+        is_crop = root.attrs.get("coordinate_transformation_mode") == b"tf_crop_and_resize"
+        return None if is_crop or (has_scales and not is_all(scales, 1)) else identity(root, root.inputs[0])
     return identity(root, root.inputs[0])
 
 
