@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -431,7 +431,7 @@ def _to_strings(row: Array) -> Array:
     """Return texts and bytes as an array of bytes objects: NumPy strings drop trailing zero bytes."""
     strings = np.empty(row.shape, object)
     for index in np.ndindex(row.shape):
-        value = row[index]
+        value: Any = row[index]
         strings[index] = value.encode() if isinstance(value, str) else bytes(value)
     return strings
 

@@ -61,18 +61,12 @@ def suppress_log() -> Iterator[None]:
 
 
 def graph_def(graph: Graph) -> Any:
-    """Return the GraphDef message of a graph; the encoded bytes are freed.
+    """Return the graph as TensorFlow's GraphDef message.
 
     Raises:
         GraphError: a part of the file that quantkit keeps unchanged is not a message.
     """
-    message_class, data = import_tensorflow().compat.v1.GraphDef, graphdef.encode(graph)
-    from google.protobuf.message import DecodeError
-
-    try:
-        return message_class.FromString(data)
-    except DecodeError as error:
-        raise GraphError(f"TensorFlow cannot read the graph: {one_line(str(error))}", "export it again") from None
+    return graphdef.as_message(graph, import_tensorflow().compat.v1.GraphDef)
 
 
 def import_graph(graph: Graph, device: str = "/device:CPU:0") -> Any:

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator
 from mmap import mmap
 from typing import Any, BinaryIO
 
-from quantkit.errors import GraphError, InputError
+from google.protobuf.message import DecodeError
+
+from quantkit.errors import GraphError, InputError, one_line
 from quantkit.formats import wire
 from quantkit.formats.graphdef.function_library import check_inlined_size, decode_library, encode_library
 from quantkit.formats.graphdef.nodes import decode_node, decode_node_message, encode_node
@@ -139,6 +141,23 @@ def chunks(graph: Graph) -> Iterator[wire.Buffer]:
     if versions:
         yield wire.header(VERSIONS, len(versions)) + versions
     yield graph.extra
+
+
+def as_message(graph: Graph, kind: Any) -> Any:
+    """Return the graph as a GraphDef message of another package; the encoded bytes are freed.
+
+    Args:
+        graph: graph to convert.
+        kind: message class of that package.
+
+    Raises:
+        GraphError: a part of the file that quantkit keeps unchanged is not a message.
+    """
+    data = encode(graph)
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise GraphError(f"TensorFlow cannot read the graph: {one_line(str(error))}", "export it again") from None
 
 
 def encode_text(graph: Graph) -> str:
