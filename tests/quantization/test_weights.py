@@ -3,12 +3,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import quantkit as qk
 from quantkit.convert.to_litert import save_litert
 from quantkit.errors import UnavailableError
 from quantkit.formats import save
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
+from quantkit.ir.text import from_text
 from quantkit.quantization import Plan, Ranges, Scheme, annotate, convert
 from quantkit.runtimes import find_runtime, open_session
 
@@ -143,3 +145,41 @@ def test_the_scheme_is_written_and_read(tmp_path: Path) -> None:
     scheme.save(tmp_path / "scheme.toml")
     assert "weights_only = true" in (tmp_path / "scheme.toml").read_text()
     assert Scheme.load(tmp_path / "scheme.toml") == scheme
+
+
+SHARED = """
+    inputs: x
+    outputs: last
+    x = Placeholder[?x32](dtype=float)
+    first = MatMul(x, w, T=float)
+    act1 = Relu(first, T=float)
+    second = MatMul(act1, w, T=float)
+    act2 = Relu(second, T=float)
+    third = MatMul(act2, w, T=float)
+    last = Relu(third, T=float)
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("target", ["onnx", "tensorflow", "eightbit", "litert"])
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_weights_of_several_layers_are_stored_once(target: str, weights_only: bool) -> None:
+    if target != "onnx":
+        pytest.importorskip("tensorflow", reason="pip install tensorflow")
+    random = np.random.default_rng(0)
+    draft = from_text(SHARED.replace("x = ", "w = Const[32x32]()\n    x = ", 1))
+    weights = constant("w", (random.normal(size=(32, 32)) / 6).astype(np.float32))
+    graph = draft.with_nodes(weights if node.name == "w" else node for node in draft.nodes.values())
+    data = {"held_out" if weights_only else "calibration": random.normal(size=(8, 32)).astype(np.float32)}
+    result = qk.quantize(graph, target=target, weights_only=weights_only, runs=0, **data)
+    if target != "litert":  # its converter makes the constants of the file
+        stored = [
+            node.value
+            for node in result.conversion.quantized.nodes.values()
+            if node.is_constant and node.value.num_elements == 32 * 32
+        ]
+        assert len(stored) == 1
+        assert stored[0].num_bytes == 32 * 32
+    accuracy = result.report.accuracy
+    assert accuracy.sqnr is not None
+    assert accuracy.sqnr.worst > 20

@@ -64,6 +64,7 @@ class _Quantization:
         nodes: nodes of the ONNX graph, by name.
         new_nodes: nodes that the conversion adds.
         redirects: dequantized edge, by edge of the ONNX graph.
+        weights: dequantized edge of weights, by constant of the float graph, op and scales.
     """
 
     source: Graph
@@ -75,6 +76,7 @@ class _Quantization:
     nodes: dict[str, Node] = field(init=False)
     new_nodes: list[Node] = field(default_factory=list)
     redirects: dict[Edge, Edge] = field(default_factory=dict)
+    weights: dict[tuple[str, str, bytes], Edge] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         averages = _clamped_averages(self.source, self.plan)
@@ -133,9 +135,13 @@ class _Quantization:
         quantized = Tensor(ONNX_TYPES[spec.dtype], weights.shape, partial(_quantize, weights, parameters))
         quantized = transpose_tensor(quantized, LAYOUTS[op], shape) if op in LAYOUTS else quantized
         name = layer.name
-        self.new_nodes.append(Node(f"{name}/weights", "Constant", attrs={"value": quantized}))
-        axis = 0 if layer.op == "Conv" or layer.attrs.get("transB") else 1
-        inputs = [layer.inputs[0], self._dequantize(f"{name}/weights", scales, np.int8, axis)]
+        # Layers with the same weights share the nodes.
+        key = (pattern.weights, op, scales.tobytes())
+        if key not in self.weights:
+            self.new_nodes.append(Node(f"{name}/weights", "Constant", attrs={"value": quantized}))
+            axis = 0 if layer.op == "Conv" or layer.attrs.get("transB") else 1
+            self.weights[key] = self._dequantize(f"{name}/weights", scales, np.int8, axis)
+        inputs = [layer.inputs[0], self.weights[key]]
         if bias is not None:
             self._add_constant(f"{name}/bias", np.rint(bias / (step * scales)).astype(np.int32))
             inputs.append(self._dequantize(f"{name}/bias", (step * scales).astype(np.float32), np.int32, 0))

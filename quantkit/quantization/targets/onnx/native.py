@@ -67,6 +67,7 @@ class _NativeQuantization:
         self.new_nodes: list[Node] = []
         self.names = {*source.nodes, *(str(edge) for edge in source.uses), *_later_outputs(source)}
         self.constants: set[str] = set()
+        self.weights: dict[tuple[str, bytes], Edge] = {}
 
     def graph(self) -> Graph:
         """Return the quantized graph."""
@@ -125,9 +126,12 @@ class _NativeQuantization:
         parameters = fit_bias(parameters, step, bias)
         quantized = Tensor(ONNX_TYPES[spec.dtype], weights.shape, partial(_quantize, weights, parameters))
         axis = spec.axes[0] if parameters.scale.shape else None
-        edge = self._dequantize(f"{layer.name}/weights", quantized, parameters.scale, axis)
+        # Layers with the same weights share the nodes.
+        key = (pattern.weights, parameters.scale.tobytes())
+        if key not in self.weights:
+            self.weights[key] = self._dequantize(f"{layer.name}/weights", quantized, parameters.scale, axis)
         self.constants.add(pattern.weights)
-        self.nodes[layer.name] = layer.with_input(WEIGHTS_INDEX, edge)
+        self.nodes[layer.name] = layer.with_input(WEIGHTS_INDEX, self.weights[key])
         if bias is not None:
             scales = (step * parameters.scale).astype(np.float32)
             values = Tensor.of(np.rint(bias / (step * parameters.scale)).astype(np.int32))

@@ -126,16 +126,21 @@ def _layer_inputs(
     """
     shifted = bias - source.zero * source.scale * weights.sums
     limit = (weights.scale * np.float32(127)).astype(np.float32)
-    data = [
-        source.edge,
-        builder.constant(f"{pattern.name}/weights", weights.quantized, WEIGHTS_TYPE),
-        builder.constant(f"{pattern.name}/bias", shifted.astype(np.float32)),
-    ]
-    limits = [
-        builder.constant(f"{pattern.name}/weights_min", -limit),
-        builder.constant(f"{pattern.name}/weights_max", limit),
-    ]
-    return data, [*builder.unshifted_limits(source), *limits]
+    # Layers with the same weights share their constants.
+    key = (pattern.weights, bool(builder.source[pattern.layer].attrs.get("transpose_b")))
+    shared = builder.weights.get(key)
+    quantized = shared[0] if shared else builder.constant(f"{pattern.name}/weights", weights.quantized, WEIGHTS_TYPE)
+    data = [source.edge, quantized, builder.constant(f"{pattern.name}/bias", shifted.astype(np.float32))]
+    low, high = (
+        shared[1:]
+        if shared
+        else (
+            builder.constant(f"{pattern.name}/weights_min", -limit),
+            builder.constant(f"{pattern.name}/weights_max", limit),
+        )
+    )
+    builder.weights[key] = (quantized, low, high)
+    return data, [*builder.unshifted_limits(source), low, high]
 
 
 def _add_convolution(

@@ -41,6 +41,7 @@ class GraphBuilder:
         nodes: nodes of the new graph, by name.
         quantized: quantized tensors, by edge of the float graph.
         scalars: edges of float constants, by value.
+        weights: edges of quantized weights and their limits, by constant of the float graph and transposition.
     """
 
     source: Graph
@@ -54,6 +55,7 @@ class GraphBuilder:
         self.nodes: dict[str, Node] = {}
         self.quantized: dict[Edge, QuantizedTensor] = {}
         self.scalars: dict[float, Edge] = {}
+        self.weights: dict[tuple[str, bool], tuple[Edge, Edge, Edge]] = {}
 
     def graph(self) -> Graph:
         """Return the graph, with the nodes that its outputs need."""
