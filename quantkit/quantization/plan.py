@@ -173,7 +173,8 @@ class Plan:
         Raises:
             InputError: a node is missing, or a pattern does not fit the graph.
         """
-        names = [*self.pattern_of, *self.weights, *self.pass_through, *(edge.node for edge in self.activations)]
+        names = [*self.pattern_of, *self.weights, *self.pass_through, *self.float_fallbacks]
+        names += [edge.node for edge in self.activations]
         for name in names:
             if name not in graph:
                 raise InputError(

@@ -173,6 +173,29 @@ def test_plans_whose_patterns_do_not_fit_the_graph(
     assert message in text
 
 
+def test_a_plan_may_name_only_nodes_of_the_graph(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = annotate(GRAPH).to_json()
+    document["float_fallbacks"]["gone"] = "no reason"
+    model.with_name("p.json").write_text(json.dumps(document))
+    out, flags = model.with_name("a.onnx"), ["--ranges", model.with_name("r.json"), "--runs", 0]
+    code, text = run(capsys, "quantize", model, "-o", out, *flags, "--plan", model.with_name("p.json"))
+    assert code == 3
+    assert "the plan references node 'gone'" in text
+
+
+def test_results_of_one_name_are_an_error_of_the_function() -> None:
+    function = graphdef.message_class("FunctionDef")()
+    function.signature.name = "f"
+    function.signature.input_arg.add(name="a", type=1)
+    for _ in range(2):
+        function.signature.output_arg.add(name="r", type=1)
+    function.ret["r"] = "a"
+    library = graphdef.message_class("GraphDef")()
+    library.library.function.append(function)
+    with pytest.raises(GraphError, match="two results of function 'f' have the same name"):
+        _ = graphdef.decode(library.SerializeToString()).library["f"]
+
+
 def test_an_empty_ignore_errors_in_a_recipe_is_an_error(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = model.with_name("r.toml")
     file.write_text('[[step]]\ntransform = "fold_constants"\nignore_errors = []\n')

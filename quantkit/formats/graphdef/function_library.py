@@ -101,6 +101,8 @@ def _decode_function(name: str, library: Library[Graph], call_attrs: Mapping[str
         tensors = binding.tensors(arg)
         results.update(tensors)
         outputs.extend(resolve.edges(message.ret[arg.name], len(tensors)))
+    if len(results) != len(outputs):
+        raise GraphError(f"two results of function {name!r} have the same name", hint="the file is damaged")
     body = Graph.of(
         [
             *(node.with_(attrs={**node.attrs, "index": index}) for index, node in enumerate(argument_nodes)),
