@@ -6,6 +6,7 @@ from quantkit.ir.text import from_text
 from quantkit.model import load
 from quantkit.ops.kernels import KERNELS
 from quantkit.quantization import Range, Ranges, Scheme, annotate, calibrate, convert
+from quantkit.quantization.targets import find_target
 from quantkit.recipes import parse, run
 from quantkit.runtimes import open_session
 
@@ -98,3 +99,17 @@ def test_ops_without_classic_form_are_float_fallbacks() -> None:
     with open_session(graph, "reference") as first, open_session(quantized, "reference") as second:
         expected, actual = (session.run({"x": inputs[0]})["y"] for session in (first, second))
     assert np.abs(actual - expected).max() < 0.05 * np.abs(expected).max()
+
+
+def test_depthwise_layers_come_with_a_warning(digits: Graph) -> None:
+    depthwise = from_text(
+        """
+        x = Placeholder[1x8x8x2]()
+        w = Const[3x3x2x1]()
+        y = DepthwiseConv2dNative(x, w, padding=SAME, strides=[1, 1, 1, 1])
+        """
+    ).with_endpoints(["x"], ["y"])
+    target = find_target("eightbit")
+    (warning,) = target.warnings(depthwise, annotate(depthwise, SCHEME))
+    assert "depthwise layers (1 here): --target tensorflow" in warning
+    assert target.warnings(digits, annotate(digits, SCHEME)) == ()

@@ -119,6 +119,15 @@ class Target(ABC):
         """
         formats.save(graph, path)
 
+    def warnings(self, graph: Graph, plan: Plan) -> tuple[str, ...]:
+        """Return the reasons, known before calibration, why the quantized model may lose its accuracy.
+
+        Args:
+            graph: float graph.
+            plan: plan of ``graph``.
+        """
+        return ()
+
     def check_form(self, graph: Graph) -> None:  # noqa: B027 (the files of most targets hold every graph of `convert`)
         """Check that `write` can write a graph, at a small part of its costs.
 

@@ -149,6 +149,16 @@ class EightbitTarget(Target):
     def store_weights(self, graph: Graph, plan: Plan) -> Graph:
         return replace_constants(graph, {name: _stored_constant(graph[name]) for name in plan.weights})
 
+    def warnings(self, graph: Graph, plan: Plan) -> tuple[str, ...]:
+        depthwise = [node for node in graph.nodes.values() if node.op == "DepthwiseConv2dNative"]
+        if not depthwise:
+            return ()
+        return (
+            "the target eightbit has one weight range for all channels of a layer, which is not usable for "
+            f"most networks with depthwise layers ({len(depthwise)} here): "
+            f"--target {self.faster_target} has a range per channel",
+        )
+
     def missing_kernel(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
         return explain_float(graph, node, shapes)
 

@@ -223,6 +223,8 @@ def _run(source: Any, options: Options) -> QuantizationResult:
         options.on_message(f"{model.name}: {RANDOM_WEIGHTS_NOTE}")
     plan = choose_plan(options, graph, scheme)
     find_target(plan.scheme.target).check_installation(weights_only=plan.scheme.weights_only)
+    for warning in find_target(plan.scheme.target).warnings(graph, plan):
+        options.on_message(f"warning: {warning}")
     if data is not None or held_out is not None:
         check_plan(graph, plan)
     ranges, reference = compute_ranges(model, graph, plan, data, options)
