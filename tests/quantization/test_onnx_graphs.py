@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import quantkit as qk
+from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Graph
 from quantkit.quantization import Plan, Scheme, annotate, calibrate, convert, prepare
@@ -539,3 +540,42 @@ def test_macs_are_those_of_a_sample(tmp_path: Path) -> None:
     data = [{"x": image, "factor": np.float32(2)}]
     result = qk.quantize(tmp_path / "float.onnx", data, target="onnx", runs=0)
     assert result.report.census.int8_macs == 9 * 8 * 8 * 5 * 7
+
+
+@pytest.mark.parametrize("batch", [1, 4, 8, "rows"])
+@pytest.mark.parametrize("form", ["products", "relu", "relu6", "equal biases", "gemm", "biases"])
+def test_chains_of_matrix_products_agree_in_all_runtimes(batch: int | str, form: str) -> None:
+    """Regression: OpenVINO quantized the int32 sums of a fused chain as if they were floats, with errors of 1e10."""
+    network = Network(batch, 16)
+    x = "x"
+    for size, outputs in ((16, 24), (24, 8), (8, 10)):
+        weights = network.weights(size, outputs)
+        bias = network.weights(1, outputs)[0] if form == "biases" else np.full(outputs, 0.3, np.float32)
+        x = network.add("Gemm" if form == "gemm" else "MatMul", x, weights)
+        if "biases" in form:
+            x = network.add("Add", x, bias)
+        if form in ("relu", "equal biases", "biases") and outputs != 10:
+            x = network.add("Relu", x)
+        if form == "relu6" and outputs != 10:
+            x = network.add("Clip", x, np.float32(0), np.float32(6))
+    graph = load(network.model(x))
+    rows = 8 if batch == "rows" else batch
+    data = [np.random.default_rng(seed).normal(0, 1, (rows, 16)).astype(np.float32) for seed in range(8)]
+    for dialect in (graph, as_tensorflow(graph)):
+        _, quantized = quantize(dialect, data)
+        ((_, expected),) = find_runtime("onnxruntime").open(graph).run({"x": data[0]}).items()
+        for name in ("onnxruntime", "openvino"):
+            if find_runtime(name).available().ok:
+                ((_, actual),) = find_runtime(name).open(quantized).run({"x": data[0]}).items()
+                assert sqnr(expected, actual) > 24, (name, dialect.dialect)
+
+
+def test_only_chains_of_two_matrix_products_are_separated() -> None:
+    single, chain, batches = Network(4, 16), Network(4, 16), Network(2, 4, 16)
+    cases = [(single, 1, 0), (chain, 3, 2), (batches, 3, 0)]
+    for network, count, separated in cases:
+        x = "x"
+        for _ in range(count):
+            x = network.add("MatMul", x, network.weights(16, 16))
+        _, quantized = quantize(load(network.model(x)), samples(network))
+        assert quantized.op_counts.get("LeakyRelu", 0) == separated

@@ -8,6 +8,7 @@ from quantkit.quantization.targets.base import Target
 from quantkit.quantization.targets.onnx import from_tensorflow, native
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
 from quantkit.quantization.targets.onnx.lowering import lower_layers
+from quantkit.quantization.targets.onnx.product_chains import separate_products
 
 
 class OnnxTarget(Target):
@@ -28,7 +29,7 @@ class OnnxTarget(Target):
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         convert = native.convert if graph.dialect == self.dialect else from_tensorflow.convert
-        return concatenate_integers(convert(graph, plan, ranges))
+        return separate_products(concatenate_integers(convert(graph, plan, ranges)))
 
     def store_weights(self, graph: Graph, plan: Plan) -> Graph:
         if graph.dialect == self.dialect:
