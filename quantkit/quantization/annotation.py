@@ -18,6 +18,7 @@ from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.roles import find_roles
 from quantkit.ops.shape_inference import infer_shapes
+from quantkit.ops.tensorflow.frames import find_loop_nodes
 from quantkit.quantization.plan import (
     NOT_FINITE,
     FusedPattern,
@@ -64,7 +65,8 @@ class _Annotation:
         needed = graph.reachable()
         self.nodes = [graph[name] for name in graph.order if name in needed]
         self.position = {node.name: number for number, node in enumerate(self.nodes)}
-        self.reasons: dict[str, str] = {}
+        self.loop_nodes = find_loop_nodes(graph)
+        self.reasons = dict.fromkeys(self.loop_nodes, "while loops of TensorFlow 1 stay float")
         self.weights: dict[str, Spec] = {}
         self.float_nodes = {node for name in scheme.keep_float for node in self._find_nodes(name)}
 
@@ -188,7 +190,7 @@ class _Annotation:
         return dict(zip(counts, scopes, strict=True))
 
     def _may_quantize(self, node: Node) -> bool:
-        if node.name in self.graph.input_names:
+        if node.name in self.graph.input_names or node.name in self.loop_nodes:
             return False
         if not self.roles.is_valid(node):
             self.reasons[node.name] = "a required input is missing"

@@ -4,34 +4,14 @@ In a loop of TensorFlow 1, a node without inputs runs outside the loop unless it
 dependency on a node inside. A colocation ``loc:@name`` must name an existing node.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ops.tensorflow.frames import ENTERS, OUTSIDE, Frame, find_frames
 from quantkit.transforms._names import COLOCATION_PREFIX, FreeNames
 
-ENTERS = frozenset({"Enter", "RefEnter"})
-EXITS = frozenset({"Exit", "RefExit"})
 MERGES = frozenset({"Merge", "RefMerge"})
-
-
-@dataclass(frozen=True, eq=False)
-class _Frame:
-    """One loop frame.
-
-    Attributes:
-        name: value of `frame_name`; empty for the graph outside all loops.
-        depth: number of enclosing loops.
-        parent: enclosing frame.
-    """
-
-    name: object = b""
-    depth: int = 0
-    parent: "_Frame | None" = None
-
-
-OUTSIDE = _Frame()
 
 
 def restore_placement(before: Graph, after: Graph) -> Graph:
@@ -73,10 +53,10 @@ def _place_constants_in_loops(graph: Graph) -> Graph:
     """
     if ENTERS.isdisjoint(graph.op_counts):
         return graph
-    frames = _find_frames(graph)
+    frames = find_frames(graph)
     floating = _find_floating(graph)
     merges = {frames[node.name]: node.name for node in graph.nodes.values() if _is_loop_merge(graph, node)}
-    consumers: dict[str, dict[_Frame, list[str]]] = {}
+    consumers: dict[str, dict[Frame, list[str]]] = {}
     stack = [
         (name, source, _frame_of_inputs(node, frames))
         for name, node in graph.nodes.items()
@@ -84,7 +64,7 @@ def _place_constants_in_loops(graph: Graph) -> Graph:
         for source in node.sources
         if source in floating
     ]
-    visited: set[tuple[str, str, _Frame]] = set()
+    visited: set[tuple[str, str, Frame]] = set()
     while stack:
         consumer, name, frame = entry = stack.pop()
         if entry in visited:
@@ -98,7 +78,7 @@ def _place_constants_in_loops(graph: Graph) -> Graph:
 
 
 def _copy_into_loops(
-    graph: Graph, consumers: Mapping[str, Mapping[_Frame, Sequence[str]]], merges: Mapping[_Frame, str]
+    graph: Graph, consumers: Mapping[str, Mapping[Frame, Sequence[str]]], merges: Mapping[Frame, str]
 ) -> Graph:
     """Return the graph with one copy of each constant per loop that uses it.
 
@@ -137,7 +117,7 @@ def _is_loop_merge(graph: Graph, node: Node) -> bool:
     return node.op in MERGES and any(graph[edge.node].op in ENTERS for edge in node.inputs)
 
 
-def _frame_of_inputs(node: Node, frames: Mapping[str, _Frame]) -> _Frame:
+def _frame_of_inputs(node: Node, frames: Mapping[str, Frame]) -> Frame:
     """Return the frame from which a node takes its inputs."""
     frame = frames[node.name]
     return (frame.parent or OUTSIDE) if node.op in ENTERS else frame
@@ -151,23 +131,3 @@ def _find_floating(graph: Graph) -> set[str]:
         if floating.issuperset(node.sources) and (node.sources or node.is_constant) and node.op not in ENTERS:
             floating.add(name)
     return floating
-
-
-def _find_frames(graph: Graph) -> dict[str, _Frame]:
-    """Return the frame of each node's outputs."""
-    frames: dict[str, _Frame] = {}
-    entered: dict[tuple[object, _Frame], _Frame] = {}
-    for name in graph.order:
-        node = graph[name]
-        frame = _deepest(frames.get(source, OUTSIDE) for source in node.sources)
-        if node.op in ENTERS:
-            key = (node.attrs.get("frame_name"), frame)
-            frame = entered.setdefault(key, _Frame(key[0], frame.depth + 1, frame))
-        elif node.op in EXITS:
-            frame = frame.parent or OUTSIDE
-        frames[name] = frame
-    return frames
-
-
-def _deepest(frames: Iterable[_Frame]) -> _Frame:
-    return max(frames, key=lambda frame: frame.depth, default=OUTSIDE)

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, Shape
 from quantkit.ops.shape_inference import UNKNOWN
+from quantkit.ops.tensorflow.frames import without_back_edges
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.spec import SIGNED, UNSIGNED
@@ -60,7 +61,7 @@ def _build(graph: Graph, plan: Plan, ranges: Ranges) -> GraphBuilder:
     pattern_of_last = {pattern.name: pattern for pattern in plan.patterns}
     pass_through = frozenset(plan.pass_through)
     needed = graph.reachable()
-    for name in graph.order:
+    for name in without_back_edges(graph).order:
         if name not in needed:
             continue
         if name in pattern_of_last:

@@ -11,6 +11,7 @@ from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.ops.tensorflow.frames import NEXT_ITERATIONS
 from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
@@ -111,7 +112,8 @@ class GraphBuilder:
     def keep(self, node: Node) -> None:
         """Add a node of the float graph."""
         for edge in node.inputs:
-            self.require_float(edge)
+            if self.source[edge.node].op not in NEXT_ITERATIONS:  # these follow the Merge that consumes them
+                self.require_float(edge)
         self.nodes[node.name] = node
 
     def keep_pattern(self, pattern: FusedPattern, reason: str) -> None:

@@ -17,6 +17,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Shape
 from quantkit.ops.shape_inference import UNKNOWN
+from quantkit.ops.tensorflow.frames import find_loop_nodes, without_back_edges
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.quantization.targets.tensorflow.halves import CONCAT_ATTRS, CONVOLUTION, split_rows
 from quantkit.quantization.targets.tensorflow.scheduling import TaskGraph, schedule, search
@@ -59,6 +60,7 @@ def add_streams(graph: Graph, costs: Mapping[str, float], *, count: int = NUM_ST
 
 def _task_graph(graph: Graph, costs: Mapping[str, float]) -> TaskGraph:
     """Return the nodes with costs; dependencies through free nodes count as direct ones."""
+    graph = without_back_edges(graph)
     successors: dict[str, frozenset[str]] = {}
     for name in reversed(graph.order):
         consumers = {use.node.name for use in graph.node_uses.get(name, ())}
@@ -141,10 +143,14 @@ def _replace_by_halves(graph: Graph, name: str, nodes: dict[str, Node]) -> list[
 
 
 def _costs(graph: Graph, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, float]]:
-    """Yield the estimated microseconds of each node; nodes of unknown size cost only their start."""
+    """Yield the estimated microseconds of each node; nodes of unknown size cost only their start.
+
+    Nodes of while loops have no cost: a control dependency must not connect a loop with the nodes outside.
+    """
+    loop_nodes = find_loop_nodes(graph)
     for node in graph.nodes.values():
         kind = next((kind for kind in _SPEEDS if kind in node.op), None)
-        if kind is None:
+        if kind is None or node.name in loop_nodes:
             continue
         size = _num_elements(shapes, node.name)
         if kind in ("Conv2D", "MatMul", "DepthwiseConv2D"):

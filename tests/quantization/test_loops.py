@@ -1,0 +1,41 @@
+"""While loops of TensorFlow 1: loops stay float, the layers outside become int8."""
+
+import numpy as np
+import pytest
+
+from quantkit.ops.tensorflow.frames import find_loop_nodes
+from quantkit.quantization import Scheme, annotate, calibrate, convert
+from quantkit.recipes import run
+from quantkit.recipes.named import find_recipe
+from quantkit.runtimes import open_session
+from quantkit.runtimes.tensorflow import RUNTIME
+from tests.support.while_loops import LOOPS, images, loop_graph
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail),
+]
+REASON = "while loops of TensorFlow 1 stay float"
+LOOP_OPS = ("Enter", "Exit", "NextIteration", "Merge", "Switch", "LoopCond", "Tanh")
+# Largest error of a probability.
+NOISE = 0.05
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.parametrize("target", ["tensorflow", "eightbit"])
+def test_loops_stay_float_and_other_layers_become_int8(kind: str, target: str) -> None:
+    graph, _ = run(find_recipe("inference"), loop_graph(kind))
+    loop_nodes = find_loop_nodes(graph)
+    plan = annotate(graph, Scheme.for_target(target))
+    assert {plan.float_fallbacks[name] for name in loop_nodes & plan.float_fallbacks.keys()} == {REASON}
+    assert all(graph[edge.node].op == "Exit" for edge in plan.edges if edge.node in loop_nodes)
+    assert {"Conv2D", "logits"} <= {pattern.layer for pattern in plan.patterns}
+
+    quantized = convert(graph, plan, calibrate(graph, plan, [images()], runtime="tensorflow"))
+    assert {op: quantized.op_counts.get(op) for op in LOOP_OPS} == {op: graph.op_counts.get(op) for op in LOOP_OPS}
+    assert any("Quantized" in op and "Conv2D" in op for op in quantized.op_counts)
+    with open_session(graph, "tensorflow") as session:
+        expected = session.run({"x": images()})["y"]
+    with open_session(quantized, "tensorflow") as session:
+        np.testing.assert_allclose(session.run({"x": images()})["y"], expected, atol=NOISE)
+    assert np.ptp(expected, axis=0).max() > 2 * NOISE
