@@ -373,7 +373,7 @@ def test_elementwise_ops_between_convolutions(tmp_path: Path) -> None:
     x = network.conv(network.add("HardSwish", x))
     x = network.conv(network.add("Gelu", x, domain="com.microsoft"))
     y = network.conv(network.add("LeakyRelu", x, alpha=0.1))
-    plan = check(network, y, int8={"QLinearConv": 5, "QLinearLeakyRelu": 1}, folder=tmp_path)
+    plan = check(network, y, int8={"QLinearConv": 5, "QLinearLeakyRelu": 1, "QuickGelu": 1}, folder=tmp_path)
     assert "com.microsoft.Gelu has no int8 form" in plan.float_fallbacks.values()
 
 

@@ -80,6 +80,7 @@ class _NativeQuantization:
             self._quantize_edge(edge, is_int8=edge.node in int8_nodes, int8_consumers=int8_consumers)
         self._prevent_int8_averages()
         self._prevent_float_products()
+        self._share_silu_inputs()
         for edge in outputs:
             self._quantize_output(edge)
         graph = self.source.with_nodes([*self.nodes.values(), *self.new_nodes])
@@ -204,6 +205,25 @@ class _NativeQuantization:
             is_sum = len(consumers) == 1 and consumers[0].op == "Add" and pattern.output not in self.parameters
             if self.source[pattern.layer].op == "MatMul" and not pattern.bias and is_sum:
                 self._prevent_fusion(pattern.layer, "product", -1)
+
+    def _share_silu_inputs(self) -> None:
+        """Give Sigmoid and Mul of a SiLU, x * sigmoid(x), a common input that is not a DequantizeLinear.
+
+        ONNX Runtime copies a DequantizeLinear for each consumer, after which it cannot fuse the SiLU.
+        """
+        consumers: dict[Edge, list[Node]] = {}
+        for node in (*self.nodes.values(), *self.new_nodes):
+            for edge in set(node.inputs):
+                consumers.setdefault(edge, []).append(node)
+        dequantized = {Edge(node.name) for node in self.new_nodes if node.op == "DequantizeLinear"}
+        for edge in sorted(dequantized & set(consumers), key=str):
+            ops = {node.op: node for node in consumers[edge]}
+            is_silu = len(consumers[edge]) == 2 and set(ops) == {"Sigmoid", "Mul"}
+            if is_silu and set(ops["Mul"].inputs) == {edge, Edge(ops["Sigmoid"].name)}:
+                copy = self._add(Node(f"{edge}/copy", "Concat", (edge,), attrs={"axis": 0}))
+                for node in ops.values():
+                    inputs = tuple(copy if source == edge else source for source in node.inputs)
+                    self.nodes[node.name] = node.with_(inputs=inputs)
 
     def _prevent_fusion(self, name: str, suffix: str, axis: int) -> None:
         """Insert a Concat of one tensor after a node; it takes the name of the node."""
