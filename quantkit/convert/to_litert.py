@@ -15,7 +15,9 @@ import quantkit.runtimes.tensorflow_library as tensorflow
 from quantkit.convert.batch_norms import replace_old_batch_norms
 from quantkit.convert.cache import convert_cached, digest, prune
 from quantkit.errors import QuantkitError, UnavailableError, UsageError
+from quantkit.formats import tflite
 from quantkit.formats.files import write_whole
+from quantkit.formats.saved_model import DEFAULT_SIGNATURE
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 
@@ -102,7 +104,7 @@ def require_converter() -> None:
 
 
 def save_litert(graph: Graph, path: str | Path, *, small_weights: bool = False) -> None:
-    """Write a graph to a ``.tflite`` file; the file appears complete or not at all.
+    """Write a graph to a ``.tflite`` file with a signature; the file appears complete or not at all.
 
     Raises:
         UsageError: the folder does not exist, or the suffix is not ``.tflite``.
@@ -112,8 +114,17 @@ def save_litert(graph: Graph, path: str | Path, *, small_weights: bool = False) 
     path = Path(path)
     if path.suffix.lower() != ".tflite":
         raise UsageError(f"cannot write a LiteRT model to {path.name}", hint="use the suffix .tflite")
-    data = to_litert(graph, small_weights=small_weights)
+    data = _add_signature(graph, to_litert(graph, small_weights=small_weights))
     write_whole(path, lambda file: file.write(data))
+
+
+def _add_signature(graph: Graph, data: bytes) -> bytes:
+    """Return the model with a signature, whose names are the edges of the graph."""
+    endpoints = [
+        {str(edge): index for edge, index in zip(dict.fromkeys(edges), indices, strict=True)}
+        for edges, indices in zip((graph.inputs, graph.outputs), tflite.endpoint_indices(data), strict=True)
+    ]
+    return tflite.with_signature(data, DEFAULT_SIGNATURE, *endpoints)
 
 
 def _convert(graph: Graph, small_weights: bool) -> tuple[bytes, str]:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import quantkit as qk
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization import Range, Ranges, Scheme, annotate, calibrate, convert
@@ -200,3 +201,27 @@ def test_an_output_layer_is_int8() -> None:
     assert quantized.outputs == graph.outputs
     exact = run(graph, "reference")
     np.testing.assert_allclose(run(quantized, "litert"), exact, atol=0.05 * np.abs(exact).max())
+
+
+@needs_runtimes
+@pytest.mark.parametrize("command", ["quantize", "transform"])
+def test_files_have_a_signature(command: str, tmp_path: Path) -> None:
+    """Regression: `get_signature_runner` failed on every ``.tflite`` file."""
+    litert = pytest.importorskip("ai_edge_litert.interpreter", reason="pip install ai-edge-litert")
+    second = Node("a", "Placeholder", attrs={"dtype": FLOAT, "shape": Shape((1, 5))})
+    nodes = [*network().nodes.values(), second, node("sum", "AddV2", "softmax", "a")]
+    graph = Graph.of(nodes, ["x", "a"], ["sum", "last"])
+    feeds = {"x": DATA[:1], "a": random(1, 5)}
+    path = tmp_path / "network.tflite"
+    if command == "quantize":
+        qk.quantize(graph, [feeds] * 3, target="litert", runs=0, output=path)
+    else:
+        qk.transform(graph, "inference", output=path)
+    interpreter = litert.Interpreter(model_path=str(path))
+    assert interpreter.get_signature_list() == {"serving_default": {"inputs": ["a", "x"], "outputs": ["last", "sum"]}}
+    results = interpreter.get_signature_runner("serving_default")(**feeds)
+    with open_session(path, "litert") as session, open_session(graph, "tensorflow") as float_session:
+        expected, float_results = session.run(feeds), float_session.run(feeds)
+    for name in ("sum", "last"):
+        np.testing.assert_array_equal(results[name], expected[name])
+        np.testing.assert_allclose(results[name], float_results[name], atol=0.1)
