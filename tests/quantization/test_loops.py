@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from while_loops import LOOPS, images, loop_graph
 
 from quantkit.ops.tensorflow.frames import find_loop_nodes
 from quantkit.quantization import Scheme, annotate, calibrate, convert
@@ -9,7 +10,6 @@ from quantkit.recipes import run
 from quantkit.recipes.named import find_recipe
 from quantkit.runtimes import open_session
 from quantkit.runtimes.tensorflow import RUNTIME
-from tests.support.while_loops import LOOPS, images, loop_graph
 
 pytestmark = [
     pytest.mark.engine,
@@ -39,3 +39,17 @@ def test_loops_stay_float_and_other_layers_become_int8(kind: str, target: str) -
     with open_session(quantized, "tensorflow") as session:
         np.testing.assert_allclose(session.run({"x": images()})["y"], expected, atol=NOISE)
     assert np.ptp(expected, axis=0).max() > 2 * NOISE
+
+
+def test_onnx_target_has_float_loop_and_int8_layers() -> None:
+    graph, _ = run(find_recipe("inference"), loop_graph("cell"))
+    scheme = Scheme.for_target("onnx")
+    plan = annotate(graph, scheme)
+    quantized = convert(graph, plan, calibrate(graph, plan, [images()], runtime="tensorflow"))
+    assert quantized.op_counts["Loop"] == 1
+    assert {"Conv2D", "logits"} <= {pattern.layer for pattern in plan.patterns}
+    assert quantized.op_counts["QuantizeLinear"] > 1
+    with open_session(graph, "tensorflow") as session:
+        expected = session.run({"x": images()})["y"]
+    with open_session(quantized, "onnxruntime") as session:
+        np.testing.assert_allclose(session.run({"x": images()})["y"], expected, atol=NOISE)

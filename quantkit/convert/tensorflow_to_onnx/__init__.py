@@ -2,6 +2,7 @@
 
 # Each module registers handlers for op types.
 from quantkit.convert.tensorflow_to_onnx import elementwise, layers, sequences, shapes  # noqa: F401
+from quantkit.convert.tensorflow_to_onnx.loops import lower_loops
 from quantkit.convert.tensorflow_to_onnx.translator import Translation, Translator
 from quantkit.ir.graph import Graph
 
@@ -26,4 +27,5 @@ def translate(graph: Graph) -> Translation:
         UnavailableError: a node is not supported.
         GraphError: an input is not in the graph, or the nodes form a cycle.
     """
-    return Translator(graph).translate()
+    lowered, loops, known_shapes = lower_loops(graph)
+    return Translator(lowered, loops=loops, known_shapes=known_shapes).translate()

@@ -132,6 +132,15 @@ def _fill(translator: Translator, node: Node) -> None:
     translator.emit(node, "Tile" if node.op == "Tile" else "Expand", edges, PLAIN)
 
 
+@converts("ZerosLike OnesLike")
+def _constant_like(translator: Translator, node: Node) -> None:
+    dtype = translator.dtype(node.inputs[0])
+    number = np.array(node.op == "OnesLike", dtype.numpy)
+    value = translator.add_constant(f"{node.name}/value", Tensor.of(number, dtype))
+    sizes = translator.add_intermediate(node, "sizes", "Shape", [translator.plain(node.inputs[0])])
+    translator.emit(node, "Expand", [value, sizes], PLAIN)
+
+
 @converts("StridedSlice")
 def _strided_slice(translator: Translator, node: Node) -> None:
     begins, ends, steps = (translator.constant(node, slot).reshape(-1).tolist() for slot in (1, 2, 3))

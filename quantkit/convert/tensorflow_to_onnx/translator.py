@@ -38,6 +38,26 @@ class Translation:
     edges: Mapping[Edge, Edge]
 
 
+@dataclass(frozen=True)
+class Loop:
+    """One while loop.
+
+    Attributes:
+        node: node that takes the initial condition, the initial values of the variables, and the captured values.
+        body: body; its inputs are the variables, then the captured values, and its outputs are the condition, then
+            the new values of the variables.
+        num_variables: number of variables.
+        exits: Exit nodes as Identity nodes of the outputs of ``node``.
+        condition: nodes of the initial condition.
+    """
+
+    node: Node
+    body: Graph
+    num_variables: int
+    exits: Mapping[str, Node]
+    condition: tuple[Node, ...]
+
+
 @dataclass
 class Translator:
     """State of one conversion.
@@ -48,6 +68,8 @@ class Translator:
         nodes: ONNX nodes by name.
         values: ONNX edge by TensorFlow edge and layout.
         absorbed: names of TensorFlow nodes that are part of another node's conversion.
+        loops: while loops by the name of their node.
+        known_shapes: shapes of the outputs of the loops.
     """
 
     graph: Graph
@@ -55,9 +77,11 @@ class Translator:
     nodes: dict[str, Node] = field(default_factory=dict)
     values: dict[tuple[Edge, str], Edge] = field(default_factory=dict)
     absorbed: set[str] = field(default_factory=set)
+    loops: Mapping[str, Loop] = field(default_factory=dict)
+    known_shapes: Mapping[Edge, Shape] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.shapes = infer_shapes(self.graph)
+        self.shapes = infer_shapes(self.graph, self.known_shapes)
 
     def translate(self) -> Translation:
         graph = self.graph
@@ -135,15 +159,7 @@ class Translator:
         Raises:
             UnavailableError: the type is unknown.
         """
-        node = self.graph[edge.node]
-        dtypes = output_dtypes(node)
-        dtype = dtypes[edge.port] if edge.port < len(dtypes) else None
-        if dtype is None:
-            attr = node.attrs.get("T", node.attrs.get("dtype"))
-            dtype = attr if isinstance(attr, DType) else None
-        if dtype is None:
-            raise conversion_error(node, "the element type is unknown")
-        return dtype
+        return dtype_of(self.graph, edge)
 
     def constant(self, node: Node, slot: int) -> Array:
         """Return the array of a constant input.
@@ -246,6 +262,23 @@ def _with_onnx_inputs(node: Node) -> Node:
 _FOLDING_HINTS: Mapping[str, str] = {
     "BatchNormWithGlobalNormalization": "run the transform fold_old_batch_norms first, or the recipe inference",
 }
+
+
+def dtype_of(graph: Graph, edge: Edge) -> DType:
+    """Return the element type of a value of a TensorFlow graph.
+
+    Raises:
+        UnavailableError: the type is unknown.
+    """
+    node = graph[edge.node]
+    dtypes = output_dtypes(node)
+    dtype = dtypes[edge.port] if edge.port < len(dtypes) else None
+    if dtype is None:
+        attr = node.attrs.get("T", node.attrs.get("dtype"))
+        dtype = attr if isinstance(attr, DType) else None
+    if dtype is None:
+        raise conversion_error(node, "the element type is unknown")
+    return dtype
 
 
 def conversion_error(node: Node, reason: str) -> UnavailableError:

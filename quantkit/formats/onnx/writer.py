@@ -9,6 +9,7 @@ from quantkit.formats.onnx.schema import (
     ATTRIBUTE_TENSOR,
     FLOAT,
     FLOATS,
+    GRAPH,
     INITIALIZER,
     INPUT,
     INT,
@@ -53,6 +54,29 @@ def encode(graph: Graph) -> bytes:
         GraphError: the model exceeds 2 GiB, or two values have the same name.
     """
     return b"".join(chunks(graph))
+
+
+def encode_loop_body(graph: Graph, num_variables: int, name: str) -> Opaque:
+    """Encode a graph as the attribute ``body`` of a Loop.
+
+    Args:
+        graph: body; its inputs are the variables of the loop, then values of the enclosing graph, to which the body
+            refers by name.
+        num_variables: number of variables.
+        name: prefix of the names of iteration number and condition.
+
+    Raises:
+        GraphError: the body exceeds 2 GiB, or two values have the same name.
+    """
+    attribute = message_class("AttributeProto")(name="body", type=GRAPH)
+    attribute.g.CopyFrom(parse_message("ModelProto", encode(graph)).graph)
+    variables = list(attribute.g.input)[:num_variables]
+    attribute.g.ClearField("input")
+    fill_info(attribute.g.input.add(name=f"{name}/iteration"), DType.INT64, Shape(()))
+    fill_info(attribute.g.input.add(name=f"{name}/condition"), DType.BOOL, Shape(()))
+    attribute.g.input.extend(variables)
+    attribute.g.name = name
+    return Opaque(attribute.SerializeToString(deterministic=True))
 
 
 def write(graph: Graph, file: BinaryIO) -> None:
