@@ -150,11 +150,14 @@ class _Annotation:
             UsageError: the graph has no such node, op type or layer; the hint suggests similar names.
         """
         nodes = self.graph.nodes
-        if name in nodes:
+        # The output of a Keras model is an Identity with the name of its last layer.
+        if name in nodes and nodes[name].op != "Identity":
             return (name,)
         ops = {*self.graph.op_counts, *self.roles.layer_ops, *self.roles.pass_through_ops}
         scope = self._scope_of_layer.get(name, name)
         names = [node.name for node in nodes.values() if node.op == name or f"/{scope}/" in f"/{node.name}"]
+        if name in nodes:
+            return [name, *names]
         if names or name in ops:
             return names
         scopes = {*(scope for node in nodes for scope in node.split("/")[:-1]), *self._scope_of_layer}

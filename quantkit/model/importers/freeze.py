@@ -1,6 +1,7 @@
 """Freezing: variables of models and TensorFlow functions become constants."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from quantkit.ir.tensor import DType
 from quantkit.model.importers.checkpoint import Checkpoint, CheckpointEntry
 from quantkit.model.importers.state_changes import changes_variables, remove_assignments
 from quantkit.runtimes.tensorflow_library import available, import_tensorflow, suppress_log, translate_read_errors
+from quantkit.transforms._names import rename_nodes
+
+# Names that TensorFlow accepts for a node.
+_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 
 
 def freeze_saved_model(path: Path, tags: Iterable[str], signature: str) -> Graph:
@@ -146,7 +151,7 @@ def freeze_object(model: Any) -> Graph:
         def call(*tensors: Any) -> Any:
             return model(tf.nest.map_structure(lambda tensor: tensors[position[id(tensor)]], structure), training=False)
 
-        return _freeze(tf.function(call).get_concrete_function(*specs))
+        return _name_outputs(_freeze(tf.function(call).get_concrete_function(*specs)), model)
     if hasattr(model, "get_concrete_function"):
         try:
             return _freeze(model.get_concrete_function())
@@ -159,6 +164,16 @@ def freeze_object(model: Any) -> Graph:
     if hasattr(model, "structured_input_signature"):
         return _freeze(model)
     raise not_a_model(model)
+
+
+def _name_outputs(graph: Graph, model: Any) -> Graph:
+    """Return the graph of a Keras model whose outputs have the names of the model's outputs, where these are free."""
+    names = getattr(model, "output_names", None) or [model.layers[-1].name]
+    nodes = [edge.node for edge in graph.outputs]
+    if len(names) != len(set(nodes)) or len(set(names)) != len(names):
+        return graph
+    free = {node: name for node, name in zip(nodes, names, strict=True) if name not in graph and _NAME.fullmatch(name)}
+    return rename_nodes(graph, free)
 
 
 def _freeze(function: Any) -> Graph:

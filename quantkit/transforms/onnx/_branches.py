@@ -30,6 +30,8 @@ def inline_branches(graph: Graph) -> Outcome:
 
 def _inline(graph: Graph, node: Node) -> Outcome | Skip:
     """Return the graph with the nodes of the selected branch in the place of an If, or the reason why not."""
+    if not node.inputs:
+        return Skip("the node has no condition", node.name)
     condition = constant_value(graph, node, 0)
     if condition is None or condition.size != 1:
         return Skip(f"condition {node.inputs[0]} is not constant", node.name)

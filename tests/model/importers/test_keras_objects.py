@@ -38,6 +38,23 @@ def test_a_model_is_called_with_the_structure_of_its_inputs(keras: Any) -> None:
     np.testing.assert_array_equal(result, [[1, 0, 1.5, 8]])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_outputs_keep_their_names(keras: Any, tmp_path: Path) -> None:
+    x = keras.Input((4,), name="x")
+    scores = keras.layers.Dense(3, activation="softmax", name="scores")(x)
+    boxes = keras.layers.Dense(2, name="boxes")(x)
+    several = keras.Model(x, [boxes, scores])
+    assert list(map(str, qk.load(several).graph.outputs)) == ["boxes", "scores"]
+    sequential = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="last")])
+    sequential.save(tmp_path / "model.h5")
+    assert list(map(str, qk.load(tmp_path / "model.h5").graph.outputs)) == ["last"]
+    values = np.float32([[1, 2, 3, 4]])
+    with qk.open_session(qk.load(several), "reference") as session:
+        outputs = session.run(values)
+    for name, expected in zip(("boxes", "scores"), several(values), strict=True):
+        np.testing.assert_allclose(outputs[name], expected, rtol=1e-5)
+
+
 def test_a_model_without_keras_inputs_is_a_usage_error(keras: Any) -> None:
     class CustomModel(keras.Model):  # type: ignore[misc]
         def call(self, x: Any) -> Any:

@@ -90,3 +90,13 @@ def test_outputs_stay(is_nested: bool, tmp_path: Path) -> None:
 def _run(graph: Graph, flag: bool) -> Any:
     with qk.open_session(graph, "onnxruntime") as session:
         return session.run({"x": X, "flag": np.bool_(flag)})
+
+
+def test_a_branch_without_condition_is_skipped() -> None:
+    message = model()
+    for node in message.graph.node:
+        if node.op_type == "If":
+            del node.input[:]
+    outcome = remove_dead_branches.outcome(qk.load(message).graph)
+    assert {skip.reason for skip in outcome.skips} == {"the node has no condition"}
+    assert not outcome.changes
