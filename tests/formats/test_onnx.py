@@ -225,6 +225,7 @@ def test_external_data_in_the_model_folder(tmp_path: Path) -> None:
     for key, value, match in (
         ("length", "25", "exceeds the end"),
         ("location", "../x", "outside"),
+        ("location", "weights\0.bin", "has a null character"),
         ("offset", "a", "n"),
     ):
         broken = message_class("ModelProto").FromString(message.SerializeToString())

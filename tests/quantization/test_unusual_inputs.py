@@ -125,3 +125,10 @@ def test_chosen_sizes_are_those_of_the_graph(tmp_path: Path, capsys: pytest.Capt
     assert "names 'y', which is not an input" in capsys.readouterr().err
     with pytest.raises(UsageError, match=r"has the shape 1x16, and --input-shape is 2x16"):
         qk.load(network(placeholder("x", (1, 16)), vector="x"), input_shapes={"x": (2, 16)})
+
+
+def test_an_input_may_be_an_output(tmp_path: Path) -> None:
+    graph = network(placeholder("x", (None, 16)), vector="x")
+    graph = graph.with_endpoints(None, ["y", "x"])
+    result = qk.quantize(graph, {"x": ROWS}, runtime="reference", runs=0)
+    assert [str(edge) for edge in result.model.graph.outputs] == ["y", "x"]

@@ -45,6 +45,8 @@ def external_data_reader(folder: str | os.PathLike[str]) -> ExternalData:
     files: dict[str, memoryview] = {}
 
     def read(location: str) -> memoryview:
+        if "\0" in location:
+            raise InputError(f"the name of the external data file {location!r} has a null character")
         path = os.path.realpath(os.path.join(root, location))
         if os.path.commonpath([root, path]) != root:
             raise InputError(f"external data file {location!r} is outside of the model's folder")

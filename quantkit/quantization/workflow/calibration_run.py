@@ -92,7 +92,8 @@ def _calibrate(
         names = dict.fromkeys(tensor_name(graph, edge) for edge in graph.outputs)
 
         def record(feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-            reference.record(samples, dict(feeds), {name: outputs[name] for name in names})
+            values = {**feeds, **outputs}  # an input may be an output of the graph, too
+            reference.record(samples, dict(feeds), {name: values[name] for name in names})
 
         try:
             ranges = collect_ranges(
