@@ -180,5 +180,8 @@ def _describe_failure(text: str) -> str:
     if missing:
         ops = ", ".join(f"{op} ({count})" for op, count in sorted(missing.items()))
         return f"TensorFlow's converter has no LiteRT form of {ops}"
+    loop_output = re.search(r"Graph does not contain node: (\S+)", text)
+    if loop_output:
+        return f"TensorFlow's converter cannot convert a model whose output is the end of a loop, {loop_output[1]!r}"
     errors = re.findall(r"error: (.+)", text) or [line for line in text.splitlines() if line.strip()] or ["no reason"]
     return f"TensorFlow's converter cannot convert the graph to LiteRT: {errors[0].strip()}"

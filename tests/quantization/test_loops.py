@@ -1,11 +1,15 @@
 """While loops of TensorFlow 1: loops stay float, the layers outside become int8."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from while_loops import LOOPS, images, loop_graph
 
+from quantkit.errors import UnavailableError
 from quantkit.ops.tensorflow.frames import find_loop_nodes
 from quantkit.quantization import Scheme, annotate, calibrate, convert
+from quantkit.quantization.targets import find_target
 from quantkit.recipes import run
 from quantkit.recipes.named import find_recipe
 from quantkit.runtimes import open_session
@@ -53,3 +57,11 @@ def test_onnx_target_has_float_loop_and_int8_layers() -> None:
         expected = session.run({"x": images()})["y"]
     with open_session(quantized, "onnxruntime") as session:
         np.testing.assert_allclose(session.run({"x": images()})["y"], expected, atol=NOISE)
+
+
+def test_litert_target_rejects_end_of_loop_as_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTKIT_CACHE", str(tmp_path))  # failures are cached
+    graph = loop_graph("cell")
+    end = next(node.name for node in graph.nodes.values() if node.op == "Exit")
+    with pytest.raises(UnavailableError, match=f"output is the end of a loop, '{end}'"):
+        find_target("litert").check_form(graph.with_endpoints(["x"], [end]))

@@ -12,7 +12,7 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 
 NUM_STEPS = 5
-NUM_UNITS = 32
+STATE_SIZE = 32
 LOOPS = ("cell", "sequence", "nested")
 
 
@@ -43,20 +43,20 @@ def loop_graph(kind: str) -> Graph:
             x = v1.placeholder(tf.float32, [None, 8, 8, 3], "x")
             y = tf.nn.conv2d(x, weights("kernel", 3, 3, 3, 8) / 3.0, 1, "SAME")
             y = tf.nn.relu(tf.nn.bias_add(y, tf.fill([8], 0.1)))
-            state = {"cell": _cell, "sequence": _sequence, "nested": _nested}[kind](tf, y, weights)
-            tf.nn.softmax(tf.matmul(state, weights("head", NUM_UNITS, 10), name="logits"), name="y")
+            state = {"cell": _build_cell, "sequence": _build_sequence, "nested": _build_nested}[kind](tf, y, weights)
+            tf.nn.softmax(tf.matmul(state, weights("head", STATE_SIZE, 10), name="logits"), name="y")
     finally:
         if was_v2:
             v1.enable_control_flow_v2()
     return graphdef.decode(graph.as_graph_def().SerializeToString()).with_endpoints(["x"], ["y"])
 
 
-def _cell(tf: Any, y: Any, weights: Callable[..., Any]) -> Any:
-    z = tf.matmul(tf.reshape(y, [-1, 512]), weights("embedding", 512, NUM_UNITS))
-    outside = weights("outside", NUM_UNITS, NUM_UNITS)
+def _build_cell(tf: Any, y: Any, weights: Callable[..., Any]) -> Any:
+    z = tf.matmul(tf.reshape(y, [-1, 512]), weights("embedding", 512, STATE_SIZE))
+    outside = weights("outside", STATE_SIZE, STATE_SIZE)
 
     def step(number: Any, state: Any, previous: Any) -> Any:
-        inside = weights("inside", NUM_UNITS, NUM_UNITS)
+        inside = weights("inside", STATE_SIZE, STATE_SIZE)
         return number + 1, tf.tanh(tf.matmul(state, outside) + tf.nn.relu(tf.matmul(previous, inside)) + z), state
 
     return tf.compat.v1.while_loop(
@@ -64,25 +64,25 @@ def _cell(tf: Any, y: Any, weights: Callable[..., Any]) -> Any:
     )[1]
 
 
-def _sequence(tf: Any, y: Any, weights: Callable[..., Any]) -> Any:
+def _build_sequence(tf: Any, y: Any, weights: Callable[..., Any]) -> Any:
     rows = tf.TensorArray(tf.float32, 8).unstack(tf.transpose(tf.reshape(y, [-1, 8, 64]), [1, 0, 2]))
     states = tf.TensorArray(tf.float32, 8)
-    from_row, from_state = weights("from_row", 64, NUM_UNITS), weights("from_state", NUM_UNITS, NUM_UNITS)
+    from_row, from_state = weights("from_row", 64, STATE_SIZE), weights("from_state", STATE_SIZE, STATE_SIZE)
 
     def step(number: Any, state: Any, states: Any) -> Any:
         state = tf.tanh(tf.matmul(state, from_state) + tf.matmul(rows.read(number), from_row))
         return number + 1, state, states.write(number, state)
 
-    start = tf.zeros([tf.shape(y)[0], NUM_UNITS])
+    start = tf.zeros([tf.shape(y)[0], STATE_SIZE])
     states = tf.compat.v1.while_loop(lambda number, *_: number < 8, step, [tf.constant(0), start, states])[2]
     return states.stack()[-1]
 
 
-def _nested(tf: Any, y: Any, weights: Callable[..., Any]) -> Any:
-    z = tf.matmul(tf.reshape(y, [-1, 512]), weights("embedding", 512, NUM_UNITS))
+def _build_nested(tf: Any, y: Any, weights: Callable[..., Any]) -> Any:
+    z = tf.matmul(tf.reshape(y, [-1, 512]), weights("embedding", 512, STATE_SIZE))
 
     def inner(number: Any, state: Any) -> Any:
-        return number + 1, tf.tanh(tf.matmul(state, weights("inner", NUM_UNITS, NUM_UNITS)))
+        return number + 1, tf.tanh(tf.matmul(state, weights("inner", STATE_SIZE, STATE_SIZE)))
 
     def outer(number: Any, state: Any) -> Any:
         return number + 1, tf.compat.v1.while_loop(lambda j, _: j < 2, inner, [tf.constant(0), state])[1] + z

@@ -41,16 +41,16 @@ def lower_loops(graph: Graph) -> tuple[Graph, Mapping[str, Loop], Mapping[Edge, 
     outside = [exits.get(name, node) for name, node in graph.nodes.items() if frames[name] is OUTSIDE]
     added = [node for loop in loops.values() for node in (*loop.condition, loop.node)]
     lowered = graph.with_nodes([*outside, *added])
-    known: dict[Edge, Shape] = {}
+    output_shapes: dict[Edge, Shape] = {}
     for name in lowered.order:
         if name in loops:
-            shapes = infer_shapes(lowered, known)
+            shapes = infer_shapes(lowered, output_shapes)
             loop = loops[name]
             initial = [shapes.get(edge, UNKNOWN) for edge in loop.node.inputs[1:]]
             loops[name] = loop = replace(loop, body=_with_shapes(loop, initial))
             for port, edge in enumerate(loop.body.inputs[: loop.num_variables]):
-                known[Edge(name, port)] = _shape_of(loop.body[edge.node])
-    return lowered, loops, known
+                output_shapes[Edge(name, port)] = _shape_of(loop.body[edge.node])
+    return lowered, loops, output_shapes
 
 
 def _read_loop(graph: Graph, frame: Frame, nodes: Iterable[Node]) -> Loop:
@@ -67,16 +67,16 @@ def _read_loop(graph: Graph, frame: Frame, nodes: Iterable[Node]) -> Loop:
     updated = {merge.name: back.inputs[0] for merge, _, back in variables if back}
     body: dict[str, Node] = {}
     captured: dict[str, Edge] = {}
-    placed: dict[Edge, Edge] = {}
+    mapped: dict[Edge, Edge] = {}
 
-    def place(edge: Edge) -> Edge:
+    def map_edge(edge: Edge) -> Edge:
         """Return the edge of the body for an edge of the graph; add the inputs from outside."""
         node = members.get(edge.node)
         if node is not None and node.op == "Switch" and node.inputs[0].node in initial:
             return Edge(node.inputs[0].node)
         if node is not None and node.op not in ENTERS:
             return edge
-        if edge not in placed:
+        if edge not in mapped:
             source = edge if node is None else node.inputs[0]
             name = free_name(graph, f"{edge.node}/in_loop") if node is None else edge.node
             if graph.constant_of(source) is not None:
@@ -84,8 +84,8 @@ def _read_loop(graph: Graph, frame: Frame, nodes: Iterable[Node]) -> Loop:
             else:
                 captured[name] = source
                 body[name] = Node(name, "Placeholder", attrs={"shape": UNKNOWN, "dtype": dtype_of(graph, source)})
-            placed[edge] = Edge(name)
-        return placed[edge]
+            mapped[edge] = Edge(name)
+        return mapped[edge]
 
     for merge in merges:
         body[merge.name] = Node(
@@ -96,26 +96,26 @@ def _read_loop(graph: Graph, frame: Frame, nodes: Iterable[Node]) -> Loop:
         if node.op in LOOP_MERGES and node.name not in initial:
             raise conversion_error(node, "a condition is inside a loop")
         if node.op not in control_flow and not (node.op == "Switch" and node.inputs[0].node in initial):
-            body[node.name] = node.with_(inputs=tuple(map(place, node.inputs)), controls=())
+            body[node.name] = node.with_(inputs=tuple(map(map_edge, node.inputs)), controls=())
     tested = _condition_nodes(members, condition, initial)
     for node in tested:  # in the body, the condition tests the new values
         inputs = (
-            place(updated[edge.node]) if edge.node in updated else _copied(place(edge), tested, "next")
+            map_edge(updated[edge.node]) if edge.node in updated else _rename_copy(map_edge(edge), tested, "next")
             for edge in node.inputs
         )
         body[f"{node.name}/next"] = node.with_(name=f"{node.name}/next", inputs=tuple(inputs), controls=())
     tests = condition.inputs[0]
-    test = place(updated[tests.node]) if tests.node in updated else _copied(place(tests), tested, "next")
+    test = map_edge(updated[tests.node]) if tests.node in updated else _rename_copy(map_edge(tests), tested, "next")
     body[condition.name] = Node(condition.name, "Identity", (test,), attrs={"T": DType.BOOL})
     backs = [back for _, _, back in variables if back]
     for back in backs:
-        body[back.name] = back.with_(op="Identity", inputs=(place(back.inputs[0]),), controls=())
+        body[back.name] = back.with_(op="Identity", inputs=(map_edge(back.inputs[0]),), controls=())
 
     def outer(edge: Edge) -> Edge:
         node = members.get(edge.node)
         if edge.node in initial:
             return initial[edge.node]
-        return node.inputs[0] if node is not None and node.op in ENTERS else _copied(edge, tested, "initial")
+        return node.inputs[0] if node is not None and node.op in ENTERS else _rename_copy(edge, tested, "initial")
 
     first_condition = tuple(
         node.with_(name=f"{node.name}/initial", inputs=tuple(map(outer, node.inputs)), controls=()) for node in tested
@@ -149,7 +149,7 @@ def _condition_nodes(members: Mapping[str, Node], condition: Node, initial: Mapp
     return list(tested.values())
 
 
-def _copied(edge: Edge, tested: Iterable[Node], suffix: str) -> Edge:
+def _rename_copy(edge: Edge, tested: Iterable[Node], suffix: str) -> Edge:
     """Return the edge of the copy of a condition node; other edges stay."""
     return Edge(f"{edge.node}/{suffix}", edge.port) if any(edge.node == node.name for node in tested) else edge
 
