@@ -139,7 +139,8 @@ def measure(network: OnnxNetwork, build: Path, rounds: int, with_peer: bool) -> 
         "float": round(network.measure(reference), 4),
     }
     ours = build / f"{network.name}.int8.onnx"
-    scheme = Scheme.for_target("onnx", keep_float=network.keep_float)
+    # A scheme would also state the observer, which is chosen by fidelity by default.
+    scheme = Scheme.for_target("onnx", keep_float=network.keep_float) if network.keep_float else None
     start = perf_counter()
     result = qk.quantize(network.path, samples, scheme=scheme, runs=0, limit=len(samples), output=ours)
     census = result.report.census

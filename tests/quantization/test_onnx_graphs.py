@@ -377,6 +377,17 @@ def test_elementwise_ops_between_convolutions(tmp_path: Path) -> None:
     assert "com.microsoft.Gelu has no int8 form" in plan.float_fallbacks.values()
 
 
+def test_input_of_hard_swish_has_no_range_below_minus_3() -> None:
+    """HardSwish is 0 below -3: the quantized values stand for larger numbers."""
+    network = Network(*IMAGE)
+    x = network.add("Conv", "x", 20 * network.weights(8, 8, 3, 3), pads=[1] * 4, name="wide")
+    y = network.conv(network.add("HardSwish", x))
+    _, quantized = quantize(load(network.model(y)), samples(network), observer="min_max")
+    scale, zero = (float(quantized[f"wide/{name}"].value.array) for name in ("scale", "zero"))
+    assert -zero * scale == pytest.approx(-3, abs=scale)
+    assert (255 - zero) * scale > 30
+
+
 @pytest.mark.parametrize(("low", "high"), [(0.0, 0.5), (-0.5, 0.5)])
 def test_clip(low: float, high: float, tmp_path: Path) -> None:
     network = Network(*IMAGE)

@@ -10,6 +10,7 @@ DequantizeLinear. A value that is computed in float keeps its float consumers; o
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
+from math import inf
 
 import numpy as np
 
@@ -59,7 +60,8 @@ class _NativeQuantization:
         nonnegative = plan.nonnegative_edges(source)
         self.parameters = {
             edge: QuantizationParameters.of_range(
-                spec, _clamp(ranges[edge]) if plan.group_of(edge) <= nonnegative else ranges[edge]
+                spec,
+                _clamp(ranges[edge], 0.0 if plan.group_of(edge) <= nonnegative else self._least_value(edge)),
             )
             for edge, spec in plan.activations.items()
         }
@@ -68,6 +70,12 @@ class _NativeQuantization:
         self.names = {*source.nodes, *(str(edge) for edge in source.uses), *_later_outputs(source)}
         self.constants: set[str] = set()
         self.weights: dict[tuple[str, bytes], Edge] = {}
+
+    def _least_value(self, edge: Edge) -> float:
+        """Return the limit below which all consumers of an edge compute 0: -3 for HardSwish."""
+        is_alone = len(self.plan.group_of(edge)) == 1 and edge not in self.source.outputs
+        ops = {node.op for node in self.source.consumers(edge)}
+        return -3.0 if is_alone and ops == {"HardSwish"} else -inf
 
     def graph(self) -> Graph:
         """Return the quantized graph."""
@@ -238,9 +246,9 @@ def _later_outputs(graph: Graph) -> Iterator[str]:
         yield from (name.decode() for name in (names if isinstance(names, tuple) else ()))
 
 
-def _clamp(limits: Range) -> Range:
-    """Return the range of an edge that is never negative."""
-    return Range(max(limits.low, 0.0), max(limits.high, 0.0))
+def _clamp(limits: Range, least: float) -> Range:
+    """Return the range without values below a limit."""
+    return Range(max(limits.low, least), max(limits.high, least))
 
 
 def _quantize(weights: Tensor, parameters: QuantizationParameters) -> Array:
