@@ -39,7 +39,12 @@ SAME_NAMES = (
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("model", metavar="MODEL", help="model file, SavedModel folder, or name of a known model")
-    parser.add_argument("-o", "--output", required=True, help="file to write")
+    parser.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        help="file to write, or a SavedModel folder without a suffix (targets tensorflow and eightbit)",
+    )
     parser.add_argument("--calibration", metavar="DATA", help=f"calibration dataset: {DATA_KINDS}")
     parser.add_argument(
         "--target",

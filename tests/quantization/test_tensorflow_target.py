@@ -1,5 +1,6 @@
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -393,3 +394,36 @@ def test_shifted_padding_of_unknown_size_stays_float() -> None:
     ranges = Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0)))
     assert "zero point" in float_reasons(graph, plan, ranges)["first/layer"]
     assert convert(graph, plan, ranges).op_counts["Conv2D"] == 1
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("target", ["tensorflow", "eightbit"])
+def test_saved_model_folders_are_written(target: str, tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow", reason="pip install tensorflow")
+    data = Path(__file__).parents[2] / "assets" / "digits_heldout.npz"
+    folder, file = tmp_path / "digits", tmp_path / "digits.pb"
+    result = qk.quantize("digits", data, target=target, limit=20, runs=0, output=f"{folder}/")
+    result.save(file)
+    assert [path.name for path in folder.iterdir()] == ["saved_model.pb"]
+    assert result.report.num_bytes == (folder / "saved_model.pb").stat().st_size
+    assert result.report.accuracy.metrics is not None
+    graph = qk.load(file).graph
+    rows = np.random.default_rng(0).uniform(-1, 1, (1, 16, 16, 1)).astype(np.float32)
+    (name,) = map(str, graph.outputs)
+    with RUNTIME.open(graph) as session:
+        expected = session.run({str(graph.inputs[0]): rows})[name]
+    signature = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    np.testing.assert_array_equal(signature(**{str(graph.inputs[0]): tf.constant(rows)})[name], expected)
+    loaded = qk.load(folder).graph
+    with RUNTIME.open(loaded) as session:
+        (actual,) = session.run({str(loaded.inputs[0]): rows}).values()
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_only_empty_folders_are_written(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "notes").touch()
+    with pytest.raises(qk.UsageError, match="is not empty: it contains notes"):
+        qk.quantize("digits", weights_only=True, target="tensorflow", output=tmp_path / "model")
+    with pytest.raises(qk.UsageError, match="cannot write target 'onnx' to new"):
+        qk.quantize("digits", weights_only=True, target="onnx", output=tmp_path / "new")

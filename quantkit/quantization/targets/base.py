@@ -33,6 +33,7 @@ class Target(ABC):
         dialect: dialect of the quantized graph: ``tensorflow`` or ``onnx``.
         graph_dialects: dialects of the float graphs that `convert` takes.
         suffixes: suffixes of the files, the usual one first.
+        writes_folders: True if `write` also writes SavedModel folders.
         runtimes: names of the runtimes that run the files, fastest first.
         keeps_endpoints: True if the file itself names the model's inputs and outputs.
         defaults: values of scheme fields that differ from those of `Scheme`; a number format is a
@@ -58,6 +59,7 @@ class Target(ABC):
     dialect: str
     graph_dialects: tuple[str, ...] = ("tensorflow",)
     suffixes: tuple[str, ...]
+    writes_folders: bool = False
     runtimes: tuple[str, ...]
     keeps_endpoints: bool = False
     defaults: Mapping[str, Any] = MappingProxyType({})
@@ -110,14 +112,21 @@ class Target(ABC):
 
         Args:
             graph: quantized graph.
-            path: file with one of `suffixes`.
+            path: file with one of `suffixes`, or a folder, see `is_folder`.
             weights_only: True if the graph comes from `store_weights`.
 
         Raises:
             UsageError: the folder does not exist, or the suffix is that of another format.
             InputError: the file cannot be written.
         """
-        formats.save(graph, path)
+        if self.is_folder(path):
+            formats.save_saved_model(graph, path)
+        else:
+            formats.save(graph, path)
+
+    def is_folder(self, path: Path) -> bool:
+        """Return True if `write` writes a SavedModel: the path has no suffix, or is a folder."""
+        return self.writes_folders and (not path.suffix or path.is_dir())
 
     def warnings(self, graph: Graph, plan: Plan) -> tuple[str, ...]:
         """Return the reasons, known before calibration, why the quantized model may lose its accuracy.

@@ -32,6 +32,7 @@ def check_target(target: Target) -> None:
             "title": ("a noun phrase", is_text),
             "dialect": (" or ".join(map(repr, DIALECTS)), lambda value: value in DIALECTS),
             "suffixes": ("a tuple of lower-case suffixes such as ('.onnx',)", _are_suffixes),
+            "writes_folders": boolean,
             "runtimes": (
                 f"a tuple of at least one of {', '.join(runtimes())}",
                 lambda value: bool(value) and is_texts(value, runtimes()),

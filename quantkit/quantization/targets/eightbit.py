@@ -133,6 +133,7 @@ class EightbitTarget(Target):
     title = "frozen graph of the classic TensorFlow 8-bit ops"
     dialect = "tensorflow"
     suffixes = (".pb", ".pbtxt")
+    writes_folders = True
     runtimes = ("tensorflow",)
     defaults = MappingProxyType({"weights": AFFINE, "share_pool_ranges": True, "split_patterns": True})
     fixed = ("weights", "activations", "signed_activations")

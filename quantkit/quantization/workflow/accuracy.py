@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from quantkit import formats
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
+from quantkit.model import load
 from quantkit.quantization.report import AccuracyReport
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
@@ -17,7 +17,7 @@ def measure_accuracy(file: Path, conversion: Conversion, reference: FloatReferen
         UnavailableError, GraphError, InputError: no runtime can run the file; the error of the fastest one.
     """
     graph = conversion.graph
-    model = file if conversion.target.keeps_endpoints else formats.load(file, graph.inputs, graph.outputs)
+    model = file if conversion.target.keeps_endpoints else load(file, graph.inputs, graph.outputs).graph
     failures: list[UnavailableError | GraphError | InputError] = []
     for name in conversion.runtimes:
         try:

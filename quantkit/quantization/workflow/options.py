@@ -92,9 +92,12 @@ def check_output(target: Target, output: Path) -> None:
     """Check that a target can be written to a path.
 
     Raises:
-        UsageError: the suffix is that of another format, or the folder does not exist.
+        UsageError: the suffix is that of another format, or the folder does not exist or has files.
         InputError: the folder is not writable.
     """
+    if target.is_folder(output):
+        formats.check_folder(output)
+        return
     formats.check_target(output)
     suffix = output.suffix.lower()
     if suffix in target.suffixes:
@@ -104,7 +107,9 @@ def check_output(target: Target, output: Path) -> None:
     ]
     raise UsageError(
         f"cannot write target {target.name!r} to {output.name}",
-        hint=f"use the suffix {' or '.join(target.suffixes)}" + (f", or {' or '.join(others)}" if others else ""),
+        hint=f"use the suffix {' or '.join(target.suffixes)}"
+        + (", or none for a SavedModel folder" if target.writes_folders else "")
+        + (f", or {' or '.join(others)}" if others else ""),
     )
 
 

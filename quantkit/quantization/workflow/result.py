@@ -72,7 +72,8 @@ class QuantizationResult:
         """Write the quantized model in its target's format; the file appears complete or not at all.
 
         Args:
-            path: file with a suffix of the target: ``.onnx``, ``.pb``, ``.pbtxt`` or ``.tflite``.
+            path: file with a suffix of the target: ``.onnx``, ``.pb``, ``.pbtxt`` or ``.tflite``; for TensorFlow,
+                also a new or empty folder without a suffix, for a SavedModel.
 
         Returns:
             The path.

@@ -25,7 +25,7 @@ from quantkit.arguments import (
     without_none,
 )
 from quantkit.data import PreprocessingOptions
-from quantkit.formats import name_written_files
+from quantkit.formats import name_written_files, saved_model
 from quantkit.formats.temporary import temporary_folder
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
@@ -129,8 +129,8 @@ def quantize(
             labels, else of the agreement with the float model.
         fallback: precision of these layers, ``float`` or, for the tensorflow target, ``bfloat16``.
         time_budget: seconds for the search of these layers, or a text such as ``2m``.
-        output: write the quantized model to this file as soon as it is checked. The state of an interrupted
-            calibration or search is saved next to the file, and the same call resumes.
+        output: write the quantized model to this file or SavedModel folder as soon as it is checked. The state of
+            an interrupted calibration or search is saved next to it, and the same call resumes.
         save_plan, save_ranges: write the plan and the ranges to these files as soon as they are known.
         on_progress, on_message: callbacks for progress and messages.
 
@@ -297,7 +297,7 @@ def _report(
         ranges.warnings,
         len(plan.weights),
         counts,
-        num_bytes=os.stat(file).st_size,
+        num_bytes=os.stat(file / saved_model.FILE if file.is_dir() else file).st_size,
         float_num_bytes=sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant),
         threads=threads.format(cores=count_cores(), runtimes=titles),
         fallback=fallback,

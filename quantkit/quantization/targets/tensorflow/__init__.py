@@ -82,6 +82,7 @@ class TensorFlowTarget(Target):
     title = "frozen graph of TensorFlow's fused oneDNN ops"
     dialect = "tensorflow"
     suffixes = (".pb", ".pbtxt")
+    writes_folders = True
     runtimes = ("tensorflow",)
     defaults = MappingProxyType(
         {
