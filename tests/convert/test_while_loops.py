@@ -89,6 +89,14 @@ def test_nested_loop_is_rejected() -> None:
         convert(loop_graph("nested"))
 
 
+def test_loop_that_no_output_needs_is_ignored() -> None:
+    graph, _ = run(find_recipe("inference"), loop_graph("nested"))
+    [layer] = [node.name for node in graph.nodes.values() if node.op == "Relu"]
+    assert "Conv" in convert(graph.with_endpoints(["x"], [layer])).op_counts
+    end = next(node.inputs[0] for node in graph.nodes.values() if node.name == "logits")
+    assert "MatMul" in convert(graph.with_endpoints([end], ["y"])).op_counts
+
+
 def _compare(graph: Graph, feeds: Any, expected: Any) -> None:
     runtime = find_runtime("onnxruntime")
     if not runtime.available().ok:

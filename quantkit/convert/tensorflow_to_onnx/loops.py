@@ -29,6 +29,9 @@ def lower_loops(graph: Graph) -> tuple[Graph, Mapping[str, Loop], Mapping[Edge, 
     """
     if ENTERS.isdisjoint(graph.op_counts):
         return graph, {}, {}
+    inferred = infer_shapes(graph)
+    output_shapes = {edge: inferred[edge] for edge in graph.inputs if edge in inferred}
+    graph = _with_needed_nodes(graph)
     frames = find_frames(graph)
     members: dict[Frame, list[Node]] = {}
     for name, frame in frames.items():
@@ -41,7 +44,6 @@ def lower_loops(graph: Graph) -> tuple[Graph, Mapping[str, Loop], Mapping[Edge, 
     outside = [exits.get(name, node) for name, node in graph.nodes.items() if frames[name] is OUTSIDE]
     added = [node for loop in loops.values() for node in (*loop.condition, loop.node)]
     lowered = graph.with_nodes([*outside, *added])
-    output_shapes: dict[Edge, Shape] = {}
     for name in lowered.order:
         if name in loops:
             shapes = infer_shapes(lowered, output_shapes)
@@ -51,6 +53,16 @@ def lower_loops(graph: Graph) -> tuple[Graph, Mapping[str, Loop], Mapping[Edge, 
             for port, edge in enumerate(loop.body.inputs[: loop.num_variables]):
                 output_shapes[Edge(name, port)] = _shape_of(loop.body[edge.node])
     return lowered, loops, output_shapes
+
+
+def _with_needed_nodes(graph: Graph) -> Graph:
+    """Return the graph without nodes before its inputs and without nodes that no output needs."""
+    needed = graph.reachable() | graph.input_names
+    return graph.with_nodes(
+        node.with_(inputs=(), controls=()) if node.name in graph.input_names else node
+        for node in graph.nodes.values()
+        if node.name in needed
+    )
 
 
 def _read_loop(graph: Graph, frame: Frame, nodes: Iterable[Node]) -> Loop:
