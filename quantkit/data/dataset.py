@@ -475,8 +475,8 @@ def _check_characters(array: Array, name: str) -> None:
     """
     if array.dtype.kind != "U" or not array.size:
         return
-    codes = np.ascontiguousarray(array).reshape(-1).view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
-    if np.any((codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))):
+    characters = np.ascontiguousarray(array).reshape(-1).view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
+    if np.any((characters > sys.maxunicode) | ((characters >= 0xD800) & (characters < 0xE000))):
         raise InputError(f"{name} holds texts that are not Unicode", hint="write texts in UTF-8")
 
 

@@ -163,7 +163,7 @@ def test_tensors_that_the_optimizer_fuses_can_be_outputs() -> None:
         np.testing.assert_allclose(outputs[0][name], outputs[1][name], rtol=1e-3, atol=1e-5)
 
 
-def test_kept_bytes_that_are_no_message_are_an_error_of_the_graph() -> None:
+def test_bytes_of_a_broken_message_are_an_error_of_the_graph() -> None:
     graph = from_text("inputs: x\noutputs: y\nx = Placeholder[2]()\ny = Neg(x)").with_(extra=b"\x12\x02\x0a\x05")
     with pytest.raises(GraphError, match="TensorFlow cannot read the graph"):
         RUNTIME.open(graph)

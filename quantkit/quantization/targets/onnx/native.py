@@ -88,7 +88,7 @@ class _NativeQuantization:
             self._quantize_edge(edge, is_int8=edge.node in int8_nodes, int8_consumers=int8_consumers)
         self._prevent_int8_averages()
         self._prevent_float_products()
-        self._share_silu_inputs()
+        self._merge_silu_inputs()
         for edge in outputs:
             self._quantize_output(edge)
         graph = self.source.with_nodes([*self.nodes.values(), *self.new_nodes])
@@ -214,7 +214,7 @@ class _NativeQuantization:
             if self.source[pattern.layer].op == "MatMul" and not pattern.bias and is_sum:
                 self._prevent_fusion(pattern.layer, "product", -1)
 
-    def _share_silu_inputs(self) -> None:
+    def _merge_silu_inputs(self) -> None:
         """Give Sigmoid and Mul of a SiLU, x * sigmoid(x), a common input that is not a DequantizeLinear.
 
         ONNX Runtime copies a DequantizeLinear for each consumer, after which it cannot fuse the SiLU.
