@@ -46,7 +46,7 @@ def recommend_command(model: Model, estimate: QuantizationEstimate) -> str:
     if estimate.num_int8:
         data = "DATA" if model.preprocessing is None else "IMAGES"
         command = _command(model, "quantize", "-o", "OUT.onnx", "--calibration", data)
-        return f"{command}: int8 is smaller and faster"
+        return f"{command}: int8 is smaller; the report states whether it is faster"
     reason = "there is no plan for int8" if estimate.problem else "no layer can be int8"
     return f"{_benchmark(model)}: no node can be folded or removed, and {reason}"
 
