@@ -93,6 +93,9 @@ class _Annotation:
         for node in self.nodes:
             if node.op in self.roles.weights_ops and self._may_quantize(node):
                 slots = self.roles.weights_axes(self.graph, node)
+                if max(slots, default=0) >= len(node.inputs):
+                    self.reasons[node.name] = "an input is missing"
+                    continue
                 reasons = [self._objection_to_storing(node.inputs[slot], axes) for slot, axes in slots.items()]
                 self.reasons[node.name] = next(filter(None, reasons), "")
         fallbacks = {name: reason for name, reason in self.reasons.items() if reason}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quantkit.errors import GraphError
-from quantkit.ir.graph import Attr, Node
+from quantkit.ir.graph import Attr, Node, Opaque
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ops.tensorflow.signatures import (
     OpDef,
@@ -97,3 +97,9 @@ def test_table_agrees_with_the_installed_tensorflow() -> None:
     # Other TensorFlow versions add and remove a few ops: run assets/generate_op_table.py if this fails.
     differing = [name for name in table if table[name] != installed.get(name)]
     assert len(differing) < 0.02 * len(table), differing
+
+
+def test_a_type_list_must_be_a_list() -> None:
+    node = Node("w", "While", attrs={"T": Opaque(b"x")})
+    with pytest.raises(GraphError, match=r"attribute 'T' of node 'w' \(While\) is not a list of types"):
+        output_dtypes(node)

@@ -148,7 +148,7 @@ def output_dtypes(node: Node) -> tuple[DType | None, ...]:
     """Return the element types of the outputs, None for an unknown type; empty for an unknown op.
 
     Raises:
-        GraphError: the attribute with the number of outputs is missing.
+        GraphError: the attribute with the number or the types of the outputs is missing or is not a list.
     """
     op = find_op(node.op)
     return () if op is None else _dtypes(node, op.outputs)
@@ -167,7 +167,13 @@ def _dtypes(node: Node, args: tuple[ArgDef, ...]) -> tuple[DType | None, ...]:
     dtypes: list[DType | None] = []
     for arg in args:
         if arg.type_list_attr:
-            dtypes.extend(_dtype_or_none(dtype) for dtype in attribute(node, arg.type_list_attr))
+            listed = attribute(node, arg.type_list_attr)
+            if not isinstance(listed, tuple):
+                raise GraphError(
+                    f"attribute {arg.type_list_attr!r} of node {node.name!r} ({node.op}) is not a list of types",
+                    hint="the file is damaged: export the graph again",
+                )
+            dtypes.extend(map(_dtype_or_none, listed))
             continue
         dtype = arg.dtype or _dtype_or_none(node.attrs.get(arg.type_attr)) or _default_type(node, arg.type_attr)
         dtypes.extend([dtype] * (_list_length(node, arg.number_attr) if arg.number_attr else 1))
