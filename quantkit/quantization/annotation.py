@@ -133,7 +133,7 @@ class _Annotation:
         for node in self.nodes:
             if node.op in self.roles.layer_ops and self._may_quantize(node):
                 amplified = "a logarithm before other layers amplifies its errors" if node.name in front_end else ""
-                reason = amplified or self._objection(node)
+                reason = amplified or self._objection(node) or self._bias_objection(node)
                 if reason:
                     self.reasons[node.name] = reason
                 else:
@@ -241,6 +241,15 @@ class _Annotation:
         if consumer and self._is_bias(layer, *consumer) and self._may_quantize(consumer[0]):
             return replace(pattern, bias=consumer[0].name, output=Edge(consumer[0].name))
         return pattern
+
+    def _bias_objection(self, layer: Node) -> str:
+        """Return why the bias after a layer prevents an int8 kernel, which would add it, or an empty string."""
+        consumer = self._sole_consumer(Edge(layer.name))
+        if consumer is None or consumer[0].op not in self.roles.bias_ops or not self.roles.is_valid(consumer[0]):
+            return ""
+        edge = consumer[0].inputs[1 - consumer[1]]
+        value = self.graph.constant_of(edge)
+        return "" if value is None or np.isfinite(value.array).all() else f"the constants {edge.node} {NOT_FINITE}"
 
     def _is_bias(self, layer: Node, node: Node, slot: int) -> bool:
         """Return True if a node adds one constant per channel of a layer, its input ``slot``."""

@@ -164,10 +164,10 @@ def test_float_outputs_with_nan_end_the_search_at_once(
     source = tmp_path / "float.pb"
     save(edit_layers(digits, {"softmax/logits+": insert_nan}), source)
     code, report, log = run(quantize(source, tmp_path / "q.onnx", "--max-drop", "0.01"), capsys)
-    assert code == 1
-    assert not report
-    assert "the output of the float model contains NaN or infinity for every sample" in log
-    assert "hold NaN or infinity; float fallback" in log
+    assert code == 1, log
+    assert report["schema"] == "quantkit.error/1"
+    assert "the output of the float model contains NaN or infinity for every sample" in report["message"]
+    assert "hold NaN or infinity; float fallback" in report["hint"]
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -76,8 +76,10 @@ def _inline(graph: Graph, folder: Path, meta: saved_model.MetaGraph, signature: 
     try:
         frozen = tables.remove_lookup_controls(freeze.freeze_saved_model(folder, meta.tags, signature.name))
     except InputError as error:
-        # The objects of a file may be broken although its graph is whole: the slot variables of a Keras 2
-        # optimizer, for example, need the class of that optimizer.
+        # The slot variables of a Keras 2 optimizer, for example, need the class of that optimizer, and the
+        # graph does not. TensorFlow itself reports broken files, and may abort if it reads them again.
+        if not isinstance(error.__cause__, AttributeError | KeyError | TypeError):
+            raise
         with suppress(InputError):
             whole = freeze.freeze_meta_graph(folder, meta.tags, signature.outputs.values())
             return _inline_functions(graph, whole.with_endpoints(graph.inputs, graph.outputs), signature)
