@@ -77,7 +77,7 @@ def _inline(graph: Graph, folder: Path, meta: saved_model.MetaGraph, signature: 
         frozen = tables.remove_lookup_controls(freeze.freeze_saved_model(folder, meta.tags, signature.name))
     except InputError as error:
         # The slot variables of a Keras 2 optimizer, for example, need the class of that optimizer, and the
-        # graph does not. TensorFlow itself reports broken files, and may abort if it reads them again.
+        # graph does not. TensorFlow itself reports broken files, and may abort at a second attempt.
         if not isinstance(error.__cause__, AttributeError | KeyError | TypeError):
             raise
         with suppress(InputError):

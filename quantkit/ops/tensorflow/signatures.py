@@ -167,13 +167,13 @@ def _dtypes(node: Node, args: tuple[ArgDef, ...]) -> tuple[DType | None, ...]:
     dtypes: list[DType | None] = []
     for arg in args:
         if arg.type_list_attr:
-            listed = attribute(node, arg.type_list_attr)
-            if not isinstance(listed, tuple):
+            types = attribute(node, arg.type_list_attr)
+            if not isinstance(types, tuple):
                 raise GraphError(
                     f"attribute {arg.type_list_attr!r} of node {node.name!r} ({node.op}) is not a list of types",
                     hint="the file is damaged: export the graph again",
                 )
-            dtypes.extend(map(_dtype_or_none, listed))
+            dtypes.extend(map(_dtype_or_none, types))
             continue
         dtype = arg.dtype or _dtype_or_none(node.attrs.get(arg.type_attr)) or _default_type(node, arg.type_attr)
         dtypes.extend([dtype] * (_list_length(node, arg.number_attr) if arg.number_attr else 1))
