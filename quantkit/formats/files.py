@@ -352,6 +352,18 @@ def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def check_opsets(path: Path) -> None:
+    """Check the versions of the operator sets of an ONNX file, before a runtime opens it.
+
+    Raises:
+        InputError: the file cannot be read, is not an ONNX model, or a version is impossible.
+    """
+    try:
+        onnx.check_opsets(_map_file(path))
+    except InputError as error:
+        raise InputError(f"{path} cannot be read: {error.message}", error.hint) from None
+
+
 def _map_file(path: Path) -> mmap.mmap:
     size = path.stat().st_size
     if not size:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
+from quantkit.formats.files import check_opsets
+from quantkit.formats.kinds import kind_of
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.tensorflow.signatures import output_dtypes
@@ -73,6 +75,8 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
     is_file = isinstance(model, Path)
     name = model.name if isinstance(model, Path) else "the graph"
     data = to_onnx(model) if isinstance(model, Graph) else b""
+    if isinstance(model, Path) and kind_of(model) == "onnx":
+        check_opsets(model)
     try:
         network = core.read_model(model) if is_file else core.read_model(data, b"")
     except Exception as error:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from quantkit.errors import GraphError, InputError, UnavailableError
+from quantkit.formats.onnx.schema import message_class
 from quantkit.runtimes.openvino import RUNTIME, _translate_error
 from quantkit.runtimes.session import SessionOptions
 
@@ -91,3 +92,13 @@ def test_opening_a_session_loads_no_telemetry(product: Path, tmp_path: Path) -> 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     assert not list(home.iterdir())
+
+
+def test_an_impossible_opset_is_rejected_before_openvino_tries_all_versions(tmp_path: Path) -> None:
+    message = message_class("ModelProto")(ir_version=8)
+    message.opset_import.add(version=2**31 - 1)
+    message.graph.node.add(op_type="Relu", input=["x"], output=["y"])
+    path = tmp_path / "m.onnx"
+    path.write_bytes(message.SerializeToString())
+    with pytest.raises(InputError, match="the version 2147483647 of the operator set 'ai.onnx' is impossible"):
+        RUNTIME.open(path, SessionOptions())

@@ -9,7 +9,7 @@ The attribute ``_outputs`` has the names of all outputs of a node with several o
 domains have the op type ``domain.Op``. A node with subgraphs has control dependencies on the values that these use.
 """
 
-from quantkit.formats.onnx.reader import decode, decode_subgraph
+from quantkit.formats.onnx.reader import check_opsets, decode, decode_subgraph
 from quantkit.formats.onnx.schema import MODEL_GRAPH
 from quantkit.formats.onnx.tensors import external_data_reader
 from quantkit.formats.onnx.values import (
@@ -37,6 +37,7 @@ __all__ = [
     "MODEL_GRAPH",
     "OPSET",
     "OUTPUTS",
+    "check_opsets",
     "chunks",
     "decode",
     "decode_subgraph",

@@ -48,6 +48,9 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node, Opaque
 from quantkit.ir.tensor import Tensor
 from quantkit.ops.onnx.types import DTYPES
 
+# Larger versions of an operator set are damage: OpenVINO tries every version up to the stated one.
+MAX_VERSION = 10_000
+
 
 def decode(data: wire.Buffer | mmap.mmap, external: ExternalData | None = None) -> Graph:
     """Decode a serialized ONNX model; large tensors stay views of ``data``.
@@ -61,6 +64,30 @@ def decode(data: wire.Buffer | mmap.mmap, external: ExternalData | None = None) 
         GraphError: two values have the same name.
     """
     view = memoryview(data)
+    graph_parts, model = _split_model(view)
+    if not graph_parts:
+        raise InputError("the file has no graph")
+    try:
+        return _ModelReader(view, external).graph(graph_parts, model)
+    except (DecodeError, UnicodeDecodeError):
+        raise InputError("a message is broken") from None
+
+
+def check_opsets(data: wire.Buffer | mmap.mmap) -> None:
+    """Check the versions of the operator sets of a serialized ONNX model, without reading its graph.
+
+    Raises:
+        InputError: the bytes are not an ONNX model, or a version is impossible.
+    """
+    _split_model(memoryview(data))
+
+
+def _split_model(view: memoryview) -> tuple[list[tuple[int, int]], Any]:
+    """Return the positions of the graph's message, and the message with all other fields of the model.
+
+    Raises:
+        InputError: the other fields are broken, or the version of an operator set is impossible.
+    """
     graph_parts: list[tuple[int, int]] = []
     rest: list[wire.Buffer] = []
     for number, kind, begin, start, end in wire.fields(view, 0, len(view)):
@@ -68,12 +95,14 @@ def decode(data: wire.Buffer | mmap.mmap, external: ExternalData | None = None) 
             graph_parts.append((start, end))
         else:
             rest.append(view[begin:end])
-    if not graph_parts:
-        raise InputError("the file has no graph")
-    try:
-        return _ModelReader(view, external).graph(graph_parts, parse_message("ModelProto", b"".join(rest)))
-    except (DecodeError, UnicodeDecodeError):
-        raise InputError("a message is broken") from None
+    model = parse_message("ModelProto", b"".join(rest))
+    for opset in model.opset_import:
+        if not 0 <= opset.version <= MAX_VERSION:
+            raise InputError(
+                f"the version {opset.version} of the operator set {opset.domain or 'ai.onnx'!r} is impossible",
+                hint="the file is damaged: export the model again",
+            )
+    return graph_parts, model
 
 
 def decode_subgraph(attribute: Opaque, outer: Graph) -> Graph:
