@@ -286,8 +286,8 @@ def parse_duration(value: Any, name: str = "the time") -> float:
 def expand_user(path: str | os.PathLike[str]) -> Path:
     """Return a path with the home folder in place of ``~`` or ``~USER``; an unknown user stays, as in a shell.
 
-    >>> expand_user("~nobody-of-this-name/model.pb")
-    PosixPath('~nobody-of-this-name/model.pb')
+    >>> expand_user("~missing-user/model.pb")
+    PosixPath('~missing-user/model.pb')
     """
     return Path(os.path.expanduser(path))
 

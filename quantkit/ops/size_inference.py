@@ -49,19 +49,21 @@ def as_shape(sizes: Sizes) -> Shape:
     return Shape(tuple(None if size is None or size < 0 else int(size) for size in sizes.tolist()))
 
 
-def _vector(values: Sequence[int | None]) -> Sizes:
+def vector(values: Sequence[int | None]) -> Sizes:
+    """Return integers as sizes of rank 1; None is an unknown integer."""
     sizes = np.empty(len(values), object)
     sizes[:] = values
     return sizes
 
 
-def _scalar(value: int | None) -> Sizes:
+def scalar(value: int | None) -> Sizes:
+    """Return an integer as sizes of rank 0; None is an unknown integer."""
     sizes = np.empty((), object)
     sizes[()] = value
     return sizes
 
 
-def _require_known(sizes: Sizes) -> list[int]:
+def require_known(sizes: Sizes) -> list[int]:
     """Return all values as a flat list.
 
     Raises:
@@ -75,17 +77,17 @@ def _require_known(sizes: Sizes) -> list[int]:
 
 @RULES.rule("Shape")
 def _shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    return _vector(dims_of(shapes[0]))
+    return vector(dims_of(shapes[0]))
 
 
 @RULES.rule("Size")
 def _size(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    return _scalar(prod(shapes[0].sizes) if shapes[0].is_known else None)
+    return scalar(prod(shapes[0].sizes) if shapes[0].is_known else None)
 
 
 @RULES.rule("Rank")
 def _rank(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    return _scalar(len(dims_of(shapes[0])))
+    return scalar(len(dims_of(shapes[0])))
 
 
 @RULES.rule("Identity StopGradient EnsureShape")
@@ -100,20 +102,20 @@ def _cast(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Si
 
 @RULES.rule("StridedSlice")
 def _strided_slice(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    (begin,), (end,), (stride,) = (_require_known(sizes[slot]) for slot in (1, 2, 3))
+    (begin,), (end,), (stride,) = (require_known(sizes[slot]) for slot in (1, 2, 3))
     masks = {
         name: node.attrs.get(f"{name}_mask", 0) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     }
     if sizes[0].ndim != 1 or masks["ellipsis"] or masks["new_axis"]:
         return None
     if masks["shrink_axis"]:
-        return _scalar(sizes[0][begin])
+        return scalar(sizes[0][begin])
     return sizes[0][slice(None if masks["begin"] else begin, None if masks["end"] else end, stride)]
 
 
 @RULES.rule("Slice")
 def _slice(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    (begin,), (size,) = (_require_known(sizes[slot]) for slot in (1, 2))
+    (begin,), (size,) = (require_known(sizes[slot]) for slot in (1, 2))
     return sizes[0][begin:] if size < 0 else sizes[0][begin : begin + size]
 
 
@@ -121,7 +123,7 @@ def _slice(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> S
 def _gather(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
     if sizes[0].ndim != 1:
         return None
-    return np.asarray(sizes[0][np.array(_require_known(sizes[1]), np.int64).reshape(sizes[1].shape)], object)
+    return np.asarray(sizes[0][np.array(require_known(sizes[1]), np.int64).reshape(sizes[1].shape)], object)
 
 
 @RULES.rule("Pack")
@@ -130,7 +132,7 @@ def _pack(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Si
     # Pack requires equal shapes: if one part is a scalar, all are, including unknown ones.
     if any(part is not None and part.ndim for part in parts) or not any(part is not None for part in parts):
         return None
-    return _vector([None if part is None else part.item() for part in parts])
+    return vector([None if part is None else part.item() for part in parts])
 
 
 @RULES.rule("ConcatV2 Concat")
@@ -146,19 +148,19 @@ def _reshape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) ->
         return sizes[0].reshape(()) if sizes[0].size == 1 else None
     if node.op == "ExpandDims":
         return sizes[0].reshape(1) if not sizes[0].ndim else None
-    shape = _require_known(sizes[1])
+    shape = require_known(sizes[1])
     return sizes[0].reshape(shape) if len(shape) < 2 else None
 
 
 @RULES.rule("Prod Sum Max Min")
 def _reduce(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    if sizes[0].ndim > 1 or node.attrs.get("keep_dims") or (sizes[0].ndim and not _require_known(sizes[1])):
+    if sizes[0].ndim > 1 or node.attrs.get("keep_dims") or (sizes[0].ndim and not require_known(sizes[1])):
         return None
     values = sizes[0].reshape(-1).tolist()
     if None in values:
-        return _scalar(None)
+        return scalar(None)
     functions: Mapping[str, Callable[[list[int]], int]] = {"Prod": prod, "Sum": sum, "Max": max, "Min": min}
-    return _scalar(functions[node.op](values))
+    return scalar(functions[node.op](values))
 
 
 @RULES.rule("Add AddV2 Sub Mul FloorDiv FloorMod Maximum Minimum")
@@ -174,10 +176,10 @@ def _binary(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> 
     compute = functions.get(node.op, lambda a, b: a + b)
     first, second = np.broadcast_arrays(sizes[0], sizes[1])
     pairs = zip(first.reshape(-1).tolist(), second.reshape(-1).tolist(), strict=True)
-    return _vector([None if a is None or b is None else compute(a, b) for a, b in pairs]).reshape(first.shape)
+    return vector([None if a is None or b is None else compute(a, b) for a, b in pairs]).reshape(first.shape)
 
 
 @RULES.rule("Range")
 def _range(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    (start,), (limit,), (step,) = (_require_known(sizes[slot]) for slot in (0, 1, 2))
-    return _vector(list(range(start, limit, step))) if len(range(start, limit, step)) <= MAX_ELEMENTS else None
+    (start,), (limit,), (step,) = (require_known(sizes[slot]) for slot in (0, 1, 2))
+    return vector(list(range(start, limit, step))) if len(range(start, limit, step)) <= MAX_ELEMENTS else None

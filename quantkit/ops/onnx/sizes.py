@@ -17,7 +17,7 @@ from quantkit.ir.tensor import Shape
 from quantkit.ops.onnx.kernels import evaluate
 from quantkit.ops.onnx.kernels.movement import slice_of
 from quantkit.ops.shape_rules import Dims, Rules, dims_of
-from quantkit.ops.size_inference import Sizes
+from quantkit.ops.size_inference import Sizes, require_known, scalar, vector
 
 # (node, shapes of its inputs, sizes of its inputs by index) -> sizes of its outputs
 SizesRule = Callable[[Node, Sequence[Shape], Mapping[int, Sizes]], Sequence[Sizes]]
@@ -29,35 +29,9 @@ RULES: Rules[SizesRule] = Rules()
 PARTIAL_SHAPES: Rules[PartialShapeRule] = Rules()
 
 
-def vector(values: Sequence[int | None]) -> Sizes:
-    """Return integers as a list of sizes."""
-    sizes = np.empty(len(values), object)
-    sizes[:] = values
-    return sizes
-
-
-def scalar(value: int | None) -> Sizes:
-    """Return an integer as sizes of rank 0."""
-    sizes = np.empty((), object)
-    sizes[()] = value
-    return sizes
-
-
-def _require_known(sizes: Sizes) -> list[int]:
-    """Return all values as a flat list.
-
-    Raises:
-        ValueError: a value is unknown.
-    """
-    values = sizes.reshape(-1).tolist()
-    if None in values:
-        raise ValueError("a size is unknown")
-    return [int(value) for value in values]
-
-
 def _integers(node: Node, name: str, sizes: Mapping[int, Sizes], slot: int) -> list[int] | None:
     if slot in sizes:
-        return _require_known(sizes[slot])
+        return require_known(sizes[slot])
     attr: Any = node.attrs.get(name)
     return None if attr is None else [int(value) for value in attr]
 
@@ -82,7 +56,7 @@ def _same(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Se
 def _gather(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sequence[Sizes]:
     if sizes[0].ndim != 1:
         return []
-    indices = np.array(_require_known(sizes[1]), np.int64).reshape(sizes[1].shape)
+    indices = np.array(require_known(sizes[1]), np.int64).reshape(sizes[1].shape)
     return [np.asarray(sizes[0][indices], object)]
 
 
@@ -103,7 +77,7 @@ def _concat(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> 
 def _split(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sequence[Sizes]:
     # Elements are moved only: their positions are enough for the kernel.
     positions = np.arange(sizes[0].size).reshape(sizes[0].shape)
-    inputs = [positions, *(np.array(_require_known(sizes[slot])) for slot in range(1, len(node.inputs)))]
+    inputs = [positions, *(np.array(require_known(sizes[slot])) for slot in range(1, len(node.inputs)))]
     return [np.asarray(sizes[0].reshape(-1)[part], object) for part in evaluate(node, inputs)]
 
 
@@ -117,7 +91,7 @@ def _reduce(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> 
     functions: Mapping[str, Callable[[list[int]], int]] = {"Prod": prod, "Sum": sum, "Max": max, "Min": min}
     if sizes[0].ndim > 1:
         return []
-    result = scalar(functions[node.op.removeprefix("Reduce")](_require_known(sizes[0])))
+    result = scalar(functions[node.op.removeprefix("Reduce")](require_known(sizes[0])))
     return [result.reshape(1) if node.attrs.get("keepdims", 1) and sizes[0].ndim else result]
 
 
@@ -193,7 +167,7 @@ def _tile_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes])
 
 @PARTIAL_SHAPES.rule("Range")
 def _range_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sequence[Shape]:
-    (start,), (limit,), (step,) = (_require_known(sizes[slot]) for slot in range(3))
+    (start,), (limit,), (step,) = (require_known(sizes[slot]) for slot in range(3))
     return [Shape((len(range(start, limit, step)),))]
 
 
@@ -211,7 +185,7 @@ def _slice_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]
     is_present = [slot < len(node.inputs) and bool(node.inputs[slot].node) for slot in range(5)]
     if is_present[3] and 3 not in sizes:
         return [Shape((None,) * len(dims))]
-    axes = _require_known(sizes[3]) if is_present[3] else list(range(len(starts)))
+    axes = require_known(sizes[3]) if is_present[3] else list(range(len(starts)))
     steps: list[int | None] = sizes[4].tolist() if 4 in sizes else [None if is_present[4] else 1] * len(starts)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         size = dims[axis]
@@ -223,7 +197,7 @@ def _slice_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]
 @PARTIAL_SHAPES.rule("Pad")
 def _pad_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sequence[Shape]:
     dims = list(dims_of(shapes[0]))
-    axes = range(len(dims)) if len(node.inputs) < 4 else [axis % len(dims) for axis in _require_known(sizes[3])]
+    axes = range(len(dims)) if len(node.inputs) < 4 else [axis % len(dims) for axis in require_known(sizes[3])]
     pads = sizes[1].tolist()
     for index, axis in enumerate(axes):
         values = (dims[axis], pads[index], pads[len(axes) + index])

@@ -14,7 +14,7 @@ def concatenate_integers(graph: Graph) -> Graph:
         after:   Concat(QuantizeLinear(x), QuantizeLinear(y))
 
     OpenVINO 2026.4 rounds the real values of an int8 tensor to whole numbers if a Concat is between the tensor and a
-    convolution. uint8 tensors are not affected, and keep the form that ONNX Runtime turns into `QLinearConcat`.
+    convolution. uint8 tensors are not affected, and keep the form that ONNX Runtime fuses to `QLinearConcat`.
     """
     for quantize in graph.nodes.values():
         concat = graph[quantize.inputs[0].node] if quantize.op == "QuantizeLinear" else quantize
