@@ -50,14 +50,14 @@ def as_shape(sizes: Sizes) -> Shape:
 
 
 def vector(values: Sequence[int | None]) -> Sizes:
-    """Return integers as sizes of rank 1; None is an unknown integer."""
+    """Return integers as sizes of rank 1, with None for unknown ones."""
     sizes = np.empty(len(values), object)
     sizes[:] = values
     return sizes
 
 
 def scalar(value: int | None) -> Sizes:
-    """Return an integer as sizes of rank 0; None is an unknown integer."""
+    """Return an integer as sizes of rank 0, with None for unknown ones."""
     sizes = np.empty((), object)
     sizes[()] = value
     return sizes
