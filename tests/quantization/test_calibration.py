@@ -138,7 +138,7 @@ def test_a_damaged_state_is_ignored(tmp_path: Path) -> None:
     [
         ("b = Const[6]()", "b = Const([nan, 0, 0, 0, 0, 0.0])", "r: NaN in 20 values"),
         ("b = Const[6]()", "b = Const([-99, -99, -99, -99, -99, -99.0])", "r: constant 0; its range has no width"),
-        ("b = Const[6]()", "b = Const([inf, 0, 0, 0, 0, 0.0])", "n: the constants b hold NaN or infinity"),
+        ("b = Const[6]()", "b = Const([inf, 0, 0, 0, 0, 0.0])", "m: the constants b hold NaN or infinity"),
         ("b = Const[6]()", "b = Const([0, 0, 9000, 0, 0, 0.0])", "r: channel 2 reaches"),
     ],
 )

@@ -380,7 +380,8 @@ def test_objects_that_cannot_be_restored_do_not_hide_the_graph(tmp_path: Path) -
     save_second_kind(tmp_path / "whole")
     save_second_kind(tmp_path / "optimizer")
     give_optimizer(tmp_path / "optimizer" / saved_model.FILE)
-    with pytest.raises(AttributeError, match="add_slot"):
+    # TensorFlow restores the objects in no fixed order.
+    with pytest.raises((AttributeError, ValueError), match="add_slot|incompatible"):
         tensorflow.import_tensorflow().saved_model.load(str(tmp_path / "optimizer"))
 
     whole, other = (qk.load(tmp_path / name) for name in ("whole", "optimizer"))
