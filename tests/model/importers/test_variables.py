@@ -380,8 +380,7 @@ def test_objects_that_cannot_be_restored_do_not_hide_the_graph(tmp_path: Path) -
     save_second_kind(tmp_path / "whole")
     save_second_kind(tmp_path / "optimizer")
     give_optimizer(tmp_path / "optimizer" / saved_model.FILE)
-    # TensorFlow restores the objects in no fixed order.
-    with pytest.raises((AttributeError, ValueError), match="add_slot|incompatible"):
+    with pytest.raises(AttributeError, match="add_slot"):
         tensorflow.import_tensorflow().saved_model.load(str(tmp_path / "optimizer"))
 
     whole, other = (qk.load(tmp_path / name) for name in ("whole", "optimizer"))
@@ -403,7 +402,7 @@ def give_optimizer(file: Path) -> None:
     nodes = message.meta_graphs[0].object_graph_def.nodes
     variable, slot = (index for index, node in enumerate(nodes) if node.HasField("variable"))
     optimizer = nodes.add()
-    optimizer.user_object.identifier = "optimizer"
+    optimizer.user_object.identifier = "unknown_optimizer"  # tf-keras registers "optimizer"
     optimizer.user_object.version.producer = 1
     optimizer.slot_variables.add(original_variable_node_id=variable, slot_name="m", slot_variable_node_id=slot)
     nodes[0].children.add(node_id=len(nodes) - 1, local_name="optimizer")
