@@ -2,7 +2,8 @@
 
 from quantkit.data.dataset import ArrayDataset, Dataset, FileDataset, Sample, StreamDataset
 from quantkit.data.inference import PreprocessingOptions
-from quantkit.data.pipeline import Batch, InputPipeline, batches, prepare_samples
+from quantkit.data.pipeline import InputPipeline
+from quantkit.data.preparation import Batch, InputTimes, batches, prepare_batches, prepare_samples
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.data.sources import DATA_KINDS, as_dataset, find_images
 
@@ -13,6 +14,7 @@ __all__ = [
     "Dataset",
     "FileDataset",
     "InputPipeline",
+    "InputTimes",
     "Preprocessing",
     "PreprocessingOptions",
     "Sample",
@@ -20,5 +22,6 @@ __all__ = [
     "as_dataset",
     "batches",
     "find_images",
+    "prepare_batches",
     "prepare_samples",
 ]

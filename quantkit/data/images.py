@@ -8,6 +8,7 @@ surface.
 import warnings
 from io import BytesIO
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,35 @@ FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
 MAX_PIXELS = 100_000_000
 
 JPEG_START = b"\xff\xd8\xff"
+
+
+class _IgnoredWarnings:
+    """Block without warnings, which several threads may be in: `warnings.catch_warnings` is not safe there.
+
+    The first thread sets the filter, and the last one restores the filters that were set before.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._num_blocks = 0
+        self._filters = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._num_blocks:
+                self._filters = warnings.catch_warnings()
+                self._filters.__enter__()
+                warnings.simplefilter("ignore")
+            self._num_blocks += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._num_blocks -= 1
+            if not self._num_blocks:
+                self._filters.__exit__(None, None, None)
+
+
+_WARNINGS_IGNORED = _IgnoredWarnings()
 
 
 def read_bytes(path: Path) -> bytes:
@@ -86,13 +116,11 @@ def decode(data: bytes, name: str, channels: int = 3) -> Array:
     from PIL.JpegImagePlugin import JpegImageFile
 
     try:
-        with warnings.catch_warnings():
-            # `_check_size` limits the size; warnings about metadata are irrelevant.
-            warnings.simplefilter("ignore")
-            with Image.open(BytesIO(data), formats=FORMATS) as image:
-                _check_size(image, name)
-                loaded = jpeg.load(image) if isinstance(image, JpegImageFile) else image
-                pixels = _to_channels(ImageOps.exif_transpose(loaded), channels)
+        # `_check_size` limits the size; warnings about metadata are irrelevant.
+        with _WARNINGS_IGNORED, Image.open(BytesIO(data), formats=FORMATS) as image:
+            _check_size(image, name)
+            loaded = jpeg.load(image) if isinstance(image, JpegImageFile) else image
+            pixels = _to_channels(ImageOps.exif_transpose(loaded), channels)
     except (UnidentifiedImageError, Image.DecompressionBombError) as error:
         if isinstance(error, Image.DecompressionBombError):
             raise _too_large(name) from None

@@ -1,19 +1,17 @@
-"""Input pipeline: from samples to the arrays that a model takes, for every command.
+"""Input pipeline: preparation of one sample for the inputs of a model.
 
 image    decode -> crop -> resize -> normalize -> layout of the input
 array    unchanged, with the axes of the input and in its type; uint8 images are resized and normalized
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from math import prod
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
-from quantkit.arguments import public
-from quantkit.data.dataset import ARRAYS, Dataset, Sample
+from quantkit.data.dataset import ARRAYS, Dataset
 from quantkit.data.inference import Basis, PreprocessingOptions, infer_preprocessing
 from quantkit.data.inputs import ImageInput, image_size, takes_images
 from quantkit.data.preprocessing import Origin, Preprocessing
@@ -27,13 +25,6 @@ Prepared = bytes | Array | Mapping[str, Array]
 ARRAYS_UNCHANGED = "arrays unchanged"
 # Maximum distance from an integer of a pixel that was normalized in float32 and is computed back.
 PIXEL_TOLERANCE = 0.01
-
-
-class Batch(NamedTuple):
-    """Samples of one run; `feeds` is padded to the batch size of the model."""
-
-    feeds: dict[str, Array]
-    samples: tuple[Sample, ...]
 
 
 @dataclass(frozen=True)
@@ -291,79 +282,6 @@ class InputPipeline:
         )
 
 
-@public
-def prepare_samples(
-    samples: Iterable[Sample],
-    pipelines: Sequence[InputPipeline],
-    rejected: dict[str, str] | None = None,
-    *,
-    require_finite: bool = False,
-) -> Iterator[tuple[Sample, list[Prepared]]]:
-    """Prepare each sample for every model; an image is decoded once.
-
-    Args:
-        samples: samples of a dataset.
-        pipelines: one pipeline for each model.
-        rejected: receives the reason for each image that cannot be read, by name; if None such an
-            image is an error.
-        require_finite: reject arrays with NaN or infinite values as well.
-
-    Raises:
-        InputError: an image cannot be read, and there is no `rejected`.
-        UsageError: an input does not take the data.
-    """
-    for sample in samples:
-        if sample.arrays is not None:
-            reason = _not_finite_reason(sample.arrays, pipelines[0].inputs) if require_finite else ""
-            if reason and rejected is None:
-                raise InputError(f"sample {sample}: {reason}", hint="remove the sample")
-            if reason and rejected is not None:
-                rejected[f"sample {sample}"] = reason
-                continue
-            # Versions of a model may differ in the order of their axes: the array has the axes of one of them.
-            is_accepted = len(pipelines) > 1 and any(pipeline.accepts(sample.arrays) for pipeline in pipelines)
-            yield sample, [pipeline.prepare_arrays(sample.arrays, transpose=is_accepted) for pipeline in pipelines]
-            continue
-        decoded: dict[tuple[str, int], bytes | Array] = {}
-        try:
-            encoded = sample.read_image()
-            for pipeline in pipelines:
-                if pipeline.decoding not in decoded:
-                    decoded[pipeline.decoding] = pipeline.decode(encoded, str(sample))
-        except InputError as error:
-            if rejected is None:
-                raise
-            rejected[str(sample)] = error.message
-        else:
-            yield sample, [pipeline.prepare_image(decoded[pipeline.decoding]) for pipeline in pipelines]
-
-
-@public
-def batches(
-    dataset: Dataset,
-    pipeline: InputPipeline,
-    size: int = 1,
-    rejected: dict[str, str] | None = None,
-    *,
-    require_finite: bool = False,
-) -> Iterator[Batch]:
-    """Prepare a dataset in batches.
-
-    Args:
-        dataset: the data.
-        pipeline: preparation for the model.
-        size: number of samples per batch where the model takes any number.
-        rejected, require_finite: see `prepare_samples`.
-
-    Raises:
-        InputError, UsageError: see `prepare_samples`.
-    """
-    samples = dataset.read(pipeline.rank)
-    prepared = prepare_samples(samples, [pipeline], rejected, require_finite=require_finite)
-    while chunk := list(islice(prepared, pipeline.batch_size or size)):
-        yield Batch(pipeline.stack([values[0] for _, values in chunk]), tuple(sample for sample, _ in chunk))
-
-
 def rank_of(inputs: Sequence[TensorInfo]) -> int | None:
     """Return the number of dimensions of the first input.
 
@@ -489,19 +407,3 @@ def _reshape(row: Array, dims: Sequence[int | None] | None, transpose: bool) -> 
     candidates = (row.transpose(order) for order in orders)
     fitting = (candidate for candidate in candidates if Shape(tuple(dims)).accepts(candidate.shape))
     return next((np.ascontiguousarray(candidate) for candidate in fitting), None)
-
-
-def _not_finite_reason(arrays: Mapping[str, Array], inputs: Sequence[TensorInfo]) -> str:
-    """Return which array is not finite in the type of its input; empty if all arrays are finite."""
-    dtypes = {info.name: info.dtype.numpy for info in inputs if info.dtype.is_float}
-    default = next(iter(dtypes.values()), np.dtype(np.float32))
-    for name, array in arrays.items():
-        if array.dtype.kind != "f":
-            continue
-        with np.errstate(over="ignore"):
-            values = array.astype(dtypes.get(name, default), copy=False)
-        num_nan, num_infinite = int(np.isnan(values).sum()), int(np.isinf(values).sum())
-        if num_nan or num_infinite:
-            kind = f"NaN in {num_nan}" if num_nan else f"infinity in {num_infinite}"
-            return f"{kind} of {values.size} values" + (f" of {name!r}" if name else "")
-    return ""

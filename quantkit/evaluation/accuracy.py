@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from html import escape
-from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -24,12 +23,12 @@ from quantkit.arguments import (
     require_text,
     without_none,
 )
-from quantkit.data import Dataset, InputPipeline, PreprocessingOptions, as_dataset, prepare_samples
+from quantkit.data import Dataset, InputPipeline, InputTimes, PreprocessingOptions, as_dataset, prepare_batches
 from quantkit.data.dataset import Sample
 from quantkit.data.images import FORMATS
 from quantkit.data.inference import Basis
 from quantkit.data.labels import Labels
-from quantkit.data.pipeline import Prepared
+from quantkit.data.preparation import PreparedSample, describe_rates
 from quantkit.errors import CheckError, InputError
 from quantkit.evaluation.classification_metrics import ClassificationCounter, ClassificationMetrics
 from quantkit.evaluation.interrupted import EvaluationInterrupted
@@ -57,6 +56,7 @@ class Evaluation:
         reference_runtime: runtime of the reference model.
         samples_per_second: throughput of the model; the first batch does not count if there are more.
         seconds: total time, with decoding and the reference model.
+        input_rates: rates with and without overlap of input and runtime, see `quantkit.data.InputTimes.to_json`.
         rejected: message by name of each image that could not be decoded.
         unknown_labels: number of samples whose label is not a class of the model.
         preprocessing: description of the preprocessing, with its source.
@@ -70,6 +70,7 @@ class Evaluation:
     reference_runtime: RuntimeVersion | None = None
     samples_per_second: float = 0.0
     seconds: float = 0.0
+    input_rates: Mapping[str, float] = field(default_factory=dict)
     rejected: Mapping[str, str] = field(default_factory=dict)
     unknown_labels: int = 0
     preprocessing: str = ""
@@ -128,6 +129,7 @@ class Evaluation:
             **self.metrics.to_json(),
             "samples_per_second": self.samples_per_second,
             "seconds": self.seconds,
+            "input": dict(self.input_rates),
             "preprocessing": self.preprocessing,
             "preprocessing_is_assumed": self.is_assumed,
             "unknown_labels": self.unknown_labels,
@@ -142,6 +144,8 @@ class Evaluation:
         if metrics.kl_divergence is not None:
             rows.append(("KL", f"{metrics.kl_divergence:.3g}"))
         rows.append(("speed", f"{self.samples_per_second:.1f} samples per second"))
+        if self.input_rates:
+            rows.append(("with input", describe_rates(self.input_rates)))
         if self.reference:
             rows.append(("reference", f"{self.reference} in {self.reference_runtime}"))
         return rows
@@ -337,6 +341,7 @@ class _EvaluationRun:
         self.rejected: dict[str, str] = {}
         self.unknown_labels = 0
         self.timings: list[tuple[int, float]] = []
+        self.times = InputTimes()
         self.start = perf_counter()
         self.classes: dict[str, int | None] = {}
 
@@ -356,10 +361,11 @@ class _EvaluationRun:
             InputError: no sample could be decoded.
             EvaluationInterrupted: Ctrl-C.
         """
-        samples = prepare_samples(self.dataset.read(self.pipelines[0].rank), self.pipelines, self.rejected)
+        samples = self.dataset.read(self.pipelines[0].rank)
         try:
-            while chunk := list(islice(samples, self.batch)):
-                self._add(chunk)
+            for chunk in prepare_batches(samples, self.pipelines, self.batch, self.rejected, times=self.times):
+                if chunk:
+                    self._add(chunk)
                 done = self.counter.samples + len(self.rejected)
                 on_progress(Progress("evaluating", done, self.dataset.size))
         except KeyboardInterrupt:
@@ -370,7 +376,7 @@ class _EvaluationRun:
             require_images(self.rejected)
         return self._result()
 
-    def _add(self, chunk: list[tuple[Sample, list[Prepared]]]) -> None:
+    def _add(self, chunk: list[PreparedSample]) -> None:
         start = perf_counter()
         outputs = self._predict(0, chunk)
         self.timings.append((len(chunk), perf_counter() - start))
@@ -378,7 +384,7 @@ class _EvaluationRun:
         labels = [self._class_of(sample, outputs.shape[1]) for sample, _ in chunk]
         self.counter.add(outputs, labels, reference)
 
-    def _predict(self, index: int, chunk: list[tuple[Sample, list[Prepared]]]) -> Array:
+    def _predict(self, index: int, chunk: list[PreparedSample]) -> Array:
         samples = [prepared[index] for _, prepared in chunk]
         return self.models[index].predict(self.pipelines[index], samples, self.batch)
 
@@ -394,6 +400,7 @@ class _EvaluationRun:
     def _result(self) -> Evaluation:
         model, other = self.models[0], self.models[1] if len(self.models) > 1 else None
         timings = self.timings[1:] or self.timings
+        seconds = perf_counter() - self.start
         return Evaluation(
             model.name,
             model.session.runtime,
@@ -401,7 +408,8 @@ class _EvaluationRun:
             other.name if other else "",
             other.session.runtime if other else None,
             sum(count for count, _ in timings) / sum(seconds for _, seconds in timings),
-            perf_counter() - self.start,
+            seconds,
+            self.times.rates(self.counter.samples, seconds),
             self.rejected,
             self.unknown_labels,
             self.preprocessing,

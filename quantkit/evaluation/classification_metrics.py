@@ -10,7 +10,7 @@ With q the probabilities of the model and p those of the reference model:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import fsum, sqrt
 from typing import Any
 
 import numpy as np
@@ -127,15 +127,17 @@ class ClassificationMetrics:
 
 
 class ClassificationCounter:
-    """Counter of correct predictions and of agreement; keeps no outputs."""
+    """Counter of correct predictions and of agreement; keeps no outputs.
+
+    The counts of parts of a dataset add up to those of the whole one, also the KL divergence: its sum is exact.
+    """
 
     def __init__(self) -> None:
         self.samples = 0
         self._num_classes = 0
         self._labelled = self._top1 = self._top5 = 0
         self._compared = self._agreeing = self._not_finite = 0
-        self._kl_sum = 0.0
-        self._kl_samples = 0
+        self._kl: list[float] = []
         self._shifted = dict.fromkeys((1, -1), 0)
 
     def add(
@@ -174,12 +176,25 @@ class ClassificationCounter:
         if reference is not None:
             self._compare(outputs, finite, ranked[:, 0], reference)
 
+    def merge(self, other: "ClassificationCounter") -> None:
+        """Add the counts of other samples of the same model."""
+        self.samples += other.samples
+        self._num_classes = other._num_classes or self._num_classes
+        self._labelled += other._labelled
+        self._top1 += other._top1
+        self._top5 += other._top5
+        self._compared += other._compared
+        self._agreeing += other._agreeing
+        self._not_finite += other._not_finite
+        self._kl += other._kl
+        for shift, count in other._shifted.items():
+            self._shifted[shift] += count
+
     def _compare(self, outputs: Array, finite: Array, best: Array, reference: Array) -> None:
         usable = finite & np.isfinite(reference).all(axis=1)
         self._compared += len(outputs)
         self._agreeing += int((usable & (best == np.argmax(reference, axis=1))).sum())
-        self._kl_samples += int(usable.sum())
-        self._kl_sum += float(kl_divergences(reference[usable], outputs[usable]).sum())
+        self._kl += kl_divergences(reference[usable], outputs[usable]).tolist()
 
     @property
     def metrics(self) -> ClassificationMetrics:
@@ -192,7 +207,7 @@ class ClassificationCounter:
             Proportion(self._top1, labelled) if labelled else None,
             Proportion(self._top5, labelled) if labelled and self._num_classes > 5 else None,
             Proportion(self._agreeing, compared) if compared else None,
-            max(self._kl_sum / self._kl_samples, 0.0) if self._kl_samples else None,
+            max(fsum(self._kl) / len(self._kl), 0.0) if self._kl else None,
             self._not_finite,
             self._num_classes,
             shift if is_shifted else 0,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from math import inf, isfinite
 from os import PathLike
+from time import perf_counter
 from typing import Any, Literal, Protocol, overload
 
 import numpy as np
@@ -30,8 +31,17 @@ from quantkit.arguments import (
     require_text,
     without_none,
 )
-from quantkit.data import Dataset, InputPipeline, Preprocessing, PreprocessingOptions, as_dataset, prepare_samples
+from quantkit.data import (
+    Dataset,
+    InputPipeline,
+    InputTimes,
+    Preprocessing,
+    PreprocessingOptions,
+    as_dataset,
+    prepare_samples,
+)
 from quantkit.data.inference import find_origin
+from quantkit.data.preparation import describe_rates
 from quantkit.errors import GraphError, UnavailableError, UsageError
 from quantkit.evaluation.accuracy import require_images
 from quantkit.evaluation.graph_tensors import GraphTensors, TensorProbe
@@ -344,17 +354,20 @@ class _DatasetSamples:
         self.preprocessing = pipelines[0].applied
         if pipelines[0].is_assumed:
             self._on_message(describe_assumption(pipelines[0]))
-        samples = prepare_samples(self._dataset.read(pipelines[0].rank), pipelines, self.rejected)
-        is_empty = True
+        times, start, count = InputTimes(), perf_counter(), 0
+        samples = prepare_samples(self._dataset.read(pipelines[0].rank), pipelines, self.rejected, times=times)
         for _, (sample, other_sample) in samples:
-            is_empty = False
+            count += 1
             other_feeds = pipelines[1].stack([other_sample])
             yield (
                 pipelines[0].stack([sample]),
                 {partner.name: other_feeds[name] for name, partner in partners.items()},
             )
-        if is_empty and self.rejected:
+        if not count and self.rejected:
             require_images(self.rejected)
+        if count and self._dataset.holds_images:
+            rates = times.rates(count, perf_counter() - start)
+            self._on_message(f"compared: {describe_rates(rates)}")
 
 
 def _card(model: Model, inputs: Sequence[TensorInfo]) -> ModelCard | None:

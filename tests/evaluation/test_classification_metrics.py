@@ -118,3 +118,22 @@ def test_a_model_at_chance_is_reported_and_a_working_one_is_not() -> None:
 )
 def test_class_scores_differ_from_other_vectors(outputs: Array, expected: bool) -> None:
     assert act_as_class_scores(outputs) == expected
+
+
+def test_counts_of_parts_add_up_to_those_of_the_whole() -> None:
+    random = np.random.default_rng(3)
+    outputs, reference = random.standard_normal((2, 40, 7))
+    outputs[5, 2] = np.nan
+    labels = [*range(7), None] * 5
+    whole = ClassificationCounter()
+    whole.add(outputs, labels, reference)
+    parts = []
+    for part in (slice(24, 40), slice(0, 8), slice(8, 24)):
+        counter = ClassificationCounter()
+        counter.add(outputs[part], labels[part], reference[part])
+        parts.append(counter)
+    merged = ClassificationCounter()
+    for counter in parts:
+        merged.merge(counter)
+    assert merged.metrics == whole.metrics
+    assert merged.metrics.samples == 40

@@ -15,7 +15,7 @@ from quantkit.evaluation import compare_structure
 ASSETS = Path(__file__).parents[2] / "assets"
 DIGITS = [str(ASSETS / f"digit_{digit}.png") for digit in (3, 7)]
 HELDOUT = str(ASSETS / "digits_heldout.npz")
-TIMES = {"seconds", "opened_seconds", "samples_per_second"}
+TIMES = {"input", "seconds", "opened_seconds", "samples_per_second"}
 
 CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "classify": (

@@ -7,6 +7,7 @@ from pathlib import Path
 from quantkit.arguments import expand_user
 from quantkit.data import Dataset, InputPipeline, StreamDataset, as_dataset
 from quantkit.data.dataset import OneTimeStream
+from quantkit.data.preparation import describe_rates
 from quantkit.data.preprocessing import Origin, Preprocessing
 from quantkit.errors import UsageError
 from quantkit.evaluation.opened_model import describe_assumption
@@ -112,6 +113,8 @@ def _calibrate(
                 options.on_message(f"calibration state saved to {state}; run the same command to resume")
             raise
     _report_unreadable(samples, options)
+    if samples.position and data.holds_images:
+        options.on_message(f"calibrated: {describe_rates(samples.times.rates(samples.position, samples.seconds))}")
     reference.preprocessing, reference.is_classifier = samples.preprocessing, samples.is_classifier
     reference.source = _describe_calibration(reference, ranges.provenance.count, samples.noun)
     if options.save_ranges is not None:

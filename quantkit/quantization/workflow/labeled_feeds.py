@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Self
 
 from quantkit.arguments import expand_user
-from quantkit.data import Dataset, InputPipeline, batches
+from quantkit.data import Dataset, InputPipeline, InputTimes, batches
 from quantkit.data.inference import find_model_labels, find_origin
 from quantkit.data.labels import Labels, read_labels
 from quantkit.data.pipeline import ARRAYS_UNCHANGED
@@ -36,6 +37,8 @@ class LabeledFeeds:
         position: number of samples consumed so far, with the unreadable ones.
         classes: class indices of the samples of the last feeds; None for a sample without a label.
         is_classifier: True if a card or labels state the classes of the model.
+        times: times of the input of all iterations.
+        seconds: duration of all iterations.
     """
 
     dataset: Dataset
@@ -46,6 +49,8 @@ class LabeledFeeds:
     position: int = 0
     classes: tuple[int | None, ...] = ()
     is_classifier: bool = False
+    times: InputTimes = field(default_factory=InputTimes)
+    seconds: float = 0.0
 
     @classmethod
     def of(
@@ -107,7 +112,9 @@ class LabeledFeeds:
         """
         rejected: dict[str, str] = {}
         num_read = 0
-        for feeds, samples in batches(self.dataset, self.pipeline, rejected=rejected, require_finite=True):
+        start = perf_counter()
+        prepared = batches(self.dataset, self.pipeline, rejected=rejected, require_finite=True, times=self.times)
+        for feeds, samples in prepared:
             num_read += len(samples)
             self.position = num_read + len(rejected)
             if self.dataset.size is not None:
@@ -115,6 +122,7 @@ class LabeledFeeds:
             self.unreadable |= rejected
             self.classes = tuple(self._class_index(sample.label) for sample in samples)
             yield feeds
+        self.seconds += perf_counter() - start
         self._check_rejected(rejected, num_read + len(rejected))
         self.unreadable |= rejected
 
