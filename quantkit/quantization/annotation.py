@@ -319,6 +319,8 @@ class _Annotation:
                 self.reasons[node.name] = "a global average costs little, and int8 would reduce its precision"
             elif self._is_activation(node) and not self._is_quantizable(inputs[0], inside):
                 self.reasons[node.name] = "the input is float"
+            elif node.op in self.roles.selection_ops and inputs[0].node not in int8_nodes:
+                self.reasons[node.name] = "the input is float, and may have a wider range than this part"
             elif node.op in self.roles.elementwise_ops and not int8_nodes.issuperset(edge.node for edge in inputs):
                 self.reasons[node.name] = "an input is float"
             elif reason := self._missing_kernel(node):

@@ -118,7 +118,9 @@ class Observation:
                 extremes[edge] = observer.extremes
         provenance = Provenance(self.graph_digest, self.data_digest, self.plan.scheme.digest, self.count)
         means = {} if self.means is None else self.means.by_edge()
-        return Ranges(by_edge, provenance, self.monitor.warnings(self.observers), means, extremes)
+        channels = {edge for pattern in self.plan.patterns for edge in (*pattern.inputs, pattern.output)}
+        maxima = {edge: values for edge, values in self.monitor.channel_maxima.items() if edge in channels}
+        return Ranges(by_edge, provenance, self.monitor.warnings(self.observers), means, extremes, maxima)
 
 
 class ChannelMeans:

@@ -24,6 +24,7 @@ from quantkit.formats import graphdef, onnx
 from quantkit.formats.documents import check_structure, read_json
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.tensor import Array
 
 SCHEMA = "quantkit.ranges/3"
 # Files of this schema do not state the preprocessing.
@@ -80,6 +81,7 @@ class Ranges(Mapping[Edge, Range]):
         warnings: tensors that are hard to quantize: NaN, infinity, a constant, a dominant channel.
         means: mean of each channel by edge, for bias correction; empty without it.
         extremes: smallest and largest observed value by edge; not part of the file, and empty after `load`.
+        channel_maxima: largest absolute value of each channel, by input or output edge of a layer, as `extremes`.
     """
 
     ranges: Mapping[Edge, Range]
@@ -87,6 +89,7 @@ class Ranges(Mapping[Edge, Range]):
     warnings: tuple[str, ...] = ()
     means: Mapping[Edge, tuple[float, ...]] = field(default_factory=dict)
     extremes: Mapping[Edge, Range] = field(default_factory=dict, compare=False)
+    channel_maxima: Mapping[Edge, Array] = field(default_factory=dict, compare=False)
 
     def __getitem__(self, edge: Edge) -> Range:
         return self.ranges[edge]

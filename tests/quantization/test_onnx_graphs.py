@@ -377,6 +377,16 @@ def test_elementwise_ops_between_convolutions(tmp_path: Path) -> None:
     assert "com.microsoft.Gelu has no int8 form" in plan.float_fallbacks.values()
 
 
+def test_part_of_a_float_tensor_has_a_range_of_its_own() -> None:
+    network = Network(1, 4, 1, 16)
+    part = network.add("Slice", "x", np.int64([0]), np.int64([1]), np.int64([1]))
+    network.add("MatMul", part, network.weights(16, 8), name="y")
+    graph = prepare(load(network.model("y")), Scheme())
+    plan = annotate(graph, Scheme())
+    assert list(map(str, plan.activations)) == [part]
+    assert plan.float_fallbacks[part] == "the input is float, and may have a wider range than this part"
+
+
 def test_input_of_hard_swish_has_no_range_below_minus_3() -> None:
     """HardSwish is 0 below -3: the quantized values stand for larger numbers."""
     network = Network(*IMAGE)

@@ -72,6 +72,7 @@ class OnnxRoles(Roles):
     average_ops = frozenset({"AveragePool"})
     activation_ops = frozenset({"Relu", "Clip"})
     elementwise_ops = ELEMENTWISE_OPS
+    selection_ops = frozenset({"Slice", "Gather", "Split"})
     pass_through_ops = COPY_OPS | ELEMENTWISE_OPS | concat_ops | average_ops | activation_ops | {"Resize", "Upsample"}
     nonnegative_ops = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Exp", "Abs", "Sqrt"})
     quantized_output_ops = frozenset({"Conv"})

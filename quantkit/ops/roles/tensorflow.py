@@ -33,6 +33,7 @@ class TensorFlowRoles(Roles):
     average_ops = AVERAGE_OPS
     pass_through_ops = PASS_THROUGH_OPS
     elementwise_ops = frozenset()
+    selection_ops = frozenset()
     activation_ops = FUSED_ACTIVATION_OPS
     nonnegative_ops = frozenset({"Sigmoid", "Softmax"})
     amplifying_ops = frozenset()

@@ -61,11 +61,22 @@ class Conversion:
         return self.target.session_options(count_cores())
 
     def exclude(self, layers: frozenset[str]) -> "Conversion":
-        """Return the conversion with these layers as float fallbacks, in addition to those of the scheme."""
+        """Return the conversion with these layers as float fallbacks of the accuracy search."""
+        return replace(self.keep_float(dict.fromkeys(layers, FALLBACK_REASON)), fallback_layers=layers)
+
+    def keep_float(self, reasons: Mapping[str, str]) -> "Conversion":
+        """Return the conversion with more float fallbacks.
+
+        Args:
+            reasons: reason of each layer, in addition to the layers of the scheme.
+        """
         scheme = self.plan.scheme
-        plan = annotate(self.graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(layers))))
-        reasons = {name: FALLBACK_REASON if name in layers else why for name, why in plan.float_fallbacks.items()}
-        return replace(self, plan=replace(plan, float_fallbacks=reasons), fallback_layers=layers)
+        plan = annotate(self.graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(reasons))))
+        stated = {name: self.plan.float_fallbacks.get(name) for name in scheme.keep_float}
+        fallbacks = {
+            name: reasons.get(name) or stated.get(name) or reason for name, reason in plan.float_fallbacks.items()
+        }
+        return replace(self, plan=replace(plan, float_fallbacks=fallbacks))
 
     @cached_property
     def quantized(self) -> Graph:

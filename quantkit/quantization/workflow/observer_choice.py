@@ -7,23 +7,16 @@ calibration collects both ranges. Where they differ much, and the default one is
 from dataclasses import replace
 
 from quantkit.errors import QuantkitError
-from quantkit.evaluation.output_sqnr import OutputSqnr
-from quantkit.formats.temporary import temporary_folder
 from quantkit.progress import Progress
-from quantkit.quantization.fallback import Loss
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.workflow.accuracy import measure_accuracy
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
+from quantkit.quantization.workflow.trials import NUM_RUNS, is_better, is_good, measure_loss
 
 EXTREMES = "min_max"
-# Number of runs that both observers are measured on.
-NUM_RUNS = 16
 # Ratio of the widths of two ranges from which they differ much.
 MUCH_WIDER = 1.5
-# Fidelity that needs no other observer: KL divergence of classifiers, error of other outputs.
-GOOD_KL, GOOD_ERROR = 0.01, 0.03
 # Largest fraction of the default observer's loss that another one may have.
 GAIN = 0.5
 
@@ -56,14 +49,14 @@ def choose_observer(conversion: Conversion, reference: FloatReference, options: 
     default = conversion.plan.scheme.observer
     try:
         options.on_progress(Progress("choosing the observer", 0, 2, default))
-        loss = _measure(conversion, samples)
-        if _is_good(loss):
+        loss = measure_loss(conversion, samples)
+        if is_good(loss):
             return conversion
         options.on_progress(Progress("choosing the observer", 1, 2, EXTREMES))
-        other = _measure(alternative, samples)
+        other = measure_loss(alternative, samples)
     except QuantkitError:
         return conversion  # the accuracy of the result has the reason
-    if not _is_better(other, loss):
+    if not is_better(other, loss, GAIN):
         return conversion
     options.on_message(
         f"observer {EXTREMES} instead of {default}: the outputs are nearer to the float model on {len(samples)} "
@@ -78,23 +71,3 @@ def _differ_much(ranges: Ranges) -> bool:
         extremes.high - extremes.low > MUCH_WIDER * (ranges[edge].high - ranges[edge].low)
         for edge, extremes in ranges.extremes.items()
     )
-
-
-def _measure(conversion: Conversion, reference: FloatReference) -> Loss:
-    with temporary_folder() as folder:
-        file = folder / f"trial{conversion.target.suffixes[0]}"
-        conversion.write(file)
-        metrics = measure_accuracy(file, conversion, reference).metrics
-    assert metrics is not None, "a measured accuracy has metrics"
-    if isinstance(metrics, OutputSqnr):
-        return Loss(metrics.error, metrics.error)
-    agreement, kl_divergence = metrics.agreement, metrics.kl_divergence
-    return Loss(1 - agreement.value if agreement else 1.0, float("inf") if kl_divergence is None else kl_divergence)
-
-
-def _is_good(loss: Loss) -> bool:
-    return (loss.drop == 0 and loss.kl_divergence <= GOOD_KL) or loss.drop == loss.kl_divergence <= GOOD_ERROR
-
-
-def _is_better(loss: Loss, default: Loss) -> bool:
-    return loss.drop <= default.drop and loss.kl_divergence < GAIN * default.kl_divergence

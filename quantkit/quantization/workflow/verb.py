@@ -44,6 +44,7 @@ from quantkit.quantization.workflow.doubts import find_doubts
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.host import count_cores
 from quantkit.quantization.workflow.latency import measure_latency
+from quantkit.quantization.workflow.lossy_layers import exclude_lossy_layers
 from quantkit.quantization.workflow.next_steps import Commands, recommend
 from quantkit.quantization.workflow.observer_choice import choose_observer
 from quantkit.quantization.workflow.options import (
@@ -228,8 +229,9 @@ def _run(source: Any, options: Options) -> QuantizationResult:
     if data is not None or held_out is not None:
         check_plan(graph, plan)
     ranges, reference = compute_ranges(model, graph, plan, data, options)
-    conversion = choose_observer(Conversion(graph, plan, ranges, options.fallback), reference, options)
-    if conversion.ranges is not ranges:
+    conversion = exclude_lossy_layers(Conversion(graph, plan, ranges, options.fallback), reference, options)
+    conversion = choose_observer(conversion, reference, options)
+    if conversion.plan is not plan:
         save_plan(options, graph, conversion.plan)
         if options.save_ranges is not None:
             conversion.ranges.save(options.save_ranges)

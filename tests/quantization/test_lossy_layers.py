@@ -1,0 +1,86 @@
+"""Layers whose tensors lose channels stay float, if the outputs are then nearer to the float model."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quantkit as qk
+from quantkit.formats import onnx as onnx_format
+from quantkit.ir.graph import Edge, Graph
+from quantkit.quantization import Range, Scheme, annotate
+from quantkit.quantization.lost_channels import find_lossy_layers
+from quantkit.quantization.ranges import Ranges
+
+onnx = pytest.importorskip("onnx", reason="pip install onnx")
+pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+pytestmark = pytest.mark.engine
+CHANNELS = 16
+SIZES = np.where(np.arange(CHANNELS) % 2, 100, 0.1).astype(np.float32)
+SAMPLES = list(np.random.default_rng(7).normal(0, 1, (8, 1, 4, 12, 12)).astype(np.float32))
+
+
+def network(sizes: np.ndarray) -> Graph:
+    """Return a convolution with channels of these sizes, a SiLU, and eight convolutions, the first of which undoes it.
+
+    Args:
+        sizes: (16,).
+    """
+    random = np.random.default_rng(1)
+    constants, nodes = [], []
+
+    def add(op: str, *inputs: Any, name: str, **attrs: Any) -> str:
+        edges = []
+        for value in inputs:
+            if not isinstance(value, str):
+                constants.append(numpy_helper.from_array(value.astype(np.float32), f"{name}_w"))
+            edges.append(value if isinstance(value, str) else f"{name}_w")
+        nodes.append(helper.make_node(op, edges, [name], name=name, **attrs))
+        return name
+
+    first = random.normal(0, 0.3, (CHANNELS, 4, 1, 1)) * sizes[:, None, None, None]
+    source = add("Conv", "x", first, name="first")
+    source = add("Mul", source, add("Sigmoid", source, name="gate"), name="silu")
+    source = add("Conv", source, 1 / sizes[:, None, None, None], name="second", group=CHANNELS)
+    for index in range(7):
+        name = "y" if index == 6 else f"conv_{index}"
+        source = add("Conv", source, random.normal(0, 0.3, (CHANNELS, CHANNELS, 1, 1)), name=name)
+    infos = [
+        helper.make_tensor_value_info(*info) for info in (("x", 1, (1, 4, 12, 12)), ("y", 1, (1, CHANNELS, 12, 12)))
+    ]
+    assert infos[0].type.tensor_type.elem_type == TensorProto.FLOAT
+    graph = helper.make_graph(nodes, "network", infos[:1], infos[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnx_format.decode(model.SerializeToString())
+
+
+def test_channels_below_two_steps_are_lost() -> None:
+    plan = annotate(network(SIZES), Scheme())
+    maxima = np.where(SIZES > 1, 50, 0.1)
+    ranges = Ranges(dict.fromkeys(plan.activations, Range(-25.0, 50.0)), channel_maxima={Edge("silu"): maxima})
+    assert find_lossy_layers(plan, ranges) == {
+        "second": "50% of the channels of silu would quantize to at most 2 steps"
+    }
+    dead = Ranges(ranges.ranges, channel_maxima={Edge("silu"): np.where(SIZES > 1, 50, 0)})
+    assert find_lossy_layers(plan, dead) == {}
+
+
+def test_layers_that_lose_channels_stay_float(tmp_path: Path) -> None:
+    messages: list[str] = []
+    path = tmp_path / "plan.json"
+    result = qk.quantize(network(SIZES), SAMPLES, runs=0, on_message=messages.append, save_plan=path)
+    assert result.plan.scheme.keep_float == ("first", "second")
+    assert "of the channels of first would quantize" in result.plan.float_fallbacks["first"]
+    assert any("first and 1 more stay float" in message for message in messages)
+    assert qk.quantize(network(SIZES), SAMPLES, runs=0, plan=path).plan == result.plan
+    all_int8 = qk.quantize(network(SIZES), SAMPLES, runs=0, scheme=Scheme())
+    assert all_int8.plan.scheme.keep_float == ()
+    errors = [each.report.accuracy.metrics.error for each in (result, all_int8)]  # type: ignore[union-attr]
+    assert errors[0] < 0.5 * errors[1]
+
+
+def test_layers_with_channels_of_like_sizes_stay_int8() -> None:
+    assert qk.quantize(network(np.ones_like(SIZES)), SAMPLES, runs=0).plan.scheme.keep_float == ()
