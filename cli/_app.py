@@ -37,6 +37,7 @@ COMMANDS = {
     "benchmark": "compare the latency of models and runtimes",
     "evaluate": "measure accuracy and agreement with a reference model",
     "compare": "compare two versions of a model layer by layer",
+    "data": "pack datasets into shards, and verify shards",
     "summarize": "print inputs, outputs, ops and size, and the next step",
     "models": "list, download and locate known models",
     "transforms": "list, explain and check transforms",

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from quantkit.runtimes.session import Session
     from quantkit.summary import summarize
 
+# Packages whose functions are public under the name of the package: `quantkit.data.pack`.
+_PACKAGES = frozenset({"data"})
 # Module of each public name.
 _MODULES = {
     "CheckError": "quantkit.errors",
@@ -96,6 +98,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"quantkit.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'quantkit' has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

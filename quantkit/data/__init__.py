@@ -1,4 +1,7 @@
-"""Data for models: datasets of every kind, and the pipeline that prepares them."""
+"""Data for models: datasets of every kind, the pipeline that prepares them, and their packing into shards."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from quantkit.data.dataset import ArrayDataset, Dataset, FileDataset, Sample, StreamDataset
 from quantkit.data.inference import PreprocessingOptions
@@ -6,6 +9,12 @@ from quantkit.data.pipeline import InputPipeline
 from quantkit.data.preparation import Batch, InputTimes, batches, prepare_batches, prepare_samples
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.data.sources import DATA_KINDS, as_dataset, find_images
+
+if TYPE_CHECKING:
+    from quantkit.data.packing import pack, verify
+
+# Functions of packages that are imported on first use.
+_MODULES = {"pack": "quantkit.data.packing", "verify": "quantkit.data.packing"}
 
 __all__ = [
     "DATA_KINDS",
@@ -22,6 +31,14 @@ __all__ = [
     "as_dataset",
     "batches",
     "find_images",
+    "pack",
     "prepare_batches",
     "prepare_samples",
+    "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'quantkit.data' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

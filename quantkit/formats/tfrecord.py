@@ -9,24 +9,23 @@ effective.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from quantkit.errors import InputError
+from quantkit.formats.crc32c import crc32c, crc32c_of_each
 from quantkit.formats.descriptors import Schema
 from quantkit.ir.tensor import Array
 
 _HEADER = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
 _MASK = 0xA282EAD8
-_POLYNOMIAL = 0x82F63B78
-# These bytes change a register of 0 to all ones, the initial value of a CRC-32C.
-_ALL_ONES = bytes.fromhex("54641f64")
 _GZIP = b"\x1f\x8b"
+# Size from which a list of records is processed at once.
+BATCH_BYTES = 4 << 20
 
 _SCHEMA = Schema(
     "quantkit.example",
@@ -99,6 +98,41 @@ def read_record(path: Path, offset: int) -> bytes:
     return data
 
 
+def find_damaged_record(path: Path) -> str:
+    """Return a description of the first damaged record of a file; empty if every checksum matches.
+
+    Raises:
+        InputError: the file cannot be read, is compressed or truncated, or the length of a record is damaged.
+    """
+    offsets = record_offsets(path)
+    try:
+        with path.open("rb") as file:
+            for batch in _batches(file, offsets):
+                checksums = crc32c_of_each([data for _, data, _ in batch])
+                for (number, _, stored), crc in zip(batch, checksums, strict=True):
+                    if _CHECKSUM.unpack(stored)[0] != mask_checksum(int(crc)):
+                        return f"record {number} at byte {offsets[number]} has a wrong checksum"
+    except OSError as error:
+        raise _read_error(path, error) from None
+    return ""
+
+
+def _batches(file: BinaryIO, offsets: Sequence[int]) -> Iterator[list[tuple[int, bytes, bytes]]]:
+    """Yield the number, content and stored checksum of records, several megabytes at a time."""
+    batch: list[tuple[int, bytes, bytes]] = []
+    num_bytes = 0
+    for number, offset in enumerate(offsets):
+        file.seek(offset)
+        length = _HEADER.unpack(file.read(_HEADER.size))[0]
+        batch.append((number, file.read(length), file.read(_CHECKSUM.size)))
+        num_bytes += length
+        if num_bytes >= BATCH_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch
+
+
 def parse_example(data: bytes, name: str) -> Features:
     """Return the features of a ``tf.train.Example`` by name.
 
@@ -127,53 +161,37 @@ def _values(feature: Any) -> list[bytes] | Array:
     return list(feature.bytes_list.value)
 
 
+def encode_example(features: Features) -> bytes:
+    """Serialize features as a ``tf.train.Example``; equal features give equal bytes."""
+    example = _SCHEMA.message_class("Example")()
+    for name, values in features.items():
+        feature = example.features.feature[name]
+        if isinstance(values, list):
+            feature.bytes_list.value.extend(values)
+        elif values.dtype == np.float32:
+            feature.float_list.value.extend(values.tolist())
+        else:
+            feature.int64_list.value.extend(values.tolist())
+    return bytes(example.SerializeToString(deterministic=True))
+
+
+def frame_records(records: Sequence[bytes]) -> list[bytes]:
+    """Return the bytes of each record in a TFRecord file: the record with its length and both checksums."""
+    lengths = [struct.pack("<Q", len(record)) for record in records]
+    checksums = [mask_checksum(int(crc)) for crc in crc32c_of_each([*lengths, *records])]
+    packed = [_CHECKSUM.pack(checksum) for checksum in checksums]
+    parts = zip(lengths, packed[: len(records)], records, packed[len(records) :], strict=True)
+    return [b"".join(part) for part in parts]
+
+
 def masked_checksum(data: bytes) -> int:
     """Return the masked CRC-32C of bytes, as TFRecord files store it."""
-    crc = crc32c(data)
+    return mask_checksum(crc32c(data))
+
+
+def mask_checksum(crc: int) -> int:
+    """Return a CRC-32C in the masked form of TFRecord files."""
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
-
-
-def crc32c(data: bytes) -> int:
-    """Compute the CRC-32C (Castagnoli) of bytes.
-
-    The register is linear in its input: parts of equal length are processed in parallel lanes and then combined, the
-    earlier part advanced by as many zero bytes as the later part is long.
-
-    >>> hex(crc32c(b"123456789"))
-    '0xe3069283'
-    """
-    values = np.frombuffer(_ALL_ONES + data, np.uint8)
-    lanes = 1 << max((len(values).bit_length() - 3) // 2, 0)
-    steps = -(-len(values) // lanes)
-    padded = np.zeros(lanes * steps, np.uint8)
-    padded[len(padded) - len(values) :] = values  # leading zeros leave a register of 0 unchanged
-    # 32 additional lanes start with one bit each and process zeros: together they advance any register.
-    rows = np.zeros((steps, lanes + 32), np.uint8)
-    rows[:, :lanes] = padded.reshape(lanes, steps).T
-    registers = np.concatenate([np.zeros(lanes, np.uint32), _BITS])
-    for row in rows:
-        registers = _TABLE[(registers ^ row) & 0xFF] ^ (registers >> 8)
-    parts, bit_images = registers[:lanes], registers[lanes:]
-    while len(parts) > 1:
-        parts, bit_images = _advance(parts[::2], bit_images) ^ parts[1::2], _advance(bit_images, bit_images)
-    return int(parts[0]) ^ 0xFFFFFFFF
-
-
-def _advance(registers: npt.NDArray[np.uint32], bit_images: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Advance registers (n,) by a row of zeros, given the register (32,) that each single bit becomes."""
-    has_bit = (registers[:, None] & _BITS) != 0
-    return np.asarray(np.bitwise_xor.reduce(np.where(has_bit, bit_images, np.uint32(0)), axis=1))
-
-
-def _table() -> npt.NDArray[np.uint32]:
-    table: npt.NDArray[np.uint32] = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = (table >> np.uint32(1)) ^ (table & np.uint32(1)) * np.uint32(_POLYNOMIAL)
-    return table
-
-
-_BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
-_TABLE = _table()
 
 
 def _length(header: bytes, path: Path, offset: int) -> int:

@@ -184,7 +184,8 @@ def list_cards() -> tuple[ModelCard, ...]:
         InputError: a card cannot be read.
     """
     entries = sorted(
-        (file for file in model_files().iterdir() if file.name.endswith(".toml")), key=lambda file: file.name
+        (file for file in model_files().iterdir() if file.name.endswith(".toml") and file.name.count(".") == 1),
+        key=lambda file: file.name,
     )
     cards = []
     for entry in entries:
@@ -225,16 +226,25 @@ def read_card(text: str, source: str) -> ModelCard:
     Raises:
         InputError: the text is not TOML, or a key is unknown, missing or wrong.
     """
+    card = parse_table(ModelCard, text, source)
+    for contradiction in _contradictions(card):
+        raise InputError(f"{source}: {contradiction}", hint="models/README.md explains every key")
+    return card
+
+
+def parse_table(kind: type[Record], text: str, source: str) -> Record:
+    """Parse TOML as a dataclass, whose fields define the keys.
+
+    Raises:
+        InputError: the text is not TOML, or a key is unknown, missing or ill-typed.
+    """
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{source} is not TOML: {error}", hint="models/README.md shows the format") from None
     except RecursionError:
         raise InputError(f"{source} is nested too deeply", hint="models/README.md shows the format") from None
-    card = _parse_table(ModelCard, table, source)
-    for contradiction in _contradictions(card):
-        raise InputError(f"{source}: {contradiction}", hint="models/README.md explains every key")
-    return card
+    return _parse_table(kind, table, source)
 
 
 def _parse_table(kind: type[Record], table: Any, location: str) -> Record:

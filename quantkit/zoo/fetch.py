@@ -109,7 +109,9 @@ def obtain(
         InputError: every source failed; the message has the reason for each one.
     """
     card = find_card(card) if isinstance(card, str) else card
-    digest = _check_url(card, url, sha256)
+    if card.is_bundled and url is not None:
+        raise UsageError(f"{card.name} is part of the installation: it has no url")
+    digest = check_url(url, sha256)
     if card.is_bundled:
         return _find_bundled(card)
     if not force and (cached := _find_cached(card, url, digest)):
@@ -151,10 +153,12 @@ def label_files(card: ModelCard) -> tuple[Path, ...]:
     return tuple(path for path in paths if path) if all(paths) else ()
 
 
-def _check_url(card: ModelCard, url: str | None, sha256: str | None) -> str:
-    """Check the caller's URL and digest; return the digest in lower case, or an empty string."""
-    if url is not None and card.is_bundled:
-        raise UsageError(f"{card.name} is part of the installation: it has no url")
+def check_url(url: str | None, sha256: str | None) -> str:
+    """Check the caller's URL and digest; return the digest in lower case, or an empty string.
+
+    Raises:
+        UsageError: the URL or the digest is malformed, or only the digest is given.
+    """
     if url is not None and _scheme(url) not in SCHEMES:
         own = Path(url).absolute().as_uri() if Path(url).exists() else "file:///folder/archive.tgz"
         raise UsageError(f"{url!r} is not a URL of {', '.join(SCHEMES)}", hint=f"name a file as --url {own}")
@@ -228,7 +232,7 @@ def _fetch_source(source: _Source, card: ModelCard, on_progress: OnProgress, on_
     transfer.download(source.url, part, num_bytes=source.num_bytes, on_progress=on_progress, on_message=on_message)
     try:
         stored = _digest_of(part)
-        _compare(source.url, stored, source.num_bytes, source.sha256)
+        compare(source.url, stored, source.num_bytes, source.sha256)
         with new_folder(card.name) as folder:
             members = _unpack(source, part, card, folder)
             _check_graph(folder / card.graph)
@@ -247,7 +251,7 @@ def _digest_of(path: Path) -> FileDigest:
         return FileDigest(path.stat().st_size, file_digest(file, "sha256").hexdigest())
 
 
-def _compare(name: str, stored: FileDigest, num_bytes: int | None, digest: str) -> None:
+def compare(name: str, stored: FileDigest, num_bytes: int | None, digest: str) -> None:
     """Compare a file with its published size and digest.
 
     Raises:
@@ -277,7 +281,7 @@ def _unpack(source: _Source, part: Path, card: ModelCard, folder: Path) -> dict[
     if not source.is_own:
         for name, stored in members.items():
             published = card.member(name)
-            _compare(name, stored, published.num_bytes, published.sha256)
+            compare(name, stored, published.num_bytes, published.sha256)
     return members
 
 

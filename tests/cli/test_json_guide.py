@@ -37,6 +37,8 @@ COMMANDS = [
     ("benchmark", ("benchmark", "digits@reference", "--precision", "float32,bfloat16", "--runs", "1", "--warmup", "1")),
     ("summarize", ("summarize", "digits")),
     ("summarize", ("summarize_graph", "--in_graph=d.pb")),
+    ("data pack", ("data", "pack", HELD_OUT, "-o", "shards", "--workers", "1")),
+    ("data verify", ("data", "verify", "shards")),
     ("models", ("models", "list")),
     ("models", ("models", "show", "inception_v3")),
     ("models", ("models", "path", "digits")),

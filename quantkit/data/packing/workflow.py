@@ -1,0 +1,255 @@
+"""Packing of a source into shards: the whole of it."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+from quantkit.arguments import (
+    expand_user,
+    public,
+    require_choice,
+    require_flag,
+    require_path,
+    require_positive,
+    without_none,
+)
+from quantkit.data.packing.cifar import SPLITS
+from quantkit.data.packing.examples import ImageOptions
+from quantkit.data.packing.index import Index, Journal, index_path
+from quantkit.data.packing.items import Source
+from quantkit.data.packing.plan import ShardTask, divide
+from quantkit.data.packing.pool import write_all
+from quantkit.data.packing.report import PackResult
+from quantkit.data.packing.sources import find_source
+from quantkit.errors import InputError, UsageError
+from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
+from quantkit.zoo.datasets import data_cards, obtain_data
+
+DEFAULT_SHARD_SIZE = "100MB"
+ENCODINGS = ("jpeg", "png")
+_SUFFIX_BYTES = {"": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+@public
+def pack(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    shard_size: str | int = DEFAULT_SHARD_SIZE,
+    name: str | None = None,
+    split: str | None = None,
+    keep_order: bool = False,
+    encode: str | None = None,
+    quality: int = 95,
+    resize: int | None = None,
+    check_pixels: bool = False,
+    workers: int | None = None,
+    url: str | None = None,
+    sha256: str | None = None,
+    offline: bool = False,
+    on_progress: OnProgress = ignore_progress,
+    on_message: OnMessage = ignore_message,
+) -> PackResult:
+    """Pack samples into TFRecord shards with an index and a label file.
+
+    An interrupted call is resumed by the same call; the bytes of the shards do not depend on interruptions or on the
+    number of workers. Damaged images are listed in the result and in the index.
+
+    Args:
+        source: folder of images, list file, ``.npz`` or ``.npy`` file, TFRecord files, tar file of images, archive or
+            folder of CIFAR-10 or CIFAR-100 (python or binary version), or the name of a data card: ``cifar10``.
+        output: folder of the shards, which is created if necessary.
+        shard_size: approximate size of a shard, in bytes or as text: ``100MB``.
+        name: first part of the file names ``NAME-00000-of-00012.tfrecord`` (default: from the source).
+        split: part of a CIFAR archive: ``train`` (default) or ``test``.
+        keep_order: keep the order of the source instead of the fixed random order, which mixes the classes.
+        encode: encode every image again: ``jpeg`` or ``png`` (default: keep the files).
+        quality: JPEG quality from 1 to 100 of images that are encoded.
+        resize: maximum size of the shorter side in pixels; larger images are reduced and encoded again.
+        check_pixels: decode every image to find damaged ones; else only the header and the last bytes are checked.
+        workers: number of processes (default: one per core).
+        url: URL of another archive for a data card.
+        sha256: digest of the file at `url`.
+        offline: never download.
+        on_progress: receives the number of samples that were read; the step has the rate.
+        on_message: receives messages about downloads and about work that is resumed.
+
+    Raises:
+        UsageError: an argument is wrong, or the folder has shards of another packing.
+        InputError: the source does not exist, is damaged or changes during the work, or the folder is not writable.
+    """
+    require_path(source=source, output=output)
+    require_positive(quality=quality, **without_none(resize=resize, workers=workers))
+    require_flag(keep_order=keep_order, check_pixels=check_pixels, offline=offline)
+    require_choice(ENCODINGS, **without_none(encode=encode))
+    require_choice(SPLITS, **without_none(split=split))
+    shard_bytes = parse_size(shard_size)
+    if quality > 100:
+        raise UsageError(f"quality is {quality}, and must be at most 100", hint="for example quality=95")
+    started = monotonic()
+    path, title = _locate(source, url, sha256, offline, on_progress, on_message)
+    name = _check_name(name or (f"{title}-{split}" if split else title))
+    folder = _make_folder(expand_user(output))
+    options = ImageOptions(encode or "", quality, resize, check_pixels)
+    with _lock(folder, on_message) as lock:
+        work = folder / f".{name}.source.tar"
+        on_progress(Progress("listing", 0))
+        samples = find_source(path, split or "", work)
+        if samples.kind == "record" and (encode or resize):
+            raise UsageError(f"{path} has records, which are copied unchanged", hint="remove --encode and --resize")
+        samples = samples if keep_order else samples.shuffle()
+        tasks = divide(samples, name, shard_bytes, options)
+        journal = Journal(folder, name)
+        finished = journal.find_finished(tasks)
+        pending = [task for task in tasks if task.file not in finished]
+        _check_folder(folder, name, tasks)
+        if finished and pending:
+            on_message(f"resuming: {len(finished)} of {len(tasks)} shards are complete")
+        if pending or not index_path(folder, name).exists():
+            journal.begin(finished)
+        report = _rate_reporter(samples, finished.keys(), tasks, on_progress)
+        cores = workers or available_cores()
+        for shard in write_all(str(folder), pending, samples, options, cores, lock, report):
+            finished[shard.file] = shard
+            journal.add(shard)
+        shards = tuple(finished[task.file] for task in tasks)
+        index = Index(name, samples.name, samples.classes, shards, options.to_json())
+        if journal.path.exists():
+            index.write(folder)
+            journal.path.unlink()
+        work.unlink(missing_ok=True)
+    return PackResult(
+        folder,
+        index,
+        tuple(task.file for task in pending),
+        sum(task.num_bytes for task in pending),
+        monotonic() - started,
+        min(cores, max(len(pending), 1)),
+        samples.notes,
+    )
+
+
+def parse_size(value: str | int) -> int:
+    """Return a size in bytes.
+
+    Args:
+        value: number of bytes, or a text such as ``100MB`` or ``64MiB``.
+
+    Raises:
+        UsageError: the value is not a positive size.
+
+    >>> parse_size("100MB")
+    100000000
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", str(value).strip())
+    multiplier = _SUFFIX_BYTES.get(match[2].upper().removesuffix("B") + "B" if match[2] else "") if match else None
+    size = int(float(match[1]) * multiplier) if match and multiplier else 0
+    if size < 1:
+        raise UsageError(
+            f"shard_size is {value!r}, and must be a size such as 100MB", hint="the suffixes are kB, MB and GB"
+        )
+    return size
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _locate(
+    source: str | os.PathLike[str],
+    url: str | None,
+    sha256: str | None,
+    offline: bool,
+    on_progress: OnProgress,
+    on_message: OnMessage,
+) -> tuple[Path, str]:
+    """Return the path of the source, downloaded if it is a data card, and the name of the shards."""
+    path = expand_user(source)
+    cards = {card.name: card for card in data_cards()}
+    if not path.exists() and os.fspath(source) in cards:
+        card = cards[os.fspath(source)]
+        archive = obtain_data(
+            card, url=url, sha256=sha256, offline=offline, on_progress=on_progress, on_message=on_message
+        )
+        return archive, card.name
+    if url or sha256:
+        raise UsageError(f"{os.fspath(source)} is not a data card: it has no url", hint=f"cards: {', '.join(cards)}")
+    stem = path.resolve().name.partition(".")[0] if path.is_file() else path.resolve().name
+    return path, re.sub(r"[^\w-]+", "_", stem) or "data"
+
+
+def _check_name(name: str) -> str:
+    if not re.fullmatch(r"\w[\w-]*", name):
+        raise UsageError(
+            f"name is {name!r}, and must consist of letters, digits, '-', '_' and '.'", hint="--name train"
+        )
+    return name
+
+
+def _make_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be created: {(error.strerror or 'unknown error').lower()}", hint="choose another folder"
+        ) from None
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"cannot write to {folder}: permission denied", hint="choose another folder")
+    return folder
+
+
+@contextmanager
+def _lock(folder: Path, on_message: OnMessage) -> Iterator[int]:
+    """Lock a folder against other packings, and against workers of one that was killed; block until it is free."""
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_message(f"another process is packing into {folder}; waiting for it")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _check_folder(folder: Path, name: str, tasks: Sequence[ShardTask]) -> None:
+    """Check that the folder has no shards of another division of the samples.
+
+    Raises:
+        UsageError: the folder has such shards.
+    """
+    expected = {task.file for task in tasks}
+    pattern = re.compile(rf"{re.escape(name)}-\d{{5}}-of-\d{{5}}\.tfrecord")
+    others = sorted(
+        file.name for file in folder.iterdir() if pattern.fullmatch(file.name) and file.name not in expected
+    )
+    if others:
+        raise UsageError(
+            f"{folder} has shards of another packing: {others[0]}",
+            hint="the source or the shard size differs: remove the shards, or choose another folder or --name",
+        )
+
+
+def _rate_reporter(
+    samples: Source, finished: object, tasks: Sequence[ShardTask], on_progress: OnProgress
+) -> Callable[[int, int], None]:
+    """Return a function that adds samples and bytes to the progress, and shows the rate."""
+    assert hasattr(finished, "__contains__")
+    done = sum(len(task.items) for task in tasks if task.file in finished)
+    read_bytes, started = 0, monotonic()
+
+    def report(count: int, num_bytes: int) -> None:
+        nonlocal done, read_bytes
+        done += count
+        read_bytes += num_bytes
+        rate = read_bytes / 1e6 / max(monotonic() - started, 1e-3)
+        on_progress(Progress("packing", done, len(samples.items), f"{rate:.1f} MB/s"))
+
+    return report

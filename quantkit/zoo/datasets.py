@@ -1,0 +1,141 @@
+"""Data cards: known datasets, and their verified download to the cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import file_digest
+from pathlib import Path
+
+from quantkit.errors import InputError
+from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
+from quantkit.zoo.cache import FileDigest, Receipt, SourceError, cache_folder, lock_model, new_folder, part_path
+from quantkit.zoo.cards import Archive, model_files, parse_table
+from quantkit.zoo.fetch import check_url, compare
+
+SUFFIX = ".data.toml"
+
+
+@dataclass(frozen=True)
+class DataCard:
+    """Facts about a known dataset.
+
+    Attributes:
+        name: name of the card in commands.
+        title, description: texts for the user.
+        license: license of the data, or a note about it.
+        homepage: page of the publication.
+        archive: published archive.
+    """
+
+    name: str
+    title: str
+    description: str
+    license: str
+    homepage: str
+    archive: Archive
+
+
+@cache
+def data_cards() -> tuple[DataCard, ...]:
+    """List the installed data cards in the order of their names.
+
+    Raises:
+        InputError: a card cannot be read.
+    """
+    entries = sorted(
+        (file for file in model_files().iterdir() if file.name.endswith(SUFFIX)), key=lambda file: file.name
+    )
+    return tuple(parse_table(DataCard, entry.read_text(encoding="utf-8"), entry.name) for entry in entries)
+
+
+def obtain_data(
+    card: DataCard,
+    *,
+    url: str | None = None,
+    sha256: str | None = None,
+    offline: bool = False,
+    on_progress: OnProgress = ignore_progress,
+    on_message: OnMessage = ignore_message,
+) -> Path:
+    """Return the path of a dataset's archive, downloaded on first use.
+
+    Args:
+        card: card of the dataset.
+        url: URL (http, https or file) of another archive, for which the card's checksum does not apply.
+        sha256: digest of the file at `url`.
+        offline: never download.
+        on_progress: receives the bytes done and the total number of bytes.
+        on_message: receives messages about the download.
+
+    Raises:
+        UsageError: the URL or digest is malformed.
+        InputError: every source failed; the message has the reason for each one.
+    """
+    digest = check_url(url, sha256)
+    sources = [url] if url else list(card.archive.urls)
+    with lock_model(card.name, on_message):
+        cached = _find_cached(card, url, digest)
+        if cached:
+            return cached
+        if offline and not (url or "").startswith("file:"):
+            raise InputError(
+                f"{card.name} is not in {cache_folder() / card.name}, and --offline forbids a download",
+                hint="run the command once with a network, or set QUANTKIT_CACHE to its folder",
+            )
+        return _try_sources(card, sources, url is not None, digest, on_progress, on_message)
+
+
+def _find_cached(card: DataCard, url: str | None, digest: str) -> Path | None:
+    folder = cache_folder() / card.name
+    receipt = Receipt.read(folder)
+    if receipt is None or (url and (receipt.sha256 != digest if digest else receipt.url != url)):
+        return None
+    return folder / next(iter(receipt.members))
+
+
+def _try_sources(
+    card: DataCard,
+    sources: Sequence[str],
+    is_own: bool,
+    digest: str,
+    on_progress: OnProgress,
+    on_message: OnMessage,
+) -> Path:
+    failures: list[str] = []
+    for url in sources:
+        try:
+            expected = (None, digest) if is_own else (card.archive.num_bytes, card.archive.sha256)
+            return _fetch(card, url, *expected, on_progress, on_message)
+        except SourceError as failure:
+            failures.append(failure.message)
+    raise InputError(
+        f"{card.name} cannot be downloaded: {'; '.join(failures)}",
+        hint="check the network and the proxy (HTTPS_PROXY), or name another archive: --url URL --sha256 DIGEST",
+    )
+
+
+def _fetch(
+    card: DataCard, url: str, num_bytes: int | None, digest: str, on_progress: OnProgress, on_message: OnMessage
+) -> Path:
+    """Download and verify one source; a file that fails the check is removed."""
+    from quantkit.zoo import transfer
+
+    part = part_path(card.name, url)
+    on_message(f"fetching {card.name} from {url}")
+    transfer.download(url, part, num_bytes=num_bytes, on_progress=on_progress, on_message=on_message)
+    try:
+        with part.open("rb") as file:
+            stored = FileDigest(part.stat().st_size, file_digest(file, "sha256").hexdigest())
+        compare(url, stored, num_bytes, digest)
+    except SourceError:
+        transfer.discard(part)
+        raise
+    if not digest:
+        on_message(f"warning: {url} was not verified, because no checksum was given; its SHA-256 is {stored.sha256}")
+    name = card.archive.urls[0].rpartition("/")[2]
+    with new_folder(card.name) as folder:
+        part.rename(folder / name)
+        receipt = Receipt(url, stored.num_bytes, stored.sha256, "archive" if digest else "nothing", {name: stored})
+        receipt.write(folder)
+    transfer.discard(part)
+    return cache_folder() / card.name / name
