@@ -11,6 +11,7 @@ import numpy as np
 
 from quantkit.benchmark.bootstrap import Interval, median_interval
 from quantkit.benchmark.machine import Machine
+from quantkit.benchmark.percentile import PERCENTILES, percentile_bound
 from quantkit.benchmark.student import MIN_PROCESSES, geometric_mean
 from quantkit.errors import InputError
 
@@ -99,7 +100,8 @@ class LatencySummary:
     Attributes:
         median: median of all samples.
         low, high: 95 % interval of the median; it contains the spread between processes if there are several.
-        p90: 90th percentile.
+        percentiles: upper bound on each of `PERCENTILES` of the single calls with 99 % confidence; None for too few
+            calls.
         minimum: fastest sample.
         warnings: reasons why the result may not be reproducible, with a remedy; empty if it is stable.
     """
@@ -107,7 +109,7 @@ class LatencySummary:
     median: float
     low: float
     high: float
-    p90: float
+    percentiles: Mapping[str, float | None]
     minimum: float
     warnings: tuple[str, ...] = ()
 
@@ -129,6 +131,11 @@ class Measurement:
         warmup_calls: number of calls of a process before its first round; the largest of all processes.
         process_rounds: number of rounds in each process; empty for one process.
         calls_per_sample: number of calls that one sample is the mean of; above 1 for calls below a millisecond.
+        call_seconds: duration of single calls; empty if each sample is a single call.
+        load_seconds: time to read and compile the model in each process, with the import of the runtime.
+        first_call_seconds: duration of the first call in each process.
+        peak_bytes: peak memory of a process before its rounds, with Python and the runtime; the largest of all
+            processes, None if unknown.
     """
 
     seconds: tuple[float, ...]
@@ -139,6 +146,10 @@ class Measurement:
     warmup_calls: int = 0
     process_rounds: tuple[int, ...] = ()
     calls_per_sample: int = 1
+    call_seconds: tuple[float, ...] = ()
+    load_seconds: tuple[float, ...] = ()
+    first_call_seconds: tuple[float, ...] = ()
+    peak_bytes: int | None = None
 
     @property
     def blocks(self) -> tuple[tuple[float, ...], ...]:
@@ -156,8 +167,9 @@ class Measurement:
         low, high = self._median_interval()
         # The interval of another estimate of the median may exclude it.
         low, high = min(low, median), max(high, median)
-        p90 = float(np.quantile(self.seconds, 0.9))
-        return LatencySummary(median, low, high, p90, min(self.seconds), _warnings(self, median, high - low, p90))
+        calls = self.call_seconds or self.seconds
+        percentiles = {name: percentile_bound(calls, fraction) for name, fraction in PERCENTILES.items()}
+        return LatencySummary(median, low, high, percentiles, min(self.seconds), _warnings(self, median, high - low))
 
     def _median_interval(self) -> Interval:
         if len(self.processes) < MIN_PROCESSES:
@@ -176,6 +188,10 @@ class Measurement:
             "warmup_calls": self.warmup_calls,
             "process_rounds": list(self.process_rounds),
             "calls_per_sample": self.calls_per_sample,
+            "call_seconds": list(self.call_seconds),
+            "load_seconds": list(self.load_seconds),
+            "first_call_seconds": list(self.first_call_seconds),
+            "peak_bytes": self.peak_bytes,
             "summary": asdict(self.summary) | {"warnings": list(self.summary.warnings)},
         }
 
@@ -201,6 +217,10 @@ class Measurement:
                 warmup_calls=document["warmup_calls"],
                 process_rounds=tuple(document.get("process_rounds", ())),
                 calls_per_sample=document.get("calls_per_sample", 1),
+                call_seconds=tuple(document.get("call_seconds", ())),
+                load_seconds=tuple(document.get("load_seconds", ())),
+                first_call_seconds=tuple(document.get("first_call_seconds", ())),
+                peak_bytes=document.get("peak_bytes"),
             )
         except (KeyError, TypeError) as error:
             raise InputError(f"the measurement is incomplete: {error}") from None
@@ -212,7 +232,7 @@ def _split(items: tuple[Item, ...], sizes: tuple[int, ...]) -> tuple[tuple[Item,
     return tuple(items[end - size : end] for end, size in zip(ends, sizes or ends, strict=True))
 
 
-def _warnings(measurement: Measurement, median: float, width: float, p90: float) -> tuple[str, ...]:
+def _warnings(measurement: Measurement, median: float, width: float) -> tuple[str, ...]:
     """Return the reasons why the result may not be reproducible, each with a remedy."""
     warnings = []
     first, rest = measurement.seconds[0], measurement.seconds[1:]
@@ -233,6 +253,7 @@ def _warnings(measurement: Measurement, median: float, width: float, p90: float)
             f"the last third of the calls is {abs(drift):.0%} {'slower' if drift > 0 else 'faster'} than the first: "
             "heat, clock frequency or other programs changed; measure again"
         )
+    p90 = float(np.quantile(measurement.seconds, 0.9))
     if median > 0 and p90 > WIDE_SPREAD * median:
         load = "" if machine.load is None else f" (load {machine.load:.1f} on {machine.logical_cores} CPUs)"
         warnings.append(f"one call in ten takes {p90 / median:.1f}x the median or more{load}: close other programs")

@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
+from statistics import median
 from typing import Any, Self
 
 from quantkit.benchmark.measurement import Measurement, MeasurementContext
+from quantkit.benchmark.percentile import PERCENTILES, needed_calls
 from quantkit.benchmark.speedup import MARGIN, Speedup
 from quantkit.benchmark.student import MIN_PROCESSES
 from quantkit.errors import CheckError, InputError, QuantkitError, UsageError
@@ -19,7 +21,10 @@ from quantkit.runtimes import runtimes
 from quantkit.runtimes.openmp import READS_KMP
 
 SCHEMA = "quantkit.benchmark/1"
-COLUMNS = ("model", "runtime", "threads", "median ms", "95 % interval", "p90", "speed-up", "MB", "flags")
+COLUMNS = ("model", "runtime", "threads", "median ms", "95 % interval", "p90", "p99", "speed-up", "flags")
+COST_COLUMNS = ("model", "runtime", "load ms", "first call ms", "peak MB", "file MB")
+# Percentiles in the table; the JSON form has all.
+TAIL = ("p90", "p99")
 # Exit codes of failures that are errors of the caller or of the input; they have priority over other failures.
 CALLER_ERRORS = (2, 3)
 
@@ -211,17 +216,21 @@ class Benchmark:
         return f"Benchmark({rows})"
 
     def __str__(self) -> str:
-        return "\n".join((*align_columns(self._table(), right=(3, 4, 5, 7)), "", *self._messages()))
+        tables = [align_columns(self._table(), right=(3, 4, 5, 6)), align_columns(self._costs(), right=(2, 3, 4, 5))]
+        tables = [lines for lines in tables if len(lines) > 1]
+        return "\n\n".join("\n".join(lines) for lines in (*tables, self._messages()))
 
     def _repr_html_(self) -> str:
-        heading, *rows = self._table()
-        head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
-        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        tables = "".join(_html_table(table) for table in (self._table(), self._costs()) if len(table) > 1)
         messages = "".join(f"<p>{escape(line)}</p>" for line in self._messages())
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{messages}"
+        return f"{tables}{messages}"
 
     def _table(self) -> list[tuple[str, ...]]:
         return [COLUMNS, *(_cells(row, speedup) for row, speedup in zip(self.rows, self.speedups, strict=True))]
+
+    def _costs(self) -> list[tuple[str, ...]]:
+        """Return the table of the costs besides the latency."""
+        return [COST_COLUMNS, *(_cost_cells(row, row.measurement) for row in self.rows if row.measurement)]
 
     def _baseline_note(self) -> str:
         """Return the sentence that names the baseline; empty without a second measurement."""
@@ -250,7 +259,9 @@ class Benchmark:
 
     def _messages(self) -> list[str]:
         """Return the lines below the table."""
-        lines = ["median, p90: ms per call, lower is better." + self._baseline_note(), *self._comparison_lines()]
+        lines = [f"median: ms per call, lower is better; {' and '.join(TAIL)}: upper bounds with 99 % confidence."]
+        lines[0] += self._baseline_note()
+        lines += [*self._comparison_lines(), *_missing_percentile_lines(self.measurements)]
         contexts = [measurement.context for measurement in self.measurements]
         if any((context.intra_op, context.inter_op) != (None, None) for context in contexts):
             lines.append("threads: inside one op, ops in parallel; a dot for the default of the runtime.")
@@ -360,7 +371,7 @@ def _parse_row(document: Mapping[str, Any]) -> BenchmarkRow:
 
 def _cells(row: BenchmarkRow, speedup: Speedup | UsageError | None) -> tuple[str, ...]:
     if isinstance(row.outcome, Failure):
-        return (row.label, row.runtime, "", "-", "-", "-", "-", "-", "not measured")
+        return (row.label, row.runtime, "", *["-"] * (len(COLUMNS) - 4), "not measured")
     context, summary = row.outcome.context, row.outcome.summary
     return (
         row.label,
@@ -368,11 +379,49 @@ def _cells(row: BenchmarkRow, speedup: Speedup | UsageError | None) -> tuple[str
         threads_text(context),
         format_latency(summary.median),
         f"{format_latency(summary.low)} to {format_latency(summary.high)}",
-        format_latency(summary.p90),
+        *(_format_bound(summary.percentiles[name]) for name in TAIL),
         speedup.verdict if isinstance(speedup, Speedup) else "baseline" if speedup is None else "-",
-        f"{context.num_bytes / 1e6:.{1 if context.num_bytes >= 1e6 else 3}f}",
         "" if summary.is_stable else "unstable",
     )
+
+
+def _cost_cells(row: BenchmarkRow, measurement: Measurement) -> tuple[str, ...]:
+    context = measurement.context
+    loads, first_calls, peak = measurement.load_seconds, measurement.first_call_seconds, measurement.peak_bytes
+    return (
+        row.label,
+        runtime_text(context),
+        f"{median(loads) * 1000:.0f}" if loads else "-",
+        format_latency(median(first_calls)) if first_calls else "-",
+        "-" if peak is None else f"{peak / 1e6:.0f}",
+        f"{context.num_bytes / 1e6:.{1 if context.num_bytes >= 1e6 else 3}f}",
+    )
+
+
+def _format_bound(seconds: float | None) -> str:
+    return "-" if seconds is None else format_latency(seconds)
+
+
+def _missing_percentile_lines(measurements: Sequence[Measurement]) -> list[str]:
+    """Return a line for each percentile that has too few calls in some row."""
+    lines = []
+    for name in TAIL:
+        counts = [
+            len(measurement.call_seconds or measurement.seconds)
+            for measurement in measurements
+            if measurement.summary.percentiles[name] is None
+        ]
+        if counts:
+            needed = needed_calls(PERCENTILES[name])
+            lines.append(f"{name}: needs {needed} calls, and the fewest are {min(counts)}: --runs {needed}")
+    return lines
+
+
+def _html_table(table: Sequence[Sequence[str]]) -> str:
+    heading, *rows = table
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def format_latency(seconds: float) -> str:

@@ -123,6 +123,7 @@ class _CandidateRun:
         settled: stability after the warm-up of each process.
         group: number of calls in a sample; 0 before the first warm-up.
         processes: samples of each round of each process.
+        calls: durations of single calls, if a sample is the mean of several.
     """
 
     candidate: Candidate
@@ -136,6 +137,9 @@ class _CandidateRun:
     lead_ins: list[float] = field(default_factory=list)
     group: int = 0
     processes: list[list[list[float]]] = field(default_factory=list)
+    calls: list[float] = field(default_factory=list)
+    load_seconds: list[float] = field(default_factory=list)
+    peak_bytes: list[int] = field(default_factory=list)
     failure: Failure | None = None
     log: str = ""
 
@@ -174,8 +178,10 @@ class _CandidateRun:
 
     def open(self, options: SamplingOptions, timeout: float) -> None:
         """Load the runtime and the model."""
-        opened = self.ask(self.candidate.to_request(options.seed), timeout) or {}
-        self.opened = self.opened or opened
+        opened = self.ask(self.candidate.to_request(options.seed), timeout)
+        if opened is not None:
+            self.opened = self.opened or opened
+            self.load_seconds.append(opened["load_seconds"])
 
     def warm_up(self, options: SamplingOptions, timeout: float) -> None:
         """Call the model until its latency is stable."""
@@ -185,6 +191,8 @@ class _CandidateRun:
         self.facts = self.facts or warm
         self.warmups.append(warm["seconds"])
         self.settled.append(warm["is_settled"])
+        if warm["peak_bytes"] is not None:
+            self.peak_bytes.append(warm["peak_bytes"])
         self.group = self.group or max(1, ceil(SAMPLE_SECONDS / self._latency))
 
     def block_sizes(self, options: SamplingOptions, process: int) -> list[int]:
@@ -202,6 +210,7 @@ class _CandidateRun:
         if response is not None:
             self.lead_ins.extend(response["lead_in"])
             self.processes[-1].append(response["seconds"])
+            self.calls.extend(response["calls"])
 
     def row(self, context: dict[str, Any], stop_reason: str) -> BenchmarkRow:
         """Return the row of the report."""
@@ -222,6 +231,10 @@ class _CandidateRun:
             warmup_calls=max(map(len, self.warmups)),
             process_rounds=tuple(map(len, processes)),
             calls_per_sample=self.group,
+            call_seconds=tuple(self.calls),
+            load_seconds=tuple(self.load_seconds),
+            first_call_seconds=tuple(warmup[0] for warmup in self.warmups),
+            peak_bytes=max(self.peak_bytes, default=None),
         )
         return BenchmarkRow(label, measurement.context.runtime, measurement, self.log)
 

@@ -1,8 +1,8 @@
 """Worker processes from the child's side: one model in one runtime, JSON lines in and out.
 
-    {"do": "open", "model": ..., "runtime": ..., ...}  ->  {"runtime": ..., "version": ..., "inputs": ..., ...}
-    {"do": "warm_up", ...}                             ->  {"seconds": [...], "is_settled": ..., "openmp": [...], ...}
-    {"do": "run", "samples": 5, "group": 1}            ->  {"lead_in": [...], "seconds": [...]}
+    {"do": "open", "model": ..., "runtime": ..., ...}  ->  {"runtime": ..., "inputs": ..., "load_seconds": ..., ...}
+    {"do": "warm_up", ...}                             ->  {"seconds": [...], "is_settled": ..., "peak_bytes": ..., ...}
+    {"do": "run", "samples": 5, "group": 1}            ->  {"lead_in": [...], "seconds": [...], "calls": [...]}
     {"do": "profile", "calls": 20}                     ->  {"op_times": [{"name": ..., "precision": ..., ...}]}
 
 The response to a failed request is {"error": {"message": ..., "hint": ..., "exit_code": ...}}. The worker ends at the
@@ -12,6 +12,7 @@ end of its input.
 import ctypes
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,7 +72,6 @@ class _Worker:
         self._clock = clock
         self._session: Session | None = None
         self._call: Call | None = None
-        self._first: tuple[float, ...] = ()
 
     def respond(self, request: Document) -> Document:
         requests: Mapping[str, Callable[..., Document]] = {
@@ -99,8 +99,10 @@ class _Worker:
         data: str | None = None,
         seed: int = 0,
     ) -> Document:
+        start = self._clock()
         loaded = read_model(Path(model), inputs, outputs)
         session = open_session(loaded.runnable, runtime, SessionOptions(**options))
+        load_seconds = self._clock() - start
         self._session = session
         if data is not None:
             from quantkit.data import as_dataset
@@ -111,8 +113,6 @@ class _Worker:
             shapes = find_card_shapes(session.inputs, session.outputs, list_cards())
             feeds = seeded_feeds(session.inputs, batch=batch, shapes=shapes, sizes=input_shapes, seed=seed)
         self._call = lambda: session.run(feeds)
-        # Runtimes compile in the first call, which is not a sample; no measurement runs at this time.
-        self._first = time_calls(self._call, 1, self._clock)
         shapes_text = {info.name: f"{info.dtype.value} {Shape(feeds[info.name].shape)}" for info in session.inputs}
         first = next(iter(feeds.values()), None)
         return {
@@ -122,23 +122,32 @@ class _Worker:
             "skipped_runtimes": [str(skipped) for skipped in session.skipped],
             "inputs": shapes_text,
             "batch": first.shape[0] if first is not None and first.ndim else 1,
+            "load_seconds": load_seconds,
         }
 
     def _warm_up(self, **rule: Any) -> Document:
+        # Runtimes compile in the first call, which is not a sample.
+        first = time_calls(self._opened, 1, self._clock)
         done = warm_up(self._opened, WarmUpRule(**rule), self._clock)
-        return {"seconds": (*self._first, *done.seconds), "is_settled": done.is_settled, **self._process_facts()}
+        return {"seconds": (*first, *done.seconds), "is_settled": done.is_settled, **self._process_facts()}
 
     def _process_facts(self) -> Document:
         """Return the facts about the process that are known after a run."""
         if self._session is None:
             return {}
         libraries = openmp_libraries(find_runtime(self._session.runtime.name).package)
-        return {"openmp": list(libraries), "placement": list(self._session.placement)}
+        return {
+            "openmp": list(libraries),
+            "placement": list(self._session.placement),
+            "peak_bytes": peak_memory(),
+        }
 
     def _run(self, samples: int, group: int = 1) -> Document:
         return {
             "lead_in": lead_in(self._opened, clock=self._clock),
             "seconds": time_groups(self._opened, samples, group, self._clock),
+            # Percentiles are those of single calls, not of means.
+            "calls": time_calls(self._opened, samples, self._clock) if group > 1 else (),
         }
 
     def _profile(self, calls: int) -> Document:
@@ -178,6 +187,15 @@ def find_card_shapes(
         if has_same_names and card.num_classes in counts:
             return {tensor.name: Shape([None if size < 0 else size for size in tensor.shape]) for tensor in card.inputs}
     return {}
+
+
+def peak_memory(status: Path = Path("/proc/self/status")) -> int | None:
+    """Return the peak resident memory of this process in bytes; None where the system does not report it."""
+    try:
+        peak = re.search(r"^VmHWM:\s+(\d+) kB", status.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(peak[1]) * 1024 if peak else None
 
 
 def _end_with_parent() -> None:

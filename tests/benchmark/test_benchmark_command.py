@@ -22,7 +22,7 @@ from quantkit.runtimes.session import SessionOptions
 QUICK = ("--runs", "6", "--warmup", "1", "-q")
 # Keys of the JSON document whose values differ from call to call.
 MEASURED = ("seconds", "warmup_seconds", "summary", "comparison", "started", "load", "calls_per_sample")
-MEASURED += ("fastest", "rivals")
+MEASURED += ("fastest", "rivals", "call_seconds", "load_seconds", "first_call_seconds", "peak_bytes")
 
 
 def quantkit(*arguments: str) -> int:

@@ -33,12 +33,19 @@ def test_json_contains_every_sample(seconds: list[float]) -> None:
     assert after.summary == before.summary
 
 
-@given(st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=60))
+@given(st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=160))
 def test_statistics_are_ordered(seconds: list[float]) -> None:
     summary = make_measurement(seconds).summary
     assert summary.minimum <= summary.low <= summary.median <= summary.high
     assert summary.median == median(seconds)
-    assert summary.median <= summary.p90 * (1 + 1e-12)
+    bounds = [bound for bound in summary.percentiles.values() if bound is not None]
+    assert [summary.median, *bounds] == sorted([summary.median, *bounds])
+    assert len(bounds) == sum(len(seconds) >= calls for calls in (11, 64, 130))
+
+
+def test_percentiles_are_those_of_single_calls() -> None:
+    measurement = replace(make_measurement(STEADY), calls_per_sample=10, call_seconds=(0.5,) * 63 + (0.7,))
+    assert measurement.summary.percentiles == {"p50": 0.5, "p90": 0.7, "p95": None, "p99": None, "p99.9": None}
 
 
 def test_other_version_is_rejected() -> None:

@@ -1,5 +1,6 @@
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 from measurements import make_measurement
@@ -34,7 +35,8 @@ def test_table_contains_runtimes_latencies_and_failures() -> None:
     heading, first, second, third, *_ = text.splitlines()
     assert heading.split()[:3] == ["model", "runtime", "threads"]
     assert "20.00" in first
-    assert first.split()[-2:] == ["baseline", "1.0"]
+    assert first.split()[-3:] == ["-", "-", "baseline"]
+    assert "p90: needs 64 calls, and the fewest are 40: --runs 64" in text
     assert "1,2" in second
     assert "2.00x as fast (" in second
     assert "not measured" in third
@@ -44,6 +46,16 @@ def test_table_contains_runtimes_latencies_and_failures() -> None:
     assert "threads: inside one op, ops in parallel" in text
     assert "threads:" not in str(make_benchmark())
     assert "a processor, 2 cores" in text
+
+
+def test_tail_and_costs_are_in_the_tables() -> None:
+    costs = {"load_seconds": (0.2, 0.3, 0.4), "first_call_seconds": (0.05,), "peak_bytes": 300_000_000}
+    measurement = replace(make_measurement(FAST * 2, 10, 5), **costs)
+    text = str(Benchmark((BenchmarkRow("a.pb", "auto", measurement),)))
+    assert text.splitlines()[1].split()[-3:] == ["10.10", "-", "baseline"]
+    assert text.splitlines()[4].split()[-4:] == ["300", "50.00", "300", "1.0"]
+    assert "p90: needs" not in text
+    assert "p99: needs 662 calls, and the fewest are 80: --runs 662" in text
 
 
 def test_representation_is_one_short_line() -> None:

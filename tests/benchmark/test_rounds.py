@@ -46,9 +46,16 @@ class FakeWorker:
                 "skipped_runtimes": [],
                 "inputs": {"x": "float (1,)"},
                 "batch": 1,
+                "load_seconds": 2.0,
             },
-            "warm_up": {"seconds": [9.0, self.seconds], "is_settled": True, "openmp": [], "placement": []},
-            "run": {"lead_in": [3.0], "seconds": self.sample(request.get("samples") or 0)},
+            "warm_up": {
+                "seconds": [9.0, self.seconds],
+                "is_settled": True,
+                "openmp": [],
+                "placement": [],
+                "peak_bytes": 1 << 20,
+            },
+            "run": {"lead_in": [3.0], "seconds": self.sample(request.get("samples") or 0), "calls": []},
         }
         return responses[do]
 
@@ -110,6 +117,13 @@ def test_candidates_are_opened_again_in_rotated_order(fake: type[FakeWorker], ti
     assert sorted(first for first, _, _ in orders) == sorted(last for _, _, last in orders) == ["0", "1", "2"]
     assert orders[1] == [*orders[0][1:], orders[0][0]]
     assert names(fake, "warm_up") == order
+
+
+def test_load_time_first_call_and_memory_are_kept(fake: type[FakeWorker], tiny_model: Path) -> None:
+    (measurement,) = measure(candidates(tiny_model, {}), SHORT).measurements
+    assert measurement.load_seconds == (2.0,) * 3
+    assert measurement.first_call_seconds == (9.0,) * 3
+    assert measurement.peak_bytes == 1 << 20
 
 
 def test_equal_seeds_give_equal_orders(fake: type[FakeWorker], tiny_model: Path) -> None:

@@ -9,7 +9,7 @@ from measurements import scripted_clock
 
 from quantkit import formats
 from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.worker import find_card_shapes, read_model, serve
+from quantkit.benchmark.worker import find_card_shapes, peak_memory, read_model, serve
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType, Shape
@@ -36,14 +36,36 @@ def test_open_warm_up_and_run(tiny_model: Path) -> None:
         open_request(tiny_model, batch=2),
         {"do": "warm_up", "calls": 2},
         {"do": "run", "samples": 3},
-        durations=[5.0, 4.0, 1.0, 1.0, 0.1, 0.2, 0.3],
+        durations=[9.0, 5.0, 4.0, 1.0, 1.0, 0.1, 0.2, 0.3],
     )
+    assert opened["load_seconds"] == 9.0
     assert opened["runtime"] == "reference"
     assert opened["batch"] == 2
     assert opened["inputs"] == {"x": "float 2x4"}
     assert (warm["seconds"], warm["is_settled"]) == ([5.0, 4.0, 1.0], None)
     assert done["lead_in"] == [1.0]
     assert done["seconds"] == pytest.approx([0.1, 0.2, 0.3])
+    assert done["calls"] == []
+
+
+def test_calls_of_groups_are_also_timed_one_by_one(tiny_model: Path) -> None:
+    _, _, done = ask(
+        open_request(tiny_model),
+        {"do": "warm_up", "calls": 0},
+        {"do": "run", "samples": 2, "group": 10},
+        durations=[9.0, 5.0, 1.0, 20.0, 30.0, 2.5, 3.5],
+    )
+    assert done["seconds"] == pytest.approx([2.0, 3.0])
+    assert done["calls"] == pytest.approx([2.5, 3.5])
+
+
+def test_peak_memory_is_that_of_the_process(tiny_model: Path, tmp_path: Path) -> None:
+    _, warm = ask(open_request(tiny_model), {"do": "warm_up", "calls": 0})
+    assert warm["peak_bytes"] is None or warm["peak_bytes"] > 1 << 20
+    status = tmp_path / "status"
+    status.write_text("VmPeak:\t  9 kB\nVmHWM:\t    2048 kB\n")
+    assert peak_memory(status) == 2 << 20
+    assert peak_memory(tmp_path / "missing") is None
 
 
 def test_first_call_is_never_a_sample(tiny_model: Path) -> None:
