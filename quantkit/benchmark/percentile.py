@@ -30,7 +30,7 @@ def percentile_bound(seconds: Sequence[float], percentile: float) -> float | Non
 
 
 def needed_calls(percentile: float) -> int:
-    """Return the smallest number of calls that gives a bound.
+    """Return the smallest number of calls with a bound.
 
     >>> [needed_calls(percentile) for percentile in PERCENTILES.values()]
     [11, 64, 130, 662, 6636]
@@ -45,7 +45,7 @@ def needed_calls(percentile: float) -> int:
 
 
 def _discarded_calls(count: int, percentile: float) -> int:
-    """Return the largest t of the module's formula; 0 if there is none."""
+    """Return the largest t of the module's formula; 0 for too few calls."""
     probability = 0.0
     for slow in range(count + 1):
         probability += exp(_log_binomial(count, slow) + slow * log(1 - percentile) + (count - slow) * log(percentile))
@@ -54,5 +54,5 @@ def _discarded_calls(count: int, percentile: float) -> int:
     return 0
 
 
-def _log_binomial(count: int, chosen: int) -> float:
-    return lgamma(count + 1) - lgamma(chosen + 1) - lgamma(count - chosen + 1)
+def _log_binomial(count: int, slow: int) -> float:
+    return lgamma(count + 1) - lgamma(slow + 1) - lgamma(count - slow + 1)

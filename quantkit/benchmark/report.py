@@ -229,7 +229,7 @@ class Benchmark:
         return [COLUMNS, *(_cells(row, speedup) for row, speedup in zip(self.rows, self.speedups, strict=True))]
 
     def _costs(self) -> list[tuple[str, ...]]:
-        """Return the table of the costs besides the latency."""
+        """Return the table of load time, first call and memory."""
         return [COST_COLUMNS, *(_cost_cells(row, row.measurement) for row in self.rows if row.measurement)]
 
     def _baseline_note(self) -> str:

@@ -1,4 +1,4 @@
-"""Count how often the interval of a speed-up contains the true one: equal models, and a model that is 3 % slower.
+"""Coverage of the speed-up intervals: comparisons of equal models, and of a model that is 3 % slower.
 
     python tests/bench/measure_equal_models.py [--comparisons 50] [--slower 10] [--time-budget 40] [--load]
 
