@@ -2,9 +2,11 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite tests/golden and the generated pages",
     )
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return a process per core for the whole suite, and none for selected files: the start takes seconds."""
+    return min(os.cpu_count() or 1, 4) if config.args == config.getini("testpaths") else 0
 
 
 @pytest.fixture
@@ -51,5 +58,7 @@ def standin() -> Path:
     if not (folder / "inception-2015-12-05.tgz").exists():
         partial = folder.with_name(f"{folder.name}.{os.getpid()}")
         subprocess.run([sys.executable, str(script), str(partial)], check=True, capture_output=True)
-        partial.rename(folder)
+        with suppress(OSError):  # another process was first
+            partial.rename(folder)
+        shutil.rmtree(partial, ignore_errors=True)
     return folder
