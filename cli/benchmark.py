@@ -4,7 +4,8 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
-from quantkit.benchmark import Benchmark, BenchmarkInterrupted, NotMeasuredError, benchmark
+from quantkit.benchmark import Benchmark, BenchmarkInterrupted, NotMeasuredError, benchmark, profile_layers
+from quantkit.benchmark.workflow import CandidateOptions
 from quantkit.errors import UsageError
 from quantkit.formats import check_distinct, check_target
 
@@ -25,6 +26,7 @@ EXAMPLES = (
     "quantkit benchmark digits",
     "quantkit benchmark digits@tensorflow digits@reference --save digits.json",
     "quantkit benchmark digits@openvino --precision float32,bfloat16",
+    "quantkit benchmark digits@onnxruntime digits@openvino --profile",
     "quantkit benchmark graph.pb folded.pb --runtime tensorflow --intra-op 1 --inter-op 2 --fail-below 1.0",
 )
 # Largest number of a CPU that Linux can have.
@@ -78,6 +80,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--time-budget", type=parse_seconds, default=600.0, help="total time limit, for example 90s (default: 10m)"
     )
     parser.add_argument("--log-placement", action="store_true", help="report the device of each op")
+    parser.add_argument(
+        "--profile", action="store_true", help="measure the time by layer of the first model instead of the latency"
+    )
     parser.add_argument("--save", type=Path, metavar="FILE.json", help="write the result with all samples to this file")
     parser.add_argument("--fail-below", type=parse_ratio, metavar="RATIO", help="exit 1 if a speed-up is below this")
     add_model_flags(parser)
@@ -91,36 +96,18 @@ def run(args: Namespace) -> int:
         check_distinct({"--save": args.save}, {f"the model {path}": path for path in paths if path})
     if args.fail_below is not None and len(args.models) == 1:
         raise UsageError("--fail-below needs two models, and one is named", hint="name the reference model first")
+    if args.profile:
+        return _run_profile(args)
     try:
         with show_progress(args) as on_progress:
             result = benchmark(
                 args.models,
-                args.runtime,
-                intra_op=args.intra_op,
-                inter_op=args.inter_op,
-                device=args.device,
-                precision=args.precision,
-                cpus=args.cpus,
-                environment={
-                    name: getattr(args, flag) for flag, name in VARIABLES.items() if getattr(args, flag) is not None
-                },
-                batch=args.batch,
-                input_shapes=args.input_shapes,
-                data=args.data,
-                inputs=args.inputs,
-                outputs=args.outputs,
-                signature=args.signature,
-                tags=args.tags,
-                checkpoint=args.checkpoint,
                 runs=args.runs,
                 warmup=args.warmup,
                 processes=args.processes,
-                seed=args.seed,
                 time_budget=args.time_budget,
-                log_placement=args.log_placement,
-                random_weights=args.random_weights,
-                offline=args.offline,
                 on_progress=on_progress,
+                **_candidate_options(args),
             )
     except BenchmarkInterrupted as interrupted:
         _print_result(args, interrupted.benchmark)
@@ -133,6 +120,43 @@ def run(args: Namespace) -> int:
         result.check_speedups(args.fail_below)
     result.check_measured()
     return 0
+
+
+def _run_profile(args: Namespace) -> int:
+    """Print the profile."""
+    if args.save is not None or args.fail_below is not None:
+        raise UsageError("--profile has no samples to save or compare", hint="omit --save and --fail-below")
+    with show_progress(args) as on_progress:
+        result = profile_layers(args.models, on_progress=on_progress, **_candidate_options(args))
+    document = result.to_json()
+    emit(args, document["schema"], document, str(result))
+    return 0
+
+
+def _candidate_options(args: Namespace) -> CandidateOptions:
+    return {
+        "runtime": args.runtime,
+        "intra_op": args.intra_op,
+        "inter_op": args.inter_op,
+        "device": args.device,
+        "precision": args.precision,
+        "cpus": args.cpus,
+        "environment": {
+            name: getattr(args, flag) for flag, name in VARIABLES.items() if getattr(args, flag) is not None
+        },
+        "batch": args.batch,
+        "input_shapes": args.input_shapes,
+        "data": args.data,
+        "inputs": args.inputs,
+        "outputs": args.outputs,
+        "signature": args.signature,
+        "tags": args.tags,
+        "checkpoint": args.checkpoint,
+        "seed": args.seed,
+        "log_placement": args.log_placement,
+        "random_weights": args.random_weights,
+        "offline": args.offline,
+    }
 
 
 def _print_result(args: Namespace, result: Benchmark) -> None:

@@ -1,7 +1,8 @@
 """Latency of models in runtimes, measured side by side."""
 
+from quantkit.benchmark.profiling import Profile, profile_layers
 from quantkit.benchmark.report import Benchmark, NotMeasuredError
 from quantkit.benchmark.rounds import BenchmarkInterrupted
 from quantkit.benchmark.workflow import benchmark
 
-__all__ = ["Benchmark", "BenchmarkInterrupted", "NotMeasuredError", "benchmark"]
+__all__ = ["Benchmark", "BenchmarkInterrupted", "NotMeasuredError", "Profile", "benchmark", "profile_layers"]

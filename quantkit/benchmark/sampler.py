@@ -13,6 +13,7 @@ from time import perf_counter
 
 from quantkit.ir.garbage_collection import garbage_collection_paused
 
+LEAST_PAIRS = 5
 Clock = Callable[[], float]
 Call = Callable[[], object]
 
@@ -120,3 +121,30 @@ def lead_in(call: Call, min_seconds: float = 0.005, cap: int = 100, clock: Clock
     while sum(seconds) < min_seconds and len(seconds) < cap:
         seconds.extend(time_calls(call, 1, clock))
     return tuple(seconds)
+
+
+def time_pairs(
+    first: Call, second: Call, *, pairs: int, seconds: float, warmup: int, clock: Clock = perf_counter
+) -> list[tuple[float, float]]:
+    """Time two functions in turn; a call before each timed one restores the caches that the other function used.
+
+    Args:
+        first, second: functions to time; each is called twice in each pair.
+        pairs: maximum number of timed pairs.
+        seconds: duration after which no pair begins; at least `LEAST_PAIRS` pairs are timed.
+        warmup: number of pairs before the timed ones.
+        clock: monotonic clock in seconds.
+
+    Returns:
+        Duration of the second call of each function in each pair.
+    """
+    for _ in range(warmup):
+        time_calls(first, 2, clock)
+        time_calls(second, 2, clock)
+    times: list[tuple[float, float]] = []
+    spent = 0.0
+    while len(times) < LEAST_PAIRS or (len(times) < pairs and spent < seconds):
+        calls = time_calls(first, 2, clock), time_calls(second, 2, clock)
+        times.append((calls[0][1], calls[1][1]))
+        spent += sum(map(sum, calls))
+    return times

@@ -3,7 +3,7 @@
     {"do": "open", "model": ..., "runtime": ..., ...}  ->  {"runtime": ..., "inputs": ..., "load_seconds": ..., ...}
     {"do": "warm_up", ...}                             ->  {"seconds": [...], "is_settled": ..., "peak_bytes": ..., ...}
     {"do": "run", "samples": 5, "group": 1}            ->  {"lead_in": [...], "seconds": [...], "calls": [...]}
-    {"do": "profile", "calls": 20}                     ->  {"op_times": [{"name": ..., "precision": ..., ...}]}
+    {"do": "profile", "pairs": 60, ...}                ->  {"ops": [{"name": ..., "precision": ..., ...}], ...}
 
 The response to a failed request is {"error": {"message": ..., "hint": ..., "exit_code": ...}}. The worker ends at the
 end of its input.
@@ -17,15 +17,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 from quantkit.benchmark.feeds import seeded_feeds
-from quantkit.benchmark.sampler import Call, Clock, WarmUpRule, lead_in, time_calls, time_groups, warm_up
+from quantkit.benchmark.sampler import Call, Clock, WarmUpRule, lead_in, time_calls, time_groups, time_pairs, warm_up
 from quantkit.errors import QuantkitError, UsageError
-from quantkit.ir.tensor import Shape
+from quantkit.ir.tensor import Array, Shape
 from quantkit.model import Model, load
 from quantkit.runtimes import find_runtime, open_session
 from quantkit.runtimes.openmp import openmp_libraries
@@ -72,6 +72,8 @@ class _Worker:
         self._clock = clock
         self._session: Session | None = None
         self._call: Call | None = None
+        self._feeds: Mapping[str, Array] = {}
+        self._open_profiled: Callable[[], Session] = _no_session
 
     def respond(self, request: Document) -> Document:
         requests: Mapping[str, Callable[..., Document]] = {
@@ -104,6 +106,9 @@ class _Worker:
         session = open_session(loaded.runnable, runtime, SessionOptions(**options))
         load_seconds = self._clock() - start
         self._session = session
+        self._open_profiled = lambda: open_session(
+            loaded.runnable, session.runtime.name, replace(SessionOptions(**options), profile=True)
+        )
         if data is not None:
             from quantkit.data import as_dataset
             from quantkit.recipes.verify import feed_dataset
@@ -112,6 +117,7 @@ class _Worker:
         else:
             shapes = find_card_shapes(session.inputs, session.outputs, list_cards())
             feeds = seeded_feeds(session.inputs, batch=batch, shapes=shapes, sizes=input_shapes, seed=seed)
+        self._feeds = feeds
         self._call = lambda: session.run(feeds)
         shapes_text = {info.name: f"{info.dtype.value} {Shape(feeds[info.name].shape)}" for info in session.inputs}
         first = next(iter(feeds.values()), None)
@@ -150,15 +156,28 @@ class _Worker:
             "calls": time_calls(self._opened, samples, self._clock) if group > 1 else (),
         }
 
-    def _profile(self, calls: int) -> Document:
-        time_calls(self._opened, calls, self._clock)
-        return {"op_times": [] if self._session is None else [asdict(time) for time in self._session.op_times]}
+    def _profile(self, **limits: Any) -> Document:
+        with self._open_profiled() as session:
+            pairs = time_pairs(self._opened, lambda: session.run(self._feeds), clock=self._clock, **limits)
+            trace = session.op_trace
+        # The second of two calls is timed.
+        timed = slice(1 - 2 * len(pairs), None, 2)
+        return {
+            "untraced_seconds": [untraced for untraced, _ in pairs],
+            "traced_seconds": [traced for _, traced in pairs],
+            "ops": [asdict(op) | {"seconds": op.seconds[timed]} for op in trace.ops],
+            "run_seconds": trace.run_seconds[timed],
+        }
 
     @property
     def _opened(self) -> Call:
         if self._call is None:
-            raise UsageError("no model is open in this worker")
+            _no_session()
         return self._call
+
+
+def _no_session() -> NoReturn:
+    raise UsageError("no model is open in this worker")
 
 
 def read_model(path: Path, inputs: list[str] | None, outputs: list[str] | None) -> Model:

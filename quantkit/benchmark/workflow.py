@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -114,60 +114,146 @@ def benchmark(
         NotMeasuredError: no model could be measured; its `benchmark` has the reason of each failure.
         BenchmarkInterrupted: Ctrl-C, with the finished rounds.
     """
-    require_positive(**without_none(intra_op=intra_op, inter_op=inter_op, batch=batch, runs=runs, processes=processes))
+    require_positive(**without_none(runs=runs, processes=processes))
     require_natural(**without_none(warmup=warmup))
     require_natural(seed=seed)
-    require_text(runtime=runtime, device=device, **without_none(signature=signature))
-    require_path(**without_none(checkpoint=checkpoint))
-    require_names(precision=precision, **without_none(inputs=inputs, outputs=outputs, tags=tags))
-    require_flag(log_placement=log_placement, random_weights=random_weights, offline=offline)
     require_callable(on_progress=on_progress)
-    if environment is not None and not isinstance(environment, Mapping):
-        raise UsageError(
-            f"environment is {type_name(environment)}, and must be a dict", hint='{"OMP_NUM_THREADS": "1"}'
-        )
-    precisions = as_names(precision) or ()
-    for name in precisions:
-        require_choice(PRECISIONS, precision=name)
-    if runtime != AUTO:
-        find_runtime(runtime)
-    options = SessionOptions(intra_op, inter_op, device, log_placement=log_placement)
-    options.gpu_index  # noqa: B018  a wrong device name is an error before any work
-    settings = Settings(
-        runtime=runtime,
-        options=options,
-        environment=dict(environment or {}),
-        cpus=_check_cpus(cpus),
-        batch=batch,
-        input_shapes=as_shapes(input_shapes),
-        inputs=as_names(inputs),
-        outputs=as_names(outputs),
-    )
-    load_options: LoadOptions = {"offline": offline, "on_progress": on_progress}
-    if random_weights:
-        load_options |= {"random_weights": True, "seed": seed}
-    if signature or tags or checkpoint:
-        load_options |= {"signature": signature, "tags": as_names(tags), "checkpoint": checkpoint}
     budget = parse_duration(time_budget, "time_budget")
     sampling = SamplingOptions(runs, warmup, processes, seed=seed, time_budget=budget)
     with temporary_folder() as folder:
-        if data is not None:
-            settings = replace(settings, data=_data_path(data, batch or 1, folder))
-        candidates = [
-            find_candidate(model, settings, folder / str(index), **load_options)
-            for index, model in enumerate(_as_list(models))
-        ]
-        if not candidates:
-            raise UsageError("there is no model to benchmark", hint="name a model file, or a model card: digits")
-        rows = [
-            _with_precision(candidate, name) for candidate in _distinguish_labels(candidates) for name in precisions
-        ]
-        result = measure(rows, sampling, on_progress)
+        candidates = select_candidates(
+            models,
+            folder,
+            on_progress,
+            runtime=runtime,
+            intra_op=intra_op,
+            inter_op=inter_op,
+            device=device,
+            precision=precision,
+            cpus=cpus,
+            environment=environment,
+            batch=batch,
+            input_shapes=input_shapes,
+            data=data,
+            inputs=inputs,
+            outputs=outputs,
+            signature=signature,
+            tags=tags,
+            checkpoint=checkpoint,
+            seed=seed,
+            log_placement=log_placement,
+            random_weights=random_weights,
+            offline=offline,
+        )
+        result = measure(candidates, sampling, on_progress)
     if random_weights:
         result = replace(result, notes=(*result.notes, RANDOM_WEIGHTS_NOTE))
     if not result.measurements:
         result.check_measured()
     return result
+
+
+class CandidateOptions(TypedDict, total=False):
+    """Keyword arguments of `select_candidates`; see `benchmark`."""
+
+    runtime: str
+    intra_op: int | None
+    inter_op: int | None
+    device: str
+    precision: str | Iterable[str]
+    cpus: Iterable[int]
+    environment: Mapping[str, str] | None
+    batch: int | None
+    input_shapes: Mapping[str, Sequence[int]] | None
+    data: Any
+    inputs: Iterable[str] | None
+    outputs: Iterable[str] | None
+    signature: str | None
+    tags: Iterable[str] | None
+    checkpoint: str | os.PathLike[str] | None
+    seed: int
+    log_placement: bool
+    random_weights: bool
+    offline: bool
+
+
+def select_candidates(
+    models: Any, folder: Path, on_progress: OnProgress, **options: Unpack[CandidateOptions]
+) -> list[Candidate]:
+    """Return the candidates of a benchmark: each model in each precision.
+
+    Args:
+        models: see `benchmark`.
+        folder: for the files of models and data in memory.
+        on_progress: receives the progress of downloads.
+        options: see `benchmark`.
+
+    Raises:
+        UsageError: there is no such runtime, model card or CPU, or a number is out of range.
+        InputError: a model file is missing or broken, or a download failed.
+    """
+    settings, load_options = _settings(options), _load_options(options, on_progress)
+    precisions = as_names(options.get("precision", "float32")) or ()
+    for name in precisions:
+        require_choice(PRECISIONS, precision=name)
+    if options.get("data") is not None:
+        settings = replace(settings, data=_data_path(options["data"], settings.batch or 1, folder))
+    candidates = [
+        find_candidate(model, settings, folder / str(index), **load_options)
+        for index, model in enumerate(_as_list(models))
+    ]
+    if not candidates:
+        raise UsageError("there is no model to benchmark", hint="name a model file, or a model card: digits")
+    return [_with_precision(candidate, name) for candidate in _distinguish_labels(candidates) for name in precisions]
+
+
+def _settings(options: CandidateOptions) -> Settings:
+    """Return the settings of the processes."""
+    numbers = {name: options.get(name) for name in ("intra_op", "inter_op", "batch")}
+    require_positive(**without_none(**numbers))
+    runtime, device, environment = (
+        options.get("runtime", AUTO),
+        options.get("device", "cpu"),
+        options.get("environment"),
+    )
+    names = {name: options.get(name) for name in ("inputs", "outputs", "tags")}
+    log_placement = options.get("log_placement", False)
+    require_text(runtime=runtime, device=device)
+    require_names(precision=options.get("precision", "float32"), **without_none(**names))
+    require_flag(log_placement=log_placement)
+    if environment is not None and not isinstance(environment, Mapping):
+        raise UsageError(
+            f"environment is {type_name(environment)}, and must be a dict", hint='{"OMP_NUM_THREADS": "1"}'
+        )
+    if runtime != AUTO:
+        find_runtime(runtime)
+    session = SessionOptions(options.get("intra_op"), options.get("inter_op"), device, log_placement=log_placement)
+    session.gpu_index  # noqa: B018  a wrong device name is an error before any work
+    return Settings(
+        runtime=runtime,
+        options=session,
+        environment=dict(environment or {}),
+        cpus=_check_cpus(options.get("cpus", ())),
+        batch=options.get("batch"),
+        input_shapes=as_shapes(options.get("input_shapes")),
+        inputs=as_names(options.get("inputs")),
+        outputs=as_names(options.get("outputs")),
+    )
+
+
+def _load_options(options: CandidateOptions, on_progress: OnProgress) -> LoadOptions:
+    """Return the keyword arguments of `quantkit.load`."""
+    signature, checkpoint = options.get("signature"), options.get("checkpoint")
+    random_weights, offline = options.get("random_weights", False), options.get("offline", False)
+    require_text(**without_none(signature=signature))
+    require_path(**without_none(checkpoint=checkpoint))
+    require_flag(random_weights=random_weights, offline=offline)
+    load_options: LoadOptions = {"offline": offline, "on_progress": on_progress}
+    if random_weights:
+        load_options |= {"random_weights": True, "seed": options.get("seed", 0)}
+    if signature or options.get("tags") or checkpoint:
+        load_options |= {"signature": signature, "tags": as_names(options.get("tags")), "checkpoint": checkpoint}
+    return load_options
 
 
 def find_candidate(model: Any, settings: Settings, file: Path, **load_options: Unpack[LoadOptions]) -> Candidate:

@@ -7,7 +7,7 @@ from typing import Any
 
 from quantkit.benchmark import Benchmark
 from quantkit.benchmark.measurement import Measurement
-from quantkit.benchmark.profile import OpProfile
+from quantkit.benchmark.profiling import Profile
 from quantkit.benchmark.report import Failure
 from quantkit.benchmark.speedup import Speedup
 from quantkit.data.preprocessing import Preprocessing
@@ -75,13 +75,13 @@ class Latency:
     Attributes:
         benchmark: rows with the labels `FLOAT` and `INT8`, one in each runtime; None without a measurement.
         skipped: the reason for no measurement.
-        profile: time of the ops of the quantized model in its fastest runtime; None if it is faster than the float
-            model, or if the runtime does not measure ops.
+        profile: time of the layers of the float model and of the quantized model, each in its fastest runtime; None if
+            the quantized model is faster, or if a runtime does not measure ops.
     """
 
     benchmark: Benchmark | None = None
     skipped: str = ""
-    profile: OpProfile | None = None
+    profile: Profile | None = None
 
     @cached_property
     def runtimes(self) -> tuple[RuntimeLatency, ...]:
@@ -137,7 +137,7 @@ class Latency:
                 }
                 for row in rows
             ],
-            "time_by_precision": None if self.profile is None else self.profile.fractions,
+            "time_by_precision": None if self.profile is None else dict(self.profile.models[-1].fractions),
             "not_measured": self.skipped or None,
         }
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.runtimes.session import OpTime, RuntimeVersion, SkippedRuntime, TensorInfo
+from quantkit.runtimes.session import OpTrace, RuntimeVersion, SkippedRuntime, TensorInfo
 
 
 class FunctionSession:
@@ -21,7 +21,7 @@ class FunctionSession:
         compute: function from checked input arrays to new output arrays, which the caller may change.
         release: function that `close` calls once.
         placement: function that returns the lines of `Session.placement`.
-        op_times: function that returns the value of `Session.op_times`.
+        op_trace: function that returns the value of `Session.op_trace`.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class FunctionSession:
         *,
         release: Callable[[], None] = lambda: None,
         placement: Callable[[], tuple[str, ...]] = tuple,
-        op_times: Callable[[], tuple[OpTime, ...]] = tuple,
+        op_trace: Callable[[], OpTrace] = OpTrace,
     ) -> None:
         self.runtime = runtime
         self.inputs = inputs
@@ -42,15 +42,15 @@ class FunctionSession:
         self._compute: Callable[[list[Array]], Sequence[Array]] | None = compute
         self._release = release
         self._placement = placement
-        self._op_times = op_times
+        self._op_trace = op_trace
 
     @property
     def placement(self) -> tuple[str, ...]:
         return self._placement()
 
     @property
-    def op_times(self) -> tuple[OpTime, ...]:
-        return self._op_times()
+    def op_trace(self) -> OpTrace:
+        return self._op_trace()
 
     def run(self, feeds: Mapping[str, Array] | Array) -> dict[str, Array]:
         if self._compute is None:

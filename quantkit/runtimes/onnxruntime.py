@@ -1,9 +1,7 @@
 """ONNX Runtime: ONNX files and graphs, and TensorFlow graphs converted to ONNX."""
 
-import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,23 +17,15 @@ from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.runtimes.availability import Availability, find_package
 from quantkit.runtimes.function_session import FunctionSession
+from quantkit.runtimes.onnxruntime_profile import REWRITE_SUFFIX, OnnxRuntimeProfiler
 from quantkit.runtimes.runtime import Runtime
-from quantkit.runtimes.session import (
-    CONVERSION,
-    FLOAT,
-    INT8,
-    OpTime,
-    RuntimeVersion,
-    Session,
-    SessionOptions,
-    TensorInfo,
-)
+from quantkit.runtimes.session import OpTrace, RuntimeVersion, Session, SessionOptions, TensorInfo
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 # Exceptions contain the text of all lower levels.
 _LOG_FATAL_ONLY = 4
-# Int8 layers after the rewrites of ONNX Runtime, and the suffixes that the rewrites append to the name of a node.
+# Int8 layers after the rewrites of ONNX Runtime.
 _INT8_OPS = frozenset(
     {
         "QLinearConv",
@@ -48,9 +38,6 @@ _INT8_OPS = frozenset(
         "com.microsoft.DynamicQuantizeMatMul",
     }
 )
-# Ops that convert between formats or layouts.
-_CONVERSIONS = frozenset({"Cast", "DequantizeLinear", "QuantizeLinear", "ReorderInput", "ReorderOutput"})
-_REWRITE_SUFFIX = re.compile(r"(?:_token_\d+|/MatMulAddFusion)+$")
 _DTYPE_NAMES = {"float16": "half", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
 
 
@@ -70,10 +57,14 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
 
     onnxruntime = _module()
     providers = _providers(onnxruntime, options.gpu_index)
-    source = str(model) if isinstance(model, Path) else to_onnx(model)
+    config = _session_options(onnxruntime, options)
+    profiler = OnnxRuntimeProfiler(model, config) if options.profile else None
+    source = profiler.model if profiler else str(model) if isinstance(model, Path) else to_onnx(model)
     try:
-        session = onnxruntime.InferenceSession(source, _session_options(onnxruntime, options), providers=providers)
+        session = onnxruntime.InferenceSession(source, config, providers=providers)
     except Exception as error:
+        if profiler:
+            profiler.close()
         raise _translate_error(error, model.name if isinstance(model, Path) else "the graph") from error
     del source
     device = session.get_providers()[0]
@@ -93,8 +84,9 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         inputs,
         outputs,
         _compute(session, inputs, outputs),
+        release=profiler.close if profiler else lambda: None,
         placement=lambda: lines,
-        op_times=lambda: _op_times(session) if options.profile else (),
+        op_trace=lambda: profiler.read(session) if profiler else OpTrace(),
     )
 
 
@@ -116,7 +108,7 @@ def _find_int8_nodes(graph: Graph) -> frozenset[str]:
             raise _translate_error(error, "the graph") from error
         optimized = onnx.decode((folder / "optimized.onnx").read_bytes())
     names = (onnx.node_name(node) for node in optimized.nodes.values() if node.op in _INT8_OPS)
-    return frozenset(_REWRITE_SUFFIX.sub("", name) for name in names)
+    return frozenset(REWRITE_SUFFIX.sub("", name) for name in names)
 
 
 def _module() -> Any:
@@ -135,29 +127,9 @@ def _session_options(onnxruntime: Any, options: SessionOptions) -> Any:
     if (options.inter_op or 1) > 1:
         # The sequential mode runs one op at a time and ignores inter_op_num_threads.
         config.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    if options.profile:
-        config.enable_profiling = True
-        config.profile_file_prefix = str(Path(tempfile.gettempdir()) / f"quantkit-profile-{os.getpid()}")
     if options.log_placement:
         config.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     return config
-
-
-def _op_times(session: Any) -> tuple[OpTime, ...]:
-    """Return the time of each op from the profile of a session, and remove its file."""
-    file = Path(session.end_profiling())
-    events = json.loads(file.read_text())
-    file.unlink()
-    seconds: dict[tuple[str, str, str], float] = {}
-    for event in events:
-        name = event["name"].removesuffix("_kernel_time")
-        if event.get("cat") == "Node" and name != event["name"]:
-            op = event["args"]["op_name"]
-            types = {dtype for shapes in event["args"].get("input_type_shape", ()) for dtype in shapes}
-            precision = INT8 if types & {"uint8", "int8"} else FLOAT
-            key = (name, op, CONVERSION if op in _CONVERSIONS else precision)
-            seconds[key] = seconds.get(key, 0.0) + event["dur"] / 1e6
-    return tuple(OpTime(*key, value) for key, value in seconds.items())
 
 
 def _providers(onnxruntime: Any, gpu: int | None) -> list[Any]:

@@ -15,17 +15,10 @@ from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.tensorflow.signatures import output_dtypes
 from quantkit.runtimes.availability import Availability, find_package
 from quantkit.runtimes.function_session import FunctionSession
+from quantkit.runtimes.op_times import named_onnx_graph
+from quantkit.runtimes.openvino_profile import OpenvinoProfiler
 from quantkit.runtimes.runtime import Runtime
-from quantkit.runtimes.session import (
-    CONVERSION,
-    FLOAT,
-    INT8,
-    OpTime,
-    RuntimeVersion,
-    Session,
-    SessionOptions,
-    TensorInfo,
-)
+from quantkit.runtimes.session import OpTrace, RuntimeVersion, Session, SessionOptions, TensorInfo
 
 TELEMETRY = "openvino_telemetry"
 # For each precision: the value of the hint, and the name among the capabilities of a device.
@@ -47,9 +40,6 @@ _DTYPES = {
     "string": DType.STRING,
 }
 
-
-# Ops that convert between formats or layouts.
-_CONVERSIONS = frozenset({"Convert", "FakeQuantize", "Reorder"})
 # Precisions of int8 layers in the executable graph.
 _INT8_PRECISIONS = frozenset({"i8", "u8"})
 
@@ -72,9 +62,11 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
     core = openvino.Core()
     device = _device(core, openvino.__version__, options.gpu_index)
     config = _config(core, device, options)
-    is_file = isinstance(model, Path)
     name = model.name if isinstance(model, Path) else "the graph"
+    if options.profile and (isinstance(model, Graph) or kind_of(model) == "onnx"):
+        model = named_onnx_graph(model)
     data = to_onnx(model) if isinstance(model, Graph) else b""
+    is_file = isinstance(model, Path)
     if isinstance(model, Path) and kind_of(model) == "onnx":
         check_opsets(model)
     try:
@@ -91,7 +83,7 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         compiled = core.compile_model(network, device, config)
     except Exception as error:
         raise _translate_error(error, name, is_file=is_file) from error
-    seconds: dict[tuple[str, str, str], float] = {}
+    profiler = OpenvinoProfiler(compiled, model) if options.profile else None
     output_names = [port.names for port in network.outputs]
     del data, network  # the compiled network keeps no reference, so that their memory is free while it runs
     inputs = tuple(map(_info, compiled.inputs))
@@ -100,9 +92,9 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         RuntimeVersion(RUNTIME.name, openvino.__version__.split("-")[0], device),
         (*inputs, *unused),
         tuple(map(_info, compiled.outputs, output_names)),
-        _compute(compiled, name, seconds if options.profile else None),
+        _compute(compiled, name, profiler),
         placement=lambda: _placement(compiled, device) if options.log_placement else (),
-        op_times=lambda: tuple(OpTime(*key, value) for key, value in seconds.items()),
+        op_trace=lambda: profiler.read() if profiler else OpTrace(),
     )
 
 
@@ -174,15 +166,13 @@ def _config(core: Any, device: str, options: SessionOptions) -> dict[str, Any]:
     return config
 
 
-def _compute(
-    compiled: Any, model: str, seconds: dict[tuple[str, str, str], float] | None
-) -> Callable[[list[Array]], Sequence[Array]]:
+def _compute(compiled: Any, model: str, profiler: OpenvinoProfiler | None) -> Callable[[list[Array]], Sequence[Array]]:
     """Return the function that runs a network.
 
     Args:
         compiled: the network.
         model: name of the model in messages.
-        seconds: receives the time of each op; None for no profile.
+        profiler: receives the time of each op; None for no profile.
     """
     request = compiled.create_infer_request()
     inputs, outputs = range(len(compiled.inputs)), compiled.outputs
@@ -192,19 +182,11 @@ def _compute(
             results = request.infer(dict(zip(inputs, arrays, strict=False)), share_inputs=True, share_outputs=False)
         except Exception as error:
             raise _translate_error(error, model, is_file=False) from error
-        if seconds is not None:
-            _add_op_times(request.profiling_info, seconds)
+        if profiler is not None:
+            profiler.add_run(request.profiling_info)
         return [results[output] for output in outputs]
 
     return compute
-
-
-def _add_op_times(nodes: Any, seconds: dict[tuple[str, str, str], float]) -> None:
-    """Add the times of one run by name, op type and precision."""
-    for node in nodes:
-        precision = INT8 if node.exec_type.lower().endswith(("i8", "u8")) else FLOAT
-        key = (node.node_name, node.node_type, CONVERSION if node.node_type in _CONVERSIONS else precision)
-        seconds[key] = seconds.get(key, 0.0) + node.real_time.total_seconds()
 
 
 def _info(port: Any, names: Collection[str] = ()) -> TensorInfo:

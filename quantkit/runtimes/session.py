@@ -10,7 +10,7 @@ from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array, DType, Shape
 
 # Values of `OpTime.precision`.
-INT8, FLOAT, CONVERSION = "int8", "float", "conversion"
+INT8, FLOAT, CONVERSION, TRANSFER = "int8", "float", "conversion", "transfer"
 # Values of `SessionOptions.precision`.
 PRECISIONS = ("float32", "bfloat16", "float16")
 
@@ -53,19 +53,43 @@ class RuntimeVersion:
 
 @dataclass(frozen=True)
 class OpTime:
-    """Time of one op in all runs of a session.
+    """Time of one op of a compiled model.
 
     Attributes:
         name: name of the op in the runtime.
         op: its type in the runtime.
-        precision: `INT8`, `FLOAT`, or `CONVERSION` between formats.
-        seconds: duration in all runs.
+        precision: `INT8`, `FLOAT`, `CONVERSION` between formats or layouts, or `TRANSFER` between devices.
+        seconds: duration in each traced run; the time of ops that run in parallel is divided among them.
+        kernel: name of the implementation; empty if the runtime does not state it.
+        is_reference: True if the runtime is known to use an unoptimized reference implementation.
+        device: device or provider that ran the op; empty if the runtime does not state it.
+        sources: nodes of the opened graph that the op computes; empty if the runtime added the op.
+        producers: names of the ops that compute its inputs.
     """
 
     name: str
     op: str
     precision: str
-    seconds: float
+    seconds: tuple[float, ...]
+    kernel: str = ""
+    is_reference: bool = False
+    device: str = ""
+    sources: tuple[str, ...] = ()
+    producers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OpTrace:
+    """Time of the ops of a compiled model in several runs.
+
+    Attributes:
+        ops: the ops in execution order; empty if the runtime does not measure them.
+        run_seconds: duration of each traced run in the runtime, without the cost of reading the trace; empty if the
+            runtime does not measure it.
+    """
+
+    ops: tuple[OpTime, ...] = ()
+    run_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +114,7 @@ class SessionOptions:
         device: ``cpu``, ``gpu`` or ``gpu:N``.
         precision: arithmetic that the runtime may use (one of `PRECISIONS`); ``float32`` keeps the types of the graph.
         log_placement: record the device of each op in `Session.placement`.
-        profile: record the time of each op in `Session.op_times`, in runtimes that measure it.
+        profile: record the time of each op in `Session.op_trace`, in runtimes that measure it.
     """
 
     intra_op: int | None = None
@@ -148,8 +172,8 @@ class Session(Protocol):
         ...
 
     @property
-    def op_times(self) -> tuple[OpTime, ...]:
-        """Time of each op; empty without `SessionOptions.profile`. Reading it ends the recording."""
+    def op_trace(self) -> OpTrace:
+        """Time of each op in each run; empty without `SessionOptions.profile`. Reading it ends the recording."""
         ...
 
     @property

@@ -17,7 +17,7 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.runtimes.function_session import FunctionSession, as_array
 from quantkit.runtimes.runtime import Runtime
-from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions, TensorInfo
+from quantkit.runtimes.session import OpTrace, RuntimeVersion, Session, SessionOptions, TensorInfo
 from quantkit.runtimes.tensorflow_library import (
     available,
     find_tensor,
@@ -26,6 +26,7 @@ from quantkit.runtimes.tensorflow_library import (
     suppress_log,
     translate_error,
 )
+from quantkit.runtimes.tensorflow_profile import TensorflowProfiler
 
 _DTYPE_NAMES = {"float32": "float", "float64": "double", "float16": "half"}
 # Names of the bfloat16 instructions in /proc/cpuinfo (x86, Arm).
@@ -52,7 +53,9 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
     feeds = [find_tensor(graph, edge) for edge in model.inputs]
     fetches = _protect_fetches(tf, graph, feeds, [find_tensor(graph, edge) for edge in dict.fromkeys(model.outputs)])
     ops = {node.name: node.op for node in model.nodes.values()}
-    call = _Call(tf, session, feeds, fetches, options.log_placement)
+    # On a GPU, a trace has the times of the launches, not of the kernels.
+    profiler = TensorflowProfiler(tf, model) if options.profile and gpu is None else None
+    call = _Call(tf, session, feeds, fetches, options.log_placement, profiler)
     return FunctionSession(
         RuntimeVersion(RUNTIME.name, tf.__version__, device),
         tuple(map(_info, model.inputs, feeds)),
@@ -60,6 +63,7 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         _translating(tf, call.compute, ops),
         release=session.close,
         placement=lambda: call.placement,
+        op_trace=lambda: profiler.read() if profiler else OpTrace(),
     )
 
 
@@ -77,9 +81,17 @@ def _protect_fetches(tf: Any, graph: Any, feeds: list[Any], fetches: list[Any]) 
 
 
 class _Call:
-    """Callable of a session; its first call records the device of each op if requested."""
+    """Callable of a session; its first call records the device of each op if requested, each call its profile."""
 
-    def __init__(self, tf: Any, session: Any, feeds: list[Any], fetches: list[Any], log_placement: bool) -> None:
+    def __init__(
+        self,
+        tf: Any,
+        session: Any,
+        feeds: list[Any],
+        fetches: list[Any],
+        log_placement: bool,
+        profiler: TensorflowProfiler | None,
+    ) -> None:
         self.placement: tuple[str, ...] = ()
         self._v1 = tf.compat.v1
         self._call = session.make_callable(fetches, feed_list=feeds)
@@ -87,13 +99,19 @@ class _Call:
         inputs = {feed.name for feed in feeds}
         self._is_input = [fetch.name in inputs for fetch in fetches]
         self._must_log = log_placement
+        self._profiler = profiler
 
     def compute(self, arrays: list[Array]) -> Sequence[Array]:
-        results = self._call_with_log(arrays) if self._must_log else self._call(*arrays)
+        results = self._results(arrays)
         return [
             np.array(result) if is_input else as_array(result)
             for result, is_input in zip(results, self._is_input, strict=True)
         ]
+
+    def _results(self, arrays: list[Array]) -> Any:
+        if self._must_log:
+            return self._call_with_log(arrays)
+        return self._call(*arrays) if self._profiler is None else self._profiler.call(self._call, arrays)
 
     def _call_with_log(self, arrays: list[Array]) -> Any:
         metadata = self._v1.RunMetadata()

@@ -51,6 +51,7 @@ RUNTIME_COMMANDS = [
     ("quantize", ("quantize", "digits", "-o", "e.onnx", "--calibration", HELD_OUT, "--limit", "8", "--runs", "3")),
     ("quantize", ("quantize", "digits", "-o", "f.onnx", "--calibration", HELD_OUT, "--max-drop", "0.0", "--runs", "0")),
     ("doctor", ("doctor",)),
+    ("profile", ("benchmark", "d.pb@onnxruntime", "--profile")),
     ("benchmark_model", ("benchmark_model", "--graph=d.pb", *MODEL, "--input_layer_shape=1,16,16,1", "--num_runs=1")),
 ]
 

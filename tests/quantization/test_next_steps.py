@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measurements import make_latency
+from measurements import make_latency, make_model_profile
 
 from quantkit.benchmark.machine import this_machine
-from quantkit.benchmark.profile import OpProfile
+from quantkit.benchmark.profiling import Profile
 from quantkit.data import PreprocessingOptions
 from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
 from quantkit.quantization import Scheme
@@ -17,7 +17,6 @@ from quantkit.quantization.report import AccuracyReport, NextStep, QuantizationR
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.next_steps import Commands, recommend
 from quantkit.quantization.workflow.options import Options
-from quantkit.runtimes.session import OpTime
 
 SLOWER = make_latency({"float tensorflow": 1.0, "int8 tensorflow": 1.2})
 
@@ -72,16 +71,13 @@ def test_equal_latency_is_not_faster() -> None:
 
 
 def test_the_cause_of_a_missing_speed_up_is_measured() -> None:
-    times = (
-        OpTime("conv", "Conv", "int8", 0.3),
-        OpTime("s", "Softmax", "float", 0.5),
-        OpTime("q", "Cast", "conversion", 0.2),
-    )
-    latency = replace(make_latency({"float openvino": 1.0, "int8 openvino": 1.25}), profile=OpProfile(times))
-    assert latency.to_json()["time_by_precision"] == {"int8": 0.3, "float": 0.5, "conversion": 0.2}
+    times = {("conv", "int8"): 0.3, ("s", "float"): 0.5, ("conv", "conversion"): 0.2}
+    profile = Profile((make_model_profile({("conv", "float"): 1.0}, "float"), make_model_profile(times)))
+    latency = replace(make_latency({"float openvino": 1.0, "int8 openvino": 1.25}), profile=profile)
+    assert latency.to_json()["time_by_precision"] == {"int8": 0.3, "float": 0.5, "conversion": 0.2, "transfer": 0.0}
     step = recommend_after(latency=latency)
     assert step is not None
-    expected = "30 % of the time of its ops is in int8, 50 % in float, 20 % in conversions, above all s (Softmax)"
+    expected = "30 % of the time of its ops is in int8, 50 % in float, 20 % in conversions, above all s (S)"
     assert expected in step.reason
     assert "outweigh" not in step.reason
 

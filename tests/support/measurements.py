@@ -8,11 +8,13 @@ import numpy as np
 
 from quantkit.benchmark.machine import Machine
 from quantkit.benchmark.measurement import Measurement, MeasurementContext
+from quantkit.benchmark.profiling import ModelProfile, ProfileRow
 from quantkit.benchmark.report import Benchmark, BenchmarkRow
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization.census import INT8
 from quantkit.quantization.report import Latency
+from quantkit.runtimes.session import RuntimeVersion
 
 MACHINE = Machine("a processor", physical_cores=2, logical_cores=2, isa=("avx2",), load=0.1)
 CONTEXT = MeasurementContext("model.pb", "00", 1_000_000, "reference", "1", MACHINE, started="2026-01-01T00:00:00")
@@ -74,3 +76,12 @@ def make_latency(milliseconds: Mapping[str, float], spread: float = 0.0) -> Late
         measurement = make_measurement(seconds, 10, 5, model=label, runtime=runtime)
         rows.append(BenchmarkRow(label, runtime, measurement))
     return Latency(Benchmark(tuple(rows)))
+
+
+def make_model_profile(
+    seconds: Mapping[tuple[str, str], float], label: str = "int8", runtime: str = "openvino", **facts: Any
+) -> ModelProfile:
+    """Return a profile from the seconds of each pair of layer and precision; the op type is the layer in upper case."""
+    rows = tuple(ProfileRow(name, name.upper(), precision, time) for (name, precision), time in seconds.items())
+    total = sum(row.seconds for row in rows)
+    return ModelProfile(label, RuntimeVersion(runtime, "1"), rows, total, total, 0.0, 5, **facts)

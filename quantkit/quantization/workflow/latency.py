@@ -1,13 +1,16 @@
 """Latency of a quantized file and of the float model, in each runtime of the target that is installed."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from quantkit import formats
 from quantkit.benchmark import Benchmark
 from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.profile import profile_ops
+from quantkit.benchmark.measurement import Measurement
+from quantkit.benchmark.profiling import profile_candidates
 from quantkit.benchmark.rounds import SamplingOptions, measure
+from quantkit.errors import UnavailableError
 from quantkit.formats import onnx
 from quantkit.progress import OnProgress
 from quantkit.quantization.census import FLOAT, INT8
@@ -52,8 +55,16 @@ def measure_latency(
     fastest = latency.fastest(INT8)
     if fastest is None or latency.overall is None or latency.overall.outcome in ("faster", "undecided"):
         return latency
-    (candidate,) = (each for each in quantized if each.settings.runtime == fastest.context.runtime)
-    return replace(latency, profile=profile_ops(candidate))
+    fastest_pair = [_find(candidates, each) for each in (latency.fastest(FLOAT), fastest) if each is not None]
+    with suppress(UnavailableError):
+        return replace(latency, profile=profile_candidates(fastest_pair, on_progress=on_progress))
+    return latency
+
+
+def _find(candidates: list[Candidate], measurement: Measurement) -> Candidate:
+    """Return the candidate of a measurement."""
+    key = (measurement.context.model, measurement.context.runtime)
+    return next(each for each in candidates if (each.label, each.settings.runtime) == key)
 
 
 def _float_candidates(conversion: Conversion, folder: Path) -> dict[str, Candidate]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from quantkit.benchmark.measurement import Measurement
+from quantkit.benchmark.profiling.profile_text import precision_text
 from quantkit.benchmark.report import format_latency
 from quantkit.benchmark.speedup import MOST_PROCESSES
 from quantkit.data import Preprocessing, PreprocessingOptions
@@ -159,7 +160,7 @@ def _cause(report: QuantizationReport, commands: Commands, after: Measurement) -
     boundaries = f"{census.boundaries} quantize/dequantize boundaries"
     reason = f"{boundaries}, {100 * census.int8_fraction:.0f} % of the MACs in int8"
     if report.latency.profile is not None:
-        reason = f"{report.latency.profile}; {boundaries}"
+        reason = f"{precision_text(report.latency.profile.models[-1])}; {boundaries}"
     bfloat16 = _bfloat16_note(target)
     if bfloat16:
         return f"{reason}; {bfloat16}", commands.benchmark(runtime, runtime, "--precision", "float32,bfloat16")

@@ -1,0 +1,279 @@
+"""Profiles: the time of ops by layer of the original graph, in each runtime and from scripted traces."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from measurements import MACHINE, make_model_profile, scripted_clock
+
+import quantkit as qk
+from quantkit.benchmark import profile_layers
+from quantkit.benchmark.candidate import Candidate, Settings
+from quantkit.benchmark.profiling.layer_names import LayerNames
+from quantkit.benchmark.profiling.layer_work import LayerWork, Peaks
+from quantkit.benchmark.profiling.peak_models import float_product, int8_product
+from quantkit.benchmark.profiling.peaks import COPIES, copy_rate
+from quantkit.benchmark.profiling.profile import Profile, profile_model
+from quantkit.benchmark.profiling.profile_text import precision_text
+from quantkit.benchmark.profiling.tracing import TracedCalls, trace_calls
+from quantkit.benchmark.sampler import LEAST_PAIRS, time_pairs
+from quantkit.errors import UnavailableError, UsageError
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.tensor import DType, Shape
+from quantkit.runtimes import find_runtime
+from quantkit.runtimes.session import CONVERSION, FLOAT, INT8, OpTime, OpTrace, RuntimeVersion, SessionOptions
+
+HELD_OUT = Path(__file__).parent.parent.parent / "assets" / "digits_heldout.npz"
+RUNTIME = RuntimeVersion("onnxruntime", "1")
+
+
+@pytest.fixture(scope="module")
+def int8_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the int8 model of each target."""
+    folder = tmp_path_factory.mktemp("profile")
+    files = {"onnx": folder / "digits.onnx", "tensorflow": folder / "digits.pb"}
+    for target, path in files.items():
+        qk.quantize("digits", HELD_OUT, target=target, limit=8, runs=0, runtime="reference", output=path)
+    return files
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("runtime", "target"), [("onnxruntime", "onnx"), ("openvino", "onnx"), ("tensorflow", "tensorflow")]
+)
+def test_time_of_int8_ops_has_original_names(runtime: str, target: str, int8_files: dict[str, Path]) -> None:
+    pytest.importorskip(runtime, reason=f"pip install {runtime}")
+    graph = qk.load("digits").graph
+    calls = trace_calls(_candidate(int8_files[target], runtime, graph))
+    profile = profile_model("int8", calls, LayerNames(graph, calls.input_shapes))
+    assert profile.coverage >= 0.95
+    assert {row.name for row in profile.rows} - {""} <= set(graph)
+    convolutions = {name for name, node in graph.nodes.items() if node.op == "Conv2D"}
+    int8_layers = {row.name for row in profile.rows if row.precision == INT8}
+    assert len(convolutions & int8_layers) >= 0.8 * len(convolutions)
+    assert all(row.kernels for row in profile.rows)
+    total = profile.seconds + profile.overhead_seconds
+    assert total == pytest.approx(profile.untraced_seconds)
+    assert profile.fractions[INT8] > 0.2
+
+
+def _candidate(path: Path, runtime: str, graph: Graph) -> Candidate:
+    settings = Settings(runtime)
+    if path.suffix == ".pb":
+        names = (tuple(map(str, edges)) for edges in (graph.inputs, graph.outputs))
+        settings = Settings(runtime, **dict(zip(("inputs", "outputs"), names, strict=True)))
+    return Candidate("int8", path, settings)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_session_without_a_profile_has_no_trace(runtime: str, int8_files: dict[str, Path]) -> None:
+    pytest.importorskip(runtime, reason=f"pip install {runtime}")
+    image = np.zeros((1, 16, 16, 1), np.float32)
+    with qk.open_session(int8_files["onnx"], runtime) as session:
+        session.run(image)
+        assert session.op_trace == OpTrace()
+    with qk.open_session(int8_files["onnx"], runtime, SessionOptions(profile=True)) as session:
+        expected = session.run(image)
+        session.run(image)
+        assert {len(op.seconds) for op in session.op_trace.ops} == {2}
+    assert next(iter(expected.values())).shape == (1, 10)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino", "tensorflow"])
+def test_products_of_the_peaks_run_in_float_and_int8(runtime: str) -> None:
+    pytest.importorskip(runtime, reason=f"pip install {runtime}")
+    dialect = find_runtime(runtime).native_dialect
+    for make, precision in ((float_product, FLOAT), (int8_product, INT8)):
+        with qk.open_session(make(dialect, 64), runtime, SessionOptions(profile=True)) as session:
+            session.run(np.ones((64, 64), np.float32))
+            products = [op for op in session.op_trace.ops if "mul" in f"{op.op}{op.kernel}".lower() or "Fully" in op.op]
+        assert [op.precision for op in products] == [precision], session.op_trace
+
+
+def test_runtime_that_measures_no_ops_is_unavailable(tiny_model: Path, tmp_path: Path) -> None:
+    candidate = Candidate("tiny", tiny_model, Settings("reference"))
+    with pytest.raises(UnavailableError, match="reference .* does not measure the time of the ops of tiny"):
+        trace_calls(candidate)
+    with pytest.raises(UnavailableError, match="missing.pb"):
+        trace_calls(replace(candidate, path=tmp_path / "missing.pb"))
+    with pytest.raises(UsageError, match="no model"):
+        profile_layers([])
+
+
+def layered_graph() -> Graph:
+    """Return x -> conv -> batchnorm -> conv_1 (Relu) -> pool -> scores, with the names of the Inception file."""
+    attrs: dict[str, Any] = {"T": DType.FLOAT, "strides": (1, 1, 1, 1), "padding": b"SAME"}
+    pool = {"ksize": (1, 2, 2, 1), "strides": (1, 2, 2, 1), "padding": b"SAME"}
+    return Graph.of(
+        [
+            Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 4, 4, 3))}),
+            constant("w", np.ones((1, 1, 3, 8), np.float32)),
+            constant("b", np.ones(8, np.float32)),
+            Node("conv_1/Conv2D", "Conv2D", (Edge("x"), Edge("w")), attrs=attrs),
+            Node("conv_1/batchnorm", "BiasAdd", (Edge("conv_1/Conv2D"), Edge("b")), attrs={"T": DType.FLOAT}),
+            Node("conv_1", "Relu", (Edge("conv_1/batchnorm"),), attrs={"T": DType.FLOAT}),
+            Node("pool", "MaxPool", (Edge("conv_1"),), attrs={"T": DType.FLOAT, **pool}),
+        ],
+        ["x"],
+        ["pool"],
+    )
+
+
+@pytest.fixture
+def layers() -> LayerNames:
+    return LayerNames(layered_graph(), {"x": Shape((2, 4, 4, 3))})
+
+
+@pytest.mark.parametrize(
+    ("sources", "layer"),
+    [
+        (("conv_1",), "conv_1/Conv2D"),
+        (("pool", "conv_1/batchnorm"), "conv_1/Conv2D"),
+        (("half_0/conv_1/codes",), "conv_1/Conv2D"),
+        (("conv_1/Conv2D_eightbit/x/quantize",), "conv_1/Conv2D"),
+        (("x/codes",), "x"),
+        (("pool/values", "Multiply_12"), "pool"),
+        (("conv_12",), ""),
+        (("w", "b"), ""),
+    ],
+)
+def test_names_of_runtimes_and_quantizer_belong_to_layers(
+    layers: LayerNames, sources: tuple[str, ...], layer: str
+) -> None:
+    assert layers.find_layer(sources) == layer
+
+
+def op_time(name: str, *seconds: float, precision: str = FLOAT, **facts: Any) -> OpTime:
+    return OpTime(name, "Op", precision, seconds, kernel=f"{name} kernel", **facts)
+
+
+def test_added_op_belongs_to_a_neighbour(layers: LayerNames) -> None:
+    ops = [
+        op_time("reorder", 1.0),
+        op_time("conv", 1.0, sources=("conv_1",), producers=("reorder",)),
+        op_time("reorder back", 1.0, producers=("conv",)),
+        op_time("alone", 1.0),
+    ]
+    assert layers.find_layers(ops) == ["conv_1/Conv2D", "conv_1/Conv2D", "conv_1/Conv2D", ""]
+
+
+def make_calls(ops: tuple[OpTime, ...], untraced: float = 10.0, run_seconds: tuple[float, ...] = ()) -> TracedCalls:
+    count = len(ops[0].seconds)
+    shapes = {"x": Shape((2, 4, 4, 3))}
+    return TracedCalls(RUNTIME, shapes, (untraced,) * count, (20.0,) * count, OpTrace(ops, run_seconds))
+
+
+OPS = (
+    op_time("a", 6.0, 6.0, 60.0, precision=INT8, sources=("conv_1",), is_reference=True),
+    op_time("q", 2.0, 2.0, 2.0, precision=CONVERSION, sources=("conv_1/codes",)),
+    op_time("lost", 4.0, 4.0, 4.0),
+    op_time("p", 4.0, 4.0, 4.0, sources=("pool",)),
+)
+
+
+def test_rows_and_overhead_sum_to_the_untraced_latency(layers: LayerNames) -> None:
+    profile = profile_model("int8", make_calls(OPS), layers)
+    # Medians of 16 seconds in calls of 20: the rows are 80 % of the untraced latency.
+    assert profile.overhead_seconds == pytest.approx(2.0)
+    assert profile.seconds == pytest.approx(8.0)
+    assert {(row.name, row.precision): row.seconds for row in profile.rows} == pytest.approx(
+        {("conv_1/Conv2D", INT8): 3.0, ("conv_1/Conv2D", CONVERSION): 1.0, ("pool", FLOAT): 2.0, ("", FLOAT): 2.0}
+    )
+    assert profile.rows[0].reference_seconds == pytest.approx(3.0)
+    assert profile.coverage == pytest.approx(0.75)
+    assert profile.tracing_cost == pytest.approx(1.0)
+    busy = profile_model("int8", make_calls(OPS, run_seconds=(16.0, 16.0, 70.0)), layers)
+    assert (busy.overhead_seconds, busy.seconds) == pytest.approx((0.0, 10.0))
+
+
+def test_work_of_a_layer(layers: LayerNames) -> None:
+    inputs, outputs, weights = 2 * 4 * 4 * 3, 2 * 4 * 4 * 8, 3 * 8 + 8
+    work = LayerWork.of(layers, "conv_1/Conv2D", INT8)
+    assert work == LayerWork(2 * outputs * 3, inputs + outputs + weights)
+    pool = LayerWork.of(layers, "pool", FLOAT)
+    assert pool == LayerWork(0, 4 * (outputs + outputs // 4))
+
+
+@pytest.mark.parametrize(
+    ("operations", "num_bytes", "bound"),
+    [(80, 40, "compute"), (40, 80, "memory"), (80, 80, ""), (40, 40, "")],
+)
+def test_layer_is_bound_by_the_resource_it_uses_most(operations: int, num_bytes: int, bound: str) -> None:
+    peaks = Peaks(100.0, None, 100.0)
+    assert peaks.bound(LayerWork(operations, num_bytes), 1.0, FLOAT) == bound
+    assert peaks.bound(LayerWork(80, 80), 1.0, INT8) == "memory"
+
+
+def test_copy_rate_is_that_of_the_fastest_round() -> None:
+    clock = scripted_clock([9.0, 2.0, *([4.0] * (COPIES - 2))])
+    assert copy_rate(2, MACHINE, clock) == 2 * 2 * (32 << 20) / 2.0
+
+
+def test_pairs_time_the_second_of_two_calls() -> None:
+    calls: list[str] = []
+    durations = [50.0] * 8 + [9.0, 1.0, 9.0, 2.0] * LEAST_PAIRS
+    pairs = time_pairs(
+        lambda: calls.append("untraced"),
+        lambda: calls.append("traced"),
+        pairs=100,
+        seconds=1.0,
+        warmup=2,
+        clock=scripted_clock(durations),
+    )
+    assert pairs == [(1.0, 2.0)] * LEAST_PAIRS
+    assert calls == ["untraced", "untraced", "traced", "traced"] * (2 + LEAST_PAIRS)
+
+
+@pytest.fixture
+def profile(layers: LayerNames) -> Profile:
+    models = (profile_model("float", make_calls(OPS[3:]), layers), profile_model("int8", make_calls(OPS), layers))
+    return Profile(models, {"onnxruntime": Peaks(1e3, 2e3, 1e4)}, ("a machine",))
+
+
+def test_json_has_rows_of_original_names(profile: Profile) -> None:
+    document = json.loads(json.dumps(profile.to_json()))
+    assert document["schema"] == "quantkit.profile/1"
+    assert document["untraced_seconds"] == 20.0
+    assert document["coverage"] == pytest.approx((2.0 + 6.0) / (2.0 + 8.0))
+    total = sum(row["seconds"] for row in document["rows"])
+    assert total + sum(model["overhead_seconds"] for model in document["models"]) == pytest.approx(20.0)
+    assert {row["model"] for row in document["rows"]} == {0, 1}
+    assert document["rows"][1]["work"]["operations_per_second"] == pytest.approx(2 * 256 * 3 / 3.0)
+
+
+def test_text_has_the_layers_side_by_side(profile: Profile) -> None:
+    lines = str(profile).splitlines()
+    assert lines[0].split() == ["layer", "op", "float", "ms", "onnxruntime", "int8", "ms", "onnxruntime"]
+    assert lines[1].split() == ["pool", "MaxPool", "2000.0", "float", "2000.0", "float"]
+    assert lines[2].split() == ["conv_1/Conv2D", "Conv2D", "-", "4000.0", "int8,", "conversion"]
+    assert "38 % of the time of its ops is in int8, 50 % in float, 12 % in conversions" in str(profile)
+    assert "75.0 % of the time of the ops has a name of the original graph" in str(profile)
+    assert "the trace changed the latency by +100 %" in str(profile)
+    assert "measured peaks in onnxruntime: 0 GFLOP/s in float, 0 GOP/s in int8, 0.0 GB/s copied" in str(profile)
+    assert profile._repr_html_().count("<th>") == 6
+    assert "coverage 0.80" in repr(profile)
+
+
+def test_the_slowest_row_outside_int8_is_named(profile: Profile) -> None:
+    assert precision_text(profile.models[1]).endswith("above all pool (MaxPool)")
+    assert "above all" not in precision_text(profile.models[0])
+    assert precision_text(make_model_profile({("a", INT8): 1.0})).startswith("100 % of the time of its ops is in int8")
+
+
+def test_profile_of_the_worker_times_both_sessions(tiny_model: Path) -> None:
+    from quantkit.benchmark.worker import serve
+
+    requests = [
+        Candidate("tiny", tiny_model, Settings("reference")).to_request(seed=0),
+        {"do": "profile", "pairs": 5, "seconds": 1.0, "warmup": 0},
+    ]
+    responses: list[str] = []
+    serve(map(json.dumps, requests), responses.append, scripted_clock([1.0] * (1 + 4 * LEAST_PAIRS)))
+    response = json.loads(responses[1])
+    assert response["untraced_seconds"] == response["traced_seconds"] == [1.0] * LEAST_PAIRS
+    assert response["ops"] == []
