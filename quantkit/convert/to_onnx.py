@@ -72,7 +72,11 @@ def to_onnx_graph(graph: Graph) -> Graph:
             raise UnavailableError(
                 error.message, hint="tf2onnx may convert them: pip install 'quantkit[onnx,tensorflow]'"
             ) from None
-    return onnx.decode(convert_by_tf2onnx(graph))
+        try:
+            data = convert_by_tf2onnx(graph)
+        except UnavailableError as second:
+            raise UnavailableError(f"{second.message}; without tf2onnx: {error.message}", hint=second.hint) from None
+    return onnx.decode(data)
 
 
 def convert_by_tf2onnx(graph: Graph) -> bytes:
@@ -136,10 +140,13 @@ def _convert(graph: Graph) -> tuple[bytes, str]:
 
 
 def _failure(graph: Graph, problems: list["_Problem"]) -> str:
-    for kind, name, reason in problems:
-        if kind == "failed":
-            op = f" ({graph[name].op})" if name in graph else ""
-            return f"tf2onnx cannot convert node {name!r}{op}: {reason}"
+    failed = [
+        f"node {name!r}" + (f" ({graph[name].op})" if name in graph else "") + f": {reason}"
+        for kind, name, reason in problems
+        if kind == "failed"
+    ]
+    if failed:
+        return f"tf2onnx cannot convert {'; '.join(failed)}"
     return _unsupported_ops(reason for kind, _, reason in problems if kind == "unsupported")
 
 

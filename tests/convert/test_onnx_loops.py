@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from quantkit.convert.onnx_loops import copy_shared_lists, set_scalar_loop_inputs
-from quantkit.convert.to_onnx import to_onnx_graph
+from quantkit.convert.to_onnx import convert_by_tf2onnx
+from quantkit.formats import onnx
 from quantkit.ir.check import verify
 from quantkit.ir.text import from_text
 from quantkit.runtimes import open_session, tensorflow
@@ -76,20 +77,20 @@ def test_tf2onnx_converts_two_loops_that_share_a_list(tmp_path: Path, monkeypatc
     monkeypatch.setenv("QUANTKIT_CACHE", str(tmp_path))
     graph = from_text(TWO_LOOPS)
     x = np.float32([1, -3])
-    converted = to_onnx_graph(graph)
+    converted = onnx.decode(convert_by_tf2onnx(graph))
     with open_session(graph, "tensorflow") as expected, open_session(converted, "onnxruntime") as session:
         np.testing.assert_array_equal(session.run({"x": x})["y"], expected.run({"x": x})["y"])
 
 
 def test_iteration_number_is_a_scalar() -> None:
-    onnx = pytest.importorskip("onnx", reason="pip install onnx")
-    number = onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, None)
-    condition = onnx.helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, None)
-    value = onnx.helper.make_tensor_value_info("v", onnx.TensorProto.FLOAT, None)
-    inner = onnx.helper.make_graph([], "inner", [number, condition, value], [condition, value])
-    loop = onnx.helper.make_node("Loop", ["", "c", "v"], ["w"], body=inner)
-    branch = onnx.helper.make_graph([loop], "branch", [], [])
-    graph = onnx.helper.make_graph([onnx.helper.make_node("If", ["c"], ["w"], then_branch=branch)], "g", [], [])
+    library = pytest.importorskip("onnx", reason="pip install onnx")
+    number = library.helper.make_tensor_value_info("i", library.TensorProto.INT64, None)
+    condition = library.helper.make_tensor_value_info("c", library.TensorProto.BOOL, None)
+    value = library.helper.make_tensor_value_info("v", library.TensorProto.FLOAT, None)
+    inner = library.helper.make_graph([], "inner", [number, condition, value], [condition, value])
+    loop = library.helper.make_node("Loop", ["", "c", "v"], ["w"], body=inner)
+    branch = library.helper.make_graph([loop], "branch", [], [])
+    graph = library.helper.make_graph([library.helper.make_node("If", ["c"], ["w"], then_branch=branch)], "g", [], [])
     set_scalar_loop_inputs(graph)
     inputs = graph.node[0].attribute[0].g.node[0].attribute[0].g.input
     assert [value.type.tensor_type.HasField("shape") for value in inputs] == [True, True, False]

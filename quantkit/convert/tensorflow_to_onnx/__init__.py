@@ -1,8 +1,8 @@
 """Conversion of TensorFlow inference graphs to ONNX graphs."""
 
 # Each module registers handlers for op types.
-from quantkit.convert.tensorflow_to_onnx import elementwise, layers, sequences, shapes  # noqa: F401
-from quantkit.convert.tensorflow_to_onnx.loops import lower_loops
+from quantkit.convert.tensorflow_to_onnx import elementwise, layers, sequences, shapes, slices  # noqa: F401
+from quantkit.convert.tensorflow_to_onnx.control_flow import lower
 from quantkit.convert.tensorflow_to_onnx.translator import Translation, Translator
 from quantkit.ir.graph import Graph
 
@@ -27,5 +27,4 @@ def translate(graph: Graph) -> Translation:
         UnavailableError: a node is not supported.
         GraphError: an input is not in the graph, or the nodes form a cycle.
     """
-    lowered, loops, known_shapes = lower_loops(graph)
-    return Translator(lowered, loops=loops, known_shapes=known_shapes).translate()
+    return Translator(lower(graph)).translate()

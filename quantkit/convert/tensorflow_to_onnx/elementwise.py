@@ -158,7 +158,7 @@ def _softmax(translator: Translator, node: Node) -> None:
 @converts(IDENTITY_OPS)
 def _copy(translator: Translator, node: Node) -> None:
     source = node.inputs[0]
-    if translator.graph.constant_of(source) is not None:
+    if (source, NCHW) not in translator.values:
         translator.plain(source)
     for layout in (PLAIN, NCHW):
         if (source, layout) in translator.values:

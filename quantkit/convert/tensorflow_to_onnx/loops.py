@@ -1,213 +1,283 @@
-"""Conversion of the while loops of TensorFlow 1 to the ONNX op Loop.
+"""Conversion of While nodes to the ONNX op Loop.
 
-    TensorFlow   Enter -> Merge -> condition -> LoopCond -> Switch -> body -> NextIteration -> Merge; Switch -> Exit
-    ONNX         Loop(condition of the initial values, initial values), body: body, then condition of the new values
+    TensorFlow   While(initial values), body: new values of the variables; condition: function of the variables
+    ONNX         Loop(condition of the initial values, initial values), body: condition of the new values, new values
 
 The condition exists twice, because ONNX computes the condition of an iteration at the end of the iteration before.
-Constants from outside are copied into the body. The body refers to other values from outside by name.
+Constants from outside are copied into the body. The body refers to other values from outside by name. A list that
+receives one element in each iteration becomes a scan output:
+
+    rows = TensorScatterUpdate(rows, iteration, value)    ->    rows = Concat(all values, rows that stay)
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from quantkit.convert.tensorflow_to_onnx.translator import PLAIN, Loop, Translator, conversion_error, converts, dtype_of
+import numpy as np
+
+from quantkit.convert.tensorflow_to_onnx.lists import EMPTY_ROWS, WRITE, size_of
+from quantkit.convert.tensorflow_to_onnx.slices import SLICE_LIMIT
+from quantkit.convert.tensorflow_to_onnx.subgraphs import (
+    as_results,
+    copy_into,
+    fold_constants,
+    instantiate,
+    source_of,
+    with_constants,
+    without_unused_nodes,
+)
+from quantkit.convert.tensorflow_to_onnx.translator import PLAIN, LoweredGraph, Translator, converts, translate_all
 from quantkit.formats import onnx
-from quantkit.ir.graph import LOOP_MERGES, Attr, Edge, Graph, Node
-from quantkit.ir.rewrite import free_name
-from quantkit.ir.tensor import DType, Shape
-from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
-from quantkit.ops.tensorflow.frames import ENTERS, EXITS, NEXT_ITERATIONS, OUTSIDE, Frame, find_frames
+from quantkit.ir.graph import Attr, Edge, Graph, Node
+from quantkit.ir.tensor import DType, Tensor
+from quantkit.ops.onnx.types import NUMBERS
 
-LOOP = "_WhileLoop"
+LOOP = "_Loop"
 
 
-def lower_loops(graph: Graph) -> tuple[Graph, Mapping[str, Loop], Mapping[Edge, Shape]]:
-    """Return the graph with one node for each loop, the loops by node name, and the shapes of their outputs.
+@dataclass(frozen=True)
+class Scan:
+    """List that receives one element in each iteration.
+
+    Attributes:
+        value: element, an edge of the body.
+        keeps_last: each iteration writes element 0.
+    """
+
+    value: Edge
+    keeps_last: bool
+
+
+@dataclass(frozen=True)
+class Loop:
+    """While loop; a port is the index of an input and of an output of its node.
+
+    Attributes:
+        condition: graph with an input for each port; its output is the condition.
+        body: graph with an input for each port; its outputs are the new values.
+        initial: initial value of each port, an edge of the calling graph.
+        variables: ports of the variables without the lists of `scans`.
+        captured: ports of the values that all iterations share.
+        scans: lists by port.
+        counters: ports of the variables that are the number of the iteration, from 0.
+    """
+
+    condition: Graph
+    body: Graph
+    initial: tuple[Edge, ...]
+    variables: tuple[int, ...]
+    captured: tuple[int, ...]
+    scans: Mapping[int, Scan]
+    counters: frozenset[int]
+
+
+def read_loop(graph: Graph, node: Node) -> Loop:
+    """Return the loop of a While node.
 
     Raises:
-        UnavailableError: a loop is inside another loop, or has an unusual structure.
+        UnavailableError: the graph has no such functions.
     """
-    if ENTERS.isdisjoint(graph.op_counts):
-        return graph, {}, {}
-    inferred = infer_shapes(graph)
-    output_shapes = {edge: inferred[edge] for edge in graph.inputs if edge in inferred}
-    graph = _with_needed_nodes(graph)
-    frames = find_frames(graph)
-    members: dict[Frame, list[Node]] = {}
-    for name, frame in frames.items():
-        if frame is not OUTSIDE:
-            if frame.depth > 1:
-                raise conversion_error(graph[name], "a loop is inside another loop")
-            members.setdefault(frame, []).append(graph[name])
-    loops = {loop.node.name: loop for frame, nodes in members.items() for loop in [_read_loop(graph, frame, nodes)]}
-    exits = {name: node for loop in loops.values() for name, node in loop.exits.items()}
-    outside = [exits.get(name, node) for name, node in graph.nodes.items() if frames[name] is OUTSIDE]
-    added = [node for loop in loops.values() for node in (*loop.condition, loop.node)]
-    lowered = graph.with_nodes([*outside, *added])
-    for name in lowered.order:
-        if name in loops:
-            shapes = infer_shapes(lowered, output_shapes)
-            loop = loops[name]
-            initial = [shapes.get(edge, UNKNOWN) for edge in loop.node.inputs[1:]]
-            loops[name] = loop = replace(loop, body=_with_shapes(loop, initial))
-            for port, edge in enumerate(loop.body.inputs[: loop.num_variables]):
-                output_shapes[Edge(name, port)] = _shape_of(loop.body[edge.node])
-    return lowered, loops, output_shapes
+    initial = tuple(source_of(graph, edge) for edge in node.inputs)
+    condition = instantiate(graph, node, "cond", f"{node.name}/cond", initial)
+    body = instantiate(graph, node, "body", node.name, initial)
+    captured = [port for port, edge in enumerate(body.inputs) if body.outputs[port] == edge]
+    constants = {port: graph[initial[port].node] for port in captured if graph.constant_of(initial[port]) is not None}
+    condition, body = (fold_constants(with_constants(inner, constants)) for inner in (condition, body))
+    changing = [port for port in range(len(initial)) if port not in captured]
+    from_zero = [port for port in changing if _integer(graph, initial[port]) == 0]
+    counting = [body.outputs[port] for port in from_zero if _counts(body, port)]
+    counters = frozenset(port for port in from_zero if body.outputs[port] in counting)
+    scans = {port: scan for port in changing if (scan := _find_scan(condition, body, port, counters)) is not None}
+    variables = tuple(port for port in changing if port not in scans)
+    return Loop(condition, body, initial, variables, tuple(captured), scans, counters)
 
 
-def _with_needed_nodes(graph: Graph) -> Graph:
-    """Return the graph without nodes before its inputs and without nodes that no output needs."""
-    needed = graph.reachable() | graph.input_names
-    return graph.with_nodes(
-        node.with_(inputs=(), controls=()) if node.name in graph.input_names else node
-        for node in graph.nodes.values()
-        if node.name in needed
-    )
+def _integer(graph: Graph, edge: Edge) -> int | None:
+    tensor = graph.constant_of(edge)
+    is_integer = tensor is not None and tensor.dtype in (DType.INT32, DType.INT64) and tensor.num_elements == 1
+    return int(tensor.array.reshape(())) if tensor is not None and is_integer else None
 
 
-def _read_loop(graph: Graph, frame: Frame, nodes: Iterable[Node]) -> Loop:
-    members = {node.name: node for node in nodes}
-    merges = [node for node in members.values() if node.op in LOOP_MERGES and _source(graph, node, ENTERS)]
-    conditions = [node for node in members.values() if node.op == "LoopCond"]
-    variables = [(merge, _source(graph, merge, ENTERS), _source(graph, merge, NEXT_ITERATIONS)) for merge in merges]
-    name = free_name(graph, frame.name.decode() if isinstance(frame.name, bytes) else "while")
-    first = next(iter(members.values()))
-    if len(conditions) != 1 or not all(back for _, _, back in variables):
-        raise conversion_error(first, "the loop does not have the structure of tf.while_loop")
-    [condition] = conditions
-    initial = {merge.name: enter.inputs[0] for merge, enter, _ in variables if enter}
-    updated = {merge.name: back.inputs[0] for merge, _, back in variables if back}
-    body: dict[str, Node] = {}
-    captured: dict[str, Edge] = {}
-    mapped: dict[Edge, Edge] = {}
-
-    def map_edge(edge: Edge) -> Edge:
-        """Return the edge of the body for an edge of the graph; add the inputs from outside."""
-        node = members.get(edge.node)
-        if node is not None and node.op == "Switch" and node.inputs[0].node in initial:
-            return Edge(node.inputs[0].node)
-        if node is not None and node.op not in ENTERS:
-            return edge
-        if edge not in mapped:
-            source = edge if node is None else node.inputs[0]
-            name = free_name(graph, f"{edge.node}/in_loop") if node is None else edge.node
-            if graph.constant_of(source) is not None:
-                body[name] = graph[source.node].with_(name=name, controls=())
-            else:
-                captured[name] = source
-                body[name] = Node(name, "Placeholder", attrs={"shape": UNKNOWN, "dtype": dtype_of(graph, source)})
-            mapped[edge] = Edge(name)
-        return mapped[edge]
-
-    for merge in merges:
-        body[merge.name] = Node(
-            merge.name, "Placeholder", attrs={"shape": UNKNOWN, "dtype": dtype_of(graph, Edge(merge.name))}
-        )
-    control_flow = {*LOOP_MERGES, *ENTERS, *EXITS, *NEXT_ITERATIONS, "LoopCond"}
-    for node in members.values():
-        if node.op in LOOP_MERGES and node.name not in initial:
-            raise conversion_error(node, "a condition is inside a loop")
-        if node.op not in control_flow and not (node.op == "Switch" and node.inputs[0].node in initial):
-            body[node.name] = node.with_(inputs=tuple(map(map_edge, node.inputs)), controls=())
-    tested = _condition_nodes(members, condition, initial)
-    for node in tested:  # in the body, the condition tests the new values
-        inputs = (
-            map_edge(updated[edge.node]) if edge.node in updated else _rename_copy(map_edge(edge), tested, "next")
-            for edge in node.inputs
-        )
-        body[f"{node.name}/next"] = node.with_(name=f"{node.name}/next", inputs=tuple(inputs), controls=())
-    tests = condition.inputs[0]
-    test = map_edge(updated[tests.node]) if tests.node in updated else _rename_copy(map_edge(tests), tested, "next")
-    body[condition.name] = Node(condition.name, "Identity", (test,), attrs={"T": DType.BOOL})
-    backs = [back for _, _, back in variables if back]
-    for back in backs:
-        body[back.name] = back.with_(op="Identity", inputs=(map_edge(back.inputs[0]),), controls=())
-
-    def outer(edge: Edge) -> Edge:
-        node = members.get(edge.node)
-        if edge.node in initial:
-            return initial[edge.node]
-        return node.inputs[0] if node is not None and node.op in ENTERS else _rename_copy(edge, tested, "initial")
-
-    first_condition = tuple(
-        node.with_(name=f"{node.name}/initial", inputs=tuple(map(outer, node.inputs)), controls=()) for node in tested
-    )
-    loop = Node(name, LOOP, (outer(condition.inputs[0]), *initial.values(), *captured.values()))
-    ports = {merge.name: port for port, merge in enumerate(merges)}
-    exits = {}
-    for node in graph.nodes.values():
-        if node.op in EXITS and (switch := members.get(node.inputs[0].node)) is not None:
-            exits[node.name] = node.with_(
-                op="Identity", inputs=(Edge(name, ports[switch.inputs[0].node]),), controls=()
-            )
-    endpoints = [*ports, *captured], [condition.name, *(back.name for back in backs)]
-    return Loop(loop, Graph.of(body.values(), *endpoints), len(merges), exits, first_condition)
+def _counts(body: Graph, port: int) -> bool:
+    """Return True if each iteration adds 1 to a variable."""
+    update, variable = body[body.outputs[port].node], body.inputs[port]
+    if update.op not in ("Add", "AddV2") or variable not in update.inputs:
+        return False
+    return _integer(body, update.inputs[1 - update.inputs.index(variable)]) == 1
 
 
-def _source(graph: Graph, merge: Node, ops: frozenset[str]) -> Node | None:
-    """Return the producer of an input of a Merge that has one of the op types."""
-    return next((graph[edge.node] for edge in merge.inputs if graph[edge.node].op in ops), None)
+def _num_uses(graph: Graph, edge: Edge) -> int:
+    return len(graph.uses.get(edge, ())) + graph.outputs.count(edge)
 
 
-def _condition_nodes(members: Mapping[str, Node], condition: Node, initial: Mapping[str, Edge]) -> list[Node]:
-    """Return the nodes of the loop that compute the condition from the variables."""
-    tested: dict[str, Node] = {}
-    stack = [condition.inputs[0].node]
+def _find_scan(condition: Graph, body: Graph, port: int, counters: frozenset[int]) -> Scan | None:
+    """Return the list of a variable; None for other variables."""
+    rows, write = body.inputs[port], body[body.outputs[port].node]
+    if write.op != WRITE or write.inputs[0] != rows or condition.uses.get(condition.inputs[port]):
+        return None
+    if len(body.uses[rows]) > 1 or rows in body.outputs or _num_uses(body, body.outputs[port]) > 1:
+        return None
+    indices, row = (body[edge.node] for edge in write.inputs[1:])
+    is_iteration = indices.op == "Reshape" and any(indices.inputs[0] == body.inputs[counter] for counter in counters)
+    keeps_last = _integer(body, write.inputs[1]) == 0
+    if row.op != "ExpandDims" or _integer(body, row.inputs[1]) != 0 or not (is_iteration or keeps_last):
+        return None
+    return Scan(row.inputs[0], keeps_last)
+
+
+def loop_limits(loop: Loop) -> list[Edge | int] | None:
+    """Return the limits of the number of iterations, which is their minimum; None for another condition.
+
+    A limit is an integer or an edge of the calling graph.
+    """
+    condition = loop.condition
+    ports = {edge: port for port, edge in enumerate(condition.inputs)}
+    limits: list[Edge | int] = []
+    stack = list(condition.outputs)
     while stack:
-        node = members.get(stack.pop())
-        if node is not None and node.name not in initial and node.op not in ENTERS and node.name not in tested:
-            tested[node.name] = node
-            stack.extend(edge.node for edge in node.inputs)
-    return list(tested.values())
+        node = condition[stack.pop().node]
+        if node.op == "LogicalAnd":
+            stack.extend(source_of(condition, edge) for edge in node.inputs)
+            continue
+        if node.op != "Less" or ports.get(node.inputs[0]) not in loop.counters:
+            return None
+        limit, number = ports.get(node.inputs[1]), _integer(condition, node.inputs[1])
+        if number is not None:
+            limits.append(number)
+        elif limit is not None and limit in loop.captured:
+            limits.append(loop.initial[limit])
+        else:
+            return None
+    return limits
 
 
-def _rename_copy(edge: Edge, tested: Iterable[Node], suffix: str) -> Edge:
-    """Return the edge of the copy of a condition node; other edges stay."""
-    return Edge(f"{edge.node}/{suffix}", edge.port) if any(edge.node == node.name for node in tested) else edge
+def lower_loop(graph: Graph, node: Node, loop: Loop) -> Graph:
+    """Return the calling graph with the nodes of the initial condition, which becomes the first input of the loop."""
+    nodes, [condition] = copy_into(loop.condition, f"{node.name}/initial", loop.initial)
+    lowered = node.with_(op=LOOP, inputs=(condition, *loop.initial), controls=())
+    return graph.with_nodes([*(lowered if other is node else other for other in graph.nodes.values()), *nodes])
 
 
-def _shape_of(node: Node) -> Shape:
-    shape = node.attrs["shape"]
-    assert isinstance(shape, Shape)
-    return shape
+def iteration_of(name: str, loop: Loop) -> Graph:
+    """Return one iteration as a graph.
 
-
-def _with_shapes(loop: Loop, shapes: list[Shape]) -> Graph:
-    """Return the body with the shapes of its inputs, given those of the initial and captured values.
-
-    A dimension that an iteration changes, or may change, is unknown.
+    Its inputs are the variables and the captured values that it uses, its outputs the condition of the next
+    iteration, the new values, and the elements of the lists.
     """
     body = loop.body
-    while True:
-        nodes = dict(body.nodes)
-        for edge, shape in zip(body.inputs, shapes, strict=True):
-            nodes[edge.node] = nodes[edge.node].with_attrs(shape=shape)
-        body = body.with_nodes(nodes.values())
-        inferred = infer_shapes(body)
-        updated = [inferred.get(edge, UNKNOWN) for edge in body.outputs[1:]]
-        joined = [_join(*pair) for pair in zip(shapes, updated, strict=False)] + shapes[loop.num_variables :]
-        if joined == shapes:
-            return body
-        shapes = joined
+    values = [body.inputs[port] if port in loop.captured else body.outputs[port] for port in range(len(body.inputs))]
+    nodes, [condition] = copy_into(loop.condition, f"{name}/next", values)
+    whole = body.with_nodes([*body.nodes.values(), *nodes])
+    elements = [scan.value for scan in loop.scans.values()]
+    results = as_results(whole, name, [condition, *(values[port] for port in loop.variables), *elements])
+    variables = [body.inputs[port] for port in loop.variables]
+    captured = [body.inputs[port] for port in loop.captured if body.constant_of(body.inputs[port]) is None]
+    whole = whole.with_nodes([*whole.nodes.values(), *results])
+    whole = whole.with_(outputs=tuple(Edge(node.name) for node in results), inputs=(*variables, *captured))
+    needed = whole.reachable()
+    used = tuple(edge for edge in captured if edge.node in needed)
+    return without_unused_nodes(whole.with_(inputs=(*variables, *used)))
 
 
-def _join(first: Shape, second: Shape) -> Shape:
-    if first.dims is None or second.dims is None or len(first.dims) != len(second.dims):
-        return UNKNOWN
-    return Shape([size if size == other else None for size, other in zip(first.dims, second.dims, strict=True)])
+@dataclass(frozen=True)
+class LoopRegion:
+    """Loop with its body for ONNX.
+
+    Attributes:
+        loop: loop.
+        iteration: result of `iteration_of`, lowered.
+    """
+
+    loop: Loop
+    iteration: LoweredGraph
+
+
+@converts(EMPTY_ROWS)
+def _empty_rows(translator: Translator, node: Node) -> None:
+    """Add no node: a loop computes the shape of the elements from those that it writes."""
 
 
 @converts(LOOP)
 def _loop(translator: Translator, node: Node) -> None:
-    loop = translator.loops[node.name]
-    num_values = 1 + loop.num_variables
-    captured = [edge.node for edge in loop.body.inputs[loop.num_variables :]]
-    for name, edge in zip(captured, node.inputs[num_values:], strict=True):
-        translator.add_node(name, "Identity", [translator.plain(edge)])
-    body = onnx.encode_loop_body(Translator(loop.body).translate().graph, loop.num_variables, node.name)
-    outputs = [Edge(node.name, port) for port in range(loop.num_variables)]
-    inputs = (Edge(onnx.ABSENT.name), *map(translator.plain, node.inputs[:num_values]))
-    names = tuple(str(edge).encode() for edge in outputs)
-    attrs: dict[str, Attr] = {"body": body, onnx.OUTPUTS: names}
-    translator.nodes[node.name] = Node(node.name, "Loop", inputs, tuple(captured), attrs)
-    translator.values |= {(edge, PLAIN): edge for edge in outputs}
+    region = translator.regions[node.name]
+    assert isinstance(region, LoopRegion)
+    loop, iteration = region.loop, region.iteration
+    ports = {edge: port for port, edge in enumerate(loop.body.inputs)}
+    captured = iteration.graph.inputs[len(loop.variables) :]
+    for edge in captured:
+        translator.add_node(edge.node, "Identity", [translator.plain(loop.initial[ports[edge]])])
+    scalars = {f"{node.name}/iteration": DType.INT64, f"{node.name}/condition": DType.BOOL}
+    [inner] = translate_all([iteration])
+    body = onnx.encode_subgraph("body", inner, node.name, scalars=scalars, num_inputs=len(loop.variables))
+    outputs = [Edge(node.name, index) for index in range(len(loop.variables) + len(loop.scans))]
+    initial = (node.inputs[0], *(loop.initial[port] for port in loop.variables))
+    inputs = (Edge(onnx.ABSENT.name), *map(translator.plain, initial))
+    attrs: dict[str, Attr] = {"body": body, onnx.OUTPUTS: tuple(str(edge).encode() for edge in outputs)}
+    translator.nodes[node.name] = Node(node.name, "Loop", inputs, tuple(edge.node for edge in captured), attrs)
+    for port, edge in zip((*loop.variables, *loop.scans), outputs, strict=True):
+        value = _join_rows(translator, node, loop, port, edge) if port in loop.scans else edge
+        translator.values[Edge(node.name, port), PLAIN] = value
+    for port in loop.captured:
+        if any(use.node.name in translator.graph for use in translator.graph.uses.get(Edge(node.name, port), ())):
+            translator.values[Edge(node.name, port), PLAIN] = translator.plain(loop.initial[port])
+
+
+def _join_rows(translator: Translator, node: Node, loop: Loop, port: int, written: Edge) -> Edge:
+    """Return the list after the loop: the rows that the iterations have written, then the rows that stay."""
+    name, initial = f"{node.name}/{port}", loop.initial[port]
+
+    def integers(value: int) -> Edge:
+        return translator.add_integers(f"{name}/{value}", [value])
+
+    def part(suffix: str, edge: Edge, begin: Edge, end: Edge) -> Edge:
+        return translator.add_node(f"{name}/{suffix}", "Slice", [edge, begin, end, integers(0)])
+
+    if loop.scans[port].keeps_last:
+        written = part("last", written, integers(-1), integers(SLICE_LIMIT))
+    if _writes_all(translator.graph, loop, port):
+        return written
+    sizes = translator.add_node(f"{name}/sizes", "Shape", [written])
+    count = part("count", sizes, integers(0), integers(1))
+    if (empty := translator.graph[initial.node]).op != EMPTY_ROWS:
+        rest = part("rest", translator.plain(initial), count, integers(SLICE_LIMIT))
+    else:
+        size = translator.add_node(f"{name}/size", "Cast", [translator.plain(empty.inputs[0])], to=NUMBERS[DType.INT64])
+        missing = translator.add_node(f"{name}/missing", "Sub", [size, count])
+        missing = translator.add_node(f"{name}/num_rows", "Max", [missing, integers(0)])
+        shape = [missing, part("shape", sizes, integers(1), integers(SLICE_LIMIT))]
+        dtype = translator.dtype(initial)
+        zero = translator.add_constant(f"{name}/zero", Tensor.of(np.zeros((), dtype.numpy), dtype))
+        rest_shape = translator.add_node(f"{name}/rest/shape", "Concat", shape, axis=0)
+        rest = translator.add_node(f"{name}/rest", "Expand", [zero, rest_shape])
+    return translator.add_node(f"{name}/rows", "Concat", [written, rest], axis=0)
+
+
+def num_rows(graph: Graph, edge: Edge) -> Edge | int | None:
+    """Return the number of rows of a list; None if it is unknown."""
+    size = size_of(graph, graph[edge.node])
+    if size is not None:
+        size = source_of(graph, size)
+        number = _integer(graph, size)
+        return size if number is None else number
+    tensor = graph.constant_of(edge)
+    return tensor.shape[0] if tensor is not None and tensor.shape else None
+
+
+def list_length(graph: Graph, loop: Loop, port: int) -> int | None:
+    """Return the number of rows of a list after the loop; None if it is unknown."""
+    rows, limits = num_rows(graph, loop.initial[port]), loop_limits(loop) or []
+    if not isinstance(rows, int):
+        return None
+    stays_inside = loop.scans[port].keeps_last or any(isinstance(limit, int) and limit <= rows for limit in limits)
+    return rows if stays_inside else None
+
+
+def _writes_all(graph: Graph, loop: Loop, port: int) -> bool:
+    """Return True if the iterations write all rows of a list."""
+    rows, limits = num_rows(graph, loop.initial[port]), loop_limits(loop)
+    if rows is None or not limits:
+        return False
+    numbers = [limit for limit in limits if isinstance(limit, int)]
+    if len(numbers) == len(limits):
+        return rows == (1 if loop.scans[port].keeps_last and min(numbers) > 0 else min(numbers))
+    return not loop.scans[port].keeps_last and all(limit == rows for limit in limits)

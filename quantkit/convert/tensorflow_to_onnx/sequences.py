@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from quantkit.convert.tensorflow_to_onnx.layers import absorb_bias, add_weights, constant_weights
+from quantkit.convert.tensorflow_to_onnx.slices import SLICE_LIMIT
 from quantkit.convert.tensorflow_to_onnx.translator import (
     PLAIN,
     Translator,
@@ -23,9 +24,6 @@ from quantkit.convert.tensorflow_to_onnx.translator import (
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.onnx.types import NUMBERS
-
-# End of a slice without limit.
-SLICE_LIMIT = int(np.iinfo(np.int64).max)
 
 
 @converts("Conv2DBackpropInput")
@@ -98,9 +96,49 @@ def _batch_matmul(translator: Translator, node: Node) -> None:
     translator.emit(node, "MatMul", edges, PLAIN)
 
 
-@converts("SelectV2")
+@converts("Select SelectV2")
 def _select(translator: Translator, node: Node) -> None:
-    translator.emit(node, "Where", [translator.plain(edge) for edge in node.inputs], PLAIN)
+    condition, *values = (translator.plain(edge) for edge in node.inputs)
+    if node.op == "Select":  # a vector selects rows
+        first, second = (translator.rank(edge) for edge in node.inputs[:2])
+        if first is None or second is None:
+            raise conversion_error(node, "the rank of its input is unknown")
+        if first == 1 and second > 1:
+            axes = translator.add_integers(f"{node.name}/axes", range(1, second))
+            condition = translator.add_intermediate(node, "condition", "Unsqueeze", [condition, axes])
+    translator.emit(node, "Where", [condition, *values], PLAIN)
+
+
+@converts("TensorScatterUpdate")
+def _scatter(translator: Translator, node: Node) -> None:
+    rows, indices, updates = (translator.plain(edge) for edge in node.inputs)
+    indices = translator.add_intermediate(node, "long", "Cast", [indices], to=NUMBERS[DType.INT64])
+    translator.emit(node, "ScatterND", [rows, indices, updates], PLAIN)
+
+
+@converts("Range")
+def _range(translator: Translator, node: Node) -> None:
+    translator.emit(node, "Range", [translator.plain(edge) for edge in node.inputs], PLAIN)
+
+
+@converts("ReverseV2")
+def _reverse(translator: Translator, node: Node) -> None:
+    axes = translator.constant(node, 1).reshape(-1).tolist()
+    lists = (("starts", [-1]), ("ends", [-SLICE_LIMIT]), ("axes", axes), ("steps", [-1]))
+    inputs = [translator.plain(node.inputs[0])]
+    for name, values in lists:
+        inputs.append(translator.add_integers(f"{node.name}/{name}", values if name == "axes" else values * len(axes)))
+    translator.emit(node, "Slice", inputs, PLAIN)
+
+
+@converts("ReverseSequence")
+def _reverse_sequence(translator: Translator, node: Node) -> None:
+    source, lengths = translator.plain(node.inputs[0]), node.inputs[1]
+    axes: list[Any] = [node.attrs["seq_dim"], node.attrs.get("batch_dim", 0)]
+    if sorted(axes) != [0, 1]:
+        raise conversion_error(node, "ONNX only supports time and batch as the first two axes")
+    long = translator.add_intermediate(node, "long", "Cast", [translator.plain(lengths)], to=NUMBERS[DType.INT64])
+    translator.emit(node, "ReverseSequence", [source, long], PLAIN, time_axis=axes[0], batch_axis=axes[1])
 
 
 # Shape arithmetic and slices
@@ -118,7 +156,7 @@ def _sizes(translator: Translator, node: Node) -> None:
 
 def _int64_sizes(translator: Translator, node: Node, slot: int) -> Edge:
     """Return the sizes of an input as int64."""
-    constant = translator.graph.constant_of(node.inputs[slot])
+    constant = translator.constant_of(node.inputs[slot])
     if constant is not None:
         return translator.add_integers(f"{node.name}/{slot}/long", constant.array.reshape(-1).tolist())
     sizes = translator.plain(node.inputs[slot])
@@ -139,31 +177,6 @@ def _constant_like(translator: Translator, node: Node) -> None:
     value = translator.add_constant(f"{node.name}/value", Tensor.of(number, dtype))
     sizes = translator.add_intermediate(node, "sizes", "Shape", [translator.plain(node.inputs[0])])
     translator.emit(node, "Expand", [value, sizes], PLAIN)
-
-
-@converts("StridedSlice")
-def _strided_slice(translator: Translator, node: Node) -> None:
-    begins, ends, steps = (translator.constant(node, slot).reshape(-1).tolist() for slot in (1, 2, 3))
-    masks: dict[str, Any] = {name: node.attrs.get(f"{name}_mask", 0) for name in ("begin", "end", "shrink_axis")}
-    if node.attrs.get("ellipsis_mask") or node.attrs.get("new_axis_mask"):
-        raise conversion_error(node, "ellipsis_mask and new_axis_mask are not supported")
-    removed = [axis for axis in range(len(begins)) if masks["shrink_axis"] >> axis & 1]
-    for axis, step in enumerate(steps):
-        if axis in removed:
-            ends[axis] = begins[axis] + 1 or SLICE_LIMIT
-            continue
-        if masks["begin"] >> axis & 1:
-            begins[axis] = 0 if step > 0 else SLICE_LIMIT
-        if masks["end"] >> axis & 1:
-            ends[axis] = SLICE_LIMIT if step > 0 else -SLICE_LIMIT
-    lists = (("starts", begins), ("ends", ends), ("axes", range(len(begins))), ("steps", steps))
-    inputs = [translator.plain(node.inputs[0])]
-    inputs += [translator.add_integers(f"{node.name}/{name}", values) for name, values in lists]
-    if not removed:
-        translator.emit(node, "Slice", inputs, PLAIN)
-        return
-    part = translator.add_intermediate(node, "part", "Slice", inputs)
-    translator.emit(node, "Squeeze", [part, translator.add_integers(f"{node.name}/gone", removed)], PLAIN)
 
 
 @converts("Pack")

@@ -95,7 +95,7 @@ def _row_major(translator: Translator, edge: Edge) -> Edge:
 
 @converts("Reshape")
 def _reshape(translator: Translator, node: Node) -> None:
-    constant = translator.graph.constant_of(node.inputs[1])
+    constant = translator.constant_of(node.inputs[1])
     if constant is None and translator.dtype(node.inputs[1]) in (DType.INT32, DType.INT64):
         shape = translator.add_node(
             f"{node.name}/shape", "Cast", [translator.plain(node.inputs[1])], to=NUMBERS[DType.INT64]
@@ -159,6 +159,21 @@ def _reduction(translator: Translator, node: Node) -> None:
         translator.emit(node, "ReduceSum", edges, output_layout, keepdims=int(keeps_dims))
     else:
         translator.emit(node, REDUCTIONS[node.op], edges, output_layout, axes=onnx_axes, keepdims=int(keeps_dims))
+
+
+@converts("All Any")
+def _logical_reduction(translator: Translator, node: Node) -> None:
+    rank = translator.rank(node.inputs[0])
+    if rank is None:
+        raise conversion_error(node, "the rank of its input is unknown")
+    axes = tuple(sorted(int(axis) % rank for axis in translator.constant(node, 1).reshape(-1)))
+    attrs: dict[str, Attr] = {"axes": axes, "keepdims": int(bool(node.attrs.get("keep_dims")))}
+    number = translator.add_intermediate(
+        node, "number", "Cast", [translator.plain(node.inputs[0])], to=NUMBERS[DType.INT32]
+    )
+    op = "ReduceMin" if node.op == "All" else "ReduceMax"
+    reduced = translator.add_intermediate(node, "reduced", op, [number], **attrs)
+    translator.emit(node, "Cast", [reduced], PLAIN, to=NUMBERS[DType.BOOL])
 
 
 @converts("ResizeBilinear ResizeNearestNeighbor")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from quantkit.errors import UnavailableError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
-from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.ops.shape_inference import UNKNOWN, infer
+from quantkit.ops.size_inference import Sizes, as_tensor
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
 TO_NCHW, TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
@@ -39,23 +41,18 @@ class Translation:
 
 
 @dataclass(frozen=True)
-class Loop:
-    """One while loop.
+class LoweredGraph:
+    """TensorFlow graph without functions, for a `Translator`.
 
     Attributes:
-        node: node that takes the initial condition, the initial values of the variables, and the captured values.
-        body: body; its inputs are the variables, then the captured values, and its outputs are the condition, then
-            the new values of the variables.
-        num_variables: number of variables.
-        exits: Exit nodes as Identity nodes of the outputs of ``node``.
-        condition: nodes of the initial condition.
+        graph: graph; a loop or a condition is one node.
+        regions: loops, conditions and recurrent layers by the name of their node.
+        known_shapes: shapes of their outputs.
     """
 
-    node: Node
-    body: Graph
-    num_variables: int
-    exits: Mapping[str, Node]
-    condition: tuple[Node, ...]
+    graph: Graph
+    regions: Mapping[str, object] = field(default_factory=dict)
+    known_shapes: Mapping[Edge, Shape] = field(default_factory=dict)
 
 
 @dataclass
@@ -63,25 +60,32 @@ class Translator:
     """State of one conversion.
 
     Attributes:
-        graph: TensorFlow graph.
+        lowered: TensorFlow graph with its loops and conditions.
+        graph: graph of ``lowered``.
+        regions: regions of ``lowered``.
         shapes: shape by TensorFlow edge, in TensorFlow's layout.
         nodes: ONNX nodes by name.
         values: ONNX edge by TensorFlow edge and layout.
         absorbed: names of TensorFlow nodes that are part of another node's conversion.
-        loops: while loops by the name of their node.
-        known_shapes: shapes of the outputs of the loops.
+        failures: op type and reason by the name of each node that cannot be converted.
+        failed: names of these nodes, and of the nodes that need their outputs.
     """
 
-    graph: Graph
+    lowered: LoweredGraph
+    graph: Graph = field(init=False)
+    regions: Mapping[str, object] = field(init=False)
     shapes: Mapping[Edge, Shape] = field(init=False)
+    _sizes: Mapping[Edge, Sizes] = field(init=False)
     nodes: dict[str, Node] = field(default_factory=dict)
     values: dict[tuple[Edge, str], Edge] = field(default_factory=dict)
     absorbed: set[str] = field(default_factory=set)
-    loops: Mapping[str, Loop] = field(default_factory=dict)
-    known_shapes: Mapping[Edge, Shape] = field(default_factory=dict)
+    failures: dict[str, tuple[str, str]] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.shapes = infer_shapes(self.graph, self.known_shapes)
+        self.graph = self.lowered.graph
+        self.regions = self.lowered.regions
+        self.shapes, self._sizes = infer(self.graph, self.lowered.known_shapes)
 
     def translate(self) -> Translation:
         graph = self.graph
@@ -91,15 +95,12 @@ class Translator:
         needed = graph.with_nodes(map(_with_onnx_inputs, graph.nodes.values())).reachable()
         for name in graph.order:
             node = graph[name]
-            if name not in needed or name in self.absorbed or node.op == "Const" or self._is_input(node):
+            if name not in needed or name in self.absorbed or self._is_input(node):
                 continue
-            handler = HANDLERS.get(node.op)
-            if handler is None:
-                raise conversion_error(node, "the op is not supported")
-            try:
-                handler(self, node)
-            except (KeyError, IndexError, ValueError, TypeError) as error:
-                raise conversion_error(node, f"the node is invalid ({error})") from error
+            if self.constant_of(Edge(name)) is None:
+                self._convert(node)
+        if self.failures:
+            raise ConversionError(self.failures)
         outputs = [self._add_output(edge) for edge in graph.outputs]
         infos = {str(edge): (self.dtype(edge), self.shape(edge)) for edge in graph.outputs}
         nodes = self._used_nodes()
@@ -113,6 +114,20 @@ class Translator:
         edges = {edge: value for (edge, layout), value in self.values.items() if layout == PLAIN}
         edges |= {edge: value for (edge, layout), value in self.values.items() if layout == NCHW}
         return Translation(converted, edges)
+
+    def _convert(self, node: Node) -> None:
+        """Convert a node, or add the reasons why that is not possible to `failures`."""
+        handler = HANDLERS.get(node.op)
+        try:
+            if handler is None:
+                raise conversion_error(node, "the op is not supported")
+            handler(self, node)
+        except ConversionError as error:
+            self.failures |= error.failures
+            self.failed.add(node.name)
+        except (KeyError, IndexError, ValueError, TypeError) as error:
+            self.failures[node.name] = (node.op, f"the node is invalid ({error})")
+            self.failed.add(node.name)
 
     def _used_nodes(self) -> list[Node]:
         """Return the nodes without unused constants and unused casts of constants.
@@ -167,10 +182,22 @@ class Translator:
         Raises:
             UnavailableError: the input is not constant.
         """
-        tensor = self.graph.constant_of(node.inputs[slot]) if slot < len(node.inputs) else None
+        tensor = self.constant_of(node.inputs[slot]) if slot < len(node.inputs) else None
         if tensor is None:
             raise conversion_error(node, f"input {slot} must be constant")
         return tensor.array
+
+    def constant_of(self, edge: Edge) -> Tensor | None:
+        """Return the tensor of a constant, or of integers that are computed from static shapes; else None."""
+        tensor = self.graph.constant_of(edge)
+        sizes = self._sizes.get(edge) if tensor is None and edge.node not in self.graph.input_names else None
+        return tensor if sizes is None else as_tensor(sizes, self.dtype(edge))
+
+    def sizes(self, edge: Edge) -> list[int | None] | None:
+        """Return integers that are computed from shapes as a flat list, with None for unknown ones."""
+        tensor = self.constant_of(edge)
+        sizes = self._sizes.get(edge) if tensor is None else tensor.array
+        return None if sizes is None else [None if size is None else int(size) for size in sizes.reshape(-1)]
 
     def is_nchw(self, edge: Edge) -> bool:
         """Return whether a value exists as NCHW."""
@@ -188,12 +215,14 @@ class Translator:
     def plain(self, edge: Edge) -> Edge:
         """Return the value in TensorFlow's layout."""
         if (edge, PLAIN) not in self.values:
-            tensor = self.graph.constant_of(edge)
+            tensor = self.constant_of(edge)
             if tensor is not None:
                 self.values[edge, PLAIN] = self.add_constant(edge.node, tensor)
             else:
                 name = str(edge) if edge in self.graph.outputs else f"{edge}/nhwc"
                 source = self.values.get((edge, NCHW))
+                if source is None and edge.node in self.failed:
+                    raise ConversionError({})
                 if source is None:
                     raise conversion_error(self.graph[edge.node], f"output {edge.port} is not supported")
                 self.values[edge, PLAIN] = self.add_node(name, "Transpose", [source], perm=TO_NHWC)
@@ -253,6 +282,24 @@ class Translator:
         return PLAIN if is_channels_first(node) else NCHW
 
 
+def translate_all(graphs: Iterable[LoweredGraph]) -> list[Graph]:
+    """Convert the subgraphs of a node.
+
+    Raises:
+        ConversionError: nodes are not supported; the error names those of all subgraphs.
+    """
+    converted: list[Graph] = []
+    failures: dict[str, tuple[str, str]] = {}
+    for graph in graphs:
+        try:
+            converted.append(Translator(graph).translate().graph)
+        except ConversionError as error:
+            failures |= error.failures
+    if failures:
+        raise ConversionError(failures)
+    return converted
+
+
 def _with_onnx_inputs(node: Node) -> Node:
     """Remove control dependencies and the shape input of a transposed convolution."""
     return node.with_(inputs=node.inputs[1:] if node.op == "Conv2DBackpropInput" else node.inputs, controls=())
@@ -264,7 +311,7 @@ _FOLDING_HINTS: Mapping[str, str] = {
 }
 
 
-def dtype_of(graph: Graph, edge: Edge) -> DType:
+def dtype_of(graph: Mapping[str, Node], edge: Edge) -> DType:
     """Return the element type of a value of a TensorFlow graph.
 
     Raises:
@@ -275,19 +322,48 @@ def dtype_of(graph: Graph, edge: Edge) -> DType:
     dtype = dtypes[edge.port] if edge.port < len(dtypes) else None
     if dtype is None:
         attr = node.attrs.get("T", node.attrs.get("dtype"))
+        if isinstance(attr, tuple) and edge.port < len(attr):
+            attr = attr[edge.port]
         dtype = attr if isinstance(attr, DType) else None
     if dtype is None:
         raise conversion_error(node, "the element type is unknown")
     return dtype
 
 
-def conversion_error(node: Node, reason: str) -> UnavailableError:
+class ConversionError(UnavailableError):
+    """Error for nodes that cannot be converted.
+
+    Attributes:
+        failures: op type and reason by the name of the node; empty if a node needs the output of such a node.
+    """
+
+    def __init__(self, failures: Mapping[str, tuple[str, str]]) -> None:
+        self.failures = dict(failures)
+        ops = {op for op, _ in failures.values()}
+        hint = next((_FOLDING_HINTS[op] for op in _FOLDING_HINTS if op in ops), "")
+        super().__init__(_describe(self.failures), hint=hint or _HINT)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.failures,)
+
+
+_HINT = "run the recipe inference, which removes training ops, or use --runtime tensorflow or --target tensorflow"
+
+
+def _describe(failures: Mapping[str, tuple[str, str]]) -> str:
+    """Return the message: one clause for each op type and reason, with the names of all nodes."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, failure in failures.items():
+        names.setdefault(failure, []).append(repr(name))
+    clauses = [
+        f"{', '.join(nodes)} ({op}) cannot be converted to ONNX: {reason}" for (op, reason), nodes in names.items()
+    ]
+    return ("node " if len(failures) == 1 else f"{len(failures)} nodes: ") + "; ".join(clauses)
+
+
+def conversion_error(node: Node, reason: str) -> ConversionError:
     """Return the error for a node that cannot be converted."""
-    return UnavailableError(
-        f"node {node.name!r} ({node.op}) cannot be converted to ONNX: {reason}",
-        hint=_FOLDING_HINTS.get(node.op)
-        or "run the recipe inference, which removes training ops, or use --runtime tensorflow or --target tensorflow",
-    )
+    return ConversionError({node.name: (node.op, reason)})
 
 
 def is_channels_first(node: Node) -> bool:
@@ -320,6 +396,6 @@ def converts(ops: str) -> Callable[[Handler], Handler]:
 def common_layout(translator: Translator, edges: Sequence[Edge]) -> str:
     """Return the layout of the inputs of an elementwise op: NCHW if an input exists as NCHW and all can be NCHW."""
     images = [edge for edge in edges if translator.is_nchw(edge)]
-    others = [edge for edge in edges if edge not in images and translator.graph.constant_of(edge) is None]
+    others = [edge for edge in edges if edge not in images and translator.constant_of(edge) is None]
     is_compatible = all(translator.rank(edge) == 4 for edge in others)
     return NCHW if images and is_compatible else PLAIN

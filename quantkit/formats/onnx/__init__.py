@@ -28,7 +28,7 @@ from quantkit.formats.onnx.values import (
     value_name,
     with_node_names,
 )
-from quantkit.formats.onnx.writer import chunks, encode, encode_loop_body, needs_data_file, write, write_data
+from quantkit.formats.onnx.writer import chunks, encode, encode_subgraph, needs_data_file, write, write_data
 
 __all__ = [
     "ABSENT",
@@ -44,7 +44,7 @@ __all__ = [
     "edge_of",
     "edges_by_name",
     "encode",
-    "encode_loop_body",
+    "encode_subgraph",
     "external_data_reader",
     "header",
     "needs_data_file",

@@ -1,6 +1,6 @@
 """Writer of ONNX models, tensor by tensor, with external data for large models."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from quantkit.errors import GraphError
@@ -56,25 +56,29 @@ def encode(graph: Graph) -> bytes:
     return b"".join(chunks(graph))
 
 
-def encode_loop_body(graph: Graph, num_variables: int, name: str) -> Opaque:
-    """Encode a graph as the attribute ``body`` of a Loop.
+def encode_subgraph(
+    key: str, graph: Graph, name: str, *, scalars: Mapping[str, DType] | None = None, num_inputs: int = 0
+) -> Opaque:
+    """Encode a graph as an attribute of a node, such as the ``body`` of a Loop.
 
     Args:
-        graph: body; its inputs are the variables of the loop, then values of the enclosing graph, to which the body
+        key: name of the attribute.
+        graph: graph; its inputs are inputs of the subgraph, then values of the enclosing graph, to which the subgraph
             refers by name.
-        num_variables: number of variables.
-        name: prefix of the names of iteration number and condition.
+        name: name of the subgraph.
+        scalars: element types of further inputs, which come first.
+        num_inputs: number of inputs of the graph that are inputs of the subgraph.
 
     Raises:
-        GraphError: the body exceeds 2 GiB, or two values have the same name.
+        GraphError: the graph exceeds 2 GiB, or two values have the same name.
     """
-    attribute = message_class("AttributeProto")(name="body", type=GRAPH)
+    attribute = message_class("AttributeProto")(name=key, type=GRAPH)
     attribute.g.CopyFrom(parse_message("ModelProto", encode(graph)).graph)
-    variables = list(attribute.g.input)[:num_variables]
+    inputs = list(attribute.g.input)[:num_inputs]
     attribute.g.ClearField("input")
-    fill_info(attribute.g.input.add(name=f"{name}/iteration"), DType.INT64, Shape(()))
-    fill_info(attribute.g.input.add(name=f"{name}/condition"), DType.BOOL, Shape(()))
-    attribute.g.input.extend(variables)
+    for scalar, dtype in (scalars or {}).items():
+        fill_info(attribute.g.input.add(name=scalar), dtype, Shape(()))
+    attribute.g.input.extend(inputs)
     attribute.g.name = name
     return Opaque(attribute.SerializeToString(deterministic=True))
 

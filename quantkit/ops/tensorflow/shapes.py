@@ -14,13 +14,15 @@ from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, Rules, ShapeRule, di
 from quantkit.ops.tensorflow.signatures import attribute, op_names
 
 RULES: Rules[ShapeRule] = Rules()
+# Sizes in the place of an unknown one: a slice of one element for both does not depend on it.
+UNKNOWN_SIZES = (1, 997)
 
 
 @RULES.rule(
     "Identity CheckNumerics StopGradient Relu Relu6 Elu Selu LeakyRelu Sigmoid Tanh Softmax LogSoftmax Softplus Abs "
     "Neg Exp Log Sqrt Rsqrt Square Floor Ceil Round Cast BiasAdd LRN ZerosLike OnesLike FakeQuantWithMinMaxVars "
     "FakeQuantWithMinMaxArgs Erf Erfc Sign LogicalNot PlaceholderWithDefault Dequantize Softsign Reciprocal Inv Expm1 "
-    "Log1p Sin Cos Tan Rint Cumsum ClipByValue"
+    "Log1p Sin Cos Tan Rint Cumsum ClipByValue ReverseV2 ReverseSequence TensorScatterUpdate"
 )
 def _same(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     return shapes[:1]
@@ -142,13 +144,18 @@ def _shape_from_input(node: Node, shapes: Sequence[Shape], constants: Mapping[in
     return [Shape(tuple(int(size) for size in sizes.array))]
 
 
-@RULES.rule("ReverseV2 Slice StridedSlice")
+@RULES.rule("Slice StridedSlice")
 def _slice(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    # A broadcast view of one element: the kernel computes the shape of the slice without allocating the tensor.
-    whole = np.broadcast_to(np.int8(0), shapes[0].sizes)
     arguments = [constants[slot].array for slot in range(1, len(shapes))]
-    (output,) = evaluate(node.with_attrs(T=DType.INT8), [whole, *arguments])
-    return [Shape(output.shape)]
+    outputs = []
+    for unknown in UNKNOWN_SIZES if None in dims_of(shapes[0]) else (0,):
+        # A broadcast view of one element: the kernel computes the shape of the slice without allocating the tensor.
+        dims = [unknown if size is None else size for size in dims_of(shapes[0])]
+        (output,) = evaluate(node.with_attrs(T=DType.INT8), [np.broadcast_to(np.int8(0), dims), *arguments])
+        outputs.append(output.shape)
+    if len(outputs) == 1:
+        return [Shape(outputs[0])]
+    return [Shape([size if size and size == other else None for size, other in zip(*outputs, strict=True)])]
 
 
 @RULES.rule("RequantizationRange")
