@@ -35,6 +35,7 @@ COMMANDS = {
     "quantize": "quantize a model to int8, and report accuracy and latency",
     "classify": "classify images",
     "benchmark": "compare the latency of models and runtimes",
+    "monitor": "find the bottleneck of a running job",
     "evaluate": "measure accuracy and agreement with a reference model",
     "compare": "compare two versions of a model layer by layer",
     "data": "pack datasets into shards, and verify shards",
@@ -117,20 +118,26 @@ def _clean_termination() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _exit_code(arguments: Sequence[str]) -> int:
+def _exit_code(arguments: list[str]) -> int:
     """Run a command line, print its error, and return the exit code."""
-    debug, as_json = "--debug" in arguments, "--json" in arguments
+    flags = _before_separator(arguments)
+    debug, as_json = "--debug" in flags, "--json" in flags
     try:
         with warnings.catch_warnings():
             if not debug:
                 warnings.simplefilter("ignore")  # of libraries, for example about overflows
-            code = _run([argument for argument in arguments if argument != "--debug"])
+            code = _run([flag for flag in flags if flag != "--debug"] + arguments[len(flags) :])
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _print_error("KeyboardInterrupt", "interrupted", "", INTERRUPTED, as_json=as_json)
     except Exception as error:
         return _report(error, debug=debug, as_json=as_json)
     return code
+
+
+def _before_separator(arguments: list[str]) -> list[str]:
+    """Return the arguments before ``--``; those after it are never flags of quantkit."""
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
 def _read_arguments() -> list[str]:
@@ -246,15 +253,16 @@ def _leaf(parser: ArgumentParser, values: Namespace) -> ArgumentParser:
 
 def _kebab(arguments: list[str], parser: ArgumentParser) -> list[str]:
     """Rewrite known snake_case flags in kebab case: ``--in_graph=G`` to ``--in-graph=G``."""
+    own = _before_separator(arguments)
     parsers = (parser, *_leaves(parser))
     flags = {flag for each in parsers for action in each._actions for flag in action.option_strings}
     rewritten = []
-    for argument in arguments:
+    for argument in own:
         flag, equals, value = argument.partition("=")
         kebab = "--" + flag[2:].replace("_", "-")
         is_known = flag.startswith("--") and kebab in flags
         rewritten.append(kebab + equals + value if is_known else argument)
-    return rewritten
+    return rewritten + arguments[len(own) :]
 
 
 def _overview() -> str:

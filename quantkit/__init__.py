@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from quantkit.model import Model, load
     from quantkit.model.exporters.files import save
     from quantkit.model.sessions import open_session
+    from quantkit.monitor import monitor
     from quantkit.quantization import Plan, Ranges, Scheme, calibrate
     from quantkit.quantization.workflow import QuantizationResult, quantize
     from quantkit.recipes import transform
@@ -58,6 +59,7 @@ _MODULES = {
     "evaluate": "quantkit.evaluation",
     "limits": "quantkit.limits",
     "load": "quantkit.model",
+    "monitor": "quantkit.monitor.workflow",
     "open_session": "quantkit.model.sessions",
     "quantize": "quantkit.quantization.workflow",
     "save": "quantkit.model.exporters.files",
@@ -89,6 +91,7 @@ __all__ = [
     "evaluate",
     "limits",
     "load",
+    "monitor",
     "open_session",
     "quantize",
     "save",

@@ -26,6 +26,7 @@ LAYERS = [
     {"quantkit.drawing"},
     {"quantkit.recipes"},
     {"quantkit.benchmark", "quantkit.evaluation"},
+    {"quantkit.monitor"},
     {"quantkit.quantization"},
     {"quantkit.summary"},
     {"quantkit.compat"},

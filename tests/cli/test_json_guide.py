@@ -1,6 +1,7 @@
 """Each key of each JSON document is in the guide, with its type."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -39,6 +40,7 @@ COMMANDS = [
     ("summarize", ("summarize_graph", "--in_graph=d.pb")),
     ("data pack", ("data", "pack", HELD_OUT, "-o", "shards", "--workers", "1")),
     ("data verify", ("data", "verify", "shards")),
+    ("monitor", ("monitor", "--pid", str(os.getpid()), "--duration", "0.3", "--interval", "0.1")),
     ("models", ("models", "list")),
     ("models", ("models", "show", "inception_v3")),
     ("models", ("models", "path", "digits")),

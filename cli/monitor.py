@@ -1,0 +1,96 @@
+"""``quantkit monitor``: bottleneck of a running job."""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quantkit.formats import check_target
+from quantkit.monitor import monitor
+
+from ._app import INTERRUPTED
+from ._arguments import parse_natural, parse_seconds
+from ._render import console, emit, log
+
+if TYPE_CHECKING:
+    from quantkit.monitor.snapshot import Snapshot
+
+EXAMPLES = (
+    "quantkit monitor -- python train.py --epochs 1",
+    "quantkit monitor --html report.html --json -- python serve.py",
+    "quantkit monitor --pid 4711 --duration 30s",
+    "quantkit monitor --prove --pipeline train.py:make_dataset -- python train.py",
+)
+DETAILS = """The verdict is input-bound, compute-bound, memory-bound or waiting. The report goes to standard output, and
+both outputs of COMMAND to standard error. The exit code is that of COMMAND, or 128 plus its signal."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the flags of the command."""
+    parser.add_argument("command", nargs="*", metavar="COMMAND", help="program and arguments, after --")
+    parser.add_argument("--pid", type=parse_natural, help="process that already runs, instead of COMMAND")
+    parser.add_argument(
+        "--duration", type=parse_seconds, help="time limit of --pid, for example 30s (default: until the process ends)"
+    )
+    parser.add_argument(
+        "--interval", type=parse_seconds, default=0.5, help="time between two samples in seconds (default: 0.5)"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page with time series to this file")
+    parser.add_argument(
+        "--prove",
+        action="store_true",
+        help="repeat the job with one repeated batch and with an empty model, and report the gain of each fix",
+    )
+    parser.add_argument(
+        "--pipeline", metavar="FILE.py:FUNCTION", help="function of the job that returns its input pipeline"
+    )
+
+
+def run(args: Namespace) -> int:
+    """Monitor the job, print and save the report, and return the exit code of the command."""
+    if args.html is not None:
+        check_target(args.html)
+    with _live_view(args) as (on_snapshot, on_output):
+        result = monitor(
+            args.command,
+            pid=args.pid,
+            interval=args.interval,
+            duration=args.duration,
+            prove=args.prove,
+            pipeline=args.pipeline,
+            on_snapshot=on_snapshot,
+            on_output=on_output if args.command else None,
+        )
+    if args.html is not None:
+        result.save_html(args.html)
+        log(args, f"report: {args.html}")
+    document = result.to_json()
+    emit(args, document["schema"], document, str(result))
+    if result.exit_code is not None:
+        return result.exit_code
+    return INTERRUPTED if result.is_interrupted else 0
+
+
+@contextmanager
+def _live_view(
+    args: Namespace,
+) -> Iterator[tuple["Callable[[Snapshot], None] | None", Callable[[bytes], None] | None]]:
+    """Show the present values on stderr, with the outputs of the command above; only on a terminal."""
+    if args.quiet or not sys.stderr.isatty():
+        yield None, None
+        return
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+    def show(snapshot: "Snapshot") -> None:
+        table = Table.grid(padding=(0, 2))
+        table.add_row(f"{snapshot.seconds:.0f} s", Text(snapshot.verdict, style="bold"))
+        for name, values in snapshot.rows:
+            table.add_row(name, Text(values))
+        live.update(table)
+
+    with Live(console=console(stderr=True), transient=True, auto_refresh=True) as live:
+        yield show, lambda data: live.console.print(Text.from_ansi(data.decode(errors="replace").rstrip("\n")))

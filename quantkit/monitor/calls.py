@@ -1,0 +1,228 @@
+"""Calls of a job by purpose: input, compute or waiting, from the stacks of its Python threads.
+
+The innermost frame of a known library decides; in the job's own code, the text of the running line and then the names
+of the functions. Imports and model loading are the start of the job and are not judged.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+STARTUP, INPUT, COMPUTE, WAITING, OTHER = "startup", "input", "compute", "waiting", "other"
+# Causes of waiting that depend on another thread of the job.
+INTERNAL_CAUSES = frozenset({"lock", "queue", "child process"})
+
+Stack = tuple[tuple[str, str], ...]
+
+
+class Purpose(NamedTuple):
+    """Purpose of a sampled stack.
+
+    Attributes:
+        kind: `INPUT`, `COMPUTE`, `WAITING`, `STARTUP` or `OTHER`.
+        cause: cause of waiting, for example ``sleep``; empty if the line computes.
+        label: function, as ``file.py:function``.
+    """
+
+    kind: str
+    cause: str
+    label: str
+
+
+def _any_of(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns))
+
+
+_STARTUP_FILES = _any_of("<frozen importlib")
+_STARTUP_NAMES = re.compile(
+    r"(^|_)(load_model|load_graph|from_pretrained|load_weights|load_checkpoint|compile|import_\w+|create_inference_session)(_|$)"
+)
+_INPUT_FILES = _any_of(
+    r"/PIL/",
+    r"/cv2/",
+    r"/imageio/",
+    r"/skimage/(io|transform)",
+    r"/torchvision/(io|datasets|transforms)",
+    r"/torch/utils/data/",
+    r"/tensorflow/python/data/",
+    r"/tensorflow/python/ops/(gen_)?(image|io|parsing|dataset|decode|experimental_dataset)_ops",
+    r"/tensorflow/python/ops/image_ops",
+    r"/tensorflow/python/lib/io/",
+    r"/keras/src/(trainers/data_adapters|utils/(image|dataset))",
+    r"/h5py/",
+    r"/pandas/io/",
+    r"/pyarrow/",
+    r"/numpy/lib/.*(npyio|format)",
+    r"/(gzip|zipfile|tarfile|bz2|lzma|csv|pickle|shelve|mailbox|wave)\.py$",
+    r"/(json|zipfile|sqlite3)/",
+    r"/quantkit/(data|formats)/",
+    r"/(albumentations|soundfile|librosa|datasets|decord|av|webdataset|lmdb)(/|\.py)",
+)
+_NETWORK_FILES = _any_of(r"/(socket|ssl)\.py$", r"/(http|urllib|urllib3|requests|httpx|boto3|botocore|aiohttp|grpc)/")
+_LIBRARY_FILES = _any_of(r"/python\d[.\d]*/", "^<frozen")
+_COMPUTE_FILES = _any_of(
+    r"/(onnxruntime|openvino|tensorflow|keras|tf_keras|torch|jax|jaxlib|ai_edge_litert|tflite_runtime|tensorrt)/",
+    r"/(sklearn|xgboost|lightgbm|catboost|transformers|triton|scipy|cupy|numba)/",
+    r"/numpy/(linalg|fft|ma|_core|core)/",
+    r"/quantkit/(runtimes|ops|evaluation)/",
+)
+# Files of Python's library whose functions block, and the cause; the outermost one of a chain of calls decides.
+_WAITING_FILES = (
+    (re.compile(r"/(queue|concurrent/futures/thread|concurrent/futures/process)\.py$"), "queue"),
+    (re.compile(r"/multiprocessing/(connection|queues|pool|managers)\.py$"), "queue"),
+    (re.compile(r"/(threading|concurrent/futures/_base|multiprocessing/synchronize)\.py$"), "lock"),
+    (re.compile(r"/(subprocess|multiprocessing/(popen_\w+|process))\.py$"), "child process"),
+    (re.compile(r"/(selectors\.py|asyncio/)"), "events"),
+)
+_WAITING_TEXT = (
+    (re.compile(r"\bsleep\("), "sleep"),
+    (re.compile(r"\.(recv|recv_into|recvfrom|accept|connect|getresponse)\(|urlopen\("), "network"),
+    (re.compile(r"\.(acquire|join|result)\(|^with \w*lock|\bflock\("), "lock"),
+    (re.compile(r"\.(get|get_nowait|put)\((block|timeout|\))"), "queue"),
+    (re.compile(r"\bwait(pid)?\("), "child process"),
+)
+_INPUT_TEXT = _any_of(
+    r"imread|imdecode|decode|decompress|\.read\w*\(|\bopen\(|np\.load|fromfile|memmap|frombuffer|Image\.|parse|loads\(",
+    r"\bnext\(",
+)
+_COMPUTE_TEXT = _any_of(
+    r" @ |matmul|\.dot\(|einsum|conv|predict|forward|backward|infer|\.fit\(|\btrain|\.run\(|np\.linalg|fft"
+)
+_INPUT_NAMES = re.compile(
+    r"(^|_)(read|reads|reader|load|loads|loader|decode|decoder|parse|parser|input|inputs|batch|batches|dataset|data|"
+    r"image|images|record|records|preprocess|preprocessing|augment|resize|next|samples|examples|generator|"
+    r"generate|produce|producer|pipeline)(_|$)"
+)
+_COMPUTE_NAMES = re.compile(
+    r"(^|_)(train|training|infer|inference|predict|prediction|forward|backward|step|fit|compute|matmul|conv|model|"
+    r"classify|evaluate|update|loss|optimize|run_model)(_|$)"
+)
+
+
+def purpose_of(frames: Stack, text: str = "") -> Purpose:
+    """Return the purpose of a stack.
+
+    Args:
+        frames: file and function of each frame, the innermost one first.
+        text: source line of the innermost frame.
+
+    >>> purpose_of((("/site/PIL/ImageFile.py", "load"), ("/job.py", "main"))).kind
+    'input'
+    """
+    label = _label(frames)
+    if any(_STARTUP_FILES.search(file) for file, _ in frames):
+        return Purpose(STARTUP, "", label)
+    cause = _cause(frames, text)
+    for file, function in frames:
+        if _is_loading(file, function):
+            return Purpose(STARTUP, "", label)
+        if _NETWORK_FILES.search(file):
+            cause = cause or "network"
+        elif kind := _kind_of_file(file):
+            return Purpose(kind, cause, _label(((file, function),)))
+    return _purpose_of_own_code(frames, text, cause, label)
+
+
+def _is_loading(file: str, function: str) -> bool:
+    is_constructor = function == "__init__" and "/onnxruntime/" in file
+    return is_constructor or bool(_STARTUP_NAMES.search(function))
+
+
+def _kind_of_file(file: str) -> str:
+    if _INPUT_FILES.search(file):
+        return INPUT
+    return COMPUTE if _COMPUTE_FILES.search(file) else ""
+
+
+def _purpose_of_own_code(frames: Stack, text: str, cause: str, label: str) -> Purpose:
+    """Return the purpose of a stack without a frame of a known library."""
+    if not cause and _INPUT_TEXT.search(text):
+        return Purpose(INPUT, "", label)
+    if not cause and _COMPUTE_TEXT.search(text):
+        return Purpose(COMPUTE, "", label)
+    for file, function in frames:
+        if cause in INTERNAL_CAUSES:
+            break
+        if _LIBRARY_FILES.search(file) or _NETWORK_FILES.search(file):
+            continue
+        if _INPUT_NAMES.search(function):
+            return Purpose(INPUT, cause, label)
+        if _COMPUTE_NAMES.search(function):
+            return Purpose(WAITING if cause else COMPUTE, cause, label)
+    return Purpose(WAITING if cause else OTHER, cause, label)
+
+
+def _cause(frames: Stack, text: str) -> str:
+    """Return the cause that blocks the innermost frames, or an empty string."""
+    cause = ""
+    for file, _ in frames:
+        causes = [cause for pattern, cause in _WAITING_FILES if pattern.search(file)]
+        if not causes:
+            break
+        cause = causes[0]
+    return cause or next((cause for pattern, cause in _WAITING_TEXT if pattern.search(text)), "")
+
+
+def _label(frames: Iterable[tuple[str, str]]) -> str:
+    for file, function in frames:
+        return f"{'/'.join(Path(file).parts[-2:])}:{function}"
+    return ""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Sampled calls of one process.
+
+    Attributes:
+        pid: process.
+        main: samples of the main thread by purpose.
+        others: samples of the other threads by purpose.
+        started: monotonic clock at the end of imports and model loading; None if the samples do not show it.
+    """
+
+    pid: int
+    main: Mapping[Purpose, int]
+    others: Mapping[Purpose, int]
+    started: float | None = None
+
+    def count(self, kind: str) -> int:
+        """Return the number of samples of all threads of one kind."""
+        counts = [*self.main.items(), *self.others.items()]
+        return sum(count for purpose, count in counts if purpose.kind == kind)
+
+
+def read_calls(folder: Path) -> list[Calls]:
+    """Return the sampled calls of each Python process of a job."""
+    return [_read_process(path) for path in sorted(folder.glob("calls-*"))]
+
+
+def _read_process(path: Path) -> Calls:
+    counts: dict[bool, Counter[Purpose]] = {True: Counter(), False: Counter()}
+    purposes: dict[str, tuple[bool, Purpose]] = {}
+    started: float | None = None
+    is_starting = True
+    for record in _records(path):
+        for number, stack in record["stacks"].items():
+            frames = tuple((file, function) for file, function in stack["frames"])
+            purposes[number] = stack["is_main"], purpose_of(frames, stack["text"])
+        starting = total = 0
+        for number, count in record["counts"].items():
+            is_main, purpose = purposes.get(number, (False, Purpose(OTHER, "", "")))
+            counts[is_main][purpose] += count
+            starting += count * (is_main and purpose.kind == STARTUP)
+            total += count * is_main
+        is_starting = is_starting and starting * 2 >= total
+        started = record["seconds"] if is_starting else started
+    return Calls(int(path.name.partition("-")[2]), counts[True], counts[False], started)
+
+
+def _records(path: Path) -> Iterable[dict[str, Any]]:
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:  # the process was ended while it wrote the line
+            continue

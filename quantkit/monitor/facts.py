@@ -1,0 +1,355 @@
+"""Facts about a monitored job, computed from its samples: the evidence on which the verdict is based."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from quantkit.benchmark.machine import Machine
+from quantkit.monitor import calls as calls_of_job
+from quantkit.monitor.calls import Calls, Purpose
+from quantkit.monitor.counters import HardwareCounters
+from quantkit.monitor.sample import LOCK, GpuSample, JobSample, ThreadSample
+from quantkit.monitor.steps import Steps
+
+# A thread is active if it uses or awaits a core for this fraction of the time, or is woken so often per second.
+MIN_ACTIVE = 0.03
+MIN_WAKES = 20.0
+MIN_SAMPLES = 3
+
+
+@dataclass(frozen=True)
+class CallFacts:
+    """Fractions of the time of the thread that drives the job, by purpose.
+
+    Attributes:
+        input, compute, waiting: fractions; their sum is 1.
+        input_causes, waiting_causes: fractions of the input and the waiting by cause; the empty cause is computing.
+        labels: most frequent function by purpose.
+        is_overlapped: other threads or processes prepare the input.
+        locked: fraction of the samples of the other threads in which a lock blocks them.
+        parallel: mean number of other threads that are not blocked.
+        samples: number of samples.
+    """
+
+    input: float
+    compute: float
+    waiting: float
+    input_causes: Mapping[str, float]
+    waiting_causes: Mapping[str, float]
+    labels: Mapping[str, str]
+    is_overlapped: bool
+    locked: float
+    parallel: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """Means of the gauges of the busiest GPU; None for a gauge that it does not report."""
+
+    name: str
+    utilization: float | None
+    sm_utilization: float | None
+    sm_occupancy: float | None
+    dram_utilization: float | None
+    pcie: float | None
+
+
+@dataclass(frozen=True)
+class ThreadFacts:
+    """Time of one thread.
+
+    Attributes:
+        name: name that the kernel shows.
+        pid, tid: process and thread.
+        cpu: mean number of used cores, at most 1.
+        queued: mean fraction of the time in the run queue without a core.
+        locked: fraction of the ticks in which the thread was blocked by a lock.
+        wakes: context switches per second after which it ran again.
+    """
+
+    name: str
+    pid: int
+    tid: int
+    cpu: float
+    queued: float
+    locked: float
+    wakes: float
+
+    @property
+    def is_active(self) -> bool:
+        return self.cpu + self.queued >= MIN_ACTIVE or self.wakes >= MIN_WAKES
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """Mean values over the judged time: from the end of the job's start to its end.
+
+    Attributes:
+        seconds: judged time.
+        cores: cores that the job may use: affinity and CPU quota.
+        cpu: cores that the job used.
+        system: fraction of that time in the kernel.
+        host_cpu: cores that all processes used.
+        iowait: fraction of the time of all cores without work during a disk access.
+        activities: fraction of the time by activity of the job.
+        threads: active threads, the busiest one first.
+        queued: fraction of the runnable time of the threads without a core; None if unknown.
+        minor_faults, major_faults: page faults per second.
+        swapped, read, written, received: bytes per second.
+        memory_fraction: used fraction of the host's memory.
+        throttled: fraction of the time in which the CPU quota was exhausted; None if unknown.
+        steps, calls, gpu, counters: facts that not every job has.
+    """
+
+    seconds: float
+    cores: float
+    cpu: float
+    system: float
+    host_cpu: float
+    iowait: float
+    activities: Mapping[str, float]
+    threads: tuple[ThreadFacts, ...] = ()
+    queued: float | None = None
+    minor_faults: float = 0.0
+    major_faults: float = 0.0
+    swapped: float = 0.0
+    read: float = 0.0
+    written: float = 0.0
+    received: float = 0.0
+    memory_fraction: float = 0.0
+    throttled: float | None = None
+    steps: Steps | None = None
+    calls: CallFacts | None = None
+    gpu: GpuFacts | None = None
+    counters: HardwareCounters = field(default_factory=lambda: HardwareCounters({}, "not counted"))
+
+    def activity(self, *names: str) -> float:
+        """Return the fraction of the time in some activities."""
+        return sum(self.activities.get(name, 0.0) for name in names)
+
+
+def usable_cores(machine: Machine) -> float:
+    """Return the number of cores that a job may use: those of its affinity, limited by the CPU quota."""
+    cores = float(len(machine.affinity) or machine.logical_cores)
+    return min(cores, machine.cpu_quota or cores)
+
+
+def gather_facts(
+    samples: Sequence[JobSample],
+    *,
+    cores: float,
+    steps: Steps | None,
+    calls: Sequence[Calls],
+    counters: HardwareCounters,
+    uses_gpu: bool,
+) -> JobFacts:
+    """Compute the facts of a job.
+
+    Args:
+        samples: at least two samples, in order.
+        cores: cores that the job may use.
+        steps: marked steps.
+        calls: sampled calls of each Python process.
+        counters: hardware counters.
+        uses_gpu: the job has opened a GPU.
+    """
+    driver = _driver(calls)
+    samples = _select_samples(samples, steps, driver)
+    first, last = samples[0], samples[-1]
+    seconds = max(last.seconds - first.seconds, 1e-9)
+    threads = _threads(samples, seconds)
+    used = sum(thread.cpu for thread in threads)
+    queued = sum(thread.queued for thread in threads)
+    kernel = _increase(samples, lambda thread: thread.system)
+
+    def rate(value: Callable[[JobSample], float]) -> float:
+        return max(value(last) - value(first), 0.0) / seconds
+
+    cores_before, cores_after = first.system.cores, last.system.cores
+    deltas = list(zip(cores_before, cores_after, strict=False))
+    total = sum(after.total - before.total for before, after in deltas) or 1.0
+    idle = sum(after.idle + after.iowait - before.idle - before.iowait for before, after in deltas)
+    memory = last.system.memory_used + last.system.memory_available
+    has_queue = any(thread.queued is not None for thread in last.threads or first.threads)
+    return JobFacts(
+        seconds=seconds,
+        cores=cores,
+        cpu=used,
+        system=kernel / (used * seconds) if used else 0.0,
+        host_cpu=len(deltas) * (1 - idle / total),
+        iowait=sum(after.iowait - before.iowait for before, after in deltas) / total,
+        activities=_fractions(_sum(sample.activities for sample in samples[1:])),
+        threads=tuple(thread for thread in threads if thread.is_active),
+        queued=queued / (used + queued) if has_queue and used + queued else None,
+        minor_faults=_increase(samples, lambda thread: thread.minor_faults) / seconds,
+        major_faults=_increase(samples, lambda thread: thread.major_faults) / seconds,
+        swapped=rate(lambda sample: sample.system.swapped_in + sample.system.swapped_out),
+        read=rate(lambda sample: sample.read),
+        written=rate(lambda sample: sample.written),
+        received=rate(lambda sample: sample.system.network_received),
+        memory_fraction=last.system.memory_used / memory if memory else 0.0,
+        throttled=None if last.throttled is None else rate(lambda sample: sample.throttled or 0.0),
+        steps=steps,
+        calls=_call_facts(driver, calls),
+        gpu=_gpu_facts(samples) if uses_gpu else None,
+        counters=counters,
+    )
+
+
+def _select_samples(samples: Sequence[JobSample], steps: Steps | None, driver: Calls | None) -> Sequence[JobSample]:
+    """Return the samples after the start of the job; all of them if too few remain."""
+    start = steps.start if steps else driver.started if driver else None
+    end = steps.end if steps else None
+    selected = [
+        sample
+        for sample in samples
+        if (start is None or sample.seconds >= start) and (end is None or sample.seconds <= end + 1)
+    ]
+    return selected if len(selected) >= MIN_SAMPLES else samples
+
+
+def _increase(samples: Sequence[JobSample], value: Callable[[ThreadSample], float]) -> float:
+    """Return the sum of the increases of a counter over all threads; a new thread starts at 0."""
+    total = 0.0
+    for before, after in pairwise(samples):
+        old = {thread.tid: value(thread) for thread in before.threads}
+        total += sum(max(value(thread) - old.get(thread.tid, 0), 0) for thread in after.threads)
+    return total
+
+
+def _threads(samples: Sequence[JobSample], seconds: float) -> list[ThreadFacts]:
+    """Return the facts of all threads, the busiest one first."""
+    history: dict[int, list[ThreadSample]] = {}
+    for sample in samples:
+        for thread in sample.threads:
+            history.setdefault(thread.tid, []).append(thread)
+    initial = {thread.tid for thread in samples[0].threads}
+    facts = []
+    for tid, states in history.items():
+        first, last = states[0], states[-1]
+        is_new = tid not in initial
+        activities = _fractions(_sum(state.activities for state in states[not is_new :]))
+        switches = last.voluntary - first.voluntary * (not is_new)
+        facts.append(
+            ThreadFacts(
+                name=last.name,
+                pid=last.pid,
+                tid=tid,
+                cpu=(last.cpu - first.cpu * (not is_new)) / seconds,
+                queued=((last.queued or 0.0) - (first.queued or 0.0) * (not is_new)) / seconds,
+                locked=activities.get(LOCK, 0.0),
+                wakes=switches / seconds,
+            )
+        )
+    return sorted(facts, key=lambda thread: -thread.cpu)
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return total
+
+
+def _fractions(counts: Mapping[str, float]) -> dict[str, float]:
+    total = sum(counts.values())
+    return {name: count / total for name, count in counts.items()} if total else {}
+
+
+def _driver(calls: Sequence[Calls]) -> Calls | None:
+    """Return the calls of the process that consumes the input: the one with most computing, else the first one."""
+    return max(calls, key=lambda each: (each.count(calls_of_job.COMPUTE), -each.pid), default=None)
+
+
+def _call_facts(driver: Calls | None, calls: Sequence[Calls]) -> CallFacts | None:
+    """Return the fractions of the main thread; where it depends on other threads, their calls replace its own."""
+    if driver is None:
+        return None
+    main = {purpose: count for purpose, count in driver.main.items() if purpose.kind != calls_of_job.STARTUP}
+    if not main:
+        return None
+    workers: Counter[Purpose] = Counter()
+    locked = total = 0
+    for process in calls:
+        for purpose, count in [*process.others.items(), *(process.main.items() if process is not driver else ())]:
+            if purpose.kind == calls_of_job.STARTUP or purpose.cause in ("queue", "child process"):
+                continue
+            total += count
+            if purpose.cause == "lock":
+                locked += count
+            else:
+                workers[purpose] += count
+    effective = _resolve(main, workers)
+    count_main = sum(main.values())
+
+    def causes(kind: str) -> dict[str, float]:
+        counts: defaultdict[str, float] = defaultdict(float)
+        for purpose, count in effective.items():
+            if purpose.kind == kind:
+                counts[purpose.cause] += count
+        return _fractions(counts)
+
+    def fraction(*kinds: str) -> float:
+        return sum(count for purpose, count in effective.items() if purpose.kind in kinds) / count_main
+
+    return CallFacts(
+        input=fraction(calls_of_job.INPUT),
+        compute=fraction(calls_of_job.COMPUTE, calls_of_job.OTHER),
+        waiting=fraction(calls_of_job.WAITING),
+        input_causes=causes(calls_of_job.INPUT),
+        waiting_causes=causes(calls_of_job.WAITING),
+        labels=_labels(effective),
+        is_overlapped=any(purpose.kind == calls_of_job.INPUT for purpose in workers),
+        locked=locked / total if total else 0.0,
+        parallel=sum(workers.values()) / count_main,
+        samples=count_main,
+    )
+
+
+def _resolve(main: Mapping[Purpose, int], workers: Mapping[Purpose, int]) -> Mapping[Purpose, float]:
+    """Replace the samples in which the main thread depends on other threads by the purposes of those threads."""
+    effective: defaultdict[Purpose, float] = defaultdict(float)
+    total = sum(workers.values())
+    for purpose, count in main.items():
+        if purpose.kind == calls_of_job.WAITING and purpose.cause in calls_of_job.INTERNAL_CAUSES and total:
+            for worker, samples in workers.items():
+                effective[worker] += count * samples / total
+        else:
+            effective[purpose] += count
+    return effective
+
+
+def _labels(purposes: Mapping[Purpose, float]) -> dict[str, str]:
+    """Return the most frequent function of each kind."""
+    labels: dict[str, defaultdict[str, float]] = {}
+    for purpose, count in purposes.items():
+        labels.setdefault(purpose.kind, defaultdict(float))[purpose.label] += count
+    return {kind: max(counts, key=lambda label: counts[label]) for kind, counts in labels.items()}
+
+
+def _gpu_facts(samples: Sequence[JobSample]) -> GpuFacts | None:
+    """Return the means of the busiest GPU."""
+    histories = [list(each) for each in zip(*(sample.gpus for sample in samples[1:] if sample.gpus), strict=False)]
+    facts = [_mean_gpu(history) for history in histories]
+    return max(facts, key=lambda gpu: gpu.utilization or 0.0, default=None)
+
+
+def _mean_gpu(history: Sequence[GpuSample]) -> GpuFacts:
+    def mean(value: Callable[[GpuSample], float | None]) -> float | None:
+        values = [each for each in map(value, history) if each is not None]
+        return sum(values) / len(values) if values else None
+
+    def pcie(gpu: GpuSample) -> float | None:
+        rates = [rate for rate in (gpu.pcie_received, gpu.pcie_sent) if rate is not None]
+        return max(rates) / gpu.pcie_limit if rates and gpu.pcie_limit else None
+
+    return GpuFacts(
+        name=history[0].name,
+        utilization=mean(lambda gpu: gpu.utilization),
+        sm_utilization=mean(lambda gpu: gpu.sm_utilization),
+        sm_occupancy=mean(lambda gpu: gpu.sm_occupancy),
+        dram_utilization=mean(lambda gpu: gpu.dram_utilization),
+        pcie=mean(pcie),
+    )

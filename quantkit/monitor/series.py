@@ -1,0 +1,194 @@
+"""Time series of a monitored job: one value of each metric for each sample."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from quantkit.monitor.sample import CpuTimes, GpuSample, JobSample
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Values of related quantities over the time.
+
+    Attributes:
+        title: name of the metric.
+        measure: symbol of the values: ``%``, ``MB``, ``MB/s``, ``1/s`` or empty.
+        values: values of each quantity by name; None where a value is not available.
+    """
+
+    title: str
+    measure: str
+    values: Mapping[str, tuple[float | None, ...]]
+
+
+@dataclass(frozen=True)
+class Series:
+    """All metrics of a job.
+
+    Attributes:
+        seconds: time of each value since the start.
+        metrics: metrics.
+    """
+
+    seconds: tuple[float, ...]
+    metrics: tuple[Metric, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the series as JSON values."""
+        metrics = [
+            {"title": metric.title, "measure": metric.measure, "values": {k: list(v) for k, v in metric.values.items()}}
+            for metric in self.metrics
+        ]
+        return {"seconds": list(self.seconds), "metrics": metrics}
+
+
+def make_series(samples: Sequence[JobSample]) -> Series:
+    """Return the time series of samples in order."""
+    pairs = list(pairwise(samples))
+
+    def rates(value: Callable[[JobSample], float], scale: float = 1.0) -> tuple[float | None, ...]:
+        return tuple(
+            round(max(value(after) - value(before), 0.0) / max(after.seconds - before.seconds, 1e-9) / scale, 3)
+            for before, after in pairs
+        )
+
+    def gauges(value: Callable[[JobSample], float], scale: float = 1.0) -> tuple[float | None, ...]:
+        return tuple(round(value(after) / scale, 3) for _, after in pairs)
+
+    metrics = [
+        Metric("CPU, all cores", "%", _host_cpu(pairs)),
+        *_cores(pairs),
+        Metric(
+            "CPU of the job",
+            "cores",
+            {
+                "user": rates(lambda sample: sum(thread.user for thread in sample.threads)),
+                "system": rates(lambda sample: sum(thread.system for thread in sample.threads)),
+            },
+        ),
+        Metric("run states of the job", "%", _activities(pairs)),
+        Metric(
+            "memory",
+            "MB",
+            {
+                "job": gauges(lambda sample: sample.resident, 1e6),
+                "host": gauges(lambda sample: sample.system.memory_used, 1e6),
+            },
+        ),
+        Metric(
+            "page faults of the job",
+            "1/s",
+            {
+                "without disk access": rates(lambda sample: sum(thread.minor_faults for thread in sample.threads)),
+                "with disk access": rates(lambda sample: sum(thread.major_faults for thread in sample.threads)),
+            },
+        ),
+        Metric(
+            "disk",
+            "MB/s",
+            {
+                "job, read": rates(lambda sample: sample.read, 1e6),
+                "job, written": rates(lambda sample: sample.written, 1e6),
+                "host, read": rates(lambda sample: sample.system.disk_read, 1e6),
+                "host, written": rates(lambda sample: sample.system.disk_written, 1e6),
+            },
+        ),
+        Metric(
+            "network of the host",
+            "MB/s",
+            {
+                "received": rates(lambda sample: sample.system.network_received, 1e6),
+                "sent": rates(lambda sample: sample.system.network_sent, 1e6),
+            },
+        ),
+        *_gpus(pairs),
+    ]
+    start = samples[0].seconds if samples else 0.0
+    return Series(tuple(round(after.seconds - start, 3) for _, after in pairs), tuple(metrics))
+
+
+Pairs = Sequence[tuple[JobSample, JobSample]]
+
+
+def _host_cpu(pairs: Pairs) -> dict[str, tuple[float | None, ...]]:
+    return {
+        name: tuple(_percent(before.system.cores, after.system.cores, name) for before, after in pairs)
+        for name in CPU_STATES
+    }
+
+
+CPU_STATES = ("user", "system", "iowait", "idle", "steal")
+
+
+def _cores(pairs: Pairs) -> list[Metric]:
+    """Return a metric of each core."""
+    count = len(pairs[0][1].system.cores) if pairs else 0
+    return [
+        Metric(
+            f"core {core}",
+            "%",
+            {
+                name: tuple(
+                    _percent(before.system.cores[core : core + 1], after.system.cores[core : core + 1], name)
+                    for before, after in pairs
+                )
+                for name in CPU_STATES
+            },
+        )
+        for core in range(count)
+    ]
+
+
+def _percent(before: Sequence[CpuTimes], after: Sequence[CpuTimes], name: str) -> float:
+    total = sum(times.total for times in after) - sum(times.total for times in before)
+    value = sum(getattr(times, name) for times in after) - sum(getattr(times, name) for times in before)
+    return round(100 * max(value, 0.0) / total, 1) if total > 0 else 0.0
+
+
+def _activities(pairs: Pairs) -> dict[str, tuple[float | None, ...]]:
+    names = sorted({name for _, sample in pairs for name in sample.activities})
+    totals = [sum(sample.activities.values()) or 1 for _, sample in pairs]
+    return {
+        name: tuple(
+            round(100 * sample.activities.get(name, 0) / total, 1)
+            for (_, sample), total in zip(pairs, totals, strict=True)
+        )
+        for name in names
+    }
+
+
+def _gpus(pairs: Pairs) -> list[Metric]:
+    """Return the metrics of each GPU."""
+    count = max((len(sample.gpus) for _, sample in pairs), default=0)
+    return [metric for index in range(count) for metric in _gpu(pairs, index)]
+
+
+def _gpu(pairs: Pairs, index: int) -> list[Metric]:
+    gpus = [sample.gpus[index] if index < len(sample.gpus) else None for _, sample in pairs]
+
+    def gauge(name: str, scale: float) -> tuple[float | None, ...]:
+        values: list[Any] = [getattr(gpu, name) if isinstance(gpu, GpuSample) else None for gpu in gpus]
+        return tuple(None if value is None else round(value * scale, 3) for value in values)
+
+    return [
+        Metric(
+            f"GPU {index}",
+            "%",
+            {
+                "utilization": gauge("utilization", 100),
+                "SM utilization": gauge("sm_utilization", 100),
+                "SM occupancy": gauge("sm_occupancy", 100),
+                "memory bandwidth": gauge("dram_utilization", 100),
+            },
+        ),
+        Metric(f"GPU {index}, memory", "MB", {"used": gauge("memory_used", 1e-6)}),
+        Metric(
+            f"GPU {index}, PCIe",
+            "MB/s",
+            {"received": gauge("pcie_received", 1e-6), "sent": gauge("pcie_sent", 1e-6)},
+        ),
+        Metric(f"GPU {index}, clock", "MHz", {"SM": gauge("clock", 1)}),
+        Metric(f"GPU {index}, power", "W", {"power": gauge("power", 1)}),
+    ]

@@ -1,0 +1,143 @@
+"""Purpose of sampled calls, and the sampler inside a job."""
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from quantkit.monitor import agent
+from quantkit.monitor.calls import COMPUTE, INPUT, OTHER, STARTUP, WAITING, purpose_of, read_calls
+
+MAIN = ("/job/train.py", "main")
+IMPORT = ("<frozen importlib._bootstrap>", "_load_unlocked")
+
+
+@pytest.mark.parametrize(
+    ("frames", "text", "kind", "cause"),
+    [
+        ([("/site/PIL/ImageFile.py", "load"), MAIN], "", INPUT, ""),
+        ([("/site/onnxruntime/capi/session.py", "run"), MAIN], "", COMPUTE, ""),
+        ([("/site/onnxruntime/capi/session.py", "__init__"), MAIN], "", STARTUP, ""),
+        ([("/site/tensorflow/python/data/ops/iterator_ops.py", "__next__"), MAIN], "", INPUT, ""),
+        ([("/site/tensorflow/python/eager/execute.py", "quick_execute"), MAIN], "", COMPUTE, ""),
+        ([("/site/tensorflow/python/ops/gen_image_ops.py", "decode_jpeg"), MAIN], "", INPUT, ""),
+        ([("/site/PIL/Image.py", "<module>"), IMPORT, MAIN], "", STARTUP, ""),
+        ([("/lib/threading.py", "wait"), ("/lib/queue.py", "get"), MAIN], "waiter.acquire()", WAITING, "queue"),
+        (
+            [
+                ("/lib/threading.py", "wait"),
+                ("/lib/queue.py", "get"),
+                ("/site/torch/utils/data/dataloader.py", "x"),
+                MAIN,
+            ],
+            "waiter.acquire()",
+            INPUT,
+            "queue",
+        ),
+        (
+            [("/lib/concurrent/futures/thread.py", "_worker")],
+            "work_item = work_queue.get(block=True)",
+            WAITING,
+            "queue",
+        ),
+        ([("/lib/threading.py", "join"), MAIN], "", WAITING, "lock"),
+        ([("/lib/subprocess.py", "_try_wait"), ("/lib/subprocess.py", "run"), MAIN], "", WAITING, "child process"),
+        ([MAIN], "time.sleep(0.1)", WAITING, "sleep"),
+        ([("/job/train.py", "read_batch"), MAIN], "time.sleep(0.1)", INPUT, "sleep"),
+        ([("/job/train.py", "train_step"), MAIN], "time.sleep(0.1)", WAITING, "sleep"),
+        ([MAIN], "data = connection.recv(4096)", WAITING, "network"),
+        ([("/lib/socket.py", "readinto"), ("/lib/http/client.py", "read"), MAIN], "", WAITING, "network"),
+        ([MAIN], "image = cv2.imdecode(data, 1)", INPUT, ""),
+        ([MAIN], "scores = features @ weights", COMPUTE, ""),
+        ([("/job/train.py", "decode"), MAIN], "total += value", INPUT, ""),
+        ([("/job/train.py", "forward"), MAIN], "total += value", COMPUTE, ""),
+        ([("/job/train.py", "work")], "with lock:", WAITING, "lock"),
+        ([MAIN], "total += value", OTHER, ""),
+    ],
+)
+def test_purpose_of_a_stack(frames: list[tuple[str, str]], text: str, kind: str, cause: str) -> None:
+    purpose = purpose_of(tuple(frames), text)
+    assert (purpose.kind, purpose.cause) == (kind, cause)
+    assert purpose.label
+
+
+@pytest.fixture
+def sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> agent.CallSampler:
+    """Sampler without its thread."""
+    monkeypatch.setattr(agent.CallSampler, "start", lambda self: None)
+    sampler = agent.CallSampler(str(tmp_path))
+    sampler.path = str(tmp_path / "calls-7")
+    sampler.stop = threading.Event()
+    return sampler
+
+
+def test_samples_of_the_own_process(sampler: agent.CallSampler, tmp_path: Path) -> None:
+    is_blocked, leave = threading.Event(), threading.Event()
+
+    def read_images() -> None:
+        is_blocked.set()
+        leave.wait()
+
+    thread = threading.Thread(target=read_images)
+    thread.start()
+    is_blocked.wait()
+    for work in (sampler.sample, sampler.sample, sampler.flush, sampler.flush):
+        own = threading.Thread(target=work)
+        own.start()
+        own.join()
+    leave.set()
+    thread.join()
+    first, second = map(json.loads, (tmp_path / "calls-7").read_text().splitlines())
+    assert sum(first["counts"].values()) >= 4
+    assert second["stacks"] == second["counts"] == {}
+    names = [[name for _, name in stack["frames"]] for stack in first["stacks"].values() if not stack["is_main"]]
+    assert any("read_images" in each for each in names)
+    (calls,) = read_calls(tmp_path)
+    assert calls.pid == 7
+    assert sum(calls.main.values()) == 2
+    assert calls.started is None
+
+
+def test_end_of_the_start_is_recorded(tmp_path: Path) -> None:
+    def record(seconds: float, number: int, stacks: dict[str, object]) -> str:
+        return json.dumps({"seconds": seconds, "stacks": stacks, "counts": {str(number): 10}})
+
+    def stack(*frames: tuple[str, str]) -> dict[str, object]:
+        return {"thread": 1, "is_main": True, "frames": frames, "line": 1, "text": ""}
+
+    lines = [
+        record(1.0, 0, {"0": stack(IMPORT)}),
+        record(2.0, 0, {}),
+        record(3.0, 1, {"1": stack(("/site/PIL/Image.py", "open"))}),
+        record(4.0, 0, {}),
+        "incomplete",
+    ]
+    (tmp_path / "calls-3").write_text("\n".join(lines))
+    (calls,) = read_calls(tmp_path)
+    assert calls.started == 2.0
+    assert calls.count(STARTUP) == 30
+    assert calls.count(INPUT) == 10
+
+
+def test_number_of_stacks_is_limited(sampler: agent.CallSampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "MAX_STACKS", 0)
+    thread = threading.Thread(target=sampler.sample)
+    thread.start()
+    thread.join()
+    assert list(sampler.counts) == [-1]
+
+
+def test_sampler_ends_when_the_folder_is_gone(sampler: agent.CallSampler, tmp_path: Path) -> None:
+    sampler.path = str(tmp_path / "missing" / "calls")
+    sampler.flush()
+    assert sampler.stop.is_set()
+
+
+def test_source_of_a_program_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "-c", "import time\ntime.sleep(1)"])
+    assert agent.source_line("<string>", 2) == "time.sleep(1)"
+    assert agent.source_line("<string>", 9) == ""
+    assert agent.source_line(__file__, 1).startswith('"""Purpose')
+    assert agent.source_line("missing.py", 1) == ""

@@ -1,0 +1,173 @@
+"""Seeded faults: the monitor names the cause of each scripted job."""
+
+from pathlib import Path
+
+import pytest
+from monitored_jobs import FUTEX, PID, RUN, TICK, ScriptedJob, ScriptedThread, run_job
+
+from quantkit.monitor.facts import JobFacts
+from quantkit.monitor.verdict import KINDS, describe_evidence, find_bottleneck
+
+NAP = ("S", "hrtimer_nanosleep")
+READ = ("D", "folio_wait_bit_common")
+PIPE = ("S", "anon_pipe_read")
+SOCKET = ("S", "wait_woken")
+PILLOW = [("/site/PIL/ImageFile.py", "load"), ("/job.py", "main")]
+SESSION = [("/site/onnxruntime/capi/session.py", "run"), ("/job.py", "main")]
+QUEUE = [("/lib/threading.py", "wait"), ("/lib/queue.py", "get"), ("/job.py", "main")]
+BUSY = ScriptedThread([RUN], user=TICK)
+
+
+def threads(count: int, **fields: object) -> dict[int, ScriptedThread]:
+    """Return equal threads, the main thread first."""
+    return {PID + index: ScriptedThread(**{"states": [RUN], **fields}) for index in range(count)}
+
+
+def steps(step: float, gap: float, count: int = 12) -> list[tuple[bytes, float]]:
+    """Return the marks of equal steps."""
+    return [mark for _ in range(count) for mark in ((b"s", gap), (b"S", step))]
+
+
+COUNTERS = "{},,cycles:u,1,100,,\n{},,instructions:u,1,100,,\n{},,cache-misses:u,1,100,,"
+
+FAULTS = {
+    "one thread decodes": ScriptedJob(
+        "input-bound", "one-thread input", {PID: BUSY}, calls=[(True, 80, PILLOW, ""), (True, 20, SESSION, "")]
+    ),
+    "decoding thread is slower than the model": ScriptedJob(
+        "input-bound",
+        "one-thread input",
+        {PID: ScriptedThread([FUTEX, FUTEX, RUN]), PID + 1: BUSY},
+        calls=[(True, 70, QUEUE, "self.not_empty.wait()"), (True, 30, SESSION, ""), (False, 90, PILLOW, "")],
+    ),
+    "no prefetch": ScriptedJob(
+        "input-bound", "no prefetch", {PID: BUSY}, calls=[(True, 45, PILLOW, ""), (True, 55, SESSION, "")]
+    ),
+    "gap before each step": ScriptedJob("input-bound", "one-thread input", {PID: BUSY}, marks=steps(0.1, 0.2)),
+    "slow disk": ScriptedJob(
+        "input-bound",
+        "slow disk",
+        {PID: ScriptedThread([READ, READ, RUN], user=TICK / 3)},
+        rates={"read": 2e6},
+        calls=[(True, 70, PILLOW, ""), (True, 30, SESSION, "")],
+    ),
+    "slow disk of an unknown program": ScriptedJob(
+        "input-bound", "slow disk", {PID: ScriptedThread([READ, READ, RUN], user=TICK / 3)}, rates={"read": 2e6}
+    ),
+    "slow pipe": ScriptedJob("input-bound", "slow pipe", {PID: ScriptedThread([PIPE, PIPE, RUN], user=TICK / 3)}),
+    "reads that sleep": ScriptedJob(
+        "input-bound",
+        "slow reads",
+        {PID: ScriptedThread([NAP, NAP, RUN], user=TICK / 3)},
+        calls=[
+            (True, 66, [("/job.py", "read_batch"), ("/job.py", "main")], "time.sleep(0.01)"),
+            (True, 34, SESSION, ""),
+        ],
+    ),
+    "idle GPU with slow input": ScriptedJob(
+        "input-bound", "one-thread input", {PID: BUSY}, gpu={"utilization": 0.3, "sm": 0.2}, marks=steps(0.1, 0.2)
+    ),
+    "transfer to the GPU": ScriptedJob(
+        "input-bound", "host-to-device transfer", {PID: BUSY}, gpu={"utilization": 0.9, "sm": 0.1, "pcie": 25e9}
+    ),
+    "small GPU kernels": ScriptedJob("waiting", "small GPU kernels", {PID: BUSY}, gpu={"utilization": 1.0, "sm": 0.04}),
+    "idle GPU with slow host code": ScriptedJob(
+        "waiting", "host code", {PID: BUSY}, gpu={"utilization": 0.2}, marks=steps(0.1, 0.001)
+    ),
+    "busy GPU": ScriptedJob("compute-bound", "GPU", {PID: BUSY}, gpu={"utilization": 0.97, "sm": 0.8, "dram": 0.3}),
+    "GPU memory bandwidth": ScriptedJob(
+        "memory-bound", "GPU memory bandwidth", {PID: BUSY}, gpu={"utilization": 0.97, "sm": 0.8, "dram": 0.85}
+    ),
+    "all cores": ScriptedJob("compute-bound", "all cores", threads(4, user=TICK), calls=[(True, 99, SESSION, "")]),
+    "one thread": ScriptedJob("compute-bound", "one thread", {PID: BUSY}, calls=[(True, 99, SESSION, "")]),
+    "oversubscription": ScriptedJob("compute-bound", "oversubscription", threads(8, user=TICK / 2, queued=TICK / 2)),
+    "other processes": ScriptedJob(
+        "compute-bound",
+        "other processes",
+        threads(2, user=TICK / 2, queued=TICK / 2),
+        rates={"other cpu": 3.0},
+    ),
+    "CPU quota": ScriptedJob("compute-bound", "CPU quota", threads(2, user=TICK / 2), throttled=0.5, cores=1.0),
+    "swapping": ScriptedJob("memory-bound", "swapping", {PID: ScriptedThread([READ])}, rates={"swap": 30e6}),
+    "page faults with disk access": ScriptedJob(
+        "memory-bound", "page faults", {PID: ScriptedThread([READ], major=20)}, memory=0.97
+    ),
+    "new buffers in each step": ScriptedJob(
+        "memory-bound", "page faults", {PID: ScriptedThread([RUN], user=TICK / 2, system=TICK / 2, minor=5000)}
+    ),
+    "memory bandwidth": ScriptedJob(
+        "memory-bound", "memory bandwidth", threads(4, user=TICK), counters=COUNTERS.format(1000, 400, 12)
+    ),
+    "network": ScriptedJob("waiting", "network", {PID: ScriptedThread([SOCKET, SOCKET, SOCKET, RUN], user=TICK / 4)}),
+    "lock contention": ScriptedJob(
+        "waiting",
+        "lock contention",
+        {
+            PID: ScriptedThread([FUTEX]),
+            **{PID + n: ScriptedThread([FUTEX, FUTEX, RUN], user=TICK / 3) for n in (1, 2, 3)},
+        },
+    ),
+    "interpreter lock": ScriptedJob(
+        "waiting",
+        "global interpreter lock",
+        {
+            PID: ScriptedThread([FUTEX]),
+            **{PID + n: ScriptedThread([FUTEX, FUTEX, RUN], user=TICK / 3) for n in (1, 2, 3)},
+        },
+        calls=[(True, 90, [("/lib/threading.py", "join")], ""), (False, 270, [("/job.py", "work")], "total += n")],
+    ),
+    "sleep": ScriptedJob("waiting", "sleep", {PID: ScriptedThread([NAP, NAP, NAP, RUN], user=TICK / 4)}),
+    "child process": ScriptedJob(
+        "waiting",
+        "sleep",
+        {PID: ScriptedThread([("S", "do_wait")]), PID + 1: ScriptedThread([NAP], pid=PID + 1)},
+    ),
+    "disk writes": ScriptedJob(
+        "waiting", "disk writes", {PID: ScriptedThread([READ, READ, RUN], user=TICK / 3)}, rates={"write": 9e6}
+    ),
+    "idle server": ScriptedJob("waiting", "events", {PID: ScriptedThread([("S", "do_epoll_wait")])}),
+}
+
+
+def facts_of(job: ScriptedJob, folder: Path) -> JobFacts:
+    return run_job(job, folder)[0]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_cause_of_a_fault(name: str, tmp_path: Path) -> None:
+    job = FAULTS[name]
+    facts = facts_of(job, tmp_path)
+    verdict = find_bottleneck(facts)
+    evidence = "\n".join(describe_evidence(facts))
+    assert (verdict.kind, verdict.cause) == (job.verdict, job.cause), f"{verdict}\n{evidence}"
+    assert verdict.advice
+    assert verdict.reason
+    assert evidence.startswith("gap before each step")
+
+
+def test_all_verdicts_are_covered() -> None:
+    assert {job.verdict for job in FAULTS.values()} == set(KINDS)
+    assert len({job.cause for job in FAULTS.values()}) >= 20
+
+
+def test_high_gpu_utilization_without_gpm_is_not_trusted(tmp_path: Path) -> None:
+    job = ScriptedJob("", "", {PID: BUSY}, gpu={"utilization": 1.0})
+    verdict = find_bottleneck(facts_of(job, tmp_path))
+    assert verdict.kind == "compute-bound"
+    assert "SM utilization is not available" in verdict.reason
+
+
+def test_few_cache_misses_are_not_memory_bound(tmp_path: Path) -> None:
+    job = ScriptedJob("", "", threads(4, user=TICK), counters=COUNTERS.format(1000, 400, 1))
+    assert find_bottleneck(facts_of(job, tmp_path)).kind == "compute-bound"
+
+
+def test_facts_are_rates_of_the_counters(tmp_path: Path) -> None:
+    job = ScriptedJob("", "", threads(2, user=TICK / 2, system=TICK / 4, minor=10), rates={"read": 3e6})
+    facts = facts_of(job, tmp_path)
+    assert facts.cpu == pytest.approx(1.5, rel=0.02)
+    assert facts.system == pytest.approx(1 / 3, rel=0.02)
+    assert facts.minor_faults == pytest.approx(2 * 10 / TICK, rel=0.02)
+    assert facts.read == pytest.approx(3e6, rel=0.02)
+    assert facts.activities == {"running": 1.0}
+    assert [thread.cpu for thread in facts.threads] == pytest.approx([0.75, 0.75], rel=0.02)
