@@ -108,7 +108,10 @@ def _add_data(parser: ArgumentParser) -> None:
         "--labels", help="label file: one label per line, or the 2015 label map (default: the model's own)"
     )
     parser.add_argument(
-        "--runtime", default="auto", help="runtime of the float model (default: auto, the fastest available)"
+        "--runtime",
+        default="auto",
+        help="runtime of the float model, which the form of an ONNX model then suits (default: auto, the fastest "
+        "available for the float model, a form for all runtimes)",
     )
     parser.add_argument(
         "--runs",

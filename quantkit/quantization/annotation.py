@@ -334,7 +334,8 @@ class _Annotation:
         """Return nodes of patterns, and pass-through nodes with a path of such nodes from each input to a pattern."""
         names = set(inside)
         for node in self.nodes:
-            if node.op in self.roles.pass_through_ops and self.roles.is_valid(node):
+            is_pass_through = node.op in self.roles.pass_through_ops and node.name not in self.float_nodes
+            if is_pass_through and self.roles.is_valid(node):
                 inputs = self.roles.pass_through_inputs(self.graph, node, self.shapes)
                 if inputs and names.issuperset(edge.node for edge in inputs):
                     names.add(node.name)

@@ -10,7 +10,7 @@ import pytest
 import quantkit as qk
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.formats import onnx as onnx_format
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import Edge, Graph
 from quantkit.quantization import Plan, Scheme, annotate, calibrate, convert, prepare
 from quantkit.quantization.census import executed_int8_fractions
 from quantkit.quantization.ranges import Ranges
@@ -99,10 +99,12 @@ def sqnr(expected: np.ndarray, actual: np.ndarray) -> float:
     return float(10 * np.log10((expected**2).mean() / max(((expected - actual) ** 2).mean(), 1e-20)))
 
 
-def check(network: Network, *outputs: str, int8: dict[str, int], folder: Path, least: float = 28.0) -> Plan:
+def check(
+    network: Network, *outputs: str, int8: dict[str, int], folder: Path, least: float = 28.0, **scheme: Any
+) -> Plan:
     """Quantize, compare with float in ONNX Runtime, and check the ops of the optimized graph."""
     model = network.model(*outputs)
-    plan, quantized = quantize(load(model), samples(network))
+    plan, quantized = quantize(load(model), samples(network), **scheme)
     data = onnx_format.encode(quantized)
     if not network.domains:
         onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
@@ -366,15 +368,48 @@ def test_concatenated_tensors_have_ranges_of_their_own(tmp_path: Path) -> None:
 
 
 def test_elementwise_ops_between_convolutions(tmp_path: Path) -> None:
-    """SiLU, HardSwish and an op of another domain are float between convolutions in int8."""
+    """SiLU, HardSwish and LeakyRelu are int8 between convolutions; an op of another domain is float."""
     network = Network(*IMAGE, domains=("com.microsoft",))
     x = network.conv("x")
     x = network.conv(network.add("Mul", network.add("Sigmoid", x), x))
     x = network.conv(network.add("HardSwish", x))
     x = network.conv(network.add("Gelu", x, domain="com.microsoft"))
     y = network.conv(network.add("LeakyRelu", x, alpha=0.1))
-    plan = check(network, y, int8={"QLinearConv": 5, "QLinearLeakyRelu": 1, "QuickGelu": 1}, folder=tmp_path)
+    int8 = {"QLinearConv": 5, "QLinearSigmoid": 1, "QLinearMul": 2, "Clip": 1, "QLinearLeakyRelu": 1}
+    plan = check(network, y, int8=int8, folder=tmp_path)
     assert "com.microsoft.Gelu has no int8 form" in plan.float_fallbacks.values()
+
+
+def test_float_silu_is_fused(tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    x = network.conv("x")
+    y = network.conv(network.add("Mul", network.add("Sigmoid", x), x))
+    check(network, y, int8={"QLinearConv": 2, "QuickGelu": 1}, folder=tmp_path, keep_float=("Sigmoid",))
+
+
+def test_runtime_chooses_the_form_of_silu(tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    x = network.conv("x")
+    network.conv(network.add("Mul", network.add("Sigmoid", x, name="gate"), x), name="y")
+    graph = load(network.model("y"))
+    for runtime, is_float in (("openvino", True), ("onnxruntime", False), ("auto", False)):
+        result = qk.quantize(graph, samples(network), runtime=runtime, runs=0, output=tmp_path / "y.onnx")
+        assert ("gate" in result.plan.float_fallbacks) == is_float, runtime
+
+
+@pytest.mark.parametrize("size", [0.2, 1.0, 20.0])
+def test_gate_of_hard_swish_is_exact(size: float) -> None:
+    """Input 3/k (q - k) has the gate clip(q, 0, 2k) / 2k: the output has the errors of the input only."""
+    network = Network(*IMAGE)
+    network.add("Conv", "x", size * network.weights(8, 8, 3, 3), pads=[1] * 4, name="wide")
+    network.conv(network.add("HardSwish", "wide", name="swish"), name="y")
+    _, quantized = quantize(load(network.model("y")), samples(network), observer="min_max")
+    feeds = {"x": samples(network, 9)[-1]}
+    with_inner_outputs = quantized.with_endpoints(None, [Edge("wide/values"), Edge("swish")])
+    wide, swish = run(onnx_format.encode(with_inner_outputs), feeds)
+    np.testing.assert_allclose(swish, wide * np.clip(wide / 6 + 0.5, 0, 1), atol=1e-5 * size)
+    expected, actual = (find_runtime(name).open(quantized).run(feeds)["y"] for name in ("onnxruntime", "openvino"))
+    assert sqnr(expected, actual) > 35
 
 
 def test_part_of_a_float_tensor_has_a_range_of_its_own() -> None:

@@ -40,6 +40,8 @@ COPY_OPS = frozenset(
 )
 # Ops with an int8 kernel that has its own quantization parameters for each input and for the output.
 ELEMENTWISE_OPS = frozenset({"Add", "Mul", "Concat", "LeakyRelu"})
+# Such ops of a gated activation, x * gate(x): in int8 after layers whose outputs are int8 in any case.
+GATE_OPS = frozenset({"Sigmoid", "HardSwish"})
 # Ops without data of their input type at input 0: the data are input 1.
 _DATA_INDEX = {"Where": 1}
 # Least number of inputs, where it is not 1.
@@ -71,9 +73,9 @@ class OnnxRoles(Roles):
     concat_ops = frozenset({"Concat"})
     average_ops = frozenset({"AveragePool"})
     activation_ops = frozenset({"Relu", "Clip"})
-    elementwise_ops = ELEMENTWISE_OPS
+    elementwise_ops = ELEMENTWISE_OPS | GATE_OPS
     selection_ops = frozenset({"Slice", "Gather", "Split"})
-    pass_through_ops = COPY_OPS | ELEMENTWISE_OPS | concat_ops | average_ops | activation_ops | {"Resize", "Upsample"}
+    pass_through_ops = COPY_OPS | elementwise_ops | concat_ops | average_ops | activation_ops | {"Resize", "Upsample"}
     nonnegative_ops = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Exp", "Abs", "Sqrt"})
     quantized_output_ops = frozenset({"Conv"})
     amplifying_ops = frozenset({"Log"})
@@ -195,6 +197,8 @@ class OnnxRoles(Roles):
         if node.op in ("Concat", "Add", "Mul"):
             return () if any(graph.constant_of(edge) for edge in node.inputs) else node.inputs
         if node.op == "Clip" and not self.is_activation(graph, node):
+            return ()
+        if node.op in GATE_OPS and graph[node.inputs[0].node].op not in self.quantized_output_ops:
             return ()
         if node.op == "MaxPool" and graph.uses.get(Edge(node.name, 1)):
             return ()

@@ -56,7 +56,9 @@ def choose_plan(options: Options, graph: Graph, scheme: Scheme) -> Plan:
     """
     plan = _load_plan(options)
     if plan is None:
-        plan = annotate(graph, scheme)
+        target = find_target(scheme.target)
+        float_ops = target.float_ops.get(options.runtime, ()) if graph.dialect == target.dialect else ()
+        plan = annotate(graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(float_ops))))
     else:
         plan.require_nodes(graph)
         _require_convertible(graph, plan)

@@ -123,7 +123,8 @@ def quantize(
         input_width, input_height: image size in pixels (default: the graph's).
         input_mean, input_std: normalization (x - mean) / std of images, numbers or one number per channel (default:
             the card's, else from a scaling layer of the graph, else 128).
-        runtime: runtime of the float model; ``auto`` is the fastest available.
+        runtime: runtime of the float model, which the form of an ONNX model then suits; ``auto`` is the fastest
+            available for the float model, and a form for all runtimes of the target.
         runs: samples of the latency of each model; 0 to skip the latency (default: until the comparison is clear,
             about a minute at most).
         max_drop: keep layers in float until the drop is at most this fraction: the drop of top-1 if samples have

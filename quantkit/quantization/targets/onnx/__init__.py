@@ -1,5 +1,7 @@
 """Target "onnx": ONNX models with QuantizeLinear and DequantizeLinear pairs."""
 
+from types import MappingProxyType
+
 from quantkit.convert.onnx_opsets import raise_opset
 from quantkit.ir.graph import Graph
 from quantkit.quantization.plan import Plan
@@ -22,6 +24,8 @@ class OnnxTarget(Target):
     graph_dialects = ("tensorflow", "onnx")
     keeps_endpoints = True
     multiplies_u8_by_s8 = True
+    # OpenVINO fuses a float SiLU with the convolution before it.
+    float_ops = MappingProxyType({"openvino": frozenset({"Sigmoid"})})
     runs_bfloat16 = True
 
     def prepare(self, graph: Graph) -> Graph:

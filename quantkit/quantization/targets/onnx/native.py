@@ -5,9 +5,14 @@
 
 Every other node, and the names of all values, stay. A value that is computed in int8 has its name on the
 DequantizeLinear. A value that is computed in float keeps its float consumers; only its int8 consumers use the pair.
+
+HardSwish of a quantized tensor has no int8 kernel, but two ops that have one. With the scale 3/k and the zero point k,
+
+    hardswish(x) = x * clip(x / 6 + 1/2, 0, 1)      x = 3/k (q - k)      clip(x / 6 + 1/2, 0, 1) = clip(q, 0, 2k) / 2k
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from math import inf
@@ -24,7 +29,11 @@ from quantkit.ops.roles.onnx import INTEGER_BIAS_OPS
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Range, Ranges
+from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.onnx.parameters import ONNX_TYPES, fit_bias
+
+# x * sigmoid(x) is above -0.003 for smaller values.
+SILU_MINIMUM = -8.0
 
 
 def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
@@ -48,6 +57,7 @@ class _NativeQuantization:
 
     Attributes:
         parameters: quantization parameters of each edge.
+        gates: zero point k of each quantized input of a HardSwish.
         nodes: nodes of the quantized graph, by their names in the float graph.
         new_nodes: nodes that the conversion adds.
         names: names of all values.
@@ -58,13 +68,17 @@ class _NativeQuantization:
         self.source = source
         self.plan = plan
         nonnegative = plan.nonnegative_edges(source)
-        self.parameters = {
-            edge: QuantizationParameters.of_range(
-                spec,
-                _clamp(ranges[edge], 0.0 if plan.group_of(edge) <= nonnegative else self._least_value(edge)),
-            )
-            for edge, spec in plan.activations.items()
-        }
+        self.parameters: dict[Edge, QuantizationParameters] = {}
+        self.gates: dict[Edge, int] = {}
+        for edge, spec in plan.activations.items():
+            least = 0.0 if plan.group_of(edge) <= nonnegative else self._least_value(edge)
+            limits = Range(0.0, 1.0) if self._is_gate(edge) else _clamp(ranges[edge], least)
+            self.parameters[edge] = QuantizationParameters.of_range(spec, limits)
+            if self._is_quantized_hard_swish(edge, spec):
+                self.gates[edge] = zero = max(int(3 * spec.limits[1] / (3 + limits.high)), 1)
+                self.parameters[edge] = replace(
+                    self.parameters[edge], scale=np.array(3 / zero, np.float32), zero_point=np.array(zero, np.int32)
+                )
         self.nodes = dict(source.nodes)
         self.new_nodes: list[Node] = []
         self.names = {*source.nodes, *(str(edge) for edge in source.uses), *_later_outputs(source)}
@@ -72,10 +86,20 @@ class _NativeQuantization:
         self.weights: dict[tuple[str, bytes], Edge] = {}
 
     def _least_value(self, edge: Edge) -> float:
-        """Return the limit below which all consumers of an edge compute 0: -3 for HardSwish."""
-        is_alone = len(self.plan.group_of(edge)) == 1 and edge not in self.source.outputs
-        ops = {node.op for node in self.source.consumers(edge)}
-        return -3.0 if is_alone and ops == {"HardSwish"} else -inf
+        """Return the limit below which all consumers of an edge compute 0: exactly for HardSwish, nearly for a SiLU."""
+        if len(self.plan.group_of(edge)) > 1 or edge in self.source.outputs:
+            return -inf
+        consumers = self.source.consumers(edge)
+        if {node.op for node in consumers} == {"HardSwish"}:
+            return -3.0
+        return SILU_MINIMUM if _is_silu(edge, consumers) else -inf
+
+    def _is_gate(self, edge: Edge) -> bool:
+        return self.source[edge.node].op == "Sigmoid" and len(self.plan.group_of(edge)) == 1
+
+    def _is_quantized_hard_swish(self, edge: Edge, spec: Spec) -> bool:
+        consumers = {node.name for node in self.source.consumers(edge)}
+        return self._least_value(edge) == -3.0 and consumers <= {*self.plan.pass_through} and spec.limits[0] == 0
 
     def graph(self) -> Graph:
         """Return the quantized graph."""
@@ -86,6 +110,7 @@ class _NativeQuantization:
         outputs = [edge for edge in self.parameters if edge.node in int8_nodes and edge in self.source.outputs]
         for edge in [edge for edge in self.parameters if edge not in outputs]:
             self._quantize_edge(edge, is_int8=edge.node in int8_nodes, int8_consumers=int8_consumers)
+        self._split_hard_swishes()
         self._prevent_int8_averages()
         self._prevent_float_products()
         self._merge_silu_inputs()
@@ -200,6 +225,21 @@ class _NativeQuantization:
         quantized = self._add(Node(f"{prefix}/codes", "QuantizeLinear", (source, scale, zero)))
         return Node(name, "DequantizeLinear", (quantized, scale, zero))
 
+    def _split_hard_swishes(self) -> None:
+        """Replace each HardSwish of a quantized tensor by a product of the tensor and its gate."""
+        added = {node.name: node for node in self.new_nodes}
+        for edge, zero in self.gates.items():
+            for consumer in self.source.consumers(edge):
+                node = self.nodes[consumer.name]
+                gate = added[node.inputs[0].node].inputs[0]
+                zero_point = self._add_constant(f"{node.name}/zero", np.array(0, np.uint8))
+                if 2 * zero < 255:
+                    limit = self._add_constant(f"{node.name}/limit", np.array(2 * zero, np.uint8))
+                    gate = self._add(Node(f"{node.name}/clipped", "Clip", (gate, zero_point, limit)))
+                scale = self._add_constant(f"{node.name}/scale", np.array(1 / (2 * zero), np.float32))
+                values = self._add(Node(f"{node.name}/gate", "DequantizeLinear", (gate, scale, zero_point)))
+                self.nodes[node.name] = node.with_(op="Mul", inputs=(node.inputs[0], values))
+
     def _prevent_int8_averages(self) -> None:
         """Prevent ONNX Runtime from computing average pools in int8, see `from_tensorflow`."""
         for name in self.plan.pass_through:
@@ -225,11 +265,9 @@ class _NativeQuantization:
                 consumers.setdefault(edge, []).append(node)
         dequantized = {Edge(node.name) for node in self.new_nodes if node.op == "DequantizeLinear"}
         for edge in sorted(dequantized & set(consumers), key=str):
-            ops = {node.op: node for node in consumers[edge]}
-            is_silu = len(consumers[edge]) == 2 and set(ops) == {"Sigmoid", "Mul"}
-            if is_silu and set(ops["Mul"].inputs) == {edge, Edge(ops["Sigmoid"].name)}:
+            if _is_silu(edge, consumers[edge]):
                 copy = self._add(Node(f"{edge}/copy", "Concat", (edge,), attrs={"axis": 0}))
-                for node in ops.values():
+                for node in consumers[edge]:
                     inputs = tuple(copy if source == edge else source for source in node.inputs)
                     self.nodes[node.name] = node.with_(inputs=inputs)
 
@@ -237,6 +275,12 @@ class _NativeQuantization:
         """Insert a Concat of one tensor after a node; it takes the name of the node."""
         source = self._add(self.nodes[name].with_(name=f"{name}/{suffix}"))
         self.nodes[name] = Node(name, "Concat", (source,), attrs={"axis": axis})
+
+
+def _is_silu(edge: Edge, consumers: Sequence[Node]) -> bool:
+    """Return True if the consumers of an edge are the two ops of x * sigmoid(x)."""
+    ops = {node.op: node for node in consumers}
+    return set(ops) == {"Sigmoid", "Mul"} and set(ops["Mul"].inputs) == {edge, Edge(ops["Sigmoid"].name)}
 
 
 def _later_outputs(graph: Graph) -> Iterator[str]:
