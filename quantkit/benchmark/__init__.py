@@ -1,6 +1,7 @@
 """Latency of models in runtimes, measured side by side."""
 
-from quantkit.benchmark.profiling import Profile, profile_layers
+from quantkit.benchmark.profiling import Profile
+from quantkit.benchmark.profiling.verb import profile_layers
 from quantkit.benchmark.report import Benchmark, NotMeasuredError
 from quantkit.benchmark.rounds import BenchmarkInterrupted
 from quantkit.benchmark.workflow import benchmark

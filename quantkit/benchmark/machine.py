@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from quantkit.benchmark.cgroup import cpu_quota, read_text
+
 # Instruction sets that determine the speed of int8 and 16-bit arithmetic on x86, and on Arm.
 ISA = (
     "avx2",
@@ -107,6 +109,17 @@ class Machine:
         return cls(**fields | {"cache_bytes": tuple(fields["cache_bytes"].items())})
 
 
+def usable_threads(machine: Machine, cpus: tuple[int, ...] = ()) -> int:
+    """Return the number of hardware threads that affinity and container leave to a process, at least 1.
+
+    Args:
+        machine: the host.
+        cpus: hardware threads that the process is limited to; empty for no limit.
+    """
+    threads = len(cpus) or len(machine.affinity) or machine.logical_cores
+    return threads if machine.cpu_quota is None else max(min(threads, int(machine.cpu_quota)), 1)
+
+
 def this_machine(root: Path = Path("/")) -> Machine:
     """Return the description of this host.
 
@@ -124,9 +137,9 @@ def this_machine(root: Path = Path("/")) -> Machine:
         isa=tuple(name for name in (*ISA, *ARM_ISA) if name in flags),
         memory_bytes=_memory_bytes(root),
         cache_bytes=_cache_bytes(root),
-        governor=_read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        governor=read_text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         affinity=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
-        cpu_quota=_cpu_quota(root),
+        cpu_quota=cpu_quota(root),
         gpus=_gpus(root),
         system=platform.platform(),
         python=platform.python_version(),
@@ -138,16 +151,9 @@ def _count_text(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
-
-
 def _processors(root: Path) -> list[dict[str, str]]:
     """Return the stanzas of ``/proc/cpuinfo`` that describe a processor."""
-    text = _read(root / "proc/cpuinfo") or ""
+    text = read_text(root / "proc/cpuinfo") or ""
     stanzas = [
         {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in stanza.splitlines())}
         for stanza in text.split("\n\n")
@@ -158,44 +164,35 @@ def _processors(root: Path) -> list[dict[str, str]]:
 def _physical_cores(root: Path, logical: int) -> int | None:
     """Return the number of distinct sets of sibling threads."""
     siblings = {
-        _read(root / f"sys/devices/system/cpu/cpu{index}/topology/thread_siblings_list") for index in range(logical)
+        read_text(root / f"sys/devices/system/cpu/cpu{index}/topology/thread_siblings_list") for index in range(logical)
     } - {None}
     return len(siblings) or None
 
 
 def _memory_bytes(root: Path) -> int | None:
-    total = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo") or "", re.MULTILINE)
+    total = re.search(r"^MemTotal:\s+(\d+) kB", read_text(root / "proc/meminfo") or "", re.MULTILINE)
     return int(total[1]) * 1024 if total else None
 
 
 def _cache_bytes(root: Path) -> tuple[tuple[str, int], ...]:
     sizes: dict[str, int] = {}
     for folder in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind, size = (_read(folder / name) for name in ("level", "type", "size"))
+        level, kind, size = (read_text(folder / name) for name in ("level", "type", "size"))
         match = re.fullmatch(r"(\d+)([KMG]?)", size or "")
         if match and kind != "Instruction":
             sizes[f"L{level}"] = int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
     return tuple(sizes.items())
 
 
-def _cpu_quota(root: Path) -> float | None:
-    """Return the quota of control groups version 2, else 1: microseconds of CPU time per period."""
-    quota, _, period = (_read(root / "sys/fs/cgroup/cpu.max") or "max").partition(" ")
-    if quota == "max":
-        quota = _read(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us") or "-1"
-        period = _read(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us") or "100000"
-    return int(quota) / int(period) if int(quota) > 0 else None
-
-
 def _gpus(root: Path) -> tuple[str, ...]:
     names = []
     for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
-        model = re.search(r"^Model:\s+(.+)$", _read(path) or "", re.MULTILINE)
+        model = re.search(r"^Model:\s+(.+)$", read_text(path) or "", re.MULTILINE)
         names.append(model[1] if model else "NVIDIA GPU")
     # Containers often contain the device nodes without the files of the driver.
     names = names or ["NVIDIA GPU" for _ in (root / "dev").glob("nvidia[0-9]*")]
     for path in sorted((root / "sys/class/drm").glob("renderD*/device/vendor")):
-        vendor = GPU_VENDORS.get(_read(path) or "")
+        vendor = GPU_VENDORS.get(read_text(path) or "")
         names += [f"{vendor} GPU"] if vendor else []
     return tuple(names)
 

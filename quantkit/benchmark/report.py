@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from quantkit.benchmark.measurement import Measurement, MeasurementContext
 from quantkit.benchmark.percentile import PERCENTILES, needed_calls
+from quantkit.benchmark.reason import Reason
 from quantkit.benchmark.speedup import MARGIN, Speedup
 from quantkit.benchmark.student import MIN_PROCESSES
 from quantkit.errors import CheckError, InputError, QuantkitError, UsageError
@@ -72,12 +73,14 @@ class Benchmark:
     Attributes:
         rows: results in the order of the candidates.
         notes: messages on all rows.
+        reasons: reasons why an int8 model is not faster, ranked by measured time; empty if it is.
         is_complete: True if all rounds are finished.
     """
 
     rows: tuple[BenchmarkRow, ...]
     notes: tuple[str, ...] = ()
     is_complete: bool = True
+    reasons: tuple[Reason, ...] = ()
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
@@ -189,6 +192,7 @@ class Benchmark:
             "fastest": None if self.fastest is None else self.rows.index(self.fastest),
             "rivals": [self.rows.index(row) for row in self.rivals],
             "notes": list(self.notes),
+            "reasons": [reason.to_json() for reason in self.reasons],
             "is_complete": self.is_complete,
         }
 
@@ -203,7 +207,8 @@ class Benchmark:
             raise InputError(f"the schema is {document.get('schema', 'missing')!r}, and {SCHEMA!r} is required")
         try:
             rows = tuple(_parse_row(row) for row in document["rows"])
-            return cls(rows, tuple(document["notes"]), document["is_complete"])
+            reasons = tuple(Reason(**reason) for reason in document.get("reasons", ()))
+            return cls(rows, tuple(document["notes"]), document["is_complete"], reasons)
         except (KeyError, TypeError) as error:
             raise InputError(f"the benchmark is incomplete: {error}") from None
 
@@ -271,6 +276,9 @@ class Benchmark:
         lines.extend(_instability_lines(self.rows))
         for row, speedup in zip(self.rows, self.speedups, strict=True):
             lines.extend(_row_messages(row, speedup))
+        if self.reasons:
+            lines.append("not faster in int8; measured time, the largest first:")
+        lines.extend(f"  {reason}" for reason in self.reasons)
         return [*lines, *self.notes]
 
 

@@ -29,6 +29,7 @@ from quantkit.arguments import (
 from quantkit.benchmark.candidate import Candidate, Settings
 from quantkit.benchmark.report import Benchmark
 from quantkit.benchmark.rounds import SamplingOptions, measure
+from quantkit.benchmark.verdict import explain_speedup
 from quantkit.data import as_dataset
 from quantkit.errors import UsageError
 from quantkit.formats import onnx
@@ -146,6 +147,7 @@ def benchmark(
             offline=offline,
         )
         result = measure(candidates, sampling, on_progress)
+        result = replace(result, reasons=explain_speedup(result, candidates, on_progress))
     if random_weights:
         result = replace(result, notes=(*result.notes, RANDOM_WEIGHTS_NOTE))
     if not result.measurements:

@@ -8,6 +8,7 @@ from typing import Any
 from quantkit.benchmark import Benchmark
 from quantkit.benchmark.measurement import Measurement
 from quantkit.benchmark.profiling import Profile
+from quantkit.benchmark.reason import Reason
 from quantkit.benchmark.report import Failure
 from quantkit.benchmark.speedup import Speedup
 from quantkit.data.preprocessing import Preprocessing
@@ -144,10 +145,17 @@ class Latency:
 
 @dataclass(frozen=True)
 class NextStep:
-    """Recommended next command with its reason."""
+    """Recommended next command with its reason.
+
+    Attributes:
+        reason: one sentence.
+        command: next command.
+        causes: reasons why the quantized model is not faster, ranked by measured time.
+    """
 
     reason: str
     command: str
+    causes: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -265,5 +273,6 @@ class QuantizationReport:
             if self.fallback is None
             else {**self.fallback.to_json(), "precision": self.fallback_precision},
             "reason": None if self.next_step is None else self.next_step.reason,
+            "causes": [] if self.next_step is None else [cause.to_json() for cause in self.next_step.causes],
             "next_command": None if self.next_step is None else self.next_step.command,
         }

@@ -85,6 +85,7 @@ def _figures(report: QuantizationReport) -> Iterator[tuple[str, str]]:
         yield "warning", warning
     if report.next_step is not None:
         yield "recommendation", report.next_step.reason
+        yield from ((cause.kind, cause.text) for cause in report.next_step.causes)
         yield "next command", report.next_step.command
 
 
@@ -195,6 +196,7 @@ def _latency_lines(report: QuantizationReport) -> Iterator[str]:
     yield f"threads: {report.threads}"
     if report.next_step is not None:
         yield report.next_step.reason
+        yield from (f"  {cause}" for cause in report.next_step.causes)
         yield f"next: {report.next_step.command}"
 
 

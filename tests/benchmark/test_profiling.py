@@ -2,16 +2,18 @@
 
 import json
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from measurements import MACHINE, make_model_profile, scripted_clock
+from measurements import MACHINE, make_measurement, make_model_profile, scripted_clock
 
 import quantkit as qk
 from quantkit.benchmark import profile_layers
 from quantkit.benchmark.candidate import Candidate, Settings
+from quantkit.benchmark.profiling.candidates import profile_candidates
 from quantkit.benchmark.profiling.layer_names import LayerNames
 from quantkit.benchmark.profiling.layer_work import LayerWork, Peaks
 from quantkit.benchmark.profiling.peak_models import float_product, int8_product
@@ -19,10 +21,14 @@ from quantkit.benchmark.profiling.peaks import COPIES, copy_rate
 from quantkit.benchmark.profiling.profile import Profile, profile_model
 from quantkit.benchmark.profiling.profile_text import precision_text
 from quantkit.benchmark.profiling.tracing import TracedCalls, trace_calls
+from quantkit.benchmark.reason import Reason
+from quantkit.benchmark.report import Benchmark, BenchmarkRow
 from quantkit.benchmark.sampler import LEAST_PAIRS, time_pairs
+from quantkit.benchmark.verdict import explain_speedup
 from quantkit.errors import UnavailableError, UsageError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
+from quantkit.progress import OnProgress, ignore_progress
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import CONVERSION, FLOAT, INT8, OpTime, OpTrace, RuntimeVersion, SessionOptions
 
@@ -277,3 +283,47 @@ def test_profile_of_the_worker_times_both_sessions(tiny_model: Path) -> None:
     response = json.loads(responses[1])
     assert response["untraced_seconds"] == response["traced_seconds"] == [1.0] * LEAST_PAIRS
     assert response["ops"] == []
+
+
+def test_too_many_threads_are_measured_against_the_usable_ones(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int | None] = []
+
+    def trace(candidate: Candidate) -> TracedCalls:
+        options = candidate.settings.options
+        threads.append(options.intra_op)
+        return make_calls(OPS[3:], untraced=10.0 * (options.intra_op or 1))
+
+    module = import_module("quantkit.benchmark.profiling.candidates")
+    monkeypatch.setattr(module, "trace_calls", trace)
+    monkeypatch.setattr(module, "this_machine", lambda: replace(MACHINE, isa=("avx512_vnni",), affinity=(0,)))
+    candidate = Candidate("tiny.pb", tiny_model, Settings("reference", SessionOptions(intra_op=2)))
+    profile = profile_candidates([candidate])
+    assert threads == [2, 1]
+    assert [(reason.kind, reason.seconds) for reason in profile.reasons] == [("oversubscription", 10.0)]
+    assert f"quantkit benchmark {tiny_model}@onnxruntime" in profile.reasons[0].command
+    assert "time that limits tiny.pb, the largest first:\n  oversubscription: 2 threads on 1 CPU" in str(profile)
+
+
+def test_benchmark_explains_an_int8_model_that_is_not_faster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    graphs = {"float": float_product("onnx", 4), "int8": int8_product("onnx", 4)}
+    for name, graph in graphs.items():
+        qk.save(graph, tmp_path / f"{name}.onnx")
+    candidates = [Candidate(name, tmp_path / f"{name}.onnx") for name in graphs]
+    rows = (BenchmarkRow("float", "openvino", make_measurement([1.0] * 9, 3, 3)),) * 2
+    result = Benchmark((rows[0], replace(rows[1], label="int8")))
+    reason = Reason("boundaries", 1.0, "all of it", "quantkit doctor")
+    pairs: list[list[Candidate]] = []
+
+    def profile(pair: list[Candidate], on_progress: OnProgress) -> Profile:
+        pairs.append(pair)
+        return Profile((make_model_profile({}),), reasons=(reason,))
+
+    monkeypatch.setattr(import_module("quantkit.benchmark.verdict"), "profile_candidates", profile)
+    assert explain_speedup(result, candidates, ignore_progress) == (reason,)
+    assert [candidate.settings.runtime for candidate in pairs[0]] == ["openvino", "openvino"]
+    assert explain_speedup(result, candidates[:1] * 2, ignore_progress) == ()
+    explained = replace(result, reasons=(reason,))
+    assert "not faster in int8; measured time, the largest first:\n  boundaries: all of it" in str(explained)
+    assert Benchmark.from_json(explained.to_json()) == explained

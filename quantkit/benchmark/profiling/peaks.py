@@ -11,7 +11,7 @@ import numpy as np
 
 from quantkit import formats
 from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.machine import Machine
+from quantkit.benchmark.machine import Machine, usable_threads
 from quantkit.benchmark.profiling.layer_work import Peaks
 from quantkit.benchmark.profiling.peak_models import OPERATIONS, float_product, int8_product
 from quantkit.benchmark.profiling.tracing import trace_calls
@@ -39,13 +39,7 @@ def measure_peaks(runtime: str, settings: Settings, machine: Machine, folder: Pa
     path = folder / ("product.onnx" if dialect == onnx.DIALECT else "product.pb")
     own = Settings(runtime, settings.options, settings.environment, settings.cpus)
     float_peak, int8_peak = (_product_rate(make(dialect), path, own) for make in (float_product, int8_product))
-    return Peaks(float_peak, int8_peak, copy_rate(len(settings.cpus) or usable_threads(machine), machine))
-
-
-def usable_threads(machine: Machine) -> int:
-    """Return the number of hardware threads that affinity and container leave to a process, at least 1."""
-    threads = len(machine.affinity) or machine.logical_cores
-    return threads if machine.cpu_quota is None else max(min(threads, int(machine.cpu_quota)), 1)
+    return Peaks(float_peak, int8_peak, copy_rate(usable_threads(machine, settings.cpus), machine))
 
 
 def copy_rate(threads: int, machine: Machine, clock: Clock = perf_counter) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 from quantkit.benchmark.profiling.layer_names import LayerNames
 from quantkit.benchmark.profiling.layer_work import LayerWork, Peaks
 from quantkit.benchmark.profiling.tracing import TracedCalls
+from quantkit.benchmark.reason import Reason
 from quantkit.runtimes.session import CONVERSION, FLOAT, INT8, TRANSFER, OpTime, RuntimeVersion
 
 SCHEMA = "quantkit.profile/1"
@@ -59,6 +60,10 @@ class ModelProfile:
         traced_seconds: median latency with a trace.
         overhead_seconds: part of the untraced latency in which no op ran.
         calls: number of traced calls.
+        threads: threads that the options request, the product of both; 0 for the default of the runtime.
+        usable_threads: hardware threads that the process may use.
+        oversubscription_seconds: latency minus the one with `usable_threads`; 0 if `threads` is not larger.
+        throttled_fraction: fraction of the time for which a CPU quota stopped the process.
     """
 
     label: str
@@ -68,6 +73,10 @@ class ModelProfile:
     traced_seconds: float
     overhead_seconds: float
     calls: int
+    threads: int = 0
+    usable_threads: int = 1
+    oversubscription_seconds: float = 0.0
+    throttled_fraction: float = 0.0
 
     @cached_property
     def seconds(self) -> float:
@@ -109,6 +118,10 @@ class ModelProfile:
             "tracing_cost": self.tracing_cost,
             "fractions": dict(self.fractions),
             "calls": self.calls,
+            "threads": self.threads,
+            "usable_threads": self.usable_threads,
+            "oversubscription_seconds": self.oversubscription_seconds,
+            "throttled_fraction": self.throttled_fraction,
         }
 
 
@@ -168,11 +181,13 @@ class Profile:
         models: profiles in the order of the candidates.
         peaks: measured peaks of the machine by runtime; empty if they were not measured.
         notes: messages on all models.
+        reasons: reasons why the last model is not faster, ranked by measured time.
     """
 
     models: tuple[ModelProfile, ...]
     peaks: Mapping[str, Peaks] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
 
     @property
     def untraced_seconds(self) -> float:
@@ -204,6 +219,7 @@ class Profile:
                 for row in model.rows
             ],
             "peaks": {name: peaks.to_json() for name, peaks in self.peaks.items()},
+            "reasons": [reason.to_json() for reason in self.reasons],
             "notes": list(self.notes),
         }
 

@@ -55,6 +55,9 @@ def profile_lines(profile: Profile) -> Iterator[str]:
             yield f"  {_bound_text(model, peaks)}"
     for name, peaks in profile.peaks.items():
         yield f"measured peaks in {name}: {peaks_text(peaks)}"
+    if profile.reasons:
+        yield f"time that limits {profile.models[-1].label}, the largest first:"
+    yield from (f"  {reason}" for reason in profile.reasons)
     yield from profile.notes
 
 

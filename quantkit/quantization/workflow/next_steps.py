@@ -2,12 +2,14 @@
 
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from quantkit.benchmark.measurement import Measurement
 from quantkit.benchmark.profiling.profile_text import precision_text
+from quantkit.benchmark.profiling.reasons import find_reasons
+from quantkit.benchmark.reason import Reason
 from quantkit.benchmark.report import format_latency
 from quantkit.benchmark.speedup import MOST_PROCESSES
 from quantkit.data import Preprocessing, PreprocessingOptions
@@ -16,7 +18,7 @@ from quantkit.quantization.census import FLOAT, INT8
 from quantkit.quantization.report import NextStep, QuantizationReport
 from quantkit.quantization.targets import Target, find_target, targets
 from quantkit.quantization.workflow.host import find_bfloat16_instruction
-from quantkit.quantization.workflow.options import Options
+from quantkit.quantization.workflow.options import DEFAULT_TARGET, Options
 
 # A lower agreement with the float model leads to a recommendation.
 GOOD_AGREEMENT = 0.98
@@ -99,7 +101,7 @@ def recommend(report: QuantizationReport, commands: Commands) -> NextStep | None
         return recommend_for_doubts(report, commands)
     accuracy, speed = recommend_for_accuracy(report, commands), recommend_for_speed(report, commands)
     if accuracy is not None and speed is not None:
-        return NextStep(f"{accuracy.reason}; {speed.reason}", accuracy.command)
+        return NextStep(f"{accuracy.reason}; {speed.reason}", accuracy.command, speed.causes)
     return accuracy or speed
 
 
@@ -128,10 +130,11 @@ def recommend_for_speed(report: QuantizationReport, commands: Commands) -> NextS
         command = commands.benchmark(*names, *(("--processes", str(count)) if count <= MOST_PROCESSES else ()))
         return NextStep(f"undecided: {runtimes}: {speedup.advice}", command)
     if names[0] != names[1] and names[0] not in find_target(report.target).runtimes:
-        return _faster_elsewhere(report, commands, before, after)
+        step = _faster_elsewhere(report, commands, before, after)
+        return replace(step, causes=_measured_causes(report, commands, names))
     claim = f"not faster: {runtimes}: {speedup.verdict}"
     reason, command = _cause(report, commands, after)
-    return NextStep(f"{claim}; {reason}", command)
+    return NextStep(f"{claim}; {reason}", command, _measured_causes(report, commands, names))
 
 
 def _faster_elsewhere(
@@ -147,6 +150,32 @@ def _faster_elsewhere(
     if others and others[0] != report.target:
         return NextStep(f"{claim}; --target {others[0]} runs in {runtime}", commands.quantize_again(others[0]))
     return NextStep(claim, commands.benchmark(runtime, after.context.runtime))
+
+
+@dataclass(frozen=True)
+class _Remedies:
+    """Commands for the reasons of a profile."""
+
+    commands: Commands
+    target: Target
+    runtimes: tuple[str, str]
+
+    def quantize(self, *flags: str) -> str:
+        return self.commands.quantize(self.target.name, *flags)
+
+    def retarget(self) -> str:
+        return self.commands.quantize_again(self.target.faster_target or DEFAULT_TARGET)
+
+    def benchmark(self, *flags: str) -> str:
+        return self.commands.benchmark(*self.runtimes, *flags)
+
+
+def _measured_causes(report: QuantizationReport, commands: Commands, runtimes: tuple[str, str]) -> tuple[Reason, ...]:
+    """Return the reasons of the profile; empty without one."""
+    profile, after = report.latency.profile, report.latency.fastest(INT8)
+    if profile is None or after is None:
+        return ()
+    return find_reasons(profile, after.context.machine, _Remedies(commands, find_target(report.target), runtimes))
 
 
 def _cause(report: QuantizationReport, commands: Commands, after: Measurement) -> tuple[str, str]:
