@@ -38,7 +38,7 @@ COMMANDS = {
     "monitor": "find the bottleneck of a running job",
     "evaluate": "measure accuracy and agreement with a reference model",
     "compare": "compare two versions of a model layer by layer",
-    "data": "pack datasets into shards, and verify shards",
+    "data": "pack datasets into shards, verify shards, and optimize input pipelines",
     "summarize": "print inputs, outputs, ops and size, and the next step",
     "models": "list, download and locate known models",
     "transforms": "list, explain and check transforms",

@@ -1,31 +1,49 @@
-"""``quantkit data``: shards of datasets."""
+"""``quantkit data``: shards of datasets, and input pipelines."""
 
 from argparse import ArgumentParser, Namespace
 
 from quantkit import data
 from quantkit.data.packing.cifar import SPLITS
 from quantkit.data.packing.workflow import DEFAULT_SHARD_SIZE, ENCODINGS
+from quantkit.pipelines.loading import run_function
+from quantkit.pipelines.optimization import DEFAULT_TIME_BUDGET
 
-from ._arguments import add_offline, parse_positive
+from ._arguments import add_offline, parse_positive, parse_seconds
 from ._render import emit, log, show_progress
 
 EXAMPLES = (
     "quantkit data pack images/ -o shards/ --shard-size 100MB",
     "quantkit data pack cifar10 -o shards/ --url file:///tmp/cifar-10-python.tar.gz --sha256 DIGEST",
     "quantkit data verify shards/",
+    "quantkit data optimize pipeline.py:make_dataset --explain",
 )
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the subcommands."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="pack|verify")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="pack|verify|optimize")
     _add_pack(actions.add_parser("pack", help="pack samples into TFRecord shards with an index; resumes after a kill"))
     verify = actions.add_parser("verify", help="verify each byte of shards against their checksums")
     verify.add_argument("path", help="folder of shards, index file or TFRecord file")
-    for action in actions.choices.values():
+    for action in (actions.choices["pack"], verify):
         action.add_argument(
             "--workers", type=parse_positive, help="number of processes or threads (default: one per core)"
         )
+    _add_optimize(
+        actions.add_parser("optimize", help="rewrite a tf.data pipeline; each rewrite is verified and measured")
+    )
+
+
+def _add_optimize(parser: ArgumentParser) -> None:
+    parser.add_argument("function", metavar="FILE.py:FUNCTION", help="function that returns a tf.data.Dataset")
+    parser.add_argument("-o", "--output", metavar="GRAPH.pb", help="file for the optimized dataset (default: no file)")
+    parser.add_argument("--explain", action="store_true", help="print the changes and skips of each rewrite")
+    parser.add_argument(
+        "--time-budget",
+        type=parse_seconds,
+        default=parse_seconds(DEFAULT_TIME_BUDGET),
+        help=f"approximate time of all measurements, for example 90s (default: {DEFAULT_TIME_BUDGET})",
+    )
 
 
 def _add_pack(parser: ArgumentParser) -> None:
@@ -60,8 +78,8 @@ def _add_pack(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Pack or verify."""
-    return {"pack": _pack, "verify": _verify}[args.action](args)
+    """Run the subcommand."""
+    return {"pack": _pack, "verify": _verify, "optimize": _optimize}[args.action](args)
 
 
 def _pack(args: Namespace) -> int:
@@ -90,4 +108,13 @@ def _verify(args: Namespace) -> int:
     document = result.to_json()
     emit(args, document["schema"], document, str(result))
     result.check()
+    return 0
+
+
+def _optimize(args: Namespace) -> int:
+    dataset = run_function(args.function)
+    with show_progress(args) as show:
+        result = data.optimize(dataset, output=args.output, time_budget=args.time_budget, on_progress=show)
+    document = result.to_json()
+    emit(args, document["schema"], document, "\n".join(result.lines(explain=args.explain)))
     return 0

@@ -12,9 +12,15 @@ from quantkit.data.sources import DATA_KINDS, as_dataset, find_images
 
 if TYPE_CHECKING:
     from quantkit.data.packing import pack, verify
+    from quantkit.pipelines import load_dataset, optimize
 
 # Functions of packages that are imported on first use.
-_MODULES = {"pack": "quantkit.data.packing", "verify": "quantkit.data.packing"}
+_MODULES = {
+    "load_dataset": "quantkit.pipelines",
+    "optimize": "quantkit.pipelines",
+    "pack": "quantkit.data.packing",
+    "verify": "quantkit.data.packing",
+}
 
 __all__ = [
     "DATA_KINDS",
@@ -31,6 +37,8 @@ __all__ = [
     "as_dataset",
     "batches",
     "find_images",
+    "load_dataset",
+    "optimize",
     "pack",
     "prepare_batches",
     "prepare_samples",

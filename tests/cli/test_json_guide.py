@@ -54,6 +54,7 @@ RUNTIME_COMMANDS = [
     ("quantize", ("quantize", "digits", "-o", "f.onnx", "--calibration", HELD_OUT, "--max-drop", "0.0", "--runs", "0")),
     ("doctor", ("doctor",)),
     ("profile", ("benchmark", "d.pb@onnxruntime", "--profile")),
+    ("data optimize", ("data", "optimize", "pipeline.py:numbers", "--time-budget", "0.2")),
     ("benchmark_model", ("benchmark_model", "--graph=d.pb", *MODEL, "--input_layer_shape=1,16,16,1", "--num_runs=1")),
 ]
 
@@ -136,4 +137,8 @@ def test_each_key_of_runtimes_is_documented(
     for module in ("onnxruntime", "tensorflow"):
         pytest.importorskip(module, reason=f"pip install {module}")
     monkeypatch.chdir(tmp_path)
+    program = (
+        "import tensorflow as tf\ndef numbers():\n    return tf.data.Dataset.range(9).map(lambda x: x * 2).batch(2)\n"
+    )
+    (tmp_path / "pipeline.py").write_text(program)
     check_commands([COMMANDS[0], *RUNTIME_COMMANDS], capsys)

@@ -228,3 +228,20 @@ def test_formats_do_not_import_tensorflow() -> None:
         os.system(f'"{os.sys.executable}" -c "import quantkit.formats, sys; sys.exit(\'tensorflow\' in sys.modules)"')
         == 0
     )
+
+
+def test_strings_in_the_content_of_a_tensor() -> None:
+    """TensorFlow writes larger string tensors as lengths and bytes."""
+    message = message_class("GraphDef")()
+    node = message.node.add(name="rows", op="Const")
+    tensor = node.attr["value"].tensor
+    tensor.dtype = 7
+    tensor.tensor_shape.dim.add(size=3)
+    long = b"x" * 200
+    tensor.tensor_content = b"\x02\x00\xc8\x01" + b"a\x00" + long
+    graph = graphdef.decode(message.SerializeToString())
+    assert graph["rows"].value.array.tolist() == [b"a\x00", b"", long]
+    assert graphdef.decode(graphdef.encode(graph)) == graph
+    tensor.tensor_content = b"\x02\x00\x01ab"
+    with pytest.raises(GraphError, match="damaged content"):
+        _ = graphdef.decode(message.SerializeToString())["rows"].value.array

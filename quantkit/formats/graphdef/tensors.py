@@ -4,6 +4,7 @@ The content of a large tensor is a view of the file, or a function that computes
 """
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,8 @@ def decode_tensor(message: Any, content: memoryview | None) -> Tensor:
                 f"a {dtype.value} tensor of shape {Shape(shape)} needs {tensor.num_bytes} bytes and has {len(content)}"
             )
         return Tensor(dtype, shape, partial(_from_content, content, dtype, shape), stored=content)
+    if content is not None:
+        message.tensor_content = bytes(content)
     stored = message.SerializeToString(deterministic=True)
     return Tensor(dtype, shape, partial(_from_stored, stored, dtype, shape), stored=stored)
 
@@ -123,6 +126,7 @@ def _from_stored(stored: bytes, dtype: DType, shape: tuple[int, ...]) -> Array:
         return _no_values(dtype)
     values = getattr(message, field)
     if dtype is DType.STRING:
+        values = values or _split_strings(message.tensor_content, shape)
         flat = np.empty(len(values), object)
         flat[:] = list(values)
         empty: Any = b""
@@ -141,6 +145,20 @@ def _from_stored(stored: bytes, dtype: DType, shape: tuple[int, ...]) -> Array:
     array[: len(flat)] = flat
     array[len(flat) :] = flat[-1] if len(flat) else empty
     return array.reshape(shape)
+
+
+def _split_strings(content: bytes, shape: tuple[int, ...]) -> list[bytes]:
+    """Return the strings of ``tensor_content``: their lengths as varints, and then their bytes."""
+    if not content:
+        return []
+    lengths, position = [], 0
+    for _ in range(int(np.prod(shape, dtype=np.int64))):
+        length, position = wire.varint(content, position, len(content))
+        lengths.append(length)
+    if position + sum(lengths) != len(content):
+        raise GraphError(f"a string tensor of shape {Shape(shape)} has a damaged content")
+    ends = np.cumsum([position, *lengths]).tolist()
+    return [content[start:end] for start, end in pairwise(ends)]
 
 
 def fill_tensor(message: Any, tensor: Tensor) -> None:

@@ -1,0 +1,123 @@
+"""Execution of pipelines: elements of any stage, their number, and the rate of the whole."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from time import perf_counter
+from typing import Any
+
+from quantkit.errors import QuantkitError, UnavailableError, one_line
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.pipelines.bridge import to_dataset
+from quantkit.pipelines.stages import element_shapes, element_types, root_of, without_unused_nodes
+from quantkit.runtimes.tensorflow_library import import_tensorflow
+
+Clock = Callable[[], float]
+# Number of elements between two looks at the clock while elements are counted.
+_CHUNK = 64
+
+
+class Execution:
+    """Runs datasets given as graphs; elements are tuples of NumPy arrays.
+
+    Args:
+        clock: source of the time in seconds.
+    """
+
+    def __init__(self, clock: Clock = perf_counter) -> None:
+        self._tf = import_tensorflow()
+        self._clock = clock
+        self._advance = self._tf.function(_advance, reduce_retracing=True)
+
+    def dataset(self, graph: Graph, stage: Node | None = None) -> Any:
+        """Return the dataset of a stage (default: the last one); elements are flat tuples."""
+        stage = stage or root_of(graph)
+        part = without_unused_nodes(graph.with_endpoints([], [Edge(stage.name)]))
+        specs = zip(element_types(stage), element_shapes(stage), strict=True)
+        spec = tuple(self._tf.TensorSpec(shape.dims, self._tf.as_dtype(dtype.numpy)) for dtype, shape in specs)
+        return to_dataset(part, spec)
+
+    def elements(self, graph: Graph, stage: Node | None = None) -> Iterator[tuple[Any, ...]]:
+        """Return an iterator over the elements of one epoch."""
+        iterator: Iterator[tuple[Any, ...]] = self.dataset(graph, stage).as_numpy_iterator()
+        return iterator
+
+    def check(self, graph: Graph) -> str:
+        """Return the message of the error with which a pipeline fails at its first element; empty if it does not."""
+        try:
+            with _translate_errors():
+                next(self.elements(graph), None)
+        except UnavailableError as error:
+            return error.message
+        return ""
+
+    def take(self, graph: Graph, stage: Node, count: int) -> list[tuple[Any, ...]]:
+        """Return the first elements of a stage."""
+        with _translate_errors():
+            return list(islice(self.elements(graph, stage), count))
+
+    def cardinality(self, graph: Graph, stage: Node) -> int | None:
+        """Return the number of elements that follows from the stages without running them; None if it does not."""
+        count = int(self.dataset(graph, stage).cardinality().numpy())
+        return count if count >= 0 else None
+
+    def count(self, graph: Graph, stage: Node, seconds: float) -> int | None:
+        """Count the elements of a stage by running it; None if the time is over before the last one."""
+        end = self._clock() + seconds
+        count = 0
+        with _translate_errors():
+            for size in self.dataset(graph, stage).batch(_CHUNK).map(lambda *parts: self._tf.shape(parts[0])[0]):
+                count += int(size.numpy())
+                if self._clock() > end:
+                    return None
+        return count
+
+    def rate(self, graph: Graph, seconds: float, warmup: float) -> float:
+        """Return the number of elements per second of a repeated dataset after a warm-up.
+
+        Args:
+            graph: graph of a dataset with at least one element.
+            seconds: duration of the measurement.
+            warmup: duration of the warm-up; the first element is always part of the warm-up.
+
+        Raises:
+            UnavailableError: the pipeline fails.
+        """
+        with _translate_errors():
+            return self._rate(graph, seconds, warmup)
+
+    def _rate(self, graph: Graph, seconds: float, warmup: float) -> float:
+        iterator = iter(self.dataset(graph).repeat())
+        next(iterator)
+        step = 1
+        started = self._clock()
+        while (passed := self._clock() - started) < warmup:
+            self._advance(iterator, step)
+            # Chunks of about a tenth of the measurement.
+            if (self._clock() - started - passed) * 10 < min(seconds, warmup):
+                step *= 2
+        count = 0
+        started = self._clock()
+        while (passed := self._clock() - started) < seconds or not count:
+            self._advance(iterator, step)
+            count += step
+            if (self._clock() - started - passed) * 10 < seconds:
+                step *= 2
+        return count / (self._clock() - started)
+
+
+@contextmanager
+def _translate_errors() -> Iterator[None]:
+    try:
+        yield
+    except QuantkitError:
+        raise
+    except Exception as error:  # TensorFlow raises errors of many types
+        raise UnavailableError(f"the pipeline fails: {one_line(str(error)) or type(error).__name__}") from error
+
+
+def _advance(iterator: Any, count: Any) -> None:
+    """Take elements from an iterator inside of TensorFlow, as the training loop of Keras does."""
+    tf = import_tensorflow()
+    for _ in tf.range(count):
+        iterator.get_next()

@@ -1,0 +1,47 @@
+"""Datasets of functions in Python files: ``FILE.py:FUNCTION``."""
+
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from typing import Any
+
+from quantkit.arguments import expand_user, require_text
+from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean, one_line
+
+
+def run_function(reference: str) -> Any:
+    """Run a Python file, and return the result of one of its functions, which is called without arguments.
+
+    Args:
+        reference: ``FILE.py:FUNCTION``.
+
+    Raises:
+        UsageError: the text has another form, or the file has no such function.
+        InputError: the file cannot be read or run, or the function fails.
+    """
+    require_text(reference=reference)
+    text, colon, name = reference.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise UsageError(f"{reference!r} names no function", hint="write FILE.py:FUNCTION")
+    path = expand_user(text).resolve()
+    if not path.is_file() or path.suffix != ".py":
+        raise InputError(f"{text} is not a Python file", hint="write FILE.py:FUNCTION")
+    spec = spec_from_file_location(f"quantkit_pipeline_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    sys.path.insert(0, str(path.parent))  # the file may import its neighbors
+    try:
+        spec.loader.exec_module(module)
+        function = getattr(module, name, None)
+        if not callable(function):
+            functions = [key for key, value in vars(module).items() if callable(value)]
+            raise UsageError(f"{text} has no function {name!r}", hint=did_you_mean(name, functions) or "check the name")
+        return function()
+    except QuantkitError:
+        raise
+    except (Exception, SystemExit) as error:
+        message = one_line(str(error)) or type(error).__name__
+        raise InputError(f"{reference} fails: {message}", hint="--debug prints the whole traceback") from error
+    finally:
+        sys.path.remove(str(path.parent))

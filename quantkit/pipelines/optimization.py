@@ -1,0 +1,229 @@
+"""Optimization of a pipeline: rewrites that are verified on its elements, measured, and applied only if they gain."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from quantkit.arguments import expand_user, parse_duration, public, require_path, without_none
+from quantkit.errors import QuantkitError
+from quantkit.formats.files import check_target
+from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
+from quantkit.ir.rewrite import Outcome, Skip
+from quantkit.ir.tensor import DType
+from quantkit.pipelines import bridge
+from quantkit.pipelines.caching import (
+    CacheSite,
+    find_cache_site,
+    free_memory,
+    insert_after,
+    insert_cache,
+)
+from quantkit.pipelines.cleanup import remove_no_ops
+from quantkit.pipelines.execution import Execution
+from quantkit.pipelines.fusion import fuse_maps
+from quantkit.pipelines.gain import Gain, measure_gain
+from quantkit.pipelines.optimization_report import OptimizationResult, PipelineStep
+from quantkit.pipelines.parallelism import add_prefetch, parallelize
+from quantkit.pipelines.stages import element_shapes, element_types, root_of
+from quantkit.pipelines.state import captured_variable
+from quantkit.pipelines.vectorization import vectorize_maps
+from quantkit.pipelines.verification import Comparison, compare_elements
+from quantkit.progress import OnProgress, Progress, ignore_progress
+
+DEFAULT_TIME_BUDGET = "60s"
+# Rewrites of the graph alone, in their order; `cache` follows, which needs the number of elements.
+REWRITES: dict[str, Callable[[Graph], Outcome]] = {
+    "remove_no_ops": remove_no_ops,
+    "vectorize_maps": vectorize_maps,
+    "fuse_maps": fuse_maps,
+    "parallelize": parallelize,
+    "add_prefetch": add_prefetch,
+}
+_CACHE = "cache"
+# Rewrites that cannot change an element: they are allowed if the elements of two runs differ.
+_NEUTRAL = frozenset({"add_prefetch"})
+# Fractions of the time budget for the verification and the measurement of one rewrite.
+_VERIFY_FRACTION, _MEASURE_FRACTION = 0.04, 0.1
+# Duration of an epoch of the pipelines that measure a cache, and their warm-up, in which the cache is filled.
+_CACHE_EPOCH, _CACHE_WARMUP = 0.5, 1.5
+
+
+@public
+def optimize(
+    dataset: Any,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    time_budget: float | str = DEFAULT_TIME_BUDGET,
+    on_progress: OnProgress = ignore_progress,
+) -> OptimizationResult:
+    """Rewrite a ``tf.data.Dataset`` so that it yields the same elements at a higher rate.
+
+    Each rewrite (maps applied to batches, fused maps, parallel calls, prefetch, a cache in memory, no stages without
+    effect) is verified element by element and measured against the pipeline without it, and applied only if it gains.
+
+    Args:
+        dataset: dataset; it is not changed.
+        output: file for the optimized dataset, which `load_dataset` reads (default: no file).
+        time_budget: approximate time of all measurements in seconds, or a text such as ``60s`` or ``5m``.
+        on_progress: receives the number of finished rewrites.
+
+    Returns:
+        The result with the optimized dataset as ``.dataset``.
+
+    Raises:
+        UsageError: `dataset` is not a ``tf.data.Dataset``, or the time is not positive.
+        UnavailableError: TensorFlow is not installed or cannot serialize the dataset.
+    """
+    require_path(**without_none(output=output))
+    budget = parse_duration(time_budget, "time_budget")
+    if output is not None:
+        check_target(expand_user(output))
+    graph = bridge.to_graph(dataset)
+    optimizer = _Optimizer(graph, budget, on_progress)
+    final, steps, gain = optimizer.run()
+    spec = dataset.element_spec
+    is_changed = any(step.applied for step in steps)
+    optimized = bridge.to_dataset(final, spec) if is_changed else dataset
+    result = OptimizationResult(optimized, graph, final, tuple(steps), gain, spec, output)
+    if output is not None:
+        result.save(output)
+    return result
+
+
+class _Optimizer:
+    """Search for the rewrites that gain.
+
+    Args:
+        graph: graph of the original dataset.
+        budget: time of all measurements in seconds.
+        on_progress: receives the number of finished rewrites.
+    """
+
+    def __init__(self, graph: Graph, budget: float, on_progress: OnProgress) -> None:
+        self._original = graph
+        self._graph = graph
+        self._budget = budget
+        self._verify_seconds = budget * _VERIFY_FRACTION
+        self._measure_seconds = budget * _MEASURE_FRACTION
+        self._execution = Execution()
+        self._on_progress = on_progress
+        self._difference = ""
+
+    def run(self) -> tuple[Graph, list[PipelineStep], Gain | None]:
+        """Return the rewritten graph, the steps, and the gain of all together."""
+        end = perf_counter() + self._budget
+        reason = self._check_original()
+        steps: list[PipelineStep] = []
+        names = [*REWRITES, _CACHE]
+        for done, name in enumerate(names):
+            self._on_progress(Progress("optimizing", done, len(names), name))
+            if reason:
+                steps.append(PipelineStep(name, (), (Skip(reason),)))
+            elif self._difference and name not in _NEUTRAL:
+                steps.append(PipelineStep(name, (), (Skip(f"two runs of the pipeline differ: {self._difference}"),)))
+            elif perf_counter() > end:
+                steps.append(PipelineStep(name, (), (Skip("the time budget is exhausted"),)))
+            else:
+                steps.append(self._run_step(name))
+        applied = [step for step in steps if step.applied]
+        if not applied:
+            return self._original, steps, None
+        if len(applied) == 1 or applied[-1].name == _CACHE:
+            return self._graph, steps, self._overall(applied)
+        gain = self._measure(self._original, self._graph)
+        if gain.ratio < 1:
+            steps = [step.undone("the rewrites together are slower than the original") for step in steps]
+            return self._original, steps, None
+        return self._graph, steps, gain
+
+    def _run_step(self, name: str) -> PipelineStep:
+        try:
+            return self._cache() if name == _CACHE else self._try(name, REWRITES[name](self._graph))
+        except QuantkitError as error:
+            return PipelineStep(name, (), (Skip(error.message),))
+
+    def _overall(self, applied: list[PipelineStep]) -> Gain | None:
+        """Return the gain of the only step, or of the steps before a cache and the cache together."""
+        last = applied[-1].gain
+        if len(applied) == 1 or last is None:
+            return last
+        before = self._measure(self._original, self._without_cache)
+        return Gain(before.before, tuple(rate * last.ratio for rate in before.after))
+
+    def _check_original(self) -> str:
+        """Return the reason why the pipeline cannot be optimized; empty if it can."""
+        if DType.VARIANT in element_types(root_of(self._original)):
+            return "elements are sparse, ragged or datasets"
+        if reason := captured_variable(self._original):
+            return reason
+        if reason := self._execution.check(self._original):
+            return reason
+        control = compare_elements(self._original, self._original, self._execution, self._verify_seconds)
+        if not control.num_elements and not control.difference:
+            return "the pipeline has no elements"
+        self._difference = control.difference
+        return ""
+
+    def _try(self, name: str, outcome: Outcome) -> PipelineStep:
+        """Verify and measure one rewrite, and keep its graph if it gains."""
+        if not outcome.changes:
+            return PipelineStep(name, (), outcome.skips)
+        comparison = self._verify(outcome.graph)
+        if comparison.difference:
+            return PipelineStep(name, outcome.changes, outcome.skips, comparison, reason=comparison.difference)
+        gain = self._measure(self._graph, outcome.graph)
+        step = PipelineStep(name, outcome.changes, outcome.skips, comparison, gain, applied=gain.is_gain)
+        if not gain.is_gain:
+            return step.undone("no gain")
+        self._graph = outcome.graph
+        return step
+
+    def _verify(self, graph: Graph) -> Comparison:
+        if self._difference:
+            return Comparison(0)
+        return compare_elements(self._original, graph, self._execution, self._verify_seconds)
+
+    def _measure(self, before: Graph, after: Graph, warmup: float | None = None) -> Gain:
+        measure = partial(measure_gain, before, after, self._execution, self._measure_seconds)
+        return measure() if warmup is None else measure(warmup=warmup)
+
+    def _cache(self) -> PipelineStep:
+        """Verify a cache, and measure it on short epochs from the second one on."""
+        site = find_cache_site(self._graph, self._execution, self._measure_seconds, free_memory())
+        if isinstance(site, Skip):
+            return PipelineStep(_CACHE, (), (site,))
+        outcome = insert_cache(self._graph, site)
+        comparison = self._verify(outcome.graph)
+        if comparison.difference:
+            return PipelineStep(_CACHE, outcome.changes, (), comparison, reason=comparison.difference)
+        short = self._with_short_epoch(site)
+        shorter = CacheSite(_SHORT_EPOCH, site.num_elements, site.num_bytes)
+        gain = self._measure(short, insert_cache(short, shorter).graph, _CACHE_WARMUP)
+        step = PipelineStep(_CACHE, outcome.changes, (), comparison, gain, applied=gain.is_gain)
+        if not gain.is_gain:
+            return step.undone("no gain")
+        self._without_cache, self._graph = self._graph, outcome.graph
+        return step
+
+    def _with_short_epoch(self, site: CacheSite) -> Graph:
+        """Return the pipeline with the first elements of a stage only, so that an epoch takes half a second."""
+        stage = self._graph[site.stage]
+        end = perf_counter() + _CACHE_EPOCH
+        count = 0
+        for _ in self._execution.elements(self._graph, stage):
+            count += 1
+            if perf_counter() > end:
+                break
+        return insert_after(self._graph, stage.name, _take_nodes(stage, max(count, 1)))
+
+
+_SHORT_EPOCH = "quantkit/short_epoch_stage"
+
+
+def _take_nodes(stage: Node, count: int) -> tuple[Node, ...]:
+    limit = constant(f"{_SHORT_EPOCH}/count", count, DType.INT64)
+    spec: dict[str, Attr] = {"output_types": element_types(stage), "output_shapes": element_shapes(stage)}
+    take = Node(_SHORT_EPOCH, "TakeDataset", (Edge(stage.name), Edge(limit.name)), attrs={**spec, "metadata": b""})
+    return limit, take

@@ -1,0 +1,136 @@
+"""A pipeline as the lines of Python that a person would write."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from quantkit.ir.functions import FunctionName
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.pipelines.stages import AUTOTUNE, constant_of, input_stages, root_of
+
+_FUNCTION = re.compile(r"__inference_(?:Dataset_(?:flat_map|interleave|filter|map|scan)_)?(.*?)_\d+")
+_MAX_ITEMS = 3
+
+
+def python_lines(graph: Graph) -> list[str]:
+    """Return the lines that build the pipeline; functions have their names in the program of the user."""
+    return _lines(graph, root_of(graph))
+
+
+def function_name(name: str) -> str:
+    """Return the name of a function in the program of the user.
+
+    >>> function_name("__inference_Dataset_map_parse_34__batched")
+    'parse_batch'
+    """
+    parts = [f"{match[1]}" for match in _FUNCTION.finditer(name)]
+    names = [part.removeprefix("__") or "function" for part in parts] or [name]
+    names = ["function" if part == "lambda" else part for part in names]
+    if len(names) > 1:
+        inner, *outer = names
+        return f"{'_then_'.join([inner, *outer])}{'_batch' if name.endswith('__batched') else ''}"
+    return f"{names[0]}_batch" if "__batched" in name else names[0]
+
+
+def _lines(graph: Graph, stage: Node) -> list[str]:
+    write = _WRITERS.get(stage.op)
+    inputs = input_stages(graph, stage)
+    if stage.op == "OptionsDataset" and inputs:
+        return _lines(graph, inputs[0])
+    below = [line for node in inputs for line in _lines(graph, node)]
+    if write is None or len(inputs) > 1:
+        return [*below, f"dataset = ...  # {stage.op} with {len(inputs)} inputs" if inputs else _source(graph, stage)]
+    if not inputs:
+        return [_source(graph, stage)]
+    if _function(stage) == "read_one_file":  # TFRecordDataset of several files
+        return [line.replace("tf.data.Dataset.from_tensor_slices", "tf.data.TFRecordDataset") for line in below]
+    return [*below, f"dataset = dataset.{write(graph, stage)}"]
+
+
+def _source(graph: Graph, stage: Node) -> str:
+    if stage.op == "RangeDataset":
+        values = ", ".join(_number(graph, edge) for edge in stage.inputs)
+        return f"dataset = tf.data.Dataset.range({values})"
+    if stage.op == "TensorSliceDataset":
+        edge = stage.inputs[0]
+        while graph[edge.node].op == "Identity":
+            edge = graph[edge.node].inputs[0]
+        values = constant_of(graph, edge)
+        return f"dataset = tf.data.Dataset.from_tensor_slices({_values(values)})"
+    return f"dataset = ...  # {stage.op}"
+
+
+def _values(values: object) -> str:
+    array = np.asarray(values)
+    if values is None or array.dtype != object or array.ndim != 1:
+        return f"...)  # {array.dtype} {list(array.shape)}"[:-1] if values is not None else "..."
+    names = [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in array[:_MAX_ITEMS]]
+    more = ["..."] if len(array) > _MAX_ITEMS else []
+    return f"[{', '.join([*map(repr, names), *more])}]"
+
+
+def _number(graph: Graph, edge: Edge) -> str:
+    value = constant_of(graph, edge)
+    if value is None:
+        return "..."
+    return "tf.data.AUTOTUNE" if int(value) == AUTOTUNE else str(int(value))
+
+
+def _function(node: Node) -> str:
+    name = node.attrs.get("f", node.attrs.get("predicate"))
+    return function_name(name.name) if isinstance(name, FunctionName) else "..."
+
+
+def _count(method: str) -> Callable[[Graph, Node], str]:
+    def write(graph: Graph, node: Node) -> str:
+        text = _number(graph, node.inputs[1])
+        return f"{method}({'' if method == 'repeat' and text == 'tf.data.AUTOTUNE' else text})"
+
+    return write
+
+
+def _batch(graph: Graph, node: Node) -> str:
+    index = 3 if node.op == "ParallelBatchDataset" else 2
+    remainder = constant_of(graph, node.inputs[index])
+    return f"batch({_number(graph, node.inputs[1])}{', drop_remainder=True' if remainder else ''})"
+
+
+def _shuffle(graph: Graph, node: Node) -> str:
+    seed = constant_of(graph, node.inputs[2])
+    return f"shuffle({_number(graph, node.inputs[1])}{f', seed={int(seed)}' if seed else ''})"
+
+
+def _map(graph: Graph, node: Node) -> str:
+    parallel = f", num_parallel_calls={_number(graph, node.inputs[-1])}" if node.op.startswith("Parallel") else ""
+    return f"map({_function(node)}{parallel})"
+
+
+def _interleave(graph: Graph, node: Node) -> str:
+    is_parallel = node.op.startswith("Parallel")
+    cycle, block = node.inputs[-5:-3] if is_parallel else node.inputs[-2:]
+    parallel = f", num_parallel_calls={_number(graph, node.inputs[-1])}" if is_parallel else ""
+    sizes = f"cycle_length={_number(graph, cycle)}, block_length={_number(graph, block)}"
+    return f"interleave({_function(node)}, {sizes}{parallel})"
+
+
+_WRITERS: dict[str, Callable[[Graph, Node], str]] = {
+    "BatchDatasetV2": _batch,
+    "ParallelBatchDataset": _batch,
+    "CacheDataset": lambda graph, node: "cache()",
+    "CacheDatasetV2": lambda graph, node: "cache()",
+    "FilterDataset": lambda graph, node: f"filter({_function(node)})",
+    "FlatMapDataset": lambda graph, node: f"flat_map({_function(node)})",
+    "InterleaveDataset": _interleave,
+    "MapDataset": _map,
+    "ParallelInterleaveDatasetV4": _interleave,
+    "ParallelMapDatasetV2": _map,
+    "PrefetchDataset": _count("prefetch"),
+    "RepeatDataset": _count("repeat"),
+    "ShardDataset": lambda graph, node: f"shard({_number(graph, node.inputs[1])}, {_number(graph, node.inputs[2])})",
+    "ShuffleDataset": _shuffle,
+    "ShuffleDatasetV2": _shuffle,
+    "ShuffleDatasetV3": _shuffle,
+    "SkipDataset": _count("skip"),
+    "TakeDataset": _count("take"),
+}
