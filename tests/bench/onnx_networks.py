@@ -1,20 +1,23 @@
-"""Compare int8 models of quantkit with those of ONNX Runtime's quantizer on trained ONNX networks.
+"""Compare int8 models of quantkit with those of ONNX Runtime's quantizer and of NNCF on trained ONNX networks.
 
-    python tests/bench/onnx_networks.py BUILD [NETWORK ...] [--rounds 20] [--save FILE]
+    python tests/bench/onnx_networks.py BUILD [NETWORK ...] [--rounds 20] [--nncf PYTHON] [--save FILE]
 
-Quantizes each network of `support/onnx_networks.py` with both tools on the same calibration samples, and prints the
+Quantizes each network of `support/onnx_networks.py` with all tools on the same calibration samples, and prints the
 number of nodes, the int8 fraction of the MACs in each runtime, the metric of the task on other samples, the SQNR of the
-outputs, and the speed-up in ONNX Runtime. ONNX Runtime's quantizer gets its documented settings for processors with
-VNNI: opset 13 or later, pre-processing, QDQ, u8 activations, s8 weights per channel. The speed-up is the median of the
-ratios of alternating runs.
+outputs, and the speed-up in each runtime. ONNX Runtime's quantizer gets its documented settings for processors with
+VNNI: opset 13 or later, pre-processing, QDQ, u8 activations, s8 weights per channel; for transformers and recurrent
+networks its dynamic quantization, too. PYTHON is the interpreter of an environment with NNCF. The speed-up is the
+median of the ratios of alternating runs to the float model in the same runtime.
 """
 
 import argparse
 import json
 import logging
 import statistics
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -35,12 +38,14 @@ from quantkit.quantization.census import executed_int8_fractions  # noqa: E402
 from quantkit.runtimes import find_runtime  # noqa: E402
 
 RUNTIMES = ("onnxruntime", "openvino")
+TRANSFORMERS = frozenset({"kwt1", "stories260k", "vittrack"})
+RECURRENT = frozenset({"dtln_1", "dtln_2", "gtcrn_stream", "silero_vad_op15", "silero_vad_op18"})
+SOURCE_OPS = ("Constant", "Placeholder", "Absent")
 
 
 def quantize_static(network: OnnxNetwork, samples: list[Feeds], output: Path) -> None:
-    """Quantize with ONNX Runtime's quantizer."""
-    import onnx
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quant_pre_process
+    """Quantize with ONNX Runtime's quantizer and calibrated ranges."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType
     from onnxruntime.quantization import quantize_static as quantize
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
@@ -50,15 +55,7 @@ def quantize_static(network: OnnxNetwork, samples: list[Feeds], output: Path) ->
         def get_next(self) -> Feeds | None:
             return next(self.samples, None)
 
-    model = onnx.load(network.path)
-    if next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")) < 13:
-        model = onnx.version_converter.convert_version(model, 13)
-    prepared = output.with_suffix(".prepared.onnx")
-    onnx.save(model, prepared)
-    try:
-        quant_pre_process(str(prepared), str(prepared), skip_symbolic_shape=True)
-    except Exception as error:
-        print(f"  pre-processing failed: {error}")
+    prepared = prepare(network, output)
     quantize(
         str(prepared),
         str(output),
@@ -70,9 +67,53 @@ def quantize_static(network: OnnxNetwork, samples: list[Feeds], output: Path) ->
     )
 
 
+def quantize_dynamic(network: OnnxNetwork, samples: list[Feeds], output: Path) -> None:
+    """Quantize with ONNX Runtime's quantizer and ranges that the model computes."""
+    from onnxruntime.quantization import QuantType
+    from onnxruntime.quantization import quantize_dynamic as quantize
+
+    quantize(str(prepare(network, output)), str(output), per_channel=True, weight_type=QuantType.QInt8)
+
+
+def prepare(network: OnnxNetwork, output: Path) -> Path:
+    """Return the file of the network after the pre-processing of ONNX Runtime's quantizer."""
+    import onnx
+    from onnxruntime.quantization import quant_pre_process
+
+    model = onnx.load(network.path)
+    if next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")) < 13:
+        model = onnx.version_converter.convert_version(model, 13)
+    prepared = output.with_suffix(".prepared.onnx")
+    onnx.save(model, prepared)
+    try:
+        quant_pre_process(str(prepared), str(prepared), skip_symbolic_shape=True)
+    except Exception as error:
+        print(f"  pre-processing failed: {error}")
+    return prepared
+
+
+def quantize_with_nncf(python: str, network: OnnxNetwork, samples: list[Feeds], output: Path) -> None:
+    """Quantize with NNCF in its own environment."""
+    arrays = output.with_suffix(".npz")
+    np.savez(
+        arrays, **{f"{number}/{name}": array for number, feeds in enumerate(samples) for name, array in feeds.items()}
+    )  # type: ignore[arg-type]
+    script = HERE / "quantize_with_nncf.py"
+    options = ["--transformer"] if network.name in TRANSFORMERS else []
+    command = [python, str(script), str(network.path), str(arrays), str(output), *options]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    arrays.unlink()
+    if result.returncode:
+        raise RuntimeError(result.stderr.strip().splitlines()[-1])
+
+
 def open_openvino(path: Path) -> Run:
     session = find_runtime("openvino").open(path)
     return lambda feeds: dict(session.run(feeds))
+
+
+OPENERS: Mapping[str, Callable[[Path], Run]] = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
+Quantize = Callable[[OnnxNetwork, list[Feeds], Path], None]
 
 
 def sqnr(expected: list[Mapping[str, Array]], actual: list[Mapping[str, Array]]) -> float:
@@ -102,40 +143,53 @@ def speed_up(before: Run, after: Run, feeds: Feeds, rounds: int) -> float:
 
 def evaluate(network: OnnxNetwork, path: Path, samples: list[Feeds], rounds: int) -> dict[str, Any]:
     """Return the figures of one int8 model."""
-    reference = open_onnxruntime(network.path)
     last_samples = samples[-8:]
-    expected = [reference(feeds) for feeds in last_samples]
     row: dict[str, Any] = {}
     for name in RUNTIMES:
+        if path.suffix != ".onnx" and name == "onnxruntime":
+            continue
         try:
-            run = open_onnxruntime(path) if name == "onnxruntime" else open_openvino(path)
+            open_file = OPENERS[name]
+            reference, run = open_file(network.path), open_file(path)
+            expected, actual = ([each(feeds) for feeds in last_samples] for each in (reference, run))
             row[name] = {
                 "metric": round(network.measure(run), 4),
-                "sqnr": sqnr(expected, [run(feeds) for feeds in last_samples]),
+                "sqnr": sqnr(expected, actual),
+                "speed_up": speed_up(reference, run, last_samples[0], rounds),
             }
-            if name == "onnxruntime":
-                row[name]["speed_up"] = speed_up(reference, run, last_samples[0], rounds)
         except Exception as error:
             row[name] = {"error": str(error).splitlines()[0][:200]}
-    graph = formats.load(path)
-    shapes = {name: array.shape for name, array in samples[0].items()}
-    row["nodes"] = len([node for node in graph.nodes.values() if node.op not in ("Constant", "Placeholder", "Absent")])
-    row["executed"] = {
-        name: round(value, 4) for name, value in executed_int8_fractions(graph, RUNTIMES, shapes).items()
-    }
+    if path.suffix == ".onnx":
+        graph = formats.load(path)
+        shapes = {name: array.shape for name, array in samples[0].items()}
+        fractions = executed_int8_fractions(graph, RUNTIMES, shapes)
+        row["nodes"] = count_nodes(path)
+        row["executed"] = {name: round(value, 4) for name, value in fractions.items()}
     return row
 
 
-def measure(network: OnnxNetwork, build: Path, rounds: int, with_peer: bool) -> dict[str, Any]:
-    """Return the figures of one network."""
+def count_nodes(path: Path) -> int:
+    """Return the number of nodes that compute."""
+    return sum(node.op not in SOURCE_OPS for node in formats.load(path).nodes.values())
+
+
+def measure(
+    network: OnnxNetwork, build: Path, rounds: int, peers: Mapping[str, tuple[str, Quantize]]
+) -> dict[str, Any]:
+    """Return the figures of one network.
+
+    Args:
+        network: trained network.
+        build: folder of the int8 models.
+        rounds: number of alternating runs for each speed-up.
+        peers: suffix and function of each other tool, by name.
+    """
     reference = open_onnxruntime(network.path)
     samples = network.calibration(reference)
-    graph = formats.load(network.path)
-    is_computed = [node.op not in ("Constant", "Placeholder", "Absent") for node in graph.nodes.values()]
     row: dict[str, Any] = {
         "metric": network.metric,
         "samples": len(samples),
-        "nodes": sum(is_computed),
+        "nodes": count_nodes(network.path),
         "float": round(network.measure(reference), 4),
     }
     ours = build / f"{network.name}.int8.onnx"
@@ -145,15 +199,21 @@ def measure(network: OnnxNetwork, build: Path, rounds: int, with_peer: bool) -> 
     result = qk.quantize(network.path, samples, scheme=scheme, runs=0, limit=len(samples), output=ours)
     census = result.report.census
     row["seconds"] = round(perf_counter() - start, 1)
-    row["layers"] = {"int8": census.num_patterns, "int8_fraction": round(census.int8_fraction, 4)}
+    row["layers"] = {
+        "int8": census.num_patterns,
+        "int8_fraction": round(census.int8_fraction, 4),
+        "keep_float": list(result.plan.scheme.keep_float),
+    }
     row["quantkit"] = evaluate(network, ours, samples, rounds)
-    if with_peer:
-        peer = build / f"{network.name}.ort.onnx"
+    for name, (suffix, quantize) in peers.items():
+        if name == "quantize_dynamic" and network.name not in TRANSFORMERS | RECURRENT:
+            continue
+        path = build / f"{network.name}.{name}{suffix}"
         try:
-            quantize_static(network, samples, peer)
-            row["quantize_static"] = evaluate(network, peer, samples, rounds)
+            quantize(network, samples, path)
+            row[name] = evaluate(network, path, samples, rounds)
         except Exception as error:
-            row["quantize_static"] = {"error": f"{type(error).__name__}: {error}"[:200]}
+            row[name] = {"error": f"{type(error).__name__}: {error}"[:200]}
     return row
 
 
@@ -163,14 +223,20 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", help="names of networks (default: all)")
     parser.add_argument("--rounds", type=int, default=20, help="alternating runs for the speed-up (default: 20)")
     parser.add_argument("--without-peer", action="store_true", help="quantize with quantkit only")
+    parser.add_argument("--nncf", metavar="PYTHON", help="interpreter of an environment with NNCF")
     parser.add_argument("--save", type=Path, help="JSON file for the figures and the machine")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     arguments.build.mkdir(parents=True, exist_ok=True)
+    peers: dict[str, tuple[str, Quantize]] = {}
+    if not arguments.without_peer:
+        peers = {"quantize_static": (".onnx", quantize_static), "quantize_dynamic": (".onnx", quantize_dynamic)}
+    if arguments.nncf:
+        peers["nncf"] = (".xml", partial(quantize_with_nncf, arguments.nncf))
     rows: dict[str, Any] = {}
     for name in arguments.networks or NETWORKS:
         try:
-            rows[name] = measure(NETWORKS[name], arguments.build, arguments.rounds, not arguments.without_peer)
+            rows[name] = measure(NETWORKS[name], arguments.build, arguments.rounds, peers)
         except Exception as error:
             rows[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
         print(name, json.dumps(rows[name]), flush=True)

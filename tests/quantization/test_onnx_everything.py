@@ -48,7 +48,7 @@ def body() -> Any:
 
 
 def write(folder: Path) -> Path:
-    """Write the model, with its large tensors beside it.
+    """Write the model, with its large tensors in a second file.
 
     The function of the custom domain makes the file run in ONNX Runtime.
     """
