@@ -6,6 +6,7 @@ from dataclasses import replace
 from quantkit import runtimes
 from quantkit.benchmark.diagnosis import diagnose
 from quantkit.quantization import observers, targets
+from quantkit.quantization.target_diagnosis import diagnose_targets
 from quantkit.recipes.named import RECIPE_REGISTRY
 from quantkit.transforms.plugins import load_installed
 
@@ -33,7 +34,8 @@ def run(args: Namespace) -> int:
             offline=args.offline,
             on_progress=on_progress,
         )
-    diagnosis = replace(diagnosis, plugin_problems=_plugin_problems())
+    working = [state.name for state in diagnosis.runtimes if not state.problem]
+    diagnosis = replace(diagnosis, targets=diagnose_targets(working), plugin_problems=_plugin_problems())
     document = diagnosis.to_json()
     emit(args, document["schema"], document, str(diagnosis))
     diagnosis.check_runtimes()

@@ -47,6 +47,8 @@ class RuntimeDiagnosis:
         gpu: ``yes``, or the reason why it cannot use a GPU.
         openmp: OpenMP libraries in its process.
         onednn: version, threads and instructions of oneDNN, if the runtime uses it and logs them.
+        build: facts that the package states about its build.
+        telemetry: state of its usage reports in the processes of quantkit.
     """
 
     name: str
@@ -55,6 +57,23 @@ class RuntimeDiagnosis:
     gpu: str = ""
     openmp: tuple[str, ...] = ()
     onednn: tuple[str, ...] = ()
+    build: tuple[str, ...] = ()
+    telemetry: str = ""
+
+
+@dataclass(frozen=True)
+class TargetDiagnosis:
+    """State of one quantization target on this machine.
+
+    Attributes:
+        name: name on the command line.
+        runtimes: runtimes that run its models here, the fastest first; empty if none works.
+        problem: reason why the target does not work, or is slow; empty if it works.
+    """
+
+    name: str
+    runtimes: tuple[str, ...]
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,12 +85,14 @@ class Diagnosis:
         runtimes: state of each runtime.
         plugin_problems: a sentence for each plugin that cannot be loaded.
         sweep: latency at several thread settings; None if it was not measured.
+        targets: state of each quantization target.
     """
 
     machine: Machine
     runtimes: tuple[RuntimeDiagnosis, ...]
     plugin_problems: tuple[str, ...] = ()
     sweep: Benchmark | None = None
+    targets: tuple[TargetDiagnosis, ...] = ()
 
     def check_runtimes(self) -> None:
         """Check that a runtime works.
@@ -89,6 +110,7 @@ class Diagnosis:
             "machine": self.machine.to_json(),
             "engines": [asdict(runtime) for runtime in self.runtimes],
             "advice": list(thread_advice(self.machine, self.runtimes, self.sweep)),
+            "targets": [asdict(target) for target in self.targets],
             "plugin_problems": list(self.plugin_problems),
         }
         if self.sweep is not None:
@@ -100,6 +122,7 @@ class Diagnosis:
             _machine_table(self.machine),
             _runtime_table(self.runtimes),
             [line for runtime in self.runtimes for line in _runtime_lines(runtime)],
+            _target_lines(self.targets),
             [] if self.sweep is None else [str(self.sweep)],
             thread_advice(self.machine, self.runtimes, self.sweep),
         ]
@@ -259,6 +282,8 @@ def _diagnose_runtime(candidate: Candidate, name: str, machine: Machine) -> Runt
         gpu=_diagnose_gpu(candidate, name, machine),
         openmp=tuple(response["openmp"]),
         onednn=onednn_facts(log),
+        build=tuple(response["build"]),
+        telemetry=response["telemetry"],
     )
 
 
@@ -277,7 +302,8 @@ def _try_open(candidate: Candidate, name: str, device: str) -> tuple[Mapping[str
             opened = worker.ask(replace(candidate, settings=settings).to_request(seed=0), TIMEOUT)
             if "error" in opened:
                 return opened, worker.log
-            return opened | worker.ask({"do": "warm_up", "calls": 1}, TIMEOUT), worker.log
+            warm = worker.ask({"do": "warm_up", "calls": 1}, TIMEOUT)
+            return opened | warm | worker.ask({"do": "describe"}, TIMEOUT), worker.log
         except WorkerError as error:
             return {"error": {"message": error.message, "hint": error.hint}}, worker.log
 
@@ -311,11 +337,28 @@ def _machine_table(machine: Machine) -> list[str]:
             ("memory", f"{memory}; caches {caches}" if caches else memory),
             ("affinity", ",".join(map(str, machine.affinity)) or "unknown"),
             ("governor", machine.governor or "unknown"),
+            ("SMT, NUMA", f"{_smt_text(machine)}; memory nodes: {machine.numa_nodes or 'unknown'}"),
+            ("quota", "none" if machine.cpu_quota is None else f"{machine.cpu_quota:g} CPUs"),
             ("gpu", ", ".join(machine.gpus) or "none"),
+            ("gpu driver", machine.gpu_driver or "none"),
             ("system", f"{machine.system}, Python {machine.python}"),
             ("load", "unknown" if machine.load is None else f"{machine.load:g}"),
         ]
     )
+
+
+def _smt_text(machine: Machine) -> str:
+    return {None: "unknown", True: "several hardware threads per core", False: "one hardware thread per core"}[
+        machine.has_smt
+    ]
+
+
+def _target_lines(targets: Sequence[TargetDiagnosis]) -> list[str]:
+    rows = [
+        (f"target {target.name}", ", ".join(target.runtimes) or "does not run here", target.problem)
+        for target in targets
+    ]
+    return align_columns(rows) if rows else []
 
 
 def _runtime_table(states: Sequence[RuntimeDiagnosis]) -> list[str]:
@@ -337,6 +380,8 @@ def _runtime_lines(state: RuntimeDiagnosis) -> list[str]:
     if state.problem:
         return [f"{state.name}: {state.problem}"]
     lines = [f"{state.name}: {openmp_text(state.name, state.openmp)}"]
+    lines += [f"{state.name}: {fact}" for fact in state.build]
+    lines.append(f"{state.name}: telemetry {state.telemetry}")
     if state.onednn:
         lines.append(f"{state.name}: {', '.join(state.onednn)}")
     if state.gpu != "yes":

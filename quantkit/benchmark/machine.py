@@ -41,6 +41,8 @@ class Machine:
         affinity: hardware threads that this process may use.
         cpu_quota: limit of the container in CPUs; None if there is no limit.
         gpus: names of the GPUs that a driver lists.
+        gpu_driver: version of the NVIDIA driver; empty if it is unknown.
+        numa_nodes: number of memory nodes; None if it is unknown.
         system: operating system.
         python: Python version.
         load: runnable processes over the last minute; it changes and is not part of `identity`.
@@ -59,6 +61,13 @@ class Machine:
     system: str = ""
     python: str = ""
     load: float | None = None
+    gpu_driver: str = ""
+    numa_nodes: int | None = None
+
+    @property
+    def has_smt(self) -> bool | None:
+        """True if a core has several hardware threads; None if the number of cores is unknown."""
+        return None if self.physical_cores is None else self.logical_cores > self.physical_cores
 
     @property
     def identity(self) -> Mapping[str, object]:
@@ -144,6 +153,8 @@ def this_machine(root: Path = Path("/")) -> Machine:
         system=platform.platform(),
         python=platform.python_version(),
         load=_load(),
+        gpu_driver=_gpu_driver(root),
+        numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
     )
 
 
@@ -195,6 +206,13 @@ def _gpus(root: Path) -> tuple[str, ...]:
         vendor = GPU_VENDORS.get(read_text(path) or "")
         names += [f"{vendor} GPU"] if vendor else []
     return tuple(names)
+
+
+def _gpu_driver(root: Path) -> str:
+    version = re.search(
+        r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", read_text(root / "proc/driver/nvidia/version") or ""
+    )
+    return version[1] if version else ""
 
 
 def _load() -> float | None:

@@ -3,6 +3,7 @@
     {"do": "open", "model": ..., "runtime": ..., ...}  ->  {"runtime": ..., "inputs": ..., "load_seconds": ..., ...}
     {"do": "warm_up", ...}                             ->  {"seconds": [...], "is_settled": ..., "peak_bytes": ..., ...}
     {"do": "run", "samples": 5, "group": 1}            ->  {"lead_in": [...], "seconds": [...], "calls": [...]}
+    {"do": "describe"}                                 ->  {"build": [...], "telemetry": ...}
     {"do": "profile", "pairs": 60, ...}                ->  {"ops": [{"name": ..., "precision": ..., ...}], ...}
 
 The response to a failed request is {"error": {"message": ..., "hint": ..., "exit_code": ...}}. The worker ends at the
@@ -27,7 +28,7 @@ from quantkit.benchmark.sampler import Call, Clock, WarmUpRule, lead_in, time_ca
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.ir.tensor import Array, Shape
 from quantkit.model import Model, load
-from quantkit.runtimes import find_runtime, open_session
+from quantkit.runtimes import AUTO, find_runtime, open_session
 from quantkit.runtimes.openmp import openmp_libraries
 from quantkit.runtimes.session import Session, SessionOptions, TensorInfo
 from quantkit.zoo.cards import ModelCard, list_cards
@@ -81,6 +82,7 @@ class _Worker:
             "warm_up": self._warm_up,
             "run": self._run,
             "profile": self._profile,
+            "describe": self._describe,
         }
         arguments = dict(request)
         return requests[arguments.pop("do")](**arguments)
@@ -168,6 +170,10 @@ class _Worker:
             "ops": [asdict(op) | {"seconds": op.seconds[timed]} for op in trace.ops],
             "run_seconds": trace.run_seconds[timed],
         }
+
+    def _describe(self) -> Document:
+        runtime = find_runtime(self._session.runtime.name if self._session else AUTO)
+        return {"build": runtime.describe_build(), "telemetry": runtime.describe_telemetry()}
 
     @property
     def _opened(self) -> Call:

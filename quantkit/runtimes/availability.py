@@ -33,6 +33,11 @@ class Availability:
         return cls(False, reason)
 
 
+def no_telemetry() -> str:
+    """Return the state of the usage reports of a package that sends none."""
+    return "none: the package sends no usage reports"
+
+
 def find_package(title: str, module: str, *packages: str, extra: str) -> Availability:
     """Find the Python package of a runtime without importing it.
 

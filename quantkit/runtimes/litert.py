@@ -11,7 +11,7 @@ import numpy as np
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.runtimes.availability import Availability, find_package
+from quantkit.runtimes.availability import Availability, find_package, no_telemetry
 from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.runtime import Runtime
 from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions, TensorInfo
@@ -154,5 +154,6 @@ RUNTIME = Runtime(
     kinds=("tflite",),
     dialects=("tensorflow",),
     package="ai_edge_litert",
+    describe_telemetry=no_telemetry,
     priority=20,
 )

@@ -119,6 +119,18 @@ def _module() -> Any:
     return onnxruntime
 
 
+def _describe_build() -> tuple[str, ...]:
+    """Return the build, and the execution providers that it has."""
+    onnxruntime = _module()
+    providers = ", ".join(onnxruntime.get_available_providers())
+    return (str(onnxruntime.get_build_info()), f"providers: {providers}")
+
+
+def _describe_telemetry() -> str:
+    value = os.environ.get("ORT_DISABLE_TELEMETRY", "")
+    return "disabled: ORT_DISABLE_TELEMETRY=1" if value == "1" else f"enabled: ORT_DISABLE_TELEMETRY={value!r}"
+
+
 def _session_options(onnxruntime: Any, options: SessionOptions) -> Any:
     config = onnxruntime.SessionOptions()
     config.log_severity_level = _LOG_FATAL_ONLY
@@ -239,6 +251,8 @@ RUNTIME = Runtime(
     native_dialect="onnx",
     keeps_tensors=True,
     devices=("cpu", "gpu"),
+    describe_build=_describe_build,
+    describe_telemetry=_describe_telemetry,
     package="onnxruntime",
     priority=40,
 )

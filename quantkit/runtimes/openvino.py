@@ -133,6 +133,19 @@ def _module() -> Any:
             del sys.modules[TELEMETRY]
 
 
+def _describe_build() -> tuple[str, ...]:
+    """Return the build, and the arithmetic of each device."""
+    openvino = _module()
+    core = openvino.Core()
+    names = {device: core.get_property(device, "OPTIMIZATION_CAPABILITIES") for device in core.available_devices}
+    return (openvino.get_version(), *(f"{device}: {', '.join(values)}" for device, values in names.items()))
+
+
+def _describe_telemetry() -> str:
+    is_loaded = sys.modules.get(TELEMETRY) is not None
+    return f"enabled: {TELEMETRY} is loaded" if is_loaded else f"disabled: {TELEMETRY} is not loaded"
+
+
 def _device(core: Any, version: str, gpu: int | None) -> str:
     """Return OpenVINO's name of a device.
 
@@ -264,6 +277,8 @@ RUNTIME = Runtime(
     native_dialect="onnx",
     devices=("cpu", "gpu"),
     precisions=tuple(_PRECISIONS),
+    describe_build=_describe_build,
+    describe_telemetry=_describe_telemetry,
     package="openvino",
     priority=50,
 )

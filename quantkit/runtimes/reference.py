@@ -24,7 +24,7 @@ from quantkit.ops.onnx.types import infer_types
 from quantkit.ops.semantics import CALL_OPS
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
-from quantkit.runtimes.availability import Availability
+from quantkit.runtimes.availability import Availability, no_telemetry
 from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.runtime import Runtime
 from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions, TensorInfo
@@ -223,5 +223,6 @@ RUNTIME = Runtime(
     keeps_tensors=True,
     has_threads=False,
     variables={"OMP_NUM_THREADS": "sets the threads of NumPy's matrix products"},
+    describe_telemetry=no_telemetry,
     priority=0,
 )

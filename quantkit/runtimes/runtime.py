@@ -35,6 +35,8 @@ class Runtime:
         has_threads: True if the runtime has thread options (``intra_op``, ``inter_op``).
         decodes_images: True if the runtime has kernels for ops such as DecodeJpeg.
         weight_copies: copies of the weights in memory while a model is loaded, for memory estimates.
+        describe_build: function that returns facts about the build: versions, providers, devices.
+        describe_telemetry: function that returns the state of the usage reports of the package in this process.
         package: Python package with the libraries of the runtime.
         variables: environment variables with an effect on the runtime, next to those of OpenMP.
         priority: rank for ``auto``; the runtime with the highest one is tried first.
@@ -54,6 +56,8 @@ class Runtime:
     has_threads: bool = True
     decodes_images: bool = False
     weight_copies: int = 4
+    describe_build: Callable[[], tuple[str, ...]] = tuple
+    describe_telemetry: Callable[[], str] = lambda: "unknown"
     package: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
     priority: int = 10
@@ -133,6 +137,8 @@ def check_runtime(runtime: Runtime) -> None:
             "has_threads": boolean,
             "decodes_images": boolean,
             "weight_copies": ("an integer", lambda value: isinstance(value, int)),
+            "describe_build": function,
+            "describe_telemetry": function,
             "package": ("a text", lambda value: isinstance(value, str)),
             "variables": (
                 "a mapping of texts to texts",

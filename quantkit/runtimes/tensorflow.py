@@ -15,6 +15,7 @@ import numpy as np
 from quantkit.errors import UnavailableError
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.runtimes.availability import no_telemetry
 from quantkit.runtimes.function_session import FunctionSession, as_array
 from quantkit.runtimes.runtime import Runtime
 from quantkit.runtimes.session import OpTrace, RuntimeVersion, Session, SessionOptions, TensorInfo
@@ -215,6 +216,15 @@ def _info(edge: Edge, imported: Any) -> TensorInfo:
     return TensorInfo(str(edge), DType(_DTYPE_NAMES.get(dtype, dtype)), shape)
 
 
+def _describe_build() -> tuple[str, ...]:
+    """Return the versions that the build states, and its devices."""
+    tf = import_tensorflow()
+    facts = tf.sysconfig.get_build_info()
+    names = ("is_cuda_build", "cuda_version", "cudnn_version", "is_rocm_build")
+    devices = ", ".join(device.name for device in tf.config.list_physical_devices())
+    return (*(f"{name}: {facts[name]}" for name in names if facts.get(name)), f"devices: {devices}")
+
+
 RUNTIME = Runtime(
     name="tensorflow",
     title="TensorFlow",
@@ -227,6 +237,8 @@ RUNTIME = Runtime(
     precisions=("float32", "bfloat16", "float16"),
     decodes_images=True,
     weight_copies=12,  # measured; protobuf messages of the graph are kept
+    describe_build=_describe_build,
     package="tensorflow",
+    describe_telemetry=no_telemetry,
     priority=30,
 )

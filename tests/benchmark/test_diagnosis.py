@@ -1,4 +1,5 @@
 import json
+import sys
 from dataclasses import replace
 from importlib import import_module
 
@@ -9,13 +10,17 @@ from quantkit.benchmark import diagnosis
 from quantkit.benchmark.diagnosis import (
     Diagnosis,
     RuntimeDiagnosis,
+    TargetDiagnosis,
     sweep_verdict,
     thread_advice,
     thread_settings,
     usable_cores,
 )
+from quantkit.benchmark.profiling.peak_models import float_product
 from quantkit.benchmark.report import Benchmark, BenchmarkRow
 from quantkit.benchmark.rounds import SamplingOptions
+from quantkit.quantization.target_diagnosis import diagnose_targets
+from quantkit.runtimes import find_runtime, open_session
 
 TENSORFLOW = RuntimeDiagnosis(
     "tensorflow", "2.21", gpu="this machine has no GPU", onednn=("oneDNN v3.7.3", "isa:Intel AVX2")
@@ -68,6 +73,36 @@ def test_text_lists_working_and_missing_runtimes() -> None:
     assert "tensorflow: oneDNN v3.7.3, isa:Intel AVX2" in text
     assert "pip install 'quantkit[openvino]'" in text
     assert "tensorflow: no GPU: this machine has no GPU" in text
+
+
+def test_text_has_builds_telemetry_and_targets() -> None:
+    state = replace(TENSORFLOW, build=("cuda_version: 12.5",), telemetry="none")
+    targets = (TargetDiagnosis("eightbit", ("tensorflow",), "only reference kernels"), TargetDiagnosis("litert", ()))
+    text = str(Diagnosis(replace(MACHINE, cpu_quota=1.5, numa_nodes=2), (state,), targets=targets))
+    assert "tensorflow: cuda_version: 12.5\ntensorflow: telemetry none\n" in text
+    assert "target eightbit  tensorflow         only reference kernels\ntarget litert    does not run here\n" in text
+    assert "one hardware thread per core; memory nodes: 2" in text
+    assert "quota         1.5 CPUs" in text
+
+
+def test_targets_without_a_working_runtime_have_a_problem() -> None:
+    states = {state.name: state for state in diagnose_targets(["tensorflow"])}
+    assert (states["tensorflow"].runtimes, states["tensorflow"].problem) == (("tensorflow",), "")
+    assert "reference kernels" in states["eightbit"].problem
+    assert states["onnx"] == TargetDiagnosis("onnx", (), "none of its runtimes works here: openvino, onnxruntime")
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+def test_telemetry_is_disabled_in_processes_of_quantkit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(name, reason=f"pip install {name}")
+    runtime = find_runtime(name)
+    monkeypatch.delitem(sys.modules, "openvino_telemetry", raising=False)
+    with open_session(float_product("onnx", 4), name):
+        assert runtime.describe_telemetry().startswith("disabled: ")
+    assert any("CPU" in fact for fact in runtime.describe_build())
+    monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "0")
+    monkeypatch.setitem(sys.modules, "openvino_telemetry", sys)
+    assert runtime.describe_telemetry().startswith("enabled: ")
 
 
 def test_verdict_names_the_fastest_setting_and_its_speed_up() -> None:
@@ -155,7 +190,8 @@ def test_library_and_command_give_the_same_document(
     monkeypatch.setattr(diagnosis, "runtimes", lambda: only_numpy)
     assert doctor("--json") == 0
     document = json.loads(capsys.readouterr().out)
-    expected = json.loads(json.dumps(diagnosis.diagnose().to_json()))
+    state = replace(diagnosis.diagnose(), targets=diagnose_targets(["reference"]))
+    expected = json.loads(json.dumps(state.to_json()))
     document["machine"].pop("load")
     expected["machine"].pop("load")
     assert document == expected

@@ -40,6 +40,9 @@ def root(tmp_path: Path) -> Path:
             f"{cpu}/cache/index1/size": "32K",
             f"{cpu}/cpufreq/scaling_governor": "performance\n",
             "sys/fs/cgroup/cpu.max": "150000 100000\n",
+            "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n",
+            "sys/devices/system/node/node0/cpulist": "0\n",
+            "sys/devices/system/node/node1/cpulist": "1\n",
             "proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: \t NVIDIA H200\nIRQ: 1\n",
         },
     )
@@ -56,6 +59,7 @@ def test_facts_are_read_from_proc_and_sys(root: Path) -> None:
     assert machine.governor == "performance"
     assert machine.cpu_quota == 1.5
     assert machine.gpus == ("NVIDIA H200",)
+    assert (machine.gpu_driver, machine.numa_nodes, machine.has_smt) == ("535.104.05", 2, True)
 
 
 def test_control_groups_of_version_1_are_read(root: Path) -> None:
@@ -70,6 +74,7 @@ def test_fact_of_a_missing_file_is_unknown(tmp_path: Path) -> None:
     assert machine.logical_cores >= 1
     assert (machine.physical_cores, machine.memory_bytes, machine.governor) == (None, None, None)
     assert (machine.isa, machine.gpus, machine.cpu_quota) == ((), (), None)
+    assert (machine.gpu_driver, machine.numa_nodes, machine.has_smt) == ("", None, None)
 
 
 def test_json_round_trip(root: Path) -> None:
