@@ -14,6 +14,7 @@ from typing import Any
 import quantkit.runtimes.tensorflow_library as tensorflow
 from quantkit.convert.batch_norms import replace_old_batch_norms
 from quantkit.convert.cache import convert_cached, digest, prune
+from quantkit.convert.litert_loops import copy_exchanged_variables
 from quantkit.errors import QuantkitError, UnavailableError, UsageError
 from quantkit.formats import tflite
 from quantkit.formats.files import write_whole
@@ -21,6 +22,8 @@ from quantkit.formats.saved_model import DEFAULT_SIGNATURE
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 
+# Version of the code around the converter; it is part of the cache key and grows with each change of that code.
+EDITION = 1
 # Constants of fewer elements are not weights, but for example axes and sizes.
 MIN_WEIGHTS = 256
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
@@ -46,7 +49,7 @@ def to_litert(graph: Graph, *, small_weights: bool = False) -> bytes:
     if graph.dialect != "tensorflow":
         raise UnavailableError(f"cannot convert {graph.dialect} graphs to LiteRT, only tensorflow graphs")
     require_converter()
-    converter = ("litert", tensorflow.available().detail, *(["small_weights"] if small_weights else []))
+    converter = ("litert", tensorflow.available().detail, EDITION, *(["small_weights"] if small_weights else []))
     convert = partial(_convert, small_weights=small_weights)
     return convert_cached(prune(replace_old_batch_norms(graph)), ".tflite", converter, convert, _HINT)
 
@@ -130,7 +133,7 @@ def _add_signature(graph: Graph, data: bytes) -> bytes:
 def _convert(graph: Graph, small_weights: bool) -> tuple[bytes, str]:
     """Return the model, and the reason if the conversion fails."""
     tf = tensorflow.import_tensorflow()
-    message = tensorflow.graph_def(graph)
+    message = tensorflow.graph_def(copy_exchanged_variables(graph))
     _rename_functions(message, f"_{digest(graph, ())[:8]}")
     ops = {node.name: node.op for node in graph.nodes.values()}
     with tensorflow.suppress_log():

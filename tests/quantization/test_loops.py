@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from while_loops import LOOPS, images, loop_graph
 
+from quantkit.convert.to_litert import to_litert
 from quantkit.errors import UnavailableError
 from quantkit.ops.tensorflow.frames import find_loop_nodes
 from quantkit.quantization import Scheme, annotate, calibrate, convert
@@ -56,6 +57,25 @@ def test_onnx_target_has_float_loop_and_int8_layers() -> None:
     with open_session(graph, "tensorflow") as session:
         expected = session.run({"x": images()})["y"]
     with open_session(quantized, "onnxruntime") as session:
+        np.testing.assert_allclose(session.run({"x": images()})["y"], expected, atol=NOISE)
+
+
+@pytest.mark.parametrize("kind", ["cell", "nested"])
+def test_litert_target_has_float_loop_and_int8_layers(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = pytest.importorskip("tensorflow.lite.python.schema_py_generated", reason="pip install tensorflow")
+    monkeypatch.setenv("QUANTKIT_CACHE", str(tmp_path))
+    graph, _ = run(find_recipe("inference"), loop_graph(kind))
+    plan = annotate(graph, Scheme.for_target("litert"))
+    quantized = convert(graph, plan, calibrate(graph, plan, [images()], runtime="tensorflow"))
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(to_litert(quantized), 0))
+    outside, *loops = ({tensor.type for tensor in subgraph.tensors} for subgraph in model.subgraphs)
+    assert schema.TensorType.INT8 in outside
+    assert set.union(*loops) == {schema.TensorType.FLOAT32, schema.TensorType.INT32, schema.TensorType.BOOL}
+    with open_session(graph, "tensorflow") as session:
+        expected = session.run({"x": images()})["y"]
+    with open_session(quantized, "litert") as session:
         np.testing.assert_allclose(session.run({"x": images()})["y"], expected, atol=NOISE)
 
 
