@@ -19,6 +19,7 @@ from quantkit.ir.tensor import DType, Shape
 from quantkit.limits import Limits, current_limits
 from quantkit.ops.kernels import KERNELS, evaluate, output_bytes
 from quantkit.ops.onnx import kernels as onnx_kernels
+from quantkit.ops.shape_inference import infer_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
 from quantkit.runtimes import open_session
 from quantkit.transforms.plugins import find_transform
@@ -162,6 +163,21 @@ def test_a_huge_output_of_an_onnx_node_is_rejected(op: str, attrs: dict[str, Any
         onnx_kernels.evaluate(Node("n", op, attrs=attrs), arrays)
     assert tracemalloc.get_traced_memory()[1] < 1 << 22
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("op", "attr", "inputs"), [("Split", "num_split", ["axis", "x"]), ("Unpack", "num", ["x"])])
+def test_a_huge_number_of_outputs_has_no_shapes(op: str, attr: str, inputs: list[str]) -> None:
+    x = Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 4))})
+    node = Node("y", op, tuple(map(Edge, inputs)), attrs={"T": DType.FLOAT, attr: HUGE})
+    tracemalloc.start()
+    try:
+        shapes = infer_shapes(Graph.of([x, constant("axis", I32(0)), node], ["x"], ["y"]))
+        with pytest.raises(GraphError, match=f"{attr}={HUGE}"):
+            evaluate(node, [*([np.array(0, I32)] if op == "Split" else []), np.zeros((0, 4), F)])
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert Edge("y") not in shapes
 
 
 def test_output_bytes_are_those_of_the_kernel() -> None:

@@ -29,7 +29,7 @@ def copy_exchanged_variables(graph: Graph) -> Graph:
 
 
 def _body_names(graph: Graph) -> set[str]:
-    """Return the bodies of all loops of a graph and its functions; functions that cannot be loaded have none."""
+    """Return the bodies of the loops of a graph and its functions, without functions that cannot be loaded."""
     names: set[str] = set()
     graphs = [graph]
     for name in graph.library:

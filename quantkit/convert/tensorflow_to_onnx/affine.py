@@ -14,6 +14,7 @@ import numpy as np
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.ops.tensorflow.signatures import output_dtypes
 
 ADDITIONS = frozenset({"Add", "AddV2", "BiasAdd"})
 
@@ -67,7 +68,7 @@ def columns_of(graph: Graph, shapes: Mapping[Edge, Shape], edge: Edge) -> tuple[
         axis, source = graph.constant_of(node.inputs[0]), node.inputs[1]
         dims = shapes[source].dims if source in shapes else None
         width = dims[1] if dims is not None and len(dims) == 2 else None
-        count: Any = node.attrs["num_split"]
+        count = len(output_dtypes(node))
         if axis is None or int(axis.array) not in (1, -1) or width is None:
             return None
         return source, slice(edge.port * (width // count), (edge.port + 1) * (width // count))

@@ -24,6 +24,7 @@ from quantkit.convert.tensorflow_to_onnx.translator import (
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.onnx.types import NUMBERS
+from quantkit.ops.tensorflow.signatures import output_dtypes
 
 
 @converts("Conv2DBackpropInput")
@@ -192,7 +193,7 @@ def _pack(translator: Translator, node: Node) -> None:
 
 @converts("Unpack")
 def _unpack(translator: Translator, node: Node) -> None:
-    count: Any = node.attrs["num"]
+    count = len(output_dtypes(node))
     axis: Any = node.attrs.get("axis", 0)
     source = translator.plain(node.inputs[0])
     for port in range(count):

@@ -17,6 +17,7 @@ from quantkit.formats import onnx
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import DType
 from quantkit.ops.onnx.types import NUMBERS
+from quantkit.ops.tensorflow.signatures import output_dtypes
 
 REDUCTIONS = {"Mean": "ReduceMean", "Max": "ReduceMax", "Min": "ReduceMin", "Prod": "ReduceProd"}
 
@@ -43,7 +44,7 @@ def _concat(translator: Translator, node: Node) -> None:
 @converts("Split SplitV")
 def _split(translator: Translator, node: Node) -> None:
     axis_slot, source = (2, node.inputs[0]) if node.op == "SplitV" else (0, node.inputs[1])
-    count: Any = node.attrs["num_split"]
+    count = len(output_dtypes(node))
     layout = common_layout(translator, [source])
     axis = _axis(translator, node, source, translator.constant(node, axis_slot).item(), layout)
     inputs = [translator.in_layout(source, layout)]

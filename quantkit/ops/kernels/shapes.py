@@ -10,7 +10,7 @@ from quantkit.ir.tensor import Array
 from quantkit.ops.kernels.output_sizes import padded_size, padded_space_size, product, stated_shape
 from quantkit.ops.kernels.registry import kernel
 from quantkit.ops.kernels.windows import is_nchw
-from quantkit.ops.tensorflow.signatures import attribute
+from quantkit.ops.tensorflow.signatures import attribute, output_dtypes
 
 
 def axis_of(axis: int, rank: int) -> int:
@@ -102,7 +102,7 @@ def _pack(node: Node, inputs: Sequence[Array]) -> Array:
 @kernel("Unpack")
 def _unpack(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     x = inputs[0]
-    axis, num = axis_of(attribute(node, "axis"), x.ndim), attribute(node, "num")
+    axis, num = axis_of(attribute(node, "axis"), x.ndim), len(output_dtypes(node))
     if x.shape[axis] != num:
         raise ValueError(f"axis {axis} must have the size {num}")
     return tuple(np.moveaxis(x, axis, 0))
@@ -143,8 +143,8 @@ def _concat_offset(_: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 @kernel("Split")
 def _split(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    x, num = inputs[1], attribute(node, "num_split")
-    return tuple(np.split(x, num, axis_of(scalar(inputs[0]), x.ndim)))
+    x, count = inputs[1], len(output_dtypes(node))
+    return tuple(np.split(x, count, axis_of(scalar(inputs[0]), x.ndim)))
 
 
 @kernel("SplitV")

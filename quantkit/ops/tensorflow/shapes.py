@@ -11,7 +11,7 @@ from quantkit.ir.graph import Node
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ops.kernels import evaluate
 from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, Rules, ShapeRule, dims_of
-from quantkit.ops.tensorflow.signatures import attribute, op_names
+from quantkit.ops.tensorflow.signatures import attribute, op_names, output_dtypes
 
 RULES: Rules[ShapeRule] = Rules()
 # Sizes in the place of an unknown one: a slice of one element for both does not depend on it.
@@ -173,7 +173,7 @@ def _bitcast(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor
 def _unpack(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims = dims_of(shapes[0])
     axis = attribute(node, "axis") % len(dims)
-    return [Shape((*dims[:axis], *dims[axis + 1 :]))] * attribute(node, "num")
+    return [Shape((*dims[:axis], *dims[axis + 1 :]))] * len(output_dtypes(node))
 
 
 @RULES.rule("Gather GatherV2")
@@ -317,7 +317,7 @@ def _pack(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) 
 @RULES.rule("Split")
 def _split(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims = list(dims_of(shapes[1]))
-    count: Any = node.attrs["num_split"]
+    count = len(output_dtypes(node))
     axis = constants[0].array.item() % len(dims)
     size = dims[axis]
     dims[axis] = None if size is None else size // count
