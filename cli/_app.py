@@ -39,6 +39,7 @@ COMMANDS = {
     "evaluate": "measure accuracy and agreement with a reference model",
     "compare": "compare two versions of a model layer by layer",
     "data": "pack datasets into shards, verify shards, and optimize input pipelines",
+    "run": "run a model on many files, on several processes, GPUs or machines",
     "summarize": "print inputs, outputs, ops and size, and the next step",
     "models": "list, download and locate known models",
     "transforms": "list, explain and check transforms",

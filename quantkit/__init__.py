@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quantkit.batch_inference import run
     from quantkit.benchmark import benchmark
     from quantkit.errors import (
         CheckError,
@@ -62,6 +63,7 @@ _MODULES = {
     "monitor": "quantkit.monitor.workflow",
     "open_session": "quantkit.model.sessions",
     "quantize": "quantkit.quantization.workflow",
+    "run": "quantkit.batch_inference",
     "save": "quantkit.model.exporters.files",
     "summarize": "quantkit.summary",
     "transform": "quantkit.recipes",
@@ -94,6 +96,7 @@ __all__ = [
     "monitor",
     "open_session",
     "quantize",
+    "run",
     "save",
     "summarize",
     "transform",

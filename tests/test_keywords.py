@@ -20,6 +20,7 @@ PACKAGES = (
     *("quantkit", "quantkit.quantization", "quantkit.recipes", "quantkit.rewriting"),
     *("quantkit.evaluation", "quantkit.benchmark", "quantkit.model", "quantkit.data", "quantkit.summary"),
     "quantkit.runtimes",
+    "quantkit.batch_inference",
 )
 CLASSES = (Scheme, SessionOptions, PreprocessingOptions)
 METHODS = (Model.save, Model.with_endpoints, Evaluation.check, LayerComparison.check, SessionOptions.with_)

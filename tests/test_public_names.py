@@ -10,7 +10,7 @@ import quantkit
 FUNCTIONS = {
     *("limits", "load", "save", "summarize", "transform"),
     *("calibrate", "quantize", "open_session"),
-    *("benchmark", "classify", "compare", "evaluate", "monitor"),
+    *("benchmark", "classify", "compare", "evaluate", "monitor", "run"),
 }
 CLASSES = {
     *("Model", "Graph", "Node", "Edge"),

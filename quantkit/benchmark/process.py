@@ -6,7 +6,6 @@ A worker without a request is halted by a signal, with all its threads: an OpenM
 
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -19,27 +18,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from quantkit.errors import UnavailableError
+from quantkit.workers.child import BOOTSTRAP, CPP_LOG, describe_exit
 
 Document = dict[str, Any]
 
-# The affinity is set before any library starts a thread, because threads inherit it.
-BOOTSTRAP = """
-import json, os, sys
-start = json.loads(sys.argv[1])
-sys.path[:] = start["path"]
-if start["cpus"]:
-    os.sched_setaffinity(0, start["cpus"])
-from quantkit.benchmark.worker import main
-main()
-"""
-
-# Log lines of TensorFlow's C++ code below the severity of fatal errors.
-CPP_LOG = re.compile(
-    r"^(?:WARNING: All log messages before absl::.*|[IWE]\d{4} \d\d:\d\d:[\d.]+ .*|[IWE]\d{4} 00:00:\d+\.\d+ .*"
-    r"|\d{4}-\d\d-\d\d \d\d:\d\d:[\d.]+: [IWE] .*|INFO: Created TensorFlow Lite .*"
-    r"|To enable the following instructions: .*rebuild TensorFlow.*)\n?",
-    re.MULTILINE,
-)
 CAN_HALT = hasattr(signal, "SIGSTOP")
 
 
@@ -58,7 +40,7 @@ class WorkerProcess:
     def __init__(self, environment: Mapping[str, str] = {}, cpus: tuple[int, ...] = ()) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         self._buffer = b""
-        start = json.dumps({"path": sys.path, "cpus": list(cpus)})
+        start = json.dumps({"path": sys.path, "cpus": list(cpus), "module": "quantkit.benchmark.worker"})
         self._process = subprocess.Popen(
             [sys.executable, "-c", BOOTSTRAP, start],
             stdin=subprocess.PIPE,
@@ -136,14 +118,7 @@ class WorkerProcess:
         return line
 
     def _exit_error(self) -> WorkerError:
-        code = self._process.wait()
-        last = next((line.strip() for line in reversed(self.log.splitlines()) if line.strip()), "")
-        suffix = f"; last line of its log: {last[:200]}" if last else ""
-        if code < 0:
-            name = signal.Signals(-code).name
-            hint = "the system ends the largest process when memory runs out" if name == "SIGKILL" else ""
-            return WorkerError(f"the process was ended by {name}{suffix}", hint)
-        return WorkerError(f"the process ended with exit code {code}{suffix}")
+        return WorkerError(*describe_exit(self._process.wait(), self.log))
 
     def _signal(self, name: str) -> None:
         if CAN_HALT:

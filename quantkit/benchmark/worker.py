@@ -10,14 +10,11 @@ The response to a failed request is {"error": {"message": ..., "hint": ..., "exi
 end of its input.
 """
 
-import ctypes
 import json
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
@@ -31,6 +28,7 @@ from quantkit.model import Model, load
 from quantkit.runtimes import AUTO, find_runtime, open_session
 from quantkit.runtimes.openmp import openmp_libraries
 from quantkit.runtimes.session import Session, SessionOptions, TensorInfo
+from quantkit.workers.child import end_with_parent
 from quantkit.zoo.cards import ModelCard, list_cards
 
 Document = dict[str, Any]
@@ -38,7 +36,7 @@ Document = dict[str, Any]
 
 def main() -> None:
     """Serve standard input; the output of the runtime goes to standard error, apart from the responses."""
-    _end_with_parent()
+    end_with_parent()
     responses = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     serve(sys.stdin, responses.write)
@@ -221,12 +219,3 @@ def peak_memory(status: Path = Path("/proc/self/status")) -> int | None:
     except OSError:
         return None
     return int(peak[1]) * 1024 if peak else None
-
-
-def _end_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends, even while it is halted."""
-    if sys.platform != "linux":
-        return
-    set_parent_death_signal = 1
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

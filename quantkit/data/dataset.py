@@ -132,6 +132,14 @@ class Dataset(ABC):
             UsageError: no sample is left.
         """
 
+    @abstractmethod
+    def part(self, start: int, stop: int) -> Self:
+        """Return consecutive samples as a value that is small when it is pickled.
+
+        Raises:
+            UsageError: the number of samples is not known.
+        """
+
     @property
     def holds_images(self) -> bool:
         """True if the samples are encoded images."""
@@ -192,6 +200,9 @@ class FileDataset(Dataset):
             samples.sort(key=lambda sample: (_digest(sample.name), str(sample.path)))
         return replace(self, samples=_slice(samples, limit, skip, self.source))
 
+    def part(self, start: int, stop: int) -> Self:
+        return replace(self, samples=self.samples[start:stop])
+
 
 @dataclass(frozen=True, eq=False)
 class ArrayDataset(Dataset):
@@ -199,13 +210,13 @@ class ArrayDataset(Dataset):
 
     Attributes:
         arrays: arrays by name, each (n, ...), or `ZippedRows`; the name is empty for an array without one.
-        labels: label of each row.
+        labels: label of each row, by index.
         rows: indices of the rows that belong to the dataset, in order.
     """
 
     source: str
     arrays: Mapping[str, Any]
-    labels: Sequence[str]
+    labels: Sequence[str] | Mapping[int, str]
     rows: Sequence[int]
     skipped_files: int = field(default=0, init=False)
 
@@ -261,6 +272,11 @@ class ArrayDataset(Dataset):
         }
         return replace(self, arrays=arrays, rows=selected)
 
+    def part(self, start: int, stop: int) -> Self:
+        rows = list(self.rows[start:stop])
+        arrays = {name: {row: _row(array, row) for row in rows} for name, array in self.arrays.items()}
+        return replace(self, arrays=arrays, labels={row: self.labels[row] for row in rows}, rows=rows)
+
 
 @dataclass(frozen=True, eq=False)
 class StreamDataset(Dataset):
@@ -297,6 +313,12 @@ class StreamDataset(Dataset):
         if limits and min(limits) < 1:
             raise _empty_error(self.source)
         return replace(self, limit=min(limits) if limits else None, skip=self.skip + skip)
+
+    def part(self, start: int, stop: int) -> Self:
+        raise UsageError(
+            f"{self.source} is read once and in order, and cannot be divided among processes",
+            hint="give files, or arrays in memory",
+        )
 
     @cached_property
     def _first_element(self) -> Any:

@@ -29,6 +29,7 @@ COMMANDS = [
     ("transform", ("transform_graph", "--in_graph=d.pb", "--out_graph=e.pb", "--transforms=strip_unused_nodes")),
     ("quantize", ("quantize", "digits", "-o", "d.onnx", "--calibration", HELD_OUT, "--limit", "8", "--runs", "0")),
     ("evaluate", ("evaluate", "digits@reference", "--reference", "d.pb@reference", "--data", HELD_OUT, "--limit", "3")),
+    ("run", ("run", "digits@reference", "--data", HELD_OUT, "--limit", "3", "-o", "results")),
     ("compare", ("compare", "digits", "d.pb", "--data", HELD_OUT, "--limit", "2", "--runtime", "reference")),
     ("compare", ("compare", "digits", "d.pb", "--structure")),
     ("compare", ("compare_graphs", "d.pb", "e.pb")),

@@ -1,0 +1,198 @@
+"""Result files: one per shard, as JSON lines, Parquet or NumPy arrays.
+
+The bytes of a file depend on its rows only, so that two runs can be compared. A file appears complete or not at all.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+from zipfile import ZIP_STORED, ZipFile, ZipInfo
+
+import numpy as np
+
+from quantkit.batch_inference.rows import Row, empty_class
+from quantkit.errors import InputError, UsageError
+from quantkit.ir.tensor import Array
+from quantkit.runtimes.availability import find_package, require
+
+# Prefix of the arrays of outputs in a NumPy file.
+_OUTPUT = "outputs/"
+
+
+@dataclass(frozen=True)
+class ResultFormat:
+    """Form of the result files.
+
+    Attributes:
+        suffix: suffix of the files.
+        encode: function from rows to the bytes of a file.
+        decode: its inverse.
+        check: function that raises `UnavailableError` if a package is missing.
+    """
+
+    suffix: str
+    encode: Callable[[Sequence[Row]], bytes]
+    decode: Callable[[bytes], list[Row]]
+    check: Callable[[], None] = lambda: None
+
+
+def publish(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name, and give it its name when it is on the disk.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.part")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        reason = os.strerror(error.errno or 0).lower()
+        raise InputError(f"cannot write {path}: {reason}", hint="finished shards are kept; run again") from None
+
+
+def read_rows(path: Path, format: ResultFormat) -> list[Row]:
+    """Read the rows of a result file.
+
+    Raises:
+        InputError: the file is broken.
+    """
+    try:
+        return format.decode(path.read_bytes())
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{path} is not a result file: {error}", hint="remove it, and run again") from None
+
+
+def _encode_json(rows: Sequence[Row]) -> bytes:
+    return "".join(f"{json.dumps(_without_arrays(row), allow_nan=False)}\n" for row in rows).encode()
+
+
+def _without_arrays(value: Any) -> Any:
+    """Return nested lists in place of arrays, and null in place of values that are not finite."""
+    if isinstance(value, dict):
+        return {key: _without_arrays(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return _without_arrays(value.tolist())
+    if isinstance(value, list):
+        return [_without_arrays(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if not isinstance(value, float) or np.isfinite(value) else None
+
+
+def _decode_json(data: bytes) -> list[Row]:
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def _encode_numpy(rows: Sequence[Row]) -> bytes:
+    """Return an archive with the arrays of all samples, and the names and errors of the rejected ones."""
+    accepted = [row for row in rows if "error" not in row]
+    rejected = [row for row in rows if "error" in row]
+    arrays = {
+        "file": np.array([row["file"] for row in accepted], "U"),
+        "rejected": np.array([row["file"] for row in rejected], "U"),
+        "error": np.array([row["error"] for row in rejected], "U"),
+    }
+    if accepted and "outputs" in accepted[0]:
+        arrays |= {f"{_OUTPUT}{name}": _stack(accepted, name) for name in accepted[0]["outputs"]}
+    else:
+        arrays["label"] = np.array([row["label"] or "" for row in accepted], "U")
+        arrays["score"] = np.array([np.nan if row["score"] is None else row["score"] for row in accepted], np.float64)
+        arrays["index"] = np.array([-1 if row["index"] is None else row["index"] for row in accepted], np.int64)
+    file = BytesIO()
+    with ZipFile(file, "w", ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            # The time in this entry is constant, unlike that of numpy.savez.
+            with archive.open(ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def _stack(rows: Iterable[Row], name: str) -> Array:
+    values = [row["outputs"][name] for row in rows]
+    if len({value.shape for value in values}) > 1:
+        raise UsageError(
+            f"output {name!r} has different shapes for different samples", hint="write --format jsonl or parquet"
+        )
+    return np.stack(values)
+
+
+def _decode_numpy(data: bytes) -> list[Row]:
+    with np.load(BytesIO(data), allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    outputs = [name for name in arrays if name.startswith(_OUTPUT)]
+    rows: list[Row] = []
+    for index, file in enumerate(arrays["file"].tolist()):
+        if outputs:
+            content: Row = {"outputs": {name.removeprefix(_OUTPUT): arrays[name][index] for name in outputs}}
+        elif arrays["index"][index] < 0:
+            content = empty_class()
+        else:
+            content = {key: arrays[key][index].item() for key in ("label", "score", "index")}
+        rows.append({"file": file, **content})
+    errors = zip(arrays["rejected"].tolist(), arrays["error"].tolist(), strict=True)
+    return rows + [{"file": file, "error": error} for file, error in errors]
+
+
+def _encode_parquet(rows: Sequence[Row]) -> bytes:
+    """Return a table; each output is a column of flat lists with a column of its shapes."""
+    import pyarrow
+    from pyarrow import parquet
+
+    text, number, integer = pyarrow.string(), pyarrow.float64(), pyarrow.int64()
+    columns = {"file": (text, [row["file"] for row in rows])}
+    outputs = next((row["outputs"] for row in rows if row.get("outputs")), None)
+    if outputs is None:
+        for key, kind in (("label", text), ("score", number), ("index", integer)):
+            columns[key] = (kind, [row[key] for row in rows])
+    for name, example in (outputs or {}).items():
+        values = [row["outputs"][name] if row["outputs"] else None for row in rows]
+        kind = pyarrow.list_(pyarrow.from_numpy_dtype(example.dtype))
+        columns[name] = (kind, [None if value is None else value.ravel() for value in values])
+        columns[f"{name}/shape"] = (
+            pyarrow.list_(integer),
+            [None if value is None else list(value.shape) for value in values],
+        )
+    columns["error"] = (text, [row.get("error") for row in rows])
+    table = pyarrow.table({name: pyarrow.array(values, kind) for name, (kind, values) in columns.items()})
+    sink = BytesIO()
+    parquet.write_table(table, sink)
+    return sink.getvalue()
+
+
+def _decode_parquet(data: bytes) -> list[Row]:
+    from pyarrow import parquet
+
+    rows = parquet.read_table(BytesIO(data)).to_pylist()
+    return [_decode_parquet_row(row) for row in rows]
+
+
+def _decode_parquet_row(row: Row) -> Row:
+    message = row.pop("error")
+    error = {} if message is None else {"error": message}
+    shapes = {name.removesuffix("/shape"): row.pop(name) for name in list(row) if name.endswith("/shape")}
+    if not shapes:
+        return row | error
+    values = {name: row.pop(name) for name in shapes}
+    outputs = None if error else {name: np.reshape(values[name], shape) for name, shape in shapes.items()}
+    return {**row, "outputs": outputs, **error}
+
+
+def _check_parquet() -> None:
+    require(find_package("pyarrow, which writes Parquet files,", "pyarrow", "pyarrow", extra="distributed"))
+
+
+FORMATS = {
+    "jsonl": ResultFormat("jsonl", _encode_json, _decode_json),
+    "parquet": ResultFormat("parquet", _encode_parquet, _decode_parquet, _check_parquet),
+    "npz": ResultFormat("npz", _encode_numpy, _decode_numpy),
+}

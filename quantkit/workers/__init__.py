@@ -1,0 +1,19 @@
+"""Worker processes: tasks on the cores and GPUs of one machine, or of a Ray cluster."""
+
+from quantkit.workers.cluster import CLUSTERS, DEVICES, ClusterOptions, open_cluster
+from quantkit.workers.pool import Callbacks, Task, run_tasks
+from quantkit.workers.service import ServiceSpec, WorkerResources
+from quantkit.workers.usage import WorkerUsage
+
+__all__ = [
+    "CLUSTERS",
+    "DEVICES",
+    "Callbacks",
+    "ClusterOptions",
+    "ServiceSpec",
+    "Task",
+    "WorkerResources",
+    "WorkerUsage",
+    "open_cluster",
+    "run_tasks",
+]

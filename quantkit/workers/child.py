@@ -1,0 +1,83 @@
+"""Child processes: their end with the parent, their log, and the reason of their end."""
+
+import ctypes
+import os
+import re
+import signal
+import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+from quantkit.workers.service import ServiceSpec, WorkerResources, respond
+
+# The affinity is set before any library starts a thread, because threads inherit it.
+BOOTSTRAP = """
+import json, os, sys
+start = json.loads(sys.argv[1])
+sys.path[:] = start["path"]
+if start["cpus"]:
+    os.sched_setaffinity(0, start["cpus"])
+from importlib import import_module
+import_module(start["module"]).main()
+"""
+
+# Log lines of TensorFlow's C++ code below the severity of fatal errors.
+CPP_LOG = re.compile(
+    r"^(?:WARNING: All log messages before absl::.*|[IWE]\d{4} \d\d:\d\d:[\d.]+ .*|[IWE]\d{4} 00:00:\d+\.\d+ .*"
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:[\d.]+: [IWE] .*|INFO: Created TensorFlow Lite .*"
+    r"|To enable the following instructions: .*rebuild TensorFlow.*)\n?",
+    re.MULTILINE,
+)
+
+
+def main() -> None:
+    """Open the service that standard input names, and run its tasks until the end of the input.
+
+    The output of the runtime goes to standard error, apart from the responses.
+    """
+    end_with_parent()
+    requests, responses = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
+    os.dup2(2, 1)
+    spec: ServiceSpec
+    placement: WorkerResources
+    spec, placement = requests.recv()
+    service = None
+
+    def open_service() -> object:
+        nonlocal service
+        service = spec.open(placement)
+        return service.facts
+
+    responses.send(respond(open_service))
+    with suppress(EOFError, BrokenPipeError):
+        while service is not None:
+            task = requests.recv()
+            run = service.run
+            responses.send(respond(lambda: run(task)))  # noqa: B023  called at once
+    if service is not None:
+        service.close()
+
+
+def end_with_parent() -> None:
+    """Ask Linux to kill this process when its parent ends, even while it is halted."""
+    if sys.platform != "linux":
+        return
+    set_parent_death_signal = 1
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+def describe_exit(code: int, log: str) -> tuple[str, str]:
+    """Return the reason why a process ended, and a hint.
+
+    Args:
+        code: exit code; negative for a signal.
+        log: standard error of the process.
+    """
+    last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "")
+    suffix = f"; last line of its log: {last[:200]}" if last else ""
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = "the system ends the largest process when memory runs out" if name == "SIGKILL" else ""
+        return f"the process was ended by {name}{suffix}", hint
+    return f"the process ended with exit code {code}{suffix}", ""

@@ -1,0 +1,168 @@
+"""Workers in a Ray cluster: one actor for each group of cores or each GPU, on any of its machines.
+
+Ray is imported when a cluster is opened, without usage statistics and without its dashboard. Ray on this machine is
+started with its files in a temporary folder, and stopped at the end; a running cluster keeps running.
+"""
+
+import importlib
+import logging
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stdout, suppress
+from threading import current_thread
+from typing import Any, TextIO, cast
+
+from quantkit.errors import UnavailableError, one_line
+from quantkit.formats.temporary import temporary_folder
+from quantkit.runtimes.availability import Availability, find_package, require
+from quantkit.workers.cluster import Cluster, Worker, WorkerLostError
+from quantkit.workers.service import Response, Service, ServiceSpec, WorkerResources, respond
+
+# Ray's smallest object store in bytes: tasks and results are small.
+OBJECT_STORE_BYTES = 100_000_000
+
+
+def available() -> Availability:
+    """Return the version of Ray, or the command that installs it."""
+    return find_package("Ray", "ray", "ray", extra="distributed")
+
+
+class RayService:
+    """Actor with one service.
+
+    Args:
+        content: pickled specification and placement.
+        path: import path of the driver.
+    """
+
+    def __init__(self, content: bytes, path: Sequence[str]) -> None:
+        self._content = content
+        self._service: Service | None = None
+        sys.path += [folder for folder in path if folder not in sys.path]
+
+    def open(self) -> Response:
+        """Open the service and return its facts."""
+
+        def open_service() -> object:
+            spec, placement = pickle.loads(self._content)
+            self._service = spec.open(placement)
+            return self._service.facts
+
+        return respond(open_service)
+
+    def run(self, task: object) -> Response:
+        """Run a task; the pool sends tasks to opened services only."""
+        service = self._service
+        assert service is not None
+        return respond(lambda: service.run(task))
+
+
+class RayWorker(Worker):
+    """Actor from the side of the pool."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray, self._actor = ray, actor
+        self.pending = actor.open.remote()
+
+    def send(self, message: object) -> None:
+        self.pending = self._actor.run.remote(message)
+
+    def receive(self) -> Response:
+        try:
+            response: Response = self._ray.get(self.pending)
+        except self._ray.exceptions.RayError as error:
+            reason = getattr(error, "error_msg", "") or str(error)
+            raise WorkerLostError(f"the actor ended: {one_line(reason)}") from None
+        return response
+
+    def close(self) -> None:
+        with suppress(self._ray.exceptions.RayError):
+            self._ray.kill(self._actor)
+
+
+class RayCluster(Cluster):
+    """Workers in a Ray cluster.
+
+    Args:
+        workers: number of workers.
+        threads: threads of each worker, which are its CPUs in Ray.
+        device: ``cpu``, or ``gpu`` for one GPU per worker.
+        address: address of a running cluster; if empty, Ray is started on this machine.
+
+    Raises:
+        UnavailableError: Ray is not installed, or does not start, or there is no cluster at the address.
+    """
+
+    name = "ray"
+
+    def __init__(self, workers: int, threads: int, device: str, address: str) -> None:
+        require(available())
+        self._threads, self._device = threads, device
+        self._stack = ExitStack()
+        self._ray = _import_ray()
+        if not self._ray.is_initialized():
+            self._start(workers * threads, address)
+
+    def _start(self, num_cpus: int, address: str) -> None:
+        common: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+        if not address:
+            folder = self._stack.enter_context(temporary_folder())
+            common |= {
+                "num_cpus": num_cpus,
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "_temp_dir": str(folder),
+            }
+        self._stack.enter_context(redirect_stdout(cast("TextIO", _StandardOutput(sys.stdout))))
+        self._stack.callback(self._ray.shutdown)
+        try:
+            self._ray.init(address=address or "local", **common)
+        except Exception as error:  # Ray raises many classes, for example ConnectionError and RuntimeError
+            self._stack.close()
+            where = f"no Ray cluster responds at {address}" if address else "Ray does not start"
+            hint = "ray status shows the cluster" if address else "use --cluster local"
+            raise UnavailableError(f"{where}: {one_line(str(error))}", hint=hint) from None
+
+    def placement(self, index: int) -> WorkerResources:
+        return WorkerResources(index, self._threads, self._device)
+
+    def start(self, spec: ServiceSpec, index: int) -> RayWorker:
+        placement = self.placement(index)
+        actor = self._ray.remote(RayService).options(
+            num_cpus=self._threads,
+            num_gpus=1 if self._device == "gpu" else 0,
+            max_restarts=0,
+            runtime_env={"env_vars": {"TF_CPP_MIN_LOG_LEVEL": "1", **placement.environment}},
+        )
+        return RayWorker(self._ray, actor.remote(pickle.dumps((spec, placement)), sys.path))
+
+    def wait(self, workers: Sequence[Worker], timeout: float) -> list[Worker]:
+        sources = {worker.pending: worker for worker in workers if isinstance(worker, RayWorker)}
+        ready, _ = self._ray.wait(list(sources), timeout=timeout)
+        return [sources[reference] for reference in ready]
+
+    def close(self) -> None:
+        """Stop Ray, if it was started here."""
+        self._stack.close()
+
+
+class _StandardOutput:
+    """Standard output without the messages of Ray's threads about workers that ended: the pool reports them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return len(text) if current_thread().name.startswith("ray_") else self._stream.write(text)
+
+
+def _import_ray() -> Any:
+    """Return the imported package, which sends no usage statistics and prints no warnings."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    return importlib.import_module("ray")
