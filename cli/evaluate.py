@@ -41,6 +41,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=BATCH,
         help=f"samples per run for models with a dynamic batch (default: {BATCH})",
     )
+    parser.add_argument(
+        "--workers", type=parse_positive, default=1, help="processes that share the data and the cores (default: 1)"
+    )
     add_classifier_flags(parser)
     add_threads(parser)
     add_precision(parser, " for MODEL; the reference runs in float32")
@@ -67,6 +70,7 @@ def run(args: Namespace) -> int:
                 labels=args.labels,
                 limit=args.limit,
                 batch=args.batch,
+                workers=args.workers,
                 options=session_options(args),
                 input_height=args.input_height or None,
                 input_width=args.input_width or None,

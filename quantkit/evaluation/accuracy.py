@@ -5,8 +5,7 @@ Each image is decoded once and prepared for each model: float or uint8, channels
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
 from time import perf_counter
 from typing import Any
@@ -23,17 +22,15 @@ from quantkit.arguments import (
     require_text,
     without_none,
 )
-from quantkit.data import Dataset, InputPipeline, InputTimes, PreprocessingOptions, as_dataset, prepare_batches
-from quantkit.data.dataset import Sample
+from quantkit.data import InputTimes, PreprocessingOptions, as_dataset
 from quantkit.data.images import FORMATS
-from quantkit.data.inference import Basis
-from quantkit.data.labels import Labels
-from quantkit.data.preparation import PreparedSample, describe_rates
+from quantkit.data.preparation import describe_rates
 from quantkit.errors import CheckError, InputError
-from quantkit.evaluation.classification_metrics import ClassificationCounter, ClassificationMetrics
+from quantkit.evaluation.classification_metrics import ClassificationMetrics
+from quantkit.evaluation.evaluation_run import EvaluationCounts, EvaluationFacts, EvaluationRun, EvaluationSettings
+from quantkit.evaluation.evaluation_workers import evaluate_parts
 from quantkit.evaluation.interrupted import EvaluationInterrupted
-from quantkit.evaluation.opened_model import OpenedModel, describe_assumption, open_model
-from quantkit.ir.tensor import Array
+from quantkit.evaluation.opened_model import describe_assumption
 from quantkit.model import RANDOM_WEIGHTS_NOTE, as_model
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.runtimes import AUTO
@@ -199,6 +196,7 @@ def evaluate(
     labels: str | os.PathLike[str] | None = None,
     limit: int | None = None,
     batch: int = BATCH,
+    workers: int = 1,
     precision: str | None = None,
     intra_op: int | None = None,
     inter_op: int | None = None,
@@ -227,6 +225,7 @@ def evaluate(
         labels: label file; None for the model's own labels.
         limit: maximum number of samples (fixed subset).
         batch: samples per run for models with a dynamic batch.
+        workers: number of processes, among which the cores are divided; the data is then files or arrays.
         precision: lowest precision that the runtime may compute in; the reference model runs in float32.
         intra_op, inter_op: threads inside one op, and ops that run in parallel (default: the runtime's choice).
         min_top1, min_agreement: lowest allowed top-1 accuracy and agreement in [0, 1].
@@ -247,7 +246,7 @@ def evaluate(
         CheckError: a metric violates its limit, or is not known.
         EvaluationInterrupted: Ctrl-C, with the metrics of the samples so far.
     """
-    require_positive(batch=batch, **without_none(limit=limit))
+    require_positive(batch=batch, workers=workers, **without_none(limit=limit))
     preprocessing = PreprocessingOptions.of(
         input_height=input_height, input_width=input_width, input_mean=input_mean, input_std=input_std
     )
@@ -261,160 +260,63 @@ def evaluate(
     require_callable(on_progress=on_progress, on_message=on_message)
     options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op)
     dataset = as_dataset(data, limit)
-    with ExitStack() as stack:
-
-        def open_and_close_later(value: Any, runtime_name: str, precision: str) -> OpenedModel:
-            loaded = as_model(value, offline=offline)
-            if loaded.has_random_weights:
-                on_message(f"{loaded.name}: {RANDOM_WEIGHTS_NOTE}")
-            opened_model = open_model(
-                loaded,
-                runtime_name,
-                replace(options, precision=precision),
-                input_layer=input_layer,
-                output_layer=output_layer,
-                takes_arrays=not dataset.holds_images,
-            )
-            stack.callback(opened_model.session.close)
-            return opened_model
-
-        models = [open_and_close_later(model, runtime, options.precision)]
-        if reference is not None:
-            models.append(open_and_close_later(reference, reference_runtime, "float32"))
-        run = _EvaluationRun(models, dataset, preprocessing, _find_labels(models, labels), batch)
-        if run.is_assumed:
-            on_message(describe_assumption(run.pipelines[0]))
-        evaluation = run.evaluation(on_progress)
+    models = [as_model(value, offline=offline) for value in (model, reference) if value is not None]
+    for loaded in models:
+        if loaded.has_random_weights:
+            on_message(f"{loaded.name}: {RANDOM_WEIGHTS_NOTE}")
+    label_file = None if labels is None else expand_user(labels).resolve()
+    runtimes = (runtime, reference_runtime)
+    settings = EvaluationSettings(options, runtimes, preprocessing, label_file, batch, input_layer, output_layer)
+    start = perf_counter()
+    if workers == 1:
+        with EvaluationRun(models, dataset, settings) as run:
+            if run.facts.is_assumed:
+                on_message(describe_assumption(run.facts.preprocessing))
+            try:
+                for counts in run.count(dataset):
+                    on_progress(Progress("evaluating", counts.samples, dataset.size))
+            except KeyboardInterrupt:
+                if not run.counts.counter.samples:
+                    raise
+                raise EvaluationInterrupted(_make_evaluation(run.facts, run.counts, perf_counter() - start)) from None
+            facts, counts = run.facts, run.counts
+    else:
+        facts, counts = evaluate_parts(models, dataset, settings, workers, on_progress)
+        if facts.is_assumed:
+            on_message(describe_assumption(facts.preprocessing))
+    if not counts.counter.samples:
+        require_images(counts.rejected)
+    evaluation = _make_evaluation(facts, counts, perf_counter() - start, workers)
     evaluation.check(min_top1=min_top1, min_agreement=min_agreement, max_kl=max_kl)
     return evaluation
 
 
-def find_class(label: str, labels: Labels, num_classes: int) -> int | None:
-    """Return the class index of a label: a WordNet id, a name or an index; None if it is not a class of the model.
+def _make_evaluation(facts: EvaluationFacts, counts: EvaluationCounts, seconds: float, workers: int = 1) -> Evaluation:
+    """Return the metrics of the counted samples.
 
     Args:
-        label: label of a sample.
-        labels: labels of the model.
-        num_classes: number of classes of the model.
-
-    >>> find_class("n02510455", Labels({1: "giant panda"}, {1: "n02510455"}, length=2), 2)
-    1
-    >>> find_class("giant panda", Labels({1: "giant panda, panda"}, length=2), 2)
-    1
+        facts: names, runtimes and preprocessing.
+        counts: counts of the samples.
+        seconds: duration.
+        workers: number of workers that ran at the same time.
     """
-    for index, synset in labels.wordnet.items():
-        if synset == label:
-            return index
-    name = label.replace("_", " ").casefold()
-    first_names = {index: text.partition(",")[0] for index, text in labels.names.items()}
-    for names in (labels.names, first_names):
-        matches = [index for index, text in names.items() if text.casefold() == name]
-        if len(matches) == 1:
-            return matches[0]
-    return int(label) if label.isdecimal() and int(label) < num_classes else None
-
-
-class _EvaluationRun:
-    """State of one evaluation: the model, the reference model if there is one, and the counts."""
-
-    def __init__(
-        self,
-        models: list[OpenedModel],
-        dataset: Dataset,
-        preprocessing: PreprocessingOptions,
-        labels: Labels,
-        batch: int,
-    ) -> None:
-        self.models = models
-        self.dataset = dataset
-        # Two versions of one model have the same preprocessing: a model without a card uses the card of the other.
-        is_stated = preprocessing != PreprocessingOptions()
-        card = None if is_stated else next(filter(None, (model.card for model in models)), None)
-        bases: list[Basis | None] = [card, *(model.basis for model in models)]
-        basis = next((basis for basis in bases if basis is not None), None)
-        self.pipelines = [
-            InputPipeline.of(model.session.inputs, dataset, model.card or basis, preprocessing) for model in models
-        ]
-        self.labels = labels
-        self.batch = batch
-        self.counter = ClassificationCounter()
-        self.rejected: dict[str, str] = {}
-        self.unknown_labels = 0
-        self.timings: list[tuple[int, float]] = []
-        self.times = InputTimes()
-        self.start = perf_counter()
-        self.classes: dict[str, int | None] = {}
-
-    @property
-    def is_assumed(self) -> bool:
-        return any(pipeline.is_assumed for pipeline in self.pipelines)
-
-    @property
-    def preprocessing(self) -> str:
-        applied = self.pipelines[0].applied
-        return str(self.pipelines[0]) if applied is None else applied.description
-
-    def evaluation(self, on_progress: OnProgress) -> Evaluation:
-        """Run all samples.
-
-        Raises:
-            InputError: no sample could be decoded.
-            EvaluationInterrupted: Ctrl-C.
-        """
-        samples = self.dataset.read(self.pipelines[0].rank)
-        try:
-            for chunk in prepare_batches(samples, self.pipelines, self.batch, self.rejected, times=self.times):
-                if chunk:
-                    self._add(chunk)
-                done = self.counter.samples + len(self.rejected)
-                on_progress(Progress("evaluating", done, self.dataset.size))
-        except KeyboardInterrupt:
-            if not self.counter.samples:
-                raise
-            raise EvaluationInterrupted(self._result()) from None
-        if not self.counter.samples:
-            require_images(self.rejected)
-        return self._result()
-
-    def _add(self, chunk: list[PreparedSample]) -> None:
-        start = perf_counter()
-        outputs = self._predict(0, chunk)
-        self.timings.append((len(chunk), perf_counter() - start))
-        reference = self._predict(1, chunk) if len(self.models) > 1 else None
-        labels = [self._class_of(sample, outputs.shape[1]) for sample, _ in chunk]
-        self.counter.add(outputs, labels, reference)
-
-    def _predict(self, index: int, chunk: list[PreparedSample]) -> Array:
-        samples = [prepared[index] for _, prepared in chunk]
-        return self.models[index].predict(self.pipelines[index], samples, self.batch)
-
-    def _class_of(self, sample: Sample, num_classes: int) -> int | None:
-        if not sample.label:
-            return None
-        if sample.label not in self.classes:
-            self.classes[sample.label] = find_class(sample.label, self.labels, num_classes)
-        index = self.classes[sample.label]
-        self.unknown_labels += index is None
-        return index
-
-    def _result(self) -> Evaluation:
-        model, other = self.models[0], self.models[1] if len(self.models) > 1 else None
-        timings = self.timings[1:] or self.timings
-        seconds = perf_counter() - self.start
-        return Evaluation(
-            model.name,
-            model.session.runtime,
-            self.counter.metrics,
-            other.name if other else "",
-            other.session.runtime if other else None,
-            sum(count for count, _ in timings) / sum(seconds for _, seconds in timings),
-            seconds,
-            self.times.rates(self.counter.samples, seconds),
-            self.rejected,
-            self.unknown_labels,
-            self.preprocessing,
-            self.is_assumed,
-        )
+    timings = counts.timings[1:] or counts.timings
+    rate = sum(count for count, _ in timings) / sum(seconds for _, seconds in timings)
+    times = InputTimes(counts.times.cpu_seconds / workers, counts.times.waiting_seconds / workers)
+    return Evaluation(
+        facts.models[0],
+        facts.runtimes[0],
+        counts.counter.metrics,
+        facts.models[1] if len(facts.models) > 1 else "",
+        facts.runtimes[1] if len(facts.models) > 1 else None,
+        rate * workers,
+        seconds,
+        times.rates(counts.counter.samples, seconds),
+        counts.rejected,
+        counts.unknown_labels,
+        facts.preprocessing,
+        facts.is_assumed,
+    )
 
 
 def require_images(rejected: Mapping[str, str]) -> None:
@@ -430,11 +332,3 @@ def require_images(rejected: Mapping[str, str]) -> None:
     raise InputError(
         f"none of {len(rejected)} images can be decoded; {name}: {message}", hint=f"use {', '.join(FORMATS)} files"
     )
-
-
-def _find_labels(models: list[OpenedModel], file: str | os.PathLike[str] | None) -> Labels:
-    """Return the labels of the file, else of the first model that has any: versions have the same classes."""
-    if file is not None:
-        return models[0].read_labels(expand_user(file))
-    candidates = (model.read_labels(None) for model in models)
-    return next((labels for labels in candidates if labels.are_known), Labels())

@@ -13,8 +13,8 @@ from quantkit.data import ArrayDataset
 from quantkit.data.labels import Labels
 from quantkit.errors import InputError, UsageError
 from quantkit.evaluation import EvaluationInterrupted, evaluate
-from quantkit.evaluation.accuracy import find_class
 from quantkit.evaluation.classification_metrics import Proportion
+from quantkit.evaluation.evaluation_run import find_class
 from quantkit.ir.graph import Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.progress import Progress

@@ -12,7 +12,7 @@ from quantkit.data.labels import Labels, read_labels
 from quantkit.data.pipeline import ARRAYS_UNCHANGED
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import GraphError, InputError
-from quantkit.evaluation.accuracy import find_class
+from quantkit.evaluation.evaluation_run import find_class
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
 from quantkit.quantization.workflow.options import Options

@@ -1,0 +1,220 @@
+"""Counts of an evaluation: the models in sessions, and the samples of a dataset or of one of its parts."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Self
+
+from quantkit.data import Dataset, InputPipeline, InputTimes, PreprocessingOptions, prepare_batches
+from quantkit.data.dataset import Sample
+from quantkit.data.inference import Basis
+from quantkit.data.labels import Labels
+from quantkit.data.preparation import PreparedSample
+from quantkit.evaluation.classification_metrics import ClassificationCounter
+from quantkit.evaluation.opened_model import OpenedModel, open_model
+from quantkit.ir.tensor import Array
+from quantkit.model import Model
+from quantkit.runtimes.session import RuntimeVersion, SessionOptions
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """Settings of an evaluation.
+
+    Attributes:
+        options: threads, device and precision of the model; the reference model runs in float32.
+        runtimes: runtimes of the model and of the reference model.
+        preprocessing: preprocessing that the caller states.
+        labels: label file; None for the labels of the models.
+        batch: samples per run for models with a dynamic batch.
+        input_layer, output_layer: names that the caller chose, or empty.
+    """
+
+    options: SessionOptions
+    runtimes: tuple[str, str]
+    preprocessing: PreprocessingOptions
+    labels: Path | None
+    batch: int
+    input_layer: str
+    output_layer: str
+
+
+@dataclass(frozen=True)
+class EvaluationFacts:
+    """Facts about the opened models.
+
+    Attributes:
+        models: names of the models.
+        runtimes: their runtimes.
+        preprocessing: description of the preprocessing.
+        is_assumed: True if neither the caller nor a model states the preprocessing.
+    """
+
+    models: tuple[str, ...]
+    runtimes: tuple[RuntimeVersion, ...]
+    preprocessing: str
+    is_assumed: bool
+
+
+@dataclass
+class EvaluationCounts:
+    """Counts and times of evaluated samples.
+
+    Attributes:
+        counter: correct predictions and agreement.
+        rejected: message by name of each sample that could not be prepared.
+        unknown_labels: number of samples whose label is not a class of the model.
+        timings: number of samples and seconds of each run of the model.
+        times: times of the input.
+    """
+
+    counter: ClassificationCounter = field(default_factory=ClassificationCounter)
+    rejected: dict[str, str] = field(default_factory=dict)
+    unknown_labels: int = 0
+    timings: list[tuple[int, float]] = field(default_factory=list)
+    times: InputTimes = field(default_factory=InputTimes)
+
+    @property
+    def samples(self) -> int:
+        """Number of samples, rejected ones included."""
+        return self.counter.samples + len(self.rejected)
+
+    def merge(self, other: "EvaluationCounts") -> None:
+        """Add the counts of other samples."""
+        self.counter.merge(other.counter)
+        self.rejected |= other.rejected
+        self.unknown_labels += other.unknown_labels
+        self.timings += other.timings
+        self.times.cpu_seconds += other.times.cpu_seconds
+        self.times.waiting_seconds += other.times.waiting_seconds
+
+
+class EvaluationRun:
+    """Models in open sessions; a context manager that closes them.
+
+    Args:
+        models: the model, and the reference model if there is one.
+        dataset: the dataset, or its first sample.
+        settings: settings of the evaluation.
+
+    Attributes:
+        counts: counts of the samples so far.
+        facts: facts about the opened models.
+    """
+
+    def __init__(self, models: Sequence[Model], dataset: Dataset, settings: EvaluationSettings) -> None:
+        self._settings = settings
+        self._stack = ExitStack()
+        try:
+            self._models = [self._open(index, model, dataset) for index, model in enumerate(models)]
+            self._pipelines = self._make_pipelines(dataset)
+            self._labels = _find_labels(self._models, settings.labels)
+        except BaseException:
+            self._stack.close()
+            raise
+        self._classes: dict[str, int | None] = {}
+        self.counts = EvaluationCounts()
+        applied = self._pipelines[0].applied
+        self.facts = EvaluationFacts(
+            tuple(model.name for model in self._models),
+            tuple(model.session.runtime for model in self._models),
+            str(self._pipelines[0]) if applied is None else applied.description,
+            any(pipeline.is_assumed for pipeline in self._pipelines),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def count(self, dataset: Dataset) -> Iterator[EvaluationCounts]:
+        """Count the samples of a dataset, and yield the counts after each batch."""
+        samples, counts = dataset.read(self._pipelines[0].rank), self.counts
+        chunks = prepare_batches(samples, self._pipelines, self._settings.batch, counts.rejected, times=counts.times)
+        for chunk in chunks:
+            if chunk:
+                self._add(chunk)
+            yield counts
+
+    def _open(self, index: int, model: Model, dataset: Dataset) -> OpenedModel:
+        settings = self._settings
+        precision = "float32" if index else settings.options.precision
+        opened = open_model(
+            model,
+            settings.runtimes[index],
+            replace(settings.options, precision=precision),
+            input_layer=settings.input_layer,
+            output_layer=settings.output_layer,
+            takes_arrays=not dataset.holds_images,
+        )
+        self._stack.callback(opened.session.close)
+        return opened
+
+    def _make_pipelines(self, dataset: Dataset) -> list[InputPipeline]:
+        """Return a pipeline for each model.
+
+        Two versions of one model have the same preprocessing: a model without a card uses the card of the other.
+        """
+        stated = self._settings.preprocessing
+        is_stated = stated != PreprocessingOptions()
+        card = None if is_stated else next(filter(None, (model.card for model in self._models)), None)
+        bases: list[Basis | None] = [card, *(model.basis for model in self._models)]
+        basis = next((basis for basis in bases if basis is not None), None)
+        return [InputPipeline.of(model.session.inputs, dataset, model.card or basis, stated) for model in self._models]
+
+    def _add(self, chunk: list[PreparedSample]) -> None:
+        start = perf_counter()
+        outputs = self._predict(0, chunk)
+        self.counts.timings.append((len(chunk), perf_counter() - start))
+        reference = self._predict(1, chunk) if len(self._models) > 1 else None
+        labels = [self._class_of(sample, outputs.shape[1]) for sample, _ in chunk]
+        self.counts.counter.add(outputs, labels, reference)
+
+    def _predict(self, index: int, chunk: list[PreparedSample]) -> Array:
+        samples = [prepared[index] for _, prepared in chunk]
+        return self._models[index].predict(self._pipelines[index], samples, self._settings.batch)
+
+    def _class_of(self, sample: Sample, num_classes: int) -> int | None:
+        if not sample.label:
+            return None
+        if sample.label not in self._classes:
+            self._classes[sample.label] = find_class(sample.label, self._labels, num_classes)
+        index = self._classes[sample.label]
+        self.counts.unknown_labels += index is None
+        return index
+
+
+def find_class(label: str, labels: Labels, num_classes: int) -> int | None:
+    """Return the class index of a label: a WordNet id, a name or an index; None if it is not a class of the model.
+
+    Args:
+        label: label of a sample.
+        labels: labels of the model.
+        num_classes: number of classes of the model.
+
+    >>> find_class("n02510455", Labels({1: "giant panda"}, {1: "n02510455"}, length=2), 2)
+    1
+    >>> find_class("giant panda", Labels({1: "giant panda, panda"}, length=2), 2)
+    1
+    """
+    for index, synset in labels.wordnet.items():
+        if synset == label:
+            return index
+    name = label.replace("_", " ").casefold()
+    first_names = {index: text.partition(",")[0] for index, text in labels.names.items()}
+    for names in (labels.names, first_names):
+        matches = [index for index, text in names.items() if text.casefold() == name]
+        if len(matches) == 1:
+            return matches[0]
+    return int(label) if label.isdecimal() and int(label) < num_classes else None
+
+
+def _find_labels(models: list[OpenedModel], file: Path | None) -> Labels:
+    """Return the labels of the file, else of the first model that has any: versions have the same classes."""
+    if file is not None:
+        return models[0].read_labels(file)
+    candidates = (model.read_labels(None) for model in models)
+    return next((labels for labels in candidates if labels.are_known), Labels())
