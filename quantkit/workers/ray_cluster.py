@@ -114,6 +114,8 @@ class RayCluster(Cluster):
                 "include_dashboard": False,
                 "object_store_memory": OBJECT_STORE_BYTES,
                 "_temp_dir": str(folder),
+                # Ray lowers the priority of its workers, which starve next to other programs.
+                "_system_config": {"worker_niceness": 0},
             }
         self._stack.enter_context(redirect_stdout(cast("TextIO", _StandardOutput(sys.stdout))))
         self._stack.callback(self._ray.shutdown)
