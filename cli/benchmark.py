@@ -2,11 +2,13 @@
 
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from contextlib import suppress
 from pathlib import Path
 
-from quantkit.benchmark import Benchmark, BenchmarkInterrupted, NotMeasuredError, benchmark, profile_layers
+from quantkit.benchmark import Benchmark, BenchmarkInterrupted, NotMeasuredError, Profile, benchmark, profile_layers
+from quantkit.benchmark.report_page import save_page
 from quantkit.benchmark.workflow import CandidateOptions
-from quantkit.errors import UsageError
+from quantkit.errors import UnavailableError, UsageError
 from quantkit.formats import check_distinct, check_target
 
 from ._app import INTERRUPTED
@@ -83,6 +85,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--profile", action="store_true", help="measure the time by layer of the first model instead of the latency"
     )
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page with charts and layers (.html), or one chart (.svg)",
+    )
     parser.add_argument("--save", type=Path, metavar="FILE.json", help="write the result with all samples to this file")
     parser.add_argument("--fail-below", type=parse_ratio, metavar="RATIO", help="exit 1 if a speed-up is below this")
     add_model_flags(parser)
@@ -94,6 +102,8 @@ def run(args: Namespace) -> int:
         check_target(args.save)
         paths = [path for model in args.models for path in (model, model.rpartition("@")[0])]
         check_distinct({"--save": args.save}, {f"the model {path}": path for path in paths if path})
+    if args.html is not None:
+        check_target(args.html)
     if args.fail_below is not None and len(args.models) == 1:
         raise UsageError("--fail-below needs two models, and one is named", hint="name the reference model first")
     if args.profile:
@@ -116,6 +126,8 @@ def run(args: Namespace) -> int:
         _print_result(args, error.benchmark)
         raise
     _print_result(args, result)
+    if args.html is not None:
+        save_page(args.html, result, _profile_or_none(args))
     if args.fail_below is not None:
         result.check_speedups(args.fail_below)
     result.check_measured()
@@ -128,9 +140,19 @@ def _run_profile(args: Namespace) -> int:
         raise UsageError("--profile has no samples to save or compare", hint="omit --save and --fail-below")
     with show_progress(args) as on_progress:
         result = profile_layers(args.models, on_progress=on_progress, **_candidate_options(args))
+    if args.html is not None:
+        save_page(args.html, profile=result)
     document = result.to_json()
     emit(args, document["schema"], document, str(result))
     return 0
+
+
+def _profile_or_none(args: Namespace) -> Profile | None:
+    """Return the profile for the page; None if a runtime does not measure ops, or the page is a chart."""
+    if args.html.suffix != ".svg":
+        with suppress(UnavailableError), show_progress(args) as on_progress:
+            return profile_layers(args.models, on_progress=on_progress, **_candidate_options(args))
+    return None
 
 
 def _candidate_options(args: Namespace) -> CandidateOptions:
