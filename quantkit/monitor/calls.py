@@ -86,7 +86,7 @@ _WAITING_TEXT = (
     (re.compile(r"\bwait(pid)?\("), "child process"),
 )
 _INPUT_TEXT = _any_of(
-    r"imread|imdecode|decode|decompress|\.read\w*\(|\bopen\(|np\.load|fromfile|memmap|frombuffer|Image\.|parse|loads\(",
+    r"imread|imdecode|decode|decompress|\.p?read\w*\(|\bopen\(|np\.load|fromfile|memmap|frombuffer|Image\.|parse|loads\(",
     r"\bnext\(",
 )
 _COMPUTE_TEXT = _any_of(

@@ -9,13 +9,15 @@ from quantkit.benchmark.machine import Machine
 from quantkit.monitor import calls as calls_of_job
 from quantkit.monitor.calls import Calls, Purpose
 from quantkit.monitor.counters import HardwareCounters
-from quantkit.monitor.sample import LOCK, GpuSample, JobSample, ThreadSample
+from quantkit.monitor.sample import LOCK, RUNNING, GpuSample, JobSample, ThreadSample
 from quantkit.monitor.steps import Steps
 
 # A thread is active if it uses or awaits a core for this fraction of the time, or is woken so often per second.
 MIN_ACTIVE = 0.03
 MIN_WAKES = 20.0
 MIN_SAMPLES = 3
+# Lower limit of the fraction of the needed cores: a smaller one would multiply the noise of the ticks.
+MIN_OBTAINED = 0.2
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ class JobFacts:
         system: fraction of that time in the kernel.
         host_cpu: cores that all processes used.
         iowait: fraction of the time of all cores without work during a disk access.
-        activities: fraction of the time by activity of the job.
+        activities: fraction of the time by activity of the job, without the time in which other processes
+            had its cores.
         threads: active threads, the busiest one first.
         queued: fraction of the runnable time of the threads without a core; None if unknown.
         minor_faults, major_faults: page faults per second.
@@ -163,9 +166,12 @@ def gather_facts(
     used = sum(thread.cpu for thread in threads)
     queued = sum(thread.queued for thread in threads)
     kernel = _increase(samples, lambda thread: thread.system)
+    activities = _fractions(_sum(sample.activities for sample in samples[1:]))
+    obtained = _obtained_fraction(used, queued, cores, activities.get(RUNNING, 0.0))
 
     def rate(value: Callable[[JobSample], float]) -> float:
-        return max(value(last) - value(first), 0.0) / seconds
+        steps = (value(after) - value(before) for before, after in pairwise(samples))
+        return sum(step for step in steps if step > 0) / seconds
 
     cores_before, cores_after = first.system.cores, last.system.cores
     deltas = list(zip(cores_before, cores_after, strict=False))
@@ -180,7 +186,9 @@ def gather_facts(
         system=kernel / (used * seconds) if used else 0.0,
         host_cpu=len(deltas) * (1 - idle / total),
         iowait=sum(after.iowait - before.iowait for before, after in deltas) / total,
-        activities=_fractions(_sum(sample.activities for sample in samples[1:])),
+        activities=_fractions({**activities, RUNNING: activities[RUNNING] * obtained})
+        if RUNNING in activities
+        else activities,
         threads=tuple(thread for thread in threads if thread.is_active),
         queued=queued / (used + queued) if has_queue and used + queued else None,
         minor_faults=_increase(samples, lambda thread: thread.minor_faults) / seconds,
@@ -192,10 +200,25 @@ def gather_facts(
         memory_fraction=last.system.memory_used / memory if memory else 0.0,
         throttled=None if last.throttled is None else rate(lambda sample: sample.throttled or 0.0),
         steps=steps,
-        calls=_call_facts(driver, calls),
+        calls=_call_facts(driver, calls, obtained),
         gpu=_gpu_facts(samples) if uses_gpu else None,
         counters=counters,
     )
+
+
+def _obtained_fraction(used: float, queued: float, cores: float, running: float) -> float:
+    """Return the fraction of the cores that the job needs and obtains, while other processes compete for them.
+
+    A job needs as many cores as it has runnable threads, at most the existing ones. On a busy machine it runs longer;
+    the other activities keep their duration, so the running time is reduced by this fraction.
+
+    Args:
+        used, queued: mean number of threads that run, and that are in the run queue.
+        cores: cores that the job may use.
+        running: fraction of the time in which a thread is runnable.
+    """
+    needed = min(used + queued, cores * running)
+    return min(max(used / needed, MIN_OBTAINED), 1.0) if needed else 1.0
 
 
 def _select_samples(samples: Sequence[JobSample], steps: Steps | None, driver: Calls | None) -> Sequence[JobSample]:
@@ -263,8 +286,14 @@ def _driver(calls: Sequence[Calls]) -> Calls | None:
     return max(calls, key=lambda each: (each.count(calls_of_job.COMPUTE), -each.pid), default=None)
 
 
-def _call_facts(driver: Calls | None, calls: Sequence[Calls]) -> CallFacts | None:
-    """Return the fractions of the main thread; where it depends on other threads, their calls replace its own."""
+def _call_facts(driver: Calls | None, calls: Sequence[Calls], obtained: float) -> CallFacts | None:
+    """Return the fractions of the main thread; where it depends on other threads, their calls replace its own.
+
+    Args:
+        driver: process that consumes the input.
+        calls: all processes.
+        obtained: fraction of the needed cores that the job obtains.
+    """
     if driver is None:
         return None
     main = {purpose: count for purpose, count in driver.main.items() if purpose.kind != calls_of_job.STARTUP}
@@ -281,8 +310,10 @@ def _call_facts(driver: Calls | None, calls: Sequence[Calls]) -> CallFacts | Non
                 locked += count
             else:
                 workers[purpose] += count
-    effective = _resolve(main, workers)
+    resolved = _resolve(main, workers)
+    effective = {purpose: count * (1.0 if purpose.cause else obtained) for purpose, count in resolved.items()}
     count_main = sum(main.values())
+    weight = sum(effective.values())
 
     def causes(kind: str) -> dict[str, float]:
         counts: defaultdict[str, float] = defaultdict(float)
@@ -292,7 +323,7 @@ def _call_facts(driver: Calls | None, calls: Sequence[Calls]) -> CallFacts | Non
         return _fractions(counts)
 
     def fraction(*kinds: str) -> float:
-        return sum(count for purpose, count in effective.items() if purpose.kind in kinds) / count_main
+        return sum(count for purpose, count in effective.items() if purpose.kind in kinds) / weight
 
     return CallFacts(
         input=fraction(calls_of_job.INPUT),

@@ -123,13 +123,15 @@ class ProcessReader:
                 continue
             pids[pid] = None
             for tid in tids:
-                path = f"{self._root}/{pid}/task/{tid}"
                 if tid not in self._threads and len(self._threads) < MAX_THREADS:
-                    self._threads[tid] = _Thread(pid, tid, path)
-                pending.extend(map(int, _read(f"{path}/children").split()))
+                    self._threads[tid] = self._make_thread(pid, tid)
+                pending.extend(map(int, _read(f"{self._root}/{pid}/task/{tid}/children").split()))
         self._pids = sorted(pids)
         alive = {tid for pid in pids for tid in self._tids(pid)}
         self._threads = {tid: thread for tid, thread in self._threads.items() if tid in alive}
+
+    def _make_thread(self, pid: int, tid: int) -> _Thread:
+        return _Thread(pid, tid, f"{self._root}/{pid}/task/{tid}")
 
     def _tids(self, pid: int) -> list[int]:
         try:
@@ -148,9 +150,20 @@ class ProcessReader:
             idle -= not thread.is_active
             if thread.is_active or thread.tid == thread.pid or idle >= 0:
                 self._read_state(thread)
+        if all(thread.activity != RUNNING for thread in self._threads.values()):
+            self._read_new_threads()
+        for thread in self._threads.values():
             thread.activities[thread.activity] += 1
         if self._threads:
             self.activities[self._job_activity()] += 1
+
+    def _read_new_threads(self) -> None:
+        """Read the threads that started since the last sample: a job that seems blocked may run in one of them."""
+        for pid in self._pids:
+            for tid in self._tids(pid):
+                if tid not in self._threads and len(self._threads) < MAX_THREADS:
+                    self._threads[tid] = thread = self._make_thread(pid, tid)
+                    self._read_state(thread)
 
     def _job_activity(self) -> str:
         mains = [self._threads[pid] for pid in self._pids if pid in self._threads]

@@ -14,7 +14,7 @@ from quantkit.monitor.system import read_system
 TICK_SECONDS = 0.05
 SAMPLE_SECONDS = 0.5
 # Maximum fraction of one core that the monitor uses.
-BUDGET = 0.004
+BUDGET = 0.005
 MAX_SAMPLES = 1200
 
 

@@ -23,12 +23,13 @@ BUSY_DRAM = 0.6
 BUSY_PCIE = 0.6
 MIN_SWAP = 1 << 20
 MIN_MAJOR_FAULTS = 50.0
-# Minor page faults of a job that allocates and frees its buffers in every step.
-MIN_MINOR_FAULTS = 5000.0
-MIN_KERNEL = 0.3
+# Fraction of the CPU time in the kernel, and page faults per second of CPU time, of a job that allocates and frees its
+# buffers in every step. Pages are small, or huge.
+MIN_KERNEL_AND_FAULTS = ((0.3, 5000.0), (0.5, 500.0))
 MIN_THROTTLED = 0.1
 MIN_QUEUED = 0.25
 MIN_LOCKED = 0.5
+MIN_INTERPRETER_LOCKED = 0.25
 MIN_IDLE = 0.5
 # Time below which the report warns that the verdict has little evidence.
 MIN_SECONDS = 1.0
@@ -82,7 +83,8 @@ def find_bottleneck(facts: JobFacts) -> Verdict:
 def _check_swap(facts: JobFacts) -> Verdict | None:
     """Check if the memory is too small: pages go to the swap device, or file pages are read repeatedly."""
     advice = "reduce the batch size, the number of workers or the buffers until the job fits in memory"
-    if facts.swapped >= MIN_SWAP:
+    is_hit = facts.major_faults >= 1 or facts.activity(DISK) >= HIGHLY_INPUT_BOUND  # else another process swaps
+    if facts.swapped >= MIN_SWAP and is_hit:
         return Verdict(MEMORY_BOUND, "swapping", f"{facts.swapped / 1e6:.1f} MB/s of swap traffic", advice)
     if facts.major_faults >= MIN_MAJOR_FAULTS and facts.memory_fraction > 0.9:
         reason = f"{facts.major_faults:.0f} page faults/s with disk access, memory {facts.memory_fraction:.0%} used"
@@ -179,7 +181,8 @@ def _input_cause(facts: JobFacts, fraction: float) -> tuple[str, str]:
     calls = facts.calls
     blocked = calls.input_causes if calls else {}
     enough = fraction / 2
-    if facts.activity(DISK) >= enough:
+    in_kernel = facts.activity(RUNNING) * facts.system  # disk accesses also cost CPU time there
+    if facts.activity(DISK) >= HIGHLY_INPUT_BOUND * fraction and facts.activity(DISK) + in_kernel >= enough:
         return "slow disk", "pack small files into shards, read several files in parallel, or use a faster disk"
     if facts.activity(NETWORK) >= enough or blocked.get("network", 0.0) >= 0.5:
         return "slow network input", "read several files in parallel, or copy the data to a local disk"
@@ -236,7 +239,7 @@ def _check_locks(facts: JobFacts) -> Verdict | None:
         reason = f"{calls.locked:.0%} of the time of {len(rivals)} threads goes to a lock"
     elif calls is None and is_serial and len(rivals) > 1 and _is_contended(facts, rivals):
         reason = f"{len(rivals)} active threads are blocked by locks, and the job uses {facts.cpu:.1f} cores"
-    elif calls is not None and is_serial and calls.parallel >= 2 and len(rivals) > 1:
+    elif calls is not None and is_serial and calls.parallel >= 2 and _mean_locked(facts) >= MIN_INTERPRETER_LOCKED:
         return Verdict(
             WAITING,
             "global interpreter lock",
@@ -246,6 +249,13 @@ def _check_locks(facts: JobFacts) -> Verdict | None:
     else:
         return None
     return Verdict(WAITING, "lock contention", reason, "hold the lock for less time, or give each thread its own data")
+
+
+def _mean_locked(facts: JobFacts) -> float:
+    """Return the mean fraction of the time at a lock, of the threads that need most of the CPU time."""
+    demands = [thread.cpu + thread.queued for thread in facts.threads]
+    working = [thread for thread, demand in zip(facts.threads, demands, strict=True) if 2 * demand >= max(demands)]
+    return sum(thread.locked for thread in working) / len(working) if len(working) > 1 else 0.0
 
 
 def _is_contended(facts: JobFacts, rivals: list[ThreadFacts]) -> bool:
@@ -313,7 +323,8 @@ def _check_quota(facts: JobFacts) -> Verdict | None:
 
 def _check_page_faults(facts: JobFacts) -> Verdict | None:
     """Check if the kernel spends the time on new pages."""
-    if facts.system < MIN_KERNEL or facts.minor_faults < MIN_MINOR_FAULTS:
+    faults = facts.minor_faults / facts.cpu if facts.cpu else 0.0
+    if not any(facts.system >= kernel and faults >= least for kernel, least in MIN_KERNEL_AND_FAULTS):
         return None
     reason = f"{facts.system:.0%} of the CPU time is in the kernel, with {facts.minor_faults:,.0f} page faults/s"
     return Verdict(MEMORY_BOUND, "page faults", reason, "reuse buffers instead of allocating them in each step")

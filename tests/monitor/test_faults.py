@@ -171,3 +171,18 @@ def test_facts_are_rates_of_the_counters(tmp_path: Path) -> None:
     assert facts.read == pytest.approx(3e6, rel=0.02)
     assert facts.activities == {"running": 1.0}
     assert [thread.cpu for thread in facts.threads] == pytest.approx([0.75, 0.75], rel=0.02)
+
+
+@pytest.mark.parametrize("queued", [0.0, 0.8])
+def test_other_processes_do_not_hide_the_cause(queued: float, tmp_path: Path) -> None:
+    states = [NAP, NAP, RUN] if not queued else [NAP] * 2 + [RUN] * 5
+    thread = ScriptedThread(states, user=TICK / len(states), queued=queued * TICK * 5 / 7)
+    job = ScriptedJob("", "", {PID: thread}, rates={"other cpu": 4.0 if queued else 0.0})
+    facts = facts_of(job, tmp_path)
+    assert facts.activities["sleep"] == pytest.approx(2 / 3, abs=0.05)
+    assert find_bottleneck(facts).cause == "sleep"
+
+
+def test_swap_of_other_processes_is_not_the_cause(tmp_path: Path) -> None:
+    job = ScriptedJob("", "", {PID: BUSY}, rates={"swap": 30e6})
+    assert find_bottleneck(facts_of(job, tmp_path)).cause == "one thread"

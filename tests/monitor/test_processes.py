@@ -100,3 +100,12 @@ def test_ticks_are_longer_when_they_exceed_the_budget(tmp_path: Path) -> None:
     assert delays[-1] == 0.5
     recorder._cost = lambda: 0.0
     assert [recorder.next_delay for _ in range(20)][-1] == TICK
+
+
+def test_a_new_thread_of_a_blocked_job_is_read_at_once(tmp_path: Path) -> None:
+    write_proc(tmp_path, ScriptedJob("", "", {PID: ScriptedThread([FUTEX])}), 0)
+    reader = ProcessReader(PID, tmp_path, 100)
+    reader.tick()
+    write_proc(tmp_path, ScriptedJob("", "", {PID: ScriptedThread([FUTEX]), 101: ScriptedThread([RUN])}), 1)
+    reader.tick()
+    assert reader.activities == {"lock": 1, "running": 1}
