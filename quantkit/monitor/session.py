@@ -60,7 +60,7 @@ def monitor_job(
         if prove and not run.is_interrupted:
             proof, reason = session.prove(run, command, folder, pipeline)
     return Monitoring(
-        verdict=find_bottleneck(run.facts),
+        verdict=find_bottleneck(run.facts, proof),
         facts=run.facts,
         samples=tuple(run.samples),
         seconds=run.seconds,

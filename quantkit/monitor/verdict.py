@@ -5,10 +5,11 @@ of the step time, moderately from 5 %.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quantkit.monitor.facts import CallFacts, GpuFacts, JobFacts, ThreadFacts
+from quantkit.monitor.prove import Proof
 from quantkit.monitor.sample import CHILD, DISK, EVENTS, LOCK, NETWORK, OTHER, PIPE, RUNNING, SLEEP
 
 INPUT_BOUND, COMPUTE_BOUND, MEMORY_BOUND, WAITING = "input-bound", "compute-bound", "memory-bound", "waiting"
@@ -68,16 +69,33 @@ class Verdict:
         return {"verdict": self.kind, "cause": self.cause, "reason": self.reason, "advice": self.advice}
 
 
-def find_bottleneck(facts: JobFacts) -> Verdict:
+def find_bottleneck(facts: JobFacts, proof: Proof | None = None) -> Verdict:
     """Return the bottleneck of a job.
 
     Args:
         facts: facts about the job.
+        proof: gains of the interventions, which are stronger than any other evidence.
     """
-    for rule in _RULES:
-        if verdict := rule(facts):
-            return verdict
-    return _processor_verdict(facts)
+    verdicts = (rule(facts) for rule in _RULES)
+    verdict = next(filter(None, verdicts), None) or _processor_verdict(facts)
+    return verdict if proof is None else _apply_proof(verdict, facts, proof)
+
+
+def _apply_proof(verdict: Verdict, facts: JobFacts, proof: Proof) -> Verdict:
+    """Replace a verdict that the interventions disprove, and add their result to one that they prove."""
+    gain = proof.input_gain
+    if gain is None:
+        return verdict
+    effect = f"one repeated batch makes the steps {gain:.2f}x as fast"
+    if gain >= 1 / (1 - HIGHLY_INPUT_BOUND):
+        if verdict.kind == INPUT_BOUND:
+            return replace(verdict, reason=f"{verdict.reason}; proof: {effect}")
+        cause, advice = _input_cause(facts, 1 - 1 / gain)
+        return Verdict(INPUT_BOUND, cause, f"proof: {effect}", advice)
+    if verdict.kind == INPUT_BOUND and gain < 1 / (1 - MODERATELY_INPUT_BOUND):
+        computing = _processor_verdict(facts)
+        return replace(computing, reason=f"{computing.reason}; proof: {effect}")
+    return verdict
 
 
 def _check_swap(facts: JobFacts) -> Verdict | None:

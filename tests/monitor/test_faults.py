@@ -6,6 +6,7 @@ import pytest
 from monitored_jobs import FUTEX, PID, RUN, TICK, ScriptedJob, ScriptedThread, run_job
 
 from quantkit.monitor.facts import JobFacts
+from quantkit.monitor.prove import Proof
 from quantkit.monitor.verdict import KINDS, describe_evidence, find_bottleneck
 
 NAP = ("S", "hrtimer_nanosleep")
@@ -186,3 +187,32 @@ def test_other_processes_do_not_hide_the_cause(queued: float, tmp_path: Path) ->
 def test_swap_of_other_processes_is_not_the_cause(tmp_path: Path) -> None:
     job = ScriptedJob("", "", {PID: BUSY}, rates={"swap": 30e6})
     assert find_bottleneck(facts_of(job, tmp_path)).cause == "one thread"
+
+
+@pytest.mark.parametrize(
+    ("name", "repeated", "kind", "is_proof"),
+    [
+        ("one thread decodes", 0.4, "input-bound", True),
+        ("one thread decodes", 0.99, "compute-bound", True),
+        ("one thread decodes", 0.9, "input-bound", False),
+        ("one thread decodes", None, "input-bound", False),
+        ("one thread", 0.5, "input-bound", True),
+        ("one thread", 0.99, "compute-bound", False),
+    ],
+)
+def test_interventions_overrule_other_evidence(
+    name: str, repeated: float | None, kind: str, is_proof: bool, tmp_path: Path
+) -> None:
+    proof = Proof(seconds=1.0, repeated_seconds=repeated, drained_seconds=0.5, steps=10)
+    verdict = find_bottleneck(facts_of(FAULTS[name], tmp_path), proof)
+    assert verdict.kind == kind
+    assert ("proof: one repeated batch" in verdict.reason) == is_proof
+
+
+def test_gains_of_a_proof() -> None:
+    proof = Proof(seconds=1.0, repeated_seconds=0.25, drained_seconds=0.8, steps=10)
+    assert (proof.input_gain, proof.compute_gain, proof.overlap_gain) == (4.0, 1.25, 1.25)
+    assert "faster input: at most 4.00x" in str(proof)
+    incomplete = Proof(seconds=1.0, repeated_seconds=None, drained_seconds=0.8, steps=10)
+    assert (incomplete.input_gain, incomplete.overlap_gain) == (None, None)
+    assert "faster input: unknown" in str(incomplete)

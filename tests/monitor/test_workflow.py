@@ -251,3 +251,22 @@ def test_sitecustomize_of_the_job_runs(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.customized = 11")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
     assert qk.monitor([sys.executable, "-c", "raise SystemExit(customized)"]).exit_code == 11
+
+
+def test_an_interrupt_is_forwarded_and_the_exit_code_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "ready"
+    code = f"""
+import sys, time
+try:
+    open({str(file)!r}, "w").close()
+    time.sleep(100)
+except KeyboardInterrupt:
+    sys.exit(5)
+"""
+    command = [sys.executable, "-m", "quantkit", "monitor", "--", sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        wait_until(file.exists)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 5
+    assert "exit code 5" in output
