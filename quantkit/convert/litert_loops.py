@@ -64,16 +64,18 @@ def _copy_in_body(function: Function[Graph]) -> Function[Graph]:
 def _copy_in_frames(graph: Graph) -> Graph:
     nodes = dict(graph.nodes)
     for merge in graph.nodes.values():
-        backs = [graph[edge.node] for edge in merge.inputs if graph[edge.node].op in NEXT_ITERATIONS]
+        producers = [graph[edge.node] for edge in merge.inputs]
+        backs = [node for node in producers if node.op in NEXT_ITERATIONS and node.inputs]
         if merge.op not in LOOP_MERGES or not backs:
             continue
         switch = graph[_source_of(nodes, backs[0].inputs[0]).node]
-        if switch.op not in SWITCHES or switch.inputs[0].node == merge.name:
+        if switch.op not in SWITCHES or not switch.inputs or switch.inputs[0].node == merge.name:
             continue
+        dtype = merge.attrs.get("T", DType.FLOAT)
         pivot = Node(
             free_name(graph, f"{merge.name}/pivot"), "Identity", backs[0].inputs, attrs={"T": merge.attrs["T"]}
         )
-        copies = _copy(graph, Edge(pivot.name), merge.attrs["T"], f"{merge.name}/copy", (pivot.name,))
+        copies = _copy(graph, Edge(pivot.name), dtype, f"{merge.name}/copy", (pivot.name,))
         if copies:
             back = backs[0].with_(inputs=(Edge(copies[-1].name),))
             nodes |= {node.name: node for node in (pivot, *copies, back)}
@@ -81,8 +83,11 @@ def _copy_in_frames(graph: Graph) -> Graph:
 
 
 def _source_of(nodes: Mapping[str, Node], edge: Edge) -> Edge:
-    while nodes[edge.node].op == "Identity":
-        edge = nodes[edge.node].inputs[0]
+    for _ in range(len(nodes)):  # a cycle ends
+        node = nodes[edge.node]
+        if node.op != "Identity" or not node.inputs:
+            break
+        edge = node.inputs[0]
     return edge
 
 

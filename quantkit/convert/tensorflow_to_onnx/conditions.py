@@ -49,7 +49,10 @@ def with_if_nodes(graph: Graph) -> Graph:
         node = graph[name]
         is_loop = any(graph[edge.node].op in NEXT_ITERATIONS for edge in node.inputs)
         if name in needed and node.op in LOOP_MERGES and not is_loop:
-            graph = _replace(graph, node)
+            try:
+                graph = _replace(graph, node)
+            except (KeyError, IndexError, ValueError) as error:
+                raise conversion_error(node, f"the condition is invalid ({error})") from error
     return graph
 
 

@@ -34,7 +34,10 @@ def with_while_nodes(graph: Graph) -> Graph:
         frame_name = inner.name.decode() if isinstance(inner.name, bytes) else ""
         name = free_name(graph, frame_name.removesuffix(CONTEXT) or "while")
         members = {member: graph[member] for member, frame in frames.items() if frame is inner}
-        graph = _Loop(graph, name, members).replace()
+        try:
+            graph = _Loop(graph, name, members).replace()
+        except (KeyError, IndexError, ValueError) as error:
+            raise conversion_error(next(iter(members.values())), f"the loop is invalid ({error})") from error
     return graph
 
 

@@ -38,7 +38,11 @@ def lower_lists(graph: Graph) -> Graph:
         node = graph[name]
         node = node.with_(inputs=tuple(flows.get(edge, edge) for edge in node.inputs), controls=())
         rewrite = _REWRITES.get(node.op)
-        nodes |= {new.name: new for new in (rewrite(nodes, node) if rewrite else [_with_types(nodes, node)])}
+        try:
+            lowered = rewrite(nodes, node) if rewrite else [_with_types(nodes, node)]
+        except (KeyError, IndexError, ValueError, TypeError) as error:
+            raise conversion_error(node, f"the node is invalid ({error})") from error
+        nodes |= {new.name: new for new in lowered}
         if node.op == "TensorArrayV3":
             flows[Edge(name, 1)] = Edge(name)
     return graph.with_nodes(nodes.values())

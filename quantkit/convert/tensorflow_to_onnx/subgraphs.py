@@ -47,6 +47,7 @@ def instantiate(graph: Graph, node: Node, role: str, prefix: str, arguments: Seq
         raise conversion_error(node, f"the function {role!r} is not in the graph")
     try:
         function = graph.library.bound(name.name, node.attrs).graph
+        _ = function.reachable(), function.order  # raise for a missing node and for a cycle
     except QuantkitError as error:
         raise conversion_error(node, error.message) from error
     if len(function.inputs) != len(arguments):
