@@ -7,6 +7,7 @@ from quantkit.data.packing.cifar import SPLITS
 from quantkit.data.packing.workflow import DEFAULT_SHARD_SIZE, ENCODINGS
 from quantkit.pipelines.loading import run_function
 from quantkit.pipelines.optimization import DEFAULT_TIME_BUDGET
+from quantkit.pipelines.profiling import DEFAULT_SECONDS
 
 from ._arguments import add_offline, parse_positive, parse_seconds
 from ._render import emit, log, show_progress
@@ -15,13 +16,14 @@ EXAMPLES = (
     "quantkit data pack images/ -o shards/ --shard-size 100MB",
     "quantkit data pack cifar10 -o shards/ --url file:///tmp/cifar-10-python.tar.gz --sha256 DIGEST",
     "quantkit data verify shards/",
+    "quantkit data profile pipeline.py:make_dataset --step-time 0.05",
     "quantkit data optimize pipeline.py:make_dataset --explain",
 )
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the subcommands."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="pack|verify|optimize")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="pack|verify|profile|optimize")
     _add_pack(actions.add_parser("pack", help="pack samples into TFRecord shards with an index; resumes after a kill"))
     verify = actions.add_parser("verify", help="verify each byte of shards against their checksums")
     verify.add_argument("path", help="folder of shards, index file or TFRecord file")
@@ -29,8 +31,28 @@ def add_arguments(parser: ArgumentParser) -> None:
         action.add_argument(
             "--workers", type=parse_positive, help="number of processes or threads (default: one per core)"
         )
+    _add_profile(actions.add_parser("profile", help="measure the stages of a tf.data pipeline, and find the limit"))
     _add_optimize(
         actions.add_parser("optimize", help="rewrite a tf.data pipeline; each rewrite is verified and measured")
+    )
+
+
+def _add_profile(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "data",
+        metavar="FILE.py:FUNCTION|DATA",
+        help="function that returns a tf.data.Dataset; or image folder, list file or TFRecord files",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=parse_seconds,
+        default=parse_seconds(DEFAULT_SECONDS),
+        help=f"time of the measurement (default: {DEFAULT_SECONDS})",
+    )
+    parser.add_argument(
+        "--step-time",
+        type=parse_seconds,
+        help="time in which the consumer processes one element, in seconds (default: not known)",
     )
 
 
@@ -79,7 +101,7 @@ def _add_pack(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Run the subcommand."""
-    return {"pack": _pack, "verify": _verify, "optimize": _optimize}[args.action](args)
+    return {"pack": _pack, "verify": _verify, "profile": _profile, "optimize": _optimize}[args.action](args)
 
 
 def _pack(args: Namespace) -> int:
@@ -108,6 +130,14 @@ def _verify(args: Namespace) -> int:
     document = result.to_json()
     emit(args, document["schema"], document, str(result))
     result.check()
+    return 0
+
+
+def _profile(args: Namespace) -> int:
+    source = run_function(args.data) if ".py:" in args.data else args.data
+    result = data.profile(source, seconds=args.seconds, step_seconds=args.step_time)
+    document = result.to_json()
+    emit(args, document["schema"], document, str(result))
     return 0
 
 

@@ -12,13 +12,14 @@ from quantkit.data.sources import DATA_KINDS, as_dataset, find_images
 
 if TYPE_CHECKING:
     from quantkit.data.packing import pack, verify
-    from quantkit.pipelines import load_dataset, optimize
+    from quantkit.pipelines import load_dataset, optimize, profile
 
 # Functions of packages that are imported on first use.
 _MODULES = {
     "load_dataset": "quantkit.pipelines",
     "optimize": "quantkit.pipelines",
     "pack": "quantkit.data.packing",
+    "profile": "quantkit.pipelines",
     "verify": "quantkit.data.packing",
 }
 
@@ -42,6 +43,7 @@ __all__ = [
     "pack",
     "prepare_batches",
     "prepare_samples",
+    "profile",
     "verify",
 ]
 

@@ -1,7 +1,8 @@
-"""Input pipelines of TensorFlow: their optimization by verified rewrites."""
+"""Input pipelines of TensorFlow: their profile, and their optimization by verified rewrites."""
 
 from quantkit.pipelines.bridge import load_dataset
 from quantkit.pipelines.optimization import optimize
 from quantkit.pipelines.optimization_report import OptimizationResult
+from quantkit.pipelines.profiling import PipelineProfile, profile
 
-__all__ = ["OptimizationResult", "load_dataset", "optimize"]
+__all__ = ["OptimizationResult", "PipelineProfile", "load_dataset", "optimize", "profile"]

@@ -66,8 +66,9 @@ class Execution:
         end = self._clock() + seconds
         count = 0
         with _translate_errors():
-            for size in self.dataset(graph, stage).batch(_CHUNK).map(lambda *parts: self._tf.shape(parts[0])[0]):
-                count += int(size.numpy())
+            # Elements may have different shapes: a scalar stands for each.
+            for chunk in self.dataset(graph, stage).map(lambda *parts: self._tf.constant(0)).batch(_CHUNK):
+                count += len(chunk)
                 if self._clock() > end:
                     return None
         return count
@@ -92,18 +93,21 @@ class Execution:
         step = 1
         started = self._clock()
         while (passed := self._clock() - started) < warmup:
-            self._advance(iterator, step)
+            self._take_elements(iterator, step)
             # Chunks of about a tenth of the measurement.
             if (self._clock() - started - passed) * 10 < min(seconds, warmup):
                 step *= 2
         count = 0
         started = self._clock()
         while (passed := self._clock() - started) < seconds or not count:
-            self._advance(iterator, step)
+            self._take_elements(iterator, step)
             count += step
             if (self._clock() - started - passed) * 10 < seconds:
                 step *= 2
         return count / (self._clock() - started)
+
+    def _take_elements(self, iterator: Any, count: int) -> None:
+        self._advance(iterator, self._tf.constant(count, self._tf.int64))  # a Python number is traced each time
 
 
 @contextmanager

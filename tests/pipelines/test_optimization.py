@@ -209,6 +209,13 @@ def test_cache_is_placed_before_randomness(execution: Execution) -> None:
     assert_same_elements(graph, cached, execution)
 
 
+def test_elements_of_different_shapes_are_counted(execution: Execution) -> None:
+    dataset = tf.data.Dataset.range(7).filter(lambda x: x != 3).map(lambda x: tf.range(x))
+    site = caching.find_cache_site(bridge.to_graph(dataset), execution, 5.0, 10**9)
+    assert isinstance(site, caching.CacheSite)
+    assert site.num_elements == 6
+
+
 @pytest.mark.parametrize(
     ("stages", "reason"),
     [

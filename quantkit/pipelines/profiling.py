@@ -1,0 +1,199 @@
+"""Profile of a pipeline: its rate, the time of each stage, and the limits of stages, cores, disk and consumer."""
+
+import html
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from quantkit.arguments import parse_duration, public
+from quantkit.data.packing.workflow import available_cores
+from quantkit.errors import UnavailableError, one_line
+from quantkit.formats.sizes import format_size
+from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import DType
+from quantkit.pipelines import bridge
+from quantkit.pipelines.data_pipelines import as_pipeline
+from quantkit.pipelines.stage_model import RateLimit, StageTime, configured_limit, cores_limit, read_model
+from quantkit.runtimes.tensorflow_library import import_tensorflow
+
+DEFAULT_SECONDS = "3s"
+# Maximum number of bytes that are read to measure the disk.
+_DISK_BYTES = 64 << 20
+_BLOCK_BYTES = 1 << 20
+_NAME_WIDTH = 24
+
+
+@dataclass(frozen=True)
+class PipelineProfile:
+    """Profile of a pipeline.
+
+    Attributes:
+        elements_per_second, bytes_per_second: measured rates.
+        stages: stages from the last one to the sources.
+        cores: number of cores.
+        disk_bytes_per_second: rate of reading the files of the pipeline without the page cache; None without files.
+        step_seconds: time of the consumer for one element; None if it is not given.
+    """
+
+    elements_per_second: float
+    bytes_per_second: float
+    stages: tuple[StageTime, ...]
+    cores: int
+    disk_bytes_per_second: float | None
+    step_seconds: float | None
+
+    @property
+    def bottleneck(self) -> RateLimit:
+        """Limit of the pipeline with its present threads, and its cause."""
+        limits = [configured_limit(self.stages, self.cores), *([self.disk] if self.disk else [])]
+        return min(limits, key=lambda limit: limit.elements_per_second)
+
+    @property
+    def cores_limit(self) -> RateLimit:
+        """Limit if every stage could run on all cores."""
+        return cores_limit(self.stages, self.cores)
+
+    @property
+    def disk(self) -> RateLimit | None:
+        """Limit of the disk; None if its rate is not known."""
+        size = sum(stage.bytes_per_element * stage.visits for stage in self.stages if stage.is_source)
+        if self.disk_bytes_per_second is None or not size:
+            return None
+        return RateLimit(self.disk_bytes_per_second / size, "disk")
+
+    @property
+    def verdict(self) -> str:
+        """Conclusion: the input or the consumer is the limit."""
+        cause = self.bottleneck.cause
+        if self.step_seconds is None:
+            return f"the input is limited by {cause}; --step-time shows the idle time of a consumer"
+        rate = 1 / self.step_seconds
+        if self.elements_per_second < rate:
+            missing = 1 - self.elements_per_second / rate
+            return f"input-bound: the consumer is idle for {missing:.0%} of the time; the limit is {cause}"
+        return f"the consumer is the limit: it takes {rate:,.1f} of {self.elements_per_second:,.1f} elements/s"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": "quantkit.data_profile/1",
+            "elements_per_second": self.elements_per_second,
+            "bytes_per_second": self.bytes_per_second,
+            "cores": self.cores,
+            "bottleneck": self.bottleneck.cause,
+            "configured_limit": _finite(self.bottleneck.elements_per_second),
+            "cores_limit": _finite(self.cores_limit.elements_per_second),
+            "disk_limit": self.disk.elements_per_second if self.disk else None,
+            "disk_bytes_per_second": self.disk_bytes_per_second,
+            "step_seconds": self.step_seconds,
+            "verdict": self.verdict,
+            "stages": [stage.to_json() for stage in self.stages],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the report."""
+        yield f"{self.elements_per_second:,.1f} elements/s, {format_size(int(self.bytes_per_second))}/s"
+        yield ""
+        yield f"{'stage':<{_NAME_WIDTH}} {'core ms':>9} {'calls':>6} {'elements/s per core':>20} {'with all cores':>15}"
+        for stage in self.stages:
+            if stage.core_seconds:
+                rate = stage.rate_per_core
+                yield (
+                    f"{stage.name[:_NAME_WIDTH]:<{_NAME_WIDTH}} {stage.core_seconds * 1e3:9.3f} {stage.parallelism:6} "
+                    f"{rate:20,.1f} {rate * self.cores:15,.1f}"
+                )
+        yield ""
+        yield f"limit of the present threads: {_rate(self.bottleneck)} ({self.bottleneck.cause})"
+        yield f"limit of {self.cores} cores: {_rate(self.cores_limit)}, if every stage were parallel"
+        if self.disk and self.disk_bytes_per_second:
+            yield f"limit of the disk: {_rate(self.disk)} at {format_size(int(self.disk_bytes_per_second))}/s"
+        yield self.verdict
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+@public
+def profile(
+    data: Any, *, seconds: float | str = DEFAULT_SECONDS, step_seconds: float | str | None = None
+) -> PipelineProfile:
+    """Profile an input pipeline: rates, the core time of each stage, and the limits.
+
+    Args:
+        data: ``tf.data.Dataset``; or a folder, list or TFRecord files of images, which are read and decoded.
+        seconds: time of the measurement in seconds, or a text such as ``3s``.
+        step_seconds: time in which the consumer processes one element, for example a training step.
+
+    Raises:
+        UsageError: an argument is wrong.
+        UnavailableError: TensorFlow is not installed, or the pipeline fails or has autotuning disabled.
+    """
+    duration = parse_duration(seconds, "seconds")
+    step = None if step_seconds is None else parse_duration(step_seconds, "step_seconds")
+    dataset = as_pipeline(data)
+    graph = bridge.to_graph(dataset)
+    tf = import_tensorflow()
+    try:
+        iterator = iter(dataset.repeat())
+        next(iterator)
+        started = perf_counter()
+        count = num_bytes = 0
+        while not count or perf_counter() - started < duration:
+            num_bytes += sum(_num_bytes(tensor) for tensor in tf.nest.flatten(next(iterator), expand_composites=True))
+            count += 1
+        passed = perf_counter() - started
+        stages = read_model(tf.data.experimental.get_model_proto(iterator))
+    except StopIteration:
+        raise UnavailableError("the pipeline has no elements", hint="check the files of the dataset") from None
+    except Exception as error:  # TensorFlow raises errors of many types
+        raise UnavailableError(f"the pipeline cannot be profiled: {one_line(str(error))}") from error
+    disk = measure_disk(files_of(graph))
+    return PipelineProfile(count / passed, num_bytes / passed, stages[1:], available_cores(), disk, step)
+
+
+def _num_bytes(tensor: Any) -> int:
+    array = np.asarray(tensor.numpy())
+    return sum(map(len, array.reshape(-1).tolist())) if array.dtype.kind in "OS" else int(array.nbytes)
+
+
+def files_of(graph: Graph) -> list[Path]:
+    """Return the files that the constants of a pipeline name."""
+    files = []
+    for node in graph.nodes.values():
+        if node.is_constant and node.attrs.get("dtype") is DType.STRING:
+            for value in node.value.array.reshape(-1).tolist():
+                if isinstance(value, bytes) and value and b"\0" not in value and len(value) < 4096:
+                    path = Path(os.fsdecode(value))
+                    if path.is_file():
+                        files.append(path)
+    return files
+
+
+def measure_disk(files: list[Path]) -> float | None:
+    """Return the rate of reading files without the page cache, in bytes per second; None if there are no files."""
+    num_bytes = 0
+    started = perf_counter()
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while (block := file.read(_BLOCK_BYTES)) and num_bytes < _DISK_BYTES:
+                num_bytes += len(block)
+        if num_bytes >= _DISK_BYTES:
+            break
+    return num_bytes / max(perf_counter() - started, 1e-9) if num_bytes else None
+
+
+def _rate(limit: RateLimit) -> str:
+    return f"{limit.elements_per_second:,.1f} elements/s"
+
+
+def _finite(value: float) -> float | None:
+    return value if value < float("inf") else None
