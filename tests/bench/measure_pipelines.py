@@ -1,0 +1,236 @@
+"""Optimize input pipelines, and compare them with a hand sweep, with AUTOTUNE, and element by element.
+
+    python tests/bench/measure_pipelines.py [--only generated|pipelines] [--count 200] [--budget 20]
+
+Writes ``tests/bench/pipelines.json`` after each row. ``pipelines``: the pipeline of the article (parse each example,
+then batch) and seven others; each one is optimized, and the original, the optimized one and the variants of a hand
+sweep are measured in alternation. ``generated``: random pipelines, all rewrites applied without a measurement, all
+elements compared.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import process_time
+from typing import Any
+
+import numpy as np
+from generated_pipelines import make_pipeline
+
+from quantkit.benchmark.machine import this_machine
+from quantkit.ir.graph import Graph
+from quantkit.pipelines import bridge, caching, optimize
+from quantkit.pipelines.execution import Execution
+from quantkit.pipelines.optimization import REWRITES
+from quantkit.pipelines.verification import describe_difference, fix_randomness
+from quantkit.runtimes.tensorflow_library import import_tensorflow
+
+tf = import_tensorflow()
+OUTPUT = Path(__file__).with_name("pipelines.json")
+ROUNDS = 3
+AUTOTUNE = tf.data.AUTOTUNE
+# Variant of the hand sweep: number of parallel calls, prefetch, cache.
+VARIANTS: list[tuple[int | None, bool, bool]] = [
+    (None, True, False),
+    (2, True, False),
+    (4, False, False),
+    (AUTOTUNE, True, False),
+    (AUTOTUNE, True, True),
+]
+Build = Callable[..., Any]
+
+
+def write_examples(folder: Path) -> str:
+    """Write 30,000 examples of 64 packed bytes and two numbers."""
+    path, rng = str(folder / "bits.tfrecord"), np.random.default_rng(0)
+    with tf.io.TFRecordWriter(path) as writer:
+        for _ in range(30_000):
+            bits = tf.train.Feature(bytes_list=tf.train.BytesList(value=[rng.bytes(64)]))
+            value = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0, 2.0]))
+            features = tf.train.Features(feature={"bits": bits, "value": value})
+            writer.write(tf.train.Example(features=features).SerializeToString())
+    return path
+
+
+def write_images(folder: Path) -> list[str]:
+    """Write 200 JPEG files of 160 x 160 pixels."""
+    rng, paths = np.random.default_rng(1), []
+    for number in range(200):
+        pixels = tf.image.resize(rng.integers(0, 255, (40, 40, 3)), [160, 160])
+        path = str(folder / f"{number}.jpg")
+        tf.io.write_file(path, tf.io.encode_jpeg(tf.cast(pixels, tf.uint8)))
+        paths.append(path)
+    return paths
+
+
+def pipelines(folder: Path) -> dict[str, tuple[Build, bool]]:
+    """Return the pipelines as functions of a variant; True if a cache fits into the pipeline."""
+    records, images = write_examples(folder), write_images(folder)
+    features = {"bits": tf.io.FixedLenFeature([], tf.string), "value": tf.io.FixedLenFeature([2], tf.float32)}
+
+    def tail(dataset: Any, prefetch: bool) -> Any:
+        return dataset.prefetch(AUTOTUNE) if prefetch else dataset
+
+    def keep(dataset: Any, cache: bool) -> Any:
+        return dataset.cache() if cache else dataset
+
+    def parse(record: Any) -> Any:
+        return tf.io.parse_single_example(record, features)
+
+    def unpack(example: Any) -> Any:
+        raw = tf.io.decode_raw(example["bits"], tf.uint8)
+        planes = [
+            tf.bitwise.bitwise_and(tf.bitwise.right_shift(raw, tf.constant(bit, tf.uint8)), 1) for bit in range(8)
+        ]
+        return tf.cast(tf.stack(planes, axis=-1), tf.float32), example["value"]
+
+    def article(calls: int | None = None, prefetch: bool = False, cache: bool = False) -> Any:
+        dataset = keep(tf.data.TFRecordDataset(records), cache).shuffle(10_000)
+        return tail(dataset.map(parse, calls).batch(512).map(unpack, calls), prefetch)
+
+    def decode(path: Any) -> Any:
+        image = tf.io.decode_jpeg(tf.io.read_file(path), channels=3)
+        return tf.image.resize(tf.cast(image, tf.float32) / 255.0, [96, 96])
+
+    def augment(image: Any) -> Any:
+        return tf.image.random_flip_left_right(tf.image.random_brightness(image, 0.1))
+
+    def jpeg(calls: int | None = None, prefetch: bool = False, cache: bool = False) -> Any:
+        dataset = keep(tf.data.Dataset.from_tensor_slices(images).map(decode, calls), cache)
+        return tail(dataset.shuffle(100).map(augment, calls).batch(16), prefetch)
+
+    def small_files(calls: int | None = None, prefetch: bool = False, cache: bool = False) -> Any:
+        dataset = tf.data.Dataset.from_tensor_slices(images).shuffle(200)
+        return tail(dataset.map(tf.io.read_file, calls).map(tf.strings.length, calls).batch(32), prefetch)
+
+    def read_slowly(path: Any) -> Any:
+        rows = tf.data.Dataset.range(20).map(lambda row: tf.cast(row, tf.float32))
+        return rows.map(lambda row: tf.reduce_sum(tf.linalg.matmul(tf.fill([96, 96], row), tf.ones([96, 96]))))
+
+    def interleave_files(calls: int | None = None, prefetch: bool = False, cache: bool = False) -> Any:
+        files = tf.data.Dataset.from_tensor_slices(images[:20])
+        dataset = files.interleave(read_slowly, cycle_length=4, num_parallel_calls=calls)
+        return tail(keep(dataset, cache).batch(8), prefetch)
+
+    def filter_rows(calls: int | None = None, prefetch: bool = False, cache: bool = False) -> Any:
+        dataset = tf.data.Dataset.range(20_000).map(lambda x: tf.cast(x, tf.float32) * 0.5, calls)
+        return tail(keep(dataset.filter(lambda x: tf.math.floormod(x, 2.0) < 1.0), cache).batch(256), prefetch)
+
+    def stateful(calls: int | None = None, prefetch: bool = False, cache: bool = False) -> Any:
+        numbers = tf.data.Dataset.range(5_000).scan(np.int64(0), lambda total, x: (total + x, total))
+        noisy = numbers.map(lambda x: tf.cast(x, tf.float32) + tf.random.uniform([64], seed=3))
+        return tail(noisy.batch(64), prefetch)
+
+    def good(calls: int | None = None, prefetch: bool = False, cache: bool = False) -> Any:
+        dataset = tf.data.TFRecordDataset(records).shuffle(10_000).batch(512)
+        return dataset.map(lambda rows: unpack(tf.io.parse_example(rows, features)), AUTOTUNE).prefetch(AUTOTUNE)
+
+    def cacheable(calls: int | None = None, prefetch: bool = False, cache: bool = False) -> Any:
+        dataset = keep(tf.data.Dataset.from_tensor_slices(images).map(decode, calls), cache)
+        return tail(dataset.batch(20), prefetch)
+
+    return {
+        "article: parse each example, then batch": (article, False),
+        "JPEG decode and augment": (jpeg, True),
+        "many small files": (small_files, False),
+        "interleave of slow files": (interleave_files, True),
+        "filter": (filter_rows, True),
+        "map with state": (stateful, False),
+        "already good": (good, False),
+        "cache potential": (cacheable, True),
+    }
+
+
+def measure_pipeline(name: str, build: Build, fits: bool, execution: Execution, budget: float) -> dict[str, Any]:
+    result = optimize(build(), time_budget=budget)
+    graphs: dict[str, Graph] = {"original": result.original, "optimized": result.graph}
+    for variant in VARIANTS:
+        graphs[f"calls={variant[0]} prefetch={variant[1]} cache={variant[2]}"] = bridge.to_graph(build(*variant))
+    rates: dict[str, list[float]] = {key: [] for key in graphs}
+    for number in range(ROUNDS):
+        for key in list(graphs) if number % 2 == 0 else reversed(list(graphs)):
+            warmup = 1.5 if "cache" in result.applied or "cache=True" in key else 0.5
+            rates[key].append(execution.rate(graphs[key], 0.6, warmup))
+
+    # Elements per second of processor time: other processes change this ratio less.
+    by_processor = Execution(process_time)
+    costs = [[by_processor.rate(graph, 0.5, 1.0) for graph in (result.original, result.graph)] for _ in range(ROUNDS)]
+
+    def ratio(first: str, second: str) -> float:
+        return median(left / right for left, right in zip(rates[first], rates[second], strict=True))
+
+    sweep = [key for key in graphs if key not in ("optimized",)]
+    best = max(sweep, key=lambda key: median(rates[key]))
+    autotune = f"calls={AUTOTUNE} prefetch=True cache=False"
+    return {
+        "pipeline": name,
+        "applied": list(result.applied),
+        "verified_elements": max((step.to_json()["verified_elements"] for step in result.steps), default=0),
+        "rates": rates,
+        "ratio_to_original": ratio("optimized", "original"),
+        "ratio_to_original_by_processor_time": median(after / before for before, after in costs),
+        "best_of_sweep": best,
+        "ratio_to_best_of_sweep": ratio("optimized", best),
+        "ratio_to_autotune": ratio("optimized", autotune),
+        "cache_fits": fits,
+        "different_elements": count_differences(result.original, result.graph, execution),
+    }
+
+
+def count_differences(original: Graph, rewritten: Graph, execution: Execution) -> int:
+    """Compare all elements of an epoch; return the number of differences."""
+    expected, actual = (list(execution.elements(fix_randomness(graph))) for graph in (original, rewritten))
+    different = sum(bool(describe_difference(left, right)) for left, right in zip(expected, actual, strict=False))
+    return different + abs(len(expected) - len(actual))
+
+
+def measure_generated(count: int, execution: Execution) -> dict[str, Any]:
+    """Apply every rewrite to random pipelines, and compare all elements."""
+    changed = elements = 0
+    wrong: list[int] = []
+    for seed in range(count):
+        original = graph = bridge.to_graph(make_pipeline(seed))
+        for rewrite in REWRITES.values():
+            graph = rewrite(graph).graph
+        site = caching.find_cache_site(graph, execution, 5.0, 1 << 30)
+        if isinstance(site, caching.CacheSite):
+            graph = caching.insert_cache(graph, site).graph
+        changed += graph is not original
+        elements += len(list(execution.elements(fix_randomness(original))))
+        if count_differences(original, graph, execution):
+            wrong.append(seed)
+    return {"pipelines": count, "changed": changed, "elements": elements, "wrong": wrong}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=("generated", "pipelines"))
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--budget", type=float, default=20)
+    args = parser.parse_args()
+    execution = Execution()
+    document: dict[str, Any] = json.loads(OUTPUT.read_text()) if OUTPUT.exists() else {}
+    document |= {
+        "schema": "quantkit.bench_pipelines/1",
+        "machine": this_machine().to_json(),
+        "note": "2 shared cores, loaded by other processes: only the paired ratios are meaningful",
+    }
+    document.setdefault("rows", [])
+    if args.only != "pipelines":
+        document["generated"] = measure_generated(args.count, execution)
+        OUTPUT.write_text(json.dumps(document, indent=1) + "\n")
+        print(document["generated"], flush=True)
+    if args.only != "generated":
+        with tempfile.TemporaryDirectory() as folder:
+            for name, (build, fits) in pipelines(Path(folder)).items():
+                row = measure_pipeline(name, build, fits, execution, args.budget)
+                document["rows"] = [other for other in document["rows"] if other["pipeline"] != name] + [row]
+                OUTPUT.write_text(json.dumps(document, indent=1) + "\n")
+                print({key: value for key, value in row.items() if key != "rates"}, flush=True)
+
+
+if __name__ == "__main__":
+    main()
