@@ -16,6 +16,7 @@ from ._arguments import (
     add_input_shape,
     add_model_flags,
     add_threads,
+    parse_boolean,
     parse_natural,
     parse_positive,
     parse_precisions,
@@ -28,6 +29,7 @@ EXAMPLES = (
     "quantkit benchmark digits",
     "quantkit benchmark digits@tensorflow digits@reference --save digits.json",
     "quantkit benchmark digits@openvino --precision float32,bfloat16",
+    "quantkit benchmark digits@onnxruntime --sweep --time-budget 60s",
     "quantkit benchmark digits@onnxruntime digits@openvino --profile",
     "quantkit benchmark graph.pb folded.pb --runtime tensorflow --intra-op 1 --inter-op 2 --fail-below 1.0",
 )
@@ -50,6 +52,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--runtime", default="auto", help="runtime for models without @RUNTIME (default: the fastest installed one)"
     )
+    parser.add_argument(
+        "--streams", type=parse_positive, help="number of calls at the same time, to measure the throughput"
+    )
     parser.add_argument("--batch", type=parse_positive, help="batch size for models with a dynamic batch (default: 1)")
     add_input_shape(parser)
     parser.add_argument("--data", help="images or arrays (.npz by input name) as inputs (default: random inputs)")
@@ -64,6 +69,17 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--cpus", type=parse_cpus, default=(), help="CPUs of the processes, as 0,1 or 0-3 (default: all)"
     )
     parser.add_argument("--device", default="cpu", help="cpu, gpu or gpu:N (default: cpu)")
+    parser.add_argument(
+        "--spinning", type=parse_boolean, metavar="true|false", help="allow idle threads of ONNX Runtime to spin"
+    )
+    parser.add_argument(
+        "--env",
+        type=parse_variable,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="environment variable of the processes; may be repeated",
+    )
     parser.add_argument("--kmp-affinity", help="set KMP_AFFINITY for the processes")
     parser.add_argument("--kmp-blocktime", help="set KMP_BLOCKTIME: milliseconds that idle OpenMP threads spin")
     parser.add_argument("--kmp-settings", help="set KMP_SETTINGS: with 1, OpenMP prints its settings")
@@ -80,6 +96,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--time-budget", type=parse_seconds, default=600.0, help="total time limit, for example 90s (default: 10m)"
+    )
+    parser.add_argument(
+        "--sweep", action="store_true", help="search for the fastest settings of each model within --time-budget"
+    )
+    parser.add_argument(
+        "--resume", type=Path, metavar="FILE.json", help="keep the finished trials of --sweep in this file, and resume"
     )
     parser.add_argument("--log-placement", action="store_true", help="report the device of each op")
     parser.add_argument(
@@ -106,8 +128,14 @@ def run(args: Namespace) -> int:
         check_target(args.html)
     if args.fail_below is not None and len(args.models) == 1:
         raise UsageError("--fail-below needs two models, and one is named", hint="name the reference model first")
+    if args.profile and args.sweep:
+        raise UsageError("--profile and --sweep exclude each other", hint="omit one of them")
     if args.profile:
         return _run_profile(args)
+    if args.sweep:
+        return _run_sweep(args)
+    if args.resume is not None:
+        raise UsageError("--resume is an option of --sweep", hint="add --sweep, or omit --resume")
     try:
         with show_progress(args) as on_progress:
             result = benchmark(
@@ -163,9 +191,9 @@ def _candidate_options(args: Namespace) -> CandidateOptions:
         "device": args.device,
         "precision": args.precision,
         "cpus": args.cpus,
-        "environment": {
-            name: getattr(args, flag) for flag, name in VARIABLES.items() if getattr(args, flag) is not None
-        },
+        "environment": _environment(args),
+        "streams": args.streams,
+        "spinning": args.spinning,
         "batch": args.batch,
         "input_shapes": args.input_shapes,
         "data": args.data,
@@ -181,6 +209,40 @@ def _candidate_options(args: Namespace) -> CandidateOptions:
     }
 
 
+def _run_sweep(args: Namespace) -> int:
+    """Search for the fastest settings, and print and save the result."""
+    from quantkit.benchmark.sweep import sweep
+
+    for name in ("runs", "warmup", "processes", "fail_below"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} does not apply to --sweep", hint="omit one of them")
+    if args.resume is not None:
+        check_target(args.resume)
+    try:
+        with show_progress(args) as on_progress:
+            result = sweep(
+                args.models,
+                time_budget=args.time_budget,
+                resume=args.resume,
+                on_progress=on_progress,
+                **_candidate_options(args),
+            )
+    except BenchmarkInterrupted:
+        if args.resume is not None:
+            log(args, f"finished trials are in {args.resume}: run the same command to resume")
+        return INTERRUPTED
+    document = result.to_json()
+    if args.save is not None:
+        result.save(args.save)
+    emit(args, document["schema"], document, str(result))
+    return 0
+
+
+def _environment(args: Namespace) -> dict[str, str]:
+    variables = {name: getattr(args, flag) for flag, name in VARIABLES.items() if getattr(args, flag) is not None}
+    return dict(args.env) | variables
+
+
 def _print_result(args: Namespace, result: Benchmark) -> None:
     if args.save is not None:
         result.save(args.save)
@@ -191,6 +253,14 @@ def _print_result(args: Namespace, result: Benchmark) -> None:
     text = "\n".join([str(result), *placement])
     document = result.to_json()
     emit(args, document["schema"], document, text)
+
+
+def parse_variable(text: str) -> tuple[str, str]:
+    """Parse an environment variable with its value."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ArgumentTypeError(f"{text!r} is not a variable such as OMP_NUM_THREADS=2")
+    return name, value
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quantkit.batch_inference import run
     from quantkit.benchmark import benchmark
+    from quantkit.benchmark.sweep import sweep
     from quantkit.errors import (
         CheckError,
         GraphError,
@@ -66,6 +67,7 @@ _MODULES = {
     "run": "quantkit.batch_inference",
     "save": "quantkit.model.exporters.files",
     "summarize": "quantkit.summary",
+    "sweep": "quantkit.benchmark.sweep",
     "transform": "quantkit.recipes",
 }
 
@@ -99,6 +101,7 @@ __all__ = [
     "run",
     "save",
     "summarize",
+    "sweep",
     "transform",
 ]
 

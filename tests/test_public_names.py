@@ -8,7 +8,7 @@ import pytest
 import quantkit
 
 FUNCTIONS = {
-    *("limits", "load", "save", "summarize", "transform"),
+    *("limits", "load", "save", "summarize", "sweep", "transform"),
     *("calibrate", "quantize", "open_session"),
     *("benchmark", "classify", "compare", "evaluate", "monitor", "run"),
 }

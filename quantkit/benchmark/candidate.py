@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ class Settings:
         options: threads, device and precision.
         environment: environment variables, set before the runtime is loaded.
         cpus: hardware threads of the process; empty for all.
+        streams: number of threads that call the model at the same time, to measure its throughput; None to measure the
+            latency of one call at a time.
         batch: batch size for models with a dynamic batch (default: 1).
         inputs, outputs: names of the inputs and outputs (default: those of the file or its model card).
         input_shapes: sizes of inputs with dynamic dimensions, by input name.
@@ -32,6 +34,7 @@ class Settings:
     options: SessionOptions = field(default_factory=SessionOptions)
     environment: Mapping[str, str] = field(default_factory=dict)
     cpus: tuple[int, ...] = ()
+    streams: int | None = None
     batch: int | None = None
     inputs: tuple[str, ...] | None = None
     outputs: tuple[str, ...] | None = None
@@ -63,9 +66,10 @@ class Candidate:
             "do": "open",
             "model": str(self.path.absolute()),
             "runtime": settings.runtime,
-            "options": asdict(settings.options),
+            "options": asdict(replace(settings.options, streams=settings.streams or 1)),
             "inputs": settings.inputs,
             "outputs": settings.outputs,
+            "streams": settings.streams,
             "batch": settings.batch,
             "input_shapes": dict(settings.input_shapes),
             "data": settings.data,

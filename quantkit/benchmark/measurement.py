@@ -45,6 +45,8 @@ class MeasurementContext:
         started: start of the benchmark (UTC, ISO 8601); measurements with one start were interleaved.
         seed: seed of the data and of the order in each round.
         batch: number of samples in one call.
+        streams: number of threads that call the model at the same time; None for one call at a time.
+        spinning: idle threads spin; None for the default of the runtime.
         intra_op, inter_op: thread options; None for the default of the runtime.
         cpus: hardware threads of the process; empty if it may use all.
         device: ``cpu``, ``gpu`` or ``gpu:N``.
@@ -66,6 +68,8 @@ class MeasurementContext:
     started: str = ""
     seed: int = 0
     batch: int = 1
+    streams: int | None = None
+    spinning: bool | None = None
     intra_op: int | None = None
     inter_op: int | None = None
     cpus: tuple[int, ...] = ()
@@ -123,7 +127,8 @@ class Measurement:
     """Raw samples of one model in one runtime.
 
     Attributes:
-        seconds: duration of a call in each sample, in order; at least one.
+        seconds: duration of a call in each sample, in order; at least one. With streams, the wall time for each item of
+            the batches: the inverse of the throughput.
         warmup_seconds: duration of each other call: the warm-up, and the lead-in of each block.
         context: model, runtime, options and machine.
         block_sizes: number of samples in each round; empty for one round.

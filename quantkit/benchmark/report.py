@@ -266,7 +266,11 @@ class Benchmark:
         """Return the lines below the table."""
         lines = [f"median: ms per call, lower is better; {' and '.join(TAIL)}: upper bounds with 99 % confidence."]
         lines[0] += self._baseline_note()
-        lines += [*self._comparison_lines(), *_missing_percentile_lines(self.measurements)]
+        lines += [
+            *_throughput_lines(self.rows),
+            *self._comparison_lines(),
+            *_missing_percentile_lines(self.measurements),
+        ]
         contexts = [measurement.context for measurement in self.measurements]
         if any((context.intra_op, context.inter_op) != (None, None) for context in contexts):
             lines.append("threads: inside one op, ops in parallel; a dot for the default of the runtime.")
@@ -377,6 +381,11 @@ def _parse_row(document: Mapping[str, Any]) -> BenchmarkRow:
     return BenchmarkRow(document["label"], document["runtime"], outcome)
 
 
+def _items_text(context: MeasurementContext) -> str:
+    """Return streams and batch size of a throughput measurement; empty for a latency measurement."""
+    return "" if context.streams is None else f", {context.streams} x {context.batch}"
+
+
 def _cells(row: BenchmarkRow, speedup: Speedup | UsageError | None) -> tuple[str, ...]:
     if isinstance(row.outcome, Failure):
         return (row.label, row.runtime, "", *["-"] * (len(COLUMNS) - 4), "not measured")
@@ -384,7 +393,7 @@ def _cells(row: BenchmarkRow, speedup: Speedup | UsageError | None) -> tuple[str
     return (
         row.label,
         runtime_text(context),
-        threads_text(context),
+        threads_text(context) + _items_text(context),
         format_latency(summary.median),
         f"{format_latency(summary.low)} to {format_latency(summary.high)}",
         *(_format_bound(summary.percentiles[name]) for name in TAIL),
@@ -404,6 +413,21 @@ def _cost_cells(row: BenchmarkRow, measurement: Measurement) -> tuple[str, ...]:
         "-" if peak is None else f"{peak / 1e6:.0f}",
         f"{context.num_bytes / 1e6:.{1 if context.num_bytes >= 1e6 else 3}f}",
     )
+
+
+def _throughput_lines(rows: Sequence[BenchmarkRow]) -> list[str]:
+    """Return the throughput of each row that several streams measure."""
+    lines = []
+    for row in rows:
+        if row.measurement is None or row.measurement.context.streams is None:
+            continue
+        context, summary = row.measurement.context, row.measurement.summary
+        rates = [1 / seconds for seconds in (summary.median, summary.high, summary.low)]
+        lines.append(
+            f"throughput: {_name(row)}: {rates[0]:.1f} items/s ({rates[1]:.1f} to {rates[2]:.1f}), streams "
+            f"{context.streams}, batch {context.batch}; median is ms per item, p90 and p99 are ms per call"
+        )
+    return lines
 
 
 def _format_bound(seconds: float | None) -> str:

@@ -34,6 +34,8 @@ PROCESS_SECONDS = 0.4
 MIN_SAMPLES, MAX_SAMPLES = 6, 200
 # Calls that are shorter are grouped.
 SAMPLE_SECONDS = 1e-3
+# Samples of the throughput are longer, because the threads of a sample start and end at different times.
+STREAM_SECONDS, MIN_STREAM_CALLS = 0.02, 4
 # Maximum number of further bytes in the environment of a process: its size shifts the stack, and with it the latency.
 MAX_PADDING = 4096
 # Minimum time for a response, also at the end of the time budget.
@@ -193,7 +195,9 @@ class _CandidateRun:
         self.settled.append(warm["is_settled"])
         if warm["peak_bytes"] is not None:
             self.peak_bytes.append(warm["peak_bytes"])
-        self.group = self.group or max(1, ceil(SAMPLE_SECONDS / self._latency))
+        is_throughput = self.candidate.settings.streams is not None
+        calls = (STREAM_SECONDS if is_throughput else SAMPLE_SECONDS) / self._latency
+        self.group = self.group or max(MIN_STREAM_CALLS if is_throughput else 1, ceil(calls))
 
     def block_sizes(self, options: SamplingOptions, process: int) -> list[int]:
         """Return the number of samples in each round of a process."""
@@ -230,7 +234,7 @@ class _CandidateRun:
             is_settled=None if None in self.settled else sum(map(bool, self.settled)) * 2 >= len(self.settled),
             warmup_calls=max(map(len, self.warmups)),
             process_rounds=tuple(map(len, processes)),
-            calls_per_sample=self.group,
+            calls_per_sample=self.group * (self.candidate.settings.streams or 1),
             call_seconds=tuple(self.calls),
             load_seconds=tuple(self.load_seconds),
             first_call_seconds=tuple(warmup[0] for warmup in self.warmups),
@@ -252,6 +256,8 @@ class _CandidateRun:
             runtime=opened["runtime"],
             version=opened["version"],
             batch=opened["batch"],
+            streams=settings.streams,
+            spinning=settings.options.spinning,
             intra_op=settings.options.intra_op,
             inter_op=settings.options.inter_op,
             cpus=settings.cpus,

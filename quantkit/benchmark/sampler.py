@@ -7,6 +7,7 @@ are stable:
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -106,6 +107,41 @@ def time_groups(call: Call, count: int, group: int, clock: Clock = perf_counter)
             call()
 
     return tuple(seconds / group for seconds in time_calls(call if group == 1 else call_repeatedly, count, clock))
+
+
+@dataclass(frozen=True)
+class StreamTimes:
+    """Times of calls from several threads.
+
+    Attributes:
+        seconds: wall time of each sample, divided by the number of its calls.
+        calls: duration of each call.
+    """
+
+    seconds: tuple[float, ...]
+    calls: tuple[float, ...]
+
+
+def time_streams(call: Call, count: int, group: int, streams: int, clock: Clock = perf_counter) -> StreamTimes:
+    """Time calls from several threads at once.
+
+    Args:
+        call: function to time; it may be called from ``streams`` threads.
+        count: number of samples.
+        group: number of calls of each thread in a sample.
+        streams: number of threads.
+        clock: monotonic clock in seconds.
+    """
+    samples: list[float] = []
+    calls: list[float] = []
+    with ThreadPoolExecutor(streams) as pool:
+        for _ in range(count):
+            start = clock()
+            futures = [pool.submit(time_calls, call, group, clock) for _ in range(streams)]
+            for future in futures:
+                calls.extend(future.result())
+            samples.append((clock() - start) / (group * streams))
+    return StreamTimes(tuple(samples), tuple(calls))
 
 
 def lead_in(call: Call, min_seconds: float = 0.005, cap: int = 100, clock: Clock = perf_counter) -> tuple[float, ...]:

@@ -184,7 +184,9 @@ def _check_comparable(first: MeasurementContext, other: MeasurementContext) -> N
                 f"the measurements come from different machines: {name} is {value} and {facts[name]}",
                 hint="measure both on one machine, in one call of quantkit benchmark",
             )
-    if first.batch != other.batch:
+    if (first.streams is None) != (other.streams is None):
+        raise UsageError("a latency and a throughput cannot be compared", hint="use --streams for both")
+    if first.streams is None and first.batch != other.batch:
         raise UsageError(
             f"the measurements differ in batch size: {first.batch} and {other.batch}",
             hint="use the same --batch for both",

@@ -21,7 +21,17 @@ from time import perf_counter
 from typing import Any, NoReturn
 
 from quantkit.benchmark.feeds import seeded_feeds
-from quantkit.benchmark.sampler import Call, Clock, WarmUpRule, lead_in, time_calls, time_groups, time_pairs, warm_up
+from quantkit.benchmark.sampler import (
+    Call,
+    Clock,
+    WarmUpRule,
+    lead_in,
+    time_calls,
+    time_groups,
+    time_pairs,
+    time_streams,
+    warm_up,
+)
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.ir.tensor import Array, Shape
 from quantkit.model import Model, load
@@ -73,6 +83,8 @@ class _Worker:
         self._call: Call | None = None
         self._feeds: Mapping[str, Array] = {}
         self._open_profiled: Callable[[], Session] = _no_session
+        self._streams: int | None = None
+        self._batch = 1
 
     def respond(self, request: Document) -> Document:
         requests: Mapping[str, Callable[..., Document]] = {
@@ -96,6 +108,7 @@ class _Worker:
         options: Document,
         inputs: list[str] | None = None,
         outputs: list[str] | None = None,
+        streams: int | None = None,
         batch: int | None = None,
         input_shapes: Mapping[str, Sequence[int]] = {},
         data: str | None = None,
@@ -121,13 +134,15 @@ class _Worker:
         self._call = lambda: session.run(feeds)
         shapes_text = {info.name: f"{info.dtype.value} {Shape(feeds[info.name].shape)}" for info in session.inputs}
         first = next(iter(feeds.values()), None)
+        self._streams = streams
+        self._batch = first.shape[0] if first is not None and first.ndim else 1
         return {
             "runtime": session.runtime.name,
             "version": session.runtime.version,
             "runtime_device": session.runtime.device,
             "skipped_runtimes": [str(skipped) for skipped in session.skipped],
             "inputs": shapes_text,
-            "batch": first.shape[0] if first is not None and first.ndim else 1,
+            "batch": self._batch,
             "load_seconds": load_seconds,
         }
 
@@ -149,6 +164,11 @@ class _Worker:
         }
 
     def _run(self, samples: int, group: int = 1) -> Document:
+        if self._streams is not None:
+            before = time_streams(self._opened, 1, group, self._streams, self._clock)
+            times = time_streams(self._opened, samples, group, self._streams, self._clock)
+            seconds = [value / self._batch for value in times.seconds]
+            return {"lead_in": before.calls, "seconds": seconds, "calls": times.calls}
         return {
             "lead_in": lead_in(self._opened, clock=self._clock),
             "seconds": time_groups(self._opened, samples, group, self._clock),

@@ -58,6 +58,8 @@ def benchmark(
     precision: str | Iterable[str] = "float32",
     cpus: Iterable[int] = (),
     environment: Mapping[str, str] | None = None,
+    streams: int | None = None,
+    spinning: bool | None = None,
     batch: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     data: Any = None,
@@ -89,6 +91,9 @@ def benchmark(
         precision: arithmetic that runtimes may use, one of `PRECISIONS`; several give each model one row per precision.
         cpus: hardware threads of the processes (default: all).
         environment: variables (``KMP_AFFINITY``, ``OMP_NUM_THREADS`` ...), set before a runtime is loaded.
+        streams: measure the throughput, with this number of calls at the same time (default: the latency of one call at
+            a time).
+        spinning: idle threads spin, in ONNX Runtime (default: the default of the runtime).
         batch: batch size for models with a dynamic batch (default: 1).
         input_shapes: sizes of inputs with dynamic dimensions, by input name: ``{"x": (1, 3, 640, 640)}``.
         data: dataset whose first samples are the inputs (default: random inputs).
@@ -133,6 +138,8 @@ def benchmark(
             precision=precision,
             cpus=cpus,
             environment=environment,
+            streams=streams,
+            spinning=spinning,
             batch=batch,
             input_shapes=input_shapes,
             data=data,
@@ -165,6 +172,8 @@ class CandidateOptions(TypedDict, total=False):
     precision: str | Iterable[str]
     cpus: Iterable[int]
     environment: Mapping[str, str] | None
+    streams: int | None
+    spinning: bool | None
     batch: int | None
     input_shapes: Mapping[str, Sequence[int]] | None
     data: Any
@@ -211,7 +220,7 @@ def select_candidates(
 
 def _settings(options: CandidateOptions) -> Settings:
     """Return the settings of the processes."""
-    numbers = {name: options.get(name) for name in ("intra_op", "inter_op", "batch")}
+    numbers = {name: options.get(name) for name in ("intra_op", "inter_op", "streams", "batch")}
     require_positive(**without_none(**numbers))
     runtime, device, environment = (
         options.get("runtime", AUTO),
@@ -222,20 +231,24 @@ def _settings(options: CandidateOptions) -> Settings:
     log_placement = options.get("log_placement", False)
     require_text(runtime=runtime, device=device)
     require_names(precision=options.get("precision", "float32"), **without_none(**names))
-    require_flag(log_placement=log_placement)
+    spinning = options.get("spinning")
+    require_flag(log_placement=log_placement, **without_none(spinning=spinning))
     if environment is not None and not isinstance(environment, Mapping):
         raise UsageError(
             f"environment is {type_name(environment)}, and must be a dict", hint='{"OMP_NUM_THREADS": "1"}'
         )
     if runtime != AUTO:
         find_runtime(runtime)
-    session = SessionOptions(options.get("intra_op"), options.get("inter_op"), device, log_placement=log_placement)
+    session = SessionOptions(
+        options.get("intra_op"), options.get("inter_op"), device, log_placement=log_placement, spinning=spinning
+    )
     session.gpu_index  # noqa: B018  a wrong device name is an error before any work
     return Settings(
         runtime=runtime,
         options=session,
         environment=dict(environment or {}),
         cpus=_check_cpus(options.get("cpus", ())),
+        streams=options.get("streams"),
         batch=options.get("batch"),
         input_shapes=as_shapes(options.get("input_shapes")),
         inputs=as_names(options.get("inputs")),

@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -42,10 +43,12 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         from ai_edge_litert.interpreter import Interpreter
 
         try:
-            interpreter = Interpreter(**source, num_threads=_num_threads(options))
-            interpreter.allocate_tensors()
+            interpreters = [Interpreter(**source, num_threads=_num_threads(options)) for _ in range(options.streams)]
+            for interpreter in interpreters:
+                interpreter.allocate_tensors()
         except Exception as error:
             raise _translate_error(error, name, is_file=isinstance(model, Path)) from error
+    interpreter = interpreters[0]
     inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
     names = _signature(interpreter)
     lines = _placement(interpreter) if options.log_placement else ()
@@ -53,9 +56,25 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         RuntimeVersion(RUNTIME.name, _available().detail, "CPU"),
         tuple(_info(details, names) for details in inputs),
         tuple(_info(details, names) for details in outputs),
-        _ResizingInterpreter(interpreter, name).compute,
+        _compute([_ResizingInterpreter(interpreter, name) for interpreter in interpreters]),
         placement=lambda: lines,
     )
+
+
+def _compute(interpreters: "list[_ResizingInterpreter]") -> Callable[[list[Array]], Sequence[Array]]:
+    """Return a function that computes in a free interpreter: each computes one call at a time."""
+    free: SimpleQueue[_ResizingInterpreter] = SimpleQueue()
+    for interpreter in interpreters:
+        free.put(interpreter)
+
+    def compute(arrays: list[Array]) -> Sequence[Array]:
+        interpreter = free.get()
+        try:
+            return interpreter.compute(arrays)
+        finally:
+            free.put(interpreter)
+
+    return compute
 
 
 class _ResizingInterpreter:
@@ -101,6 +120,11 @@ def _num_threads(options: SessionOptions) -> int:
     if options.intra_op is None and options.inter_op is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return (options.intra_op or 1) * (options.inter_op or 1)
+
+
+def _native_options(options: SessionOptions) -> str:
+    """Return the options as code that creates an interpreter."""
+    return f'interpreter = Interpreter("model.tflite", num_threads={_num_threads(options)})'
 
 
 def _signature(interpreter: Any) -> dict[int, str]:
@@ -153,6 +177,7 @@ RUNTIME = Runtime(
     open_model=_open,
     kinds=("tflite",),
     dialects=("tensorflow",),
+    native_options=_native_options,
     package="ai_edge_litert",
     describe_telemetry=no_telemetry,
     priority=20,

@@ -22,6 +22,7 @@ from quantkit.runtimes.runtime import Runtime
 from quantkit.runtimes.session import OpTrace, RuntimeVersion, Session, SessionOptions, TensorInfo
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+_POOLS = ("intra_op", "inter_op")
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 # Exceptions contain the text of all lower levels.
 _LOG_FATAL_ONLY = 4
@@ -139,9 +140,27 @@ def _session_options(onnxruntime: Any, options: SessionOptions) -> Any:
     if (options.inter_op or 1) > 1:
         # The sequential mode runs one op at a time and ignores inter_op_num_threads.
         config.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    if options.spinning is not None:
+        for pool in _POOLS:
+            config.add_session_config_entry(f"session.{pool}.allow_spinning", str(int(options.spinning)))
     if options.log_placement:
         config.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     return config
+
+
+def _native_options(options: SessionOptions) -> str:
+    """Return the options as code that creates ``onnxruntime.SessionOptions``."""
+    lines = ["options = onnxruntime.SessionOptions()"]
+    if options.intra_op:
+        lines.append(f"options.intra_op_num_threads = {options.intra_op}")
+    if options.inter_op:
+        lines.append(f"options.inter_op_num_threads = {options.inter_op}")
+    if (options.inter_op or 1) > 1:
+        lines.append("options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL")
+    if options.spinning is not None:
+        value = int(options.spinning)
+        lines += [f'options.add_session_config_entry("session.{pool}.allow_spinning", "{value}")' for pool in _POOLS]
+    return "\n".join([*lines, f'session = onnxruntime.InferenceSession("model.onnx", options, providers=["{CPU}"])'])
 
 
 def _providers(onnxruntime: Any, gpu: int | None) -> list[Any]:
@@ -253,6 +272,9 @@ RUNTIME = Runtime(
     devices=("cpu", "gpu"),
     describe_build=_describe_build,
     describe_telemetry=_describe_telemetry,
+    has_inter_op=True,
+    tunables={"spinning": (False,)},
+    native_options=_native_options,
     package="onnxruntime",
     priority=40,
 )

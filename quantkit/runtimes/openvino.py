@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
@@ -17,7 +18,7 @@ from quantkit.runtimes.availability import Availability, find_package
 from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.op_times import named_onnx_graph
 from quantkit.runtimes.openvino_profile import OpenvinoProfiler
-from quantkit.runtimes.runtime import Runtime
+from quantkit.runtimes.runtime import ONEDNN_ISAS, Runtime
 from quantkit.runtimes.session import OpTrace, RuntimeVersion, Session, SessionOptions, TensorInfo
 
 TELEMETRY = "openvino_telemetry"
@@ -92,7 +93,7 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         RuntimeVersion(RUNTIME.name, openvino.__version__.split("-")[0], device),
         (*inputs, *unused),
         tuple(map(_info, compiled.outputs, output_names)),
-        _compute(compiled, name, profiler),
+        _compute(compiled, name, profiler, options.streams),
         placement=lambda: _placement(compiled, device) if options.log_placement else (),
         op_trace=lambda: profiler.read() if profiler else OpTrace(),
     )
@@ -165,13 +166,20 @@ def _device(core: Any, version: str, gpu: int | None) -> str:
 
 
 def _config(core: Any, device: str, options: SessionOptions) -> dict[str, Any]:
-    hint, capability = _PRECISIONS[options.precision]
+    _, capability = _PRECISIONS[options.precision]
     if capability not in core.get_property(device, "OPTIMIZATION_CAPABILITIES"):
         raise UnavailableError(
             f"{core.get_property(device, 'FULL_DEVICE_NAME')} has no {options.precision} instructions",
             hint="use --precision float32",
         )
-    config = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": hint}
+    return _properties(options)
+
+
+def _properties(options: SessionOptions) -> dict[str, str]:
+    """Return the properties of a compiled network."""
+    config = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": _PRECISIONS[options.precision][0]}
+    if options.streams > 1:
+        config |= {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": str(options.streams)}
     if options.intra_op:
         config["INFERENCE_NUM_THREADS"] = str(options.intra_op * (options.inter_op or 1))
     if options.profile:
@@ -179,22 +187,35 @@ def _config(core: Any, device: str, options: SessionOptions) -> dict[str, Any]:
     return config
 
 
-def _compute(compiled: Any, model: str, profiler: OpenvinoProfiler | None) -> Callable[[list[Array]], Sequence[Array]]:
+def _native_options(options: SessionOptions) -> str:
+    """Return the options as code that compiles a model."""
+    return f'compiled = openvino.Core().compile_model("model.onnx", "CPU", {_properties(options)})'
+
+
+def _compute(
+    compiled: Any, model: str, profiler: OpenvinoProfiler | None, streams: int
+) -> Callable[[list[Array]], Sequence[Array]]:
     """Return the function that runs a network.
 
     Args:
         compiled: the network.
         model: name of the model in messages.
         profiler: receives the time of each op; None for no profile.
+        streams: number of calls at the same time, each with a request of its own.
     """
-    request = compiled.create_infer_request()
+    requests: SimpleQueue[Any] = SimpleQueue()
+    for _ in range(streams):
+        requests.put(compiled.create_infer_request())
     inputs, outputs = range(len(compiled.inputs)), compiled.outputs
 
     def compute(arrays: list[Array]) -> Sequence[Array]:
+        request = requests.get()
         try:
             results = request.infer(dict(zip(inputs, arrays, strict=False)), share_inputs=True, share_outputs=False)
         except Exception as error:
             raise _translate_error(error, model, is_file=False) from error
+        finally:
+            requests.put(request)
         if profiler is not None:
             profiler.add_run(request.profiling_info)
         return [results[output] for output in outputs]
@@ -279,6 +300,8 @@ RUNTIME = Runtime(
     precisions=tuple(_PRECISIONS),
     describe_build=_describe_build,
     describe_telemetry=_describe_telemetry,
+    tunables={"ONEDNN_MAX_CPU_ISA": ONEDNN_ISAS},
+    native_options=_native_options,
     package="openvino",
     priority=50,
 )

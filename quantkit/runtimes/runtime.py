@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from quantkit.errors import UnavailableError
 from quantkit.formats.kinds import KINDS, kind_of
@@ -10,6 +11,9 @@ from quantkit.ir.graph import Graph
 from quantkit.registry import check_fields, is_text, is_texts
 from quantkit.runtimes.availability import Availability, require
 from quantkit.runtimes.session import PRECISIONS, Session, SessionOptions
+
+# Limits of the instructions that oneDNN may use: a processor with a lower one may run at a higher clock.
+ONEDNN_ISAS = ("AVX2", "AVX512_CORE", "AVX512_CORE_VNNI")
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,10 @@ class Runtime:
         devices: ``cpu``, and ``gpu`` if the runtime has GPU kernels.
         precisions: arithmetic that the runtime can use, as in `SessionOptions.precision`.
         has_threads: True if the runtime has thread options (``intra_op``, ``inter_op``).
+        has_inter_op: True if ops run in parallel in threads of their own; False if ``inter_op`` only enlarges the pool.
+        tunables: further settings with an effect on the latency, and the values to measure: the session
+            option ``spinning`` and environment variables.
+        native_options: function that returns the options of a session as code for the runtime's own API.
         decodes_images: True if the runtime has kernels for ops such as DecodeJpeg.
         weight_copies: copies of the weights in memory while a model is loaded, for memory estimates.
         describe_build: function that returns facts about the build: versions, providers, devices.
@@ -54,6 +62,9 @@ class Runtime:
     devices: tuple[str, ...] = ("cpu",)
     precisions: tuple[str, ...] = ("float32",)
     has_threads: bool = True
+    has_inter_op: bool = False
+    tunables: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    native_options: Callable[[SessionOptions], str] | None = None
     decodes_images: bool = False
     weight_copies: int = 4
     describe_build: Callable[[], tuple[str, ...]] = tuple
@@ -91,6 +102,12 @@ class Runtime:
             raise UnavailableError(
                 f"{self.title} does not support the precision {options.precision!r}",
                 hint=f"use --precision {' or '.join(self.precisions)}, or another --runtime",
+            )
+
+        if options.spinning is not None and "spinning" not in self.tunables:
+            raise UnavailableError(
+                f"the threads of {self.title} have no option for spinning",
+                hint="omit --spinning, or use --runtime onnxruntime",
             )
 
     def _check_model(self, model: Graph | Path) -> None:
@@ -135,6 +152,12 @@ def check_runtime(runtime: Runtime) -> None:
                 lambda value: bool(value) and is_texts(value, PRECISIONS),
             ),
             "has_threads": boolean,
+            "has_inter_op": boolean,
+            "tunables": (
+                "a mapping of texts to tuples",
+                lambda value: isinstance(value, Mapping) and all(isinstance(item, tuple) for item in value.values()),
+            ),
+            "native_options": ("a function or None", lambda value: value is None or callable(value)),
             "decodes_images": boolean,
             "weight_copies": ("an integer", lambda value: isinstance(value, int)),
             "describe_build": function,

@@ -115,6 +115,8 @@ class SessionOptions:
         precision: arithmetic that the runtime may use (one of `PRECISIONS`); ``float32`` keeps the types of the graph.
         log_placement: record the device of each op in `Session.placement`.
         profile: record the time of each op in `Session.op_trace`, in runtimes that measure it.
+        streams: number of threads that may call `Session.run` at the same time.
+        spinning: idle threads of the pool spin (default: the default of the runtime).
     """
 
     intra_op: int | None = None
@@ -123,6 +125,8 @@ class SessionOptions:
     precision: str = "float32"
     log_placement: bool = False
     profile: bool = False
+    streams: int = 1
+    spinning: bool | None = None
 
     @public
     def with_(self, *, precision: str | None = None, intra_op: int | None = None, inter_op: int | None = None) -> Self:

@@ -17,7 +17,7 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.runtimes.availability import no_telemetry
 from quantkit.runtimes.function_session import FunctionSession, as_array
-from quantkit.runtimes.runtime import Runtime
+from quantkit.runtimes.runtime import ONEDNN_ISAS, Runtime
 from quantkit.runtimes.session import OpTrace, RuntimeVersion, Session, SessionOptions, TensorInfo
 from quantkit.runtimes.tensorflow_library import (
     available,
@@ -181,6 +181,19 @@ def _config(tf: Any, options: SessionOptions, *, on_gpu: bool) -> Any:
     return config
 
 
+def _native_options(options: SessionOptions) -> str:
+    """Return the options as code that creates a session."""
+    threads = {"intra_op_parallelism_threads": options.intra_op, "inter_op_parallelism_threads": options.inter_op}
+    arguments = ", ".join(f"{name}={count}" for name, count in threads.items() if count)
+    lines = [f"config = tf.compat.v1.ConfigProto({arguments})"]
+    if options.precision != "float32":
+        name = _mixed_precision(options.precision, options.gpu_index is not None)
+        lines.append(f"config.graph_options.rewrite_options.{name} = 1  # RewriterConfig.ON")
+    lines.append("session = tf.compat.v1.Session(config=config)")
+    calls = [f"tf.config.threading.set_{name}({count})" for name, count in threads.items() if count]
+    return "\n".join([*lines, *(f"{call}  # without a session, before the first op" for call in calls)])
+
+
 def _mixed_precision(precision: str, on_gpu: bool) -> str:
     """Return the name of the graph rewrite that lets TensorFlow compute in a 16-bit float type.
 
@@ -235,6 +248,9 @@ RUNTIME = Runtime(
     keeps_tensors=True,
     devices=("cpu", "gpu"),
     precisions=("float32", "bfloat16", "float16"),
+    has_inter_op=True,
+    tunables={"TF_ENABLE_ONEDNN_OPTS": ("0",), "ONEDNN_MAX_CPU_ISA": ONEDNN_ISAS},
+    native_options=_native_options,
     decodes_images=True,
     weight_copies=12,  # measured; protobuf messages of the graph are kept
     describe_build=_describe_build,

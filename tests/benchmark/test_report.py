@@ -58,6 +58,14 @@ def test_tail_and_costs_are_in_the_tables() -> None:
     assert "p99: needs 662 calls, and the fewest are 80: --runs 662" in text
 
 
+def test_throughput_has_items_per_second() -> None:
+    measurement = make_measurement(FAST, 10, 5, streams=2, batch=4, intra_op=1)
+    text = str(Benchmark((BenchmarkRow("a.pb", "auto", measurement),)))
+    assert "1,., 2 x 4" in text
+    assert "throughput: a.pb in reference with threads 1,.: 100.0 items/s (" in text
+    assert "streams 2, batch 4" in text
+
+
 def test_representation_is_one_short_line() -> None:
     text = repr(make_benchmark())
     assert text == "Benchmark('a.pb' in auto: 20.00 ms, 'b.pb' in auto: 10.00 ms, 'c.pb' in openvino: not measured)"

@@ -1,17 +1,26 @@
 import gc
+from threading import Barrier
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from measurements import scripted_clock
 
-from quantkit.benchmark.sampler import WarmUpRule, lead_in, time_calls, time_groups, warm_up
+from quantkit.benchmark.sampler import WarmUpRule, lead_in, time_calls, time_groups, time_streams, warm_up
 
 RULE = WarmUpRule(window_calls=3, window_seconds=0.0, tolerance=0.1, quiet=2, cap_calls=100, cap_seconds=1000.0)
 
 
 def call() -> None:
     """Return at once; the scripted clock defines the duration."""
+
+
+def test_streams_run_at_the_same_time() -> None:
+    barrier = Barrier(3, timeout=10)
+    times = time_streams(barrier.wait, count=2, group=4, streams=3)
+    assert len(times.seconds) == 2
+    assert len(times.calls) == 2 * 4 * 3
+    assert all(seconds > 0 for seconds in times.seconds)
 
 
 def test_time_calls_returns_the_duration_of_each_call() -> None:

@@ -27,6 +27,14 @@ def test_double_speed_is_a_ratio_of_two() -> None:
     assert (document["outcome"], document["is_different"], document["margin"]) == ("faster", True, MARGIN)
 
 
+def test_throughput_is_compared_with_throughput_only() -> None:
+    latency, throughput = make_measurement(SLOW, 10, 5), make_measurement(FAST, 10, 5, streams=2, batch=4)
+    with pytest.raises(UsageError, match="latency and a throughput"):
+        Speedup.of(latency, throughput)
+    other = make_measurement(SLOW, 10, 5, streams=1, batch=1)
+    assert Speedup.of(other, throughput).ratio == pytest.approx(2.0)
+
+
 def test_half_speed_is_a_ratio_below_one() -> None:
     speedup = Speedup.of(make_measurement(FAST, 10, 5), make_measurement(SLOW, 10, 5))
     assert speedup.ratio == pytest.approx(0.5)

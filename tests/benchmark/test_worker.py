@@ -59,6 +59,18 @@ def test_calls_of_groups_are_also_timed_one_by_one(tiny_model: Path) -> None:
     assert done["calls"] == pytest.approx([2.5, 3.5])
 
 
+def test_streams_measure_the_time_per_item(tiny_model: Path) -> None:
+    _, _, done = ask(
+        open_request(tiny_model, batch=2, streams=1),
+        {"do": "warm_up", "calls": 0},
+        {"do": "run", "samples": 1, "group": 2},
+        durations=[1.0] * 40,
+    )
+    assert len(done["lead_in"]) == 2
+    assert len(done["calls"]) == 2
+    assert len(done["seconds"]) == 1
+
+
 def test_peak_memory_is_that_of_the_process(tiny_model: Path, tmp_path: Path) -> None:
     _, warm = ask(open_request(tiny_model), {"do": "warm_up", "calls": 0})
     assert warm["peak_bytes"] is None or warm["peak_bytes"] > 1 << 20

@@ -37,6 +37,7 @@ COMMANDS = [
     ("classify", ("label_image", "--graph=d.pb", f"--image={DIGIT}", *MODEL, *SIZES)),
     ("benchmark", ("benchmark", "d.pb@reference", "digits@reference", "--runs", "3", "--warmup", "1")),
     ("benchmark", ("benchmark", "digits@reference", "--precision", "float32,bfloat16", "--runs", "1", "--warmup", "1")),
+    ("benchmark --sweep", ("benchmark", "d.pb@reference", "--sweep", "--time-budget", "2s")),
     ("summarize", ("summarize", "digits")),
     ("summarize", ("summarize_graph", "--in_graph=d.pb")),
     ("data pack", ("data", "pack", HELD_OUT, "-o", "shards", "--workers", "1")),

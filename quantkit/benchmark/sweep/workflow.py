@@ -1,0 +1,163 @@
+"""Sweep: search, then confirmation of the fastest setting in new processes."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any, Unpack
+
+from quantkit import formats
+from quantkit.arguments import as_names, parse_duration, public, require_callable, require_path, without_none
+from quantkit.benchmark.candidate import Candidate, digest
+from quantkit.benchmark.machine import this_machine
+from quantkit.benchmark.report import Benchmark, openmp_lines
+from quantkit.benchmark.rounds import SamplingOptions, measure
+from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.sweep.result import BestSettings, ModelSweep, Sweep
+from quantkit.benchmark.sweep.search import STAGES, Search
+from quantkit.benchmark.sweep.space import Setting, find_settings
+from quantkit.benchmark.sweep.state import SweepState
+from quantkit.benchmark.worker import read_model
+from quantkit.benchmark.workflow import CandidateOptions, select_candidates
+from quantkit.formats.temporary import temporary_folder
+from quantkit.ir.graph import Graph
+from quantkit.progress import OnProgress, ignore_progress
+from quantkit.recipes import parse, run
+from quantkit.runtimes import find_runtime
+
+LAYOUT = "NCHW"
+# Smallest fraction of the time budget for the confirmation.
+MIN_CONFIRMATION = 0.2
+# The first measurement, which finds the runtime and its libraries.
+PROBE = SamplingOptions(runs=6, warmup=3, processes=1)
+
+
+@public
+def sweep(
+    models: Any,
+    *,
+    time_budget: float | str = 600.0,
+    resume: str | os.PathLike[str] | None = None,
+    on_progress: OnProgress = ignore_progress,
+    **options: Unpack[CandidateOptions],
+) -> Sweep:
+    """Find the fastest settings of each model: threads, spinning, CPUs, layout, precision and environment variables.
+
+    Successive halving on speed-ups over the default, which is measured in the same rounds. The winner is measured
+    again in new processes; the default is kept unless the whole interval of the speed-up is above 1.
+
+    Args:
+        models: see `quantkit.benchmark`.
+        time_budget: total time limit in seconds, or a text such as ``5m``; each model gets an equal part.
+        resume: file for the finished trials; those in it are not measured again.
+        on_progress: receives the progress.
+        options: see `quantkit.benchmark`. Options with a value are not varied; with several precisions, the first is
+            the default. ``streams`` makes it a sweep of the throughput, over streams and batch sizes.
+
+    Raises:
+        UsageError: see `quantkit.benchmark`, or ``resume`` has trials of another machine.
+        InputError: a model file is missing or broken, or ``resume`` is another file.
+        NotMeasuredError: a model cannot be measured with the default settings.
+        BenchmarkInterrupted: Ctrl-C; the finished trials are in the file ``resume``.
+    """
+    require_path(**without_none(resume=resume))
+    require_callable(on_progress=on_progress)
+    budget = parse_duration(time_budget, "time_budget")
+    machine = this_machine()
+    state = SweepState.read(None if resume is None else Path(resume).expanduser(), machine)
+    first, *others = as_names(options.get("precision", "float32")) or ("float32",)
+    options["precision"] = first
+    with temporary_folder() as folder:
+        candidates = select_candidates(models, folder, on_progress, **options)
+        precisions = [Setting("precision", {"precision": name}) for name in others]
+        return Sweep(
+            tuple(
+                _sweep_model(candidate, precisions, state, budget / len(candidates), options, folder, on_progress)
+                for candidate in candidates
+            ),
+            machine,
+        )
+
+
+def _sweep_model(
+    candidate: Candidate,
+    further: Sequence[Setting],
+    state: SweepState,
+    budget: float,
+    options: CandidateOptions,
+    folder: Path,
+    on_progress: OnProgress,
+) -> ModelSweep:
+    start, seed = monotonic(), options.get("seed", 0)
+    probe = measure([candidate], replace(PROBE, time_budget=budget), on_progress)
+    probe.check_measured()
+    (measurement,) = probe.measurements
+    context = measurement.context
+    candidate = replace(candidate, settings=replace(candidate.settings, runtime=context.runtime))
+    converted = _convert_layout(candidate, folder)
+    settings = (
+        *find_settings(candidate, find_runtime(context.runtime), state.machine, context.openmp),
+        *further,
+        *([] if converted is None else [Setting("layout", {"layout": LAYOUT})]),
+    )
+    # The same model with other settings is another search.
+    key = f"{context.digest} {json.dumps(asdict(candidate.settings), sort_keys=True)} seed {seed}"
+    search = Search(candidate, converted, key, state, start, budget, seed, measurement.summary.median, on_progress)
+    ranked = search.run(settings)
+    name = candidate.label if folder in candidate.path.parents else str(candidate.path)
+    best, rejected = BestSettings(candidate.label, name, candidate), None
+    seconds = [measurement.summary.median] * 2
+    if ranked:
+        winner = ranked[0]
+        confirmation = _confirm(search, winner, on_progress)
+        speedup = confirmation.speedups[1]
+        if not isinstance(speedup, Speedup):
+            rejected = (str(winner), None)
+        else:
+            medians = [measurement.summary.median for measurement in confirmation.measurements]
+            if speedup.outcome == "faster":
+                fastest = winner.apply(candidate, converted)
+                best = BestSettings(candidate.label, name, fastest, winner.values.get("layout"), speedup)
+                seconds = medians
+            else:
+                rejected = (str(winner), speedup)
+                seconds = medians[:1] * 2
+    texts = {setting.key: str(setting) for setting in settings}
+    trials = tuple((_text(trial.setting), trial) for trial in state.of(key))
+    measured = {trial.setting for trial in state.of(key) if trial.stage == 0}
+    unmeasured = tuple(text for setting, text in texts.items() if setting not in measured)
+    return ModelSweep(best, seconds[0], seconds[1], rejected, trials, unmeasured, openmp_lines([measurement]))
+
+
+def _text(key: str) -> str:
+    """Return the text of a setting from its key."""
+    return str(Setting("", json.loads(key)))
+
+
+def _confirm(search: Search, winner: Setting, on_progress: OnProgress) -> Benchmark:
+    """Measure the winner and the default in new processes: the ratios of the search favor the luckiest setting."""
+    remaining = search.start + search.budget - monotonic()
+    options = SamplingOptions(
+        seed=search.seed + len(STAGES), time_budget=max(remaining, search.budget * MIN_CONFIRMATION)
+    )
+    return measure([search.default, winner.apply(search.default, search.converted)], options, on_progress)
+
+
+def _convert_layout(candidate: Candidate, folder: Path) -> Candidate | None:
+    """Return the model in the layout NCHW, for TensorFlow; None if the transform changes nothing."""
+    if find_runtime(candidate.settings.runtime).native_dialect != "tensorflow":
+        return None
+    settings = candidate.settings
+    inputs, outputs = (None if names is None else list(names) for names in (settings.inputs, settings.outputs))
+    graph = read_model(candidate.path, inputs, outputs).runnable
+    if not isinstance(graph, Graph):
+        return None
+    converted, _ = run(parse(f"convert_layout(to={LAYOUT})"), graph)
+    if converted.nodes == graph.nodes:
+        return None
+    path = folder / f"{digest(candidate.path)[0][:16]}.{LAYOUT}.pb"
+    formats.save(converted, path)
+    settings = replace(settings, inputs=tuple(map(str, converted.inputs)), outputs=tuple(map(str, converted.outputs)))
+    return replace(candidate, path=path, settings=settings)
