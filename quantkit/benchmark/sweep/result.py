@@ -13,7 +13,7 @@ from quantkit.benchmark.candidate import Candidate
 from quantkit.benchmark.machine import Machine
 from quantkit.benchmark.report import align_columns, format_latency
 from quantkit.benchmark.speedup import Speedup
-from quantkit.benchmark.sweep.state import Trial
+from quantkit.benchmark.sweep.state import SettingTrial
 from quantkit.formats.files import write_whole
 from quantkit.runtimes import find_runtime
 
@@ -163,7 +163,7 @@ class ModelSweep:
     default_seconds: float
     best_seconds: float
     rejected: tuple[str, Speedup | None] | None = None
-    trials: tuple[tuple[str, Trial], ...] = ()
+    trials: tuple[tuple[str, SettingTrial], ...] = ()
     unmeasured: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -19,7 +19,7 @@ from quantkit.benchmark.report import Failure
 from quantkit.benchmark.rounds import SamplingOptions, measure
 from quantkit.benchmark.speedup import Speedup
 from quantkit.benchmark.sweep.space import Setting
-from quantkit.benchmark.sweep.state import SweepState, Trial
+from quantkit.benchmark.sweep.state import SweepState, SettingTrial
 from quantkit.progress import OnProgress, Progress
 
 # Settings of a group next to the default: all are in memory at once.
@@ -106,9 +106,9 @@ class Search:
         trials = []
         for setting, row, speedup in rows:
             if row.measurement is not None and isinstance(speedup, Speedup):
-                trials.append(Trial(stage, setting.key, speedup.ratio, row.measurement.summary.median))
+                trials.append(SettingTrial(stage, setting.key, speedup.ratio, row.measurement.summary.median))
             elif isinstance(row.outcome, Failure):
-                trials.append(Trial(stage, setting.key, failure=row.outcome.reason))
+                trials.append(SettingTrial(stage, setting.key, failure=row.outcome.reason))
         self.state.add(self.key, trials)
 
 

@@ -14,7 +14,7 @@ SCHEMA = "quantkit.sweep_state/1"
 
 
 @dataclass(frozen=True)
-class Trial:
+class SettingTrial:
     """Measurement of one setting in one stage of the search.
 
     Attributes:
@@ -44,7 +44,7 @@ class SweepState:
 
     machine: Machine
     path: Path | None = None
-    trials: dict[str, list[Trial]] = field(default_factory=dict)
+    trials: dict[str, list[SettingTrial]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path | None, machine: Machine) -> Self:
@@ -60,7 +60,7 @@ class SweepState:
             document: Mapping[str, Any] = json.loads(path.read_bytes())
             if document["schema"] != SCHEMA:
                 raise InputError(f"{path}: the schema is {document['schema']!r}, and {SCHEMA!r} is required")
-            trials = {model: [Trial(**trial) for trial in rows] for model, rows in document["trials"].items()}
+            trials = {model: [SettingTrial(**trial) for trial in rows] for model, rows in document["trials"].items()}
             other = Machine.from_json(document["machine"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
@@ -70,15 +70,15 @@ class SweepState:
             raise UsageError(f"{path} has trials of another machine: {other.cpu}", hint="pass a new file to --resume")
         return cls(machine, path, trials)
 
-    def find(self, model: str, stage: int, setting: str) -> Trial | None:
+    def find(self, model: str, stage: int, setting: str) -> SettingTrial | None:
         """Return the finished trial of a setting; None if it is not measured yet."""
         return next((trial for trial in self.of(model) if (trial.stage, trial.setting) == (stage, setting)), None)
 
-    def of(self, model: str) -> list[Trial]:
+    def of(self, model: str) -> list[SettingTrial]:
         """Return the trials of a model."""
         return self.trials.setdefault(model, [])
 
-    def add(self, model: str, trials: list[Trial]) -> None:
+    def add(self, model: str, trials: list[SettingTrial]) -> None:
         """Add trials, and write the file."""
         self.of(model).extend(trials)
         if self.path is not None:
