@@ -20,7 +20,7 @@ from quantkit.benchmark.sweep import search as search_module
 from quantkit.benchmark.sweep import workflow
 from quantkit.benchmark.sweep.search import combine
 from quantkit.benchmark.sweep.space import Setting, find_settings
-from quantkit.benchmark.sweep.state import SweepState, SettingTrial
+from quantkit.benchmark.sweep.state import SettingTrial, SweepState
 from quantkit.errors import InputError, UsageError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape

@@ -19,7 +19,7 @@ from quantkit.benchmark.report import Failure
 from quantkit.benchmark.rounds import SamplingOptions, measure
 from quantkit.benchmark.speedup import Speedup
 from quantkit.benchmark.sweep.space import Setting
-from quantkit.benchmark.sweep.state import SweepState, SettingTrial
+from quantkit.benchmark.sweep.state import SettingTrial, SweepState
 from quantkit.progress import OnProgress, Progress
 
 # Settings of a group next to the default: all are in memory at once.

@@ -107,7 +107,8 @@ def _sweep_model(
     search = Search(candidate, converted, key, state, start, budget, seed, measurement.summary.median, on_progress)
     ranked = search.run(settings)
     name = candidate.label if folder in candidate.path.parents else str(candidate.path)
-    best, rejected = BestSettings(candidate.label, name, candidate), None
+    best = BestSettings(candidate.label, name, candidate)
+    rejected: tuple[str, Speedup | None] | None = None
     seconds = [measurement.summary.median] * 2
     if ranked:
         winner = ranked[0]
