@@ -30,7 +30,19 @@ EXAMPLES = (
 # Flags that are keyword arguments of `quantize` with the same name and value.
 SAME_NAMES = (
     *("calibration", "target", "scheme", "ranges", "plan", "weights_only", "uint8_input", "observer", "reduce_range"),
-    *("limit", "held_out", "labels", "recipe", "runtime", "runs", "max_drop", "fallback", "time_budget"),
+    *(
+        "limit",
+        "held_out",
+        "labels",
+        "recipe",
+        "runtime",
+        "runs",
+        "finetune",
+        "seed",
+        "max_drop",
+        "fallback",
+        "time_budget",
+    ),
     *("inputs", "outputs", "signature", "tags", "checkpoint", "input_shapes", "random_weights", "offline"),
     *("output", "save_plan", "save_ranges"),
 )
@@ -121,6 +133,15 @@ def _add_data(parser: ArgumentParser) -> None:
 
 
 def _add_search(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--finetune",
+        metavar="STEPS|TIME|layerwise",
+        help="train weights and ranges on the calibration images, for example 300 steps or 10m; layerwise fits each "
+        "layer by itself; requires TensorFlow",
+    )
+    parser.add_argument(
+        "--seed", type=parse_natural, default=0, help="seed of the order of the training images (default: 0)"
+    )
     parser.add_argument(
         "--max-drop",
         type=parse_fraction,

@@ -18,6 +18,7 @@ from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.formats.sizes import format_size
 from quantkit.quantization.census import FLOAT, INT8, Census
 from quantkit.quantization.fallback import Fallback
+from quantkit.quantization.finetuning.report import FineTuning
 from quantkit.quantization.ranges import UNKNOWN, Provenance
 from quantkit.quantization.scheme import Scheme
 from quantkit.runtimes.session import RuntimeVersion
@@ -179,6 +180,7 @@ class QuantizationReport:
         max_drop: requested limit of the drop.
         next_step: recommendation; None if the model is faster and accurate.
         preprocessing: preprocessing of the calibration images, `ARRAYS_UNCHANGED`, or `UNKNOWN`.
+        fine_tuning: course and effect of ``finetune``; None without it.
     """
 
     model: str
@@ -198,6 +200,7 @@ class QuantizationReport:
     max_drop: float | None = None
     next_step: NextStep | None = None
     preprocessing: Preprocessing | str = UNKNOWN
+    fine_tuning: FineTuning | None = None
 
     @property
     def target(self) -> str:
@@ -269,6 +272,7 @@ class QuantizationReport:
             "doubts": list(accuracy.doubts),
             **latency.to_json(),
             "threads": self.threads,
+            "fine_tuning": None if self.fine_tuning is None else self.fine_tuning.to_json(),
             "fallback": None
             if self.fallback is None
             else {**self.fallback.to_json(), "precision": self.fallback_precision},

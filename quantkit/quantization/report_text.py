@@ -29,6 +29,8 @@ def report_lines(report: QuantizationReport) -> Iterator[str]:
         yield from _precision_lines(report)
     yield from _fallback_lines(report)
     yield from _warning_lines(report)
+    if report.fine_tuning is not None:
+        yield from report.fine_tuning.lines()
     if report.fallback is not None:
         yield from _search_lines(report, report.fallback)
     if isinstance(report.preprocessing, Preprocessing):

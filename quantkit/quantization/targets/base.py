@@ -11,9 +11,11 @@ from quantkit import formats
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, Shape
+from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme, parse_field
+from quantkit.quantization.spec import Spec
 from quantkit.quantization.weights import store_weights
 from quantkit.runtimes.session import SessionOptions
 
@@ -52,6 +54,7 @@ class Target(ABC):
         thread_advice: thread settings to use; ``{cores}`` stands for the number of cores,
             ``{runtimes}`` for the titles of `runtimes`.
         weights_only_arithmetic: arithmetic of a model whose weights alone are quantized.
+        bias_spec: number format of biases; None for the int32 sums of the products.
         slow_reason: cause of a latency above that of float; empty if the model can be faster.
         faster_target: name of a target that is faster on the same runtime, or empty.
     """
@@ -76,6 +79,7 @@ class Target(ABC):
     runs_bfloat16: bool = False
     thread_advice: str = "keep the default thread settings of {runtimes}"
     weights_only_arithmetic: str = "all arithmetic is in float"
+    bias_spec: Spec | None = None
     slow_reason: str = ""
     faster_target: str = ""
 
@@ -159,6 +163,28 @@ class Target(ABC):
         Raises:
             UnavailableError: a package is not installed; the hint is the command that installs it.
         """
+
+    def edge_parameters(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, QuantizationParameters]:
+        """Return the quantization parameters of each edge that `convert` quantizes.
+
+        Args:
+            graph: float graph.
+            plan: plan of ``graph``.
+            ranges: ranges of every edge of the plan, shared within its groups.
+        """
+        return {edge: QuantizationParameters.of_range(spec, ranges[edge]) for edge, spec in plan.activations.items()}
+
+    def range_edge(self, plan: Plan, edge: Edge) -> Edge:
+        """Return the edge whose range determines the quantization parameters of an edge of the plan."""
+        return edge
+
+    def quantizes_all_consumers(self, graph: Graph) -> bool:
+        """Return True if float consumers of an edge with a float producer also take the quantized values.
+
+        Args:
+            graph: float graph.
+        """
+        return False
 
     def missing_kernel(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
         """Return the reason why no int8 kernel computes a node.

@@ -103,11 +103,16 @@ def _dynamic_edge(quantized: Graph, node: Node) -> Edge | None:
     return None
 
 
+def _range_edge(plan: Plan, edge: Edge) -> Edge:
+    """Return the output of the activation that clamps an edge, else the edge: clamped values need no range."""
+    pattern = plan.pattern_of.get(edge.node)
+    is_clamped = pattern is not None and pattern.activation and edge.node in pattern.nodes[-2:]
+    return pattern.output if pattern is not None and is_clamped else edge
+
+
 def _limits(graph: Graph, plan: Plan, ranges: Ranges, edge: Edge) -> Range | None:
     """Return the range of an edge, moved so that 0 is represented exactly; None if it is unknown."""
-    pattern = plan.pattern_of.get(edge.node)
-    if pattern is not None and pattern.activation and edge in (Edge(name) for name in pattern.nodes[-2:]):
-        edge = pattern.output  # values that the activation clamps need no range
+    edge = _range_edge(plan, edge)
     value = graph.constant_of(edge)
     limits = ranges.get(edge) if value is None else Range(float(value.array.min()), float(value.array.max()))
     if limits is None or not np.isfinite(limits).all():
@@ -140,12 +145,20 @@ class EightbitTarget(Target):
     can_split_patterns = True
     # The classic ops have no dilations: flatten_atrous_conv would keep such layers in float.
     layer_recipe = "flatten_products simplify_arithmetic"
+    bias_spec = AFFINE
     thread_advice = "thread settings have little effect: each op runs on one thread"
     slow_reason = "the classic ops have only reference kernels on x86"
     faster_target = "tensorflow"
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         return convert(graph, plan, ranges)
+
+    def edge_parameters(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, QuantizationParameters]:
+        limits = {edge: _limits(graph, plan, ranges, edge) for edge in plan.activations}
+        return {edge: QuantizationParameters.of_range(AFFINE, value) for edge, value in limits.items() if value}
+
+    def range_edge(self, plan: Plan, edge: Edge) -> Edge:
+        return _range_edge(plan, edge)
 
     def store_weights(self, graph: Graph, plan: Plan) -> Graph:
         return replace_constants(graph, {name: _stored_constant(graph[name]) for name in plan.weights})

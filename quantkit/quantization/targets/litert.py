@@ -31,6 +31,7 @@ from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.kernels.windows import Windows
 from quantkit.ops.semantics import FUSED_ACTIVATION_OPS
 from quantkit.ops.shape_inference import infer_shapes
+from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
@@ -210,6 +211,15 @@ class LiteRTTarget(Target):
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         return convert(graph, plan, ranges)
+
+    def edge_parameters(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, QuantizationParameters]:
+        averages = {node.name: nodes for node, nodes in _replace_averages(graph, plan)}
+        limits = _limits_of(graph, plan, ranges, _clamped_averages(graph, averages))
+        spec = self.defaults["activations"]
+        return {edge: QuantizationParameters.of_range(spec, range_) for edge, range_ in limits.items()}
+
+    def quantizes_all_consumers(self, graph: Graph) -> bool:
+        return True
 
     def store_weights(self, graph: Graph, plan: Plan) -> Graph:
         """Return the float graph: the converter stores its weights in `write`."""

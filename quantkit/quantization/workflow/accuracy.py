@@ -1,13 +1,18 @@
 """Accuracy of a quantized file: its outputs compared with those of the float model."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
+from quantkit.formats.temporary import temporary_folder
 from quantkit.model import load
+from quantkit.quantization.fallback import Loss
 from quantkit.quantization.report import AccuracyReport
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.runtimes import open_session
+from quantkit.runtimes.session import Session
 
 
 def measure_accuracy(file: Path, conversion: Conversion, reference: FloatReference) -> AccuracyReport:
@@ -33,6 +38,36 @@ def measure_accuracy(file: Path, conversion: Conversion, reference: FloatReferen
         except (UnavailableError, GraphError, InputError) as error:
             failures.append(error)
     raise failures[0]
+
+
+def measure_loss(conversion: Conversion, reference: FloatReference) -> Loss:
+    """Write the quantized model to a temporary file; return its loss.
+
+    Raises:
+        UnavailableError, GraphError, InputError: no runtime can run the model.
+    """
+    with temporary_folder() as folder:
+        file = folder / f"trial{conversion.target.suffixes[0]}"
+        conversion.write(file)
+        metrics = measure_accuracy(file, conversion, reference).metrics
+    assert metrics is not None, "a measured accuracy has metrics"
+    return reference.loss(metrics)
+
+
+@contextmanager
+def open_conversion(conversion: Conversion) -> Iterator[Session]:
+    """Open a quantized model in its fastest installed runtime.
+
+    Raises:
+        UnavailableError, GraphError, InputError: the runtime cannot run the model.
+    """
+    with temporary_folder() as folder:
+        file = folder / f"trial{conversion.target.suffixes[0]}"
+        conversion.write(file)
+        graph = conversion.graph
+        model = file if conversion.target.keeps_endpoints else load(file, graph.inputs, graph.outputs).graph
+        with open_session(model, conversion.runtimes[0], conversion.session_options) as session:
+            yield session
 
 
 def try_measure_accuracy(file: Path, conversion: Conversion, reference: FloatReference) -> AccuracyReport:

@@ -6,9 +6,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from quantkit.errors import CheckError
-from quantkit.formats.temporary import temporary_folder
 from quantkit.quantization.fallback import Fallback, Loss, search
-from quantkit.quantization.workflow.accuracy import measure_accuracy
+from quantkit.quantization.workflow.accuracy import measure_loss
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.doubts import barely_vary
 from quantkit.quantization.workflow.float_reference import FloatReference
@@ -30,16 +29,9 @@ def search_fallbacks(conversion: Conversion, reference: FloatReference, options:
     _require_outputs(conversion, reference, max_drop)
     _announce_metric(reference, options)
     state = None if options.output is None else _state_file(conversion, reference, options.output)
-    suffix = conversion.target.suffixes[0]
 
     def measure(layers: frozenset[str]) -> Loss:
-        trial = conversion.exclude(layers)
-        with temporary_folder() as folder:
-            file = folder / f"trial{suffix}"
-            trial.write(file)
-            metrics = measure_accuracy(file, trial, reference).metrics
-            assert metrics is not None, "a measured accuracy has metrics"
-            return reference.loss(metrics)
+        return measure_loss(conversion.exclude(layers), reference)
 
     if state is not None and state.exists():
         options.on_message(f"resuming from the search state in {state}")

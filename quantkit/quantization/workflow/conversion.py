@@ -29,6 +29,7 @@ class Conversion:
         ranges: range of every edge that the plan quantizes.
         fallback_precision: precision of the fallback layers, ``float`` or ``bfloat16``.
         fallback_layers: layers that the accuracy search excludes from quantization.
+        float_graph: float graph before a fine-tuning, with the constants of layers that stay float; None without one.
     """
 
     graph: Graph
@@ -36,6 +37,7 @@ class Conversion:
     ranges: Ranges
     fallback_precision: str = FLOAT
     fallback_layers: frozenset[str] = frozenset()
+    float_graph: Graph | None = None
 
     @property
     def target(self) -> Target:
@@ -71,12 +73,28 @@ class Conversion:
             reasons: reason of each layer, in addition to the layers of the scheme.
         """
         scheme = self.plan.scheme
-        plan = annotate(self.graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(reasons))))
+        graph = self._restore(reasons)
+        plan = annotate(graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(reasons))))
         stated = {name: self.plan.float_fallbacks.get(name) for name in scheme.keep_float}
         fallbacks = {
             name: reasons.get(name) or stated.get(name) or reason for name, reason in plan.float_fallbacks.items()
         }
-        return replace(self, plan=replace(plan, float_fallbacks=fallbacks))
+        return replace(self, graph=graph, plan=replace(plan, float_fallbacks=fallbacks))
+
+    def _restore(self, layers: Mapping[str, str]) -> Graph:
+        """Return the graph with the weights and biases that layers have before a fine-tuning."""
+        if self.float_graph is None:
+            return self.graph
+        nodes = dict(self.graph.nodes)
+        for layer in layers.keys() & self.plan.pattern_of.keys():
+            pattern = self.plan.pattern_of[layer]
+            for name in (pattern.layer, pattern.bias):
+                node = self.float_graph.nodes.get(name)
+                if node is not None:
+                    sources = (self.float_graph[edge.node] for edge in node.inputs if edge.node in self.float_graph)
+                    nodes[name] = node
+                    nodes.update({source.name: source for source in sources if source.is_constant})
+        return self.graph.with_nodes(nodes.values())
 
     @cached_property
     def quantized(self) -> Graph:

@@ -8,9 +8,10 @@ from typing import Any
 
 from quantkit import formats
 from quantkit.data import PreprocessingOptions
-from quantkit.errors import UsageError
+from quantkit.errors import UnavailableError, UsageError
 from quantkit.model import Model
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
+from quantkit.quantization.finetuning.training import Budget
 from quantkit.quantization.observers import create_observer
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
@@ -18,6 +19,7 @@ from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import Target, find_target, targets
 from quantkit.quantization.targets.base import BFLOAT16, FLOAT
 from quantkit.runtimes import AUTO, find_runtime
+from quantkit.runtimes.tensorflow_library import available as tensorflow_available
 
 PathLike = str | os.PathLike[str]
 
@@ -54,6 +56,8 @@ class Options:
     preprocessing: PreprocessingOptions = field(default_factory=PreprocessingOptions)
     runtime: str = AUTO
     runs: int | None = None
+    finetune: int | str | None = None
+    seed: int = 0
     max_drop: float | None = None
     fallback: str = FLOAT
     time_budget: float = TIME_BUDGET
@@ -86,6 +90,8 @@ def check_options(source: Any, options: Options, scheme: Scheme) -> None:
         find_runtime(options.runtime)
     _check_data(options, scheme)
     _check_fallback(options, target)
+    if options.finetune is not None:
+        _check_finetuning(options, scheme)
 
 
 def check_output(target: Target, output: Path) -> None:
@@ -169,4 +175,23 @@ def _check_fallback(options: Options, target: Target) -> None:
         raise UsageError(
             f"--fallback {options.fallback} requires --target {' or '.join(others)}",
             hint=f"runtimes of {target.name} files choose it at load time: quantkit benchmark --precision bfloat16",
+        )
+
+
+def _check_finetuning(options: Options, scheme: Scheme) -> None:
+    """Check that a fine-tuning has data and TensorFlow, and quantizes activations.
+
+    Raises:
+        UsageError: the length is not valid, there is no calibration dataset, or only weights are quantized.
+        UnavailableError: TensorFlow is not installed.
+    """
+    assert options.finetune is not None, "the caller checks it"
+    Budget.parse(options.finetune)
+    if scheme.weights_only:
+        raise UsageError("--finetune has no effect with --weights-only, which computes in float", hint="omit one")
+    if options.calibration is None:
+        raise UsageError("--finetune trains on the calibration dataset", hint="give calibration (--calibration DATA)")
+    if not tensorflow_available().ok:
+        raise UnavailableError(
+            "--finetune needs TensorFlow, which is not installed", hint="pip install 'quantkit[training]'"
         )

@@ -41,6 +41,7 @@ from quantkit.quantization.workflow.accuracy_search import search_fallbacks
 from quantkit.quantization.workflow.calibration_run import compute_ranges, compute_reference, find_datasets
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.doubts import find_doubts
+from quantkit.quantization.workflow.fine_tuning import fine_tune
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.host import count_cores
 from quantkit.quantization.workflow.latency import measure_latency
@@ -90,6 +91,8 @@ def quantize(
     input_std: float | Sequence[float] | None = None,
     runtime: str = AUTO,
     runs: int | None = None,
+    finetune: int | str | None = None,
+    seed: int = 0,
     max_drop: float | None = None,
     fallback: str = FLOAT,
     time_budget: float | str = TIME_BUDGET,
@@ -127,6 +130,10 @@ def quantize(
             available for the float model, and a form for all runtimes of the target.
         runs: samples of the latency of each model; 0 to skip the latency (default: until the comparison is clear,
             about a minute at most).
+        finetune: train weights and ranges against the float model's outputs on the calibration samples: a number of
+            steps, a time such as ``10m``, or ``layerwise`` for a fit of each layer by itself. Needs TensorFlow. The
+            calibrated model is kept if it is better.
+        seed: seed of the order of the training samples.
         max_drop: keep layers in float until the drop is at most this fraction: the drop of top-1 if samples have
             labels, else of the agreement with the float model.
         fallback: precision of these layers, ``float`` or, for the tensorflow target, ``bfloat16``.
@@ -146,7 +153,7 @@ def quantize(
         CheckError: this host computes the quantized model incorrectly.
     """
     require_positive(limit=limit)
-    require_natural(**without_none(runs=runs, input_width=input_width, input_height=input_height))
+    require_natural(seed=seed, **without_none(runs=runs, input_width=input_width, input_height=input_height))
     require_fraction(**without_none(max_drop=max_drop))
     require_numbers(**without_none(input_mean=input_mean))
     require_divisors(**without_none(input_std=input_std))
@@ -196,6 +203,8 @@ def quantize(
         preprocessing=PreprocessingOptions(input_height, input_width, as_numbers(input_mean), as_numbers(input_std)),
         runtime=runtime,
         runs=runs,
+        finetune=finetune,
+        seed=seed,
         max_drop=max_drop,
         fallback=fallback,
         time_budget=parse_duration(time_budget, "time_budget"),
@@ -241,12 +250,16 @@ def _run(source: Any, options: Options) -> QuantizationResult:
         # A stream may have no samples after those of the calibration.
         is_needed = len(held_out_reference) > 0 or options.held_out is not None
         reference = held_out_reference if is_needed else reference
+    fine_tuning = None
+    if options.finetune is not None and data is not None:
+        conversion, fine_tuning = fine_tune(model, conversion, data, reference, options)
     fallback = None
     if options.max_drop is not None:
         fallback = search_fallbacks(conversion, reference, options, options.max_drop)
         conversion = conversion.exclude(fallback.keep_float)
         save_plan(options, graph, conversion.plan)
-    return QuantizationResult(model, conversion, _write_and_measure(model, conversion, reference, fallback, options))
+    report = _write_and_measure(model, conversion, reference, fallback, options)
+    return QuantizationResult(model, conversion, replace(report, fine_tuning=fine_tuning))
 
 
 def _write_and_measure(

@@ -1,9 +1,11 @@
 """Target "onnx": ONNX models with QuantizeLinear and DequantizeLinear pairs."""
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from quantkit.convert.onnx_opsets import raise_opset
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import Edge, Graph
+from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.targets.base import Target
@@ -34,6 +36,14 @@ class OnnxTarget(Target):
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         convert = native.convert if graph.dialect == self.dialect else from_tensorflow.convert
         return separate_products(concatenate_integers(convert(graph, plan, ranges)))
+
+    def edge_parameters(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, QuantizationParameters]:
+        if graph.dialect == self.dialect:
+            return native.edge_parameters(graph, plan, ranges)
+        return from_tensorflow.edge_parameters(graph, plan, ranges)
+
+    def quantizes_all_consumers(self, graph: Graph) -> bool:
+        return graph.dialect != self.dialect
 
     def store_weights(self, graph: Graph, plan: Plan) -> Graph:
         if graph.dialect == self.dialect:

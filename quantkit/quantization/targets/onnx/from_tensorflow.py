@@ -55,6 +55,19 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges, *, quantized_inputs: bool 
     return _Quantization(graph, plan, ranges, translate(graph), quantized_inputs).graph()
 
 
+def edge_parameters(graph: Graph, plan: Plan, ranges: Ranges) -> dict[Edge, QuantizationParameters]:
+    """Return the quantization parameters of each edge of a plan that is quantized."""
+    averages = _clamped_averages(graph, plan)
+    limits = _limits_of(graph, plan, ranges, averages)
+    return {edge: _parameters_of(graph, plan, edge, limits[edge]) for edge in plan.activations if edge not in averages}
+
+
+def _parameters_of(graph: Graph, plan: Plan, edge: Edge, limits: Range) -> QuantizationParameters:
+    if _casts_uint8(graph[edge.node]) and plan.group_of(edge) == {edge}:
+        return QuantizationParameters(UINT8, np.float32(1), np.int32(0))  # type: ignore[arg-type]
+    return QuantizationParameters.of_range(plan.activations[edge], limits)
+
+
 @dataclass
 class _Quantization:
     """State of one conversion.
@@ -79,19 +92,8 @@ class _Quantization:
     weights: dict[tuple[str, str, bytes], Edge] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        averages = _clamped_averages(self.source, self.plan)
-        limits = _limits_of(self.source, self.plan, self.ranges, averages)
-        self.parameters = {
-            edge: self._parameters_of(edge, spec, limits[edge])
-            for edge, spec in self.plan.activations.items()
-            if edge not in averages
-        }
+        self.parameters = edge_parameters(self.source, self.plan, self.ranges)
         self.nodes = dict(self.translation.graph.nodes)
-
-    def _parameters_of(self, edge: Edge, spec: Spec, limits: Range) -> QuantizationParameters:
-        if _casts_uint8(self.source[edge.node]) and self.plan.group_of(edge) == {edge}:
-            return QuantizationParameters(UINT8, np.float32(1), np.int32(0))  # type: ignore[arg-type]
-        return QuantizationParameters.of_range(spec, limits)
 
     def graph(self) -> Graph:
         for pattern in self.plan.patterns:

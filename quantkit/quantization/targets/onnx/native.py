@@ -52,6 +52,11 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
     return _NativeQuantization(graph, plan, ranges).graph()
 
 
+def edge_parameters(graph: Graph, plan: Plan, ranges: Ranges) -> dict[Edge, QuantizationParameters]:
+    """Return the quantization parameters of each edge of a plan."""
+    return _NativeQuantization(graph, plan, ranges).parameters
+
+
 class _NativeQuantization:
     """State of one conversion.
 

@@ -17,6 +17,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, Shape
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.ops.tensorflow.frames import without_back_edges
+from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.spec import SIGNED, UNSIGNED
@@ -24,6 +25,7 @@ from quantkit.quantization.targets.base import BFLOAT16, FLOAT, Target, count_co
 from quantkit.quantization.targets.tensorflow.check import check_on_this_host, require_onednn
 from quantkit.quantization.targets.tensorflow.fused_patterns import add_pattern
 from quantkit.quantization.targets.tensorflow.graph_builder import GraphBuilder
+from quantkit.quantization.targets.tensorflow.parameters import edge_parameters
 from quantkit.quantization.targets.tensorflow.pass_through import add_pass_through
 from quantkit.quantization.targets.tensorflow.streams import schedule_for_two_threads
 from quantkit.runtimes.session import SessionOptions
@@ -101,6 +103,11 @@ class TensorFlowTarget(Target):
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         return convert(graph, plan, ranges)
+
+    def edge_parameters(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, QuantizationParameters]:
+        """Return the parameters of each quantized edge; the kernels add a residual to sums of 32 bits."""
+        sums = {pattern.inner for pattern in plan.patterns if pattern.inner is not None}
+        return {edge: value for edge, value in edge_parameters(graph, plan, ranges).items() if edge not in sums}
 
     def check_installation(self, *, weights_only: bool) -> None:
         if not weights_only:

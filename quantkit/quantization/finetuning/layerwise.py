@@ -1,0 +1,349 @@
+"""Layer-wise fine-tuning: the weights are rounded such that each layer computes its float output from quantized inputs.
+
+With X the inputs of a layer in the float model, Q those in the quantized model and W the weights, this minimizes
+
+    |X W - Q V|^2,  the sum over samples        V: quantized weights
+
+1. Least squares without rounding: V = (Q'Q)^-1 Q'X W.
+2. Rounding row by row: the error of each row is compensated in the rows that are not rounded yet
+   (GPTQ, Frantar et al., 2023). The scale of each channel is searched before.
+3. The bias takes the difference of the means.
+
+No gradients are needed. Memory holds the matrices Q'Q and Q'X of the layers of one pass.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import Array, Tensor
+from quantkit.progress import OnProgress, Progress, ignore_progress
+from quantkit.quantization.finetuning.engine import Engine
+from quantkit.quantization.finetuning.simulation import Simulation, Trainable
+from quantkit.quantization.finetuning.training import Trained, Training
+from quantkit.quantization.finetuning.variables import Variables
+from quantkit.quantization.parameters import QuantizationParameters
+from quantkit.quantization.spec import Spec
+
+Doubles = npt.NDArray[np.float64]
+# Memory of the matrices of one pass in bytes, and the largest number of passes that smaller passes may cause.
+PASS_BYTES, NUM_PASSES = 512 << 20, 16
+# Rows of the input matrix that one batch contributes to a layer.
+ROWS = 4096
+# Regularization of the least squares, as a fraction of the mean diagonal element.
+DAMPING = 0.01
+# Limits that the scale search tries, as fractions of the largest weight.
+FRACTIONS = np.linspace(1.0, 0.5, 26)
+# Repetitions of the rounding with the scale that the largest rounded weight implies.
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Layer of the simulation with trained weights.
+
+    Attributes:
+        node: layer of the TensorFlow graph.
+        trainable: its weights.
+        bias: name of its bias in the float graph; empty without a bias of its own.
+    """
+
+    node: Node
+    trainable: Trainable
+    bias: str
+
+    @property
+    def is_depthwise(self) -> bool:
+        return self.node.op == "DepthwiseConv2dNative"
+
+    def matrices(self, weights: Array) -> Doubles:
+        """Return weights in TensorFlow's layout as matrices (g, d, c), one for each group of input channels."""
+        if self.node.op == "MatMul":
+            matrix = weights.T if self.node.attrs.get("transpose_b") else weights
+            return np.asarray(matrix, np.float64)[None]
+        height, width, channels, last = weights.shape
+        if self.is_depthwise:
+            return np.asarray(weights, np.float64).reshape(height * width, channels, last).transpose(1, 0, 2)
+        return np.asarray(weights, np.float64).reshape(1, height * width * channels, last)
+
+    def weights(self, matrices: Doubles, shape: tuple[int, ...]) -> Array:
+        """Return the weights of matrices; the inverse of `matrices`."""
+        if self.node.op == "MatMul":
+            return matrices[0].T if self.node.attrs.get("transpose_b") else matrices[0]
+        return (matrices.transpose(1, 0, 2) if self.is_depthwise else matrices).reshape(shape)
+
+    def rows(self, tf: Any, inputs: Array, shape: tuple[int, ...], positions: Array | None) -> tuple[Array, Array]:
+        """Return the rows (g, r, d) of the input matrices of a run, and their positions.
+
+        Args:
+            tf: TensorFlow.
+            inputs: input tensor of the layer.
+            shape: shape of the weights.
+            positions: rows to return; if None at most `ROWS` of them, evenly distributed.
+        """
+        if self.node.op == "MatMul":
+            rows = inputs[:, None]
+        else:
+            rows = _patches(tf, self.node, inputs, shape).reshape(-1, shape[0] * shape[1], shape[2])
+        if positions is None:
+            positions = np.unique(np.linspace(0, len(rows) - 1, min(ROWS, len(rows))).astype(np.int64))
+        rows = rows[positions]
+        if self.is_depthwise:
+            return rows.transpose(2, 0, 1), positions
+        return rows.reshape(1, len(rows), -1), positions
+
+
+def _patches(tf: Any, node: Node, images: Array, shape: tuple[int, ...]) -> Array:
+    attrs: Mapping[str, Any] = node.attrs
+    padding = attrs["padding"].decode()
+    if padding == "EXPLICIT":
+        images = np.pad(images, np.reshape(attrs["explicit_paddings"], (4, 2)).tolist())
+        padding = "VALID"
+    patches: Array = tf.image.extract_patches(
+        images,
+        [1, shape[0], shape[1], 1],
+        list(attrs["strides"]),
+        list(attrs.get("dilations", (1, 1, 1, 1))),
+        padding,
+    ).numpy()
+    return patches
+
+
+@dataclass
+class _Moments:
+    """Sums over the rows of the input matrices of a layer.
+
+    Attributes:
+        products, crossed: Q'Q and Q'X, (g, d, d).
+        quantized_sum, float_sum: sums of the rows of Q and X, (g, d).
+        count: number of rows.
+    """
+
+    products: Doubles
+    crossed: Doubles
+    quantized_sum: Doubles
+    float_sum: Doubles
+    count: int = 0
+
+    @classmethod
+    def of(cls, groups: int, depth: int) -> "_Moments":
+        products, sums = (groups, depth, depth), (groups, depth)
+        return cls(np.zeros(products), np.zeros(products), np.zeros(sums), np.zeros(sums))
+
+    def add(self, quantized: Array, floats: Array) -> None:
+        """Add rows, (g, r, d) each."""
+        transposed = quantized.astype(np.float64).transpose(0, 2, 1)
+        self.products += transposed @ quantized
+        self.crossed += transposed @ floats
+        self.quantized_sum += quantized.sum(1)
+        self.float_sum += floats.sum(1)
+        self.count += quantized.shape[1]
+
+
+def tune_layers(
+    training: Training,
+    float_simulation: Simulation,
+    biases: Mapping[str, Array],
+    on_progress: OnProgress = ignore_progress,
+) -> Trained:
+    """Round the weights of each layer for its float output, in the order of the graph.
+
+    Args:
+        training: samples and evaluation; its engine has the calibrated simulation.
+        float_simulation: simulation of the same plan whose biases are those of the float model.
+        biases: values of each trained bias in the float model.
+        on_progress: callback for the finished layers.
+    """
+    engine = training.engine
+    before = training.evaluate(engine.variables.zeros())
+    layers = _find_layers(engine.simulation)
+    simulation, done = engine.simulation, 0
+    for group in _passes(layers, simulation):
+        moments = _observe(engine.tf, simulation, float_simulation, group, training)
+        tensors: dict[str, Tensor] = {}
+        for layer in group:
+            tensors.update(_tune_layer(simulation, layer, moments[layer.node.name], biases))
+            done += 1
+            on_progress(Progress("fine-tuning", done, len(layers), layer.trainable.layers[0]))
+        simulation = _with_values(simulation, tensors)
+    tuned = Engine(simulation, Variables.of(simulation), engine.objective)
+    after = replace(training, engine=tuned).evaluate(tuned.variables.zeros())
+    return Trained(tuned, tuned.variables.zeros(), before, after, done)
+
+
+def _find_layers(simulation: Simulation) -> list[_Layer]:
+    """Return the layers with weights of their own, in execution order."""
+    graph = simulation.graph
+    biases = {trainable.step[0]: trainable.name for trainable in simulation.trainables if trainable.step is not None}
+    layers = []
+    for trainable in simulation.trainables:
+        uses = simulation.uses[trainable.name]
+        consumers = [use.node for use in graph.node_uses.get(uses[0].node, ())]
+        if len(uses) == len(consumers) == 1 and trainable.spec is not None and _is_supported(graph, consumers[0]):
+            layers.append(_Layer(consumers[0], trainable, biases.get(trainable.name, "")))
+    position = {name: number for number, name in enumerate(graph.order)}
+    return sorted(layers, key=lambda layer: position[layer.node.name])
+
+
+def _is_supported(graph: Graph, node: Node) -> bool:
+    if node.op == "MatMul":
+        return not node.attrs.get("transpose_a")
+    return node.op in ("Conv2D", "DepthwiseConv2dNative") and node.attrs.get("data_format", b"NHWC") == b"NHWC"
+
+
+def _weights_of(simulation: Simulation, layer: _Layer) -> Array:
+    """Return the weights of a layer in TensorFlow's layout."""
+    values = simulation.source[layer.trainable.name].value.array
+    positions = simulation.uses[layer.trainable.name][0].positions
+    return values if positions is None else values.reshape(-1)[positions]
+
+
+def _passes(layers: Sequence[_Layer], simulation: Simulation) -> Iterator[list[_Layer]]:
+    """Yield groups of layers whose inputs are observed together."""
+    group: list[_Layer] = []
+    size = 0
+    for layer in layers:
+        groups, depth, _ = layer.matrices(_weights_of(simulation, layer)).shape
+        num_bytes = 2 * groups * depth * depth * 8
+        if group and (size + num_bytes > PASS_BYTES or len(group) >= ceil(len(layers) / NUM_PASSES)):
+            yield group
+            group, size = [], 0
+        group.append(layer)
+        size += num_bytes
+    if group:
+        yield group
+
+
+def _observe(
+    tf: Any, simulation: Simulation, float_simulation: Simulation, layers: Sequence[_Layer], training: Training
+) -> dict[str, _Moments]:
+    """Return the moments of the inputs of some layers over the training samples."""
+    edges = list(dict.fromkeys(layer.node.inputs[0] for layer in layers))
+    quantized = _engine_of(simulation, edges, training)
+    floats = _engine_of(float_simulation, edges, training)
+    values = quantized.variables.zeros()
+    shapes = {layer.node.name: _weights_of(simulation, layer).shape for layer in layers}
+    moments: dict[str, _Moments] = {}
+    for runs in training.micro_batches(training.training_runs):
+        feeds, _, _ = training.store.read(runs)
+        inputs = dict(zip(edges, quantized.outputs(values, feeds), strict=True))
+        float_inputs = dict(zip(edges, floats.float_outputs(feeds), strict=True))
+        for layer in layers:
+            edge, name = layer.node.inputs[0], layer.node.name
+            if not _is_whole(layer, inputs[edge], shapes[name]):
+                continue
+            rows, positions = layer.rows(tf, inputs[edge], shapes[name], None)
+            float_rows, _ = layer.rows(tf, float_inputs[edge], shapes[name], positions)
+            moments.setdefault(name, _Moments.of(rows.shape[0], rows.shape[2])).add(rows, float_rows)
+    return moments
+
+
+def _is_whole(layer: _Layer, inputs: Array, shape: tuple[int, ...]) -> bool:
+    """Return whether a layer uses all input channels for each output: a grouped convolution does not."""
+    return inputs.ndim == 2 if layer.node.op == "MatMul" else inputs.shape[-1] == shape[2]
+
+
+def _engine_of(simulation: Simulation, edges: Sequence[Edge], training: Training) -> Engine:
+    observed = replace(simulation, graph=simulation.graph.with_endpoints(None, edges))
+    return Engine(observed, Variables.of(observed), training.engine.objective)
+
+
+def _with_values(simulation: Simulation, tensors: Mapping[str, Tensor]) -> Simulation:
+    source = simulation.source
+    nodes = (node.with_attrs(value=tensors[name]) if name in tensors else node for name, node in source.nodes.items())
+    return replace(simulation, source=source.with_nodes(nodes))
+
+
+def _tune_layer(
+    simulation: Simulation, layer: _Layer, moments: _Moments | None, biases: Mapping[str, Array]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tuned weights and bias of a layer by name; nothing without moments."""
+    spec = layer.trainable.spec
+    if moments is None or spec is None:
+        return
+    weights = _weights_of(simulation, layer)
+    matrices = layer.matrices(weights)
+    damping = DAMPING * np.trace(moments.products, axis1=1, axis2=2) / matrices.shape[1]
+    identity = np.eye(matrices.shape[1])
+    damped = moments.products + (damping[:, None, None] + 1e-12) * identity
+    wanted = np.linalg.solve(damped, (moments.crossed + damping[:, None, None] * identity) @ matrices)
+    rounded = _round_matrices(wanted, damped, spec)
+    tuned = layer.weights(rounded, weights.shape).astype(np.float32)
+    source = simulation.source[layer.trainable.name].value
+    positions = simulation.uses[layer.trainable.name][0].positions
+    values = tuned
+    if positions is not None:
+        values = np.empty(source.num_elements, np.float32)
+        values[positions] = tuned
+    yield layer.trainable.name, Tensor.of(values.reshape(source.shape))
+    if layer.bias in biases:
+        means = (
+            np.einsum("gd,gdc->gc", moments.float_sum, matrices)
+            - np.einsum("gd,gdc->gc", moments.quantized_sum, rounded)
+        ) / moments.count
+        bias = biases[layer.bias]
+        if bias.size == means.size:
+            yield layer.bias, Tensor.of((bias + means.reshape(bias.shape)).astype(np.float32))
+
+
+def _round_matrices(wanted: Doubles, products: Doubles, spec: Spec) -> Doubles:
+    """Return matrices of quantized weights; the largest one of each channel gives back the scale."""
+    parameters = _search_scale(wanted, products, spec)
+    inverse_factors = np.linalg.cholesky(np.linalg.inv(products)).transpose(0, 2, 1)
+    for _ in range(ATTEMPTS):
+        rounded = _compensate(wanted, inverse_factors, parameters)
+        implied = _parameters_of(rounded, spec, 1.0)
+        if np.allclose(implied.scale, parameters.scale, rtol=1e-5):
+            break
+        parameters = implied
+    return rounded
+
+
+def _parameters_of(matrices: Doubles, spec: Spec, fraction: float) -> QuantizationParameters:
+    """Return the parameters of a fraction of the weights' range: (g, 1, c) per channel, else (1, 1, 1)."""
+    axes = 1 if spec.axes else None
+    low, high = matrices.min(axes, keepdims=True), matrices.max(axes, keepdims=True)
+    return QuantizationParameters.of_limits(spec, fraction * low, fraction * high)
+
+
+def _search_scale(wanted: Doubles, products: Doubles, spec: Spec) -> QuantizationParameters:
+    """Return the parameters with the smallest error, weighted by the power of the inputs."""
+    power = np.diagonal(products, axis1=1, axis2=2)[:, :, None]
+    axes = 1 if spec.axes else None
+    candidates = [_parameters_of(wanted, spec, fraction) for fraction in FRACTIONS]
+    errors = [
+        (power * (_quantize(wanted, candidate) - wanted) ** 2).sum(axes, keepdims=True) for candidate in candidates
+    ]
+    best = np.argmin(errors, 0)[None]
+    scale, zero = (
+        np.take_along_axis(np.stack([getattr(candidate, name) for candidate in candidates]), best, 0)[0]
+        for name in ("scale", "zero_point")
+    )
+    return QuantizationParameters(spec, scale, zero)
+
+
+def _quantize(values: Doubles, parameters: QuantizationParameters) -> Doubles:
+    levels = np.clip(np.rint(values / parameters.scale) + parameters.zero_point, *parameters.spec.limits)
+    return np.asarray((levels - parameters.zero_point) * np.float64(parameters.scale), np.float64)
+
+
+def _compensate(wanted: Doubles, inverse_factors: Doubles, parameters: QuantizationParameters) -> Doubles:
+    """Round row by row, and move each row's error to the rows after it.
+
+    Args:
+        wanted: matrices (g, d, c).
+        inverse_factors: upper Cholesky factors of the inverse of Q'Q, (g, d, d).
+        parameters: broadcast against rows (g, 1, c).
+    """
+    remaining, rounded = wanted.copy(), np.empty_like(wanted)
+    for row in range(wanted.shape[1]):
+        current = remaining[:, row : row + 1]
+        rounded[:, row : row + 1] = _quantize(current, parameters)
+        error = (current - rounded[:, row : row + 1]) / inverse_factors[:, row, row, None, None]
+        remaining[:, row + 1 :] -= inverse_factors[:, row, row + 1 :, None] * error
+    return rounded

@@ -1,0 +1,329 @@
+"""Training loop: batches, learning rates, early stopping on held-out samples, and the state on disk.
+
+1. A part of the samples is held out: it measures the progress and selects the best variables.
+2. Each step averages the gradients of micro-batches that fit the memory limit, and updates all variables (Adam).
+3. The learning rate rises during the first steps, and then falls with a cosine to 0.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import cos, inf, isfinite, pi
+from pathlib import Path
+from time import monotonic
+from zipfile import BadZipFile
+
+import numpy as np
+
+from quantkit.arguments import parse_duration
+from quantkit.errors import UsageError
+from quantkit.formats.files import write_whole
+from quantkit.ir.tensor import Array
+from quantkit.progress import OnProgress, Progress, ignore_progress
+from quantkit.quantization.finetuning.engine import VALUES, Engine, OutOfMemoryError
+from quantkit.quantization.finetuning.samples import SampleStore
+from quantkit.quantization.finetuning.variables import Floats
+
+LAYERWISE = "layerwise"
+# Samples of one step.
+BATCH = 32
+# Largest change of a variable per step: quantization steps of constants, and the logarithm of a scale.
+CONSTANT_RATE, SCALE_RATE = 0.01, 0.01
+MOMENTUM, SQUARES_MOMENTUM, EPSILON = 0.9, 0.99, 1e-12
+# Fraction of the samples that is held out, and its largest number of samples.
+HELD_OUT, MAX_HELD_OUT = 0.2, 128
+# Number of evaluations of a training, and of evaluations without improvement after which it stops.
+EVALUATIONS, PATIENCE = 15, 5
+# Fraction of the budget with a rising learning rate.
+WARM_UP = 0.05
+SAVE_SECONDS = 30.0
+_COUNTS = ("step", "failures", "evaluations")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Length of a training: a number of steps, or seconds; without both, one pass over the layers."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, value: int | str) -> "Budget":
+        """Return the length of a value of ``--finetune``.
+
+        Raises:
+            UsageError: the value is not a number of steps, a time or ``layerwise``.
+
+        >>> Budget.parse("300"), Budget.parse("10m"), Budget.parse("layerwise").is_layerwise
+        (Budget(steps=300, seconds=None), Budget(steps=None, seconds=600.0), True)
+        """
+        if value == LAYERWISE:
+            return cls()
+        text = str(value)
+        if text.isdecimal() and int(text) > 0:
+            return cls(steps=int(text))
+        if text[-1:] in ("s", "m", "h"):
+            return cls(seconds=parse_duration(text, "finetune"))
+        raise UsageError(
+            f"finetune is {value!r}, and must be a number of steps, a time or {LAYERWISE}",
+            hint="for example 300, 10m or layerwise",
+        )
+
+    @property
+    def is_layerwise(self) -> bool:
+        """True if each layer is fitted by itself, without gradients of the whole graph."""
+        return self.steps is None and self.seconds is None
+
+    def fraction(self, step: int, seconds: float) -> float:
+        """Return the finished fraction after a step."""
+        if self.steps is not None:
+            return min(step / self.steps, 1.0)
+        assert self.seconds is not None, "a budget has steps or seconds"
+        return min(seconds / self.seconds, 1.0)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Distance from the float model on the held-out samples.
+
+    Attributes:
+        loss: loss without labels.
+        agreement: fraction of samples with the same predicted class; None without class scores.
+    """
+
+    loss: float
+    agreement: float | None
+
+    def __str__(self) -> str:
+        agreement = "" if self.agreement is None else f", held-out agreement {100 * self.agreement:.1f} %"
+        return f"loss {self.loss:.4f}{agreement}"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Result of a training.
+
+    Attributes:
+        engine: simulation of ``values``.
+        values: the variables with the smallest held-out loss.
+        before, after: evaluation of the calibrated model and of ``values``.
+        steps: number of steps.
+        stopped: reason for an early end; empty if the budget is used up.
+    """
+
+    engine: Engine
+    values: list[Floats]
+    before: Evaluation
+    after: Evaluation
+    steps: int
+    stopped: str = ""
+
+
+@dataclass
+class _State:
+    """Variables and moments of the optimizer, and the best variables so far."""
+
+    values: list[Floats]
+    means: list[Floats]
+    squares: list[Floats]
+    best: list[Floats]
+    best_loss: float = inf
+    step: int = 0
+    seconds: float = 0.0
+    failures: int = 0
+    evaluations: int = 0
+
+    @classmethod
+    def of(cls, zeros: list[Floats]) -> "_State":
+        first, second, third, fourth = ([array.copy() for array in zeros] for _ in range(4))
+        return cls(first, second, third, fourth)
+
+
+@dataclass
+class Training:
+    """One training of an engine's variables.
+
+    Attributes:
+        engine: loss and gradients.
+        store: samples.
+        budget: length of the training.
+        seed: seed of the order of the samples.
+        micro_batch: largest number of runs computed together.
+        path: file of the state; None disables saving.
+        key: text that identifies graph, plan, samples and options in the file.
+        on_progress: callback for finished steps.
+        clock: function that returns the time in seconds.
+    """
+
+    engine: Engine
+    store: SampleStore
+    budget: Budget
+    seed: int = 0
+    micro_batch: int = BATCH
+    path: Path | None = None
+    key: str = ""
+    on_progress: OnProgress = ignore_progress
+    clock: Callable[[], float] = monotonic
+    _held_out: list[int] = field(init=False)
+    training_runs: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        order = np.random.default_rng(self.seed).permutation(len(self.store)).tolist()
+        samples = sum(self.store.counts)
+        limit, count = min(max(1.0, HELD_OUT * samples), MAX_HELD_OUT), 0
+        held_out: list[int] = []
+        while count < limit and len(held_out) < len(order) - 1:
+            held_out.append(order[len(held_out)])
+            count += self.store.counts[held_out[-1]]
+        # A single run trains and measures.
+        self._held_out = held_out or order
+        self.training_runs = order[len(held_out) :]
+
+    def run(self) -> Trained:
+        """Train until the budget is used up, or the held-out loss stops falling."""
+        state = self._load() or _State.of(self.engine.variables.zeros())
+        before = self.evaluate(self.engine.variables.zeros())
+        if state.best_loss == inf:
+            state.best_loss = before.loss
+        start, saved = self.clock() - state.seconds, self.clock()
+        stopped = ""
+        try:
+            while (done := self.budget.fraction(state.step, self.clock() - start)) < 1 and not stopped:
+                loss = self._step(state, done)
+                state.seconds = self.clock() - start
+                text = f"loss {loss:.4f}"
+                if not isfinite(loss):
+                    stopped = f"the loss is not finite after step {state.step}"
+                elif (done := self.budget.fraction(state.step, state.seconds)) >= (state.evaluations + 1) / EVALUATIONS:
+                    text, stopped = self._select(state, done)
+                self.on_progress(Progress("fine-tuning", state.step, self.budget.steps, text))
+                if self.clock() - saved > SAVE_SECONDS:
+                    saved = self.clock()
+                    self._save(state)
+        except KeyboardInterrupt:
+            self._save(state)
+            raise
+        except OutOfMemoryError as error:
+            stopped = error.message
+        after = self.evaluate(state.best)
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+        return Trained(self.engine, state.best, before, after, state.step, stopped)
+
+    def _step(self, state: _State, done: float) -> float:
+        """Update the variables with the gradients of one batch; return its loss."""
+        loss, gradients = self._batch_gradients(state.values, self._batch(state.step))
+        state.step += 1
+        if not isfinite(loss) or not all(np.isfinite(gradient).all() for gradient in gradients):
+            return inf if isfinite(loss) else loss
+        rate = (1 + cos(pi * done)) / 2 * min(1.0, (done + 1e-3) / WARM_UP)
+        corrections = 1 - MOMENTUM**state.step, 1 - SQUARES_MOMENTUM**state.step
+        num_constants = len(self.engine.variables.constants)
+        for index, gradient in enumerate(gradients):
+            mean, squares = state.means[index], state.squares[index]
+            mean *= MOMENTUM
+            mean += (1 - MOMENTUM) * gradient
+            squares *= SQUARES_MOMENTUM
+            squares += (1 - SQUARES_MOMENTUM) * gradient * gradient
+            size = rate * (CONSTANT_RATE if index < num_constants else SCALE_RATE)
+            state.values[index] -= (
+                size * (mean / corrections[0]) / (np.sqrt(squares / corrections[1]) + EPSILON)
+            ).astype(np.float32)
+        return loss
+
+    def _batch(self, step: int) -> list[int]:
+        """Return the runs of a step: every epoch has its own order."""
+        per_run = max(self.store.counts)
+        size = min(max(1, BATCH // per_run), len(self.training_runs))
+        per_epoch = len(self.training_runs) // size
+        epoch, position = divmod(step, per_epoch)
+        order = np.random.default_rng((self.seed, epoch)).permutation(len(self.training_runs))
+        return [self.training_runs[index] for index in order[position * size : (position + 1) * size]]
+
+    def _batch_gradients(self, values: list[Floats], runs: list[int]) -> tuple[float, list[Floats]]:
+        """Return the mean loss and gradients of some runs; a micro-batch that does not fit into memory is halved."""
+        while True:
+            try:
+                return self._mean_gradients(values, list(self.micro_batches(runs)))
+            except OutOfMemoryError:
+                if self.micro_batch == 1:
+                    raise
+                self.micro_batch = max(1, self.micro_batch // 2)
+
+    def _mean_gradients(self, values: list[Floats], batches: list[list[int]]) -> tuple[float, list[Floats]]:
+        total = sum(map(len, batches))
+        mean_loss, sums = 0.0, [np.zeros_like(value) for value in values]
+        for batch in batches:
+            feeds, expected, classes = self.store.read(batch)
+            loss, gradients = self.engine.gradients(values, feeds, expected, classes)
+            mean_loss += loss * len(batch) / total
+            for sum_, gradient in zip(sums, gradients, strict=True):
+                sum_ += gradient * np.float32(len(batch) / total)
+        return mean_loss, sums
+
+    def micro_batches(self, runs: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the runs that are computed together."""
+        for start in range(0, len(runs), self.micro_batch):
+            yield list(runs[start : start + self.micro_batch])
+
+    def _select(self, state: _State, done: float) -> tuple[str, str]:
+        """Keep the variables if they are the best so far; return the evaluation, and the reason to stop or nothing."""
+        evaluation = self.evaluate(state.values)
+        state.evaluations = int(done * EVALUATIONS)
+        if evaluation.loss < state.best_loss:
+            state.best_loss, state.failures = evaluation.loss, 0
+            state.best = [value.copy() for value in state.values]
+        else:
+            state.failures += 1
+        is_over = state.failures >= PATIENCE and done > 0.5
+        return str(evaluation), f"no better held-out loss in {PATIENCE} evaluations" if is_over else ""
+
+    def evaluate(self, values: list[Floats]) -> Evaluation:
+        """Measure the samples that are held out from the training."""
+        losses, counts, agreeing = [], [], 0
+        for batch in self.micro_batches(self._held_out):
+            feeds, expected, _ = self.store.read(batch)
+            outputs = self.engine.outputs(values, feeds)
+            count = sum(self.store.counts[run] for run in batch)
+            losses.append(self.engine.objective.measure(outputs, expected))
+            counts.append(count)
+            if self.engine.objective.kind != VALUES:
+                agreeing += int(np.sum(_predictions(outputs[0])[:count] == _predictions(expected[0])[:count]))
+        agreement = None if self.engine.objective.kind == VALUES else agreeing / sum(counts)
+        return Evaluation(float(np.average(losses, weights=counts)), agreement)
+
+    # State
+
+    def _save(self, state: _State) -> None:
+        if self.path is None:
+            return
+        arrays: dict[str, Array] = {
+            f"{name}/{index}": array
+            for name in ("values", "means", "squares", "best")
+            for index, array in enumerate(getattr(state, name))
+        }
+        facts = {name: getattr(state, name) for name in ("best_loss", "seconds", *_COUNTS)}
+        arrays.update({name: np.array(value) for name, value in {**facts, "key": self.key}.items()})
+        write_whole(self.path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+
+    def _load(self) -> _State | None:
+        """Return the state of the file; None if there is none, or if it belongs to another training."""
+        if self.path is None or not self.path.exists():
+            return None
+        state = _State.of(self.engine.variables.zeros())
+        try:
+            with np.load(self.path, allow_pickle=False) as stored:
+                if str(stored["key"]) != self.key:
+                    return None
+                for name in ("values", "means", "squares", "best"):
+                    getattr(state, name)[:] = [stored[f"{name}/{index}"] for index in range(len(state.values))]
+                state.best_loss, state.seconds = float(stored["best_loss"]), float(stored["seconds"])
+                for name in _COUNTS:
+                    setattr(state, name, int(stored[name]))
+        except (OSError, ValueError, KeyError, BadZipFile):
+            return None
+        return state
+
+
+def _predictions(scores: Array) -> Array:
+    predictions: Array = scores.reshape(len(scores), -1).argmax(-1)
+    return predictions

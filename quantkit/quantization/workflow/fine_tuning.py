@@ -1,0 +1,296 @@
+"""``finetune``: train weights and ranges after the calibration; the result is never worse than the calibrated model."""
+
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from math import prod
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+
+from quantkit.data import Dataset
+from quantkit.errors import QuantkitError, UsageError
+from quantkit.evaluation.classification_metrics import SUM_TOLERANCE
+from quantkit.formats.temporary import temporary_folder
+from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import Array
+from quantkit.model import Model
+from quantkit.ops.roles import find_roles
+from quantkit.ops.shape_inference import infer_shapes
+from quantkit.progress import Progress
+from quantkit.quantization.calibration import choose_float_runtime
+from quantkit.quantization.corrections import correct_biases
+from quantkit.quantization.finetuning.engine import (
+    LEAST_PROBABILITY,
+    LOGITS,
+    PROBABILITIES,
+    VALUES,
+    Engine,
+    Objective,
+)
+from quantkit.quantization.finetuning.layerwise import tune_layers
+from quantkit.quantization.finetuning.report import FineTuning
+from quantkit.quantization.finetuning.samples import SampleStore
+from quantkit.quantization.finetuning.simulation import Simulation, scale_ranges, simulate
+from quantkit.quantization.finetuning.training import BATCH, Budget, Trained, Training
+from quantkit.quantization.finetuning.variables import Variables
+from quantkit.quantization.observation import tensor_name
+from quantkit.quantization.ranges import graph_digest
+from quantkit.quantization.workflow.accuracy import measure_loss, open_conversion
+from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.float_reference import FloatReference
+from quantkit.quantization.workflow.labeled_feeds import LabeledFeeds
+from quantkit.quantization.workflow.options import Options
+from quantkit.runtimes import open_session
+
+# Memory for the tensors of one micro-batch, and their copies: quantized values and gradients.
+TRAINING_BYTES, COPIES = 1 << 30, 4
+# Copies of the trained constants: variables, moments of the optimizer, gradients, best values, TensorFlow's own.
+CONSTANT_COPIES = 10
+# Largest number of runs that compare the file with the simulation, and that show the kind of the outputs.
+COMPARED_RUNS, OBSERVED_RUNS = 64, 64
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """A calibrated model with everything that its training needs.
+
+    Attributes:
+        conversion: calibrated model, whose biases are corrected.
+        simulation: its simulation.
+        engine: loss and gradients of the simulation.
+        store: samples.
+        micro_batch: largest number of runs computed together.
+    """
+
+    conversion: Conversion
+    simulation: Simulation
+    engine: Engine
+    store: SampleStore
+    micro_batch: int
+
+
+def fine_tune(
+    model: Model, conversion: Conversion, data: Dataset, reference: FloatReference, options: Options
+) -> tuple[Conversion, FineTuning]:
+    """Train weights and ranges of a calibrated model; return it unchanged if that brings no improvement.
+
+    Args:
+        model: float model.
+        conversion: calibrated model.
+        data: calibration dataset, the training data.
+        reference: float outputs of the samples that decide whether the result is kept.
+        options: options of the caller.
+    """
+    assert options.finetune is not None, "fine_tune is called with --finetune"
+    start, budget = monotonic(), str(options.finetune)
+    with temporary_folder() as folder:
+        try:
+            problem = _prepare(model, conversion, data, reference, options, folder)
+            trained = _train(problem, options)
+        except QuantkitError as error:
+            report = FineTuning(budget, seconds=monotonic() - start, reason=error.message)
+            options.on_message(f"{report.reason}; the calibrated model is kept")
+            return conversion, report
+        tuned = _apply(problem, trained)
+        reason = _find_objection(conversion, tuned, trained, reference, options)
+        fidelity = None if reason else _measure_fidelity(problem, trained, tuned)
+    report = FineTuning(
+        budget,
+        trained.steps,
+        monotonic() - start,
+        trained.before,
+        trained.after,
+        is_kept=not reason,
+        reason=reason or trained.stopped,
+        frozen=trained.engine.frozen_layers,
+        fidelity=fidelity,
+    )
+    return (conversion if reason else tuned), report
+
+
+def _prepare(
+    model: Model,
+    conversion: Conversion,
+    data: Dataset,
+    reference: FloatReference,
+    options: Options,
+    folder: Path,
+) -> _Problem:
+    plan, ranges = conversion.plan, conversion.ranges.merge_groups(conversion.plan.groups)
+    graph = correct_biases(conversion.graph, plan, ranges) if plan.scheme.bias_correction else conversion.graph
+    corrected = replace(conversion, graph=graph, ranges=replace(ranges, means={}), float_graph=conversion.graph)
+    store = _collect(model, conversion.graph, data, options, folder)
+    simulation = _keep_float_outputs(simulate(graph, plan, ranges), store)
+    variables = Variables.of(simulation)
+    engine = Engine(simulation, variables, _choose_objective(reference, store))
+    micro_batch = _choose_micro_batch(graph, engine, store)
+    megabytes = (_tensor_bytes(graph) * micro_batch + CONSTANT_COPIES * variables.num_bytes) / 1e6
+    options.on_message(
+        f"fine-tuning {len(simulation.trainables)} constants and {len(variables.scales)} ranges on "
+        f"{sum(store.counts)} samples (up to {megabytes:.0f} MB of memory, besides TensorFlow)"
+    )
+    return _Problem(corrected, simulation, engine, store, micro_batch)
+
+
+def _collect(model: Model, graph: Graph, data: Dataset, options: Options, folder: Path) -> SampleStore:
+    """Run the float model on the training data."""
+    store = SampleStore(folder)
+    names = [tensor_name(graph, edge) for edge in graph.outputs]
+    with open_session(graph, choose_float_runtime(graph, options.runtime)) as session:
+        samples = LabeledFeeds.of(model, session, data, options)
+        for feeds in samples:
+            values = {**feeds, **session.run(feeds)}
+            outputs = [np.asarray(values[name]) for name in names]
+            store.add([feeds[info.name] for info in session.inputs], outputs, samples.classes, samples.batch)
+            options.on_progress(Progress("running the float model", samples.position, data.size))
+    return store
+
+
+def _keep_float_outputs(simulation: Simulation, store: SampleStore) -> Simulation:
+    """Return the simulation with the outputs that have a distance: those of integers have no gradient.
+
+    Raises:
+        UsageError: no output is float.
+    """
+    outputs = [simulation.graph.outputs[index] for index in store.select_outputs(np.float32)]
+    if not outputs:
+        raise UsageError("--finetune needs a float32 output, and the model has none", hint="name one: --outputs NAMES")
+    return replace(simulation, graph=simulation.graph.with_endpoints(None, outputs))
+
+
+def _choose_objective(reference: FloatReference, store: SampleStore) -> Objective:
+    """Return the distance that suits the outputs of the float model."""
+    runs = [store.read([run])[1] for run in range(min(len(store), OBSERVED_RUNS))]
+    if not reference.has_class_scores:
+        return Objective(VALUES, tuple(np.mean([list(map(_power, run)) for run in runs], 0).tolist()))
+    scores = np.concatenate([outputs[0].reshape(len(outputs[0]), -1) for outputs in runs])
+    are_probabilities = bool((scores >= 0).all() and np.allclose(scores.sum(-1), 1, atol=SUM_TOLERANCE))
+    logits = np.log(np.maximum(scores, LEAST_PROBABILITY)) if are_probabilities else scores
+    centered = logits - logits.mean(-1, keepdims=True)
+    return Objective(PROBABILITIES if are_probabilities else LOGITS, (_power(centered),))
+
+
+def _power(array: Array) -> float:
+    return max(float(np.mean(np.square(array, dtype=np.float64))), 1e-12)
+
+
+def _tensor_bytes(graph: Graph) -> int:
+    """Return the memory of the tensors that the training of one sample keeps."""
+    shapes = infer_shapes(graph).items()
+    sizes = [prod(size or 1 for size in shape.dims or ()) for edge, shape in shapes if not graph[edge.node].is_constant]
+    return 4 * COPIES * sum(sizes)
+
+
+def _choose_micro_batch(graph: Graph, engine: Engine, store: SampleStore) -> int:
+    """Return how many runs fit the memory limit; 1 if the graph contains its batch size."""
+    if len(store) < 2:
+        return 1
+    try:
+        feeds, expected, _ = store.read([0, 1])
+        shapes = [output.shape for output in engine.outputs(engine.variables.zeros(), feeds)]
+    except (QuantkitError, ValueError):
+        return 1
+    fits = shapes == [array.shape for array in expected]
+    return int(np.clip(TRAINING_BYTES // max(_tensor_bytes(graph), 1), 1, BATCH)) if fits else 1
+
+
+def _train(problem: _Problem, options: Options) -> Trained:
+    """Fit each layer by itself, then train the variables; an interrupted training is saved next to the output."""
+    assert options.finetune is not None, "fine_tune is called with --finetune"
+    budget = Budget.parse(options.finetune)
+    path = None if options.output is None else options.output.with_name(f"{options.output.name}.finetune")
+    conversion = problem.conversion
+    facts = (graph_digest(conversion.graph), conversion.plan.scheme.digest, problem.store.digest, str(options.finetune))
+    training = Training(
+        problem.engine,
+        problem.store,
+        budget,
+        seed=options.seed,
+        micro_batch=problem.micro_batch,
+        path=path,
+        key=blake2b(" ".join((*facts, str(options.seed))).encode(), digest_size=8).hexdigest(),
+        on_progress=options.on_progress,
+    )
+    if path is not None and path.exists():
+        options.on_message(f"resuming from the fine-tuning state in {path}")
+    try:
+        fitted = _tune_layers(training, problem, options)
+        if budget.is_layerwise:
+            return fitted
+        if fitted.after.loss < fitted.before.loss:
+            training = replace(training, engine=fitted.engine)
+        return replace(training.run(), before=fitted.before)
+    except KeyboardInterrupt:
+        if path is not None and path.exists():
+            options.on_message(f"fine-tuning state saved to {path}; run the same command to resume")
+        raise
+
+
+def _tune_layers(training: Training, problem: _Problem, options: Options) -> Trained:
+    conversion = problem.conversion
+    float_graph, graph, plan = conversion.float_graph, conversion.graph, conversion.plan
+    assert float_graph is not None, "the conversion was prepared"
+    roles = find_roles(graph)
+    biases: dict[str, Array] = {}
+    for pattern in plan.patterns:
+        bias_input = roles.bias_input(graph, graph[pattern.layer], pattern.bias) if pattern.weights else None
+        if bias_input is not None and bias_input[1] < len(bias_input[0].inputs):
+            node, slot = bias_input
+            name, float_inputs = node.inputs[slot].node, float_graph[node.name].inputs
+            value = np.zeros(1, np.float32)
+            if slot < len(float_inputs):
+                value = float_graph[float_inputs[slot].node].value.array
+            biases[name] = np.broadcast_to(value.reshape(-1), (graph[name].value.num_elements,))
+    simulation = simulate(float_graph, plan, conversion.ranges)
+    return tune_layers(training, simulation, biases, options.on_progress)
+
+
+def _apply(problem: _Problem, trained: Trained) -> Conversion:
+    """Return the calibrated model with trained constants and ranges."""
+    conversion, variables = problem.conversion, trained.engine.variables
+    tensors = dict(variables.tensors(trained.values))
+    graph = conversion.graph.with_nodes(
+        node.with_attrs(value=tensors[name]) if name in tensors else node
+        for name, node in conversion.graph.nodes.items()
+    )
+    ranges = conversion.ranges
+    tuned = scale_ranges(conversion.plan, problem.simulation.edges, variables.tuned_scales(trained.values))
+    provenance = replace(ranges.provenance, graph=graph_digest(graph))
+    return replace(
+        conversion,
+        graph=graph,
+        ranges=replace(ranges, ranges={**ranges.ranges, **tuned}, provenance=provenance, extremes={}),
+    )
+
+
+def _find_objection(
+    calibrated: Conversion, tuned: Conversion, trained: Trained, reference: FloatReference, options: Options
+) -> str:
+    """Return why the calibrated model is better, or an empty string; the files themselves are measured."""
+    if not trained.after.loss < trained.before.loss:
+        return trained.stopped or "the loss on held-out samples did not fall"
+    if not len(reference):
+        return ""
+    options.on_progress(Progress("comparing with the calibrated model", 0))
+    before, after = measure_loss(calibrated, reference), measure_loss(tuned, reference)
+    # A drop below 0 is chance: the model is not better than the float model.
+    if (max(after.drop, 0.0), after.kl_divergence) < (max(before.drop, 0.0), before.kl_divergence):
+        return ""
+    return f"drop {before.drop:.4f} -> {after.drop:.4f}, KL {before.kl_divergence:.4f} -> {after.kl_divergence:.4f}"
+
+
+def _measure_fidelity(problem: _Problem, trained: Trained, tuned: Conversion) -> float:
+    """Return the agreement of the quantized model with its simulation; without class scores, their correlation."""
+    simulated, computed = [], []
+    with open_conversion(tuned) as session:
+        for run in range(min(len(problem.store), COMPARED_RUNS)):
+            feeds, _, _ = problem.store.read([run])
+            simulated.append(trained.engine.outputs(trained.values, feeds)[0].reshape(len(feeds[0]), -1))
+            named = {info.name: array for info, array in zip(session.inputs, feeds, strict=True)}
+            outputs = [values for values in session.run(named).values() if values.dtype == np.float32]
+            computed.append(outputs[0].reshape(simulated[-1].shape))
+    first, second = np.concatenate(simulated), np.concatenate(computed)
+    if problem.engine.objective.kind == VALUES:
+        return float(np.corrcoef(first.reshape(-1), second.reshape(-1))[0, 1])
+    return float(np.mean(first.argmax(-1) == second.argmax(-1)))

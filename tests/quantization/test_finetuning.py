@@ -1,0 +1,262 @@
+"""Fine-tuning after calibration: it improves a damaged model, keeps the better one, and loses nothing on errors."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quantkit as qk
+from quantkit.errors import QuantkitError, UnavailableError, UsageError
+from quantkit.ir.graph import Graph, Node, constant
+from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.quantization.fallback import Loss
+from quantkit.quantization.finetuning.engine import VALUES, Engine, Objective, OutOfMemoryError
+from quantkit.quantization.finetuning.samples import SampleStore
+from quantkit.quantization.finetuning.simulation import Simulation, simulate
+from quantkit.quantization.finetuning.training import Budget, Training
+from quantkit.quantization.finetuning.variables import Variables
+from quantkit.quantization.workflow import fine_tuning
+from quantkit.quantization.workflow import options as options_module
+from quantkit.runtimes import open_session
+from quantkit.runtimes.availability import Availability
+
+pytestmark = pytest.mark.engine
+TARGETS = ("onnx", "tensorflow", "eightbit", "litert")
+FLOAT = {"T": DType.FLOAT}
+RANDOM = np.random.default_rng(0)
+IMAGES = (RANDOM.normal(RANDOM.normal(0, 1, (100, 1, 1, 3)), 1, (100, 6, 6, 3))).astype(np.float32)
+# All channels of a layer share one scale of 7 bits.
+COARSE = {"target": "onnx", "weights": "qint8 symmetric reduce_range"}
+
+
+def network() -> Graph:
+    """Return convolution, depthwise convolution and product; the channels of the weights differ much in size."""
+    random = np.random.default_rng(1)
+
+    def weights(*shape: int) -> Array:
+        sizes = np.exp(random.uniform(-1.5, 1.5, shape[-1] if shape[-1] > 1 else (shape[-2], 1)))
+        values: Array = (random.normal(0, 1, shape) * sizes / np.sqrt(np.prod(shape[:-1]))).astype(np.float32)
+        return values
+
+    windows = {**FLOAT, "strides": (1, 1, 1, 1), "padding": b"SAME", "data_format": b"NHWC"}
+    nodes = (
+        Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 6, 6, 3))}),
+        constant("w1", weights(3, 3, 3, 8)),
+        constant("b1", random.normal(0, 0.3, 8).astype(np.float32)),
+        Node("conv", "Conv2D", ("x", "w1"), attrs=windows),
+        Node("bias", "BiasAdd", ("conv", "b1"), attrs=FLOAT),
+        Node("relu", "Relu", ("bias",), attrs=FLOAT),
+        constant("w2", weights(3, 3, 8, 1)),
+        constant("b2", random.normal(0, 0.3, 8).astype(np.float32)),
+        Node("depthwise", "DepthwiseConv2dNative", ("relu", "w2"), attrs={**windows, "strides": (1, 2, 2, 1)}),
+        Node("bias2", "BiasAdd", ("depthwise", "b2"), attrs=FLOAT),
+        Node("relu2", "Relu", ("bias2",), attrs=FLOAT),
+        constant("shape", np.int32([-1, 72])),
+        Node("flat", "Reshape", ("relu2", "shape"), attrs={**FLOAT, "Tshape": DType.INT32}),
+        constant("w3", weights(72, 5)),
+        constant("b3", random.normal(0, 0.3, 5).astype(np.float32)),
+        Node("product", "MatMul", ("flat", "w3"), attrs=FLOAT),
+        Node("y", "BiasAdd", ("product", "b3"), attrs=FLOAT),
+    )
+    return Graph.of(nodes, ["x"], ["y"])
+
+
+def simulated(graph: Graph, target: str = "onnx", **changes: Any) -> tuple[Simulation, qk.QuantizationResult]:
+    """Return the simulation of a calibrated model, and the model."""
+    result = qk.quantize(graph, IMAGES, runs=0, scheme={"target": target, "bias_correction": False, **changes})
+    conversion = result.conversion
+    ranges = conversion.ranges.merge_groups(conversion.plan.groups)
+    return simulate(conversion.graph, conversion.plan, ranges), result
+
+
+@cache
+def simulated_network() -> tuple[Simulation, Array]:
+    """Return the simulation of `network`, and its float outputs."""
+    simulation, result = simulated(network(), weights="qint8 symmetric reduce_range")
+    with open_session(result.conversion.graph, "reference") as session:
+        return simulation, np.stack([session.run({"x": image[None]})["y"] for image in IMAGES])
+
+
+def training(folder: Path, **changes: Any) -> Training:
+    """Return a training of 3 steps towards the float outputs of `network`."""
+    simulation, outputs = simulated_network()
+    store = SampleStore(folder)
+    for image, output in zip(IMAGES, outputs, strict=True):
+        store.add([image[None]], [output], [None], 1)
+    engine = Engine(simulation, Variables.of(simulation), Objective(VALUES, (1.0,)))
+    return Training(engine, store, **{"budget": Budget(steps=3), **changes})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_simulation_computes_what_the_file_computes(target: str, tmp_path: Path) -> None:
+    simulation, result = simulated(network(), target)
+    engine = Engine(simulation, Variables.of(simulation), Objective(VALUES, (1.0,)))
+    (outputs,) = engine.outputs(engine.variables.zeros(), [IMAGES])
+    path = result.save(tmp_path / f"model{result.conversion.target.suffixes[0]}")
+    runtime = {"onnx": "onnxruntime", "litert": "litert"}.get(target, "tensorflow")
+    with open_session(path, runtime) as session:
+        runs = (session.run({session.inputs[0].name: image[None]}) for image in IMAGES)
+        computed = np.concatenate([next(iter(outputs.values())) for outputs in runs])
+    with open_session(result.conversion.graph, "reference") as session:
+        floats = np.concatenate([session.run({"x": image[None]})["y"] for image in IMAGES])
+    error, distance = (np.sqrt(np.mean((values - computed) ** 2)) for values in (outputs, floats))
+    assert distance > 0
+    assert error < (0.6 if target == "eightbit" else 0.3) * distance, (
+        "kernels of integers and of floats round differently at ties only"
+    )
+    # The classic ops have no depthwise convolution.
+    assert len(simulation.trainables) == (4 if target == "eightbit" else 6)
+
+
+def test_an_onnx_graph_is_simulated_in_its_own_layout(tmp_path: Path) -> None:
+    path = tmp_path / "float.onnx"
+    qk.load(network()).save(path)
+    simulation, result = simulated(qk.load(path).graph)
+    assert result.conversion.graph.dialect == "onnx"
+    assert len(simulation.trainables) == 6
+    engine = Engine(simulation, Variables.of(simulation), Objective(VALUES, (1.0,)))
+    (outputs,) = engine.outputs(engine.variables.zeros(), [IMAGES])
+    with open_session(result.model.graph, "onnxruntime") as session:
+        computed = np.concatenate([session.run({"x": image[None]})["y"] for image in IMAGES])
+    np.testing.assert_allclose(outputs, computed, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", ["16", "layerwise"])
+def test_fine_tuning_recovers_a_coarse_model(length: str) -> None:
+    result = qk.quantize(network(), IMAGES, runs=0, scheme=COARSE, finetune=length)
+    tuning = result.report.fine_tuning
+    assert tuning is not None
+    assert tuning.before is not None
+    assert tuning.after is not None
+    assert tuning.is_kept, tuning.reason
+    assert tuning.after.loss < 0.8 * tuning.before.loss
+    assert tuning.fidelity is not None
+    assert tuning.fidelity > 0.995
+    assert result.conversion.ranges.provenance.graph
+    assert "fine-tuned in" in str(result)
+    assert result.to_json()["fine_tuning"]["is_kept"]
+
+
+def test_the_same_seed_gives_the_same_model(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first, second = (training(tmp_path / name).run() for name in "ab")
+    for one, other in zip(first.values, second.values, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_an_interrupted_training_resumes(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+
+    def interrupt(progress: Any) -> None:
+        if progress.done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        training(tmp_path, path=path, key="k", on_progress=interrupt).run()
+    assert path.exists()
+    (tmp_path / "again").mkdir()
+    resumed = training(tmp_path / "again", path=path, key="k")
+    steps: list[int] = []
+    resumed.on_progress = lambda progress: steps.append(progress.done)
+    trained = resumed.run()
+    assert min(steps) == 3, "the finished steps do not run again"
+    assert not path.exists()
+    (tmp_path / "whole").mkdir()
+    whole = training(tmp_path / "whole").run()
+    for one, other in zip(whole.values, trained.values, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_a_state_of_another_training_is_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    with path.open("wb") as file:
+        np.savez(file, key=np.array("other"))
+    assert training(tmp_path, path=path, key="k").run().steps == 3
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = training(tmp_path)
+    zeros = run.engine.variables.zeros()
+    monkeypatch.setattr(run.engine, "gradients", lambda *arguments: (float("nan"), zeros))
+    trained = run.run()
+    assert trained.stopped == "the loss is not finite after step 1"
+    assert all((value == 0).all() for value in trained.values), "the calibrated model is kept"
+
+
+def test_micro_batches_shrink_until_they_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = training(tmp_path, micro_batch=16)
+    compute, sizes = run.engine.gradients, []
+
+    def gradients(values: Any, feeds: list[Array], *rest: Any) -> Any:
+        sizes.append(len(feeds[0]))
+        if len(feeds[0]) > 4:
+            raise OutOfMemoryError("a training step needs more memory than is available")
+        return compute(values, feeds, *rest)
+
+    monkeypatch.setattr(run.engine, "gradients", gradients)
+    assert not run.run().stopped
+    assert sizes[:3] == [16, 8, 4]
+    monkeypatch.setattr(run.engine, "gradients", lambda *arguments: gradients(arguments[0], [IMAGES], *arguments[2:]))
+    assert "more memory" in run.run().stopped
+
+
+def test_a_gradient_that_is_not_defined_is_cut(tmp_path: Path) -> None:
+    run = training(tmp_path)
+    run.engine._freeze("No gradient defined for operation 'relu' (op type: Relu).")
+    run.run()
+    assert run.engine.frozen_ops == {"Relu"}
+    assert run.engine.frozen_layers == ("conv", "depthwise")
+    with pytest.raises(QuantkitError, match="no gradient"):
+        run.engine._freeze("No gradient defined for operation 'z' (op type: Relu).")
+
+
+def test_fine_tuning_without_tensorflow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = Availability.no("TensorFlow is not installed: pip install")
+    monkeypatch.setattr(options_module, "tensorflow_available", lambda: missing)
+    with pytest.raises(UnavailableError, match="TensorFlow, which is not installed") as caught:
+        qk.quantize(network(), IMAGES, finetune=1)
+    assert caught.value.hint == "pip install 'quantkit[training]'"
+
+
+@pytest.mark.parametrize("length", ["0", "-3", "soon", "", 0, "1.5"])
+def test_lengths_that_are_not_valid(length: Any) -> None:
+    with pytest.raises(UsageError):
+        qk.quantize(network(), IMAGES, finetune=length)
+
+
+def test_fine_tuning_needs_data_and_activations() -> None:
+    with pytest.raises(UsageError, match="weights-only"):
+        qk.quantize(network(), finetune=1, weights_only=True)
+
+
+def test_a_result_that_is_worse_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = iter((Loss(0.1, 0.01), Loss(0.1, 0.02)))
+    monkeypatch.setattr(fine_tuning, "measure_loss", lambda *arguments: next(losses))
+    result = qk.quantize(network(), IMAGES, runs=0, scheme=COARSE, finetune="layerwise")
+    assert result.report.fine_tuning is not None
+    assert not result.report.fine_tuning.is_kept
+    np.testing.assert_array_equal(result.conversion.graph["w1"].value.array, network()["w1"].value.array)
+    reason = "did not improve the model: drop 0.1000 -> 0.1000, KL 0.0100 -> 0.0200; the calibrated model is kept"
+    assert reason in str(result)
+
+
+def test_float_fallbacks_get_their_weights_back() -> None:
+    result = qk.quantize(network(), IMAGES, runs=0, scheme=COARSE, finetune="layerwise")
+    conversion = result.conversion
+    assert conversion.float_graph is not None
+    assert not np.array_equal(conversion.graph["w1"].value.array, network()["w1"].value.array)
+    excluded = conversion.exclude(frozenset({"conv"}))
+    np.testing.assert_array_equal(excluded.graph["w1"].value.array, network()["w1"].value.array)
+    np.testing.assert_array_equal(
+        excluded.graph["w3"].value.array, conversion.graph["w3"].value.array, "other layers stay fine-tuned"
+    )
+
+
+def test_max_drop_follows_fine_tuning() -> None:
+    result = qk.quantize(network(), IMAGES, runs=0, limit=30, scheme=COARSE, finetune="layerwise", max_drop=0.02)
+    assert result.report.fallback is not None
+    assert result.report.fine_tuning is not None
+    assert result.report.fallback.is_reached
