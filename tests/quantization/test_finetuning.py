@@ -1,4 +1,4 @@
-"""Fine-tuning after calibration: it improves a damaged model, keeps the better one, and loses nothing on errors."""
+"""Fine-tuning after calibration: it improves a coarse model, and keeps the better model on errors."""
 
 from functools import cache
 from pathlib import Path
@@ -12,9 +12,9 @@ from quantkit.errors import QuantkitError, UnavailableError, UsageError
 from quantkit.ir.graph import Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.quantization.fallback import Loss
-from quantkit.quantization.finetuning.engine import VALUES, Engine, Objective, OutOfMemoryError
 from quantkit.quantization.finetuning.samples import SampleStore
 from quantkit.quantization.finetuning.simulation import Simulation, simulate
+from quantkit.quantization.finetuning.simulator import VALUES, Objective, OutOfMemoryError, Simulator
 from quantkit.quantization.finetuning.training import Budget, Training
 from quantkit.quantization.finetuning.variables import Variables
 from quantkit.quantization.workflow import fine_tuning
@@ -63,7 +63,7 @@ def network() -> Graph:
     return Graph.of(nodes, ["x"], ["y"])
 
 
-def simulated(graph: Graph, target: str = "onnx", **changes: Any) -> tuple[Simulation, qk.QuantizationResult]:
+def build_simulation(graph: Graph, target: str = "onnx", **changes: Any) -> tuple[Simulation, qk.QuantizationResult]:
     """Return the simulation of a calibrated model, and the model."""
     result = qk.quantize(graph, IMAGES, runs=0, scheme={"target": target, "bias_correction": False, **changes})
     conversion = result.conversion
@@ -72,28 +72,28 @@ def simulated(graph: Graph, target: str = "onnx", **changes: Any) -> tuple[Simul
 
 
 @cache
-def simulated_network() -> tuple[Simulation, Array]:
+def build_network_simulation() -> tuple[Simulation, Array]:
     """Return the simulation of `network`, and its float outputs."""
-    simulation, result = simulated(network(), weights="qint8 symmetric reduce_range")
+    simulation, result = build_simulation(network(), weights="qint8 symmetric reduce_range")
     with open_session(result.conversion.graph, "reference") as session:
         return simulation, np.stack([session.run({"x": image[None]})["y"] for image in IMAGES])
 
 
 def training(folder: Path, **changes: Any) -> Training:
     """Return a training of 3 steps towards the float outputs of `network`."""
-    simulation, outputs = simulated_network()
+    simulation, outputs = build_network_simulation()
     store = SampleStore(folder)
     for image, output in zip(IMAGES, outputs, strict=True):
         store.add([image[None]], [output], [None], 1)
-    engine = Engine(simulation, Variables.of(simulation), Objective(VALUES, (1.0,)))
-    return Training(engine, store, **{"budget": Budget(steps=3), **changes})
+    simulator = Simulator(simulation, Variables.of(simulation), Objective(VALUES, (1.0,)))
+    return Training(simulator, store, **{"budget": Budget(steps=3), **changes})
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_simulation_computes_what_the_file_computes(target: str, tmp_path: Path) -> None:
-    simulation, result = simulated(network(), target)
-    engine = Engine(simulation, Variables.of(simulation), Objective(VALUES, (1.0,)))
-    (outputs,) = engine.outputs(engine.variables.zeros(), [IMAGES])
+def test_simulation_and_file_have_the_same_outputs(target: str, tmp_path: Path) -> None:
+    simulation, result = build_simulation(network(), target)
+    simulator = Simulator(simulation, Variables.of(simulation), Objective(VALUES, (1.0,)))
+    (outputs,) = simulator.outputs(simulator.variables.zeros(), [IMAGES])
     path = result.save(tmp_path / f"model{result.conversion.target.suffixes[0]}")
     runtime = {"onnx": "onnxruntime", "litert": "litert"}.get(target, "tensorflow")
     with open_session(path, runtime) as session:
@@ -113,11 +113,11 @@ def test_the_simulation_computes_what_the_file_computes(target: str, tmp_path: P
 def test_an_onnx_graph_is_simulated_in_its_own_layout(tmp_path: Path) -> None:
     path = tmp_path / "float.onnx"
     qk.load(network()).save(path)
-    simulation, result = simulated(qk.load(path).graph)
+    simulation, result = build_simulation(qk.load(path).graph)
     assert result.conversion.graph.dialect == "onnx"
     assert len(simulation.trainables) == 6
-    engine = Engine(simulation, Variables.of(simulation), Objective(VALUES, (1.0,)))
-    (outputs,) = engine.outputs(engine.variables.zeros(), [IMAGES])
+    simulator = Simulator(simulation, Variables.of(simulation), Objective(VALUES, (1.0,)))
+    (outputs,) = simulator.outputs(simulator.variables.zeros(), [IMAGES])
     with open_session(result.model.graph, "onnxruntime") as session:
         computed = np.concatenate([session.run({"x": image[None]})["y"] for image in IMAGES])
     np.testing.assert_allclose(outputs, computed, atol=1e-4)
@@ -130,21 +130,21 @@ def test_fine_tuning_recovers_a_coarse_model(length: str) -> None:
     assert tuning is not None
     assert tuning.before is not None
     assert tuning.after is not None
-    assert tuning.is_kept, tuning.reason
+    assert tuning.is_fine_tuned, tuning.reason
     assert tuning.after.loss < 0.8 * tuning.before.loss
     assert tuning.fidelity is not None
     assert tuning.fidelity > 0.995
     assert result.conversion.ranges.provenance.graph
     assert "fine-tuned in" in str(result)
-    assert result.to_json()["fine_tuning"]["is_kept"]
+    assert result.to_json()["fine_tuning"]["is_fine_tuned"]
 
 
 def test_the_same_seed_gives_the_same_model(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     first, second = (training(tmp_path / name).run() for name in "ab")
-    for one, other in zip(first.values, second.values, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for first_value, other in zip(first.values, second.values, strict=True):
+        np.testing.assert_array_equal(first_value, other)
 
 
 def test_an_interrupted_training_resumes(tmp_path: Path) -> None:
@@ -166,8 +166,8 @@ def test_an_interrupted_training_resumes(tmp_path: Path) -> None:
     assert not path.exists()
     (tmp_path / "whole").mkdir()
     whole = training(tmp_path / "whole").run()
-    for one, other in zip(whole.values, trained.values, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
+    for first_value, other in zip(whole.values, trained.values, strict=True):
+        np.testing.assert_allclose(first_value, other, atol=1e-6)
 
 
 def test_a_state_of_another_training_is_ignored(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_a_state_of_another_training_is_ignored(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = training(tmp_path)
-    zeros = run.engine.variables.zeros()
-    monkeypatch.setattr(run.engine, "gradients", lambda *arguments: (float("nan"), zeros))
+    zeros = run.simulator.variables.zeros()
+    monkeypatch.setattr(run.simulator, "gradients", lambda *arguments: (float("nan"), zeros))
     trained = run.run()
     assert trained.stopped == "the loss is not finite after step 1"
     assert all((value == 0).all() for value in trained.values), "the calibrated model is kept"
@@ -188,7 +188,7 @@ def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path, monkeypatch
 
 def test_micro_batches_shrink_until_they_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = training(tmp_path, micro_batch=16)
-    compute, sizes = run.engine.gradients, []
+    compute, sizes = run.simulator.gradients, []
 
     def gradients(values: Any, feeds: list[Array], *rest: Any) -> Any:
         sizes.append(len(feeds[0]))
@@ -196,21 +196,23 @@ def test_micro_batches_shrink_until_they_fit_into_memory(tmp_path: Path, monkeyp
             raise OutOfMemoryError("a training step needs more memory than is available")
         return compute(values, feeds, *rest)
 
-    monkeypatch.setattr(run.engine, "gradients", gradients)
+    monkeypatch.setattr(run.simulator, "gradients", gradients)
     assert not run.run().stopped
     assert sizes[:3] == [16, 8, 4]
-    monkeypatch.setattr(run.engine, "gradients", lambda *arguments: gradients(arguments[0], [IMAGES], *arguments[2:]))
+    monkeypatch.setattr(
+        run.simulator, "gradients", lambda *arguments: gradients(arguments[0], [IMAGES], *arguments[2:])
+    )
     assert "more memory" in run.run().stopped
 
 
 def test_a_gradient_that_is_not_defined_is_cut(tmp_path: Path) -> None:
     run = training(tmp_path)
-    run.engine._freeze("No gradient defined for operation 'relu' (op type: Relu).")
+    run.simulator._freeze("No gradient defined for operation 'relu' (op type: Relu).")
     run.run()
-    assert run.engine.frozen_ops == {"Relu"}
-    assert run.engine.frozen_layers == ("conv", "depthwise")
+    assert run.simulator.frozen_ops == {"Relu"}
+    assert run.simulator.frozen_layers == ("conv", "depthwise")
     with pytest.raises(QuantkitError, match="no gradient"):
-        run.engine._freeze("No gradient defined for operation 'z' (op type: Relu).")
+        run.simulator._freeze("No gradient defined for operation 'z' (op type: Relu).")
 
 
 def test_fine_tuning_without_tensorflow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +239,7 @@ def test_a_result_that_is_worse_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(fine_tuning, "measure_loss", lambda *arguments: next(losses))
     result = qk.quantize(network(), IMAGES, runs=0, scheme=COARSE, finetune="layerwise")
     assert result.report.fine_tuning is not None
-    assert not result.report.fine_tuning.is_kept
+    assert not result.report.fine_tuning.is_fine_tuned
     np.testing.assert_array_equal(result.conversion.graph["w1"].value.array, network()["w1"].value.array)
     reason = "did not improve the model: drop 0.1000 -> 0.1000, KL 0.0100 -> 0.0200; the calibrated model is kept"
     assert reason in str(result)

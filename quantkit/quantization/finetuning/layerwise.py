@@ -23,9 +23,9 @@ import numpy.typing as npt
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, Tensor
 from quantkit.progress import OnProgress, Progress, ignore_progress
-from quantkit.quantization.finetuning.engine import Engine
 from quantkit.quantization.finetuning.simulation import Simulation, Trainable
-from quantkit.quantization.finetuning.training import Trained, Training
+from quantkit.quantization.finetuning.simulator import Simulator
+from quantkit.quantization.finetuning.training import Training, TrainingResult
 from quantkit.quantization.finetuning.variables import Variables
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.spec import Spec
@@ -74,8 +74,9 @@ class _Layer:
     def weights(self, matrices: Doubles, shape: tuple[int, ...]) -> Array:
         """Return the weights of matrices; the inverse of `matrices`."""
         if self.node.op == "MatMul":
-            return matrices[0].T if self.node.attrs.get("transpose_b") else matrices[0]
-        return (matrices.transpose(1, 0, 2) if self.is_depthwise else matrices).reshape(shape)
+            matrix: Array = matrices[0].T if self.node.attrs.get("transpose_b") else matrices[0]
+            return matrix
+        return np.asarray(matrices.transpose(1, 0, 2) if self.is_depthwise else matrices).reshape(shape)
 
     def rows(self, tf: Any, inputs: Array, shape: tuple[int, ...], positions: Array | None) -> tuple[Array, Array]:
         """Return the rows (g, r, d) of the input matrices of a run, and their positions.
@@ -150,30 +151,30 @@ def tune_layers(
     float_simulation: Simulation,
     biases: Mapping[str, Array],
     on_progress: OnProgress = ignore_progress,
-) -> Trained:
+) -> TrainingResult:
     """Round the weights of each layer for its float output, in the order of the graph.
 
     Args:
-        training: samples and evaluation; its engine has the calibrated simulation.
+        training: samples and evaluation; its simulator has the calibrated simulation.
         float_simulation: simulation of the same plan whose biases are those of the float model.
         biases: values of each trained bias in the float model.
         on_progress: callback for the finished layers.
     """
-    engine = training.engine
-    before = training.evaluate(engine.variables.zeros())
-    layers = _find_layers(engine.simulation)
-    simulation, done = engine.simulation, 0
+    simulator = training.simulator
+    before = training.evaluate(simulator.variables.zeros())
+    layers = _find_layers(simulator.simulation)
+    simulation, done = simulator.simulation, 0
     for group in _passes(layers, simulation):
-        moments = _observe(engine.tf, simulation, float_simulation, group, training)
+        moments = _observe(simulator.tf, simulation, float_simulation, group, training)
         tensors: dict[str, Tensor] = {}
         for layer in group:
             tensors.update(_tune_layer(simulation, layer, moments[layer.node.name], biases))
             done += 1
             on_progress(Progress("fine-tuning", done, len(layers), layer.trainable.layers[0]))
         simulation = _with_values(simulation, tensors)
-    tuned = Engine(simulation, Variables.of(simulation), engine.objective)
-    after = replace(training, engine=tuned).evaluate(tuned.variables.zeros())
-    return Trained(tuned, tuned.variables.zeros(), before, after, done)
+    tuned = Simulator(simulation, Variables.of(simulation), simulator.objective)
+    after = replace(training, simulator=tuned).evaluate(tuned.variables.zeros())
+    return TrainingResult(tuned, tuned.variables.zeros(), before, after, done)
 
 
 def _find_layers(simulation: Simulation) -> list[_Layer]:
@@ -224,8 +225,8 @@ def _observe(
 ) -> dict[str, _Moments]:
     """Return the moments of the inputs of some layers over the training samples."""
     edges = list(dict.fromkeys(layer.node.inputs[0] for layer in layers))
-    quantized = _engine_of(simulation, edges, training)
-    floats = _engine_of(float_simulation, edges, training)
+    quantized = _open_simulator(simulation, edges, training)
+    floats = _open_simulator(float_simulation, edges, training)
     values = quantized.variables.zeros()
     shapes = {layer.node.name: _weights_of(simulation, layer).shape for layer in layers}
     moments: dict[str, _Moments] = {}
@@ -248,9 +249,9 @@ def _is_whole(layer: _Layer, inputs: Array, shape: tuple[int, ...]) -> bool:
     return inputs.ndim == 2 if layer.node.op == "MatMul" else inputs.shape[-1] == shape[2]
 
 
-def _engine_of(simulation: Simulation, edges: Sequence[Edge], training: Training) -> Engine:
+def _open_simulator(simulation: Simulation, edges: Sequence[Edge], training: Training) -> Simulator:
     observed = replace(simulation, graph=simulation.graph.with_endpoints(None, edges))
-    return Engine(observed, Variables.of(observed), training.engine.objective)
+    return Simulator(observed, Variables.of(observed), training.simulator.objective)
 
 
 def _with_values(simulation: Simulation, tensors: Mapping[str, Tensor]) -> Simulation:
@@ -262,7 +263,7 @@ def _with_values(simulation: Simulation, tensors: Mapping[str, Tensor]) -> Simul
 def _tune_layer(
     simulation: Simulation, layer: _Layer, moments: _Moments | None, biases: Mapping[str, Array]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tuned weights and bias of a layer by name; nothing without moments."""
+    """Yield the tuned weights and bias of a layer by name; empty without moments."""
     spec = layer.trainable.spec
     if moments is None or spec is None:
         return
@@ -271,8 +272,8 @@ def _tune_layer(
     damping = DAMPING * np.trace(moments.products, axis1=1, axis2=2) / matrices.shape[1]
     identity = np.eye(matrices.shape[1])
     damped = moments.products + (damping[:, None, None] + 1e-12) * identity
-    wanted = np.linalg.solve(damped, (moments.crossed + damping[:, None, None] * identity) @ matrices)
-    rounded = _round_matrices(wanted, damped, spec)
+    targets = np.linalg.solve(damped, (moments.crossed + damping[:, None, None] * identity) @ matrices)
+    rounded = _round_matrices(targets, damped, spec)
     tuned = layer.weights(rounded, weights.shape).astype(np.float32)
     source = simulation.source[layer.trainable.name].value
     positions = simulation.uses[layer.trainable.name][0].positions
@@ -291,12 +292,12 @@ def _tune_layer(
             yield layer.bias, Tensor.of((bias + means.reshape(bias.shape)).astype(np.float32))
 
 
-def _round_matrices(wanted: Doubles, products: Doubles, spec: Spec) -> Doubles:
+def _round_matrices(targets: Doubles, products: Doubles, spec: Spec) -> Doubles:
     """Return matrices of quantized weights; the largest one of each channel gives back the scale."""
-    parameters = _search_scale(wanted, products, spec)
+    parameters = _search_scale(targets, products, spec)
     inverse_factors = np.linalg.cholesky(np.linalg.inv(products)).transpose(0, 2, 1)
     for _ in range(ATTEMPTS):
-        rounded = _compensate(wanted, inverse_factors, parameters)
+        rounded = _compensate(targets, inverse_factors, parameters)
         implied = _parameters_of(rounded, spec, 1.0)
         if np.allclose(implied.scale, parameters.scale, rtol=1e-5):
             break
@@ -311,13 +312,13 @@ def _parameters_of(matrices: Doubles, spec: Spec, fraction: float) -> Quantizati
     return QuantizationParameters.of_limits(spec, fraction * low, fraction * high)
 
 
-def _search_scale(wanted: Doubles, products: Doubles, spec: Spec) -> QuantizationParameters:
+def _search_scale(targets: Doubles, products: Doubles, spec: Spec) -> QuantizationParameters:
     """Return the parameters with the smallest error, weighted by the power of the inputs."""
     power = np.diagonal(products, axis1=1, axis2=2)[:, :, None]
     axes = 1 if spec.axes else None
-    candidates = [_parameters_of(wanted, spec, fraction) for fraction in FRACTIONS]
+    candidates = [_parameters_of(targets, spec, fraction) for fraction in FRACTIONS]
     errors = [
-        (power * (_quantize(wanted, candidate) - wanted) ** 2).sum(axes, keepdims=True) for candidate in candidates
+        (power * (_quantize(targets, candidate) - targets) ** 2).sum(axes, keepdims=True) for candidate in candidates
     ]
     best = np.argmin(errors, 0)[None]
     scale, zero = (
@@ -332,16 +333,16 @@ def _quantize(values: Doubles, parameters: QuantizationParameters) -> Doubles:
     return np.asarray((levels - parameters.zero_point) * np.float64(parameters.scale), np.float64)
 
 
-def _compensate(wanted: Doubles, inverse_factors: Doubles, parameters: QuantizationParameters) -> Doubles:
+def _compensate(targets: Doubles, inverse_factors: Doubles, parameters: QuantizationParameters) -> Doubles:
     """Round row by row, and move each row's error to the rows after it.
 
     Args:
-        wanted: matrices (g, d, c).
+        targets: matrices (g, d, c).
         inverse_factors: upper Cholesky factors of the inverse of Q'Q, (g, d, d).
         parameters: broadcast against rows (g, 1, c).
     """
-    remaining, rounded = wanted.copy(), np.empty_like(wanted)
-    for row in range(wanted.shape[1]):
+    remaining, rounded = targets.copy(), np.empty_like(targets)
+    for row in range(targets.shape[1]):
         current = remaining[:, row : row + 1]
         rounded[:, row : row + 1] = _quantize(current, parameters)
         error = (current - rounded[:, row : row + 1]) / inverse_factors[:, row, row, None, None]

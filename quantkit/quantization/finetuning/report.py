@@ -16,7 +16,7 @@ class FineTuning:
         steps: number of finished steps; of layers with ``layerwise``.
         seconds: duration.
         before, after: evaluation of the simulation on the samples held out from the training; None if there was none.
-        is_kept: True if the model is the fine-tuned one, and False if it is the calibrated one.
+        is_fine_tuned: True if the model is the fine-tuned one, and False if it is the calibrated one.
         reason: reason why the fine-tuning ended early, or why its result is not kept; may be empty.
         frozen: layers that no gradient reached.
         fidelity: agreement of the file with the simulation on these samples; for outputs other than class scores the
@@ -28,16 +28,16 @@ class FineTuning:
     seconds: float = 0.0
     before: Evaluation | None = None
     after: Evaluation | None = None
-    is_kept: bool = False
+    is_fine_tuned: bool = False
     reason: str = ""
     frozen: tuple[str, ...] = ()
     fidelity: float | None = None
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the report."""
-        unit = "layers" if self.budget == "layerwise" else "steps"
-        if self.is_kept and self.before is not None and self.after is not None:
-            text = f"fine-tuned in {self.steps} {unit}, {self.seconds:.0f} s: loss {self.before.loss:.4f} -> "
+        noun = "layers" if self.budget == "layerwise" else "steps"
+        if self.is_fine_tuned and self.before is not None and self.after is not None:
+            text = f"fine-tuned in {self.steps} {noun}, {self.seconds:.0f} s: loss {self.before.loss:.4f} -> "
             text += f"{self.after.loss:.4f}"
             if self.before.agreement is not None and self.after.agreement is not None:
                 text += f", agreement {100 * self.before.agreement:.1f} % -> {100 * self.after.agreement:.1f} %"
@@ -59,7 +59,7 @@ class FineTuning:
             "seconds": self.seconds,
             "before": None if self.before is None else vars(self.before),
             "after": None if self.after is None else vars(self.after),
-            "is_kept": self.is_kept,
+            "is_fine_tuned": self.is_fine_tuned,
             "reason": self.reason,
             "frozen_layers": list(self.frozen),
             "agreement_with_simulation": self.fidelity,

@@ -2,7 +2,7 @@
 
     x -> FakeQuant(low, high) -> Conv2D(weights) -> Relu -> FakeQuant(low, high)
 
-The limits are inputs of the simulation, and so are the constants that are trained: the engine computes both from its
+The limits are inputs of the simulation, and so are the constants that are trained: the simulator computes both from its
 variables. An ONNX graph is converted to TensorFlow after its quantized edges are marked by Identity nodes.
 """
 
@@ -73,7 +73,7 @@ class QuantizedEdge:
         return high - low
 
     @property
-    def units(self) -> tuple[int, int]:
+    def step_limits(self) -> tuple[int, int]:
         """Limits in steps, relative to the zero point."""
         low, high = self.parameters.spec.limits
         zero = int(self.parameters.zero_point)
@@ -95,7 +95,7 @@ class ConstantUse:
 
 @dataclass(frozen=True)
 class Simulation:
-    """Float TensorFlow graph that computes what the quantized model computes.
+    """Float TensorFlow graph with the outputs of the quantized model.
 
     Attributes:
         source: float graph of the plan.
@@ -160,12 +160,12 @@ def scale_ranges(plan: Plan, edges: tuple[QuantizedEdge, ...], scales: Mapping[E
         edges: FakeQuant nodes of a simulation.
         scales: step between two quantized values by owner.
     """
-    units = {edge.owner: edge.units for edge in edges}
+    step_limits = {edge.owner: edge.step_limits for edge in edges}
     ranges = {}
     for edge in plan.activations:
         owner = _owner(plan, edge)
         if owner in scales:
-            low, high = units[owner]
+            low, high = step_limits[owner]
             ranges[edge] = Range(float(np.float32(low * scales[owner])), float(np.float32(high * scales[owner])))
     return ranges
 
@@ -179,7 +179,7 @@ def _find_learned(
     for edge in parameters:
         by_owner.setdefault(_owner(plan, target.range_edge(plan, edge)), []).append(edge)
     probed = {
-        edge: Range(*(float(limit * PROBE * parameters[edge].scale) for limit in _units(parameters[edge])))
+        edge: Range(*(float(limit * PROBE * parameters[edge].scale) for limit in _step_limits(parameters[edge])))
         for edge in parameters
         if target.range_edge(plan, edge) == edge
     }
@@ -197,7 +197,7 @@ def _find_learned(
     )
 
 
-def _units(parameters: QuantizationParameters) -> tuple[int, int]:
+def _step_limits(parameters: QuantizationParameters) -> tuple[int, int]:
     low, high = parameters.spec.limits
     return low - int(parameters.zero_point), high - int(parameters.zero_point)
 

@@ -19,8 +19,8 @@ from quantkit.errors import UsageError
 from quantkit.formats.files import write_whole
 from quantkit.ir.tensor import Array
 from quantkit.progress import OnProgress, Progress, ignore_progress
-from quantkit.quantization.finetuning.engine import VALUES, Engine, OutOfMemoryError
 from quantkit.quantization.finetuning.samples import SampleStore
+from quantkit.quantization.finetuning.simulator import VALUES, OutOfMemoryError, Simulator
 from quantkit.quantization.finetuning.variables import Floats
 
 LAYERWISE = "layerwise"
@@ -41,7 +41,7 @@ _COUNTS = ("step", "failures", "evaluations")
 
 @dataclass(frozen=True)
 class Budget:
-    """Length of a training: a number of steps, or seconds; without both, one pass over the layers."""
+    """Length of a training: a number of steps, or seconds; without both, layer by layer."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -99,18 +99,18 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """Result of a training.
+class TrainingResult:
+    """Values of the variables after a training.
 
     Attributes:
-        engine: simulation of ``values``.
+        simulator: simulation of ``values``.
         values: the variables with the smallest held-out loss.
         before, after: evaluation of the calibrated model and of ``values``.
         steps: number of steps.
         stopped: reason for an early end; empty if the budget is used up.
     """
 
-    engine: Engine
+    simulator: Simulator
     values: list[Floats]
     before: Evaluation
     after: Evaluation
@@ -140,10 +140,10 @@ class _State:
 
 @dataclass
 class Training:
-    """One training of an engine's variables.
+    """One training of an simulator's variables.
 
     Attributes:
-        engine: loss and gradients.
+        simulator: loss and gradients.
         store: samples.
         budget: length of the training.
         seed: seed of the order of the samples.
@@ -154,7 +154,7 @@ class Training:
         clock: function that returns the time in seconds.
     """
 
-    engine: Engine
+    simulator: Simulator
     store: SampleStore
     budget: Budget
     seed: int = 0
@@ -178,10 +178,10 @@ class Training:
         self._held_out = held_out or order
         self.training_runs = order[len(held_out) :]
 
-    def run(self) -> Trained:
+    def run(self) -> TrainingResult:
         """Train until the budget is used up, or the held-out loss stops falling."""
-        state = self._load() or _State.of(self.engine.variables.zeros())
-        before = self.evaluate(self.engine.variables.zeros())
+        state = self._load() or _State.of(self.simulator.variables.zeros())
+        before = self.evaluate(self.simulator.variables.zeros())
         if state.best_loss == inf:
             state.best_loss = before.loss
         start, saved = self.clock() - state.seconds, self.clock()
@@ -207,7 +207,7 @@ class Training:
         after = self.evaluate(state.best)
         if self.path is not None:
             self.path.unlink(missing_ok=True)
-        return Trained(self.engine, state.best, before, after, state.step, stopped)
+        return TrainingResult(self.simulator, state.best, before, after, state.step, stopped)
 
     def _step(self, state: _State, done: float) -> float:
         """Update the variables with the gradients of one batch; return its loss."""
@@ -217,7 +217,7 @@ class Training:
             return inf if isfinite(loss) else loss
         rate = (1 + cos(pi * done)) / 2 * min(1.0, (done + 1e-3) / WARM_UP)
         corrections = 1 - MOMENTUM**state.step, 1 - SQUARES_MOMENTUM**state.step
-        num_constants = len(self.engine.variables.constants)
+        num_constants = len(self.simulator.variables.constants)
         for index, gradient in enumerate(gradients):
             mean, squares = state.means[index], state.squares[index]
             mean *= MOMENTUM
@@ -254,7 +254,7 @@ class Training:
         mean_loss, sums = 0.0, [np.zeros_like(value) for value in values]
         for batch in batches:
             feeds, expected, classes = self.store.read(batch)
-            loss, gradients = self.engine.gradients(values, feeds, expected, classes)
+            loss, gradients = self.simulator.gradients(values, feeds, expected, classes)
             mean_loss += loss * len(batch) / total
             for sum_, gradient in zip(sums, gradients, strict=True):
                 sum_ += gradient * np.float32(len(batch) / total)
@@ -266,7 +266,7 @@ class Training:
             yield list(runs[start : start + self.micro_batch])
 
     def _select(self, state: _State, done: float) -> tuple[str, str]:
-        """Keep the variables if they are the best so far; return the evaluation, and the reason to stop or nothing."""
+        """Keep the variables if they are the best so far; return the evaluation, and the reason to stop if any."""
         evaluation = self.evaluate(state.values)
         state.evaluations = int(done * EVALUATIONS)
         if evaluation.loss < state.best_loss:
@@ -282,13 +282,13 @@ class Training:
         losses, counts, agreeing = [], [], 0
         for batch in self.micro_batches(self._held_out):
             feeds, expected, _ = self.store.read(batch)
-            outputs = self.engine.outputs(values, feeds)
+            outputs = self.simulator.outputs(values, feeds)
             count = sum(self.store.counts[run] for run in batch)
-            losses.append(self.engine.objective.measure(outputs, expected))
+            losses.append(self.simulator.objective.measure(outputs, expected))
             counts.append(count)
-            if self.engine.objective.kind != VALUES:
+            if self.simulator.objective.kind != VALUES:
                 agreeing += int(np.sum(_predictions(outputs[0])[:count] == _predictions(expected[0])[:count]))
-        agreement = None if self.engine.objective.kind == VALUES else agreeing / sum(counts)
+        agreement = None if self.simulator.objective.kind == VALUES else agreeing / sum(counts)
         return Evaluation(float(np.average(losses, weights=counts)), agreement)
 
     # State
@@ -306,10 +306,10 @@ class Training:
         write_whole(self.path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
 
     def _load(self) -> _State | None:
-        """Return the state of the file; None if there is none, or if it belongs to another training."""
+        """Return the state of the file; None without a file, or if it belongs to another training."""
         if self.path is None or not self.path.exists():
             return None
-        state = _State.of(self.engine.variables.zeros())
+        state = _State.of(self.simulator.variables.zeros())
         try:
             with np.load(self.path, allow_pickle=False) as stored:
                 if str(stored["key"]) != self.key:

@@ -1,10 +1,10 @@
-"""Variables of a fine-tuning, in units of quantization steps.
+"""Variables of a fine-tuning, in quantization steps.
 
     constant = calibrated values + step * variable
     weights  = clip(constant, limits * exp(variable))        limits: calibrated limits of each channel
     scale    = calibrated scale * exp(variable)              of a range
 
-All variables start at 0, the calibrated model. In these units one learning rate suits every layer.
+All variables start at 0, the calibrated model. In steps, one learning rate suits every layer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ class TrainedConstant:
         first, last = (limit - parameters.zero_point.reshape(sizes) for limit in spec.limits)
         return cls(trainable, values, step, ((first * step).astype(np.float32), (last * step).astype(np.float32)))
 
-    def tuned(self, values: Floats, clipping: Floats | None) -> Floats:
+    def compute_values(self, values: Floats, clipping: Floats | None) -> Floats:
         """Return the trained values.
 
         Args:
@@ -116,7 +116,7 @@ class Variables:
         constants, clipping, _ = self.split(values)
         for constant, value in zip(self.constants, constants, strict=True):
             name = constant.trainable.name
-            yield name, Tensor.of(constant.tuned(value, clipping.get(name)))
+            yield name, Tensor.of(constant.compute_values(value, clipping.get(name)))
 
     def tuned_scales(self, values: Sequence[Floats]) -> dict[Edge, float]:
         """Return the trained scale by owner."""

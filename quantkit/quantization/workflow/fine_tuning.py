@@ -20,19 +20,19 @@ from quantkit.ops.shape_inference import infer_shapes
 from quantkit.progress import Progress
 from quantkit.quantization.calibration import choose_float_runtime
 from quantkit.quantization.corrections import correct_biases
-from quantkit.quantization.finetuning.engine import (
-    LEAST_PROBABILITY,
-    LOGITS,
-    PROBABILITIES,
-    VALUES,
-    Engine,
-    Objective,
-)
 from quantkit.quantization.finetuning.layerwise import tune_layers
 from quantkit.quantization.finetuning.report import FineTuning
 from quantkit.quantization.finetuning.samples import SampleStore
 from quantkit.quantization.finetuning.simulation import Simulation, scale_ranges, simulate
-from quantkit.quantization.finetuning.training import BATCH, Budget, Trained, Training
+from quantkit.quantization.finetuning.simulator import (
+    LEAST_PROBABILITY,
+    LOGITS,
+    PROBABILITIES,
+    VALUES,
+    Objective,
+    Simulator,
+)
+from quantkit.quantization.finetuning.training import BATCH, Budget, Training, TrainingResult
 from quantkit.quantization.finetuning.variables import Variables
 from quantkit.quantization.observation import tensor_name
 from quantkit.quantization.ranges import graph_digest
@@ -58,14 +58,14 @@ class _Problem:
     Attributes:
         conversion: calibrated model, whose biases are corrected.
         simulation: its simulation.
-        engine: loss and gradients of the simulation.
+        simulator: loss and gradients of the simulation.
         store: samples.
         micro_batch: largest number of runs computed together.
     """
 
     conversion: Conversion
     simulation: Simulation
-    engine: Engine
+    simulator: Simulator
     store: SampleStore
     micro_batch: int
 
@@ -101,9 +101,9 @@ def fine_tune(
         monotonic() - start,
         trained.before,
         trained.after,
-        is_kept=not reason,
+        is_fine_tuned=not reason,
         reason=reason or trained.stopped,
-        frozen=trained.engine.frozen_layers,
+        frozen=trained.simulator.frozen_layers,
         fidelity=fidelity,
     )
     return (conversion if reason else tuned), report
@@ -123,14 +123,14 @@ def _prepare(
     store = _collect(model, conversion.graph, data, options, folder)
     simulation = _keep_float_outputs(simulate(graph, plan, ranges), store)
     variables = Variables.of(simulation)
-    engine = Engine(simulation, variables, _choose_objective(reference, store))
-    micro_batch = _choose_micro_batch(graph, engine, store)
+    simulator = Simulator(simulation, variables, _choose_objective(reference, store))
+    micro_batch = _choose_micro_batch(graph, simulator, store)
     megabytes = (_tensor_bytes(graph) * micro_batch + CONSTANT_COPIES * variables.num_bytes) / 1e6
     options.on_message(
         f"fine-tuning {len(simulation.trainables)} constants and {len(variables.scales)} ranges on "
-        f"{sum(store.counts)} samples (up to {megabytes:.0f} MB of memory, besides TensorFlow)"
+        f"{sum(store.counts)} samples (up to {megabytes:.0f} MB of memory, and TensorFlow)"
     )
-    return _Problem(corrected, simulation, engine, store, micro_batch)
+    return _Problem(corrected, simulation, simulator, store, micro_batch)
 
 
 def _collect(model: Model, graph: Graph, data: Dataset, options: Options, folder: Path) -> SampleStore:
@@ -155,7 +155,9 @@ def _keep_float_outputs(simulation: Simulation, store: SampleStore) -> Simulatio
     """
     outputs = [simulation.graph.outputs[index] for index in store.select_outputs(np.float32)]
     if not outputs:
-        raise UsageError("--finetune needs a float32 output, and the model has none", hint="name one: --outputs NAMES")
+        raise UsageError(
+            "--finetune needs a float32 output, and all outputs are integers", hint="name one: --outputs NAMES"
+        )
     return replace(simulation, graph=simulation.graph.with_endpoints(None, outputs))
 
 
@@ -182,20 +184,20 @@ def _tensor_bytes(graph: Graph) -> int:
     return 4 * COPIES * sum(sizes)
 
 
-def _choose_micro_batch(graph: Graph, engine: Engine, store: SampleStore) -> int:
-    """Return how many runs fit the memory limit; 1 if the graph contains its batch size."""
+def _choose_micro_batch(graph: Graph, simulator: Simulator, store: SampleStore) -> int:
+    """Return the number of runs that fit the memory limit; 1 if the graph contains its batch size."""
     if len(store) < 2:
         return 1
     try:
         feeds, expected, _ = store.read([0, 1])
-        shapes = [output.shape for output in engine.outputs(engine.variables.zeros(), feeds)]
+        shapes = [output.shape for output in simulator.outputs(simulator.variables.zeros(), feeds)]
     except (QuantkitError, ValueError):
         return 1
     fits = shapes == [array.shape for array in expected]
     return int(np.clip(TRAINING_BYTES // max(_tensor_bytes(graph), 1), 1, BATCH)) if fits else 1
 
 
-def _train(problem: _Problem, options: Options) -> Trained:
+def _train(problem: _Problem, options: Options) -> TrainingResult:
     """Fit each layer by itself, then train the variables; an interrupted training is saved next to the output."""
     assert options.finetune is not None, "fine_tune is called with --finetune"
     budget = Budget.parse(options.finetune)
@@ -203,7 +205,7 @@ def _train(problem: _Problem, options: Options) -> Trained:
     conversion = problem.conversion
     facts = (graph_digest(conversion.graph), conversion.plan.scheme.digest, problem.store.digest, str(options.finetune))
     training = Training(
-        problem.engine,
+        problem.simulator,
         problem.store,
         budget,
         seed=options.seed,
@@ -219,7 +221,7 @@ def _train(problem: _Problem, options: Options) -> Trained:
         if budget.is_layerwise:
             return fitted
         if fitted.after.loss < fitted.before.loss:
-            training = replace(training, engine=fitted.engine)
+            training = replace(training, simulator=fitted.simulator)
         return replace(training.run(), before=fitted.before)
     except KeyboardInterrupt:
         if path is not None and path.exists():
@@ -227,7 +229,7 @@ def _train(problem: _Problem, options: Options) -> Trained:
         raise
 
 
-def _tune_layers(training: Training, problem: _Problem, options: Options) -> Trained:
+def _tune_layers(training: Training, problem: _Problem, options: Options) -> TrainingResult:
     conversion = problem.conversion
     float_graph, graph, plan = conversion.float_graph, conversion.graph, conversion.plan
     assert float_graph is not None, "the conversion was prepared"
@@ -246,9 +248,9 @@ def _tune_layers(training: Training, problem: _Problem, options: Options) -> Tra
     return tune_layers(training, simulation, biases, options.on_progress)
 
 
-def _apply(problem: _Problem, trained: Trained) -> Conversion:
+def _apply(problem: _Problem, trained: TrainingResult) -> Conversion:
     """Return the calibrated model with trained constants and ranges."""
-    conversion, variables = problem.conversion, trained.engine.variables
+    conversion, variables = problem.conversion, trained.simulator.variables
     tensors = dict(variables.tensors(trained.values))
     graph = conversion.graph.with_nodes(
         node.with_attrs(value=tensors[name]) if name in tensors else node
@@ -265,7 +267,7 @@ def _apply(problem: _Problem, trained: Trained) -> Conversion:
 
 
 def _find_objection(
-    calibrated: Conversion, tuned: Conversion, trained: Trained, reference: FloatReference, options: Options
+    calibrated: Conversion, tuned: Conversion, trained: TrainingResult, reference: FloatReference, options: Options
 ) -> str:
     """Return why the calibrated model is better, or an empty string; the files themselves are measured."""
     if not trained.after.loss < trained.before.loss:
@@ -280,17 +282,17 @@ def _find_objection(
     return f"drop {before.drop:.4f} -> {after.drop:.4f}, KL {before.kl_divergence:.4f} -> {after.kl_divergence:.4f}"
 
 
-def _measure_fidelity(problem: _Problem, trained: Trained, tuned: Conversion) -> float:
+def _measure_fidelity(problem: _Problem, trained: TrainingResult, tuned: Conversion) -> float:
     """Return the agreement of the quantized model with its simulation; without class scores, their correlation."""
     simulated, computed = [], []
     with open_conversion(tuned) as session:
         for run in range(min(len(problem.store), COMPARED_RUNS)):
             feeds, _, _ = problem.store.read([run])
-            simulated.append(trained.engine.outputs(trained.values, feeds)[0].reshape(len(feeds[0]), -1))
-            named = {info.name: array for info, array in zip(session.inputs, feeds, strict=True)}
-            outputs = [values for values in session.run(named).values() if values.dtype == np.float32]
+            simulated.append(trained.simulator.outputs(trained.values, feeds)[0].reshape(len(feeds[0]), -1))
+            feeds_by_name = {info.name: array for info, array in zip(session.inputs, feeds, strict=True)}
+            outputs = [values for values in session.run(feeds_by_name).values() if values.dtype == np.float32]
             computed.append(outputs[0].reshape(simulated[-1].shape))
     first, second = np.concatenate(simulated), np.concatenate(computed)
-    if problem.engine.objective.kind == VALUES:
+    if problem.simulator.objective.kind == VALUES:
         return float(np.corrcoef(first.reshape(-1), second.reshape(-1))[0, 1])
     return float(np.mean(first.argmax(-1) == second.argmax(-1)))

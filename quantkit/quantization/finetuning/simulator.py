@@ -1,4 +1,4 @@
-"""Training engine: the simulation as a TensorFlow function, its loss, and the gradients of the variables.
+"""Simulator: the simulation as a TensorFlow function, its loss, and the gradients of the variables.
 
 Rounding has the gradient of the identity (straight-through estimator). The gradient of a range is that of the learned
 step size (LSQ, Esser et al., 2020): with y = fake_quant(x) and s the step,
@@ -37,7 +37,7 @@ PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"
 
 
 class OutOfMemoryError(QuantkitError):
-    """A training step needs more memory than TensorFlow can allocate."""
+    """A training step that needs more memory than TensorFlow can allocate."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Objective:
                 for output, target, power in zip(outputs, expected, self.powers, strict=True)
             ]
             return tf.add_n(errors) / len(errors)
-        logits, targets = (_centered(tf, self._logits(tf, values[0])) for values in (outputs, expected))
+        logits, targets = (_center(tf, self._logits(tf, values[0])) for values in (outputs, expected))
         probabilities = tf.nn.softmax(targets)
         log_ratios = tf.nn.log_softmax(targets) - tf.nn.log_softmax(logits)
         divergence = tf.reduce_mean(tf.reduce_sum(probabilities * log_ratios, -1))
@@ -79,19 +79,19 @@ class Objective:
     def measure(self, outputs: Sequence[Array], expected: Sequence[Array]) -> float:
         """Return the loss of arrays, without labels."""
         tf = import_tensorflow()
-        computed, wanted = ([tf.constant(array, tf.float32) for array in arrays] for arrays in (outputs, expected))
-        return float(self.loss(tf, computed, wanted, tf.fill([len(outputs[0])], -1)))
+        computed, targets = ([tf.constant(array, tf.float32) for array in arrays] for arrays in (outputs, expected))
+        return float(self.loss(tf, computed, targets, tf.fill([len(outputs[0])], -1)))
 
     def _logits(self, tf: Any, values: Any) -> Any:
         values = tf.reshape(values, [tf.shape(values)[0], -1])
         return tf.math.log(tf.maximum(values, LEAST_PROBABILITY)) if self.kind == PROBABILITIES else values
 
 
-def _centered(tf: Any, logits: Any) -> Any:
+def _center(tf: Any, logits: Any) -> Any:
     return logits - tf.reduce_mean(logits, -1, keepdims=True)
 
 
-class Engine:
+class Simulator:
     """Simulation as TensorFlow functions of variables, feeds and expected outputs.
 
     Attributes:
@@ -212,8 +212,8 @@ class Engine:
         mapped = dict(zip(map(_tensor_name, graph.inputs), feeds, strict=True))
         mapped.update(self._constant_tensors(values, scales))
         for edge in self.simulation.edges:
-            for suffix, units in zip(("low", "high"), edge.units, strict=True):
-                mapped[f"{limit_name(edge, suffix)}:0"] = scales[edge.owner] * np.float32(units)
+            for suffix, steps in zip(("low", "high"), edge.step_limits, strict=True):
+                mapped[f"{limit_name(edge, suffix)}:0"] = scales[edge.owner] * np.float32(steps)
         message = graph_def(graph)
         for node in message.node:
             if node.op in self.frozen_ops:
