@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from quantkit.quantization.finetuning.training import Evaluation
+from quantkit.quantization.finetuning.training import HeldOutDistance
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class FineTuning:
     budget: str
     steps: int = 0
     seconds: float = 0.0
-    before: Evaluation | None = None
-    after: Evaluation | None = None
+    before: HeldOutDistance | None = None
+    after: HeldOutDistance | None = None
     is_fine_tuned: bool = False
     reason: str = ""
     frozen: tuple[str, ...] = ()

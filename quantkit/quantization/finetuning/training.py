@@ -82,7 +82,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class HeldOutDistance:
     """Distance from the float model on the held-out samples.
 
     Attributes:
@@ -112,8 +112,8 @@ class TrainingResult:
 
     simulator: Simulator
     values: list[Floats]
-    before: Evaluation
-    after: Evaluation
+    before: HeldOutDistance
+    after: HeldOutDistance
     steps: int
     stopped: str = ""
 
@@ -277,7 +277,7 @@ class Training:
         is_over = state.failures >= PATIENCE and done > 0.5
         return str(evaluation), f"no better held-out loss in {PATIENCE} evaluations" if is_over else ""
 
-    def evaluate(self, values: list[Floats]) -> Evaluation:
+    def evaluate(self, values: list[Floats]) -> HeldOutDistance:
         """Measure the samples that are held out from the training."""
         losses, counts, agreeing = [], [], 0
         for batch in self.micro_batches(self._held_out):
@@ -289,7 +289,7 @@ class Training:
             if self.simulator.objective.kind != VALUES:
                 agreeing += int(np.sum(_predictions(outputs[0])[:count] == _predictions(expected[0])[:count]))
         agreement = None if self.simulator.objective.kind == VALUES else agreeing / sum(counts)
-        return Evaluation(float(np.average(losses, weights=counts)), agreement)
+        return HeldOutDistance(float(np.average(losses, weights=counts)), agreement)
 
     # State
 

@@ -52,7 +52,7 @@ COMPARED_RUNS, OBSERVED_RUNS = 64, 64
 
 
 @dataclass(frozen=True)
-class _Problem:
+class _TuningProblem:
     """A calibrated model with everything that its training needs.
 
     Attributes:
@@ -116,7 +116,7 @@ def _prepare(
     reference: FloatReference,
     options: Options,
     folder: Path,
-) -> _Problem:
+) -> _TuningProblem:
     plan, ranges = conversion.plan, conversion.ranges.merge_groups(conversion.plan.groups)
     graph = correct_biases(conversion.graph, plan, ranges) if plan.scheme.bias_correction else conversion.graph
     corrected = replace(conversion, graph=graph, ranges=replace(ranges, means={}), float_graph=conversion.graph)
@@ -130,7 +130,7 @@ def _prepare(
         f"fine-tuning {len(simulation.trainables)} constants and {len(variables.scales)} ranges on "
         f"{sum(store.counts)} samples (up to {megabytes:.0f} MB of memory, and TensorFlow)"
     )
-    return _Problem(corrected, simulation, simulator, store, micro_batch)
+    return _TuningProblem(corrected, simulation, simulator, store, micro_batch)
 
 
 def _collect(model: Model, graph: Graph, data: Dataset, options: Options, folder: Path) -> SampleStore:
@@ -197,7 +197,7 @@ def _choose_micro_batch(graph: Graph, simulator: Simulator, store: SampleStore) 
     return int(np.clip(TRAINING_BYTES // max(_tensor_bytes(graph), 1), 1, BATCH)) if fits else 1
 
 
-def _train(problem: _Problem, options: Options) -> TrainingResult:
+def _train(problem: _TuningProblem, options: Options) -> TrainingResult:
     """Fit each layer by itself, then train the variables; an interrupted training is saved next to the output."""
     assert options.finetune is not None, "fine_tune is called with --finetune"
     budget = Budget.parse(options.finetune)
@@ -229,7 +229,7 @@ def _train(problem: _Problem, options: Options) -> TrainingResult:
         raise
 
 
-def _tune_layers(training: Training, problem: _Problem, options: Options) -> TrainingResult:
+def _tune_layers(training: Training, problem: _TuningProblem, options: Options) -> TrainingResult:
     conversion = problem.conversion
     float_graph, graph, plan = conversion.float_graph, conversion.graph, conversion.plan
     assert float_graph is not None, "the conversion was prepared"
@@ -248,7 +248,7 @@ def _tune_layers(training: Training, problem: _Problem, options: Options) -> Tra
     return tune_layers(training, simulation, biases, options.on_progress)
 
 
-def _apply(problem: _Problem, trained: TrainingResult) -> Conversion:
+def _apply(problem: _TuningProblem, trained: TrainingResult) -> Conversion:
     """Return the calibrated model with trained constants and ranges."""
     conversion, variables = problem.conversion, trained.simulator.variables
     tensors = dict(variables.tensors(trained.values))
@@ -282,7 +282,7 @@ def _find_objection(
     return f"drop {before.drop:.4f} -> {after.drop:.4f}, KL {before.kl_divergence:.4f} -> {after.kl_divergence:.4f}"
 
 
-def _measure_fidelity(problem: _Problem, trained: TrainingResult, tuned: Conversion) -> float:
+def _measure_fidelity(problem: _TuningProblem, trained: TrainingResult, tuned: Conversion) -> float:
     """Return the agreement of the quantized model with its simulation; without class scores, their correlation."""
     simulated, computed = [], []
     with open_conversion(tuned) as session:
