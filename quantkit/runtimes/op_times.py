@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from quantkit import formats
-from quantkit.convert.to_onnx import to_onnx_graph
 from quantkit.formats import onnx
 from quantkit.ir.graph import Graph
 
@@ -65,6 +64,8 @@ def named_onnx_graph(model: Graph | Path) -> Graph:
         UnavailableError: an op cannot be converted to ONNX.
     """
     graph = formats.load(model) if isinstance(model, Path) else model
+    from quantkit.convert.to_onnx import to_onnx_graph  # it imports the runtimes
+
     return onnx.with_node_names(graph if graph.dialect == onnx.DIALECT else to_onnx_graph(graph))
 
 
