@@ -34,6 +34,8 @@ MIN_INTERPRETER_LOCKED = 0.25
 MIN_IDLE = 0.5
 # Time below which the report warns that the verdict has little evidence.
 MIN_SECONDS = 1.0
+# Fraction of the input time blocked by the disk, from which its time in the kernel counts as disk accesses as well.
+MIN_DISK = 0.1
 # Input that takes more than this fraction of a serial job is the longer part: overlap alone does not remove it.
 LONGER_PART = 0.6
 _ACTIVITIES = {
@@ -200,7 +202,7 @@ def _input_cause(facts: JobFacts, fraction: float) -> tuple[str, str]:
     blocked = calls.input_causes if calls else {}
     enough = fraction / 2
     in_kernel = facts.activity(RUNNING) * facts.system  # disk accesses also cost CPU time there
-    if facts.activity(DISK) >= HIGHLY_INPUT_BOUND * fraction and facts.activity(DISK) + in_kernel >= enough:
+    if facts.activity(DISK) >= MIN_DISK * fraction and facts.activity(DISK) + in_kernel >= enough:
         return "slow disk", "pack small files into shards, read several files in parallel, or use a faster disk"
     if facts.activity(NETWORK) >= enough or blocked.get("network", 0.0) >= 0.5:
         return "slow network input", "read several files in parallel, or copy the data to a local disk"
