@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from time import perf_counter
 from typing import Any
 
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
@@ -210,6 +211,7 @@ def _compute(
 
     def compute(arrays: list[Array]) -> Sequence[Array]:
         request = requests.get()
+        start = perf_counter()
         try:
             results = request.infer(dict(zip(inputs, arrays, strict=False)), share_inputs=True, share_outputs=False)
         except Exception as error:
@@ -217,7 +219,8 @@ def _compute(
         finally:
             requests.put(request)
         if profiler is not None:
-            profiler.add_run(request.profiling_info)
+            seconds = perf_counter() - start
+            profiler.add_run(request.profiling_info, seconds)
         return [results[output] for output in outputs]
 
     return compute

@@ -26,9 +26,11 @@ class OpenvinoProfiler:
         self._compiled = compiled
         self._ops = {name: node.op for name, node in model.nodes.items()} if isinstance(model, Graph) else {}
         self._runs: list[list[tuple[str, float]]] = []
+        self._run_seconds: list[float] = []
 
-    def add_run(self, nodes: Iterable[Any]) -> None:
-        """Add the times of one run."""
+    def add_run(self, nodes: Iterable[Any], seconds: float) -> None:
+        """Add the times of the nodes of one run, and its duration in seconds."""
+        self._run_seconds.append(seconds)
         self._runs.append([(node.node_name, node.real_time.total_seconds()) for node in nodes])
 
     def read(self) -> OpTrace:
@@ -36,7 +38,8 @@ class OpenvinoProfiler:
         ops = self._compiled.get_runtime_model().get_ordered_ops()
         seconds = seconds_by_run(self._runs)
         times = [(op, seconds.get(op.get_friendly_name(), ())) for op in ops]
-        return OpTrace(tuple(self._op_time(op, values) for op, values in times if any(values)))
+        ops_that_ran = tuple(self._op_time(op, values) for op, values in times if any(values))
+        return OpTrace(ops_that_ran, tuple(self._run_seconds))
 
     def _op_time(self, op: Any, seconds: tuple[float, ...]) -> OpTime:
         facts = {key: value.astype(str) for key, value in op.get_rt_info().items()}
