@@ -46,4 +46,7 @@ def _write(request: dict[str, Any], output: IO[str], parent: int) -> dict[str, A
 
 
 def _send(output: IO[str], message: dict[str, Any]) -> None:
-    print(json.dumps(message), file=output, flush=True)
+    try:
+        print(json.dumps(message), file=output, flush=True)
+    except BrokenPipeError:  # the parent has died
+        os._exit(1)
