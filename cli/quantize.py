@@ -3,6 +3,7 @@
 from argparse import ArgumentParser, Namespace
 
 from quantkit.data import DATA_KINDS
+from quantkit.evaluation.tasks import TASKS
 from quantkit.quantization.targets import targets
 from quantkit.quantization.targets.base import FLOAT
 from quantkit.quantization.workflow import quantize
@@ -40,6 +41,7 @@ SAME_NAMES = (
         "finetune",
         "seed",
         "max_drop",
+        "task",
         "fallback",
         "time_budget",
     ),
@@ -147,6 +149,12 @@ def _add_search(parser: ArgumentParser) -> None:
         type=parse_fraction,
         help="keep layers in float until the drop is at most this fraction, for example 0.01: the drop of top-1 if "
         "images have labels, else of the agreement with the float model",
+    )
+    parser.add_argument(
+        "--task",
+        metavar=f"{{{','.join(TASKS)}}}",
+        help="metric of the accuracy with the float model as reference (default: agreement for class scores, else "
+        "SQNR)",
     )
     parser.add_argument(
         "--fallback",

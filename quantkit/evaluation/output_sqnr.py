@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.evaluation.tasks import TaskMetric
 from quantkit.ir.tensor import Array
 
 # Largest relative error of an output that counts as a reproduction of the input.
@@ -34,6 +35,8 @@ class OutputSqnr:
         equal: fraction of equal values, by name of each integer or boolean output.
         reconstruction: reconstruction error of the reference model and of the other one, by name of each output that
             reproduces an input.
+        metric: name of the metric of a task; empty without a task.
+        score: value of this metric, 1 for equal outputs.
     """
 
     samples: int
@@ -41,6 +44,8 @@ class OutputSqnr:
     not_finite: int = 0
     equal: Mapping[str, float] = field(default_factory=dict)
     reconstruction: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    metric: str = ""
+    score: float = 1.0
 
     @property
     def worst(self) -> float:
@@ -49,7 +54,12 @@ class OutputSqnr:
 
     @property
     def error(self) -> float:
-        """Relative error of the worst real output, or fraction of different integers if that is larger, in [0, 1]."""
+        """Loss in [0, 1]: 1 - score of a task, else the larger one of two values.
+
+        These are the relative error of the worst real output and the fraction of different integers.
+        """
+        if self.metric:
+            return 1.0 if self.not_finite else 1 - self.score
         return float(max(min(10 ** (-self.worst / 20), 1.0), 1 - min(self.equal.values(), default=1.0)))
 
     def is_near(self, decibels: float, fraction: float) -> bool:
@@ -57,8 +67,10 @@ class OutputSqnr:
 
         Args:
             decibels: lowest SQNR of a real output, unless its reconstruction error is unchanged.
-            fraction: lowest fraction of equal values of an integer output.
+            fraction: lowest fraction of equal values of an integer output, or score of a task.
         """
+        if self.metric:
+            return not self.not_finite and self.score >= fraction
         changed = [name for name, value in self.sqnr.items() if value < decibels and not self._is_as_good(name)]
         return not self.not_finite and not changed and min(self.equal.values(), default=1.0) >= fraction
 
@@ -75,6 +87,7 @@ class OutputSqnr:
             "equal": dict(self.equal),
             "reconstruction": {name: list(errors) for name, errors in self.reconstruction.items()},
             "not_finite": self.not_finite,
+            "task": {"metric": self.metric, "score": self.score} if self.metric else None,
         }
 
     def __str__(self) -> str:
@@ -82,19 +95,28 @@ class OutputSqnr:
         fractions = [f"{name} {100 * value:.1f} %" for name, value in self.equal.items()]
         errors = [f"{name} {before:.4f} -> {after:.4f}" for name, (before, after) in self.reconstruction.items()]
         parts = (("SQNR of ", ratios), ("equal values of ", fractions), ("reconstruction error of ", errors))
-        return "; ".join(title + ", ".join(texts) for title, texts in parts if texts)
+        task = f"{self.metric} {self.score:.4f} of the float model; " if self.metric else ""
+        return task + "; ".join(title + ", ".join(texts) for title, texts in parts if texts)
 
 
 @dataclass
 class OutputSqnrCounter:
-    """Sums of signal and noise over a stream of outputs; keeps no outputs."""
+    """Sums of signal and noise over a stream of outputs; keeps no outputs.
 
+    Attributes:
+        task: metric to compute, too; None without a task.
+        samples: number of samples.
+        not_finite: number of samples with NaN or infinity.
+    """
+
+    task: TaskMetric | None = None
     samples: int = 0
     not_finite: int = 0
     _signal: dict[str, float] = field(default_factory=dict)
     _noise: dict[str, float] = field(default_factory=dict)
     _equal: dict[str, list[int]] = field(default_factory=dict)
     _reconstruction: dict[str, Array] = field(default_factory=dict)
+    _score: float = 0.0
 
     def add(
         self, reference: Mapping[str, Array], outputs: Mapping[str, Array], inputs: Mapping[str, Array] | None = None
@@ -120,6 +142,8 @@ class OutputSqnrCounter:
             self._signal[name] = self._signal.get(name, 0.0) + float((a[usable] ** 2).sum())
             self._noise[name] = self._noise.get(name, 0.0) + float(((a - b)[usable] ** 2).sum())
         self.samples += len(finite)
+        if self.task is not None:
+            self._score += len(finite) * self.task.score(reference, outputs)
         self.not_finite += int((~finite).sum())
 
     def _add_reconstruction(self, name: str, values: Array, others: Array, inputs: Mapping[str, Array]) -> None:
@@ -141,7 +165,9 @@ class OutputSqnrCounter:
             for name, (signal, before, after) in self._reconstruction.items()
             if before < MAX_RECONSTRUCTION_ERROR**2 * signal
         }
-        return OutputSqnr(self.samples, ratios, self.not_finite, equal, errors)
+        metric = "" if self.task is None else self.task.name
+        score = self._score / max(self.samples, 1) if metric else 1.0
+        return OutputSqnr(self.samples, ratios, self.not_finite, equal, errors, metric, score)
 
 
 def sqnr(signal: float | Array, noise: float | Array) -> Array:

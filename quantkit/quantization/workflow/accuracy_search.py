@@ -78,7 +78,9 @@ def _require_outputs(conversion: Conversion, reference: FloatReference, max_drop
 
 def _announce_metric(reference: FloatReference, options: Options) -> None:
     top1 = reference.top1
-    if not reference.has_class_scores:
+    if reference.task is not None:
+        metric = f"1 - {reference.task.name}, with the float model as reference"
+    elif not reference.has_class_scores:
         metric = "the error of the outputs (0.1 is 20 dB, 0.01 is 40 dB)"
     elif top1 is None:
         metric = "agreement with the float model"

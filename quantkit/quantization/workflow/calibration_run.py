@@ -85,7 +85,7 @@ def compute_ranges(
 def _calibrate(
     model: Model, graph: Graph, plan: Plan, data: Dataset, options: Options
 ) -> tuple[Ranges, FloatReference]:
-    reference = FloatReference()
+    reference = FloatReference(task=options.task)
     state = None if options.output is None else options.output.with_name(f"{options.output.name}.calibration")
     with open_calibration_session(graph, plan, options.runtime) as session:
         samples = LabeledFeeds.of(model, session, data, options)
@@ -158,7 +158,7 @@ def compute_reference(
         options: options of the caller.
         calibrated_on: preprocessing of the calibration samples.
     """
-    reference = FloatReference()
+    reference = FloatReference(task=options.task)
     with open_session(graph, choose_float_runtime(graph, options.runtime)) as session:
         basis = None
         if options.calibration is None and isinstance(calibrated_on, Preprocessing):

@@ -17,6 +17,7 @@ from quantkit.evaluation.classification_metrics import (
     act_as_class_scores,
 )
 from quantkit.evaluation.output_sqnr import OutputSqnr, OutputSqnrCounter
+from quantkit.evaluation.tasks import TaskMetric
 from quantkit.ir.tensor import Array
 from quantkit.quantization.fallback import Loss
 from quantkit.quantization.ranges import UNKNOWN
@@ -42,6 +43,7 @@ class FloatReference:
         is_full: True if the cache has reached its limit.
         rows: samples per run.
         is_classifier: True if a card or labels state that the outputs are class scores.
+        task: metric of the user's task; None to infer it from the outputs.
     """
 
     source: str = ""
@@ -54,6 +56,7 @@ class FloatReference:
     is_full: bool = False
     rows: int = 1
     is_classifier: bool = False
+    task: TaskMetric | None = None
 
     def record(self, samples: LabeledFeeds, feeds: Feeds, outputs: Mapping[str, Array]) -> bool:
         """Cache the last run if it fits; return whether it does."""
@@ -106,7 +109,7 @@ class FloatReference:
 
         A card, labels or the values themselves show it. To be read after the last run.
         """
-        if not self.outputs or not are_vectors(self.outputs[0]):
+        if self.task is not None or not self.outputs or not are_vectors(self.outputs[0]):
             return False
         scores = np.concatenate([_flatten(outputs) for outputs in self.outputs])
         if scores.dtype.kind != "f":
@@ -161,7 +164,7 @@ class FloatReference:
 
     def compare(self, session: Session) -> ClassificationMetrics | OutputSqnr:
         """Run another model on the same samples; return its distance from the float model."""
-        counter, sqnr = ClassificationCounter(), OutputSqnrCounter()
+        counter, sqnr = ClassificationCounter(), OutputSqnrCounter(self.task)
         for feeds, expected, classes in self.replay():
             outputs = session.run(feeds)
             # Outputs have the same order, and usually the same names.
@@ -177,7 +180,7 @@ class FloatReference:
         """Return the loss of a comparison.
 
         The drop is that of top-1 if labels are known, else of the agreement with the float model; without class
-        scores it is the error of the outputs.
+        scores it is the error of the outputs, or the loss of the task's metric.
         """
         if isinstance(comparison, OutputSqnr):
             return Loss(comparison.error, 0.0)

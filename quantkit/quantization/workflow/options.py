@@ -9,6 +9,7 @@ from typing import Any
 from quantkit import formats
 from quantkit.data import PreprocessingOptions
 from quantkit.errors import UnavailableError, UsageError
+from quantkit.evaluation.tasks import TaskMetric
 from quantkit.model import Model
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.quantization.finetuning.training import Budget
@@ -59,6 +60,7 @@ class Options:
     finetune: int | str | None = None
     seed: int = 0
     max_drop: float | None = None
+    task: TaskMetric | None = None
     fallback: str = FLOAT
     time_budget: float = TIME_BUDGET
     offline: bool = False

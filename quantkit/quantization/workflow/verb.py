@@ -25,6 +25,7 @@ from quantkit.arguments import (
     without_none,
 )
 from quantkit.data import PreprocessingOptions
+from quantkit.evaluation.tasks import Score, find_task
 from quantkit.formats import name_written_files, saved_model
 from quantkit.formats.temporary import temporary_folder
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
@@ -94,6 +95,7 @@ def quantize(
     finetune: int | str | None = None,
     seed: int = 0,
     max_drop: float | None = None,
+    task: str | Score | None = None,
     fallback: str = FLOAT,
     time_budget: float | str = TIME_BUDGET,
     offline: bool = False,
@@ -135,7 +137,10 @@ def quantize(
             calibrated model is kept if it is better.
         seed: seed of the order of the training samples.
         max_drop: keep layers in float until the drop is at most this fraction: the drop of top-1 if samples have
-            labels, else of the agreement with the float model.
+            labels, else of the agreement with the float model, or of the metric of ``task``.
+        task: metric of the outputs with the float model as reference: ``segmentation``, ``detection``, ``regression``,
+            ``embedding``, ``text``, or a function of the float model's outputs and the int8 model's, (n, ...) by name,
+            that returns 1 for equal outputs (default: agreement for class scores, else SQNR).
         fallback: precision of these layers, ``float`` or, for the tensorflow target, ``bfloat16``.
         time_budget: seconds for the search of these layers, or a text such as ``2m``.
         output: write the quantized model to this file or SavedModel folder as soon as it is checked. The state of
@@ -206,6 +211,7 @@ def quantize(
         finetune=finetune,
         seed=seed,
         max_drop=max_drop,
+        task=find_task(task),
         fallback=fallback,
         time_budget=parse_duration(time_budget, "time_budget"),
         offline=offline,
