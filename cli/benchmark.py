@@ -28,6 +28,7 @@ from ._render import emit, log, show_progress
 EXAMPLES = (
     "quantkit benchmark digits",
     "quantkit benchmark digits@tensorflow digits@reference --save digits.json",
+    "quantkit benchmark digits@tensorflow --baseline digits.json --fail-below 0.97",
     "quantkit benchmark digits@openvino --precision float32,bfloat16",
     "quantkit benchmark digits@onnxruntime --sweep --time-budget 60s",
     "quantkit benchmark digits@onnxruntime digits@openvino --profile",
@@ -114,6 +115,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="write a page with charts and layers (.html), or one chart (.svg)",
     )
     parser.add_argument("--save", type=Path, metavar="FILE.json", help="write the result with all samples to this file")
+    parser.add_argument(
+        "--baseline", type=Path, metavar="FILE.json", help="compare with a benchmark of --save on this machine"
+    )
     parser.add_argument("--fail-below", type=parse_ratio, metavar="RATIO", help="exit 1 if a speed-up is below this")
     add_model_flags(parser)
 
@@ -123,11 +127,13 @@ def run(args: Namespace) -> int:
     if args.save is not None:
         check_target(args.save)
         paths = [path for model in args.models for path in (model, model.rpartition("@")[0])]
-        check_distinct({"--save": args.save}, {f"the model {path}": path for path in paths if path})
+        inputs = {"--baseline": args.baseline} | {f"the model {path}": path for path in paths if path}
+        check_distinct({"--save": args.save}, inputs)
     if args.html is not None:
         check_target(args.html)
-    if args.fail_below is not None and len(args.models) == 1:
-        raise UsageError("--fail-below needs two models, and one is named", hint="name the reference model first")
+    if args.fail_below is not None and len(args.models) == 1 and args.baseline is None:
+        hint = "name the reference model first, or pass --baseline"
+        raise UsageError("--fail-below needs two models, and one is named", hint=hint)
     if args.profile and args.sweep:
         raise UsageError("--profile and --sweep exclude each other", hint="omit one of them")
     if args.profile:
@@ -144,6 +150,8 @@ def run(args: Namespace) -> int:
                 warmup=args.warmup,
                 processes=args.processes,
                 time_budget=args.time_budget,
+                workload=args.save is not None,
+                baseline=args.baseline,
                 on_progress=on_progress,
                 **_candidate_options(args),
             )
@@ -164,8 +172,8 @@ def run(args: Namespace) -> int:
 
 def _run_profile(args: Namespace) -> int:
     """Print the profile."""
-    if args.save is not None or args.fail_below is not None:
-        raise UsageError("--profile has no samples to save or compare", hint="omit --save and --fail-below")
+    if args.save is not None or args.fail_below is not None or args.baseline is not None:
+        raise UsageError("--profile has no samples to save or compare", hint="omit --save, --baseline and --fail-below")
     with show_progress(args) as on_progress:
         result = profile_layers(args.models, on_progress=on_progress, **_candidate_options(args))
     if args.html is not None:
@@ -213,7 +221,7 @@ def _run_sweep(args: Namespace) -> int:
     """Search for the fastest settings, and print and save the result."""
     from quantkit.benchmark.sweep import sweep
 
-    for name in ("runs", "warmup", "processes", "fail_below"):
+    for name in ("runs", "warmup", "processes", "baseline", "fail_below"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} does not apply to --sweep", hint="omit one of them")
     if args.resume is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
+from quantkit.benchmark.baseline import BaselineComparison
 from quantkit.benchmark.measurement import Measurement, MeasurementContext
 from quantkit.benchmark.percentile import PERCENTILES, needed_calls
 from quantkit.benchmark.reason import Reason
@@ -75,12 +76,17 @@ class Benchmark:
         notes: messages on all rows.
         reasons: reasons why an int8 model is not faster, ranked by measured time; empty if it is.
         is_complete: True if all rounds are finished.
+        workload: matrix product in the same rounds, for the comparison with other benchmarks; None if it was not
+            measured.
+        baseline_comparison: changes since a saved benchmark; None without one.
     """
 
     rows: tuple[BenchmarkRow, ...]
     notes: tuple[str, ...] = ()
     is_complete: bool = True
     reasons: tuple[Reason, ...] = ()
+    workload: Measurement | None = None
+    baseline_comparison: BaselineComparison | None = None
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
@@ -130,7 +136,7 @@ class Benchmark:
         raise NotMeasuredError(f"{prefix}: {failure.reason}", failure.hint, failure.exit_code, self)
 
     def check_speedups(self, minimum: float) -> None:
-        """Check the speed-up of each row over the baseline.
+        """Check the speed-up of each row over the saved benchmark if there is one, else over the first row.
 
         Args:
             minimum: smallest accepted speed-up; an interval that contains it is accepted.
@@ -138,6 +144,9 @@ class Benchmark:
         Raises:
             CheckError: the interval of a speed-up lies below the minimum, or a speed-up is missing.
         """
+        if self.baseline_comparison is not None:
+            self.baseline_comparison.check(minimum)
+            return
         baseline = self.baseline
         for row, speedup in zip(self.rows, self.speedups, strict=True):
             if baseline is None or row is baseline:
@@ -194,6 +203,8 @@ class Benchmark:
             "notes": list(self.notes),
             "reasons": [reason.to_json() for reason in self.reasons],
             "is_complete": self.is_complete,
+            "workload": None if self.workload is None else self.workload.to_json(),
+            "baseline_comparison": None if self.baseline_comparison is None else self.baseline_comparison.to_json(),
         }
 
     @classmethod
@@ -208,7 +219,15 @@ class Benchmark:
         try:
             rows = tuple(_parse_row(row) for row in document["rows"])
             reasons = tuple(Reason(**reason) for reason in document.get("reasons", ()))
-            return cls(rows, tuple(document["notes"]), document["is_complete"], reasons)
+            workload, comparison = document.get("workload"), document.get("baseline_comparison")
+            return cls(
+                rows,
+                tuple(document["notes"]),
+                document["is_complete"],
+                reasons,
+                None if workload is None else Measurement.from_json(workload),
+                None if comparison is None else BaselineComparison.from_json(comparison),
+            )
         except (KeyError, TypeError) as error:
             raise InputError(f"the benchmark is incomplete: {error}") from None
 
@@ -283,6 +302,8 @@ class Benchmark:
         if self.reasons:
             lines.append("not faster in int8; measured time, the largest first:")
         lines.extend(f"  {reason}" for reason in self.reasons)
+        if self.baseline_comparison is not None:
+            lines.extend(self.baseline_comparison.lines)
         return [*lines, *self.notes]
 
 

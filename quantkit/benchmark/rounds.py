@@ -97,6 +97,7 @@ def measure(
     candidates: Sequence[Candidate],
     options: SamplingOptions = SamplingOptions(),
     on_progress: OnProgress = ignore_progress,
+    workload: Candidate | None = None,
 ) -> Benchmark:
     """Measure candidates side by side; a failed one becomes a row with the reason.
 
@@ -104,6 +105,7 @@ def measure(
         candidates: candidates; each takes part in each round.
         options: number of samples and time limit.
         on_progress: receives the progress.
+        workload: further candidate in each round, which is not a row of the result.
 
     Raises:
         InputError: a model file is missing or broken.
@@ -111,7 +113,8 @@ def measure(
     """
     digests = {candidate.path: digest(candidate.path) for candidate in candidates}
     runs = [_CandidateRun(candidate, *digests[candidate.path]) for candidate in candidates]
-    return _BenchmarkRun(runs, options, on_progress).measure()
+    workload_run = None if workload is None else _CandidateRun(workload, *digest(workload.path))
+    return _BenchmarkRun(runs, options, on_progress, workload_run).measure()
 
 
 @dataclass
@@ -276,14 +279,22 @@ class _CandidateRun:
 class _BenchmarkRun:
     """State of all candidates of one call."""
 
-    def __init__(self, runs: list[_CandidateRun], options: SamplingOptions, on_progress: OnProgress) -> None:
+    def __init__(
+        self,
+        runs: list[_CandidateRun],
+        options: SamplingOptions,
+        on_progress: OnProgress,
+        workload: _CandidateRun | None = None,
+    ) -> None:
         self._runs = runs
+        self._workload = workload
         self._options = options
         self._on_progress = on_progress
         self._start = monotonic()
         self._process = 0
         self._random = random.Random(options.seed)
-        self._start_order = self._random.sample(runs, len(runs))
+        all_runs = runs if workload is None else [*runs, workload]
+        self._start_order = self._random.sample(all_runs, len(all_runs))
         self._shared = {
             "machine": this_machine(),
             "started": datetime.now(UTC).isoformat(timespec="microseconds"),
@@ -366,7 +377,8 @@ class _BenchmarkRun:
         rows = tuple(run.row(self._shared, stop_reason) for run in self._runs)
         processes = f"{self._process} of {max(self._process, self._options.min_processes)} processes per model"
         notes = (f"{stop_reason} after {processes}",) if stop_reason else ()
-        return Benchmark(rows, notes, is_complete=not stop_reason)
+        workload = None if self._workload is None else self._workload.row(self._shared, stop_reason).measurement
+        return Benchmark(rows, notes, is_complete=not stop_reason, workload=workload)
 
     def _timeout(self) -> float:
         """Return the time limit of a response in seconds.

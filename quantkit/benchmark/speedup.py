@@ -13,7 +13,8 @@ that the outcome needs both. There are four outcomes:
     undecided    none of them, or too few processes
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from math import ceil, exp, log
 from statistics import median
 from typing import Any, Literal, Self
@@ -69,6 +70,33 @@ class Speedup:
         processes = min(len(first.processes), len(other.processes))
         ratio, (low, high) = _estimate(first, other, processes, is_paired=is_paired)
         return cls(ratio, min(low, ratio), max(high, ratio), is_paired, processes)
+
+    @classmethod
+    def over_saved(
+        cls, saved: Measurement, present: Measurement, workloads: tuple[Measurement, Measurement] | None = None
+    ) -> Self:
+        """Compare measurements of two benchmarks of one machine.
+
+        Args:
+            saved, present: measurements of the earlier and of the present benchmark.
+            workloads: measurements of one fixed workload in the rounds of the saved and of the present benchmark: the
+                latencies are compared relative to it, so that a change of the machine cancels.
+        """
+        measurements = (saved, present, *(workloads or ()))
+        processes = min(len(measurement.processes) for measurement in measurements)
+        if workloads is None or processes < MIN_PROCESSES:
+            ratio, (low, high) = _estimate(saved, present, processes, is_paired=False)
+        else:
+            pairs = list(zip((saved, present), workloads, strict=True))
+            typical = ratio_of_means(*(_relative_medians(*pair) for pair in pairs))
+            fast = ratio_of_means(*(_relative_quantiles(*pair) for pair in pairs))
+            ratio, (low, high) = _combine(typical, fast)
+        return cls(ratio, min(low, ratio), max(high, ratio), is_paired=False, processes=processes)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Return the speed-up of a JSON document."""
+        return cls(**{attribute.name: document[attribute.name] for attribute in fields(cls)})
 
     @property
     def outcome(self) -> Outcome:
@@ -158,6 +186,11 @@ def _estimate(first: Measurement, other: Measurement, processes: int, *, is_pair
     else:
         typical = ratio_of_means(*([_median(blocks) for blocks in model.processes] for model in (first, other)))
         fast = ratio_of_means(*undisturbed)
+    return _combine(typical, fast)
+
+
+def _combine(typical: Estimate, fast: Estimate) -> Estimate:
+    """Return the ratio of the medians with an interval that contains that of the undisturbed calls."""
     limits = [*typical[1], *fast[1]]
     shift = exp(DISTURBANCE * abs(log(typical[0] / fast[0])))
     return typical[0], (min(limits) / shift, max(limits) * shift)
@@ -166,6 +199,17 @@ def _estimate(first: Measurement, other: Measurement, processes: int, *, is_pair
 def _median_ratio(numerator: Blocks, denominator: Blocks) -> float:
     """Return the median of the ratios of the rounds of one process."""
     return median(median(upper) / median(lower) for upper, lower in zip(numerator, denominator, strict=False))
+
+
+def _relative_medians(model: Measurement, workload: Measurement) -> list[float]:
+    """Return the median of the latency relative to the workload in the same round, for each process."""
+    return list(map(_median_ratio, model.processes, workload.processes))
+
+
+def _relative_quantiles(model: Measurement, workload: Measurement) -> list[float]:
+    """Return the latency of undisturbed calls relative to those of the workload, for each process."""
+    pairs = zip(model.processes, workload.processes, strict=False)
+    return [_quantile(blocks) / _quantile(reference) for blocks, reference in pairs]
 
 
 def _median(blocks: Blocks) -> float:

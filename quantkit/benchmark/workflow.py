@@ -27,6 +27,8 @@ from quantkit.arguments import (
     without_none,
 )
 from quantkit.benchmark.candidate import Candidate, Settings
+from quantkit.benchmark.machine import this_machine
+from quantkit.benchmark.regression import compare_with_saved, read_baseline, workload_candidate
 from quantkit.benchmark.report import Benchmark
 from quantkit.benchmark.rounds import SamplingOptions, measure
 from quantkit.benchmark.verdict import explain_speedup
@@ -76,6 +78,8 @@ def benchmark(
     log_placement: bool = False,
     random_weights: bool = False,
     offline: bool = False,
+    workload: bool = False,
+    baseline: str | os.PathLike[str] | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Benchmark:
     """Measure the latency of models side by side, each in several processes of its own.
@@ -109,14 +113,18 @@ def benchmark(
         log_placement: record the device of each op.
         random_weights: build the architectures of model cards with random weights instead of downloading the models.
         offline: never download; fail if a model is not cached.
+        workload: measure a fixed matrix product in the same rounds, so that the saved result is a baseline for later
+            benchmarks.
+        baseline: file of `Benchmark.save`: compare with this benchmark of the same machine.
         on_progress: receives the progress of downloads and measurements.
 
     Returns:
         One row per model and precision: a measurement, or the reason of its failure.
 
     Raises:
-        UsageError: there is no such runtime, model card or CPU, or a number is out of range.
-        InputError: a model file is missing or broken, or a download failed.
+        UsageError: there is no such runtime, model card or CPU, a number is out of range, or the baseline is from
+            another machine or another version of a runtime.
+        InputError: a model file or the baseline is missing or broken, or a download failed.
         NotMeasuredError: no model could be measured; its `benchmark` has the reason of each failure.
         BenchmarkInterrupted: Ctrl-C, with the finished rounds.
     """
@@ -124,6 +132,9 @@ def benchmark(
     require_natural(**without_none(warmup=warmup))
     require_natural(seed=seed)
     require_callable(on_progress=on_progress)
+    require_flag(workload=workload)
+    require_path(**without_none(baseline=baseline))
+    saved = None if baseline is None else read_baseline(baseline, this_machine())
     budget = parse_duration(time_budget, "time_budget")
     sampling = SamplingOptions(runs, warmup, processes, seed=seed, time_budget=budget)
     with temporary_folder() as folder:
@@ -153,12 +164,17 @@ def benchmark(
             random_weights=random_weights,
             offline=offline,
         )
-        result = measure(candidates, sampling, on_progress)
+        has_workload = workload or (saved is not None and saved.workload is not None)
+        product = workload_candidate(folder, candidates[0].settings.cpus) if has_workload else None
+        result = measure(candidates, sampling, on_progress, product)
         result = replace(result, reasons=explain_speedup(result, candidates, on_progress))
     if random_weights:
         result = replace(result, notes=(*result.notes, RANDOM_WEIGHTS_NOTE))
     if not result.measurements:
         result.check_measured()
+    if baseline is not None and saved is not None:
+        comparison = compare_with_saved(baseline, saved, result.rows, result.workload)
+        result = replace(result, baseline_comparison=comparison)
     return result
 
 

@@ -102,6 +102,24 @@ def test_each_candidate_runs_once_per_round(fake: type[FakeWorker], tiny_model: 
     assert [measurement.seconds for measurement in benchmark.measurements] == [(1.0,) * 12, (2.0,) * 12, (3.0,) * 12]
 
 
+def test_workload_runs_in_each_round_and_is_not_a_row(fake: type[FakeWorker], tiny_model: Path) -> None:
+    model, workload = candidates(tiny_model, {"SECONDS": "1"}, {"SECONDS": "2"})
+    benchmark = measure([model], SHORT, workload=workload)
+    order = names(fake, "run")
+    assert [sorted(order[start : start + 2]) for start in range(0, len(order), 2)] == [["0", "1"]] * 6
+    assert [row.label for row in benchmark.rows] == ["model 0"]
+    assert benchmark.workload is not None
+    assert benchmark.workload.seconds == (2.0,) * 12
+    assert benchmark.workload.processes == ((((2.0,) * 2,) * 2),) * 3
+
+
+def test_failure_of_the_workload_leaves_the_rows(fake: type[FakeWorker], tiny_model: Path) -> None:
+    model, workload = candidates(tiny_model, {}, {"FAIL": "warm_up"})
+    benchmark = measure([model], SHORT, workload=workload)
+    assert benchmark.workload is None
+    assert len(benchmark.measurements) == 1
+
+
 def test_all_are_warm_before_the_first_round_of_each_process(fake: type[FakeWorker], tiny_model: Path) -> None:
     measure(candidates(tiny_model, {}, {}), SHORT)
     requests = [do for _, do in fake.requests]

@@ -36,6 +36,8 @@ COMMANDS = [
     ("classify", ("classify", "--model", "digits", DIGIT, "--runtime", "reference")),
     ("classify", ("label_image", "--graph=d.pb", f"--image={DIGIT}", *MODEL, *SIZES)),
     ("benchmark", ("benchmark", "d.pb@reference", "digits@reference", "--runs", "3", "--warmup", "1")),
+    ("benchmark", ("benchmark", "d.pb@reference", "--runs", "3", "--warmup", "1", "--save", "s.json")),
+    ("benchmark", ("benchmark", "d.pb@reference", "--runs", "3", "--warmup", "1", "--baseline", "s.json")),
     ("benchmark", ("benchmark", "digits@reference", "--precision", "float32,bfloat16", "--runs", "1", "--warmup", "1")),
     ("benchmark --sweep", ("benchmark", "d.pb@reference", "--sweep", "--time-budget", "2s")),
     ("summarize", ("summarize", "digits")),
