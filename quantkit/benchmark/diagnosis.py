@@ -12,7 +12,7 @@ from typing import Any
 
 from quantkit import formats
 from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.machine import Machine, this_machine
+from quantkit.benchmark.machine import Machine, this_machine, usable_cores
 from quantkit.benchmark.process import WorkerError, WorkerProcess
 from quantkit.benchmark.report import Benchmark, align_columns, openmp_text
 from quantkit.benchmark.rounds import SamplingOptions, measure
@@ -195,16 +195,6 @@ def thread_settings(machine: Machine) -> tuple[tuple[int | None, int | None], ..
     """
     cores = usable_cores(machine)
     return ((None, None), *((intra, inter) for intra in sorted({1, max(cores // 2, 1), cores}) for inter in (1, 2)))
-
-
-def usable_cores(machine: Machine) -> int:
-    """Return the number of physical cores that affinity and container leave to a process."""
-    limits = [machine.physical_cores or machine.logical_cores]
-    if machine.affinity:
-        limits.append(len(machine.affinity))
-    if machine.cpu_quota is not None:
-        limits.append(max(int(machine.cpu_quota), 1))
-    return min(limits)
 
 
 def thread_advice(

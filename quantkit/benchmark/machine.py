@@ -129,6 +129,16 @@ def usable_threads(machine: Machine, cpus: tuple[int, ...] = ()) -> int:
     return threads if machine.cpu_quota is None else max(min(threads, int(machine.cpu_quota)), 1)
 
 
+def usable_cores(machine: Machine) -> int:
+    """Return the number of physical cores that affinity and container leave to a process."""
+    limits = [machine.physical_cores or machine.logical_cores]
+    if machine.affinity:
+        limits.append(len(machine.affinity))
+    if machine.cpu_quota is not None:
+        limits.append(max(int(machine.cpu_quota), 1))
+    return min(limits)
+
+
 def this_machine(root: Path = Path("/")) -> Machine:
     """Return the description of this host.
 

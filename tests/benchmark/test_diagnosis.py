@@ -14,7 +14,6 @@ from quantkit.benchmark.diagnosis import (
     sweep_verdict,
     thread_advice,
     thread_settings,
-    usable_cores,
 )
 from quantkit.benchmark.profiling.peak_models import float_product
 from quantkit.benchmark.report import Benchmark, BenchmarkRow
@@ -27,20 +26,6 @@ TENSORFLOW = RuntimeDiagnosis(
 )
 MKL_BUILD = RuntimeDiagnosis("tensorflow", "1.15", gpu="yes", openmp=("libiomp5",))
 MISSING = RuntimeDiagnosis("openvino", problem="OpenVINO is not installed: pip install 'quantkit[openvino]'")
-
-
-@pytest.mark.parametrize(
-    ("facts", "cores"),
-    [
-        ({}, 2),
-        ({"physical_cores": None, "logical_cores": 8}, 8),
-        ({"affinity": (0,)}, 1),
-        ({"physical_cores": 16, "cpu_quota": 3.5}, 3),
-        ({"cpu_quota": 0.5}, 1),
-    ],
-)
-def test_usable_cores_are_the_smallest_limit(facts: dict[str, object], cores: int) -> None:
-    assert usable_cores(replace(MACHINE, **facts)) == cores  # type: ignore[arg-type]
 
 
 def test_settings_begin_with_the_default_and_are_distinct() -> None:

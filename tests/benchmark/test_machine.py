@@ -1,9 +1,11 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from measurements import MACHINE
 
-from quantkit.benchmark.machine import Machine, this_machine
+from quantkit.benchmark.machine import Machine, this_machine, usable_cores
 
 CPUINFO = """processor\t: 0
 model name\t: A Processor
@@ -86,3 +88,17 @@ def test_sentence_names_the_facts_that_determine_speed(root: Path) -> None:
     sentence = this_machine(root).sentence
     for text in ("A Processor", "1 core, 2 threads", "limited to 1.5 CPUs", "avx512_vnni", "16 GiB", "NVIDIA H200"):
         assert text in sentence
+
+
+@pytest.mark.parametrize(
+    ("facts", "cores"),
+    [
+        ({}, 2),
+        ({"physical_cores": None, "logical_cores": 8}, 8),
+        ({"affinity": (0,)}, 1),
+        ({"physical_cores": 16, "cpu_quota": 3.5}, 3),
+        ({"cpu_quota": 0.5}, 1),
+    ],
+)
+def test_usable_cores_are_the_smallest_limit(facts: dict[str, object], cores: int) -> None:
+    assert usable_cores(replace(MACHINE, **facts)) == cores  # type: ignore[arg-type]

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from quantkit.benchmark.candidate import Candidate
-from quantkit.benchmark.diagnosis import usable_cores
-from quantkit.benchmark.machine import Machine
+from quantkit.benchmark.machine import Machine, usable_cores
 from quantkit.runtimes.openmp import READS_KMP
 from quantkit.runtimes.runtime import Runtime
 from quantkit.runtimes.session import SessionOptions
