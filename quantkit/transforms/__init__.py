@@ -54,6 +54,7 @@ from quantkit.transforms.metadata import (
 from quantkit.transforms.precision import (
     convert_precision,
     freeze_requantization_ranges,
+    prune_weights,
     quantize_nodes,
     quantize_weights,
     round_weights,
@@ -89,6 +90,7 @@ __all__ = [
     "merge_sibling_convolutions",
     "obfuscate_names",
     "pool_after_projection",
+    "prune_weights",
     "quantize_nodes",
     "quantize_weights",
     "remove_attribute",

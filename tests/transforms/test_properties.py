@@ -123,6 +123,8 @@ EXPECTATIONS: dict[str, tuple[Expectation, ...]] = {
     "merge_sibling_convolutions": (Expectation(lambda graph: {"gain": 1e-6, "across_activations": True}),),
     "obfuscate_names": (EXACT,),
     "pool_after_projection": (EXACT,),
+    # The smallest tenth of the weights has little influence.
+    "prune_weights": (Expectation(lambda graph: {"sparsity": 0.1, "minimum_size": 1}, bound=0.2),),
     # int8 activations at every layer with dynamic ranges: quantization errors of up to ten layers add up.
     "quantize_nodes": (Expectation(bound=0.25, is_idempotent=False, prepare=_reject_negative_ranges),),
     # The error of a weight is at most half a quantization step.
