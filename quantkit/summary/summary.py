@@ -16,6 +16,7 @@ from quantkit.ops.memory import Peak, peak_memory
 from quantkit.ops.onnx import shapes as onnx_ops
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.workflow.estimate import QuantizationEstimate, estimate_quantization
+from quantkit.summary.compressibility import Compressibility, measure_compressibility
 from quantkit.summary.next_step import recommend_command
 
 
@@ -66,6 +67,7 @@ class Summary:
         producer: GraphDef version of the program that wrote the file.
         next_step: suggested command, and the reason.
         estimate: int8 part of the model after quantization.
+        compressibility: zeros and distinct values of sparse or clustered weights; None for other models.
         file_bytes: size of the model file; None for folders and objects.
         has_random_weights: True if the predictions are meaningless.
     """
@@ -83,6 +85,7 @@ class Summary:
     producer: int
     next_step: str
     estimate: QuantizationEstimate
+    compressibility: Compressibility | None = None
     file_bytes: int | None = None
     has_random_weights: bool = False
 
@@ -107,6 +110,7 @@ class Summary:
             "producer": self.producer,
             "next_step": self.next_step,
             "int8_outlook": self.estimate.to_json(),
+            "compressibility": self.compressibility.to_json() if self.compressibility else None,
         }
 
     @property
@@ -120,6 +124,7 @@ class Summary:
             ("nodes", f"{self.num_nodes:,}, {self.num_control_dependencies} control dependencies"),
             ("ops", ", ".join(f"{count} {op}" for op, count in self.op_counts.items())),
             ("parameters", f"{self.num_parameters:,}, {self.constant_bytes / 1e6:,.2f} MB of constants"),
+            *([("weights", str(self.compressibility))] if self.compressibility else []),
             ("MACs", unknown if self.macs is None else f"{self.macs / 1e6:,.1f} million"),
             ("memory", self._memory),
             ("8-bit outlook", str(self.estimate)),
@@ -190,6 +195,7 @@ def summarize(model: Any, *, inputs: Iterable[str] | None = None, outputs: Itera
         producer=graph.versions.producer,
         next_step=recommend_command(loaded, estimate),
         estimate=estimate,
+        compressibility=measure_compressibility(graph),
         file_bytes=path.stat().st_size if path is not None and path.is_file() else None,
         has_random_weights=loaded.has_random_weights,
     )
