@@ -79,14 +79,26 @@ def build_network_simulation() -> tuple[Simulation, Array]:
         return simulation, np.stack([session.run({"x": image[None]})["y"] for image in IMAGES])
 
 
+@cache
+def build_simulator() -> Simulator:
+    """Return a simulator of `network`; TensorFlow traces its functions once."""
+    simulation, _ = build_network_simulation()
+    return Simulator(simulation, Variables.of(simulation), Objective(VALUES, (1.0,)))
+
+
+@cache
+def tune_layerwise() -> qk.QuantizationResult:
+    """Return `network` after the layer-wise fit."""
+    return qk.quantize(network(), IMAGES, runs=0, scheme=COARSE, finetune="layerwise")
+
+
 def training(folder: Path, **changes: Any) -> Training:
     """Return a training of 3 steps towards the float outputs of `network`."""
-    simulation, outputs = build_network_simulation()
+    _, outputs = build_network_simulation()
     store = SampleStore(folder)
     for image, output in zip(IMAGES, outputs, strict=True):
         store.add([image[None]], [output], [None], 1)
-    simulator = Simulator(simulation, Variables.of(simulation), Objective(VALUES, (1.0,)))
-    return Training(simulator, store, **{"budget": Budget(steps=3), **changes})
+    return Training(**{"simulator": build_simulator(), "store": store, "budget": Budget(steps=3), **changes})
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -123,9 +135,12 @@ def test_an_onnx_graph_is_simulated_in_its_own_layout(tmp_path: Path) -> None:
     np.testing.assert_allclose(outputs, computed, atol=1e-4)
 
 
-@pytest.mark.parametrize("length", ["16", "layerwise"])
+@pytest.mark.parametrize("length", ["8", "layerwise"])
 def test_fine_tuning_recovers_a_coarse_model(length: str) -> None:
-    result = qk.quantize(network(), IMAGES, runs=0, scheme=COARSE, finetune=length)
+    if length == "layerwise":
+        result = tune_layerwise()
+    else:
+        result = qk.quantize(network(), IMAGES, runs=0, scheme=COARSE, finetune=length)
     tuning = result.report.fine_tuning
     assert tuning is not None
     assert tuning.before is not None
@@ -206,7 +221,9 @@ def test_micro_batches_shrink_until_they_fit_into_memory(tmp_path: Path, monkeyp
 
 
 def test_a_gradient_that_is_not_defined_is_cut(tmp_path: Path) -> None:
-    run = training(tmp_path)
+    simulation, _ = build_network_simulation()
+    simulator = Simulator(simulation, Variables.of(simulation), Objective(VALUES, (1.0,)))
+    run = training(tmp_path, simulator=simulator, budget=Budget(steps=1))
     run.simulator._freeze("No gradient defined for operation 'relu' (op type: Relu).")
     run.run()
     assert run.simulator.frozen_ops == {"Relu"}
@@ -246,8 +263,7 @@ def test_a_result_that_is_worse_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_float_fallbacks_get_their_weights_back() -> None:
-    result = qk.quantize(network(), IMAGES, runs=0, scheme=COARSE, finetune="layerwise")
-    conversion = result.conversion
+    conversion = tune_layerwise().conversion
     assert conversion.float_graph is not None
     assert not np.array_equal(conversion.graph["w1"].value.array, network()["w1"].value.array)
     excluded = conversion.exclude(frozenset({"conv"}))
